@@ -9,6 +9,7 @@
 // Errors:  misuse throws InvalidArgument. Votes and outcomes that come late, twice or for unknown steps are harmless.
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -55,7 +56,8 @@ class SlotBook {
   // The claimed slot was given up; its contents are void.
   void dropped(int slot);
 
-  // What the job decided. Unknown and repeated ones are ignored, except that a committed one always raises newestCommitted().
+  // What the job decided. Ignored: repeated ones, and keys that no slot holds (so a wrong message never frees the snapshot
+  // that is needed).
   void outcome(int64_t step, uint64_t incarnation, bool committed);
 
   // Newest committed step of this incarnation, else the newest adopted one, else kNone.
@@ -80,6 +82,7 @@ class SlotBook {
   std::vector<Slot> slots_;
   int64_t committed_ = kNone;  // of this incarnation
   int64_t last_acquired_ = kNone;
+  std::optional<uint64_t> incarnation_;  // of the newest acquire()
 };
 
 // The agent's side: counts the votes of the node's ranks.
@@ -101,8 +104,9 @@ class CommitLedger {
     uint64_t digest = 0;  // kNodeVote: of the lowest rank, 0 = none
   };
 
-  // Whether the vault of `rank` holds `key` sealed at this moment; asked only for ranks whose vote is missing.
-  using HoldsSealed = std::function<bool(int rank, const CommitKey& key)>;
+  // Whether the vault of `rank` holds `key` sealed at this moment (nullopt: the vault is not known or not readable); asked
+  // only for ranks whose vote is missing.
+  using HoldsSealed = std::function<std::optional<bool>(int rank, const CommitKey& key)>;
 
   explicit CommitLedger(HoldsSealed holds_sealed = nullptr);
 
