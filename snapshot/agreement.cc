@@ -1,0 +1,177 @@
+#include "snapshot/agreement.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "intercept/base/error.h"
+#include "snapshot/vault.h"
+
+namespace reft {
+
+namespace {
+
+using Json = nlohmann::json;
+using Key = std::pair<int64_t, uint64_t>;
+
+// One (step, incarnation) as found: rank → its slot.
+using Found = std::map<int, std::pair<const VaultSummary*, const SlotSummary*>>;
+
+std::string listOf(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : " ") + std::to_string(rank);
+  }
+  return text;
+}
+
+// Fills `plan` or says why not.
+std::optional<std::string> tryPlan(const Found& found, int world, RestorePlan& plan) {
+  plan.node_of_rank.assign(static_cast<size_t>(world), -1);
+  std::vector<int> missing;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto at = found.find(rank);
+    if (at == found.end()) {
+      missing.push_back(rank);
+    } else {
+      plan.node_of_rank[static_cast<size_t>(rank)] = at->second.first->node;
+    }
+  }
+  std::map<std::string, std::pair<std::vector<int>, std::optional<uint64_t>>> groups;  // id → ranks, digest
+  for (const auto& [rank, where] : found) {
+    for (const GroupSummary& group : where.second->groups) {
+      auto& [ranks, digest] = groups[group.id];
+      if (!digest) {
+        ranks = group.ranks;
+        digest = group.digest;
+      } else if (ranks != group.ranks) {
+        return "members disagree about who shares group " + group.id;
+      } else if (*digest != group.digest) {
+        return "replicas of group " + group.id + " differed at that step (rank " + std::to_string(rank) +
+               " against another member): silent data corruption or state that is not a replica";
+      }
+      auto& shards = plan.holders[group.id];
+      shards.resize(ranks.size());
+      for (const uint32_t shard : group.shards) {
+        if (shard < shards.size()) {
+          shards[shard].push_back(rank);
+        }
+      }
+    }
+  }
+  for (const auto& [id, shards] : plan.holders) {
+    for (size_t shard = 0; shard < shards.size(); ++shard) {
+      if (shards[shard].empty()) {
+        return "shard " + std::to_string(shard) + " of group " + id + " is not sealed anywhere";
+      }
+    }
+  }
+  for (const int rank : missing) {
+    // A lost rank comes back if every group that a surviving member shares with it is whole; the member is the donor.
+    int donor = -1;
+    for (const auto& [id, group] : groups) {
+      const auto& ranks = group.first;
+      if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end()) {
+        continue;
+      }
+      for (const int member : ranks) {
+        if (found.contains(member) && (donor < 0 || member < donor)) {
+          donor = member;
+        }
+      }
+    }
+    if (donor < 0) {
+      return "nothing of rank(s) " + listOf(missing) + " is sealed anywhere";
+    }
+    plan.donor[rank] = donor;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+SlotSummary summarize(const VaultReader& reader, uint32_t slot_index, int64_t step) {
+  for (const SlotView& view : reader.slots()) {
+    if (view.index != slot_index || view.step != step) {
+      continue;
+    }
+    const SnapshotTable table = reader.table(view);
+    SlotSummary summary{view.index, view.step, view.incarnation, {}};
+    for (size_t g = 0; g < table.groups.size(); ++g) {
+      summary.groups.push_back({table.groups[g].id, table.groups[g].ranks, table.shardsOf(static_cast<int32_t>(g)),
+                                g < view.group_digests.size() ? view.group_digests[g] : 0});
+    }
+    return summary;
+  }
+  throw Corruption("slot " + std::to_string(slot_index) + " of rank " + std::to_string(reader.identity().rank) +
+                   " is not sealed at step " + std::to_string(step));
+}
+
+std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
+  Json list = Json::array();
+  for (const VaultSummary& vault : vaults) {
+    Json slots = Json::array();
+    for (const SlotSummary& slot : vault.slots) {
+      Json groups = Json::array();
+      for (const GroupSummary& group : slot.groups) {
+        groups.push_back({group.id, group.ranks, group.shards, group.digest});
+      }
+      slots.push_back({slot.slot, slot.step, slot.incarnation, std::move(groups)});
+    }
+    list.push_back({{"rank", vault.rank}, {"node", vault.node}, {"slots", std::move(slots)}});
+  }
+  return list.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+std::vector<VaultSummary> parseInventories(const std::vector<std::string>& json_of_nodes) {
+  std::vector<VaultSummary> vaults;
+  for (const std::string& text : json_of_nodes) {
+    try {
+      for (const Json& v : Json::parse(text)) {
+        VaultSummary vault{v.at("rank").get<int>(), v.at("node").get<int>(), {}};
+        for (const Json& s : v.at("slots")) {
+          SlotSummary slot{s.at(0).get<uint32_t>(), s.at(1).get<int64_t>(), s.at(2).get<uint64_t>(), {}};
+          for (const Json& g : s.at(3)) {
+            slot.groups.push_back({g.at(0).get<std::string>(), g.at(1).get<std::vector<int>>(),
+                                   g.at(2).get<std::vector<uint32_t>>(), g.at(3).get<uint64_t>()});
+          }
+          vault.slots.push_back(std::move(slot));
+        }
+        vaults.push_back(std::move(vault));
+      }
+    } catch (const Json::exception& error) {
+      throw Corruption(std::string("inventory of a node: ") + error.what());
+    }
+  }
+  return vaults;
+}
+
+Agreement agreeOnRestore(const std::vector<VaultSummary>& vaults, int world) {
+  Agreement result;
+  std::map<Key, Found> candidates;
+  for (const VaultSummary& vault : vaults) {
+    for (const SlotSummary& slot : vault.slots) {
+      if (vault.rank >= 0 && vault.rank < world) {
+        // Two nodes may show a vault of one rank (it moved): the lower node number is taken on every rank alike.
+        auto [at, added] = candidates[{slot.step, slot.incarnation}].try_emplace(vault.rank, &vault, &slot);
+        if (!added && vault.node < at->second.first->node) {
+          at->second = {&vault, &slot};
+        }
+      }
+    }
+  }
+  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
+    RestorePlan plan;
+    plan.step = candidate->first.first;
+    plan.incarnation = candidate->first.second;
+    if (const auto reason = tryPlan(candidate->second, world, plan)) {
+      result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
+    } else {
+      result.plan = std::move(plan);
+      return result;
+    }
+  }
+  return result;
+}
+
+}  // namespace reft

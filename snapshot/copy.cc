@@ -1,0 +1,100 @@
+#include "snapshot/copy.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace reft {
+
+namespace {
+
+constexpr size_t kBlock = size_t{128} << 10;  // fits in L2 beside the training thread's lines
+constexpr uint64_t kLine = 64;
+
+void streamCopy(std::byte* dst, const std::byte* src, size_t bytes) {
+#if defined(__SSE2__)
+  const size_t head = std::min<size_t>((16 - reinterpret_cast<uintptr_t>(dst) % 16) % 16, bytes);
+  std::memcpy(dst, src, head);
+  dst += head;
+  src += head;
+  bytes -= head;
+  size_t at = 0;
+  for (; at + 64 <= bytes; at += 64) {
+    const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at));
+    const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at + 16));
+    const __m128i c = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at + 32));
+    const __m128i d = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at + 48));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(dst + at), a);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(dst + at + 16), b);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(dst + at + 32), c);
+    _mm_stream_si128(reinterpret_cast<__m128i*>(dst + at + 48), d);
+  }
+  std::memcpy(dst + at, src + at, bytes - at);
+  _mm_sfence();
+#else
+  std::memcpy(dst, src, bytes);
+#endif
+}
+
+uint64_t mix(uint64_t value) {  // splitmix64's finaliser
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ull;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBull;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+ChunkHasher::ChunkHasher() : state_(XXH3_createState()) {
+  if (state_ == nullptr) {
+    throw std::bad_alloc();
+  }
+  reset();
+}
+ChunkHasher::~ChunkHasher() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
+void ChunkHasher::reset() { XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_)); }
+uint64_t ChunkHasher::digest() const { return XXH3_64bits_digest(static_cast<XXH3_state_t*>(state_)); }
+
+void ChunkHasher::copy(std::byte* dst, const std::byte* src, size_t bytes) {
+  for (size_t at = 0; at < bytes; at += kBlock) {
+    const size_t part = std::min(kBlock, bytes - at);
+    XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), src + at, part);
+    streamCopy(dst + at, src + at, part);
+  }
+}
+
+void ChunkHasher::zero(std::byte* dst, size_t bytes) {
+  std::memset(dst, 0, bytes);
+  XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), dst, bytes);
+}
+
+uint64_t sampleHash(const std::byte* data, uint64_t bytes, uint32_t samples, uint64_t seed) {
+  if (bytes <= 4096 || samples == 0 || samples >= bytes / kLine) {
+    return XXH3_64bits_withSeed(data, bytes, seed);
+  }
+  const uint64_t lines = bytes / kLine;
+  uint64_t folded = seed;
+  for (uint32_t i = 0; i < samples; ++i) {
+    // One line in each of `samples` equal strata, so that no long stretch goes unseen.
+    const uint64_t from = lines * i / samples;
+    const uint64_t width = lines * (i + 1) / samples - from;
+    const uint64_t line = from + mix(seed + i) % width;
+    uint64_t words[8];
+    std::memcpy(words, data + line * kLine, kLine);
+    uint64_t value = 0;
+    for (const uint64_t word : words) {
+      value = (value ^ word) * 0x9E3779B97F4A7C15ull;
+      value ^= value >> 29;
+    }
+    folded = mix(folded ^ value);
+  }
+  return folded;
+}
+
+}  // namespace reft

@@ -1,0 +1,121 @@
+// The snapshot engine of one rank: takes the state at the program point of a step, copies it into the vault while the
+// next step is computed, and seals it. ARCHITECTURE.md, "Life of a snapshot", is the sequence.
+//
+// Between capture() and the return of the next gate() the memory at `addresses` must stay mapped. It may be written (that is
+// what verification is for), but then the snapshot is dropped and counted.
+//
+// Threads: setTable, capture and gate belong to the training thread. outcome() may come from any thread. The engine owns
+//          the threads `reft-copy`; its destructor stops and joins them (an unfinished snapshot is left unsealed).
+// Errors:  no failure of a snapshot throws: it is counted in RankStats, described in its note, and capture() says so.
+//          setTable throws SystemError when memory for the slots cannot be had; the engine then takes no snapshots.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "intercept/base/clock.h"
+#include "intercept/base/wire.h"
+#include "snapshot/commit.h"
+#include "snapshot/table.h"
+#include "snapshot/vault.h"
+
+namespace reft {
+
+// Version counters of the regions, in table order. Called from copy threads: no lock, no GIL.
+class VersionReader {
+ public:
+  virtual ~VersionReader() = default;
+  virtual uint64_t version(size_t region) const noexcept = 0;
+};
+
+struct EngineOptions {
+  int rank = 0;
+  uint64_t incarnation = 1;
+  uint32_t copy_threads = 1;
+  bool verify_full = false;  // hash everything at capture instead of samples
+  std::chrono::nanoseconds slot_wait{std::chrono::seconds(5)};
+  uint64_t object_bytes = uint64_t{256} << 10;  // first capacity of a slot's object area
+};
+
+struct CaptureInput {
+  int64_t step = 0;
+  std::span<const void* const> addresses;  // one per region of the table
+  std::shared_ptr<const VersionReader> versions;
+  std::string_view objects;
+};
+
+enum class CaptureResult { kTaken, kNoSlot, kNoTable, kFailed };
+
+class SnapshotEngine {
+ public:
+  using VoteSink = std::function<void(const wire::Ballot&)>;
+
+  SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vote, const Clock& clock = SteadyClock::instance());
+  ~SnapshotEngine();
+
+  // The slot holds the snapshot that this job was restored from.
+  void adopt(uint32_t slot, int64_t step, uint64_t incarnation);
+
+  // A new plan: waits for a running copy, then makes the slots fit (touches all of their memory; slow, once). Slots that still
+  // hold a needed snapshot are grown when they become free.
+  void setTable(SnapshotTable table);
+  bool hasTable() const { return plan_ != nullptr; }
+
+  // At the program point of `step`. Copies objects and early regions before it returns.
+  CaptureResult capture(const CaptureInput& input);
+
+  // Before the next optimizer step: returns when the copy is finished, helping with it. Returns nanoseconds waited.
+  int64_t gate();
+
+  // From the agent.
+  void outcome(const wire::Ballot& ballot);
+
+  // Regions that were written between the program point and their copy, since the last call: to be made early.
+  std::vector<uint32_t> takeLateWritten();
+
+  int64_t committedStep() const { return committed_step_.load(); }
+  // Waits until the newest captured snapshot is committed or aborted, or the deadline has passed. True: settled.
+  bool drain(std::chrono::milliseconds timeout);
+
+ private:
+  struct Plan;
+  struct Job;
+
+  void run();
+  void work(Job& job, bool training_thread);
+  void copyChunk(Job& job, uint64_t chunk);
+  void finish(Job& job);
+  void note(const std::string& text);
+  void vote(int64_t step, uint64_t digest, bool sealed);
+  bool prepareSlot(int slot, const Plan& plan, size_t object_bytes);
+
+  EngineOptions options_;
+  Vault& vault_;
+  VoteSink vote_;
+  const Clock& clock_;
+
+  std::mutex mutex_;
+  std::condition_variable work_arrived_;
+  std::condition_variable changed_;  // job finished, outcome arrived
+  SlotBook book_;
+  std::shared_ptr<const Plan> plan_;
+  std::shared_ptr<Job> job_;
+  std::vector<uint32_t> late_;
+  int64_t newest_captured_ = -1;
+  int64_t newest_settled_ = -1;
+  std::atomic<int64_t> committed_step_{-1};
+  bool stopping_ = false;
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace reft
