@@ -1,0 +1,110 @@
+// The hang report: what is known about each rank of a node when nothing progresses, and the first plain grouping of it.
+//
+// The agent collects the evidence (op logs, liveness, stacks) and calls this folder to put it into words. A report says
+// only what the evidence shows: who waits in which op, who has not entered it, where that one's main thread stands.
+// `first_suspects` is such a grouping, not a verdict; where the evidence does not decide, `clear` is false and the text
+// says so.
+//
+// Threads: free functions, re-entrant.
+// Errors:  none: op logs and stack texts may be damaged or hostile. What cannot be read is named in the rank's `error`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "intercept/base/op_log.h"
+
+namespace reft {
+
+// What is known about one rank. Every field may be left at its default: unknown is said as such.
+struct RankEvidence {
+  int rank = -1;
+  int pid = 0;
+  std::string host;
+  bool alive = false;
+  bool answered = false;    // answered the stack request
+  std::string proc_state;   // letter of /proc/<pid>/stat: R S D T t Z X; empty = unknown
+  std::vector<OpEntry> tail;      // newest ops, oldest first
+  std::vector<OpGroup> groups;
+  uint64_t ops_begun = 0;         // more than tail.size(): the tail is not everything
+  uint64_t heartbeat_age_ns = 0;  // age of the newest mark in the op log; 0 = unknown
+  std::map<uint32_t, std::string> call_sites;  // OpEntry::call_site → "train.py:88 load_batch"
+  std::string stacks_text;        // as faulthandler prints it, plus the lines that dumpStacks() adds
+  int64_t committed_step = -1;
+  std::string error;              // why something above is missing
+};
+
+struct HangEvidence {
+  std::string job;
+  int node = 0;
+  int world = 0;          // ranks of the whole job; 0 = unknown
+  int64_t now_ns = 0;     // CLOCK_MONOTONIC, as the op logs
+  double suspect_sec = 0; // what was configured; 0: the report was asked for
+  std::vector<RankEvidence> ranks;
+};
+
+// Fills tail, groups, ops_begun and heartbeat_age_ns from a mapped op log area. Damage goes to `rank.error`.
+void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64) noexcept;
+
+// Fills alive and proc_state from /proc.
+void addProcessState(RankEvidence& rank) noexcept;
+
+// Never throw, whatever the evidence holds (except std::bad_alloc).
+std::string hangReportJson(const HangEvidence& evidence);
+std::string hangReportText(const HangEvidence& evidence);  // at most 80 columns
+
+struct StackFrame {
+  std::string file;
+  int64_t line = 0;  // 0 = unknown
+  std::string function;
+};
+
+struct ThreadStack {
+  std::string thread;  // "0x00007f…", as printed
+  std::string name;    // where the interpreter prints one
+  bool main = false;
+  bool current = false;
+  bool truncated = false;  // the printer stopped at its frame limit
+  std::vector<StackFrame> frames;  // most recent call first
+};
+
+// A thread as the kernel sees it, with or without Python frames.
+struct NativeThread {
+  int64_t tid = 0;
+  std::string state;
+  std::string name;
+};
+
+struct Stacks {
+  std::vector<ThreadStack> threads;
+  std::vector<NativeThread> native;
+  bool truncated = false;  // more threads or frames than are kept here
+};
+
+// Reads what faulthandler and dumpStacks() write. Lines that it does not know are skipped.
+Stacks parseStacks(std::string_view text);
+
+// Who holds up whom, from op logs and liveness alone.
+struct SuspectGroup {
+  std::string finding;  // not_entered | mismatch | all_wait | point_to_point | dead | stopped
+  std::string group;
+  std::string op;
+  uint32_t seq = 0;
+  std::vector<int> waiting, not_entered, unknown;  // global ranks; unknown: not on this node or not visible any more
+  std::vector<std::string> text;                   // sentences
+};
+
+struct FirstSuspects {
+  bool clear = false;      // false: the evidence does not single anybody out
+  std::vector<int> ranks;  // who the others wait for
+  std::vector<SuspectGroup> groups;
+  std::string text;
+};
+
+FirstSuspects firstSuspects(const HangEvidence& evidence);
+
+}  // namespace reft
