@@ -26,7 +26,7 @@ std::string listOf(const std::vector<int>& ranks) {
 }
 
 // Fills `plan` or says why not.
-std::optional<std::string> tryPlan(const Found& found, int world, RestorePlan& plan) {
+std::optional<std::string> tryPlan(const Found& found, const std::set<int>& present, int world, RestorePlan& plan) {
   plan.node_of_rank.assign(static_cast<size_t>(world), -1);
   std::vector<int> missing;
   for (int rank = 0; rank < world; ++rank) {
@@ -35,6 +35,12 @@ std::optional<std::string> tryPlan(const Found& found, int world, RestorePlan& p
       missing.push_back(rank);
     } else {
       plan.node_of_rank[static_cast<size_t>(rank)] = at->second.first->node;
+    }
+  }
+  // A rank whose vault is there but without this step was killed before it sealed: only an older step is exact for it.
+  for (const int rank : missing) {
+    if (present.contains(rank)) {
+      return "rank " + std::to_string(rank) + " has not sealed it";
     }
   }
   std::map<std::string, std::pair<std::vector<int>, std::optional<uint64_t>>> groups;  // id → ranks, digest
@@ -90,21 +96,39 @@ std::optional<std::string> tryPlan(const Found& found, int world, RestorePlan& p
 
 }  // namespace
 
-SlotSummary summarize(const VaultReader& reader, uint32_t slot_index, int64_t step) {
+std::vector<SlotSummary> summarizeVerified(const VaultReader& reader, std::vector<std::string>& faults) {
+  std::vector<SlotSummary> result;
   for (const SlotView& view : reader.slots()) {
-    if (view.index != slot_index || view.step != step) {
-      continue;
+    const std::string where = "rank " + std::to_string(reader.identity().rank) + " step " + std::to_string(view.step);
+    try {
+      const SnapshotTable table = reader.table(view);
+      std::set<std::pair<int32_t, uint32_t>> bad;
+      for (const ChunkFault& fault : reader.verify(view)) {
+        faults.push_back(where + ": checksum of the bytes at payload offset " + std::to_string(fault.payload_offset) +
+                         " does not match");
+        for (const Piece& piece : table.pieces) {
+          if (piece.payload_offset < fault.payload_offset + view.chunk_bytes &&
+              fault.payload_offset < piece.payload_offset + (piece.end - piece.begin)) {
+            bad.emplace(table.regions[piece.region].group, piece.shard);
+          }
+        }
+      }
+      if (std::any_of(bad.begin(), bad.end(), [](const auto& part) { return part.first < 0; })) {
+        continue;  // a private part has no second source here
+      }
+      SlotSummary summary{view.index, view.step, view.incarnation, {}};
+      for (size_t g = 0; g < table.groups.size(); ++g) {
+        std::vector<uint32_t> shards = table.shardsOf(static_cast<int32_t>(g));
+        std::erase_if(shards, [&](uint32_t shard) { return bad.contains({static_cast<int32_t>(g), shard}); });
+        summary.groups.push_back({table.groups[g].id, table.groups[g].ranks, std::move(shards),
+                                  g < view.group_digests.size() ? view.group_digests[g] : 0});
+      }
+      result.push_back(std::move(summary));
+    } catch (const Corruption& error) {
+      faults.push_back(where + ": " + error.what());
     }
-    const SnapshotTable table = reader.table(view);
-    SlotSummary summary{view.index, view.step, view.incarnation, {}};
-    for (size_t g = 0; g < table.groups.size(); ++g) {
-      summary.groups.push_back({table.groups[g].id, table.groups[g].ranks, table.shardsOf(static_cast<int32_t>(g)),
-                                g < view.group_digests.size() ? view.group_digests[g] : 0});
-    }
-    return summary;
   }
-  throw Corruption("slot " + std::to_string(slot_index) + " of rank " + std::to_string(reader.identity().rank) +
-                   " is not sealed at step " + std::to_string(step));
+  return result;
 }
 
 std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
@@ -149,7 +173,9 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& json_
 Agreement agreeOnRestore(const std::vector<VaultSummary>& vaults, int world) {
   Agreement result;
   std::map<Key, Found> candidates;
+  std::set<int> present;
   for (const VaultSummary& vault : vaults) {
+    present.insert(vault.rank);
     for (const SlotSummary& slot : vault.slots) {
       if (vault.rank >= 0 && vault.rank < world) {
         // Two nodes may show a vault of one rank (it moved): the lower node number is taken on every rank alike.
@@ -164,7 +190,7 @@ Agreement agreeOnRestore(const std::vector<VaultSummary>& vaults, int world) {
     RestorePlan plan;
     plan.step = candidate->first.first;
     plan.incarnation = candidate->first.second;
-    if (const auto reason = tryPlan(candidate->second, world, plan)) {
+    if (const auto reason = tryPlan(candidate->second, present, world, plan)) {
       result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
     } else {
       result.plan = std::move(plan);

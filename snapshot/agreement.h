@@ -55,7 +55,9 @@ struct Agreement {
   std::vector<std::string> rejected;  // newer steps that were passed over, each with the reason
 };
 
-SlotSummary summarize(const VaultReader& reader, uint32_t slot_index, int64_t step);
+// Sealed slots of one vault after hashing all of their bytes. A damaged shard is left out of its group, a slot with a damaged
+// private part altogether; each damage is named in `faults`.
+std::vector<SlotSummary> summarizeVerified(const VaultReader& reader, std::vector<std::string>& faults);
 std::string inventoryJson(const std::vector<VaultSummary>& vaults);
 std::vector<VaultSummary> parseInventories(const std::vector<std::string>& json_of_nodes);
 
