@@ -167,6 +167,12 @@ void OpLog::markDone(uint64_t ticket, bool failed) noexcept {
   }
 }
 
+OpLog& processOpLog() {
+  constexpr uint32_t kPrivateRecords = 4096;
+  static auto* log = new OpLog(nullptr, kPrivateRecords);
+  return *log;
+}
+
 OpLogReader::OpLogReader(const void* area, size_t bytes) : header_(static_cast<const OpLogHeader*>(area)) {
   const size_t fixed = sizeof(OpLogHeader) + OpLogHeader::kMaxGroups * sizeof(OpGroup);
   if (bytes < fixed || header_->magic != OpLogHeader::kMagic) {

@@ -145,6 +145,10 @@ class OpLog {
   void* own_area_ = nullptr;
 };
 
+// The op log of this process: private until the runtime moves it into the vault. Never destroyed, because an op may be
+// marked by a thread that outlives static destructors.
+OpLog& processOpLog();
+
 // A copy of one record, as plain values.
 struct OpEntry {
   uint64_t ticket = 0;
