@@ -1,0 +1,371 @@
+"""What a code object says about itself: its digest, the depth of its value stack and which names are still needed.
+
+All of it is read from the bytecode, never guessed: an instruction that this module does not know makes the point
+`Unsupported`. Results are cached per code object. Threads: any, with the GIL. Errors: `Unsupported`.
+"""
+
+from __future__ import annotations
+
+import dis
+import hashlib
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from types import CodeType
+from typing import Any
+
+
+class Unsupported(Exception):
+    """The bytecode at this point is not understood, so the frame cannot be captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place in a code object where a call is in progress."""
+
+    offset: int
+    """Offset of the instruction in progress, the same for specialised and plain bytecode."""
+    stack_depth: int
+    """Slots of the value stack that hold live values while the instruction is in progress."""
+    live: frozenset[str]
+    """Fast locals (or, in a module, names) that may be read before they are assigned again."""
+
+
+# Code that can see every name makes each of them live.
+_SEES_ALL = frozenset({"locals", "vars", "exec", "eval", "globals", "dir"})
+
+_ENDS = frozenset(
+    {
+        "RETURN_VALUE",
+        "RETURN_CONST",
+        "RAISE_VARARGS",
+        "RERAISE",
+        "JUMP_FORWARD",
+        "JUMP_BACKWARD",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+        "INTERPRETER_EXIT",
+    }
+)
+
+# Instructions in progress, by what they leave: their operands are dead, results are not there yet.
+_ONE_RESULT = frozenset(
+    {
+        "CALL",
+        "CALL_KW",
+        "CALL_FUNCTION_EX",
+        "CALL_INTRINSIC_1",
+        "CALL_INTRINSIC_2",
+        "BINARY_OP",
+        "BINARY_SUBSCR",
+        "BINARY_SLICE",
+        "COMPARE_OP",
+        "CONTAINS_OP",
+        "IS_OP",
+        "UNARY_NOT",
+        "UNARY_NEGATIVE",
+        "UNARY_POSITIVE",
+        "UNARY_INVERT",
+        "TO_BOOL",
+        "GET_ITER",
+        "GET_YIELD_FROM_ITER",
+        "GET_AWAITABLE",
+        "IMPORT_NAME",
+        "YIELD_VALUE",
+        "FORMAT_VALUE",
+        "FORMAT_SIMPLE",
+        "FORMAT_WITH_SPEC",
+        "BUILD_STRING",
+    }
+)
+_NO_RESULT = frozenset(
+    {
+        "POP_TOP",
+        "STORE_ATTR",
+        "STORE_SUBSCR",
+        "STORE_SLICE",
+        "STORE_FAST",
+        "STORE_NAME",
+        "STORE_GLOBAL",
+        "STORE_DEREF",
+        "DELETE_ATTR",
+        "DELETE_SUBSCR",
+        "DELETE_FAST",
+        "DELETE_NAME",
+        "LIST_EXTEND",
+        "LIST_APPEND",
+        "SET_UPDATE",
+        "SET_ADD",
+        "DICT_UPDATE",
+        "DICT_MERGE",
+        "MAP_ADD",
+        "POP_JUMP_IF_TRUE",
+        "POP_JUMP_IF_FALSE",
+        "POP_JUMP_FORWARD_IF_TRUE",
+        "POP_JUMP_FORWARD_IF_FALSE",
+        "POP_JUMP_BACKWARD_IF_TRUE",
+        "POP_JUMP_BACKWARD_IF_FALSE",
+        "END_FOR",
+        "END_SEND",
+    }
+)
+# The top operand is consumed, however many results come.
+_TAKES_TOP = frozenset({"LOAD_ATTR", "LOAD_METHOD", "BEFORE_WITH", "UNPACK_SEQUENCE", "UNPACK_EX", "SEND"})
+# Nothing is consumed: the iterator (or __exit__) stays where it is.
+_PEEKS = frozenset({"FOR_ITER", "WITH_EXCEPT_START", "RESUME", "NOP", "LOAD_GLOBAL", "LOAD_NAME"})
+
+_RETURN_GENERATOR = dis.opmap["RETURN_GENERATOR"]
+
+
+class CodeAnalysis:
+    """Everything about one code object, computed once.
+
+    Args:
+        code: The code object; kept alive by this analysis.
+    """
+
+    def __init__(self, code: CodeType) -> None:
+        self.code = code
+        nlocals = set(code.co_varnames)
+        self.slot_count = (
+            len(code.co_varnames) + sum(name not in nlocals for name in code.co_cellvars) + len(code.co_freevars)
+        )
+        name_of: Any = code._varname_from_oparg  # type: ignore[attr-defined]
+        self.slot_names: tuple[str, ...] = tuple(name_of(i) for i in range(self.slot_count))
+        self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
+        self.sees_all = not _SEES_ALL.isdisjoint(code.co_names)
+        self._points: dict[int, Point] = {}
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Hash of bytecode, constants and names; equal in two processes that run the same source."""
+        hasher = hashlib.blake2b(digest_size=16)
+        _hash_code(self.code, hasher)
+        return hasher.digest()
+
+    @cached_property
+    def nested_names(self) -> frozenset[str]:
+        """Global names that functions and classes defined in this code read or write."""
+        names: set[str] = set()
+        for constant in self.code.co_consts:
+            if isinstance(constant, CodeType):
+                reads, writes = global_names(constant)
+                names |= reads | writes
+        return frozenset(names)
+
+    def point(self, lasti: int) -> Point:
+        """Gives the stack depth and the live names while the instruction at `lasti` is in progress.
+
+        Args:
+            lasti: A frame's `f_lasti`; may point into an instruction's inline cache.
+
+        Raises:
+            Unsupported: The instruction or the stack there is not understood.
+        """
+        found = self._points.get(lasti)
+        if found is None:
+            found = self._points[lasti] = self._compute_point(lasti)
+        return found
+
+    def _compute_point(self, lasti: int) -> Point:
+        index = bisect_right(self._offsets, lasti) - 1
+        if lasti < 0 or index < 0:
+            raise Unsupported(f"{self.code.co_qualname} has not started")
+        if self._instructions[index].opname == "PRECALL":
+            index += 1
+        if self._instructions[index].opname == "RESUME" and index and self._is_yield(index - 1):
+            index -= 1  # 3.13 points a suspended generator at what runs next
+        instruction = self._instructions[index]
+        depth = self._depths.get(index)
+        if depth is None:
+            raise Unsupported(f"{self.code.co_qualname} offset {lasti} is not reachable")
+        name = instruction.opname
+        effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
+        if name in _ONE_RESULT:
+            during = depth + effect - 1
+        elif name in _NO_RESULT:
+            during = depth + effect
+        elif name in _TAKES_TOP:
+            during = depth - 1
+        elif name in _PEEKS:
+            during = depth
+        else:
+            raise Unsupported(f"{self.code.co_qualname} offset {lasti}: a call inside {name}")
+        if not 0 <= during <= self.code.co_stacksize:
+            raise Unsupported(f"{self.code.co_qualname} offset {lasti}: stack depth {during}")
+        live_in, names = self._liveness
+        after = 0
+        for successor in (*self._successors[index], *self._handlers[index]):
+            after |= live_in[successor]
+        live = frozenset(names) if self.sees_all else frozenset(n for bit, n in enumerate(names) if after >> bit & 1)
+        return Point(instruction.offset, during, live)
+
+    def _is_yield(self, index: int) -> bool:
+        return self._instructions[index].opname == "YIELD_VALUE"
+
+    @cached_property
+    def _instructions(self) -> list[dis.Instruction]:
+        return list(dis.get_instructions(self.code))
+
+    @cached_property
+    def _offsets(self) -> list[int]:
+        return [instruction.offset for instruction in self._instructions]
+
+    @cached_property
+    def _successors(self) -> list[tuple[int, ...]]:
+        index_of = {offset: index for index, offset in enumerate(self._offsets)}
+        result: list[tuple[int, ...]] = []
+        jumps = set(dis.hasjrel) | set(dis.hasjabs)
+        for index, instruction in enumerate(self._instructions):
+            targets: list[int] = []
+            if instruction.opname not in _ENDS and index + 1 < len(self._instructions):
+                targets.append(index + 1)
+            if instruction.opcode in jumps:
+                targets.append(index_of[instruction.argval])
+            result.append(tuple(targets))
+        return result
+
+    @cached_property
+    def _handler_entries(self) -> list[tuple[int, int, int, int]]:
+        """Exception table as (first index, index after the last, handler's index, handler's stack depth)."""
+        parse: Any = dis._parse_exception_table  # type: ignore[attr-defined]
+        entries: list[tuple[int, int, int, int]] = []
+        for entry in parse(self.code):
+            first = bisect_right(self._offsets, entry.start - 1)
+            last = bisect_right(self._offsets, entry.end - 1)
+            target = bisect_right(self._offsets, entry.target) - 1
+            entries.append((first, last, target, entry.depth + int(entry.lasti) + 1))
+        return entries
+
+    @cached_property
+    def _handlers(self) -> list[tuple[int, ...]]:
+        handlers: list[tuple[int, ...]] = [()] * len(self._instructions)
+        for first, last, target, _ in self._handler_entries:
+            for index in range(first, last):
+                handlers[index] = (*handlers[index], target)
+        return handlers
+
+    @cached_property
+    def _depths(self) -> dict[int, int]:
+        """Stack depth before each reachable instruction."""
+        depths: dict[int, int] = {}
+        work: list[tuple[int, int]] = [(0, 0)]
+        work += [(target, depth) for _, _, target, depth in self._handler_entries]
+        while work:
+            index, depth = work.pop()
+            known = depths.get(index)
+            if known is not None:
+                if known != depth:
+                    raise Unsupported(f"{self.code.co_qualname}: stack depths {known} and {depth} meet")
+                continue
+            depths[index] = depth
+            instruction = self._instructions[index]
+            falls = instruction.opname not in _ENDS
+            for successor in self._successors[index]:
+                jump = not (falls and successor == index + 1)
+                effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=jump)
+                if instruction.opcode == _RETURN_GENERATOR:
+                    effect = 1  # the value sent to start the generator
+                work.append((successor, depth + effect))
+        return depths
+
+    @cached_property
+    def _liveness(self) -> tuple[list[int], tuple[str, ...]]:
+        """Live names before each instruction as bit sets, and the name of each bit."""
+        bits: dict[str, int] = {}
+
+        def bit(name: str) -> int:
+            return 1 << bits.setdefault(name, len(bits))
+
+        uses: list[int] = []
+        kills: list[int] = []
+        for instruction in self._instructions:
+            use = kill = 0
+            op = instruction.opname
+            if op.startswith(("LOAD_FAST", "STORE_FAST", "DELETE_FAST")):
+                for verb, name in zip(_fast_verbs(op), self._fast_names(instruction), strict=True):
+                    if verb == "LOAD":
+                        use |= bit(name) & ~kill
+                    else:
+                        kill |= bit(name)
+                if op == "LOAD_FAST_AND_CLEAR":
+                    kill |= use
+            elif op in ("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "LOAD_GLOBAL"):
+                use = bit(instruction.argval)
+            elif op in ("STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
+                kill = bit(instruction.argval)
+            uses.append(use)
+            kills.append(kill)
+        live = [0] * len(self._instructions)
+        changed = True
+        while changed:
+            changed = False
+            for index in range(len(live) - 1, -1, -1):
+                out = 0
+                for successor in self._successors[index]:
+                    out |= live[successor]
+                value = uses[index] | (out & ~kills[index])
+                for handler in self._handlers[index]:
+                    value |= live[handler]
+                if value != live[index]:
+                    live[index] = value
+                    changed = True
+        return live, tuple(bits)
+
+    def _fast_names(self, instruction: dis.Instruction) -> tuple[str, ...]:
+        if len(_fast_verbs(instruction.opname)) == 2:
+            argument = instruction.arg or 0
+            return (self.slot_names[argument >> 4], self.slot_names[argument & 15])
+        return (self.slot_names[instruction.arg or 0],)
+
+
+def _fast_verbs(op: str) -> tuple[str, ...]:
+    words = op.split("_")
+    return tuple(words[i] for i in range(len(words) - 1) if words[i + 1] == "FAST")
+
+
+def _hash_code(code: CodeType, hasher: Any) -> None:
+    hasher.update(code.co_code)
+    hasher.update(repr((code.co_qualname, code.co_names, code.co_varnames, code.co_freevars)).encode())
+    hasher.update(repr((code.co_cellvars, code.co_firstlineno, code.co_flags)).encode())
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _hash_code(constant, hasher)
+        elif isinstance(constant, frozenset):
+            hasher.update(repr(sorted(map(repr, constant))).encode())
+        else:
+            hasher.update(repr(constant).encode())
+
+
+def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Gives the global names that a code object, and all code nested in it, reads and writes."""
+    key = id(code)
+    found = _global_names.get(key)
+    if found is None:
+        reads: set[str] = set()
+        writes: set[str] = set()
+        for instruction in dis.get_instructions(code):
+            if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+                reads.add(instruction.argval)
+            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                writes.add(instruction.argval)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                inner_reads, inner_writes = global_names(constant)
+                reads |= inner_reads
+                writes |= inner_writes
+        found = (code, frozenset(reads), frozenset(writes))
+        _global_names[key] = found
+    return found[1], found[2]
+
+
+def analyse(code: CodeType) -> CodeAnalysis:
+    """Gives the analysis of a code object, computed at most once."""
+    found = _analyses.get(id(code))
+    if found is None:
+        found = _analyses[id(code)] = CodeAnalysis(code)
+    return found
+
+
+# By identity: hashing a code object hashes all of its constants. The value keeps the key's object alive.
+_analyses: dict[int, CodeAnalysis] = {}
+_global_names: dict[int, tuple[CodeType, frozenset[str], frozenset[str]]] = {}
