@@ -90,12 +90,14 @@ Stacks parseStacks(std::string_view text);
 
 // Who holds up whom, from op logs and liveness alone.
 struct SuspectGroup {
-  std::string finding;  // not_entered | mismatch | all_wait | point_to_point | dead | stopped
+  std::string finding;  // not_entered | mismatch | all_wait | point_to_point | coalesced | dead | stopped
   std::string group;
   std::string op;
   uint32_t seq = 0;
-  std::vector<int> waiting, not_entered, unknown;  // global ranks; unknown: not on this node or not visible any more
-  std::vector<std::string> text;                   // sentences
+  std::vector<int> waiting, not_entered;  // global ranks
+  std::vector<int> unknown;               // ranks whose part of the log does not reach back far enough
+  int64_t elsewhere = 0;                  // members that this report has no evidence of, as on other nodes
+  std::string text;
 };
 
 struct FirstSuspects {

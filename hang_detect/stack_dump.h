@@ -1,20 +1,21 @@
 // All threads' Python stacks of this process as text, without the GIL.
 //
-// This folder knows no Python: a StackPrinter, given by python/bindings/hang.cc, writes the stacks to a descriptor. It
-// runs on a thread of its own, so that a printer that blocks holds up nobody; lines about native threads are added.
+// This folder knows no Python: a StackPrinter, given by python/bindings/hang.cc, writes the stacks to a descriptor of
+// anonymous memory; lines about the threads as the kernel sees them are added. parseStacks() reads the result.
 //
-// Threads: dump() from any thread; a second dump() while the first runs waits its turn within the same deadline.
+// Threads: dump() from any thread; a second dump() waits for the first within its own deadline.
 // Errors:  none: what went wrong is in StackDump::error.
 #pragma once
 
 #include <chrono>
-#include <memory>
+#include <mutex>
 #include <string>
 
 namespace reft {
 
-// Writes the stacks of all threads to `fd`. Returns nullptr, or what went wrong (static text). Must not take the GIL.
-using StackPrinter = const char* (*)(int fd);
+// Writes the stacks of all threads to `fd` and returns within `timeout`: nullptr, or what went wrong (static text).
+// Must not wait for the GIL.
+using StackPrinter = const char* (*)(int fd, std::chrono::milliseconds timeout);
 
 struct StackDump {
   std::string text;
@@ -23,16 +24,18 @@ struct StackDump {
 
 class StackDumper {
  public:
-  // Make it on the main thread: its thread is the one that the text marks as main.
-  explicit StackDumper(StackPrinter printer);
-  ~StackDumper();  // waits for a printer that is still writing, at most as long as the printer does
+  static constexpr std::chrono::milliseconds kMaxTimeout{1000};
+  static constexpr size_t kMaxTextBytes = 4u << 20;
 
-  // Never takes longer than about `timeout` (at most 1 s).
-  StackDump dump(std::chrono::milliseconds timeout = std::chrono::milliseconds(1000));
+  // Make it on the main thread: the text marks the maker's thread as main (only if it is the process's first thread).
+  explicit StackDumper(StackPrinter printer);
+
+  StackDump dump(std::chrono::milliseconds timeout = kMaxTimeout);
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  StackPrinter printer_;
+  unsigned long main_thread_ = 0;  // pthread_self() of the main thread; 0 = unknown
+  std::timed_mutex mutex_;
 };
 
 }  // namespace reft

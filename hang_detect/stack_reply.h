@@ -15,7 +15,7 @@ namespace reft {
 // The payload of kStackReply for a kStackRequest's payload: `{id, rank, pid, text, error}`.
 std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump);
 
-// Registers the handler. Call on the main thread; `client` may be gone before the dumper is.
+// Registers the handler. Call on the main thread.
 void installStackReplies(AgentClient& client, int rank, StackPrinter printer);
 
 }  // namespace reft

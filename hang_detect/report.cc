@@ -1,0 +1,312 @@
+#include "hang_detect/report.h"
+
+#include <algorithm>
+#include <cstdio>
+
+#include <nlohmann/json.hpp>
+
+#include "hang_detect/words.h"
+
+namespace reft {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kTextOps = 8;
+constexpr size_t kTextFrames = 24;
+constexpr size_t kTextThreads = 16;
+
+// Nanoseconds since `begin`, as seconds; 0 if the log is from the future.
+double age(uint64_t begin_ns, int64_t now_ns) {
+  const auto now = static_cast<uint64_t>(now_ns);
+  return begin_ns != 0 && begin_ns < now ? static_cast<double>(now - begin_ns) * 1e-9 : 0;
+}
+
+const char* phaseOf(const OpEntry& op) {
+  if (op.failed) {
+    return "failed";
+  }
+  if (op.done_ns != 0) {
+    return "done";
+  }
+  if (op.wait_end_ns != 0) {
+    return "open, wait is over";
+  }
+  if (op.wait_begin_ns != 0) {
+    return "waiting";
+  }
+  return op.enqueued_ns != 0 ? "enqueued" : "in the call";
+}
+
+int64_t stepOf(const RankEvidence& rank) {
+  for (auto op = rank.tail.rbegin(); op != rank.tail.rend(); ++op) {
+    if (op->kind == OpKind::kStep) {
+      return op->seq;
+    }
+  }
+  return -1;
+}
+
+std::string siteOf(const OpEntry& op, const RankEvidence& rank) {
+  const auto site = rank.call_sites.find(op.call_site);
+  return site == rank.call_sites.end() ? "" : site->second;
+}
+
+std::string stateOf(const RankEvidence& rank) {
+  if (!rank.alive) {
+    return rank.proc_state == "Z" ? "dead (not reaped)" : "dead";
+  }
+  switch (rank.proc_state.empty() ? '\0' : rank.proc_state[0]) {
+    case 'R': return "alive, running";
+    case 'S': return "alive, sleeping";
+    case 'D': return "alive, in the kernel (D)";
+    case 'T': return "stopped";
+    case 't': return "stopped by a debugger";
+    default: return "alive";
+  }
+}
+
+json opJson(const OpEntry& op, const RankEvidence& rank, int64_t now_ns) {
+  json result = {{"op", opKindName(op.kind)},
+                 {"group", words::groupName(rank, op.group)},
+                 {"seq", op.seq},
+                 {"peer", op.peer},
+                 {"tag", op.tag},
+                 {"bytes", op.bytes},
+                 {"phase", phaseOf(op)},
+                 {"age_sec", age(op.begin_ns, now_ns)},
+                 {"begin_ns", op.begin_ns},
+                 {"enqueued_ns", op.enqueued_ns},
+                 {"wait_begin_ns", op.wait_begin_ns},
+                 {"wait_end_ns", op.wait_end_ns},
+                 {"done_ns", op.done_ns},
+                 {"signature", op.signature}};
+  const std::string site = siteOf(op, rank);
+  result["call_site"] = site.empty() ? json() : json(site);
+  return result;
+}
+
+json stacksJson(const Stacks& stacks, json& native) {
+  json threads = json::array();
+  for (const ThreadStack& thread : stacks.threads) {
+    json frames = json::array();
+    for (const StackFrame& frame : thread.frames) {
+      frames.push_back({{"file", frame.file}, {"line", frame.line}, {"function", frame.function}});
+    }
+    threads.push_back({{"thread", thread.thread},
+                       {"name", thread.name},
+                       {"main", thread.main},
+                       {"truncated", thread.truncated},
+                       {"frames", std::move(frames)}});
+  }
+  native = json::array();
+  for (const NativeThread& thread : stacks.native) {
+    native.push_back({{"tid", thread.tid}, {"state", thread.state}, {"name", thread.name}});
+  }
+  return threads;
+}
+
+json rankJson(const RankEvidence& rank, int64_t now_ns) {
+  json pending = json::array();
+  json tail = json::array();
+  for (const OpEntry& op : rank.tail) {
+    tail.push_back(opJson(op, rank, now_ns));
+    if (words::isOpen(op)) {
+      pending.push_back(tail.back());
+    }
+  }
+  const Stacks stacks = parseStacks(rank.stacks_text);
+  json native;
+  json threads = stacksJson(stacks, native);
+  return {{"rank", rank.rank},
+          {"pid", rank.pid},
+          {"host", rank.host},
+          {"alive", rank.alive},
+          {"answered", rank.answered},
+          {"proc_state", rank.proc_state},
+          {"step", stepOf(rank)},
+          {"committed_step", rank.committed_step},
+          {"ops_begun", rank.ops_begun},
+          {"heartbeat_age_sec", static_cast<double>(rank.heartbeat_age_ns) * 1e-9},
+          {"pending", std::move(pending)},
+          {"tail", std::move(tail)},
+          {"threads", std::move(threads)},
+          {"native_threads", std::move(native)},
+          {"stacks_truncated", stacks.truncated},
+          {"error", rank.error}};
+}
+
+// Collects lines, none of them longer than 80 columns.
+class Page {
+ public:
+  void line(const std::string& text = "", size_t indent = 2) {
+    text_ += words::wrap(text, indent);
+    text_ += '\n';
+  }
+  // Table rows and paths are cut rather than wrapped.
+  void row(const std::string& text) {
+    text_ += text.substr(0, 80);
+    text_.erase(text_.find_last_not_of(' ') + 1);
+    text_ += '\n';
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+std::string shortened(const std::string& path, size_t room) {
+  return path.size() <= room ? path : "..." + path.substr(path.size() - (room - 3));
+}
+
+void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
+  for (const OpEntry& op : rank.tail) {
+    if (op.kind == OpKind::kStep || !words::isOpen(op)) {
+      continue;
+    }
+    std::string text = "  open: " + words::opName(op, rank) + ", " + words::bytes(op.bytes) + ", " + phaseOf(op);
+    if (op.begin_ns != 0) {
+      text += ", begun " + words::seconds(age(op.begin_ns, now_ns)) + " ago";
+    }
+    const std::string site = siteOf(op, rank);
+    if (!site.empty()) {
+      text += ", called at " + words::printable(site, 200);
+    }
+    page.line(text, 4);
+  }
+  if (rank.tail.empty()) {
+    page.line("  no ops in its log");
+    return;
+  }
+  page.row("  newest ops       begun    took       seq      bytes   peer  phase, group");
+  const size_t first = rank.tail.size() > kTextOps ? rank.tail.size() - kTextOps : 0;
+  for (size_t i = first; i < rank.tail.size(); ++i) {
+    const OpEntry& op = rank.tail[i];
+    const double took = op.done_ns != 0 ? age(op.begin_ns, static_cast<int64_t>(op.done_ns)) : 0;
+    char head[256];
+    std::snprintf(head, sizeof(head), "  %-14.14s %7s  %7s %9u  %9s  %5s  ", opKindName(op.kind),
+                  words::seconds(age(op.begin_ns, now_ns)).c_str(), op.done_ns != 0 ? words::seconds(took).c_str() : "-",
+                  op.seq, words::bytes(op.bytes).c_str(), op.peer >= 0 ? std::to_string(op.peer).c_str() : "-");
+    page.row(op.kind == OpKind::kStep ? std::string(head) + "-"
+                                      : std::string(head) + phaseOf(op) + ", " + words::groupName(rank, op.group));
+  }
+}
+
+void writeStacks(Page& page, const RankEvidence& rank) {
+  const Stacks stacks = parseStacks(rank.stacks_text);
+  if (stacks.threads.empty()) {
+    page.line(rank.answered ? "  its stacks are empty" : "  no stacks: it did not answer");
+    return;
+  }
+  std::vector<const ThreadStack*> threads;
+  for (const ThreadStack& thread : stacks.threads) {
+    threads.push_back(&thread);
+  }
+  std::stable_partition(threads.begin(), threads.end(), [](const ThreadStack* thread) { return thread->main; });
+  size_t written = 0;
+  for (const ThreadStack* thread : threads) {
+    if (++written > kTextThreads) {
+      page.line("  " + std::to_string(threads.size() - kTextThreads) + " more threads (all are in the JSON form)");
+      break;
+    }
+    page.row("  " + std::string(thread->main ? "main thread" : "thread") + " " + words::printable(thread->thread, 24) +
+             (thread->name.empty() ? "" : " " + words::printable(thread->name, 32)) + ", newest call first");
+    for (size_t i = 0; i < thread->frames.size() && i < kTextFrames; ++i) {
+      const StackFrame& frame = thread->frames[i];
+      const std::string tail = ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " +
+                               words::printable(frame.function, 36);
+      page.row("    " + shortened(words::printable(frame.file, 4096), 76 - std::min<size_t>(tail.size(), 60)) + tail);
+    }
+    if (thread->frames.empty()) {
+      page.row("    (no Python frames)");
+    } else if (thread->frames.size() > kTextFrames || thread->truncated) {
+      page.row("    ...");
+    }
+  }
+}
+
+void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns) {
+  std::string head = "rank " + std::to_string(rank.rank) + ": " + stateOf(rank) + ", pid " + std::to_string(rank.pid);
+  if (!rank.host.empty()) {
+    head += " on " + words::printable(rank.host, 64);
+  }
+  if (const int64_t step = stepOf(rank); step >= 0) {
+    head += ", in step " + std::to_string(step + 1);
+  }
+  if (rank.committed_step >= 0) {
+    head += ", committed " + std::to_string(rank.committed_step);
+  }
+  if (rank.heartbeat_age_ns != 0) {
+    head += ", last progress " + words::seconds(static_cast<double>(rank.heartbeat_age_ns) * 1e-9) + " ago";
+  }
+  page.line();
+  page.line(head);
+  if (!rank.error.empty()) {
+    page.line("  problem: " + words::printable(rank.error), 4);
+  }
+  writeOps(page, rank, now_ns);
+  writeStacks(page, rank);
+}
+
+}  // namespace
+
+std::string hangReportJson(const HangEvidence& evidence) {
+  const FirstSuspects suspects = firstSuspects(evidence);
+  json groups = json::array();
+  for (const SuspectGroup& group : suspects.groups) {
+    groups.push_back({{"finding", group.finding},
+                      {"group", group.group},
+                      {"op", group.op},
+                      {"seq", group.seq},
+                      {"waiting", group.waiting},
+                      {"not_entered", group.not_entered},
+                      {"unknown", group.unknown},
+                      {"elsewhere", group.elsewhere},
+                      {"text", group.text}});
+  }
+  json ranks = json::array();
+  for (const RankEvidence& rank : evidence.ranks) {
+    ranks.push_back(rankJson(rank, evidence.now_ns));
+  }
+  const json report = {{"report", "hang"},
+                       {"version", 1},
+                       {"job", evidence.job},
+                       {"node", evidence.node},
+                       {"world", evidence.world},
+                       {"now_ns", evidence.now_ns},
+                       {"suspect_sec", evidence.suspect_sec},
+                       {"first_suspects",
+                        {{"clear", suspects.clear},
+                         {"ranks", suspects.ranks},
+                         {"text", suspects.text},
+                         {"groups", std::move(groups)}}},
+                       {"ranks", std::move(ranks)}};
+  return report.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string hangReportText(const HangEvidence& evidence) {
+  const FirstSuspects suspects = firstSuspects(evidence);
+  Page page;
+  std::string head = "job " + words::printable(evidence.job, 128) + ", node " + std::to_string(evidence.node) + ": ";
+  head += std::to_string(evidence.ranks.size());
+  if (evidence.world > 0) {
+    head += " of " + std::to_string(evidence.world);
+  }
+  head += evidence.world > 1 ? " ranks" : (evidence.ranks.size() == 1 ? " rank" : " ranks");
+  head += evidence.suspect_sec > 0 ? ", no progress for " + words::seconds(evidence.suspect_sec)
+                                   : ", asked for (the job may be healthy)";
+  page.line(head);
+  page.line();
+  page.line("first suspects (from op logs and liveness, no verdict)");
+  page.line("  " + suspects.text, 4);
+  for (const SuspectGroup& group : suspects.groups) {
+    page.line("  - " + group.text, 4);
+  }
+  for (const RankEvidence& rank : evidence.ranks) {
+    writeRank(page, rank, evidence.now_ns);
+  }
+  return page.take();
+}
+
+}  // namespace reft

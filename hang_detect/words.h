@@ -1,0 +1,30 @@
+// How the report names things: ops, groups, ranks, places, sizes and times.
+//
+// Threads: free functions, re-entrant. Errors: none; foreign text comes out as printable ASCII.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hang_detect/report.h"
+
+namespace reft::words {
+
+std::string printable(std::string_view text, size_t limit = 1000);  // no control characters: it may reach a terminal
+std::string groupName(const OpGroup& group);                       // up to the NUL, if there is one
+std::string groupName(const RankEvidence& rank, uint32_t group);   // "#7" if the rank has no such group
+bool isOpen(const OpEntry& op);                                     // begun, not done
+std::string opName(const OpEntry& op, const RankEvidence& rank);    // "recv seq 7 of group pp from 0"
+std::string rankList(const std::vector<int>& ranks);                // "rank 2", "ranks 0-3 7"
+std::string bytes(uint64_t bytes);                                  // "4.0 MiB"
+std::string seconds(double seconds);                                // "31.2 s", "2 min 5 s"
+std::string fileName(std::string_view path);                        // last part
+// Where the rank's main thread stands: "train.py:88 load_batch"; empty if there is no stack. A frame of the
+// interpreter's or torch's own is followed by the nearest one that is not.
+std::string mainThreadPlace(const RankEvidence& rank);
+// Breaks at blanks; lines after the first start with `indent` blanks.
+std::string wrap(std::string_view text, size_t indent, size_t columns = 80);
+
+}  // namespace reft::words
