@@ -80,6 +80,13 @@ OpLog::~OpLog() { std::free(own_area_); }
 
 void OpLog::moveTo(void* area, uint32_t capacity) {
   OpLogHeader* from = header_.load();
+  if (area == nullptr) {
+    area = own_area_;
+    capacity = static_cast<OpLogHeader*>(own_area_)->capacity;
+  }
+  if (area == static_cast<void*>(from)) {
+    return;
+  }
   std::memset(area, 0, areaBytes(capacity));
   auto* to = static_cast<OpLogHeader*>(area);
   to->version = kVersion;
@@ -96,7 +103,7 @@ void OpLog::moveTo(void* area, uint32_t capacity) {
   to->next_ticket.store(next);
   to->heartbeat_ns.store(from->heartbeat_ns.load());
   to->magic = OpLogHeader::kMagic;
-  // The private area is kept until the destructor: a mark that raced with this call still writes to live memory.
+  // Groups are registered by index, so the table has to move as well. The private area is kept until the destructor: a mark that raced with this call still writes to live memory.
   header_.store(to, std::memory_order_release);
 }
 

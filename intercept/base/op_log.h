@@ -123,7 +123,8 @@ class OpLog {
   OpLog(const OpLog&) = delete;
   OpLog& operator=(const OpLog&) = delete;
 
-  // Moves the log into another area (records so far are copied). The caller makes sure that no mark is under way.
+  // Moves the log into another area (records so far are copied); nullptr: back into the private area, which only a log
+  // that was made with one has. The caller makes sure that no mark is under way.
   void moveTo(void* area, uint32_t capacity);
 
   // Registers a group once; returns its index. More than kMaxGroups share the last index.

@@ -1,0 +1,137 @@
+#include "python/bindings/base.h"
+
+#include <pybind11/stl.h>
+
+#include "intercept/base/agent_start.h"
+#include "intercept/base/env.h"
+#include "intercept/base/error.h"
+#include "intercept/base/fault.h"
+#include "intercept/base/op_log.h"
+
+namespace py = pybind11;
+
+namespace reft {
+
+namespace {
+
+// The name of each class is the same in Python; the base says which builtin it also is.
+void bindErrors(py::module_& module) {
+  const py::handle base = py::register_exception<Error>(module, "Error");
+  const auto both = [&](PyObject* builtin) { return py::make_tuple(base, py::reinterpret_borrow<py::object>(builtin)); };
+  py::register_exception<InvalidArgument>(module, "InvalidArgument", both(PyExc_ValueError));
+  py::register_exception<Unavailable>(module, "Unavailable", base);
+  py::register_exception<Timeout>(module, "Timeout", both(PyExc_TimeoutError));
+  py::register_exception<PeerFailure>(module, "PeerFailure", base);
+  py::register_exception<Corruption>(module, "Corruption", base);
+  py::register_exception<SystemError>(module, "SystemError", both(PyExc_OSError));
+}
+
+py::dict environmentDict() {
+  const Env env = Env::parse();
+  py::dict result;
+  for (const EnvRow& row : Env::table()) {
+    const std::string member = row.member;
+    switch (row.kind) {
+      case EnvRow::kFlag: result[row.member] = env.flag(member); break;
+      case EnvRow::kInt:
+      case EnvRow::kBytes: result[row.member] = env.integer(member); break;
+      case EnvRow::kSeconds: result[row.member] = env.seconds(member); break;
+      case EnvRow::kChoice:
+      case EnvRow::kText: result[row.member] = env.text(member); break;
+    }
+  }
+  return result;
+}
+
+FaultPoint faultPointNamed(const std::string& name) {
+#define REFT_FAULT_NAMED(point)  \
+  if (name == #point) {          \
+    return FaultPoint::point;    \
+  }
+  REFT_FAULT_POINTS(REFT_FAULT_NAMED)
+#undef REFT_FAULT_NAMED
+  throw InvalidArgument("fault point", name, "a name of REFT_FAULT_POINTS");
+}
+
+}  // namespace
+
+void bindBase(py::module_& module) {
+  bindErrors(module);
+  module.def("environment", &environmentDict, "Parsed REFT_* values by member name. Raises InvalidArgument.");
+  module.def(
+      "env_table",
+      [] {
+        py::list rows;
+        const char* kinds[] = {"flag", "int", "seconds", "bytes", "choice", "text"};
+        for (const EnvRow& row : Env::table()) {
+          py::dict entry;
+          entry["name"] = row.name;
+          entry["kind"] = kinds[row.kind];
+          entry["default"] = row.default_text;
+          entry["allowed"] = row.allowed;
+          entry["sentence"] = row.sentence;
+          rows.append(entry);
+        }
+        return rows;
+      },
+      "Rows of the environment table: name, kind, default, allowed, sentence.");
+  module.def("env_unknown", &Env::unknown, "(name, nearest known name or '') of each unknown REFT_* name.");
+  module.def("configure_faults", &configureFaults, py::arg("spec"), py::arg("rank"));
+  module.def(
+      "fault_point", [](const std::string& name, int64_t step) { faultPoint(faultPointNamed(name), step); },
+      py::arg("name"), py::arg("step"), py::call_guard<py::gil_scoped_release>());
+  module.def(
+      "log_step",
+      [](uint32_t group, uint32_t step) {
+        OpLog::Op op;
+        op.kind = OpKind::kStep;
+        op.group = group;
+        op.seq = step;
+        OpLog& log = processOpLog();
+        log.markDone(log.begin(op));
+      },
+      py::arg("group"), py::arg("step"), "Marks a step boundary in the op log.");
+
+  py::class_<AgentClient, std::shared_ptr<AgentClient>>(module, "AgentClient")
+      .def(py::init([](std::string path, std::string hello, int64_t timeout_ms, std::vector<std::string> agent_argv) {
+             AgentClient::Options options;
+             options.socket_path = std::move(path);
+             options.hello = std::move(hello);
+             options.connect_timeout = std::chrono::milliseconds(timeout_ms);
+             if (!agent_argv.empty()) {
+               options.start_agent = [argv = std::move(agent_argv), timeout_ms] {
+                 startAgent(argv, std::chrono::milliseconds(timeout_ms));
+               };
+             }
+             return std::shared_ptr<AgentClient>(new AgentClient(std::move(options)), [](AgentClient* client) {
+               // The destructor joins a thread; nobody may wait for it with the GIL held.
+               if (PyGILState_Check()) {
+                 const py::gil_scoped_release release;
+                 delete client;
+               } else {
+                 delete client;
+               }
+             });
+           }),
+           py::arg("socket_path"), py::arg("hello"), py::arg("timeout_ms"),
+           py::arg("agent_argv") = std::vector<std::string>{}, py::call_guard<py::gil_scoped_release>())
+      .def("bye", &AgentClient::bye, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("connected", &AgentClient::connected)
+      .def_property_readonly("reconnects", &AgentClient::reconnects)
+      .def_property_readonly("welcome", &AgentClient::welcome)
+      .def(
+          "request",
+          [](AgentClient& self, int type, const std::string& payload, int answer, int64_t timeout_ms) {
+            wire::Frame frame;
+            {
+              const py::gil_scoped_release release;
+              frame = self.request(static_cast<wire::Type>(type), payload, static_cast<wire::Type>(answer),
+                                   std::chrono::milliseconds(timeout_ms));
+            }
+            return py::make_tuple(frame.payload, frame.fd.release());
+          },
+          py::arg("type"), py::arg("payload"), py::arg("answer"), py::arg("timeout_ms") = 10000,
+          "(payload, descriptor or -1) of the answer; the caller closes the descriptor.");
+}
+
+}  // namespace reft

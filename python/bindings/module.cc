@@ -1,0 +1,17 @@
+// The Python module `reft._C`: one function per folder binds what that folder gives.
+#include <torch/csrc/utils/pybind.h>
+
+#include "python/bindings/backend.h"
+#include "python/bindings/base.h"
+#include "python/bindings/frames.h"
+#include "python/bindings/hang.h"
+#include "python/bindings/snapshot.h"
+
+PYBIND11_MODULE(_C, module) {
+  module.doc() = "Native part of reft.";
+  reft::bindBase(module);  // first: it registers the exceptions
+  reft::bindBackend(module);
+  reft::bindSnapshot(module);
+  reft::bindHang(module);
+  reft::bindFrames(module);
+}

@@ -1,0 +1,236 @@
+"""Finds the training state without being told: parameters, optimizer state, buffers, schedulers, scalers.
+
+Names are positional where the script gives no stable ones (optimizer 0, parameter 12), so that a restarted script, which
+builds the same objects in the same order, finds each tensor again.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass, field
+from typing import Any, Iterable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.optim import Optimizer
+
+from reft import _C, _registry
+
+
+@dataclass
+class Region:
+    """One tensor to save.
+
+    Attributes:
+        tensor: the local tensor whose bytes are copied; dense.
+        owner: the DTensor that `tensor` is the local part of, None for plain tensors.
+        ranks: ranks that should hold equal bytes; empty: private to this rank.
+        early: copied before the optimizer step returns (forward may rewrite it, or it was caught being rewritten).
+    """
+
+    name: str
+    tensor: torch.Tensor
+    ranks: tuple[int, ...] = ()
+    early: bool = False
+    owner: DTensor | None = None
+
+    def current(self) -> torch.Tensor:
+        """The tensor to copy now: a DTensor may have got another local part since it was found."""
+        return self.tensor if self.owner is None else self.owner._local_tensor
+
+
+@dataclass
+class State:
+    """What was found.
+
+    Attributes:
+        strided: tensors that are not dense in memory: saved by value with the small state.
+        missed: (what, why) of state that cannot be saved.
+    """
+
+    regions: list[Region] = field(default_factory=list)
+    strided: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    modules: list[torch.nn.Module] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    scalers: list[Any] = field(default_factory=list)
+    missed: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        return sum(region.tensor.nbytes for region in self.regions)
+
+
+# Schedulers and scalers in the order in which they were made; those made before install() are found by the collector.
+_made: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_installed = False
+
+
+def install() -> None:
+    """Notes schedulers and scalers as they are constructed. Idempotent."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _watch(torch.optim.lr_scheduler.LRScheduler)
+    _watch(torch.optim.lr_scheduler.ReduceLROnPlateau)
+    _watch(torch.amp.GradScaler)
+
+
+def _watch(cls: type[Any]) -> None:
+    original = cls.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        if all(known is not self for known in _made.values()):
+            _made[len(_made) + 1 + (max(_made) if _made else 0)] = self
+
+    init.__wrapped__ = original  # type: ignore[attr-defined]
+    init.__doc__ = original.__doc__
+    init.__name__ = original.__name__
+    cls.__init__ = init
+
+
+def live(cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
+    """Live instances, in no particular order. Walks the collector's heap: for the first step and changed plans only."""
+    found = []
+    for obj in gc.get_objects():
+        try:
+            if isinstance(obj, cls):
+                found.append(obj)
+        except ReferenceError:  # a dead weak proxy
+            continue
+    return found
+
+
+def _in_order(cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
+    known = [obj for _, obj in sorted(_made.items()) if isinstance(obj, cls)]
+    others = [obj for obj in live(cls) if all(obj is not k for k in known)]
+    return sorted(others, key=lambda obj: type(obj).__qualname__) + known
+
+
+def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """The tensor whose memory this rank holds, and the ranks that hold the same by the tensor's own placement."""
+    if not isinstance(tensor, DTensor):
+        return tensor, ()
+    mesh = tensor.device_mesh
+    ranks = mesh.mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None or any(not isinstance(p, (Replicate, Shard)) for p in tensor.placements):
+        return tensor._local_tensor, ()
+    index = tuple(
+        slice(None) if isinstance(placement, Replicate) else at for placement, at in zip(tensor.placements, coordinate)
+    )
+    members = tuple(sorted(int(r) for r in ranks[index].flatten().tolist()))
+    return tensor._local_tensor, members if len(members) > 1 else ()
+
+
+def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Module] = ()) -> State:
+    """Lists the state around `optimizers` (the outermost ones, in the order of their first step)."""
+    state = State(optimizers=list(optimizers))
+    seen: dict[tuple[int, int], str] = {}
+    parameter_home: dict[int, tuple[int, ...]] = {}  # id(parameter) → ranks of its DDP wrapper
+    modules = live(torch.nn.Module)
+    for module in modules:
+        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and dist.is_initialized():
+            ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+            for parameter in module.parameters():
+                parameter_home[id(parameter)] = ranks if len(ranks) > 1 else ()
+
+    def add(name: str, tensor: torch.Tensor, ranks: tuple[int, ...] = (), early: bool = False) -> None:
+        local, placed = _local(tensor)
+        if local.layout is not torch.strided or local.device.type == "meta" or local.is_quantized:
+            state.missed.append((name, f"{local.layout} tensor on {local.device}"))
+            return
+        if local.numel() == 0:
+            return
+        key = (local.data_ptr(), local.nbytes)
+        if key in seen:
+            return  # one memory, two names: tied weights
+        if not _C.is_dense(local):
+            state.strided[name] = local
+            return
+        seen[key] = name
+        owner = tensor if isinstance(tensor, DTensor) else None
+        state.regions.append(Region(name, local, placed or ranks, early, owner))
+
+    for k, optimizer in enumerate(optimizers):
+        position = 0
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                home = parameter_home.get(id(parameter), ())
+                add(f"o{k}.p{position}", parameter, home)
+                for key, value in sorted(_state_of(optimizer, parameter).items(), key=lambda item: str(item[0])):
+                    if isinstance(value, torch.Tensor):
+                        add(f"o{k}.p{position}.{key}", value, home)
+                position += 1
+        for inner in _inner_optimizers(optimizer):
+            position = 0
+            for group in inner.param_groups:
+                for parameter in group["params"]:
+                    for key, value in sorted(_state_of(inner, parameter).items(), key=lambda item: str(item[0])):
+                        if isinstance(value, torch.Tensor):
+                            add(f"o{k}.i{position}.{key}", value)
+                    position += 1
+        for g, group in enumerate(optimizer.param_groups):
+            for key, value in sorted(group.items(), key=lambda item: str(item[0])):
+                if key != "params" and isinstance(value, torch.Tensor):
+                    add(f"o{k}.g{g}.{key}", value, early=True)
+
+    owned = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    position_of = {
+        id(p): (k, i)
+        for k, optimizer in enumerate(optimizers)
+        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
+    }
+    children = {id(child) for module in modules for child in module.children()}
+    roots = [m for m in modules if id(m) not in children and any(id(p) in owned for p in m.parameters())]
+    roots.sort(key=lambda m: (min(position_of[id(p)] for p in m.parameters() if id(p) in owned), type(m).__qualname__))
+    for module in extra_modules:
+        if all(module is not root for root in roots) and not any(module is part for root in roots for part in root.modules()):
+            roots.append(module)
+    state.modules = roots
+    for j, root in enumerate(roots):
+        for fqn, buffer in root.named_buffers():
+            add(f"m{j}.{fqn}", buffer, early=True)
+        for fqn, parameter in root.named_parameters():
+            if id(parameter) not in owned:
+                add(f"m{j}.{fqn}", parameter, parameter_home.get(id(parameter), ()))
+    for name, obj in _registry.objects.items():
+        if isinstance(obj, torch.Tensor):
+            add(f"r.{name}", obj)
+        elif isinstance(obj, torch.nn.Module):
+            for fqn, tensor in [*obj.named_parameters(), *obj.named_buffers()]:
+                add(f"r.{name}.{fqn}", tensor)
+    state.schedulers = _in_order((torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
+    state.scalers = _in_order(torch.amp.GradScaler)
+    return state
+
+
+def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
+    # .get, not []: the state is a defaultdict, and an observer adds nothing to it.
+    found = optimizer.state.get(parameter, {})
+    return found if isinstance(found, dict) else {}
+
+
+def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
+    inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer
+    return [inner] if isinstance(inner, Optimizer) else []
+
+
+def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:
+    """Moves when optimizers, parameters or state tensors were replaced, added or removed. Cheap: every step calls it."""
+    items: list[int] = [_registry.generation]
+    for optimizer in optimizers:
+        for source in (optimizer, *_inner_optimizers(optimizer)):
+            items.append(id(source))
+            for group in source.param_groups:
+                items.extend(map(id, group["params"]))
+            for value in source.state.values():
+                if isinstance(value, dict):
+                    for entry in value.values():
+                        if isinstance(entry, torch.Tensor):
+                            items.append(id(entry))
+    return tuple(items)

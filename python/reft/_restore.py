@@ -1,0 +1,200 @@
+"""Puts the tensors of a snapshot back into the live ones: own shard from own vault, the rest from wherever it is.
+
+Sources of one node are read through the agent's descriptors; what lies on another node is sent by one holder over the inner
+backend. Every chunk is hashed before a byte of it is used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from reft import _C
+from reft._discovery import State
+
+_VAULT_GET, _VAULT_FD = 14, 15
+
+
+@dataclass
+class RestorePoint:
+    """What the job agreed to resume from.
+
+    Attributes:
+        own: the rank whose small state and private regions this rank takes (itself, unless its vault is lost).
+    """
+
+    step: int
+    incarnation: int
+    node_of_rank: list[int]
+    slot_of_rank: dict[int, int]
+    donor: dict[int, int]
+    holders: dict[str, list[list[int]]]
+    rejected: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def from_agreement(agreement: dict[str, Any]) -> "RestorePoint":
+        return RestorePoint(
+            agreement["step"],
+            agreement["incarnation"],
+            agreement["node_of_rank"],
+            agreement["slot_of_rank"],
+            agreement["donor"],
+            agreement["holders"],
+            agreement["rejected"],
+        )
+
+
+class Mismatch(Exception):
+    """The live state does not look like the saved one: names, shapes or types differ."""
+
+
+class Sources:
+    """Slots of this node's vaults that hold the agreed step."""
+
+    def __init__(self, client: Any, point: RestorePoint, rank: int, node: int) -> None:
+        self._client, self._point, self._rank, self._node = client, point, rank, node
+        self._open: dict[int, Any] = {}
+
+    def local(self, rank: int) -> bool:
+        return self._point.node_of_rank[rank] == self._node
+
+    def slot(self, rank: int) -> Any:
+        if rank not in self._open:
+            payload, fd = self._client.request(_VAULT_GET, json.dumps({"rank": rank}), _VAULT_FD)
+            if fd < 0:
+                raise _C.Unavailable(f"the agent has no vault of rank {rank}: {payload!r}")
+            try:
+                self._open[rank] = _C.SlotSource(fd, self._point.slot_of_rank[rank], self._point.step, self._point.incarnation)
+            finally:
+                os.close(fd)
+        return self._open[rank]
+
+
+def saved_objects(sources: Sources, point: RestorePoint, rank: int) -> bytes:
+    """The small state that this rank resumes with."""
+    own = point.donor.get(rank, rank)
+    if not sources.local(own):
+        raise _C.Unavailable(f"the small state of rank {own} lies on node {point.node_of_rank[own]}, not on this one")
+    return bytes(sources.slot(own).objects)
+
+
+def group_ranks(gid: str) -> list[int]:
+    """Members of a sharding group, from its id."""
+    return [int(r) for r in gid[1:].split("-")]
+
+
+def _group_moves(slot: Any, gid: str, shard: int) -> list[tuple[str, int, int, int]]:
+    """(region name, begin, end, payload offset) of one shard in a slot."""
+    regions, gids = slot.regions, [g for g, _ in slot.groups]
+    found = []
+    for index, piece_shard, begin, end, offset in slot.pieces:
+        name, _, _, _, group = regions[index]
+        if piece_shard == shard and group >= 0 and gids[group] == gid:
+            found.append((name, begin, end, offset))
+    return found
+
+
+def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: int, local_world: int) -> int:
+    """Writes every region of `state`. Collective where parts lie on other nodes: all ranks call it at the same point.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        Mismatch: before anything was written.
+        Corruption: a chunk's checksum does not match; regions are then partly written and training must not go on.
+    """
+    own = point.donor.get(rank, rank)
+    source = sources.slot(own)
+    live = {region.name: region.current() for region in state.regions}
+    saved = source.regions
+    for name, dtype, shape, nbytes, _ in saved:
+        tensor = live.get(name)
+        if tensor is None:
+            raise Mismatch(f"{name} ({dtype} {list(shape)}) was saved and does not exist now")
+        if list(tensor.shape) != list(shape) or tensor.nbytes != nbytes or _C.dtype_name(tensor) != dtype:
+            raise Mismatch(f"{name} was {dtype} {list(shape)} and is {_C.dtype_name(tensor)} {list(tensor.shape)} now")
+    extra = sorted(set(live) - {row[0] for row in saved})
+    if extra:
+        raise Mismatch(f"{extra[0]} exists now and was not saved" + (f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""))
+
+    moves: dict[int, list[tuple[int, int, torch.Tensor, int]]] = {own: []}
+    written = 0
+    for index, _, begin, end, offset in source.pieces:
+        name, _, _, _, group = saved[index]
+        if group < 0:
+            moves[own].append((offset, end - begin, live[name], begin))
+            written += end - begin
+    for gid, _ in source.groups:
+        for shard, holders in enumerate(point.holders[gid]):
+            near = [holder for holder in holders if sources.local(holder)]
+            if near:
+                holder = own if own in near else near[shard % len(near)]
+                for name, begin, end, offset in _group_moves(sources.slot(holder), gid, shard):
+                    moves.setdefault(holder, []).append((offset, end - begin, live[name], begin))
+                    written += end - begin
+    for holder, wanted in moves.items():
+        sources.slot(holder).copy_into(wanted)
+    written += _exchange(sources, point, live, rank, local_world)
+    for tensor in live.values():
+        torch.autograd.graph.increment_version(tensor)
+    return written
+
+
+def _exchange(sources: Sources, point: RestorePoint, live: dict[str, torch.Tensor], rank: int, local_world: int) -> int:
+    """Sends shards to ranks whose node has none. All ranks walk one list in the same order, so sends and receives pair up."""
+    written = 0
+    for receiver in range(len(point.node_of_rank)):
+        node = receiver // local_world
+        for gid in sorted(point.holders):
+            if receiver not in group_ranks(gid):
+                continue
+            for shard, holders in enumerate(point.holders[gid]):
+                if any(point.node_of_rank[holder] == node for holder in holders):
+                    continue
+                holder = holders[receiver % len(holders)]
+                home = point.node_of_rank[holder]
+                sender = holder if holder // local_world == home else home * local_world
+                if rank == sender:
+                    _send_shard(sources.slot(holder), gid, shard, receiver)
+                elif rank == receiver:
+                    written += _receive_shard(live, sender)
+    return written
+
+
+def _send_shard(slot: Any, gid: str, shard: int, receiver: int) -> None:
+    parts = _group_moves(slot, gid, shard)
+    payload = torch.empty(sum(end - begin for _, begin, end, _ in parts), dtype=torch.uint8)
+    at, wanted = 0, []
+    for _, begin, end, offset in parts:
+        wanted.append((offset, end - begin, payload, at))
+        at += end - begin
+    if wanted:
+        slot.copy_into(wanted)
+    meta = torch.frombuffer(bytearray(json.dumps([part[:3] for part in parts]).encode()), dtype=torch.uint8)
+    dist.send(torch.tensor([meta.numel(), payload.numel()]), receiver)
+    dist.send(meta, receiver)
+    if payload.numel():
+        dist.send(payload, receiver)
+
+
+def _receive_shard(live: dict[str, torch.Tensor], sender: int) -> int:
+    sizes = torch.zeros(2, dtype=torch.int64)
+    dist.recv(sizes, sender)
+    meta = torch.empty(int(sizes[0]), dtype=torch.uint8)
+    dist.recv(meta, sender)
+    payload = torch.empty(int(sizes[1]), dtype=torch.uint8)
+    if payload.numel():
+        dist.recv(payload, sender)
+    at = 0
+    for name, begin, end in json.loads(bytes(meta.tolist())):
+        flat = torch.empty(0, dtype=torch.uint8).set_(live[name].detach().untyped_storage())
+        start = live[name].storage_offset() * live[name].element_size()
+        flat[start + begin : start + end].copy_(payload[at : at + end - begin])
+        at += end - begin
+    return at

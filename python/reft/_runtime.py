@@ -1,0 +1,597 @@
+"""Puts the parts of one rank together: agent, vault, engine, boundary, restore.
+
+Threads: everything here runs on the training thread. Errors: nothing raises into training; a failure is said once, counted,
+and training goes on without snapshots, unless REFT_STRICT=1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import pickle
+import shutil
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from reft import _banner, _C, _discovery, _groups, _job, _registry, _restore
+from reft._boundary import Boundary
+
+_WELCOME_VERSION = 1
+_VAULT_LIST, _VAULT_INVENTORY, _VAULT_GET, _VAULT_FD = 12, 13, 14, 15
+
+_session: "Session | None" = None
+_exit_failed = False
+
+
+class Session:
+    """One rank under one default process group."""
+
+    def __init__(self, env: dict[str, Any], job: _job.Job, store: Any) -> None:
+        self.env, self.job, self.store = env, job, store
+        self.step = 0
+        self.plans = 0
+        self.state: _discovery.State | None = None
+        self.point: _restore.RestorePoint | None = None
+        self.saved: dict[str, Any] | None = None
+        self.sources: _restore.Sources | None = None
+        self.early: set[str] = set()
+        self._fingerprint: tuple[int, ...] = ()
+        self._tensors: list[torch.Tensor] = []
+        self._said_first = False
+        self._last_point_ns = 0
+        self._disabled = not env["snapshot"]
+        self.client: Any = None
+        self.engine: Any = None
+        self.boundary: Boundary | None = None
+
+    # -- start ---------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Connects, agrees on what to resume from, and hooks the optimizers."""
+        job, env = self.job, self.env
+        run_dir = Path(env["run_dir"]) if env["run_dir"] else _job.default_run_dir()
+        attempt_salt = int.from_bytes(os.urandom(8), "little") >> 1
+        if job.rank == 0:
+            self.store.set("incarnation", str(attempt_salt or 1))
+        directory = run_dir / job.id / f"node-{job.node}"
+        hello = {
+            "role": "rank",
+            "protocol": _WELCOME_VERSION,
+            "version": "0.1.0",
+            "job": job.id,
+            "node": job.node,
+            "rank": job.rank,
+            "local_rank": job.local_rank,
+            "world": job.world,
+            "local_world": job.local_world,
+            "pid": os.getpid(),
+            "attempt": job.attempt,
+        }
+        incarnation = int(bytes(self.store.get("incarnation")))
+        hello["incarnation"] = f"{incarnation:016x}"
+        argv = self._agent_argv(run_dir) if job.local_rank == 0 else []
+        self.client = _C.AgentClient(str(directory / "agent.sock"), json.dumps(hello), int(env["connect_sec"] * 1000), argv)
+        own_fd = self._agree()
+        try:
+            path = ""
+            if env["vault_dir"]:
+                folder = Path(env["vault_dir"]) / job.id
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                path = str(folder / f"rank-{job.rank}.vault")
+            self.engine = _C.SnapshotEngine(
+                client=self.client,
+                job=job.id,
+                rank=job.rank,
+                world=job.world,
+                slots=env["snapshot_slots"],
+                op_log_records=env["op_log_records"],
+                path=path,
+                adopt_fd=own_fd,
+                incarnation=incarnation,
+                attempt=job.attempt,
+                threads=env["snapshot_threads"],
+                verify_full=env["snapshot_verify"] == "full",
+                slot_wait_sec=env["snapshot_wait_sec"],
+                chunk_bytes=env["snapshot_chunk_bytes"],
+            )
+        finally:
+            if own_fd >= 0:
+                os.close(own_fd)
+        if self.point is not None and own_fd >= 0:
+            self.engine.adopt(self.point.slot_of_rank[job.rank], self.point.step, self.point.incarnation)
+        self._install_hang()
+        if not self._disabled:
+            _discovery.install()
+            self._install_continuation()
+            self.boundary = Boundary(self.gate, self.program_point, self.failed, self._expected_closing)
+        if job.rank == 0 and env["banner"]:
+            self._banner()
+
+    def _agent_argv(self, run_dir: Path) -> list[str]:
+        env, job = self.env, self.job
+        binary = env["agent_path"] or str(Path(_C.__file__).parent / "bin" / "reft-agent")
+        argv = [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
+        argv += ["--linger-sec", str(env["agent_linger_sec"]), "--hang-suspect-sec", str(env["hang_suspect_sec"])]
+        if env["vault_dir"]:
+            argv += ["--vault-dir", env["vault_dir"]]
+        if env["metrics_port"]:
+            argv += ["--metrics-port", str(env["metrics_port"])]
+        return argv
+
+    def _agree(self) -> int:
+        """Publishes what this node has of this rank, and decides with all others. Returns the own vault or -1."""
+        job = self.job
+        own_fd, inventory = -1, "[]"
+        payload, _ = self.client.request(_VAULT_LIST, "{}", _VAULT_INVENTORY)
+        ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
+        wanted = {job.rank}
+        if job.local_rank == 0:  # vaults of ranks that live on other nodes now
+            wanted |= {r for r in ranks_here if r // job.local_world != job.node}
+        texts = []
+        for rank in sorted(wanted & ranks_here):
+            payload, fd = self.client.request(_VAULT_GET, json.dumps({"rank": rank}), _VAULT_FD)
+            if fd < 0:
+                continue
+            try:
+                text, faults = _C.inventory_of(fd, job.node)
+                texts += json.loads(text)
+                for fault in faults:
+                    _banner.say(f"damaged snapshot: {fault}; another source is used if there is one")
+            except _C.Corruption as error:
+                _banner.say(f"vault of rank {rank} is not usable: {error}")
+            finally:
+                if rank == job.rank:
+                    own_fd = fd
+                else:
+                    os.close(fd)
+        inventory = json.dumps(texts)
+        _C.fault_point("restore_agree", 0)
+        self.store.set(f"inventory/{job.rank}", inventory)
+        keys = [f"inventory/{r}" for r in range(job.world)]
+        inventories = [bytes(self.store.get(key)).decode() for key in keys]
+        agreement = _C.agree(inventories, job.world) if self.env["resume"] != "off" else {"step": None, "vaults": 0}
+        if agreement["step"] is None:
+            if agreement["vaults"] and job.rank == 0:
+                reasons = "; ".join(agreement["rejected"]) or "nothing is sealed by all ranks yet"
+                _banner.say(f"no step can be resumed ({reasons}); training starts from its beginning")
+            if own_fd >= 0:
+                os.close(own_fd)
+            return -1
+        self.point = _restore.RestorePoint.from_agreement(agreement)
+        self.sources = _restore.Sources(self.client, self.point, job.rank, job.node)
+        self.saved = pickle.loads(self._saved_objects())
+        if self.point.node_of_rank[job.rank] != job.node and own_fd >= 0:
+            os.close(own_fd)
+            own_fd = -1
+        return own_fd
+
+    def _saved_objects(self) -> bytes:
+        """Own small state from the own node, else through the store from whoever has it."""
+        assert self.point is not None and self.sources is not None
+        job, point = self.job, self.point
+        needed = {}
+        for rank in range(job.world):
+            owner = point.donor.get(rank, rank)
+            if point.node_of_rank[owner] != rank // job.local_world:
+                needed[rank] = owner
+        for owner in sorted(set(needed.values())):
+            home = point.node_of_rank[owner]
+            sender = owner if owner // job.local_world == home else home * job.local_world
+            if job.rank == sender:
+                self.store.set(f"objects/{owner}", bytes(self.sources.slot(owner).objects))
+        if job.rank in needed:
+            return bytes(self.store.get(f"objects/{needed[job.rank]}"))
+        return _restore.saved_objects(self.sources, point, job.rank)
+
+    def _install_hang(self) -> None:
+        try:
+            from reft import _hang
+
+            _hang.install(self.client, self.job.rank)
+        except Exception as error:
+            self.failed("stack dumps", error)
+
+    def _install_continuation(self) -> None:
+        if self.env["resume"] == "exact":
+            try:
+                from reft._continuation import loaders
+
+                loaders.install()
+            except Exception as error:
+                self.failed("data loaders", error)
+
+    def _expected_closing(self) -> int | None:
+        return None if self.saved is None else int(self.saved["closing"])
+
+    def _banner(self) -> None:
+        job, env = self.job, self.env
+        where = f"files in {env['vault_dir']}" if env["vault_dir"] else "host memory held by reft-agent"
+        if self._disabled:
+            _banner.say(f"job {job.id}: {job.world} ranks; snapshots are switched off (REFT_SNAPSHOT=0), collectives are logged")
+            return
+        every = "every step" if env["snapshot_every"] == 1 else f"every {env['snapshot_every']} steps"
+        _banner.say(
+            f"job {job.id}: {job.world} ranks, snapshot {every} into {where}; protection {env['snapshot_protection']}"
+            f" (survives {'killed processes' if env['snapshot_protection'] == 'none' else 'killed processes and one lost node'})"
+        )
+        if self.point is not None:
+            _banner.say(f"resuming at step {self.point.step} when the first optimizer step returns")
+        else:
+            _banner.say("what is protected and what it costs is said after the first step; `reft top` shows it live")
+
+    # -- every step ----------------------------------------------------------------------------------------------------
+
+    def gate(self) -> None:
+        """Before an optimizer writes: the copy of the last snapshot must be finished."""
+        if self.engine is not None and not self._disabled:
+            self.engine.gate()
+
+    def program_point(self, frame: FrameType) -> None:
+        """The last optimizer step of an iteration has returned."""
+        now = time.monotonic_ns()
+        if self.point is not None:
+            self._restore(frame)
+            self._last_point_ns = time.monotonic_ns()
+            return
+        self.step += 1
+        _C.log_step(0, self.step)
+        if not self._disabled and self.step % int(self.env["snapshot_every"]) == 0:
+            self._snapshot(frame)
+        self.engine.end_step(self.step, now - self._last_point_ns if self._last_point_ns else 0, now)
+        self._last_point_ns = now
+
+    def _snapshot(self, frame: FrameType) -> None:
+        assert self.boundary is not None
+        for index in self.engine.take_late_written():
+            if self.state is not None and index < len(self.state.regions):
+                name = self.state.regions[index].name
+                self.early.add(name)
+                self._fingerprint = ()
+                _banner.warn_once(
+                    f"late {name}",
+                    f"{name} is written between optimizer steps; that snapshot was dropped, from now on it is copied before the"
+                    " step returns",
+                )
+        fingerprint = _discovery.fingerprint(self.boundary.optimizers)
+        if fingerprint != self._fingerprint or self.state is None:
+            self._plan()
+            self._fingerprint = fingerprint
+        assert self.state is not None
+        tensors = [region.current() for region in self.state.regions]
+        objects = self._objects(frame)
+        result = self.engine.capture(self.step, tensors, objects)
+        if result == "no_table":  # a tensor changed its size in place
+            self._plan()
+            result = self.engine.capture(self.step, [r.current() for r in self.state.regions], objects)
+        if result != "taken":
+            self._trouble(result)
+        elif not self._said_first:
+            self._said_first = True
+            self._say_first(len(objects))
+
+    def _plan(self) -> None:
+        """Finds the state anew and lays out the vault. Slow; at the first step and when tensors were replaced."""
+        assert self.boundary is not None
+        self.engine.gate()
+        before = None if self.state is None else [(r.name, tuple(r.tensor.shape)) for r in self.state.regions]
+        state = _discovery.discover(self.boundary.optimizers)
+        for region in state.regions:
+            region.early = region.early or region.name in self.early
+        same = before == [(r.name, tuple(r.tensor.shape)) for r in state.regions]
+        if same and self.state is not None:
+            # Only the flags or identities moved: what was confirmed stays confirmed, and no other rank has to take part.
+            for old, new in zip(self.state.regions, state.regions):
+                new.ranks = old.ranks
+            groups = self._group_list
+        else:
+            self.plans += 1
+            groups, different = _groups.confirm(state.regions, self.store, self.job.rank, self.plans)
+            if different and self.job.rank == 0:
+                _banner.warn_once(
+                    "different",
+                    f"{len(different)} tensors differ between ranks that should hold replicas (first: {different[0]});"
+                    " each rank saves its own",
+                )
+        self._group_list = groups
+        index_of = {ranks: i for i, (_, ranks) in enumerate(groups)}
+        rows = [(r.name, r.current(), index_of.get(r.ranks, -1), r.early) for r in state.regions]
+        self._check_memory(state, groups)
+        copies = 1 if self.env["snapshot_protection"] == "arc" else 0
+        self.engine.set_table(
+            rows, [(gid, list(ranks)) for gid, ranks in groups], self.job.rank, self.job.world,
+            self.env["snapshot_protection"], copies,
+        )
+        self.state = state
+
+    def _check_memory(self, state: _discovery.State, groups: list[tuple[str, tuple[int, ...]]]) -> None:
+        """Refuses a plan that would not fit the node."""
+        per_rank = 0.0
+        for region in state.regions:
+            shares = len(region.ranks) or 1
+            copies = min(shares, 2 if self.env["snapshot_protection"] == "arc" else 1)
+            per_rank += region.tensor.nbytes * copies / shares
+        have = self.engine.stats()["slot_bytes"]
+        need = max(0, per_rank * self.env["snapshot_slots"] - have) * self.job.local_world
+        limit = self.env["snapshot_host_bytes"] or 0.9 * _available_bytes(self.env["vault_dir"])
+        if need > limit:
+            raise _C.Unavailable(
+                f"snapshots need {_banner.size(need)} of host memory on this node ({_banner.size(per_rank)} per rank,"
+                f" {self.env['snapshot_slots']} slots, {self.job.local_world} ranks) and {_banner.size(limit)} may be taken;"
+                " training goes on without snapshots. Use more data-parallel ranks, or set REFT_SNAPSHOT_HOST_BYTES"
+            )
+
+    def _objects(self, frame: FrameType) -> bytes:
+        """Small state of this rank at the program point, pickled; only this rank ever reads it again."""
+        assert self.state is not None and self.boundary is not None
+        state = self.state
+        saved: dict[str, Any] = {
+            "step": self.step,
+            "closing": self.boundary.closing,
+            "groups": [
+                [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in o.param_groups] for o in state.optimizers
+            ],
+            "plain_state": [_plain_state(o) for o in state.optimizers],
+            "schedulers": [s.state_dict() for s in state.schedulers],
+            "scalers": [s.state_dict() for s in state.scalers],
+            "strided": {name: tensor.detach().clone() for name, tensor in state.strided.items()},
+            "registered": {
+                name: obj.state_dict()
+                for name, obj in _registry.objects.items()
+                if hasattr(obj, "state_dict") and not isinstance(obj, torch.nn.Module)
+            },
+        }
+        from reft import _continuation
+
+        saved["rng"] = _continuation.capture_rng()
+        if self.env["resume"] == "exact":
+            try:
+                saved["frames"] = _continuation.capture(frame, int(self.env["resume_frame_bytes"]), self._owned())
+            except Exception as error:
+                self.failed("loop state", error)
+        try:
+            return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            self.failed("small state", error)
+            saved.pop("frames", None)
+            return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def _owned(self) -> set[int]:
+        assert self.state is not None
+        return {id(region.tensor) for region in self.state.regions} | {
+            id(p) for o in self.state.optimizers for g in o.param_groups for p in g["params"]
+        }
+
+    # -- resume --------------------------------------------------------------------------------------------------------
+
+    def _restore(self, frame: FrameType) -> None:
+        assert self.point is not None and self.saved is not None and self.boundary is not None and self.sources is not None
+        point, saved, job = self.point, self.saved, self.job
+        began = time.monotonic_ns()
+        state = _discovery.discover(self.boundary.optimizers)
+        try:
+            written = _restore.restore_regions(self.sources, point, state, job.rank, job.local_world)
+        except _restore.Mismatch as error:
+            self.point, self.saved, self.sources = None, None, None
+            _banner.say(
+                f"rank {job.rank}: step {point.step} is not resumed, the script has changed: {error}. Training starts from its"
+                " beginning; delete nothing if you want the old script to resume"
+            )
+            return
+        _C.fault_point("restore_copy", point.step)
+        for optimizer, groups, plain in zip(state.optimizers, saved["groups"], saved["plain_state"]):
+            for group, values in zip(optimizer.param_groups, groups):
+                group.update(values)
+            _put_plain_state(optimizer, plain)
+        with torch.no_grad():
+            for name, tensor in state.strided.items():
+                if name in saved["strided"]:
+                    tensor.copy_(saved["strided"][name])
+        for scheduler, values in zip(state.schedulers, saved["schedulers"]):
+            scheduler.load_state_dict(values)
+        for scaler, values in zip(state.scalers, saved["scalers"]):
+            scaler.load_state_dict(values)
+        for name, values in saved["registered"].items():
+            if name in _registry.objects:
+                _registry.objects[name].load_state_dict(values)
+        from reft import _continuation
+
+        said = "state"
+        if self.env["resume"] == "exact" and "frames" in saved:
+            try:
+                _continuation.restore(frame, saved["frames"], {id(r.tensor) for r in state.regions})
+                said = "state and place in the loop"
+            except Exception as error:
+                _banner.say(
+                    f"rank {job.rank}: the place in the loop is not put back ({error}); tensors, optimizer, schedulers and random"
+                    " state are. Loop counters start again"
+                )
+        _continuation.restore_rng(saved["rng"])
+        self.step = int(saved["step"])
+        self.point, self.saved, self.sources = None, None, None
+        self._said_first = True
+        spent = time.monotonic_ns() - began
+        self.engine.set_restore_ns(spent)
+        _C.fault_point("restore_done", point.step)
+        if job.rank == 0:
+            exact = f"; ranks {sorted(point.donor)} lost their vaults and took small state from others" if point.donor else ""
+            _banner.say(
+                f"resumed at step {point.step}: {said}, {_banner.size(written)} per rank in {spent / 1e6:.0f} ms{exact}"
+            )
+
+    # -- telling -------------------------------------------------------------------------------------------------------
+
+    def _say_first(self, object_bytes: int) -> None:
+        assert self.state is not None
+        if self.job.rank != 0 or not self.env["banner"]:
+            return
+        state, stats = self.state, self.engine.stats()
+        shared = sum(1 for r in state.regions if r.ranks)
+        parts = f"{len(state.regions)} tensors ({shared} shared with replicas), {len(state.optimizers)} optimizer(s)"
+        parts += f", {len(state.schedulers)} scheduler(s)" if state.schedulers else ""
+        _banner.say(
+            f"protected: {_banner.size(state.bytes)} of state in {parts}; this rank copies {_banner.size(stats['payload_bytes'])}"
+            f" a step and its vault takes {_banner.size(stats['vault_bytes'])} of host memory"
+        )
+        for what, why in state.missed[:3]:
+            _banner.say(f"not protected: {what}: {why}")
+
+    def _trouble(self, result: str) -> None:
+        note = self.engine.stats()["note"]
+        if self.env["strict"]:
+            raise _C.Unavailable(f"snapshot of step {self.step}: {result}: {note}")
+        _banner.warn_once(f"capture {result}", f"rank {self.job.rank}: snapshot of step {self.step} was not taken ({note or result})")
+
+    def failed(self, what: str, error: Exception) -> None:
+        """A part of reft failed; training goes on."""
+        if self.env["strict"] or isinstance(error, _C.Corruption):
+            raise error
+        if isinstance(error, (_C.Unavailable, _C.SystemError)) and what == "step":
+            self._disabled = True
+        _banner.warn_once(f"{what} {type(error).__name__}", f"rank {self.job.rank}: {what}: {error}")
+
+    def stop(self, clean: bool) -> None:
+        """At exit: the last snapshot is settled, the agent learns whether this was the end."""
+        if self.boundary is not None:
+            self.boundary.remove()
+        if self.engine is not None and not self._disabled:
+            self.engine.drain(2000)
+        if clean and self.client is not None:
+            self.client.bye()
+        self.engine = None
+        self.client = None
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str, type(None))) or (
+        isinstance(value, (list, tuple)) and all(_plain(v) for v in value)
+    )
+
+
+def _plain_state(optimizer: torch.optim.Optimizer) -> list[dict[Any, Any]]:
+    """Entries of the optimizer's state that are not tensors (step counts, LBFGS history), by parameter position."""
+    result = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            entries = _discovery._state_of(optimizer, parameter)
+            result.append({k: v for k, v in entries.items() if not isinstance(v, torch.Tensor)})
+    return result
+
+
+def _put_plain_state(optimizer: torch.optim.Optimizer, saved: list[dict[Any, Any]]) -> None:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter, values in zip(parameters, saved):
+        if values:
+            optimizer.state[parameter].update(values)
+
+
+def _available_bytes(vault_dir: str) -> float:
+    if vault_dir:
+        return float(shutil.disk_usage(vault_dir).free)
+    available = float("inf")
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = 1024.0 * int(line.split()[1])
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit.isdigit():
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+            available = min(available, float(int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> None:
+    """Called by the backend's creator for the default group. `store`: keys that no other attempt sees."""
+    global _session
+    if _session is not None:
+        _session.stop(clean=False)
+        _session = None
+    try:
+        env = _C.environment()
+    except _C.InvalidArgument as error:
+        _banner.say(f"error: {error}. Training goes on without snapshots")
+        return
+    if rank == 0:
+        for name, nearest in _C.env_unknown([n for n in os.environ if n.startswith("REFT_")]):
+            _banner.say(f"warning: {name} is not a setting of reft" + (f"; did you mean {nearest}?" if nearest else ""))
+    if env["disable"]:
+        return
+    session = Session(env, _job.identify(rank, world_size, env["job_id"]), store)
+    try:
+        _C.configure_faults(env["fault"], rank)
+        session.start()
+    except Exception as error:
+        if env["strict"]:
+            raise
+        _banner.say(f"rank {rank}: training goes on without snapshots: {error}")
+        session.stop(clean=False)
+        return
+    _session = session
+    _watch_exit()
+
+
+_watching_exit = False
+
+
+def _watch_exit() -> None:
+    """Tells a clean end from a failure: only after a clean one may the agent forget the snapshots."""
+    global _watching_exit
+    if _watching_exit:
+        return
+    _watching_exit = True
+    original_hook, original_exit = sys.excepthook, sys.exit
+
+    def excepthook(*args: Any) -> None:
+        global _exit_failed
+        _exit_failed = True
+        original_hook(*args)
+
+    def exit(status: Any = None) -> Any:
+        global _exit_failed
+        _exit_failed = _exit_failed or status not in (None, 0)
+        original_exit(status)
+
+    sys.excepthook = excepthook
+    sys.exit = exit
+    atexit.register(_at_exit, os.getpid())
+
+
+def _at_exit(pid: int) -> None:
+    global _session
+    if _session is not None and os.getpid() == pid:
+        session, _session = _session, None
+        try:
+            session.stop(clean=not _exit_failed)
+        except Exception as error:
+            _banner.say(f"at exit: {error}")
+
+
+def explicit_step(frame: FrameType) -> None:
+    """See :func:`reft.step`."""
+    if _session is not None:
+        try:
+            _session.gate()
+            _session.program_point(frame)
+        except Exception as error:
+            _session.failed("step", error)
+
+
+def snapshot_now(timeout_sec: float) -> int:
+    """See :func:`reft.snapshot_now`."""
+    if _session is None or _session.engine is None:
+        return -1
+    _session.engine.drain(int(timeout_sec * 1000))
+    return int(_session.engine.committed_step)
+
+
+def status() -> dict[str, Any]:
+    """See :func:`reft.status`."""
+    return {} if _session is None or _session.engine is None else dict(_session.engine.stats())
