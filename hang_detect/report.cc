@@ -179,17 +179,18 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
     page.line("  no ops in its log");
     return;
   }
-  page.row("  newest ops       begun    took       seq      bytes   peer  phase, group");
+  page.row("  newest ops       begun     took       seq      bytes  peer  phase, group");
   const size_t first = rank.tail.size() > kTextOps ? rank.tail.size() - kTextOps : 0;
   for (size_t i = first; i < rank.tail.size(); ++i) {
     const OpEntry& op = rank.tail[i];
     const double took = op.done_ns != 0 ? age(op.begin_ns, static_cast<int64_t>(op.done_ns)) : 0;
+    const bool is_step = op.kind == OpKind::kStep;
     char head[256];
-    std::snprintf(head, sizeof(head), "  %-14.14s %7s  %7s %9u  %9s  %5s  ", opKindName(op.kind),
+    std::snprintf(head, sizeof(head), "  %-14.14s %7s  %7s %9u  %9s %5s  ", opKindName(op.kind),
                   words::seconds(age(op.begin_ns, now_ns)).c_str(), op.done_ns != 0 ? words::seconds(took).c_str() : "-",
-                  op.seq, words::bytes(op.bytes).c_str(), op.peer >= 0 ? std::to_string(op.peer).c_str() : "-");
-    page.row(op.kind == OpKind::kStep ? std::string(head) + "-"
-                                      : std::string(head) + phaseOf(op) + ", " + words::groupName(rank, op.group));
+                  op.seq, is_step ? "-" : words::bytes(op.bytes).c_str(),
+                  op.peer >= 0 ? std::to_string(op.peer).c_str() : "-");
+    page.row(head + (is_step ? "-" : phaseOf(op) + (", " + words::groupName(rank, op.group))));
   }
 }
 
@@ -231,17 +232,19 @@ void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns) {
   if (!rank.host.empty()) {
     head += " on " + words::printable(rank.host, 64);
   }
-  if (const int64_t step = stepOf(rank); step >= 0) {
-    head += ", in step " + std::to_string(step + 1);
-  }
-  if (rank.committed_step >= 0) {
-    head += ", committed " + std::to_string(rank.committed_step);
-  }
-  if (rank.heartbeat_age_ns != 0) {
-    head += ", last progress " + words::seconds(static_cast<double>(rank.heartbeat_age_ns) * 1e-9) + " ago";
-  }
   page.line();
   page.line(head);
+  std::string place = ", " + std::to_string(rank.ops_begun) + " ops";
+  if (const int64_t step = stepOf(rank); step >= 0) {
+    place += ", " + std::to_string(step) + " steps done";
+  }
+  if (rank.committed_step >= 0) {
+    place += ", step " + std::to_string(rank.committed_step) + " committed";
+  }
+  if (rank.heartbeat_age_ns != 0) {
+    place += ", newest mark " + words::seconds(static_cast<double>(rank.heartbeat_age_ns) * 1e-9) + " ago";
+  }
+  page.line("  " + place.substr(2), 4);
   if (!rank.error.empty()) {
     page.line("  problem: " + words::printable(rank.error), 4);
   }
@@ -281,7 +284,8 @@ std::string hangReportJson(const HangEvidence& evidence) {
                          {"ranks", suspects.ranks},
                          {"text", suspects.text},
                          {"groups", std::move(groups)}}},
-                       {"ranks", std::move(ranks)}};
+                       {"ranks", std::move(ranks)},
+                       {"text", hangReportText(evidence)}};
   return report.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

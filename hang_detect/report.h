@@ -54,7 +54,7 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
 void addProcessState(RankEvidence& rank) noexcept;
 
 // Never throw, whatever the evidence holds (except std::bad_alloc).
-std::string hangReportJson(const HangEvidence& evidence);
+std::string hangReportJson(const HangEvidence& evidence);  // holds the text form as `text`
 std::string hangReportText(const HangEvidence& evidence);  // at most 80 columns
 
 struct StackFrame {

@@ -252,9 +252,10 @@ class Analysis {
         } else {
           const Member& other = members.at(peer->second);
           found.text += " (rank " + std::to_string(peer->second) + ")";
+          const int32_t own_group_rank = member.group_rank;
           const bool matched = std::any_of(
               other.open_point_to_point.begin(), other.open_point_to_point.end(), [&](const OpEntry* theirs) {
-                return theirs->peer == member.group_rank && theirs->tag == op->tag &&
+                return theirs->peer == own_group_rank && theirs->tag == op->tag &&
                        (theirs->kind == OpKind::kSend) != (op->kind == OpKind::kSend);
               });
           if (matched) {

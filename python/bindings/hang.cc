@@ -1,0 +1,264 @@
+#include "python/bindings/hang.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "hang_detect/report.h"
+#include "hang_detect/stack_dump.h"
+#include "hang_detect/stack_reply.h"
+#include "intercept/base/error.h"
+#include "intercept/base/unique_fd.h"
+
+namespace py = pybind11;
+
+// Exported by CPython up to 3.12. Reads the interpreter's lists without locks, as faulthandler does.
+extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd, PyInterpreterState* interp,
+                                                                      PyThreadState* current);
+
+// Note [stacks without the GIL]
+// 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with the GIL held. Nothing
+//    can change or go away meanwhile. This serves every process that executes Python.
+// 2. forcibly, when the main thread does not come by in time (it is blocked in C: the usual case in a hang): up to 3.12
+//    the interpreter's own printer runs on the calling thread; later, where it is not exported, faulthandler prints from
+//    a real-time signal that is sent to the main thread.
+// Both print at most 100 threads and 100 frames of each (CPython's limits). Forcible printing reads the frames of threads
+// that may run; the main thread does not (it is blocked), others seldom do.
+
+namespace reft {
+
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kPoliteWait{200};
+
+// --- politely
+
+enum class Ask : int { kOpen, kRunning, kPrinted, kFailed, kWithdrawn };
+
+struct PoliteRequest {
+  std::atomic<Ask> state{Ask::kOpen};
+  int fd = -1;
+};
+
+bool printWithGil(int fd) {
+  if (_Py_DumpTracebackThreads != nullptr) {
+    return _Py_DumpTracebackThreads(fd, nullptr, PyThreadState_Get()) == nullptr;
+  }
+  try {
+    py::module_::import("faulthandler").attr("dump_traceback")(fd, true);
+    return true;
+  } catch (const py::error_already_set&) {
+    return false;
+  }
+}
+
+int onPendingCall(void* argument) {
+  const std::unique_ptr<std::shared_ptr<PoliteRequest>> holder(static_cast<std::shared_ptr<PoliteRequest>*>(argument));
+  PoliteRequest& request = **holder;
+  Ask expected = Ask::kOpen;
+  if (request.state.compare_exchange_strong(expected, Ask::kRunning)) {
+    request.state = printWithGil(request.fd) ? Ask::kPrinted : Ask::kFailed;
+  }
+  return 0;
+}
+
+bool printPolitely(int fd, steady_clock::time_point deadline) {
+  auto request = std::make_shared<PoliteRequest>();
+  request->fd = fd;
+  auto* holder = new std::shared_ptr<PoliteRequest>(request);
+  if (Py_AddPendingCall(&onPendingCall, holder) != 0) {
+    delete holder;
+    return false;
+  }
+  while (steady_clock::now() < deadline) {
+    const Ask state = request->state;
+    if (state == Ask::kPrinted || state == Ask::kFailed) {
+      return state == Ask::kPrinted;
+    }
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  Ask expected = Ask::kOpen;
+  if (request->state.compare_exchange_strong(expected, Ask::kWithdrawn)) {
+    return false;
+  }
+  // It is being printed right now: microseconds to milliseconds.
+  const auto end = steady_clock::now() + kPoliteWait;
+  while (request->state == Ask::kRunning && steady_clock::now() < end) {
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  return request->state == Ask::kPrinted;
+}
+
+// --- by signal
+
+struct SignalPrinter {
+  int number = 0;  // 0 = not set up
+  UniqueFd memory;
+  std::atomic<uint64_t> printed{0};  // signals whose text is complete
+};
+
+SignalPrinter& signalPrinter() {
+  static auto* printer = new SignalPrinter;  // never destroyed: a late signal may still come
+  return *printer;
+}
+
+// faulthandler prints first and then calls the handler that was there before: this one.
+void onPrinted(int) { signalPrinter().printed.fetch_add(1); }
+
+// Makes faulthandler print into memory on a real-time signal that nobody uses. Needs the GIL and the main thread.
+void setUpSignalPrinter() {
+  SignalPrinter& printer = signalPrinter();
+  if (printer.number != 0) {
+    return;
+  }
+  UniqueFd memory(::memfd_create("reft-stack-signal", MFD_CLOEXEC));
+  if (!memory) {
+    throw SystemError("memfd_create");
+  }
+  for (int number = SIGRTMAX - 1; number > SIGRTMIN + 1; --number) {
+    struct sigaction now{};
+    if (::sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
+      continue;
+    }
+    struct sigaction ours{};
+    ours.sa_handler = &onPrinted;
+    ours.sa_flags = SA_RESTART;
+    ::sigemptyset(&ours.sa_mask);
+    if (::sigaction(number, &ours, nullptr) != 0) {
+      continue;
+    }
+    py::module_::import("faulthandler").attr("register")(number, memory.get(), true, true);
+    printer.memory = std::move(memory);
+    printer.number = number;
+    return;
+  }
+  throw Unavailable("no real-time signal is free for stack dumps");
+}
+
+const char* printBySignal(int fd, steady_clock::time_point deadline) {
+  SignalPrinter& printer = signalPrinter();
+  if (printer.number == 0) {
+    return "the main thread executes no Python and no stack signal is set up";
+  }
+  if (::ftruncate(printer.memory.get(), 0) != 0 || ::lseek(printer.memory.get(), 0, SEEK_SET) != 0) {
+    return "stack signal: its memory cannot be reset";
+  }
+  const uint64_t before = printer.printed;
+  const auto pid = ::getpid();
+  if (::syscall(SYS_tgkill, pid, pid, printer.number) != 0) {
+    return "stack signal: tgkill failed";
+  }
+  while (printer.printed == before && steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::microseconds(500));
+  }
+  char buffer[4096];
+  off_t offset = 0;
+  ssize_t got = 0;
+  while ((got = ::pread(printer.memory.get(), buffer, sizeof(buffer), offset)) > 0) {
+    if (::write(fd, buffer, static_cast<size_t>(got)) != got) {
+      return "stack signal: short write";
+    }
+    offset += got;
+  }
+  return printer.printed == before ? "the main thread did not take the stack signal in time" : nullptr;
+}
+
+const char* printForcibly(int fd, steady_clock::time_point deadline) {
+  if (_Py_DumpTracebackThreads != nullptr) {
+    return _Py_DumpTracebackThreads(fd, nullptr, nullptr);
+  }
+  return printBySignal(fd, deadline);
+}
+
+const char* printStacks(int fd, milliseconds timeout) {
+  if (Py_IsInitialized() == 0) {
+    return "the interpreter has ended";
+  }
+  const auto begin = steady_clock::now();
+  if (printPolitely(fd, begin + std::min(kPoliteWait, timeout / 4))) {
+    return nullptr;
+  }
+  // What a polite try that failed half way has left does not belong to the text.
+  if (::ftruncate(fd, 0) != 0 || ::lseek(fd, 0, SEEK_SET) != 0) {
+    return "the memory for stacks cannot be reset";
+  }
+  return printForcibly(fd, begin + timeout);
+}
+
+const char* printBySignalOnly(int fd, milliseconds timeout) { return printBySignal(fd, steady_clock::now() + timeout); }
+
+}  // namespace
+
+void bindHang(py::module_& module) {
+  module.def(
+      "install_stack_replies",
+      [](AgentClient& client, int rank) {
+        if (_Py_DumpTracebackThreads == nullptr) {
+          setUpSignalPrinter();
+        }
+        installStackReplies(client, rank, &printStacks);
+      },
+      py::arg("client"), py::arg("rank"),
+      "Lets `client` answer stack requests without the GIL. Call on the main thread, once per client.");
+  module.def(
+      "dump_stacks",
+      [](int64_t timeout_ms, bool by_signal) {
+        if (by_signal) {
+          setUpSignalPrinter();
+        }
+        StackDump dump;
+        {
+          const py::gil_scoped_release release;
+          StackDumper dumper(by_signal ? &printBySignalOnly : &printStacks);
+          dump = dumper.dump(milliseconds(timeout_ms));
+        }
+        const py::str text = py::reinterpret_steal<py::str>(
+            PyUnicode_DecodeUTF8(dump.text.data(), static_cast<Py_ssize_t>(dump.text.size()), "replace"));
+        return py::make_tuple(text, dump.error);
+      },
+      py::arg("timeout_ms") = 1000, py::arg("by_signal") = false,
+      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only as CPython 3.13 and newer.");
+  module.def(
+      "parse_stacks",
+      [](const std::string& text) {
+        const auto decode = [](const std::string& bytes) {
+          return py::reinterpret_steal<py::str>(
+              PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace"));
+        };
+        py::list threads;
+        for (const ThreadStack& thread : parseStacks(text).threads) {
+          py::list frames;
+          for (const StackFrame& frame : thread.frames) {
+            py::dict entry;
+            entry["file"] = decode(frame.file);
+            entry["line"] = frame.line;
+            entry["function"] = decode(frame.function);
+            frames.append(entry);
+          }
+          py::dict entry;
+          entry["thread"] = decode(thread.thread);
+          entry["name"] = decode(thread.name);
+          entry["main"] = thread.main;
+          entry["truncated"] = thread.truncated;
+          entry["frames"] = frames;
+          threads.append(entry);
+        }
+        return threads;
+      },
+      py::arg("text"), "Threads of a faulthandler-style text: thread, name, main, truncated, frames (newest call first).");
+}
+
+}  // namespace reft

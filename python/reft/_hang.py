@@ -1,0 +1,26 @@
+"""Stacks of this rank for the agent."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from reft import _C
+
+
+def install(client: _C.AgentClient, rank: int) -> None:
+    """Lets the agent ask this process where its threads stand, even when the GIL is never free again.
+
+    Call on the main thread, once per client. On CPython 3.13 and newer this registers one free real-time signal with
+    faulthandler.
+
+    Args:
+        client: the rank's connection to its agent.
+        rank: global rank, repeated in the answers.
+
+    Raises:
+        Unavailable: no real-time signal is free (CPython 3.13 and newer). Everything else works without.
+    """
+    from reft import _C
+
+    _C.install_stack_replies(client, rank)
