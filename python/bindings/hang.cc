@@ -2,13 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -28,12 +30,14 @@ extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd, Py
 
 // Note [stacks without the GIL]
 // 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with the GIL held. Nothing
-//    can change or go away meanwhile. This serves every process that executes Python.
-// 2. forcibly, when the main thread does not come by in time (it is blocked in C: the usual case in a hang): up to 3.12
-//    the interpreter's own printer runs on the calling thread; later, where it is not exported, faulthandler prints from
-//    a real-time signal that is sent to the main thread.
-// Both print at most 100 threads and 100 frames of each (CPython's limits). Forcible printing reads the frames of threads
-// that may run; the main thread does not (it is blocked), others seldom do.
+//    can change or go away meanwhile. CPython up to 3.12 notices a pending call of another thread when it next takes the
+//    GIL, which a training loop does all the time.
+// 2. forcibly, when the main thread does not come by in time. If it is on a CPU, faulthandler prints from a real-time
+//    signal sent to it, so that it stands still while its frames are read (and no system call of its is interrupted). If
+//    it is blocked in C, the usual case in a hang, its frames stand still anyway, and CPython's own printer runs on the
+//    calling thread; 3.13 and newer do not export that, so there the signal is the only way.
+// All print at most 100 threads and 100 frames of each (CPython's limits). Forcible printing reads the frames of threads
+// other than the main one while they may run.
 
 namespace reft {
 
@@ -44,13 +48,15 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kPoliteWait{200};
 
+bool rewind(int fd) { return ::ftruncate(fd, 0) == 0 && ::lseek(fd, 0, SEEK_SET) == 0; }
+
 // --- politely
 
 enum class Ask : int { kOpen, kRunning, kPrinted, kFailed, kWithdrawn };
 
 struct PoliteRequest {
   std::atomic<Ask> state{Ask::kOpen};
-  int fd = -1;
+  UniqueFd fd;  // its own: it may be used after the asker has given up
 };
 
 bool printWithGil(int fd) {
@@ -70,14 +76,14 @@ int onPendingCall(void* argument) {
   PoliteRequest& request = **holder;
   Ask expected = Ask::kOpen;
   if (request.state.compare_exchange_strong(expected, Ask::kRunning)) {
-    request.state = printWithGil(request.fd) ? Ask::kPrinted : Ask::kFailed;
+    request.state = printWithGil(request.fd.get()) ? Ask::kPrinted : Ask::kFailed;
   }
   return 0;
 }
 
 bool printPolitely(int fd, steady_clock::time_point deadline) {
   auto request = std::make_shared<PoliteRequest>();
-  request->fd = fd;
+  request->fd.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
   auto* holder = new std::shared_ptr<PoliteRequest>(request);
   if (Py_AddPendingCall(&onPendingCall, holder) != 0) {
     delete holder;
@@ -153,7 +159,7 @@ const char* printBySignal(int fd, steady_clock::time_point deadline) {
   if (printer.number == 0) {
     return "the main thread executes no Python and no stack signal is set up";
   }
-  if (::ftruncate(printer.memory.get(), 0) != 0 || ::lseek(printer.memory.get(), 0, SEEK_SET) != 0) {
+  if (!rewind(printer.memory.get())) {
     return "stack signal: its memory cannot be reset";
   }
   const uint64_t before = printer.printed;
@@ -176,11 +182,32 @@ const char* printBySignal(int fd, steady_clock::time_point deadline) {
   return printer.printed == before ? "the main thread did not take the stack signal in time" : nullptr;
 }
 
+// 'R' while the main thread is on a CPU or wants one.
+char mainThreadState() {
+  char path[64];
+  std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", static_cast<int>(::getpid()));
+  const UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
+  char text[512];
+  const ssize_t got = fd ? ::read(fd.get(), text, sizeof(text)) : -1;
+  const auto* close =
+      got > 0 ? static_cast<const char*>(::memrchr(text, ')', static_cast<size_t>(got))) : nullptr;
+  return close != nullptr && close + 2 < text + got ? close[2] : '?';
+}
+
 const char* printForcibly(int fd, steady_clock::time_point deadline) {
-  if (_Py_DumpTracebackThreads != nullptr) {
-    return _Py_DumpTracebackThreads(fd, nullptr, nullptr);
+  if (_Py_DumpTracebackThreads == nullptr) {
+    return printBySignal(fd, deadline);
   }
-  return printBySignal(fd, deadline);
+  if (mainThreadState() == 'R' && ::syscall(SYS_gettid) != ::getpid()) {
+    const auto middle = steady_clock::now() + (deadline - steady_clock::now()) / 2;
+    if (printBySignal(fd, middle) == nullptr) {
+      return nullptr;
+    }
+    if (!rewind(fd)) {
+      return "the memory for stacks cannot be reset";
+    }
+  }
+  return _Py_DumpTracebackThreads(fd, nullptr, nullptr);
 }
 
 const char* printStacks(int fd, milliseconds timeout) {
@@ -192,7 +219,7 @@ const char* printStacks(int fd, milliseconds timeout) {
     return nullptr;
   }
   // What a polite try that failed half way has left does not belong to the text.
-  if (::ftruncate(fd, 0) != 0 || ::lseek(fd, 0, SEEK_SET) != 0) {
+  if (!rewind(fd)) {
     return "the memory for stacks cannot be reset";
   }
   return printForcibly(fd, begin + timeout);
@@ -206,8 +233,12 @@ void bindHang(py::module_& module) {
   module.def(
       "install_stack_replies",
       [](AgentClient& client, int rank) {
-        if (_Py_DumpTracebackThreads == nullptr) {
+        try {
           setUpSignalPrinter();
+        } catch (const Error&) {
+          if (_Py_DumpTracebackThreads == nullptr) {
+            throw;
+          }
         }
         installStackReplies(client, rank, &printStacks);
       },
@@ -230,7 +261,7 @@ void bindHang(py::module_& module) {
         return py::make_tuple(text, dump.error);
       },
       py::arg("timeout_ms") = 1000, py::arg("by_signal") = false,
-      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only as CPython 3.13 and newer.");
+      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only by signal (main thread only).");
   module.def(
       "parse_stacks",
       [](const std::string& text) {

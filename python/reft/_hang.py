@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 def install(client: _C.AgentClient, rank: int) -> None:
     """Lets the agent ask this process where its threads stand, even when the GIL is never free again.
 
-    Call on the main thread, once per client. On CPython 3.13 and newer this registers one free real-time signal with
-    faulthandler.
+    Call on the main thread, once per client. This registers one free real-time signal with faulthandler.
 
     Args:
         client: the rank's connection to its agent.
