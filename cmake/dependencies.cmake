@@ -1,0 +1,53 @@
+# Libraries from the distribution. Each that is missing stops the configuration with the package that brings it.
+find_package(Threads REQUIRED)
+
+# Sets `variable` to the folder of a header; one that is absent is named together with its Debian package.
+function(reft_header variable header package)
+  find_path(${variable} ${header})
+  if(NOT ${variable})
+    message(FATAL_ERROR "${header} not found: install ${package} (tools/dev build does), or set -D${variable}=<folder>")
+  endif()
+endfunction()
+
+reft_header(REFT_SPDLOG_INCLUDE spdlog/spdlog.h libspdlog-dev)
+reft_header(REFT_FMT_INCLUDE fmt/format.h libfmt-dev)
+reft_header(REFT_XXHASH_INCLUDE xxhash.h libxxhash-dev)
+reft_header(REFT_JSON_INCLUDE nlohmann/json.hpp nlohmann-json3-dev)
+
+# Header-only use: no version of spdlog, fmt or xxhash is imported from, or exported to, the process that loads reft.
+add_library(reft_third_party INTERFACE)
+target_include_directories(reft_third_party SYSTEM INTERFACE ${REFT_XXHASH_INCLUDE} ${REFT_JSON_INCLUDE})
+target_compile_definitions(reft_third_party INTERFACE XXH_INLINE_ALL)
+add_library(reft_spdlog INTERFACE)
+target_include_directories(reft_spdlog SYSTEM INTERFACE ${REFT_SPDLOG_INCLUDE} ${REFT_FMT_INCLUDE})
+target_compile_definitions(reft_spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
+
+# Interface target of what CUDA, NCCL and CUPTI tables are compiled for.
+add_library(reft_features INTERFACE)
+function(reft_table feature library)
+  if(REFT_WITH_${feature} STREQUAL "OFF")
+    target_compile_definitions(reft_features INTERFACE REFT_WITHOUT_${feature})
+  elseif(REFT_WITH_${feature} STREQUAL "ON")
+    find_library(REFT_${feature}_LIBRARY ${library} PATH_SUFFIXES lib64 stubs lib64/stubs
+      PATHS /usr/local/cuda /usr/local/cuda/extras/CUPTI)
+    if(NOT REFT_${feature}_LIBRARY)
+      message(FATAL_ERROR "REFT_WITH_${feature}=ON, but lib${library}.so is not found: install it, or use AUTO")
+    endif()
+  endif()
+endfunction()
+reft_table(CUDA cuda)
+reft_table(NCCL nccl)
+reft_table(CUPTI cupti)
+
+add_library(reft_uring INTERFACE)
+if(NOT REFT_WITH_URING STREQUAL "OFF")
+  find_path(REFT_URING_INCLUDE liburing.h)
+  find_library(REFT_URING_LIBRARY uring)
+  if(REFT_URING_INCLUDE AND REFT_URING_LIBRARY)
+    target_include_directories(reft_uring SYSTEM INTERFACE ${REFT_URING_INCLUDE})
+    target_link_libraries(reft_uring INTERFACE ${REFT_URING_LIBRARY})
+    target_compile_definitions(reft_uring INTERFACE REFT_HAVE_URING)
+  elseif(REFT_WITH_URING STREQUAL "ON")
+    message(FATAL_ERROR "REFT_WITH_URING=ON, but liburing is not found: install liburing-dev, or use AUTO")
+  endif()
+endif()

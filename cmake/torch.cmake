@@ -1,0 +1,44 @@
+# Targets torch::base (c10, torch_cpu) and torch::python (torch_python), from what Python says about its torch.
+#
+# find_package(Torch) is avoided: with a CUDA build of torch it demands the CUDA toolkit, and its definitions make
+# headers include gloo's and NCCL's, which the wheel does not carry.
+if(REFT_PYTHON)
+  set(Python3_EXECUTABLE ${REFT_PYTHON})
+elseif(Python_EXECUTABLE AND NOT Python3_EXECUTABLE)
+  set(Python3_EXECUTABLE ${Python_EXECUTABLE})
+endif()
+find_package(Python3 REQUIRED COMPONENTS Interpreter Development.Module)
+
+execute_process(
+  COMMAND ${Python3_EXECUTABLE} -c
+    "import os, torch; print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep=';')"
+  OUTPUT_VARIABLE reft_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE reft_torch_error RESULT_VARIABLE reft_torch_result)
+if(NOT reft_torch_result EQUAL 0)
+  message(FATAL_ERROR "${Python3_EXECUTABLE} cannot import torch: set -DREFT_PYTHON to a Python that has it, "
+    "or build without it (-DREFT_WITH_TORCH=OFF)\n${reft_torch_error}")
+endif()
+list(GET reft_torch 0 REFT_TORCH_DIR)
+list(GET reft_torch 1 REFT_TORCH_VERSION)
+list(GET reft_torch 2 REFT_TORCH_ABI)
+message(STATUS "torch ${REFT_TORCH_VERSION} in ${REFT_TORCH_DIR}")
+if(REFT_TORCH_VERSION VERSION_LESS 2.11)
+  message(FATAL_ERROR "torch ${REFT_TORCH_VERSION} is too old: reft needs 2.11 or newer")
+endif()
+
+function(reft_torch_library name)
+  add_library(torch::${name} SHARED IMPORTED GLOBAL)
+  set_target_properties(torch::${name} PROPERTIES
+    IMPORTED_LOCATION ${REFT_TORCH_DIR}/lib/lib${name}.so IMPORTED_NO_SONAME OFF)
+endfunction()
+foreach(name c10 torch_cpu torch_python)
+  reft_torch_library(${name})
+endforeach()
+
+# torch's headers come first: the pybind11 among them must be the one that is used.
+add_library(reft_torch INTERFACE)
+target_include_directories(reft_torch SYSTEM INTERFACE
+  ${REFT_TORCH_DIR}/include ${REFT_TORCH_DIR}/include/torch/csrc/api/include)
+target_compile_definitions(reft_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${REFT_TORCH_ABI} USE_DISTRIBUTED)
+target_link_libraries(reft_torch INTERFACE torch::c10 torch::torch_cpu)
+add_library(reft_torch_python INTERFACE)
+target_link_libraries(reft_torch_python INTERFACE torch::torch_python reft_torch)
