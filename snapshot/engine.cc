@@ -85,8 +85,9 @@ SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vot
   vault_.stats().incarnation.store(options_.incarnation);
   vault_.stats().committed_step.store(static_cast<uint64_t>(-1));
   vault_.stats().sealed_step.store(static_cast<uint64_t>(-1));
+  protected_ns_ = clock_.nowNs();
   for (uint32_t i = 0; i < std::max(options_.copy_threads, 1u); ++i) {
-    threads_.emplace_back([this] { run(); });
+    threads_.emplace_back([this, i] { run(i == 0); });
   }
 }
 
@@ -407,7 +408,8 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
     if (ballot.yes != 0 && ballot.step > committed_step_.load()) {
       committed_step_.store(ballot.step);
       vault_.stats().committed_step.store(static_cast<uint64_t>(ballot.step));
-      vault_.stats().commit_ns.store(static_cast<uint64_t>(clock_.nowNs()));
+      protected_ns_ = clock_.nowNs();
+      vault_.stats().commit_ns.store(static_cast<uint64_t>(protected_ns_));
     }
   }
   changed_.notify_all();
@@ -431,7 +433,25 @@ bool SnapshotEngine::drain(std::chrono::milliseconds timeout) {
   return changed_.wait_for(lock, timeout, [&] { return newest_settled_ >= newest_captured_; });
 }
 
-void SnapshotEngine::run() {
+void SnapshotEngine::checkAlarm() {
+  bool tell = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const uint64_t ops = options_.ops_begun();
+    const bool stale = clock_.nowNs() - protected_ns_ > options_.alarm.count();
+    // Idle jobs lose nothing: only collectives that progress without a commit are worth an alarm.
+    const bool unprotected = stale && (unprotected_ || ops != ops_at_alarm_check_);
+    tell = unprotected != unprotected_;
+    unprotected_ = unprotected;
+    ops_at_alarm_check_ = ops;
+    vault_.stats().unprotected.store(unprotected ? 1 : 0);
+  }
+  if (tell && options_.on_alarm) {
+    options_.on_alarm(unprotected_);
+  }
+}
+
+void SnapshotEngine::run(bool watches) {
   ::pthread_setname_np(::pthread_self(), "reft-copy");
   // Copies yield to training; the gate helps with what is left, so a low priority cannot delay the next step for long.
   ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kCopyNice);
@@ -439,15 +459,25 @@ void SnapshotEngine::run() {
     std::shared_ptr<Job> job;
     {
       std::unique_lock lock(mutex_);
-      work_arrived_.wait(lock, [&] {
+      const auto ready = [&] {
         return stopping_ || (job_ != nullptr && job_->next_chunk.load() < job_->plan->chunk_count);
-      });
+      };
+      if (watches && options_.alarm.count() > 0 && options_.ops_begun) {
+        work_arrived_.wait_for(lock, std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1)), ready);
+      } else {
+        work_arrived_.wait(lock, ready);
+      }
       if (stopping_) {
         return;
       }
-      job = job_;
+      job = ready() ? job_ : nullptr;
     }
-    work(*job, false);
+    if (job != nullptr) {
+      work(*job, false);
+    }
+    if (watches && options_.alarm.count() > 0 && options_.ops_begun) {
+      checkAlarm();
+    }
   }
 }
 

@@ -45,6 +45,10 @@ struct EngineOptions {
   bool verify_full = false;  // hash everything at capture instead of samples
   std::chrono::nanoseconds slot_wait{std::chrono::seconds(5)};
   uint64_t object_bytes = uint64_t{256} << 10;  // first capacity of a slot's object area
+  // When `ops_begun` moves and nothing was committed for so long, training is unprotected and is told so. 0: never.
+  std::chrono::nanoseconds alarm{0};
+  std::function<uint64_t()> ops_begun;
+  std::function<void(bool unprotected)> on_alarm;  // from `reft-copy`
 };
 
 struct CaptureInput {
@@ -91,7 +95,8 @@ class SnapshotEngine {
   struct Plan;
   struct Job;
 
-  void run();
+  void run(bool watches);
+  void checkAlarm();
   void work(Job& job, bool training_thread);
   void copyChunk(Job& job, uint64_t chunk);
   void finish(Job& job);
@@ -115,6 +120,9 @@ class SnapshotEngine {
   int64_t newest_settled_ = -1;
   std::atomic<int64_t> committed_step_{-1};
   bool stopping_ = false;
+  int64_t protected_ns_ = 0;      // newest commit, or the start
+  uint64_t ops_at_alarm_check_ = 0;
+  bool unprotected_ = false;
   std::vector<std::thread> threads_;
 };
 

@@ -55,7 +55,7 @@ class Engine {
  public:
   Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world, uint32_t slots,
          uint32_t op_log_records, const std::string& path, int adopt_fd, uint64_t incarnation, uint64_t attempt,
-         uint32_t threads, bool verify_full, double slot_wait_sec, uint64_t chunk_bytes)
+         uint32_t threads, bool verify_full, double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes)
       : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
@@ -73,6 +73,21 @@ class Engine {
     options.copy_threads = threads;
     options.verify_full = verify_full;
     options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));
+    options.alarm = std::chrono::nanoseconds(static_cast<int64_t>(alarm_sec * 1e9));
+    options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()] {
+      return OpLogReader(area, bytes).opsBegun();
+    };
+    options.on_alarm = [rank, alarm_sec](bool unprotected) {
+      if (unprotected) {
+        std::fprintf(stderr,
+                     "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no snapshot was committed for "
+                     "%.0f s. If no torch.optim optimizer steps (foreign optimizer, captured graph), call reft.step() after "
+                     "each training step; `reft top` shows why\n",
+                     rank, alarm_sec);
+      } else {
+        std::fprintf(stderr, "reft: rank %d: training is protected again\n", rank);
+      }
+    };
     auto* client_raw = client_.get();
     engine_ = std::make_unique<SnapshotEngine>(
         options, *vault_, [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
@@ -455,10 +470,10 @@ py::tuple contentHash(const py::object& handle) {
 void bindSnapshot(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "SnapshotEngine")
       .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t, const std::string&, int,
-                    uint64_t, uint64_t, uint32_t, bool, double, uint64_t>(),
+                    uint64_t, uint64_t, uint32_t, bool, double, double, uint64_t>(),
            py::arg("client"), py::arg("job"), py::arg("rank"), py::arg("world"), py::arg("slots"), py::arg("op_log_records"),
            py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"), py::arg("threads"),
-           py::arg("verify_full"), py::arg("slot_wait_sec"), py::arg("chunk_bytes"))
+           py::arg("verify_full"), py::arg("slot_wait_sec"), py::arg("alarm_sec"), py::arg("chunk_bytes"))
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
            py::arg("protection"), py::arg("copies"))

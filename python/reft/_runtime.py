@@ -47,6 +47,7 @@ class Session:
         self._said_first = False
         self._last_point_ns = 0
         self._disabled = not env["snapshot"]
+        self.enabled = True
         self.client: Any = None
         self.engine: Any = None
         self.boundary: Boundary | None = None
@@ -99,6 +100,7 @@ class Session:
                 threads=env["snapshot_threads"],
                 verify_full=env["snapshot_verify"] == "full",
                 slot_wait_sec=env["snapshot_wait_sec"],
+                alarm_sec=0.0 if self._disabled else env["snapshot_alarm_sec"],
                 chunk_bytes=env["snapshot_chunk_bytes"],
             )
         finally:
@@ -242,7 +244,7 @@ class Session:
             return
         self.step += 1
         _C.log_step(0, self.step)
-        if not self._disabled and self.step % int(self.env["snapshot_every"]) == 0:
+        if self.enabled and not self._disabled and self.step % int(self.env["snapshot_every"]) == 0:
             self._snapshot(frame)
         self.engine.end_step(self.step, now - self._last_point_ns if self._last_point_ns else 0, now)
         self._last_point_ns = now
@@ -582,6 +584,13 @@ def explicit_step(frame: FrameType) -> None:
             _session.program_point(frame)
         except Exception as error:
             _session.failed("step", error)
+
+
+def set_enabled(enabled: bool) -> None:
+    """Switches snapshots of this rank on or off, for measurements. All ranks do it at the same step."""
+    if _session is not None:
+        _session.gate()
+        _session.enabled = enabled
 
 
 def snapshot_now(timeout_sec: float) -> int:
