@@ -1,0 +1,122 @@
+"""Finds agents and asks them, for all commands alike.
+
+Exit codes of every command: 0 done and nothing wrong, 1 something is wrong with what was looked at, 2 wrong usage,
+3 nothing found to look at, 4 an agent was found but did not answer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from reft import _agent_protocol as protocol
+from reft import _job
+
+EXIT_WRONG = 1
+EXIT_NOTHING = 3
+EXIT_NO_ANSWER = 4
+
+VAULT_LIST, VAULT_GET = 12, 14
+STATUS_REQUEST, STACKS_REQUEST = 50, 54
+ERROR = 3
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Failure(click.ClickException):
+    """Ends a command with a sentence and one of the exit codes above."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: Any = None) -> None:
+        context = click.get_current_context(silent=True)
+        if context is not None and context.params.get("as_json"):
+            click.echo(json.dumps({"error": self.message}))
+        else:
+            click.echo(f"reft: {self.message}", err=True)
+
+
+@dataclass(frozen=True)
+class Agent:
+    """One running agent, named by where its socket lies."""
+
+    job: str
+    node: int
+    path: Path
+
+    def ask(self, kind: int, payload: dict[str, Any] | None = None) -> tuple[dict[str, Any], int | None]:
+        """Sends one request.
+
+        Returns:
+            The answer's JSON, and a descriptor if one came with it; the caller closes it.
+
+        Raises:
+            Failure: the agent does not answer, or answers with an error.
+        """
+        try:
+            with protocol.AgentConnection(self.path) as connection:
+                answer, reply, fd = connection.request(kind, payload or {})
+        except (OSError, ValueError) as error:
+            raise Failure(f"the agent of job {self.job} (node {self.node}) did not answer: {error}", EXIT_NO_ANSWER) from error
+        if answer == ERROR:
+            raise Failure(f"the agent of job {self.job} says: {reply.get('what', reply)}", EXIT_NO_ANSWER)
+        return reply, fd
+
+
+def run_dir(given: str | None) -> Path:
+    """Where agents put their sockets: the option, REFT_RUN_DIR, or the default."""
+    text = given or os.environ.get("REFT_RUN_DIR", "")
+    return Path(text) if text else _job.default_run_dir()
+
+
+def find(directory: Path) -> list[Agent]:
+    """Agents whose sockets lie under `directory`, by job and node. A socket may be left by a dead agent."""
+    found = []
+    for path in protocol.find_agents(directory):
+        name = path.parent.name.removeprefix("node-")
+        found.append(Agent(path.parent.parent.name, int(name) if name.isdigit() else 0, path))
+    return sorted(found, key=lambda agent: (agent.job, agent.node))
+
+
+def select(directory: Path, job: str | None) -> list[Agent]:
+    """The agents of one job.
+
+    Args:
+        job: its name; None: the only job there is.
+
+    Raises:
+        Failure: there is none, or several jobs run and none was named.
+    """
+    agents = find(directory)
+    if job is not None:
+        agents = [agent for agent in agents if agent.job == job]
+        if not agents:
+            raise Failure(f"no agent of job {job} runs here (looked in {directory})", EXIT_NOTHING)
+        return agents
+    if not agents:
+        raise Failure(
+            f"no agent runs here (looked in {directory}; REFT_RUN_DIR or --run-dir names another place)", EXIT_NOTHING
+        )
+    jobs = sorted({agent.job for agent in agents})
+    if len(jobs) > 1:
+        raise Failure("several jobs run here, choose one with --job: " + ", ".join(jobs), 2)
+    return agents
+
+
+def common_options(function: F) -> F:
+    """--job, --run-dir and --json."""
+    function = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
+    function = click.option("--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR.")(function)
+    return click.option("--job", metavar="NAME", help="Which job, if several run here.")(function)
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=2))

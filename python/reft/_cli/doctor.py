@@ -1,0 +1,284 @@
+"""`reft doctor`: what on this machine would keep reft from working, and what to do about it."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from reft._cli import agents, words
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+_SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the NUL
+_LOW_MEMORY = 2 << 30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the result.
+
+    Attributes:
+        result: ok, warn (works, but) or fail (does not work).
+        todo: what to do, "" if nothing.
+    """
+
+    result: str
+    check: str
+    text: str
+    todo: str = ""
+
+
+def check_python() -> list[Finding]:
+    return [Finding(OK, "python", f"{platform.python_version()} ({platform.python_implementation()})")]
+
+
+def check_torch() -> list[Finding]:
+    try:
+        import torch
+    except ImportError as error:
+        return [Finding(FAIL, "torch", f"cannot be imported: {error}", "install torch into this environment")]
+    if not torch.distributed.is_available():
+        return [Finding(FAIL, "torch", f"{torch.__version__}, without torch.distributed", "install a build with distributed")]
+    inner = ["gloo"] if torch.distributed.is_gloo_available() else []
+    inner += ["nccl"] if torch.distributed.is_nccl_available() else []
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    findings = [Finding(OK, "torch", f"{torch.__version__}, backends {' '.join(inner) or 'none'}, {gpus} GPUs")]
+    if not inner:
+        findings.append(Finding(FAIL, "torch", "neither gloo nor nccl is there", "install a torch that has one of them"))
+    return findings
+
+
+def check_native() -> list[Finding]:
+    try:
+        import torch  # noqa: F401
+
+        from reft import _C
+    except ImportError as error:
+        return [
+            Finding(FAIL, "native", f"reft._C does not load: {error}", "install a reft wheel built for this torch and python")
+        ]
+    return [Finding(OK, "native", str(_C.__file__))]
+
+
+def check_autoload() -> list[Finding]:
+    groups = ("torch.backends", "torch.distributed.backends")
+    named = [entry for group in groups for entry in metadata.entry_points(group=group) if entry.value.startswith("reft")]
+    if not named:
+        return [
+            Finding(
+                WARN,
+                "autoload",
+                "torch does not find reft by itself: no entry point in torch.backends",
+                "install reft as a package, or say `import reft` before init_process_group",
+            )
+        ]
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        return [
+            Finding(
+                WARN,
+                "autoload",
+                "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches entry points off",
+                "unset it, or say `import reft` before init_process_group",
+            )
+        ]
+    try:
+        import torch.distributed as dist
+
+        if "reft" not in dist.Backend.backend_list:
+            return [Finding(FAIL, "autoload", "torch is loaded, but the backend is not registered", "say `import reft`")]
+    except (ImportError, AttributeError):
+        pass  # check_torch says it
+    return [Finding(OK, "autoload", ", ".join(sorted({f"{entry.group}: {entry.name}" for entry in named})))]
+
+
+def agent_path() -> Path:
+    """The agent that a rank would start."""
+    given = os.environ.get("REFT_AGENT_PATH", "")
+    return Path(given) if given else Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
+
+
+def check_agent() -> list[Finding]:
+    path = agent_path()
+    todo = "unset REFT_AGENT_PATH or let it name reft-agent" if os.environ.get("REFT_AGENT_PATH") else "install reft again"
+    if not os.access(path, os.X_OK):
+        return [Finding(FAIL, "agent", f"{path} is not there or not executable", todo)]
+    try:
+        done = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [Finding(FAIL, "agent", f"{path} does not run: {error}", todo)]
+    if done.returncode != 0:
+        said = done.stderr.strip() or f"exit code {done.returncode}"
+        return [Finding(FAIL, "agent", f"{path} does not run: {said}", todo)]
+    return [Finding(OK, "agent", done.stdout.strip() or str(path))]
+
+
+def check_run_dir(given: str | None) -> list[Finding]:
+    directory = agents.run_dir(given)
+    findings = []
+    longest = len(str(directory / "node-0000" / "agent.sock")) + 1 + 40
+    if longest > _SOCKET_PATH_BYTES:
+        findings.append(
+            Finding(WARN, "run dir", f"{directory} is long: names of sockets end at {_SOCKET_PATH_BYTES} bytes", "set REFT_RUN_DIR")
+        )
+    if not directory.exists():
+        parent = next(path for path in directory.absolute().parents if path.exists())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return [*findings, Finding(FAIL, "run dir", f"{directory} cannot be made in {parent}", "set REFT_RUN_DIR")]
+        return [*findings, Finding(OK, "run dir", f"{directory} (will be made)")]
+    info = directory.stat()
+    if not directory.is_dir():
+        findings.append(Finding(FAIL, "run dir", f"{directory} is no directory", "remove it or set REFT_RUN_DIR"))
+    elif info.st_uid != os.getuid():
+        findings.append(Finding(FAIL, "run dir", f"{directory} belongs to user {info.st_uid}", "set REFT_RUN_DIR"))
+    elif stat.S_IMODE(info.st_mode) & 0o077:
+        findings.append(Finding(FAIL, "run dir", f"{directory} is open to other users", f"chmod 700 {directory}"))
+    elif not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        findings.append(Finding(FAIL, "run dir", f"{directory} is not writable", f"chmod 700 {directory}"))
+    return findings if any(f.result == FAIL for f in findings) else [*findings, Finding(OK, "run dir", str(directory))]
+
+
+def _number_in(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def available_bytes() -> int | None:
+    """Host memory that vaults could take: what is free, or less where a control group limits it."""
+    found = []
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append(int(line.split()[1]) * 1024)
+    except (OSError, ValueError, IndexError):
+        pass
+    limit, used = _number_in("/sys/fs/cgroup/memory.max"), _number_in("/sys/fs/cgroup/memory.current")
+    if limit is not None and used is not None:
+        found.append(max(0, limit - used))
+    return min(found, default=None)
+
+
+def check_memory() -> list[Finding]:
+    available = available_bytes()
+    if available is None:
+        return [Finding(WARN, "memory", "what is free cannot be read from /proc/meminfo")]
+    text = f"{words.size(available)} can be taken; a vault holds two snapshots of a rank's part of the state"
+    if available < _LOW_MEMORY:
+        return [Finding(WARN, "memory", text, "free some, or raise the container's limit")]
+    return [Finding(OK, "memory", text)]
+
+
+def check_environment() -> list[Finding]:
+    names = sorted(name for name in os.environ if name.startswith("REFT_"))
+    try:
+        import torch  # noqa: F401
+
+        from reft import _C
+    except ImportError:
+        return [Finding(WARN, "settings", "not checked: the native module does not load")]
+    findings = []
+    for name, near in _C.env_unknown(names):
+        todo = f"{near} is meant?" if near else "see docs/environment.md"
+        findings.append(Finding(WARN, "settings", f"{name} is not a setting of reft", todo))
+    try:
+        _C.environment()
+    except _C.InvalidArgument as error:
+        findings.append(Finding(FAIL, "settings", str(error), "correct or unset it"))
+    if os.environ.get("REFT_DISABLE") == "1":
+        findings.append(Finding(WARN, "settings", "REFT_DISABLE=1: nothing of reft runs", "unset it"))
+    if findings:
+        return findings
+    return [Finding(OK, "settings", ", ".join(f"{name}={os.environ[name]}" for name in names) or "no REFT_* is set")]
+
+
+def check_vault_dir() -> list[Finding]:
+    given = os.environ.get("REFT_VAULT_DIR", "")
+    if not given:
+        return []
+    directory = Path(given)
+    if not directory.is_dir():
+        parent = next(path for path in directory.absolute().parents if path.exists())
+        if directory.exists() or not os.access(parent, os.W_OK | os.X_OK):
+            return [Finding(FAIL, "vault dir", f"{directory} cannot be made", "set REFT_VAULT_DIR to a writable place")]
+        return [Finding(OK, "vault dir", f"{directory} (will be made)")]
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        return [Finding(FAIL, "vault dir", f"{directory} is not writable", "set REFT_VAULT_DIR to a writable place")]
+    return [Finding(OK, "vault dir", f"{directory}, {words.size(shutil.disk_usage(directory).free)} free")]
+
+
+def check_agents(given: str | None) -> list[Finding]:
+    findings = []
+    for agent in agents.find(agents.run_dir(given)):
+        try:
+            status, _ = agent.ask(agents.STATUS_REQUEST)
+            count = len(status.get("ranks", []))
+            findings.append(Finding(OK, "job", f"{agent.job}, node {agent.node}: {count} ranks"))
+        except agents.Failure as problem:
+            findings.append(Finding(WARN, "job", problem.message, f"if that job is over: rm {agent.path}"))
+    return findings or [Finding(OK, "job", "none runs here now")]
+
+
+def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
+    try:
+        return check()
+    except Exception as error:  # a check that fails is a finding, the others go on
+        return [Finding(FAIL, check.__name__.removeprefix("check_"), f"{type(error).__name__}: {error}")]
+
+
+def examine(run_dir: str | None) -> list[Finding]:
+    """All findings, in the order of what depends on what."""
+
+    def check_run_directory() -> list[Finding]:
+        return check_run_dir(run_dir)
+
+    def check_running() -> list[Finding]:
+        return check_agents(run_dir)
+
+    checks = [check_python, check_torch, check_native, check_autoload, check_agent, check_environment]
+    checks += [check_run_directory, check_vault_dir, check_memory, check_running]
+    return [finding for check in checks for finding in _guarded(check)]
+
+
+@click.command("doctor")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR.")
+def command(as_json: bool, run_dir: str | None) -> None:
+    """Checks what reft needs on this machine and says what to do where something is missing.
+
+    --json prints {"result": ok|warn|fail, "findings": [{result, check, text, todo}, ...]}. Exit code 1 if anything fails;
+    warnings alone leave 0.
+    """
+    findings = examine(run_dir)
+    results = {finding.result for finding in findings}
+    overall = FAIL if FAIL in results else WARN if WARN in results else OK
+    if as_json:
+        agents.print_json({"result": overall, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _print(findings)
+    if overall == FAIL:
+        raise SystemExit(agents.EXIT_WRONG)
+
+
+def _print(findings: list[Finding]) -> None:
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    styles: dict[str, Any] = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+    for finding in findings:
+        table.add_row(Text(finding.result, style=styles[finding.result]), Text(finding.check), Text(finding.text))
+        if finding.todo:
+            table.add_row("", "", Text(f"-> {finding.todo}", style="bold"))
+    words.console().print(table)

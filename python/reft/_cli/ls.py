@@ -1,0 +1,75 @@
+"""`reft ls`: vaults and the snapshots in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from reft._cli import agents, vaults, words
+
+
+def describe(vault: vaults.Vault) -> dict[str, Any]:
+    """What one vault says about itself; `error` instead if it cannot be read."""
+    import torch  # noqa: F401  (the native module needs its libraries)
+
+    from reft import _C
+
+    result: dict[str, Any] = {"vault": vault.name, "live": vault.live}
+    try:
+        with vault.open() as fd:
+            result.update(_C.list_vault(fd))
+    except (_C.Error, OSError) as error:
+        result["error"] = str(error)
+    return result
+
+
+def rows(listing: dict[str, Any]) -> list[tuple[int, str, int, dict[str, Any] | None]]:
+    """(slot, state, step, details) of every slot; a sealed slot without details is damaged."""
+    details = {int(slot["slot"]): slot for slot in listing.get("slots", [])}
+    result = []
+    for index, (state, step, _) in enumerate(listing.get("raw_slots", [])):
+        found = details.get(index)
+        result.append((index, "damaged" if state == "sealed" and found is None else state, int(step), found))
+    return result
+
+
+@click.command("ls")
+@click.option("--vault-dir", metavar="DIR", help="List the vault files there instead of asking agents.")
+@agents.common_options
+def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
+    """Lists the vaults of a job and what their slots hold: empty, writing, sealed or damaged.
+
+    --json prints {"vaults": [...]}. Exit code 1 if a vault cannot be read or a slot is damaged.
+    """
+    listings = [describe(vault) for vault in vaults.find(vault_dir, job, run_dir)]
+    wrong = any("error" in listing or any(row[1] == "damaged" for row in rows(listing)) for listing in listings)
+    if as_json:
+        agents.print_json({"vaults": listings})
+    else:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("rank", "slot", "state", "step", "payload", "regions", "vault", "job"):
+            table.add_column(name, justify="left" if name in ("state", "job") else "right", no_wrap=True)
+        for listing in listings:
+            for index, state, step, found in rows(listing):
+                first = index == 0
+                table.add_row(
+                    str(listing["rank"]) if first else "",
+                    str(index),
+                    Text(state, style={"sealed": "green", "damaged": "bold red"}.get(state, "")),
+                    words.step(step) if state != "empty" else "-",
+                    words.size(found["payload_bytes"]) if found else "-",
+                    str(found["regions"]) if found else "-",
+                    words.size(listing["bytes"]) if first else "",
+                    str(listing["job"]) if first else "",
+                )
+        console = words.console()
+        if table.row_count:
+            console.print(table)
+        for listing in listings:
+            if "error" in listing:
+                console.print(Text(f"{listing['vault']}: {listing['error']}", style="bold red"))
+    if wrong:
+        raise SystemExit(agents.EXIT_WRONG)

@@ -1,0 +1,65 @@
+"""`reft run`: torchrun with restarts switched on."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from reft._cli import agents
+
+_RESTARTS = 3
+
+
+def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Adds what reft needs.
+
+    Returns:
+        Arguments for torch.distributed.run, and the script if it is a file.
+
+    Raises:
+        SystemExit: torchrun does not understand the arguments (it has said why).
+    """
+    from torch.distributed.run import get_args_parser
+
+    parser = get_args_parser()
+    parser.prog = "reft run"
+    parser.set_defaults(max_restarts=None)
+    known = parser.parse_args(list(arguments))
+    result = list(arguments)
+    if known.max_restarts is None and "PET_MAX_RESTARTS" not in os.environ:
+        result = ["--max-restarts", str(_RESTARTS), *result]
+    script = None if known.module or known.no_python else Path(known.training_script)
+    return result, script
+
+
+@click.command(
+    "run",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+)
+@click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
+@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
+@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...")
+def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
+    """Runs SCRIPT under torchrun, which restarts the ranks when one dies (--max-restarts 3 unless given).
+
+    The script resumes by itself if it says init_process_group(backend="reft"). Options before SCRIPT are torchrun's. The
+    exit code is that of torchrun.
+    """
+    rest, script = torchrun_arguments(arguments)
+    argv = [sys.executable, "-m", "torch.distributed.run", *rest]
+    if dry_run or as_json:
+        agents.print_json({"argv": argv}) if as_json else click.echo(shlex.join(argv))
+        return
+    if script is not None and not script.is_file():
+        raise agents.Failure(f"there is no script {script}", agents.EXIT_NOTHING)
+    if os.environ.get("REFT_DISABLE") == "1":
+        click.echo("reft: REFT_DISABLE=1 is set: this run has no snapshots", err=True)
+    elif script is not None and "reft" not in script.read_text(errors="replace"):
+        click.echo(f'reft: {script} does not say "reft": is backend="reft" set elsewhere?', err=True)
+    sys.stdout.flush()
+    os.execv(argv[0], argv)

@@ -1,0 +1,141 @@
+"""`reft top`: a live table of what every rank does and what is protected."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from reft._cli import agents, words
+
+
+def _stats(rank: dict[str, Any]) -> dict[str, Any]:
+    return {**rank.get("stats", {}), **{key: value for key, value in rank.items() if key != "stats"}}
+
+
+def _state(stats: dict[str, Any]) -> Text:
+    if not stats.get("alive", True):
+        return Text("gone", style="bold red")
+    if stats.get("unprotected"):
+        return Text("UNPROTECTED", style="bold red")
+    if words.signed(stats.get("committed_step", -1)) < 0:
+        return Text("starting", style="yellow")
+    return Text("protected", style="green")
+
+
+def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
+    stats = _stats(rank)
+    stall = int(stats.get("gate_last_ns", 0)) + int(stats.get("capture_last_ns", 0))
+    step_ns = int(stats.get("step_ns", 0))
+    cells = [
+        str(stats.get("rank", "?")),
+        words.step(stats.get("steps", -1)),
+        words.nanoseconds(step_ns) if step_ns else "-",
+        words.step(stats.get("committed_step", -1)),
+        words.nanoseconds(stall) if words.signed(stats.get("sealed_step", -1)) >= 0 else "-",
+        words.size(int(stats.get("bytes_copied", 0))),
+        f"{stats.get('dropped', 0)}/{stats.get('skipped', 0)}",
+    ]
+    return cells, _state(stats)
+
+
+def render(statuses: list[dict[str, Any]]) -> Group:
+    """One block per agent: a line about it, a table of its ranks, and what the ranks have to say."""
+    parts: list[Any] = []
+    for status in statuses:
+        ranks = sorted(status.get("ranks", []), key=lambda rank: int(rank.get("rank", 0)))
+        alive = sum(1 for rank in ranks if rank.get("alive", True))
+        parts.append(
+            Text(f"job {status.get('job', '?')}  node {status.get('node', '?')}  agent {status.get('agent_pid', '?')}  ", style="bold")
+            + Text(f"{alive} of {len(ranks)} ranks alive", style="red bold" if alive < len(ranks) else "")
+        )
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for name in ("rank", "step", "step time", "committed", "stall", "copied", "drop/skip"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("state", no_wrap=True)
+        notes: dict[str, list[int]] = {}
+        for rank in ranks:
+            cells, state = _row(rank)
+            table.add_row(*cells, state)
+            note = str(_stats(rank).get("note", "")).strip()
+            if note:
+                notes.setdefault(note, []).append(int(rank.get("rank", -1)))
+        parts.append(table)
+        for note, who in notes.items():
+            clean = "".join(c if c.isprintable() else "?" for c in note)
+            parts.append(Text(f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {clean}", style="yellow"))
+        if status is not statuses[-1]:
+            parts.append(Text())
+    return Group(*parts)
+
+
+def _collect(found: list[agents.Agent]) -> list[dict[str, Any]]:
+    statuses = []
+    problems: list[agents.Failure] = []
+    for agent in found:
+        try:
+            status, _ = agent.ask(agents.STATUS_REQUEST)
+            statuses.append({"job": agent.job, "node": agent.node, **status})
+        except agents.Failure as problem:
+            problems.append(problem)
+    if not statuses and problems:
+        raise problems[0]
+    return statuses
+
+
+def _find(directory: Any, job: str | None) -> list[agents.Agent]:
+    found = [agent for agent in agents.find(directory) if job in (None, agent.job)]
+    if not found:
+        agents.select(directory, job)  # raises with the right sentence
+    return found
+
+
+def _live(directory: Any, job: str | None, interval: float, console: Console) -> None:
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            try:
+                shown: Any = render(_collect(_find(directory, job)))
+            except agents.Failure as problem:  # agents come and go
+                shown = Text(f"{problem.message}; waiting", style="yellow")
+            hint = Text(f"every {interval:g} s, Ctrl-C ends", style="dim")
+            live.update(Group(shown, Text(), hint), refresh=True)
+            time.sleep(interval)
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print the table once and end.")
+@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between updates.")
+@agents.common_options
+def command(once: bool, interval: float, job: str | None, run_dir: str | None, as_json: bool) -> None:
+    """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.
+
+    \b
+    stall      what the last snapshot cost the training thread
+    copied     bytes copied into the vault so far
+    drop/skip  snapshots given up because tensors were written meanwhile, or
+               because no slot was free
+    state      protected, starting, UNPROTECTED (training runs, but nothing is
+               committed), gone
+
+    --json prints {"agents": [status, ...]} once. Exit code 1 with --once or --json if a rank is unprotected or gone.
+    """
+    directory = agents.run_dir(run_dir)
+    if not once and not as_json:
+        try:
+            _live(directory, job, interval, words.console())
+        except KeyboardInterrupt:
+            pass
+        return
+    statuses = _collect(_find(directory, job))
+    if as_json:
+        agents.print_json({"agents": statuses})
+    else:
+        words.console().print(render(statuses))
+    ranks = [_stats(rank) for status in statuses for rank in status.get("ranks", [])]
+    if any(rank.get("unprotected") or not rank.get("alive", True) for rank in ranks):
+        raise SystemExit(agents.EXIT_WRONG)

@@ -1,0 +1,65 @@
+"""Vaults as `ls` and `verify` find them: files under a directory, or what an agent holds."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from reft._cli import agents
+
+
+@dataclass(frozen=True)
+class Vault:
+    """A vault that can be opened for reading."""
+
+    name: str
+    path: Path | None = None
+    agent: agents.Agent | None = None
+    rank: int = -1
+    live: bool | None = None
+
+    @contextmanager
+    def open(self) -> Iterator[int]:
+        """A descriptor for reading, closed afterwards."""
+        if self.path is not None:
+            try:
+                fd: int | None = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise agents.Failure(f"{self.path}: {error.strerror}", agents.EXIT_NOTHING) from error
+        else:
+            assert self.agent is not None
+            _, fd = self.agent.ask(agents.VAULT_GET, {"rank": self.rank})
+        if fd is None:
+            raise agents.Failure(f"{self.name}: the agent sent no descriptor", agents.EXIT_NO_ANSWER)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Vault]:
+    """Vaults of a directory, else of the job's agents on this machine.
+
+    Raises:
+        Failure: there are none.
+    """
+    if vault_dir is not None:
+        root = Path(vault_dir)
+        paths = sorted(root.rglob("*.vault")) if root.is_dir() else [root] if root.is_file() else []
+        if job is not None:
+            paths = [path for path in paths if job in path.parts]
+        if not paths:
+            raise agents.Failure(f"no *.vault under {root}" + (f" of job {job}" if job else ""), agents.EXIT_NOTHING)
+        return [Vault(str(path), path=path) for path in paths]
+    found = []
+    for agent in agents.select(agents.run_dir(run_dir), job):
+        inventory, _ = agent.ask(agents.VAULT_LIST)
+        for entry in sorted(inventory.get("vaults", []), key=lambda vault: int(vault["rank"])):
+            rank = int(entry["rank"])
+            found.append(Vault(f"rank {rank}", agent=agent, rank=rank, live=bool(entry.get("live"))))
+    if not found:
+        raise agents.Failure("the agent holds no vaults (yet)", agents.EXIT_NOTHING)
+    return found
