@@ -4,7 +4,6 @@
 #include <cstring>
 #include <new>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #if defined(__SSE2__)

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstring>
 
-#define XXH_INLINE_ALL
 #include <xxhash.h>
 
 #include "intercept/base/error.h"

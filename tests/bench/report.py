@@ -1,0 +1,64 @@
+"""The JSON object that every benchmark, campaign and demo writes, and robust statistics for it."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def median(values: list[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def mad(values: list[float]) -> float:
+    """Median absolute deviation: the spread beside a median."""
+    middle = median(values)
+    return median([abs(value - middle) for value in values])
+
+
+def metric(value: Any, unit: str, spread: float | None = None, goal: str = "", meets: bool | None = None) -> dict[str, Any]:
+    return {"value": value, "unit": unit, "spread": spread, "goal": goal, "meets": meets}
+
+
+def _commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def write(
+    path: str | None,
+    command: str,
+    metrics: dict[str, dict[str, Any]],
+    run: int = 1,
+    failed: int = 0,
+    skipped: int = 0,
+    notes: list[str] | None = None,
+) -> dict[str, Any]:
+    """Prints the metrics as a table and writes the object to `path` if there is one."""
+    import torch
+
+    result = {
+        "command": command,
+        "commit": _commit(),
+        "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": __import__("os").cpu_count()},
+        "metrics": metrics,
+        "cases": {"run": run, "failed": failed, "skipped": skipped},
+        "notes": notes or [],
+    }
+    width = max((len(name) for name in metrics), default=0)
+    for name, m in metrics.items():
+        value = f"{m['value']:.4g}" if isinstance(m["value"], float) else str(m["value"])
+        spread = f" ± {m['spread']:.2g}" if m["spread"] is not None else ""
+        goal = f"  goal {m['goal']}: {'met' if m['meets'] else 'NOT met'}" if m["goal"] else ""
+        print(f"{name:<{width}}  {value}{spread} {m['unit']}{goal}")
+    for note in result["notes"]:
+        print(f"note: {note}")
+    if path:
+        Path(path).write_text(json.dumps(result, indent=1) + "\n")
+    return result

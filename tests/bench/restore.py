@@ -1,0 +1,117 @@
+"""How fast a snapshot comes back, against the bound: a raw memcpy of the own shard and a gloo all_gather of the rest.
+
+    python tests/bench/restore.py [--state-mb 512] [--repeats 5] [--json FILE]
+
+Both move the same bytes to the same place: a full replica's state into every rank's live tensors. reft reads the other
+shards of its node through the agent's descriptors and verifies every checksum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+def worker(args: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group(backend="reft")
+    import reft
+    from reft import _C, _restore, _runtime
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    width = 1024
+    count = max(1, args.state_mb * 1_000_000 // (12 * width * width))
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(count)))
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
+    for _ in range(2):
+        ddp(torch.randn(2, width)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert reft.snapshot_now() == 2
+    session = _runtime._session
+    assert session is not None and session.state is not None
+    tensors = [r.current() for r in session.state.regions]
+    wanted = [t.clone() for t in tensors]
+    # The agreement of a restart, taken here from the live vaults.
+    dist.barrier()
+    text, faults = _C.inventory_of(session.engine.fd, 0)
+    texts: list[str | None] = [None] * world
+    dist.all_gather_object(texts, text)
+    point = _restore.RestorePoint.from_agreement(_C.agree(texts, world))
+    total = sum(t.nbytes for t in tensors)
+    own = total // world
+    source = torch.empty(own, dtype=torch.uint8).fill_(3)
+    shard = torch.empty(own, dtype=torch.uint8).fill_(1)
+    gathered = torch.empty(own * world, dtype=torch.uint8).fill_(2)
+    raw, ours = [], []
+    gloo = dist.new_group(backend="gloo")
+    for _ in range(args.repeats):
+        dist.barrier()
+        begin = time.perf_counter()
+        shard.copy_(source)
+        dist.all_gather_into_tensor(gathered, shard, group=gloo)
+        raw.append(time.perf_counter() - begin)
+        for t in tensors:
+            t.detach().fill_(7)
+        dist.barrier()
+        begin = time.perf_counter()
+        sources = _restore.Sources(session.client, point, rank, 0)
+        _restore.restore_regions(sources, point, session.state, rank, world)
+        ours.append(time.perf_counter() - begin)
+        assert all(torch.equal(a, b) for a, b in zip(tensors, wanted))
+    if rank == 0:
+        Path(args.out).write_text(json.dumps({"raw": raw, "ours": ours, "bytes": total}))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state-mb", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+        return 0
+    sys.path.insert(0, str(HERE))
+    import report
+
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "out.json"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__, "--worker",
+                   "--state-mb", str(args.state_mb), "--repeats", str(args.repeats), "--out", str(out)]
+        done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        if done.returncode or not out.exists():
+            return 1
+        r = json.loads(out.read_text())
+    gigabytes = r["bytes"] / 1e9
+    ratios = [a / b for a, b in zip(r["raw"], r["ours"])]
+    ratio = report.median(ratios)
+    report.write(args.json, "bench restore", {
+        "rate_ratio": report.metric(ratio, "x of memcpy + all_gather", report.mad(ratios), ">= 0.8", ratio >= 0.8),
+        "restore": report.metric(gigabytes / report.median(r["ours"]), "GB/s per rank"),
+        "memcpy_and_all_gather": report.metric(gigabytes / report.median(r["raw"]), "GB/s per rank"),
+        "state": report.metric(gigabytes, "GB"),
+    })
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""What a snapshot at every step costs a compute-bound training step.
+
+DDP, 2 ranks, 1 thread each, on this machine's cores: nothing is idle, so every byte that is copied and hashed takes time from
+training. Blocks with and without snapshots alternate in one run; each block with is compared with its two neighbours.
+
+    python tests/bench/step_overhead.py [--state-mb 300 1500] [--blocks 5] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# Tokens per rank and step: enough that a step is arithmetic, few enough that the benchmark ends.
+SHAPES = {300: {"layers": 6, "width": 512, "batch": 4, "context": 512}, 1500: {"layers": 10, "width": 1024, "batch": 2, "context": 512}}
+
+
+def worker(args: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group(backend="reft")
+    import reft
+    from reft import _runtime
+
+    shape = SHAPES[args.state]
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(shape["width"], 8, 4 * shape["width"], batch_first=True, norm_first=True, dropout=0.0)
+    model = nn.Sequential(
+        nn.Embedding(4096, shape["width"]),
+        nn.TransformerEncoder(layer, shape["layers"], enable_nested_tensor=False),
+        nn.Linear(shape["width"], 4096),
+    )
+    # Pad with an unused-by-compute but trained table, so that the state has the size that was asked for.
+    have = 12 * sum(p.numel() for p in model.parameters())
+    rows = max(0, args.state * 1_000_000 - have) // (12 * shape["width"])
+    model[0] = nn.Embedding(4096 + rows, shape["width"])
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4, fused=True)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+
+    def step() -> float:
+        ids = torch.randint(4096, (shape["batch"], shape["context"]), generator=generator)
+        begin = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
+        logits = ddp(ids)
+        nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+        optimizer.step()
+        return time.perf_counter() - begin
+
+    def block(on: bool) -> list[float]:
+        _runtime.set_enabled(on)
+        step()  # the step in which the change takes effect is not counted
+        return [step() for _ in range(args.steps)]
+
+    for _ in range(2):
+        step()
+    rows_out = {"off": [], "on": [], "stall_ms": [], "capture_ms": [], "extra_percent": []}
+    before = block(False)
+    for _ in range(args.blocks):
+        start = reft.status()
+        on = block(True)
+        end = reft.status()
+        after = block(False)
+        base = sorted(before + after)[len(before + after) // 2]
+        rows_out["off"] += after
+        rows_out["on"] += on
+        rows_out["extra_percent"] += [100 * (t / base - 1) for t in on]
+        taken = max(1, end["captured"] - start["captured"])
+        rows_out["stall_ms"].append((end["gate_ns"] - start["gate_ns"]) / 1e6 / taken)
+        rows_out["capture_ms"].append((end["capture_ns"] - start["capture_ns"]) / 1e6 / taken)
+        before = after
+    status = reft.status()
+    source = torch.empty(max(1, status["payload_bytes"]), dtype=torch.uint8).fill_(1)
+    target = torch.empty_like(source).fill_(0)
+    copies = []
+    for _ in range(5):
+        dist.barrier()
+        begin = time.perf_counter()
+        target.copy_(source)
+        copies.append((time.perf_counter() - begin) * 1e3)
+    rows_out |= {
+        "memcpy_ms": copies, "payload_bytes": status["payload_bytes"], "state_bytes": status["state_bytes"],
+        "vault_bytes": status["vault_bytes"], "captured": status["captured"], "sealed": status["sealed"],
+        "dropped": status["dropped"], "skipped": status["skipped"],
+        "copy_ms": status["copy_ns"] / 1e6 / max(1, status["captured"]),
+    }
+    if dist.get_rank() == 0:
+        Path(args.out).write_text(json.dumps(rows_out))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--state-mb", type=int, nargs="+", default=[300, 1500], choices=sorted(SHAPES))
+    parser.add_argument("--blocks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=3, help="counted steps in a block")
+    parser.add_argument("--json")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--state", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+        return 0
+
+    sys.path.insert(0, str(HERE))
+    import report
+
+    metrics, failed, notes = {}, 0, []
+    for state in args.state_mb:
+        with tempfile.TemporaryDirectory() as scratch:
+            out = Path(scratch) / "out.json"
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__, "--worker",
+                       "--state", str(state), "--blocks", str(args.blocks), "--steps", str(args.steps), "--out", str(out)]
+            done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            if done.returncode or not out.exists():
+                failed += 1
+                continue
+            r = json.loads(out.read_text())
+        extra = report.median(r["extra_percent"])
+        p = f"{state}mb_"
+        metrics[p + "overhead"] = report.metric(extra, "%", report.mad(r["extra_percent"]), "<= 1", extra <= 1)
+        metrics[p + "step_off"] = report.metric(1e3 * report.median(r["off"]), "ms", 1e3 * report.mad(r["off"]))
+        metrics[p + "step_on"] = report.metric(1e3 * report.median(r["on"]), "ms", 1e3 * report.mad(r["on"]))
+        metrics[p + "stall_per_step"] = report.metric(report.median(r["stall_ms"]), "ms", report.mad(r["stall_ms"]))
+        metrics[p + "capture_per_step"] = report.metric(report.median(r["capture_ms"]), "ms", report.mad(r["capture_ms"]))
+        metrics[p + "copy_and_hash_per_step"] = report.metric(r["copy_ms"], "ms")
+        metrics[p + "memcpy_same_bytes"] = report.metric(report.median(r["memcpy_ms"]), "ms", report.mad(r["memcpy_ms"]))
+        metrics[p + "bytes_copied_per_step"] = report.metric(r["payload_bytes"], "B")
+        metrics[p + "vault_per_state_byte"] = report.metric(r["vault_bytes"] / r["state_bytes"], "x")
+        notes.append(f"{state} MB: {r['captured']} captured, {r['sealed']} sealed, {r['dropped']} dropped, {r['skipped']} skipped")
+    report.write(args.json, "bench step_overhead", metrics, len(args.state_mb), failed, 0, notes)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

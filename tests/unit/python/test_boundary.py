@@ -1,0 +1,118 @@
+"""Where an iteration ends: learnt from the order in which optimizers step."""
+
+from __future__ import annotations
+
+from typing import Iterator
+
+import pytest
+import torch
+
+from reft._boundary import Boundary
+
+
+class Recorder:
+    def __init__(self, expected: int | None = None) -> None:
+        self.events: list[str] = []
+        self.boundary = Boundary(
+            lambda: self.events.append("gate"),
+            lambda frame: self.events.append("point"),
+            lambda what, error: self.events.append(f"error {what} {error}"),
+            lambda: expected,
+        )
+
+    @property
+    def points(self) -> list[int]:
+        """Numbers of the gates after which a point came."""
+        gates, found = 0, []
+        for event in self.events:
+            gates += event == "gate"
+            if event == "point":
+                found.append(gates)
+        return found
+
+
+def optimizer() -> torch.optim.Optimizer:
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    return torch.optim.SGD([parameter], lr=0.1)
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    made = Recorder()
+    yield made
+    made.boundary.remove()
+
+
+def test_single_optimizer_ends_every_step_from_the_first(recorder: Recorder) -> None:
+    only = optimizer()
+    for _ in range(3):
+        only.step()
+    assert recorder.points == [1, 2, 3]
+
+
+def test_gan_ends_with_the_second_optimizer(recorder: Recorder) -> None:
+    a, b = optimizer(), optimizer()
+    for _ in range(3):
+        a.step()
+        b.step()
+    assert recorder.boundary.closing == 1
+    assert recorder.points == [4, 6]  # known when `a` steps for the second time
+
+
+def test_every_step_of_a_critic_ends_an_iteration(recorder: Recorder) -> None:
+    critic, generator = optimizer(), optimizer()
+    for _ in range(2):
+        for _ in range(3):
+            critic.step()
+        generator.step()
+    assert recorder.boundary.closing == 0
+    assert recorder.events.count("gate") == 8  # the generator's step is a gate and no point
+
+
+def test_restarted_script_waits_for_the_optimizer_that_closed_before() -> None:
+    made = Recorder(expected=1)
+    a, b = optimizer(), optimizer()
+    a.step()
+    b.step()
+    made.boundary.remove()
+    assert made.points == [2]
+
+
+def test_a_step_that_raises_does_not_confuse_the_next(recorder: Recorder) -> None:
+    only = optimizer()
+
+    def closure() -> float:
+        raise RuntimeError("user error")
+
+    with pytest.raises(RuntimeError, match="user error"):
+        only.step(closure)
+    only.step()
+    assert recorder.points[-1:] == [2]
+
+
+def test_an_error_in_a_callback_stays_out_of_training() -> None:
+    errors: list[str] = []
+
+    def fail(*_: object) -> None:
+        raise ValueError("ours")
+
+    made = Boundary(fail, fail, lambda what, error: errors.append(f"{what}: {error}"), lambda: None)
+    optimizer().step()
+    made.remove()
+    assert errors == ["gate: ours", "step: ours"]
+
+
+def test_nested_optimizers_count_once(recorder: Recorder) -> None:
+    class Outer(torch.optim.SGD):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            super().__init__(inner.param_groups[0]["params"], lr=0.1)
+            self.optim = inner
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            self.optim.step()
+
+    outer = Outer(optimizer())
+    for _ in range(2):
+        outer.step()
+    assert recorder.events.count("point") == 2

@@ -1,0 +1,33 @@
+"""Which job a rank belongs to: equal over restarts, different for two jobs."""
+
+from __future__ import annotations
+
+from reft import _job
+
+TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "2", "TORCHELASTIC_RUN_ID": "a/b c", "TORCHELASTIC_RESTART_COUNT": "3"}
+
+
+def test_torchrun_names_job_node_and_attempt() -> None:
+    job = _job.identify(9, 12, "", TORCHRUN)
+    assert (job.id, job.node, job.local_rank, job.local_world, job.attempt, job.nodes) == ("run-a_b_c", 2, 1, 4, 3, 3)
+
+
+def test_explicit_id_wins_and_is_made_safe_for_paths() -> None:
+    assert _job.identify(0, 1, "../../etc", TORCHRUN).id == ".._.._etc"
+    assert "/" not in _job.identify(0, 1, "x/y", {}).id
+
+
+def test_without_a_launcher_the_parent_process_names_the_job() -> None:
+    assert _job.identify(0, 1, "", {}).id == _job.identify(1, 2, "", {}).id
+
+
+def test_two_ports_are_two_jobs() -> None:
+    one = _job.identify(0, 1, "", {"MASTER_ADDR": "h", "MASTER_PORT": "1"})
+    two = _job.identify(0, 1, "", {"MASTER_ADDR": "h", "MASTER_PORT": "2"})
+    assert one.id != two.id
+
+
+def test_slurm() -> None:
+    env = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "3"}
+    job = _job.identify(7, 8, "", env)
+    assert (job.id, job.node, job.local_rank, job.nodes) == ("slurm-77.0", 3, 1, 4)
