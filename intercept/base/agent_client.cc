@@ -5,12 +5,14 @@
 #include <pthread.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
-#include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -18,50 +20,72 @@ namespace reft {
 
 namespace {
 
-using std::chrono::milliseconds;
+using Milliseconds = std::chrono::milliseconds;
+using SteadyTime = std::chrono::steady_clock::time_point;
 
-constexpr milliseconds kFirstBackoff{20};
-constexpr milliseconds kLastBackoff{1000};
-constexpr size_t kMostOpenVotes = 16;
+constexpr Milliseconds kFirstBackoff{20};
+constexpr Milliseconds kLongestBackoff{1000};
+// connect() waits while the backlog of a stopped agent is full.
+constexpr timeval kConnectTimeout{1, 0};
+constexpr size_t kMostOpenVotes = 64;
 
+// The client whose handler runs on this thread.
+thread_local const AgentClient* dispatching_client = nullptr;
+
+Milliseconds until(SteadyTime deadline) {
+  return std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(deadline - std::chrono::steady_clock::now()));
+}
+
+// An empty descriptor means that nobody listens (yet).
 UniqueFd tryConnect(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    throw InvalidArgument("socket path", "'" + path + "'",
-                          "at most " + std::to_string(sizeof(address.sun_path) - 1) +
-                              " bytes; set REFT_RUN_DIR to a shorter directory or REFT_JOB_ID to a shorter name");
+    throw InvalidArgument("path of the agent's socket", "'" + path + "'",
+                          "at most " + std::to_string(sizeof(address.sun_path) - 1) + " bytes; set a shorter REFT_RUN_DIR");
   }
-  std::memcpy(address.sun_path, path.data(), path.size());
+  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket) {
     throw SystemError("socket");
   }
-  if (::connect(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) {
-    return {};
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &kConnectTimeout, sizeof(kConnectTimeout));
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    if (errno == ENOENT || errno == ECONNREFUSED || errno == EAGAIN || errno == EINTR) {
+      return UniqueFd();
+    }
+    throw SystemError("connect " + path);
   }
   ucred peer{};
-  socklen_t length = sizeof(peer);
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.uid != ::geteuid()) {
-    throw PeerFailure("the socket " + path + " belongs to user " + std::to_string(peer.uid) +
-                      ", not to this one; set REFT_RUN_DIR to a directory of your own");
+  socklen_t size = sizeof(peer);
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    throw SystemError("getsockopt SO_PEERCRED");
+  }
+  if (peer.uid != ::geteuid()) {
+    throw Corruption(path + ": whoever listens runs as user " + std::to_string(peer.uid) + ", expected " +
+                     std::to_string(::geteuid()));
   }
   return socket;
 }
 
 }  // namespace
 
-AgentClient::AgentClient(Options options) : options_(std::move(options)) {
+AgentClient::AgentClient(Options options) : options_(std::move(options)), owner_(::getpid()) {
   wake_.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) {
     throw SystemError("eventfd");
   }
   connectOnce(options_.connect_timeout);
   thread_ = std::thread([this] { run(); });
+  ::pthread_setname_np(thread_.native_handle(), "reft-agent-io");
 }
 
 AgentClient::~AgentClient() {
-  stopping_.store(true);
+  if (!ownProcess()) {
+    std::construct_at(&thread_);  // the thread stayed in the parent: nothing to join here
+    return;
+  }
+  stopping_ = true;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
   if (thread_.joinable()) {
@@ -69,155 +93,249 @@ AgentClient::~AgentClient() {
   }
 }
 
-// Leaves a socket that said hello and was welcomed.
-void AgentClient::connectOnce(milliseconds timeout) {
-  const Clock& clock = SteadyClock::instance();
-  const int64_t deadline = clock.nowNs() + std::chrono::nanoseconds(timeout).count();
-  milliseconds backoff = kFirstBackoff;
-  bool started = false;
-  std::string why = "nobody listens";
-  while (!stopping_.load()) {
-    try {
-      UniqueFd socket = tryConnect(options_.socket_path);
-      if (!socket && !started && options_.start_agent) {
-        started = true;
-        options_.start_agent();
-        socket = tryConnect(options_.socket_path);
-      }
-      if (socket) {
-        wire::FrameDecoder decoder;
-        wire::sendFrame(socket.get(), wire::Type::kHello, options_.hello);
-        const int64_t left = std::max<int64_t>(1, (deadline - clock.nowNs()) / 1'000'000);
-        wire::Frame frame = wire::receiveFrame(socket.get(), decoder, milliseconds(left));
-        if (frame.type == wire::Type::kError) {
-          throw Unavailable("the agent refuses this rank: " + frame.payload);
-        }
-        if (frame.type != wire::Type::kWelcome) {
-          throw Corruption("the agent answered hello with message " + std::to_string(static_cast<int>(frame.type)));
-        }
-        const std::lock_guard lock(mutex_);
-        welcome_ = std::move(frame.payload);
-        socket_ = std::move(socket);
-        if (vault_) {
-          wire::sendFrame(socket_.get(), wire::Type::kVaultPut, vault_payload_, vault_.get());
-        }
-        for (const wire::Ballot& ballot : open_votes_) {
-          wire::sendFrame(socket_.get(), wire::Type::kVote, {reinterpret_cast<const char*>(&ballot), sizeof(ballot)});
-        }
-        connected_.store(true);
-        return;
-      }
-    } catch (const PeerFailure& error) {  // an agent that is just ending, or that died between connect and welcome
-      why = error.what();
-    }
-    if (clock.nowNs() >= deadline) {
-      throw Timeout("no agent at " + options_.socket_path + " after " + std::to_string(timeout.count()) + " ms (" + why + ")");
-    }
-    pollfd waiting{wake_.get(), POLLIN, 0};
-    ::poll(&waiting, 1, static_cast<int>(backoff.count()));
-    backoff = std::min(backoff * 2, kLastBackoff);
-  }
-  throw PeerFailure("stopping");
-}
+bool AgentClient::ownProcess() const { return ::getpid() == owner_; }
 
 void AgentClient::handle(wire::Type type, Handler handler) {
-  const std::lock_guard lock(mutex_);
+  if (!ownProcess()) {
+    return;
+  }
+  // A handler that registers handlers already holds the lock.
+  std::unique_lock<std::mutex> running(dispatching_, std::defer_lock);
+  if (dispatching_client != this) {
+    running.lock();
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
   handlers_[type] = std::move(handler);
 }
 
-bool AgentClient::send(wire::Type type, std::string_view payload) {
-  const std::lock_guard lock(mutex_);
-  if (!connected_.load()) {
+bool AgentClient::sendLocked(wire::Type type, std::string_view payload, int fd) {
+  if (!connected_ || !socket_) {
     return false;
   }
   try {
-    wire::sendFrame(socket_.get(), type, payload);
+    wire::sendFrame(socket_.get(), type, payload, fd);
     return true;
-  } catch (const Error&) {
-    return false;  // the receiving thread notices the end of the stream and connects again
+  } catch (const Error& error) {
+    // Part of the frame may be out, so the stream is of no more use. `reft-agent-io` sees the end and connects again.
+    logDebug("intercept", "connection to the agent given up: ", error.what());
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    connected_ = false;
+    return false;
   }
+}
+
+bool AgentClient::send(wire::Type type, std::string_view payload) {
+  if (!ownProcess()) {
+    return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  return sendLocked(type, payload);
 }
 
 void AgentClient::putVault(int fd, const std::string& payload) {
-  const std::lock_guard lock(mutex_);
-  vault_.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
-  if (!vault_) {
-    throw SystemError("duplicating the vault's descriptor");
+  if (!ownProcess()) {
+    return;
   }
+  UniqueFd duplicate(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (!duplicate) {
+    throw SystemError("fcntl F_DUPFD_CLOEXEC");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  vault_ = std::move(duplicate);
   vault_payload_ = payload;
-  if (connected_.load()) {
-    try {
-      wire::sendFrame(socket_.get(), wire::Type::kVaultPut, vault_payload_, vault_.get());
-    } catch (const Error&) {  // handed over after the reconnect
-    }
-  }
+  sendLocked(wire::Type::kVaultPut, vault_payload_, vault_.get());
 }
 
 void AgentClient::vote(const wire::Ballot& ballot) {
-  const std::lock_guard lock(mutex_);
-  open_votes_.push_back(ballot);
-  if (open_votes_.size() > kMostOpenVotes) {
+  if (!ownProcess()) {
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (open_votes_.size() == kMostOpenVotes) {
     open_votes_.erase(open_votes_.begin());
   }
-  if (connected_.load()) {
-    try {
-      wire::sendFrame(socket_.get(), wire::Type::kVote, {reinterpret_cast<const char*>(&ballot), sizeof(ballot)});
-    } catch (const Error&) {  // repeated after the reconnect
-    }
-  }
+  open_votes_.push_back(ballot);
+  sendLocked(wire::Type::kVote, std::string_view(reinterpret_cast<const char*>(&ballot), sizeof(ballot)));
 }
 
-wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire::Type answer, milliseconds timeout) {
-  std::unique_lock lock(mutex_);
-  ++waiting_[answer];
-  answers_.erase(answer);
-  answers_.erase(wire::Type::kError);
-  try {
-    if (!connected_.load()) {
-      throw PeerFailure("the agent is not connected");
-    }
-    wire::sendFrame(socket_.get(), type, payload);
-    const bool came = answered_.wait_for(lock, timeout, [&] {
-      return answers_.count(answer) > 0 || answers_.count(wire::Type::kError) > 0 || !connected_.load();
-    });
-    if (!came) {
-      throw Timeout("the agent did not answer message " + std::to_string(static_cast<int>(type)) + " in " +
-                    std::to_string(timeout.count()) + " ms");
-    }
-    if (answers_.count(answer) == 0) {
-      const auto error = answers_.find(wire::Type::kError);
-      throw PeerFailure(error != answers_.end() ? "the agent answered: " + error->second.payload : "the agent is gone");
-    }
-    wire::Frame frame = std::move(answers_.at(answer));
-    answers_.erase(answer);
-    --waiting_[answer];
-    return frame;
-  } catch (...) {
-    --waiting_[answer];
-    throw;
+wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire::Type answer, Milliseconds timeout) {
+  if (!ownProcess()) {
+    throw PeerFailure("the connection to the agent belongs to the parent process");
   }
+  const SteadyTime deadline = std::chrono::steady_clock::now() + timeout;
+  std::unique_lock<std::mutex> lock(mutex_);
+  // Answers carry no id, so one request per kind of answer is under way at a time.
+  if (!answered_.wait_until(lock, deadline, [&] { return stopping_ || (connected_ && waiting_[answer] == 0); })) {
+    throw Timeout("no connection to the agent within " + std::to_string(timeout.count()) + " ms");
+  }
+  answers_.erase(wire::Type::kError);
+  if (stopping_ || !sendLocked(type, payload)) {
+    throw PeerFailure("the connection to the agent is down");
+  }
+  waiting_[answer] = 1;
+  const uint64_t connection = reconnects_;
+  const bool ended = answered_.wait_until(lock, deadline, [&] {
+    return answers_.count(answer) != 0 || answers_.count(wire::Type::kError) != 0 || stopping_ || !connected_ || reconnects_ != connection;
+  });
+  waiting_[answer] = 0;
+  auto node = answers_.extract(answer);
+  const auto refusal = answers_.extract(wire::Type::kError);
+  if (!node && !ended && connected_) {
+    // A late answer would be taken for the next one's: start over with a new stream.
+    ::shutdown(socket_.get(), SHUT_RDWR);
+    connected_ = false;
+  }
+  answered_.notify_all();
+  if (node) {
+    return std::move(node.mapped());
+  }
+  if (!ended) {
+    throw Timeout("the agent did not answer within " + std::to_string(timeout.count()) + " ms");
+  }
+  throw PeerFailure(refusal ? "the agent answered: " + refusal.mapped().payload : "the agent left before it answered");
 }
 
 void AgentClient::bye() {
-  stopping_.store(true);
-  send(wire::Type::kBye, "{}");
+  if (!ownProcess()) {
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sendLocked(wire::Type::kBye, "{}");
+    stopping_ = true;
+  }
+  answered_.notify_all();
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
 }
 
 std::string AgentClient::welcome() const {
-  const std::lock_guard lock(mutex_);
+  if (!ownProcess()) {
+    return "";
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
   return welcome_;
 }
 
+// Connects, says hello, waits for the welcome, and hands over vault and open votes. Throws when `timeout` has passed.
+void AgentClient::connectOnce(Milliseconds timeout) {
+  const SteadyTime deadline = std::chrono::steady_clock::now() + timeout;
+  std::string why = "nobody listens";
+  for (Milliseconds backoff = kFirstBackoff;; backoff = std::min(backoff * 2, kLongestBackoff)) {
+    try {
+      UniqueFd socket = tryConnect(options_.socket_path);
+      if (!socket && options_.start_agent) {
+        options_.start_agent();
+        socket = tryConnect(options_.socket_path);
+      }
+      if (socket && greet(std::move(socket), std::max(until(deadline), kFirstBackoff))) {
+        return;
+      }
+    } catch (const PeerFailure& error) {  // an agent that is just ending, or that died before its welcome
+      why = error.what();
+    }
+    if (until(deadline).count() == 0) {
+      throw Timeout("no agent at " + options_.socket_path + " after " + std::to_string(timeout.count()) + " ms: " + why);
+    }
+    pollfd poller{wake_.get(), POLLIN, 0};
+    ::poll(&poller, 1, static_cast<int>(std::min(backoff, until(deadline)).count()));
+    if (stopping_) {
+      throw PeerFailure("stopped while connecting");
+    }
+  }
+}
+
+// False if the new connection broke while it was filled.
+bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
+  decoder_ = wire::FrameDecoder();
+  wire::sendFrame(socket.get(), wire::Type::kHello, options_.hello);
+  wire::Frame frame = wire::receiveFrame(socket.get(), decoder_, timeout);
+  if (frame.type == wire::Type::kError) {
+    throw Unavailable("the agent refuses this rank: " + frame.payload);
+  }
+  if (frame.type != wire::Type::kWelcome) {
+    throw Corruption("the agent at " + options_.socket_path + " answered hello with message " +
+                     std::to_string(static_cast<int>(frame.type)) + ", expected welcome (2)");
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool again = !welcome_.empty();
+  welcome_ = std::move(frame.payload);
+  socket_ = std::move(socket);
+  answers_.clear();
+  connected_ = true;
+  bool whole = !vault_ || sendLocked(wire::Type::kVaultPut, vault_payload_, vault_.get());
+  for (const wire::Ballot& ballot : open_votes_) {
+    whole = whole && sendLocked(wire::Type::kVote, std::string_view(reinterpret_cast<const char*>(&ballot), sizeof(ballot)));
+  }
+  if (!whole) {
+    socket_.reset();
+  } else if (again) {
+    ++reconnects_;
+  }
+  answered_.notify_all();
+  return whole;
+}
+
+void AgentClient::disconnect() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    connected_ = false;
+    socket_.reset();
+  }
+  answered_.notify_all();
+}
+
+void AgentClient::run() {
+  Milliseconds backoff = kFirstBackoff;
+  bool warned = false;  // one line for one outage
+  while (!stopping_) {
+    try {
+      if (!socket_) {  // written by this thread only, once it runs
+        connectOnce(options_.connect_timeout);
+        logInfo("intercept", "connected to the agent again");
+        warned = false;
+      }
+      while (auto frame = decoder_.next()) {
+        backoff = kFirstBackoff;
+        dispatch(std::move(*frame));
+      }
+      pollfd pollers[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+      if (::poll(pollers, 2, -1) < 0 && errno != EINTR) {
+        throw SystemError("poll");
+      }
+      if (stopping_) {
+        break;
+      }
+      if ((pollers[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0 && !wire::receiveInto(socket_.get(), decoder_)) {
+        throw PeerFailure("the agent closed the connection");
+      }
+    } catch (const std::exception& error) {
+      if (stopping_) {
+        break;
+      }
+      dispatching_client = nullptr;  // a handler may have thrown
+      logAt("intercept", warned ? LogLevel::kDebug : LogLevel::kWarn, "no connection to the agent: ", error.what(), "; snapshots are not committed meanwhile");
+      warned = true;
+      disconnect();
+      pollfd poller{wake_.get(), POLLIN, 0};
+      ::poll(&poller, 1, static_cast<int>(backoff.count()));
+      backoff = std::min(backoff * 2, kLongestBackoff);
+    }
+  }
+  disconnect();
+}
+
 void AgentClient::dispatch(wire::Frame frame) {
+  std::lock_guard<std::mutex> running(dispatching_);
   Handler handler;
   {
-    const std::lock_guard lock(mutex_);
+    std::lock_guard<std::mutex> lock(mutex_);
     if (frame.type == wire::Type::kOutcome) {
-      if (const auto ballot = wire::decodeBallot(frame.payload)) {
-        std::erase_if(open_votes_, [&](const wire::Ballot& open) {
-          return open.step == ballot->step && open.incarnation == ballot->incarnation;
+      if (const auto outcome = wire::decodeBallot(frame.payload)) {
+        // A commit settles what is older, too: those slots may be reused whatever becomes of them.
+        std::erase_if(open_votes_, [&](const wire::Ballot& vote) {
+          return vote.incarnation == outcome->incarnation &&
+                 (vote.step == outcome->step || (outcome->yes != 0 && vote.step < outcome->step));
         });
       }
     }
@@ -227,63 +345,14 @@ void AgentClient::dispatch(wire::Frame frame) {
       answered_.notify_all();
       return;
     }
-    const auto found = handlers_.find(frame.type);
-    if (found != handlers_.end()) {
+    if (const auto found = handlers_.find(frame.type); found != handlers_.end()) {
       handler = found->second;
     }
   }
   if (handler) {
+    dispatching_client = this;
     handler(frame);
-  }
-}
-
-void AgentClient::run() {
-  ::pthread_setname_np(::pthread_self(), "reft-agent-io");
-  wire::FrameDecoder decoder;
-  while (!stopping_.load()) {
-    int socket = -1;
-    {
-      const std::lock_guard lock(mutex_);
-      socket = socket_.get();
-    }
-    pollfd waiting[2] = {{socket, POLLIN, 0}, {wake_.get(), POLLIN, 0}};
-    if (::poll(waiting, 2, -1) < 0 && errno != EINTR) {
-      return;
-    }
-    if (stopping_.load()) {
-      return;
-    }
-    if (waiting[0].revents == 0) {
-      continue;
-    }
-    bool alive = false;
-    try {
-      alive = wire::receiveInto(socket, decoder);
-      while (auto frame = decoder.next()) {
-        dispatch(std::move(*frame));
-      }
-    } catch (const std::exception& error) {
-      logWarn("intercept", "connection to the agent: ", error.what());
-      alive = false;
-    }
-    if (alive) {
-      continue;
-    }
-    connected_.store(false);
-    answered_.notify_all();
-    decoder = {};
-    while (!stopping_.load()) {
-      try {
-        connectOnce(options_.connect_timeout);
-        reconnects_.fetch_add(1);
-        logInfo("intercept", "connected to a new agent");
-        break;
-      } catch (const std::exception& error) {
-        if (!stopping_.load()) {
-          logWarn("intercept", "no agent: ", error.what(), "; snapshots are not committed meanwhile");
-        }
-      }
-    }
+    dispatching_client = nullptr;
   }
 }
 

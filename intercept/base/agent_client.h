@@ -4,8 +4,9 @@
 // was put() before, so a new agent ends up with every live vault. Votes that were not answered are sent again.
 //
 // Threads: send(), put(), request() from any thread. Handlers run on `reft-agent-io`, must not block and must not take the GIL.
-// Errors:  the constructor throws Timeout or Corruption if no agent answers in time, or what answers is not one. Later the
-//          client never throws: connected() says how it is, dropped messages are counted.
+// Errors:  the constructor throws Timeout or Corruption if no agent answers in time, or what answers is not one, Unavailable if
+//          start_agent cannot start one or the agent refuses. Later only request() throws: connected() says how it
+//          is. In a forked child every method does nothing (request() throws).
 #pragma once
 
 #include <atomic>
@@ -17,6 +18,8 @@
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <sys/types.h>
 
 #include "intercept/base/wire.h"
 
@@ -36,7 +39,7 @@ class AgentClient {
   explicit AgentClient(Options options);
   ~AgentClient();  // says nothing: a rank that ends cleanly calls bye() before
 
-  // Registers before messages of that type may arrive; later calls replace.
+  // Registers before messages of that type may arrive; later calls replace, and return when the old handler has returned.
   void handle(wire::Type type, Handler handler);
 
   // Sends or queues; returns false if the connection is down (the message is lost unless it is a vote).
@@ -56,10 +59,18 @@ class AgentClient {
 
  private:
   void connectOnce(std::chrono::milliseconds timeout);
+  bool greet(UniqueFd socket, std::chrono::milliseconds timeout);
   void run();
   void dispatch(wire::Frame frame);
 
+  bool sendLocked(wire::Type type, std::string_view payload, int fd = -1);
+  void disconnect();
+  bool ownProcess() const;  // false in a forked child, which has no thread and must leave the connection alone
+
   Options options_;
+  const pid_t owner_;
+  std::mutex dispatching_;  // held while a handler runs, so that handle() returns only when the old one is done
+  wire::FrameDecoder decoder_;  // of the newest connection; constructor, then `reft-agent-io` only
   mutable std::mutex mutex_;
   std::condition_variable answered_;
   UniqueFd socket_;

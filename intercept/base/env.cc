@@ -1,9 +1,10 @@
 #include "intercept/base/env.h"
 
 #include <algorithm>
-#include <cmath>
+#include <charconv>
 #include <cstdlib>
-#include <sstream>
+#include <limits>
+#include <stdexcept>
 
 #include "intercept/base/error.h"
 
@@ -11,62 +12,72 @@ namespace reft {
 
 namespace {
 
-std::vector<std::string> split(const std::string& text, const std::string& separator) {
-  std::vector<std::string> parts;
-  size_t from = 0;
-  for (size_t at = text.find(separator); at != std::string::npos; at = text.find(separator, from)) {
-    parts.push_back(text.substr(from, at - from));
-    from = at + separator.size();
-  }
-  parts.push_back(text.substr(from));
-  return parts;
-}
-
-[[noreturn]] void malformed(const EnvRow& row, const std::string& text) {
-  throw InvalidArgument(row.name, "'" + text + "'", row.allowed);
-}
-
-// "4M" → 4194304. Binary suffixes; nullopt-like -1 for anything else.
-int64_t parseBytes(const std::string& text) {
-  size_t used = 0;
-  double value = -1;
-  try {
-    value = std::stod(text, &used);
-  } catch (const std::exception&) {
-    return -1;
-  }
-  const std::string suffix = text.substr(used);
+// Binary suffixes; empty on anything that is not a whole non-negative number with at most one of them.
+std::optional<int64_t> bytesOf(std::string_view text) {
   int shift = 0;
-  if (suffix == "K" || suffix == "KiB") {
-    shift = 10;
-  } else if (suffix == "M" || suffix == "MiB") {
-    shift = 20;
-  } else if (suffix == "G" || suffix == "GiB") {
-    shift = 30;
-  } else if (suffix == "T" || suffix == "TiB") {
-    shift = 40;
-  } else if (!suffix.empty() && suffix != "B") {
-    return -1;
+  if (!text.empty()) {
+    constexpr std::string_view kSuffixes = "KMGT";
+    const char upper = text.back() >= 'a' ? static_cast<char>(text.back() - 'a' + 'A') : text.back();
+    if (const size_t at = kSuffixes.find(upper); at != std::string_view::npos) {
+      shift = 10 * static_cast<int>(at + 1);
+      text.remove_suffix(1);
+    }
   }
-  const double bytes = value * std::ldexp(1.0, shift);
-  return std::isfinite(bytes) && bytes >= 0 && bytes < 9e18 ? static_cast<int64_t>(bytes) : -1;
+  int64_t number = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (text.empty() || code != std::errc() || end != text.data() + text.size() || number < 0 ||
+      number > (std::numeric_limits<int64_t>::max() >> shift)) {
+    return std::nullopt;
+  }
+  return number << shift;
 }
 
-// Bounds of "2..3" (with byte suffixes); no bounds: everything ≥ 0.
-std::pair<double, double> bounds(const EnvRow& row) {
-  const auto ends = split(row.allowed, "..");
-  if (ends.size() != 2) {
-    return {0, 9e18};
-  }
-  const auto value = [&](const std::string& text) {
-    return row.kind == EnvRow::kBytes ? static_cast<double>(parseBytes(text)) : std::stod(text);
-  };
-  return {value(ends[0]), value(ends[1])};
+std::optional<int64_t> integerOf(std::string_view text) {
+  int64_t number = 0;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
+  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
 }
 
-size_t editDistance(const std::string& a, const std::string& b) {
+std::optional<double> secondsOf(std::string_view text) {
+  double number = 0;
+  const auto [end, code] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+}
+
+// "lo..hi" of the table; what has no range allows every value.
+template <typename Number>
+bool inRange(std::string_view allowed, std::optional<Number> (*parse)(std::string_view), Number number) {
+  const size_t dots = allowed.find("..");
+  if (dots == std::string_view::npos) {
+    return true;
+  }
+  const auto low = parse(allowed.substr(0, dots));
+  const auto high = parse(allowed.substr(dots + 2));
+  return low && high && number >= *low && number <= *high;
+}
+
+bool isChoice(std::string_view allowed, std::string_view text) {
+  for (size_t begin = 0; begin <= allowed.size();) {
+    const size_t end = std::min(allowed.find('|', begin), allowed.size());
+    if (allowed.substr(begin, end - begin) == text) {
+      return true;
+    }
+    begin = end + 1;
+  }
+  return false;
+}
+
+bool isName(std::string_view text) {
+  return std::all_of(text.begin(), text.end(), [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+  }) && text != "." && text != "..";
+}
+
+// Edits of one character (Levenshtein).
+size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
-  for (size_t j = 0; j <= b.size(); ++j) {
+  for (size_t j = 0; j < row.size(); ++j) {
     row[j] = j;
   }
   for (size_t i = 1; i <= a.size(); ++i) {
@@ -74,78 +85,58 @@ size_t editDistance(const std::string& a, const std::string& b) {
     row[0] = i;
     for (size_t j = 1; j <= b.size(); ++j) {
       const size_t above = row[j];
-      row[j] = std::min({row[j] + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      row[j] = std::min({above + 1, row[j - 1] + 1, diagonal + (a[i - 1] == b[j - 1] ? 0 : 1)});
       diagonal = above;
     }
   }
-  return row.back();
+  return row[b.size()];
 }
 
 }  // namespace
 
 const std::vector<EnvRow>& Env::table() {
-  static const std::vector<EnvRow> rows = {
 #define REFT_ENV_ROW(member, name, kind, default_text, allowed, sentence) \
-  {#member, name, EnvRow::kind, default_text, allowed, sentence},
-      REFT_ENV_TABLE(REFT_ENV_ROW)
+  EnvRow{#member, name, EnvRow::kind, default_text, allowed, sentence},
+  static const std::vector<EnvRow> rows = {REFT_ENV_TABLE(REFT_ENV_ROW)};
 #undef REFT_ENV_ROW
-  };
   return rows;
 }
 
 Env Env::parse(const Lookup& lookup) {
   Env env;
   for (const EnvRow& row : table()) {
-    const auto given = lookup(row.name);
-    // An empty value is an unset one: launchers like to export empty strings.
-    Value value{given && !given->empty() ? *given : row.default_text, 0, 0};
-    const std::string& text = value.text;
-    size_t used = 0;
+    const std::optional<std::string> given = lookup(row.name);
+    // A variable that is set but empty counts as not set: that is how job files switch one off.
+    Value value;
+    value.text = given && !given->empty() ? *given : row.default_text;
+    bool good = true;
     switch (row.kind) {
       case EnvRow::kFlag:
-        if (text != "0" && text != "1") {
-          malformed(row, text);
-        }
-        value.integer = text == "1" ? 1 : 0;
-        break;
-      case EnvRow::kInt:
-        try {
-          value.integer = std::stoll(text, &used);
-        } catch (const std::exception&) {
-          used = 0;
-        }
-        if (used == 0 || used != text.size() || static_cast<double>(value.integer) < bounds(row).first ||
-            static_cast<double>(value.integer) > bounds(row).second) {
-          malformed(row, text);
-        }
-        break;
-      case EnvRow::kBytes:
-        value.integer = parseBytes(text);
-        if (value.integer < 0 || static_cast<double>(value.integer) < bounds(row).first ||
-            static_cast<double>(value.integer) > bounds(row).second) {
-          malformed(row, text);
-        }
-        break;
-      case EnvRow::kSeconds:
-        try {
-          value.seconds = std::stod(text, &used);
-        } catch (const std::exception&) {
-          used = 0;
-        }
-        // Negated, so that NaN is malformed as well.
-        if (used == 0 || used != text.size() ||
-            !(value.seconds >= bounds(row).first && value.seconds <= bounds(row).second)) {
-          malformed(row, text);
-        }
-        break;
-      case EnvRow::kChoice: {
-        const auto choices = split(row.allowed, "|");
-        if (std::find(choices.begin(), choices.end(), text) == choices.end()) {
-          malformed(row, text);
-        }
+      case EnvRow::kChoice: good = isChoice(row.allowed, value.text); break;
+      case EnvRow::kInt: {
+        const auto number = integerOf(value.text);
+        good = number && inRange(row.allowed, integerOf, *number);
+        value.integer = number.value_or(0);
         break;
       }
-      case EnvRow::kText: break;
+      case EnvRow::kBytes: {
+        const auto number = bytesOf(value.text);
+        good = number && inRange(row.allowed, bytesOf, *number);
+        value.integer = number.value_or(0);
+        break;
+      }
+      case EnvRow::kSeconds: {
+        const auto number = secondsOf(value.text);
+        good = number && inRange(row.allowed, secondsOf, *number);
+        value.seconds = number.value_or(0);
+        break;
+      }
+      case EnvRow::kText:
+        good = std::string_view(row.allowed) != "letters, digits, . _ -" || isName(value.text);
+        break;
+    }
+    if (!good) {
+      throw InvalidArgument(row.name, "'" + value.text + "'", row.allowed);
     }
     env.values_.push_back(std::move(value));
   }
@@ -154,46 +145,55 @@ Env Env::parse(const Lookup& lookup) {
 
 Env Env::parse() {
   return parse([](const std::string& name) -> std::optional<std::string> {
-    const char* text = std::getenv(name.c_str());
-    return text == nullptr ? std::nullopt : std::optional<std::string>(text);
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
   });
 }
 
 std::vector<std::pair<std::string, std::string>> Env::unknown(const std::vector<std::string>& names) {
-  constexpr size_t kNear = 4;
   std::vector<std::pair<std::string, std::string>> result;
   for (const std::string& name : names) {
-    size_t nearest = kNear + 1;
-    std::string suggestion;
+    if (name.compare(0, 5, "REFT_") != 0) {
+      continue;
+    }
+    std::string nearest;
+    size_t least = std::max<size_t>(2, name.size() / 4) + 1;
     for (const EnvRow& row : table()) {
-      const size_t distance = editDistance(name, row.name);
-      if (distance < nearest) {
-        nearest = distance;
-        suggestion = row.name;
+      const size_t edits = distance(name, row.name);
+      if (edits < least) {
+        least = edits;
+        nearest = row.name;
       }
     }
-    if (name.rfind("REFT_", 0) == 0 && nearest > 0) {
-      result.emplace_back(name, suggestion);
+    if (least != 0) {
+      result.emplace_back(name, nearest);
     }
   }
   return result;
 }
 
 const Env::Value& Env::value(std::string_view member, std::initializer_list<EnvRow::Kind> kinds) const {
-  for (size_t i = 0; i < table().size(); ++i) {
-    const EnvRow& row = table()[i];
-    if (member == row.member && std::find(kinds.begin(), kinds.end(), row.kind) != kinds.end()) {
-      return values_[i];
+  const auto& rows = table();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (member == rows[i].member) {
+      if (std::find(kinds.begin(), kinds.end(), rows[i].kind) == kinds.end()) {
+        throw std::logic_error("environment member '" + std::string(member) + "' is of another kind");
+      }
+      return values_.at(i);
     }
   }
-  throw InvalidArgument("setting", std::string(member), "a member of REFT_ENV_TABLE of this kind");
+  throw std::logic_error("environment has no member '" + std::string(member) + "'");
 }
 
-bool Env::flag(std::string_view member) const { return value(member, {EnvRow::kFlag}).integer != 0; }
+bool Env::flag(std::string_view member) const { return value(member, {EnvRow::kFlag}).text == "1"; }
+
 int64_t Env::integer(std::string_view member) const { return value(member, {EnvRow::kInt, EnvRow::kBytes}).integer; }
+
 double Env::seconds(std::string_view member) const { return value(member, {EnvRow::kSeconds}).seconds; }
+
 const std::string& Env::text(std::string_view member) const {
-  return value(member, {EnvRow::kFlag, EnvRow::kInt, EnvRow::kSeconds, EnvRow::kBytes, EnvRow::kChoice, EnvRow::kText}).text;
+  return value(member, {EnvRow::kFlag, EnvRow::kInt, EnvRow::kSeconds, EnvRow::kBytes, EnvRow::kChoice, EnvRow::kText})
+      .text;
 }
 
 }  // namespace reft

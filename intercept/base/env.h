@@ -42,7 +42,7 @@ namespace reft {
   X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", "Records in a rank's op log.") \
   X(connect_sec, "REFT_CONNECT_SEC", kSeconds, "10", "0.1..600", "How long a rank waits for the agent of its node before it trains without snapshots.") \
   X(fault_attempt, "REFT_FAULT_ATTEMPT", kInt, "0", "0..1000000", "Testing: the restart count in which REFT_FAULT fires.") \
-  X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", "Testing: at the named point of the step, `kill` the rank, or `stop`, `raise`, `exit` it.") \
+  X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
   X(banner, "REFT_BANNER", kFlag, "1", "0|1", "The two lines at start.")
 
 struct EnvRow {

@@ -4,131 +4,129 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <iterator>
+#include <memory>
 #include <optional>
-#include <sstream>
+#include <string_view>
 #include <vector>
 
 #include "intercept/base/error.h"
+#include "intercept/base/log.h"
 
 namespace reft {
 
-namespace fault_detail {
-
-std::atomic<bool> armed{false};
-
 namespace {
 
-enum class Action : uint8_t { kKill, kStop, kExit, kAbort };
+constexpr const char* kPointNames[] = {
+#define REFT_FAULT_NAME(name) #name,
+    REFT_FAULT_POINTS(REFT_FAULT_NAME)
+#undef REFT_FAULT_NAME
+};
+constexpr const char* kActionNames[] = {"kill", "stop", "exit", "abort"};
+constexpr size_t kKill = 0, kStop = 1, kExit = 2;
 
 struct Rule {
-  std::optional<int64_t> step;
-  FaultPoint point;
-  Action action;
+  std::optional<int64_t> step;  // empty: any
+  FaultPoint point = FaultPoint::capture;
+  size_t action = kKill;
+  std::atomic<bool> spent{false};
 };
+using Rules = std::vector<std::unique_ptr<Rule>>;
 
-// Written before `armed` is set, then only read.
-std::vector<Rule>& rules() {
-  static auto* list = new std::vector<Rule>;
-  return *list;
+// Replaced as a whole and never freed: another thread may stand in hit().
+std::atomic<Rules*> rules{nullptr};
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts(1);
+  for (const char c : text) {
+    if (c == separator) {
+      parts.emplace_back();
+    } else {
+      parts.back() += c;
+    }
+  }
+  return parts;
+}
+
+template <size_t N>
+size_t indexOf(const char* const (&names)[N], const std::string& name, const std::string& spec) {
+  std::string allowed;
+  for (size_t i = 0; i < N; ++i) {
+    if (name == names[i]) {
+      return i;
+    }
+    allowed += (i == 0 ? "" : ", ") + std::string(names[i]);
+  }
+  throw InvalidArgument("REFT_FAULT", "'" + spec + "' with '" + name + "'", allowed);
+}
+
+std::optional<int64_t> numberOrAny(const std::string& text, const std::string& spec) {
+  if (text == "*") {
+    return std::nullopt;
+  }
+  if (text.empty() || text.size() > 18 || text.find_first_not_of("0123456789") != std::string::npos) {
+    throw InvalidArgument("REFT_FAULT", "'" + spec + "'", "rank:step:point:action[;…] with rank and step a number or *");
+  }
+  return std::stoll(text);
+}
+
+// The fault fires in one attempt of torchrun, so that a restarted rank is not killed again.
+bool thisAttempt() {
+  const char* wanted = std::getenv("REFT_FAULT_ATTEMPT");
+  const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  return std::atoll(wanted == nullptr ? "0" : wanted) == std::atoll(attempt == nullptr ? "0" : attempt);
 }
 
 }  // namespace
 
-void hit(FaultPoint point, int64_t step) noexcept {
-  for (const Rule& rule : rules()) {
-    if (rule.point != point || (rule.step && *rule.step != step)) {
-      continue;
-    }
-    switch (rule.action) {
-      case Action::kKill: ::kill(::getpid(), SIGKILL); break;
-      case Action::kStop: ::kill(::getpid(), SIGSTOP); break;
-      case Action::kExit: ::_exit(17);
-      case Action::kAbort: std::abort();
-    }
-  }
-}
-
-}  // namespace fault_detail
-
-namespace {
-
-constexpr const char* kForm = "rank:step:point:action[;…], rank and step may be *, action kill|stop|exit|abort";
-
-int64_t number(const std::string& text, const std::string& spec) {
-  size_t used = 0;
-  int64_t value = -1;
-  try {
-    value = std::stoll(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (used == 0 || used != text.size()) {
-    throw InvalidArgument("REFT_FAULT", "'" + spec + "'", kForm);
-  }
-  return value;
-}
-
-int64_t fromEnvironment(const char* name) {
-  const char* text = std::getenv(name);
-  return text == nullptr || *text == '\0' ? 0 : std::strtoll(text, nullptr, 10);
-}
-
-}  // namespace
+std::atomic<bool> fault_detail::armed{false};
 
 void configureFaults(const std::string& spec, int rank) {
-  using fault_detail::Action;
-  fault_detail::armed.store(false);
-  std::vector<fault_detail::Rule> rules;
-  std::istringstream parts(spec);
-  for (std::string part; std::getline(parts, part, ';');) {
+  auto parsed = std::make_unique<Rules>();
+  for (const std::string& part : split(spec, ';')) {
     if (part.empty()) {
       continue;
     }
-    std::vector<std::string> fields;
-    std::istringstream pieces(part);
-    for (std::string field; std::getline(pieces, field, ':');) {
-      fields.push_back(field);
-    }
+    const std::vector<std::string> fields = split(part, ':');
     if (fields.size() != 4) {
-      throw InvalidArgument("REFT_FAULT", "'" + spec + "'", kForm);
+      throw InvalidArgument("REFT_FAULT", "'" + part + "'", "rank:step:point:action[;…]");
     }
-    fault_detail::Rule rule{};
-    if (fields[1] != "*") {
-      rule.step = number(fields[1], spec);
+    auto rule = std::make_unique<Rule>();
+    const auto rule_rank = numberOrAny(fields[0], part);
+    rule->step = numberOrAny(fields[1], part);
+    rule->point = static_cast<FaultPoint>(indexOf(kPointNames, fields[2], part));
+    rule->action = indexOf(kActionNames, fields[3], part);
+    if (!rule_rank || *rule_rank == rank) {
+      parsed->push_back(std::move(rule));
     }
-    bool known = false;
-#define REFT_FAULT_MATCH(name)       \
-  if (fields[2] == #name) {          \
-    rule.point = FaultPoint::name;   \
-    known = true;                    \
   }
-    REFT_FAULT_POINTS(REFT_FAULT_MATCH)
-#undef REFT_FAULT_MATCH
-    const std::string& action = fields[3];
-    if (action == "kill") {
-      rule.action = Action::kKill;
-    } else if (action == "stop") {
-      rule.action = Action::kStop;
-    } else if (action == "exit") {
-      rule.action = Action::kExit;
-    } else if (action == "abort") {
-      rule.action = Action::kAbort;
+  const bool armed = !parsed->empty() && thisAttempt();
+  fault_detail::armed.store(false);
+  rules.store(parsed.release());
+  fault_detail::armed.store(armed);
+}
+
+void fault_detail::hit(FaultPoint point, int64_t step) noexcept {
+  const Rules* current = rules.load();
+  if (current == nullptr) {
+    return;
+  }
+  for (const auto& rule : *current) {
+    if (rule->point != point || (rule->step && *rule->step != step) || rule->spent.exchange(true)) {
+      continue;
+    }
+    logWarn("intercept", "fault point ", kPointNames[static_cast<size_t>(point)], " of step ", step, ": ",
+            kActionNames[rule->action]);
+    if (rule->action == kKill) {
+      ::kill(::getpid(), SIGKILL);
+    } else if (rule->action == kStop) {
+      ::kill(::getpid(), SIGSTOP);
+    } else if (rule->action == kExit) {
+      ::_exit(17);
     } else {
-      known = false;
-    }
-    if (!known) {
-      throw InvalidArgument("REFT_FAULT", "'" + spec + "'", kForm);
-    }
-    if (fields[0] == "*" || number(fields[0], spec) == rank) {
-      rules.push_back(rule);
+      std::abort();
     }
   }
-  // A restarted rank must not die of the same rule again.
-  if (fromEnvironment("REFT_FAULT_ATTEMPT") != fromEnvironment("TORCHELASTIC_RESTART_COUNT")) {
-    rules.clear();
-  }
-  fault_detail::rules() = std::move(rules);
-  fault_detail::armed.store(!fault_detail::rules().empty());
 }
 
 }  // namespace reft

@@ -1,7 +1,7 @@
 // Fault points: places in the code where a test makes this rank die, addressed by (rank, step, point).
 //
-// REFT_FAULT="rank:step:point:action[;…]", rank and step may be `*`, `step` counts snapshot steps; the whole spec fires only in the
-// incarnation REFT_FAULT_ATTEMPT (default: attempt 0 of torchrun), so that a restarted rank is not killed again.
+// REFT_FAULT="rank:step:point:action[;…]": rank and step may be `*`, action is kill, stop, exit or abort, `step` counts snapshot steps; the whole spec fires only in the
+// attempt REFT_FAULT_ATTEMPT of torchrun (default: 0, the first start), so that a restarted rank is not killed again.
 // Cost when unused: one relaxed load.
 //
 // Threads: any. Errors: configure() throws InvalidArgument for a malformed spec.

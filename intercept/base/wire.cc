@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <cstring>
@@ -13,22 +14,30 @@ namespace reft::wire {
 
 namespace {
 
-constexpr size_t kMaxFdsPerMessage = 8;
-constexpr size_t kCompactAt = size_t{1} << 20;
+constexpr size_t kReadBytes = 64 << 10;
+// Descriptors that may wait for their frame; more come only from a peer that wants to exhaust ours.
+constexpr size_t kMaxWaitingFds = 16;
+constexpr size_t kMaxFdsPerRead = 4;
+// A peer that is stopped must not stop the sender for longer.
+constexpr int kSendTimeoutMs = 1000;
+
+Header headerOf(Type type, size_t payload_bytes) {
+  if (payload_bytes > kMaxPayload) {
+    throw InvalidArgument("payload of a frame", std::to_string(payload_bytes) + " bytes",
+                          "0.." + std::to_string(kMaxPayload));
+  }
+  return {kMagic, kVersion, static_cast<uint16_t>(type), static_cast<uint32_t>(payload_bytes), 0};
+}
 
 bool carriesFd(Type type) { return type == Type::kVaultPut || type == Type::kVaultFd; }
 
 }  // namespace
 
 std::string encode(Type type, std::string_view payload) {
-  if (payload.size() > kMaxPayload) {
-    throw InvalidArgument("payload", std::to_string(payload.size()) + " bytes", "at most " + std::to_string(kMaxPayload));
-  }
-  const Header header{kMagic, kVersion, static_cast<uint16_t>(type), static_cast<uint32_t>(payload.size()), 0};
-  std::string bytes(sizeof(header), '\0');
-  std::memcpy(bytes.data(), &header, sizeof(header));
-  bytes.append(payload);
-  return bytes;
+  const Header header = headerOf(type, payload.size());
+  std::string frame(reinterpret_cast<const char*>(&header), sizeof(header));
+  frame += payload;
+  return frame;
 }
 
 std::string encode(Type type, const Ballot& ballot) {
@@ -36,16 +45,19 @@ std::string encode(Type type, const Ballot& ballot) {
 }
 
 std::optional<Ballot> decodeBallot(std::string_view payload) {
-  if (payload.size() != sizeof(Ballot)) {
+  Ballot ballot;
+  if (payload.size() != sizeof(ballot)) {
     return std::nullopt;
   }
-  Ballot ballot;
   std::memcpy(&ballot, payload.data(), sizeof(ballot));
   return ballot;
 }
 
 void FrameDecoder::feed(const void* data, size_t bytes) {
-  if (consumed_ > kCompactAt) {
+  if (consumed_ == buffer_.size()) {
+    buffer_.clear();
+    consumed_ = 0;
+  } else if (consumed_ > kReadBytes) {
     buffer_.erase(0, consumed_);
     consumed_ = 0;
   }
@@ -53,31 +65,32 @@ void FrameDecoder::feed(const void* data, size_t bytes) {
 }
 
 std::optional<Frame> FrameDecoder::next() {
-  if (buffer_.size() - consumed_ < sizeof(Header)) {
-    return std::nullopt;
+  if (fds_.size() > kMaxWaitingFds) {
+    throw Corruption("frame stream: more than " + std::to_string(kMaxWaitingFds) + " descriptors without a frame for them");
   }
   Header header;
+  if (buffer_.size() - consumed_ < sizeof(header)) {
+    return std::nullopt;
+  }
   std::memcpy(&header, buffer_.data() + consumed_, sizeof(header));
   if (header.magic != kMagic) {
-    throw Corruption("frame: the peer does not speak reft's protocol (magic)");
+    throw Corruption("frame stream: magic is " + std::to_string(header.magic) + ", expected " + std::to_string(kMagic));
   }
   if (header.version != kVersion) {
-    throw Corruption("frame: protocol version " + std::to_string(header.version) + ", this build speaks " +
-                     std::to_string(kVersion));
+    throw Corruption("frame stream: version is " + std::to_string(header.version) + ", expected " +
+                     std::to_string(kVersion) + "; the agent and the ranks must run the same version of reft");
   }
   if (header.payload_bytes > kMaxPayload) {
-    throw Corruption("frame: payload of " + std::to_string(header.payload_bytes) + " bytes, at most " +
-                     std::to_string(kMaxPayload) + " are allowed");
+    throw Corruption("frame stream: payload of " + std::to_string(header.payload_bytes) + " bytes, at most " +
+                     std::to_string(kMaxPayload) + " expected");
   }
   if (buffer_.size() - consumed_ - sizeof(header) < header.payload_bytes) {
     return std::nullopt;
   }
-  Frame frame{static_cast<Type>(header.type), buffer_.substr(consumed_ + sizeof(header), header.payload_bytes), {}};
+  Frame frame;
+  frame.type = static_cast<Type>(header.type);
+  frame.payload.assign(buffer_, consumed_ + sizeof(header), header.payload_bytes);
   consumed_ += sizeof(header) + header.payload_bytes;
-  if (consumed_ == buffer_.size()) {
-    buffer_.clear();
-    consumed_ = 0;
-  }
   if (carriesFd(frame.type) && !fds_.empty()) {
     frame.fd = std::move(fds_.front());
     fds_.pop_front();
@@ -86,54 +99,67 @@ std::optional<Frame> FrameDecoder::next() {
 }
 
 void sendFrame(int socket, Type type, std::string_view payload, int fd_to_send) {
-  const std::string bytes = encode(type, payload);
-  size_t sent = 0;
-  while (sent < bytes.size()) {
-    iovec part{const_cast<char*>(bytes.data()) + sent, bytes.size() - sent};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    if (fd_to_send >= 0 && sent == 0) {
-      message.msg_control = control;
-      message.msg_controllen = sizeof(control);
-      cmsghdr* head = CMSG_FIRSTHDR(&message);
-      head->cmsg_level = SOL_SOCKET;
-      head->cmsg_type = SCM_RIGHTS;
-      head->cmsg_len = CMSG_LEN(sizeof(int));
-      std::memcpy(CMSG_DATA(head), &fd_to_send, sizeof(int));
-    }
-    const ssize_t done = ::sendmsg(socket, &message, MSG_NOSIGNAL);
-    if (done >= 0) {
-      sent += static_cast<size_t>(done);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      pollfd waiting{socket, POLLOUT, 0};
-      if (::poll(&waiting, 1, 1000) == 0) {
-        throw Timeout("the other side of the socket does not read");
+  Header header = headerOf(type, payload.size());
+  iovec parts[2] = {{&header, sizeof(header)}, {const_cast<char*>(payload.data()), payload.size()}};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = 2;
+  if (fd_to_send >= 0) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(rights), &fd_to_send, sizeof(int));
+  }
+  size_t left = sizeof(header) + payload.size();
+  while (left > 0) {
+    const ssize_t sent = ::sendmsg(socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0) {
+      if (errno == EINTR) {
+        continue;
       }
-    } else if (errno == EPIPE || errno == ECONNRESET) {
-      throw PeerFailure("the other side of the socket is gone");
-    } else if (errno != EINTR) {
+      if (errno == EPIPE || errno == ECONNRESET) {
+        throw PeerFailure("the other end of the socket is closed");
+      }
+      if (errno == EAGAIN) {
+        pollfd poller{socket, POLLOUT, 0};
+        if (::poll(&poller, 1, kSendTimeoutMs) == 0) {
+          throw Timeout("the other end of the socket does not read");
+        }
+        continue;
+      }
       throw SystemError("sendmsg");
+    }
+    message.msg_control = nullptr;  // the descriptor rode on the first byte
+    message.msg_controllen = 0;
+    left -= static_cast<size_t>(sent);
+    for (size_t skip = static_cast<size_t>(sent); iovec& part : parts) {
+      const size_t taken = std::min(skip, part.iov_len);
+      part.iov_base = static_cast<char*>(part.iov_base) + taken;
+      part.iov_len -= taken;
+      skip -= taken;
     }
   }
 }
 
 bool receiveInto(int socket, FrameDecoder& decoder) {
-  char buffer[65536];
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * kMaxFdsPerMessage)];
-  iovec part{buffer, sizeof(buffer)};
+  thread_local std::vector<char> bytes(kReadBytes);
+  alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerRead * sizeof(int))];
+  iovec part{bytes.data(), bytes.size()};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control;
   message.msg_controllen = sizeof(control);
-  ssize_t got = 0;
+  ssize_t count;
   do {
-    got = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
-  } while (got < 0 && errno == EINTR);
-  if (got < 0) {
-    if (errno == EAGAIN || errno == EWOULDBLOCK) {
+    count = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+  } while (count < 0 && errno == EINTR);
+  if (count < 0) {
+    if (errno == EAGAIN) {
       return true;
     }
     if (errno == ECONNRESET) {
@@ -141,37 +167,41 @@ bool receiveInto(int socket, FrameDecoder& decoder) {
     }
     throw SystemError("recvmsg");
   }
-  for (cmsghdr* head = CMSG_FIRSTHDR(&message); head != nullptr; head = CMSG_NXTHDR(&message, head)) {
-    if (head->cmsg_level != SOL_SOCKET || head->cmsg_type != SCM_RIGHTS) {
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
       continue;
     }
-    for (size_t i = 0; i < (head->cmsg_len - CMSG_LEN(0)) / sizeof(int); ++i) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(head) + i * sizeof(int), sizeof(int));
+    const size_t fds = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < fds; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof(int));
       decoder.feedFd(UniqueFd(fd));
     }
   }
-  if (got == 0) {
+  if (count == 0) {
     return false;
   }
-  decoder.feed(buffer, static_cast<size_t>(got));
+  decoder.feed(bytes.data(), static_cast<size_t>(count));
   return true;
 }
 
 Frame receiveFrame(int socket, FrameDecoder& decoder, std::chrono::milliseconds timeout) {
-  const int64_t deadline = SteadyClock::instance().nowNs() + std::chrono::nanoseconds(timeout).count();
-  while (true) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
+  for (;;) {
     if (auto frame = decoder.next()) {
       return std::move(*frame);
     }
-    const int64_t left_ms = (deadline - SteadyClock::instance().nowNs() + 999'999) / 1'000'000;
-    pollfd waiting{socket, POLLIN, 0};
-    const int ready = left_ms <= 0 ? 0 : ::poll(&waiting, 1, static_cast<int>(left_ms));
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    pollfd poller{socket, POLLIN, 0};
+    const int ready = left.count() <= 0 ? 0 : ::poll(&poller, 1, static_cast<int>(std::min<int64_t>(left.count(), 1 << 30)));
+    if (ready < 0 && errno != EINTR) {
+      throw SystemError("poll");
+    }
     if (ready == 0) {
-      throw Timeout("no answer over the socket in " + std::to_string(timeout.count()) + " ms");
+      throw Timeout("no answer within " + std::to_string(timeout.count()) + " ms");
     }
     if (ready > 0 && !receiveInto(socket, decoder)) {
-      throw PeerFailure("the other side closed the socket");
+      throw PeerFailure("the other end of the socket closed it");
     }
   }
 }
