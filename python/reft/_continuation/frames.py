@@ -1,0 +1,358 @@
+"""Captures the loop frames of an unchanged script and restores them in the process that takes its place.
+
+Both calls are made at the same program point, inside the optimizer's step post-hook. Frames are the same if their code
+hashes and the instruction in progress are; then locals, cells, the globals that the loop touches and the value stack
+(loop iterators, half-evaluated expressions) are plain data to copy out and write in.
+
+Threads: the training thread. Errors: `FrameMismatch`, always before the first write.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from typing import Any
+
+from . import values
+from .bytecode import Unsupported, analyse, global_names
+from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
+
+_VERSION = 1
+_CO_OPTIMIZED = 1
+
+# Frames of these packages are on the path but hold nothing of the script's.
+_INTERNAL = frozenset({"torch", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"})
+_STATELESS = (ModuleType, FunctionType, BuiltinFunctionType, type)
+
+
+class FrameMismatch(Exception):
+    """The restarted script does not stand where the captured one stood; the message names what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore did."""
+
+    frames: int
+    """User frames that were written."""
+    problems: Report = field(default_factory=list)
+    """(where, type, reason) of each value that could not be put back."""
+
+
+def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[int] = ()) -> dict[str, Any]:
+    """Copies the state of the loop that calls the optimizer.
+
+    Args:
+        start_frame: The optimizer step's caller, or a frame that it called.
+        limit_bytes: Most bytes of values to copy.
+        owned_tensors: Ids of tensors that are saved elsewhere.
+
+    Returns:
+        A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type, reason)) and "exact"
+        (False if `restore` would refuse because a position of a loop is not known).
+
+    Raises:
+        FrameMismatch: The frames cannot be read at this point.
+    """
+    first = not values.births.recorded
+    values.births.recorded = True
+    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator, note_births=first)
+    try:
+        path = _encode_path(encoder, start_frame)
+    except Unsupported as error:
+        raise FrameMismatch(str(error)) from error
+    lost = [r for frame in path if frame["user"] for r in frame["stack"] if _lost_position(encoder.nodes, r)]
+    data = pickle.dumps((_VERSION, sys.version_info[:2], path, encoder.nodes), protocol=5)
+    return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
+
+
+def observe(start_frame: FrameType, limit_bytes: int = 1 << 20, owned_tensors: Iterable[int] = ()) -> None:
+    """Notes where objects stand at the process's first program point, if that has not been done.
+
+    Later captures name objects by these places, so that a loop variable that means another object by then still
+    finds it. The first `capture` and `restore` do this on their own; call it when the first step is not captured.
+    """
+    if not values.births.recorded:
+        values.births.recorded = True
+        try:
+            _encode_path(Encoder(limit_bytes, owned_tensors, _capture_generator, note_births=True), start_frame)
+        except Unsupported:
+            return
+
+
+def restore(start_frame: FrameType, captured: dict[str, Any], owned_tensors: Iterable[int] = ()) -> RestoreReport:
+    """Writes a captured loop into the live frames.
+
+    Args:
+        start_frame: As for `capture`, in the restarted process at its first program point.
+        captured: What `capture` returned.
+        owned_tensors: As for `capture`.
+
+    Returns:
+        What was written and what could not be.
+
+    Raises:
+        FrameMismatch: The live frames are not the captured ones; nothing was written.
+    """
+    version, python, path, nodes = values.loads(captured["frames"])
+    if version != _VERSION or tuple(python) != sys.version_info[:2]:
+        raise FrameMismatch(f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}")
+    observe(start_frame, owned_tensors=owned_tensors)
+    live = _walk(start_frame)
+    _compare_paths(path, live)
+    decoder = Decoder(nodes, values.births.by_place(), _plan_frame)
+    user = 0
+    try:
+        for record, (frame, _) in zip(path, live, strict=True):
+            if record["user"]:
+                _plan_frame(decoder, record, frame, record["name"])
+                user += 1
+    except FrameMismatch:
+        raise
+    except Exception as error:
+        raise FrameMismatch(f"planning the restore: {type(error).__name__}: {error}") from error
+    decoder.apply()
+    return RestoreReport(frames=user, problems=decoder.problems)
+
+
+def _walk(start: FrameType) -> list[tuple[FrameType, bool]]:
+    """Gives the frames from `start` out to the main module, each with whether it is the user's; reft's are left out."""
+    path: list[tuple[FrameType, bool]] = []
+    frame: FrameType | None = start
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__", ""))
+        root = module.partition(".")[0]
+        if root != "reft":
+            path.append((frame, root not in _INTERNAL))
+        if module == "__main__" and frame.f_code.co_name == "<module>":
+            break
+        frame = frame.f_back
+    path.reverse()  # outermost first: its names for shared objects are the ones that last
+    return path
+
+
+def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
+    path: list[dict[str, Any]] = []
+    modules: set[int] = set()
+    for frame, user in _walk(start):
+        code = frame.f_code
+        if not user:
+            path.append({"user": False, "name": code.co_qualname, "module": str(frame.f_globals.get("__name__"))})
+            continue
+        record = _encode_frame(encoder, frame, code.co_qualname)
+        if id(frame.f_globals) not in modules:
+            modules.add(id(frame.f_globals))
+            names = _module_names(frame.f_globals)
+            if not code.co_flags & _CO_OPTIMIZED:
+                names = names | analyse(code).nested_names
+            record["globals"] = _encode_names(encoder, frame.f_globals, names, "global ")
+        path.append(record)
+    return path
+
+
+def _encode_frame(encoder: Encoder, frame: FrameType, place: str) -> dict[str, Any]:
+    """Encodes one frame's locals and value stack."""
+    native = _native()
+    code = frame.f_code
+    analysis = analyse(code)
+    point = analysis.point(frame.f_lasti)
+    count = analysis.slot_count
+    slots = native.frame_slots(frame, count + point.stack_depth, UNBOUND)
+    fast: list[tuple[int, Any]] = []
+    for i, name in enumerate(analysis.slot_names):
+        value = slots[i]
+        if name in analysis.cells:
+            fast.append((i, _encode_cell(encoder, value, f"{place}:{name}")))
+        elif name in point.live:
+            encoded = UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}:{name}")
+            fast.append((i, encoded))
+    names: list[tuple[str, Any]] = []
+    if not code.co_flags & _CO_OPTIMIZED:
+        names = _encode_names(encoder, frame.f_locals, point.live, f"{place}:")
+    stack = [
+        UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}<stack {i}>")
+        for i, value in enumerate(slots[count:])
+    ]
+    return {
+        "user": True,
+        "name": code.co_qualname,
+        "file": os.path.basename(code.co_filename),
+        "line": code.co_firstlineno,
+        "digest": analysis.digest,
+        "offset": point.offset,
+        "fast": fast,
+        "names": names,
+        "stack": stack,
+        "globals": [],
+    }
+
+
+def _encode_cell(encoder: Encoder, cell: Any, place: str) -> Any:
+    try:
+        return encoder.encode(cell.cell_contents, place)
+    except (ValueError, AttributeError):  # empty, or not made yet
+        return UNBOUND
+
+
+def _encode_names(
+    encoder: Encoder, namespace: dict[str, Any], names: Iterable[str], prefix: str
+) -> list[tuple[str, Any]]:
+    result: list[tuple[str, Any]] = []
+    for name in sorted(names):
+        value = namespace.get(name, UNBOUND)
+        if isinstance(value, _STATELESS) or (name.startswith("__") and name.endswith("__")):
+            continue
+        if value is not UNBOUND:
+            result.append((name, encoder.encode(value, prefix + name)))
+        elif name not in _BUILTIN_NAMES:
+            result.append((name, UNBOUND))
+    return result
+
+
+def _capture_generator(encoder: Encoder, frame: Any, place: str) -> dict[str, Any]:
+    return _encode_frame(encoder, frame, place)
+
+
+def _lost_position(nodes: list[Any], encoded: Any) -> bool:
+    return type(encoded) is tuple and encoded[0] == "r" and nodes[encoded[1]][0] == "lost" and (
+        "terator" in nodes[encoded[1]][2] + nodes[encoded[1]][3] or "generator" in nodes[encoded[1]][2]
+    )
+
+
+def _module_names(namespace: dict[str, Any]) -> frozenset[str]:
+    """Gives the global names that a module's functions write and, for the user's own modules, read."""
+    found = _module_names_cache.get(id(namespace))
+    if found is not None and found[0] is namespace and found[1] == len(namespace):
+        return found[2]
+    file = str(namespace.get("__file__") or "")
+    own = "site-packages" not in file and "dist-packages" not in file
+    names: set[str] = set()
+    for function in _functions_of(namespace):
+        reads, writes = global_names(function.__code__)
+        names |= (reads | writes) if own else writes
+    names &= namespace.keys()
+    frozen = frozenset(names)
+    _module_names_cache[id(namespace)] = (namespace, len(namespace), frozen)
+    return frozen
+
+
+def _functions_of(namespace: dict[str, Any]) -> list[FunctionType]:
+    found: list[FunctionType] = []
+    for value in list(namespace.values()):
+        members = vars(value).values() if isinstance(value, type) and value.__module__ == namespace.get(
+            "__name__"
+        ) else (value,)
+        for member in members:
+            function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            if isinstance(function, FunctionType) and function.__globals__ is namespace:
+                found.append(function)
+    return found
+
+
+_module_names_cache: dict[int, tuple[dict[str, Any], int, frozenset[str]]] = {}
+_BUILTIN_NAMES = frozenset(dir(__import__("builtins")))
+
+
+def _compare_paths(path: list[dict[str, Any]], live: list[tuple[FrameType, bool]]) -> None:
+    there = [record["name"] for record in path]
+    here = [frame.f_code.co_qualname for frame, _ in live]
+    if there != here:
+        raise FrameMismatch(f"call path was {' > '.join(there)}, is {' > '.join(here)}")
+    for record, (frame, user) in zip(path, live, strict=True):
+        if record["user"] != user:
+            raise FrameMismatch(f"{record['name']} is of another module")
+        if user:
+            _compare_frame(record, frame)
+
+
+def _compare_frame(record: dict[str, Any], frame: Any) -> None:
+    code = frame.f_code
+    where = f"{record['file']}:{record['line']} {record['name']}"
+    if analyse(code).digest != record["digest"]:
+        raise FrameMismatch(f"{where}: the code has changed")
+    try:
+        offset = analyse(code).point(frame.f_lasti).offset
+    except Unsupported as error:
+        raise FrameMismatch(f"{where}: {error}") from error
+    if offset != record["offset"]:
+        raise FrameMismatch(f"{where}: the call in progress was at offset {record['offset']}, is at {offset}")
+
+
+def _plan_frame(decoder: Decoder, record: dict[str, Any], frame: Any, place: str) -> None:
+    """Plans the writes to one frame."""
+    _compare_frame(record, frame)
+    native = _native()
+    analysis = analyse(frame.f_code)
+    point = analysis.point(frame.f_lasti)
+    count = analysis.slot_count
+    slots = native.frame_slots(frame, count + point.stack_depth, UNBOUND)
+    _plan_names(decoder, record["globals"], frame.f_globals, "global ")
+    for i, encoded in record["fast"]:
+        name = analysis.slot_names[i]
+        if name in analysis.cells:
+            _plan_cell(decoder, encoded, slots[i], f"{place}:{name}")
+        else:
+            _plan_slot(decoder, encoded, frame, i, slots[i], f"{place}:{name}")
+    if record["names"]:
+        _plan_names(decoder, record["names"], frame.f_locals, f"{place}:")
+    if len(record["stack"]) != point.stack_depth:
+        raise FrameMismatch(f"{place}: stack depth was {len(record['stack'])}, is {point.stack_depth}")
+    for i, encoded in enumerate(record["stack"]):
+        where = f"{place}<stack {i}>"
+        lost = decoder.is_lost_iterator(encoded)
+        if lost is not None and hasattr(slots[count + i], "__next__"):
+            raise FrameMismatch(f"{where}: {lost}")
+        try:
+            value = _plan_slot(decoder, encoded, frame, count + i, slots[count + i], where)
+        except Lost as error:
+            raise FrameMismatch(str(error)) from error
+        if value is KEEP and decoder.is_iterator(encoded):
+            raise FrameMismatch(f"{where}: the position of {type(slots[count + i]).__name__} cannot be put back")
+
+
+def _plan_slot(decoder: Decoder, encoded: Any, frame: Any, index: int, live: Any, place: str) -> Any:
+    if encoded == UNBOUND:
+        value: Any = UNBOUND
+    else:
+        value = decoder.resolve(encoded, values.MISSING if live is UNBOUND else live, place)
+    if value is KEEP:
+        return KEEP
+    if value is not live:
+        native = _native()
+        decoder.write(lambda: native.frame_set_slot(frame, index, value, UNBOUND))
+    return None
+
+
+def _plan_cell(decoder: Decoder, encoded: Any, cell: Any, place: str) -> None:
+    try:
+        live = cell.cell_contents
+    except ValueError:
+        live = values.MISSING
+    except AttributeError:
+        return
+    if encoded == UNBOUND:
+        return
+    value = decoder.resolve(encoded, live, place)
+    if value is not KEEP:
+        decoder.write(lambda: setattr(cell, "cell_contents", value))
+
+
+def _plan_names(decoder: Decoder, names: list[tuple[str, Any]], namespace: dict[str, Any], prefix: str) -> None:
+    for name, encoded in names:
+        if encoded == UNBOUND:
+            if name in namespace:
+                decoder.write(lambda name=name: namespace.pop(name, None))
+            continue
+        value = decoder.resolve(encoded, namespace.get(name, values.MISSING), prefix + name)
+        if value is not KEEP:
+            decoder.write(lambda name=name, value=value: namespace.__setitem__(name, value))
+
+
+def _native() -> Any:
+    from reft import _C
+
+    return _C

@@ -1,0 +1,860 @@
+"""Copies plain values out of live objects and writes them back into the live objects of a restarted process.
+
+`Encoder` turns a graph of objects into a list of nodes made of builtin values only; one object is one node, so aliases
+stay aliases. `Decoder` walks the nodes beside the live graph: each node finds its live counterpart (by the place where
+the object stood at the process's first program point, else by the same path), and the differences become *writes*.
+Nothing live is touched until `Decoder.apply`.
+
+Objects that have an owner (modules, optimizers, loaders, process groups, files, threads, functions, classes) are named,
+never copied and never written.
+
+Threads: the training thread. Errors: a value that cannot be captured is reported, not raised.
+"""
+
+from __future__ import annotations
+
+import enum
+import io
+import pickle
+import sys
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    TracebackType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+from . import iterators, loaders
+from .rng import generator_state, state_tensor
+
+ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
+KEEP: Any = ("keep",)
+UNBOUND: Any = ("unbound",)
+
+MISSING = object()
+_MAX_DEPTH = 12
+_MAX_NODES = 50_000
+
+# Things with an owner, or without state of their own.
+_OWNED_TYPES: tuple[type, ...] = (
+    ModuleType,
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+    MemberDescriptorType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    GenericAlias,
+    CodeType,
+    FrameType,
+    TracebackType,
+    CellType,
+    CoroutineType,
+    AsyncGeneratorType,
+    type,
+    property,
+    staticmethod,
+    classmethod,
+    weakref.ReferenceType,
+    BaseException,
+    io.IOBase,
+)
+
+# Values that pickle as names of these modules and plain arguments.
+_PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
+_PICKLED_NAMES = frozenset({("builtins", "range"), ("builtins", "slice"), ("builtins", "complex")})
+
+_STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random"})
+_FOREIGN_ROOTS = frozenset(
+    {"torch", "reft", "numpy", "triton", "wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"}
+)
+
+Report = list[tuple[str, str, str]]
+FrameCapture = Callable[["Encoder", Any, str], Any]
+FramePlan = Callable[["Decoder", Any, Any, str], None]
+
+
+def type_name(kind: type) -> str:
+    """Gives a type's full name, the same in every process of one script."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class Births:
+    """Where objects stood at the first program point of this process: names that two processes share."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self.recorded = False
+
+    def note(self, value: Any, place: str) -> None:
+        """Remembers the first place of an object; objects that cannot be referred to weakly have none."""
+        if id(value) not in self._places:
+            try:
+                self._places[id(value)] = (weakref.ref(value), place)
+            except TypeError:
+                return
+
+    def place(self, value: Any) -> str | None:
+        """Gives the place an object was born at, if it was there."""
+        found = self._places.get(id(value))
+        return found[1] if found is not None and found[0]() is value else None
+
+    def by_place(self) -> dict[str, Any]:
+        """Gives the objects that are still alive, by their place."""
+        pairs = ((place, reference()) for reference, place in self._places.values())
+        return {place: value for place, value in pairs if value is not None}
+
+
+births = Births()
+
+
+class Encoder:
+    """Copies values into nodes.
+
+    Args:
+        limit_bytes: Most bytes to copy in all; what does not fit is reported.
+        owned_tensors: Ids of tensors that are saved elsewhere (parameters, optimizer state).
+        capture_frame: Encodes the frame of a suspended generator.
+        note_births: This is the first program point of the process.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        owned_tensors: Iterable[int] = (),
+        capture_frame: FrameCapture | None = None,
+        note_births: bool = False,
+    ) -> None:
+        self.nodes: list[Any] = []
+        self.uncaptured: Report = []
+        self._left = limit_bytes
+        self._owned = owned_tensors if isinstance(owned_tensors, (set, frozenset)) else frozenset(owned_tensors)
+        self._capture_frame = capture_frame
+        self._note_births = note_births
+        self._index: dict[int, int] = {}
+        self._alive: list[Any] = []  # an id means something only while its object lives
+
+    def encode(self, value: Any, place: str, depth: int = 0) -> Any:
+        """Encodes one value: an atom as itself, everything else as a reference to a node.
+
+        Args:
+            value: The value.
+            place: Its name, for reports.
+            depth: How many containers are around it.
+        """
+        kind = type(value)
+        if kind in ATOMS:
+            if (kind is str or kind is bytes) and not self._take(len(value)):
+                return self._give_up(value, place, "larger than what is left of the limit")
+            return value
+        known = self._index.get(id(value))
+        if known is not None:
+            return ("r", known)
+        handler = _handlers.get(kind)
+        if handler is None:
+            handler = _handlers[kind] = _classify(kind)
+        index = len(self.nodes)
+        if index >= _MAX_NODES or depth > _MAX_DEPTH:
+            return self._give_up(value, place, "too many objects" if index >= _MAX_NODES else "too deep")
+        self.nodes.append(KEEP)
+        self._index[id(value)] = index
+        self._alive.append(value)
+        birth = None
+        if handler not in _UNBORN:
+            if self._note_births:
+                births.note(value, place)
+            birth = births.place(value)
+        node = handler(self, value, place, depth)
+        self.nodes[index] = (node[0], birth, type_name(kind), *node[1:])
+        return ("r", index)
+
+    def encode_all(self, values: Iterable[Any], place: str, depth: int) -> list[Any]:
+        """Encodes the items of a sequence."""
+        if set(map(type, values)) <= _NUMBERS:
+            items = list(values)
+            if self._take(9 * len(items)):
+                return items
+        return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(values)]
+
+    def lost(self, place: str, name: str, reason: str) -> tuple[Any, ...]:
+        """Reports a value that cannot be captured and makes its node."""
+        if len(self.uncaptured) < 200:
+            self.uncaptured.append((place, name, reason))
+        return ("lost", reason)
+
+    def _give_up(self, value: Any, place: str, reason: str) -> Any:
+        self.lost(place, type_name(type(value)), reason)
+        return KEEP
+
+    def _take(self, size: int) -> bool:
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+    def _sequence(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if not self._take(8 * len(value)):
+            return self.lost(place, type_name(type(value)), "larger than what is left of the limit")
+        return (_container_kind(type(value)), self.encode_all(value, place, depth))
+
+    def _mapping(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if "__builtins__" in value:
+            return ("owned",)  # the globals of a module
+        if not self._take(16 * len(value)):
+            return self.lost(place, type_name(type(value)), "larger than what is left of the limit")
+        items: list[tuple[Any, Any]] = []
+        for key, item in value.items():
+            if not _plain_key(key):
+                return self.lost(place, type_name(type(value)), f"key of type {type(key).__name__}")
+            items.append((key, self.encode(item, f"{place}[{key!r}]", depth + 1)))
+        return ("dict", items)
+
+    def _set(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if not all(map(_plain_key, value)):
+            return self.lost(place, type_name(type(value)), "items are not plain")
+        if not self._take(16 * len(value)):
+            return self.lost(place, type_name(type(value)), "larger than what is left of the limit")
+        return ("set", list(value))
+
+    def _bytearray(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if not self._take(len(value)):
+            return self.lost(place, "bytearray", "larger than what is left of the limit")
+        return ("bytearray", bytes(value))
+
+    def _owned_object(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        return ("owned",)
+
+    def _shallow(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        return ("shallow", loaders.plain_attributes(value))
+
+    def _instance(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        attributes = [
+            (name, self.encode(item, f"{place}.{name}", depth + 1))
+            for name, item in list(getattr(value, "__dict__", {}).items())
+        ]
+        slots = [
+            (name, self.encode(getattr(value, name), f"{place}.{name}", depth + 1))
+            for name in _slot_names(type(value))
+            if hasattr(value, name)
+        ]
+        return ("instance", attributes, slots)
+
+    def _constant(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        return ("enum", value.name) if isinstance(value, enum.Enum) else ("torch_constant", str(value))
+
+    def _pickled(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        return ("pickled", pickle.dumps(value, protocol=5))
+
+    def _unknown(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if hasattr(value, "__next__"):
+            return self.lost(place, type_name(type(value)), "iterator of unknown kind")
+        return self.lost(place, type_name(type(value)), "unknown type")
+
+    def _reduced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        try:
+            name, arguments, state = iterators.reduce(value)
+        except (TypeError, AttributeError) as error:
+            return self.lost(place, type_name(type(value)), str(error))
+        self._alive.append((arguments, state))
+        encoded = [self.encode(part, f"{place}<{name}>", depth + 1) for part in arguments]
+        has_state = state is not iterators.NO_STATE
+        return ("iterator", name, encoded, has_state, self.encode(state, place, depth + 1) if has_state else None)
+
+    def _advanced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        return ("advanced", iterators.items_left(value))
+
+    def _generator(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if value.gi_running:
+            return ("owned",)  # its frame is on the path
+        if value.gi_frame is None:
+            return ("finished_generator",)
+        if self._capture_frame is None:
+            return self.lost(place, "generator", "generators are not captured here")
+        try:
+            return ("generator", self._capture_frame(self, value.gi_frame, f"{place}()"))
+        except Exception as error:
+            return self.lost(place, "generator", str(error))
+
+    def _loader_iterator(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        why = loaders.unrestorable(value)
+        if why is not None:
+            return self.lost(place, type_name(type(value)), why)
+        return (
+            "loader_iterator",
+            self.encode(loaders.loader_of(value), f"{place}.loader", depth + 1),
+            loaders.describe(value),
+        )
+
+    def _tensor(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        torch: Any = sys.modules["torch"]
+        if id(value) in self._owned:
+            return ("owned",)
+        name = type_name(type(value))
+        if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+            return self.lost(place, name, f"tensor of layout {value.layout} on {value.device}")
+        size = value.numel() * value.element_size()
+        if not self._take(size):
+            return self.lost(place, name, f"{size} bytes are more than what is left of the limit")
+        return ("tensor", str(value.dtype)[6:], tuple(value.shape), str(value.device), _tensor_bytes(torch, value))
+
+    def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if value.dtype.hasobject or value.dtype.names is not None:
+            return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
+        if not self._take(value.nbytes):
+            return self.lost(place, type_name(type(value)), f"{value.nbytes} bytes are more than what is left")
+        return ("array", value.dtype.str, tuple(value.shape), value.tobytes())
+
+    def _random(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        return ("random", _random_state(value))
+
+
+def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return b"" if flat.numel() == 0 else bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def _random_state(value: Any) -> Any:
+    module = type(value).__module__.partition(".")[0]
+    if module == "torch":
+        return generator_state(value)
+    if module == "random":
+        return value.getstate()
+    return pickle.dumps(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False))
+
+
+def _set_random_state(value: Any, state: Any) -> None:
+    module = type(value).__module__.partition(".")[0]
+    if module == "torch":
+        value.set_state(state_tensor(state))
+    elif module == "random":
+        value.setstate(state)
+    elif hasattr(value, "bit_generator"):
+        value.bit_generator.state = _loads_numpy(state)
+    else:
+        value.set_state(_loads_numpy(state))
+
+
+class _Unpickler(pickle.Unpickler):
+    numpy_too = False
+
+    def find_class(self, module: str, name: str) -> Any:
+        allowed = module in _PICKLED_MODULES or (module, name) in _PICKLED_NAMES
+        if self.numpy_too:
+            allowed = allowed or module.partition(".")[0] == "numpy" or module == "_codecs"
+        if not allowed:
+            raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
+        return super().find_class(module, name)
+
+
+class _NumpyUnpickler(_Unpickler):
+    numpy_too = True
+
+
+def loads(data: bytes) -> Any:
+    """Unpickles builtin values; anything that names other classes is refused.
+
+    Raises:
+        pickle.UnpicklingError: The data names a class that is no plain value.
+    """
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+def _loads_numpy(data: bytes) -> Any:
+    return _NumpyUnpickler(io.BytesIO(data)).load()
+
+
+def _plain_key(key: Any) -> bool:
+    return type(key) in ATOMS or (type(key) is tuple and all(map(_plain_key, key)))
+
+
+def _container_kind(kind: type) -> str:
+    if issubclass(kind, tuple):
+        return "tuple"
+    return "deque" if issubclass(kind, deque) else "list"
+
+
+def _slot_names(kind: type) -> tuple[str, ...]:
+    found = _slots.get(kind)
+    if found is None:
+        names: list[str] = []
+        for base in kind.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else tuple(slots):
+                if name.startswith("__") and not name.endswith("__"):
+                    name = f"_{base.__name__.lstrip('_')}{name}"
+                if name not in ("__dict__", "__weakref__"):
+                    names.append(name)
+        found = _slots[kind] = tuple(names)
+    return found
+
+
+_slots: dict[type, tuple[str, ...]] = {}
+_NUMBERS = frozenset({int, float, bool, type(None)})
+
+_Handler = Callable[[Encoder, Any, str, int], tuple[Any, ...]]
+# Handlers whose objects have no identity worth keeping across processes.
+_UNBORN: frozenset[Any] = frozenset({Encoder._sequence, Encoder._set, Encoder._pickled, Encoder._reduced})
+
+
+def _classify(kind: type) -> _Handler:
+    """Chooses how values of a type are encoded. The result is cached per type."""
+    root = kind.__module__.partition(".")[0]
+    if iterators.is_reduced(kind):
+        return Encoder._reduced
+    if kind in iterators.ADVANCED:
+        return Encoder._advanced
+    if kind is GeneratorType:
+        return Encoder._generator
+    if issubclass(kind, enum.Enum):
+        return Encoder._constant
+    if issubclass(kind, _OWNED_TYPES):
+        return Encoder._owned_object
+    handler = _classify_torch(kind, root)
+    if handler is not None:
+        return handler
+    if root == "numpy":
+        return _classify_numpy(kind)
+    if kind is deque or issubclass(kind, (list, tuple)):
+        return Encoder._sequence
+    if issubclass(kind, dict):
+        return Encoder._mapping
+    if kind in (set, frozenset):
+        return Encoder._set
+    if kind is bytearray:
+        return Encoder._bytearray
+    if root in _PICKLED_MODULES or (kind.__module__, kind.__qualname__) in _PICKLED_NAMES:
+        return Encoder._pickled
+    if kind.__module__ == "random" and kind.__qualname__ == "Random":
+        return Encoder._random
+    if root in _FOREIGN_ROOTS or (root in sys.stdlib_module_names and root not in _STATEFUL_STDLIB):
+        return Encoder._unknown if hasattr(kind, "__next__") else Encoder._owned_object
+    return Encoder._instance if _is_plain_class(kind) else Encoder._unknown
+
+
+def _classify_torch(kind: type, root: str) -> _Handler | None:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "nn"):
+        return None
+    if issubclass(kind, torch.Tensor):
+        plain = kind is torch.Tensor or kind is torch.nn.Parameter
+        return Encoder._tensor if plain else Encoder._owned_object
+    if kind is torch.Generator:
+        return Encoder._random
+    if kind in (torch.dtype, torch.device, torch.memory_format, torch.layout):
+        return Encoder._constant
+    if kind is torch.Size:
+        return Encoder._sequence
+    data: Any = sys.modules.get("torch.utils.data")
+    if data is not None:
+        base: Any = sys.modules["torch.utils.data.dataloader"]._BaseDataLoaderIter
+        if issubclass(kind, base):
+            return Encoder._loader_iterator
+        if issubclass(kind, (data.Sampler, data.Dataset)):
+            return Encoder._shallow
+        if issubclass(kind, data.DataLoader):
+            return Encoder._owned_object
+    owners = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    if issubclass(kind, owners) or root == "torch":
+        return Encoder._owned_object
+    scaler: Any = getattr(torch.amp, "GradScaler", None)
+    return Encoder._owned_object if scaler is not None and issubclass(kind, scaler) else None
+
+
+def _classify_numpy(kind: type) -> _Handler:
+    numpy: Any = sys.modules["numpy"]
+    if kind is numpy.ndarray or issubclass(kind, numpy.generic):
+        return Encoder._array
+    if kind in (numpy.random.Generator, numpy.random.RandomState):
+        return Encoder._random
+    return Encoder._owned_object
+
+
+def _is_plain_class(kind: type) -> bool:
+    """Says whether all state of a class's instances is in attributes: no base is written in C."""
+    return all(
+        base.__flags__ & (1 << 9) and not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
+        for base in kind.__mro__[:-1]
+    )
+
+
+_handlers: dict[type, _Handler] = {
+    list: Encoder._sequence,
+    tuple: Encoder._sequence,
+    dict: Encoder._mapping,
+    OrderedDict: Encoder._mapping,
+    defaultdict: Encoder._mapping,
+    Counter: Encoder._mapping,
+}
+
+
+class Lost(Exception):
+    """A node that the loop cannot do without has no live counterpart."""
+
+
+class Decoder:
+    """Plans the writes that give live objects their captured values.
+
+    Args:
+        nodes: From `Encoder.nodes`.
+        born: Live objects by the place where they stood at the first program point.
+        plan_frame: Plans the writes to the frame of a suspended generator.
+    """
+
+    def __init__(self, nodes: list[Any], born: dict[str, Any], plan_frame: FramePlan) -> None:
+        self.problems: Report = []
+        self._nodes = nodes
+        self._born = born
+        self._plan_frame = plan_frame
+        self._done: dict[int, Any] = {}
+        self._claimed: set[int] = set()
+        self._alive: list[Any] = []
+        self._contents: list[Callable[[], Any]] = []
+        self._positions: list[Callable[[], Any]] = []
+        self._last: list[Callable[[], Any]] = []
+
+    def write(self, action: Callable[[], Any]) -> None:
+        """Adds a write to a frame or namespace: these come after all objects have their contents."""
+        self._last.append(action)
+
+    def apply(self) -> None:
+        """Does all writes. A write that fails is reported and the others go on."""
+        for action in (*self._contents, *self._positions, *self._last):
+            try:
+                action()
+            except Exception as error:
+                self.problems.append(("write", type(error).__name__, str(error)))
+
+    def resolve(self, encoded: Any, live: Any, place: str) -> Any:
+        """Gives the object that stands for an encoded value, or `KEEP` for: leave what is there.
+
+        Args:
+            encoded: From `Encoder.encode`.
+            live: What is at the same place now.
+            place: The place, for reports.
+        """
+        if type(encoded) is not tuple:
+            return encoded
+        if encoded[0] != "r":
+            return KEEP
+        index = encoded[1]
+        if index in self._done:
+            return self._done[index]
+        node = self._nodes[index]
+        if node[0] == "keep":
+            return KEEP
+        self._done[index] = KEEP  # a cycle through an immutable value ends here
+        result = getattr(self, f"_{node[0]}")(index, node, live, place)
+        self._done[index] = result
+        return result
+
+    def is_lost_iterator(self, encoded: Any) -> str | None:
+        """Says why a position could not be captured, if `encoded` is one."""
+        if type(encoded) is tuple and encoded[0] == "r" and self._nodes[encoded[1]][0] == "lost":
+            return str(self._nodes[encoded[1]][3])
+        return None
+
+    def is_iterator(self, encoded: Any) -> bool:
+        """Says whether `encoded` is a position in a loop."""
+        kinds = ("iterator", "advanced", "generator", "finished_generator", "loader_iterator")
+        return type(encoded) is tuple and encoded[0] == "r" and self._nodes[encoded[1]][0] in kinds
+
+    def _target(self, node: Any, live: Any) -> Any:
+        """The live object that a node is: its birth place first, else what is at the same place now."""
+        for candidate in (self._born.get(node[1], MISSING) if node[1] is not None else MISSING, live):
+            if candidate is MISSING or type_name(type(candidate)) != node[2] or id(candidate) in self._claimed:
+                continue
+            self._claimed.add(id(candidate))
+            self._alive.append(candidate)
+            return candidate
+        return MISSING
+
+    def _problem(self, place: str, node: Any, reason: str) -> Any:
+        self.problems.append((place, node[2], reason))
+        return KEEP
+
+    def _children(self, items: list[Any], live: list[Any], place: str) -> list[Any] | None:
+        result: list[Any] = []
+        for i, item in enumerate(items):
+            there = live[i] if i < len(live) else MISSING
+            value = self.resolve(item, there, f"{place}[{i}]") if type(item) is tuple else item
+            if value is KEEP:
+                if there is MISSING:
+                    return None
+                value = there
+            result.append(value)
+        return result
+
+    def _owned(self, index: int, node: Any, live: Any, place: str) -> Any:
+        born = self._born.get(node[1], MISSING) if node[1] is not None else MISSING
+        for candidate in (born, live):
+            if candidate is not MISSING and type_name(type(candidate)) == node[2]:
+                return candidate
+        return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
+
+    def _lost(self, index: int, node: Any, live: Any, place: str) -> Any:
+        return KEEP
+
+    def _list(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            if node[2] != "builtins.list":
+                return self._problem(place, node, "made after the first step")
+            target = []
+        self._done[index] = target
+        items = self._children(node[3], live if isinstance(live, list) else [], place)
+        if items is None:
+            return self._problem(place, node, "holds an object made after the first step")
+        self._contents.append(lambda: list.__setitem__(target, slice(None), items))
+        return target
+
+    def _deque(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            return self._problem(place, node, "made after the first step")
+        self._done[index] = target
+        items = self._children(node[3], list(target), place)
+        if items is None:
+            return self._problem(place, node, "holds an object made after the first step")
+        self._contents.append(target.clear)
+        self._contents.append(lambda: target.extend(items))
+        return target
+
+    def _tuple(self, index: int, node: Any, live: Any, place: str) -> Any:
+        items = self._children(node[3], list(live) if isinstance(live, tuple) else [], place)
+        if items is None:
+            return self._problem(place, node, "holds an object made after the first step")
+        if node[2] == "builtins.tuple":
+            return tuple(items)
+        kind = _find_type(node[2])
+        if kind is None or not issubclass(kind, tuple):
+            return self._problem(place, node, "class not found")
+        return kind._make(items) if hasattr(kind, "_make") else kind(items)
+
+    def _dict(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            kind = {"builtins.dict": dict, "collections.OrderedDict": OrderedDict, "collections.Counter": Counter}
+            if node[2] not in kind:
+                return self._problem(place, node, "made after the first step")
+            target = kind[node[2]]()
+        self._done[index] = target
+        there = target if target else live if isinstance(live, dict) else {}
+        items: dict[Any, Any] = {}
+        for key, item in node[3]:
+            current = there.get(key, MISSING)
+            value = self.resolve(item, current, f"{place}[{key!r}]") if type(item) is tuple else item
+            if value is KEEP:
+                if current is MISSING:
+                    return self._problem(place, node, f"item {key!r} was made after the first step")
+                value = current
+            items[key] = value
+
+        def write() -> None:
+            base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+            base.clear(target)
+            for key, value in items.items():
+                base.__setitem__(target, key, value)
+
+        self._contents.append(write)
+        return target
+
+    def _set(self, index: int, node: Any, live: Any, place: str) -> Any:
+        if node[2] == "builtins.frozenset":
+            return frozenset(node[3])
+        target = self._target(node, live)
+        if target is MISSING:
+            return set(node[3])
+        self._contents.append(target.clear)
+        self._contents.append(lambda: target.update(node[3]))
+        return target
+
+    def _bytearray(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            return bytearray(node[3])
+        self._contents.append(lambda: target.__setitem__(slice(None), node[3]))
+        return target
+
+    def _enum(self, index: int, node: Any, live: Any, place: str) -> Any:
+        kind = _find_type(node[2])
+        member = getattr(kind, "__members__", {}).get(node[3])
+        return member if member is not None else self._problem(place, node, f"member {node[3]} not found")
+
+    def _torch_constant(self, index: int, node: Any, live: Any, place: str) -> Any:
+        torch: Any = sys.modules["torch"]
+        return torch.device(node[3]) if node[2] == "torch.device" else getattr(torch, node[3].rpartition(".")[2])
+
+    def _pickled(self, index: int, node: Any, live: Any, place: str) -> Any:
+        return loads(node[3])
+
+    def _shallow(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
+        self._contents.append(lambda: target.__dict__.update(node[3]))
+        return target
+
+    def _instance(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            kind = _find_type(node[2])
+            if kind is None:
+                return self._problem(place, node, "class not found")
+            target = object.__new__(kind)
+        self._done[index] = target
+        before = dict(getattr(target, "__dict__", {}))
+        after: dict[str, Any] = {}
+        for name, item in node[3]:
+            current = before.get(name, MISSING)
+            value = self.resolve(item, current, f"{place}.{name}") if type(item) is tuple else item
+            if value is KEEP:
+                if current is MISSING:
+                    self._problem(f"{place}.{name}", node, "made after the first step")
+                    continue
+                value = current
+            after[name] = value
+
+        def write() -> None:
+            for name in before:
+                if name not in after:
+                    target.__dict__.pop(name, None)
+            if after:
+                target.__dict__.update(after)
+
+        self._contents.append(write)
+        for name, item in node[4]:
+            value = self.resolve(item, getattr(target, name, MISSING), f"{place}.{name}")
+            if value is not KEEP:
+                self._contents.append(lambda name=name, value=value: object.__setattr__(target, name, value))
+        return target
+
+    def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
+        torch: Any = sys.modules["torch"]
+        dtype, shape, device, data = node[3:]
+        saved = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)) if data else torch.empty(
+            0, dtype=getattr(torch, dtype)
+        )
+        saved = saved.reshape(shape)
+        target = self._target(node, live)
+        if (
+            target is MISSING
+            or tuple(target.shape) != shape
+            or target.dtype != saved.dtype
+            or str(target.device) != device
+            or target.is_inference()
+            or any(stride == 0 and size > 1 for stride, size in zip(target.stride(), shape, strict=True))
+        ):
+            return saved.to(device)
+        # `.data` has a version counter of its own: a graph that saved this tensor does not see the write.
+        self._contents.append(lambda: target.data.copy_(saved))
+        return target
+
+    def _array(self, index: int, node: Any, live: Any, place: str) -> Any:
+        import numpy
+
+        dtype, shape, data = node[3:]
+        saved = numpy.frombuffer(data, dtype=dtype).reshape(shape)
+        if node[2] != "numpy.ndarray":
+            return saved[()]
+        target = self._target(node, live)
+        if target is MISSING or target.shape != shape or target.dtype.str != dtype or not target.flags.writeable:
+            return saved.copy()
+        self._contents.append(lambda: numpy.copyto(target, saved))
+        return target
+
+    def _random(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            return self._problem(place, node, "made after the first step")
+        # After the loaders' samplers, whose replay needs the generators' older states.
+        self._positions.append(lambda: _set_random_state(target, node[3]))
+        return target
+
+    def _iterator(self, index: int, node: Any, live: Any, place: str) -> Any:
+        name, arguments, has_state, state = node[3:]
+        there: list[Any] = []
+        live_state: Any = MISSING
+        if live is not MISSING and type_name(type(live)) == node[2]:
+            _, parts, live_state = iterators.reduce(live)
+            there = list(parts)
+            self._alive.append((parts, live_state))
+            if live_state is iterators.NO_STATE:
+                live_state = MISSING
+        built = self._children(arguments, there, f"{place}<{name}>")
+        if built is None:
+            return self._problem(place, node, "its source was made after the first step")
+        iterator = iterators.build(name, tuple(built))
+        if has_state:
+            value = self.resolve(state, live_state, place)
+            # Positions are clipped to the sequence's length, so they wait for its contents.
+            self._positions.append(lambda: iterators.set_state(iterator, value))
+        return iterator
+
+    def _advanced(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            return self._problem(place, node, "made after the first step")
+        steps = iterators.items_left(target) - node[3]
+        if steps < 0:
+            raise Lost(f"{place}: {node[3]} items were left, the live iterator has {iterators.items_left(target)}")
+        # First: a change of the dict's size would end its iterators.
+        self._contents.insert(0, lambda: iterators.advance(target, steps))
+        return target
+
+    def _generator(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING or target.gi_frame is None or target.gi_running:
+            return self._problem(place, node, "generator made after the first step")
+        self._done[index] = target
+        self._plan_frame(self, node[3], target.gi_frame, f"{place}()")
+        return target
+
+    def _finished_generator(self, index: int, node: Any, live: Any, place: str) -> Any:
+        return iter(())
+
+    def _loader_iterator(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        live_loader = loaders.loader_of(target) if target is not MISSING else MISSING
+        loader = self.resolve(node[3], live_loader, f"{place}.loader")
+        if loader is KEEP:
+            loader = live_loader
+        if loader is MISSING:
+            return self._problem(place, node, "its DataLoader was made after the first step")
+        fresh, writes = loaders.rebuild(loader, node[4])
+        self._positions += writes
+        if target is MISSING:
+            return fresh
+        self._positions.append(lambda: loaders.swap(target, fresh))
+        return target
+
+
+def _find_type(name: str) -> type | None:
+    """Finds a class that the script has already imported, by its full name."""
+    module, found, rest = name, None, ""
+    while found is None and module:
+        module, _, last = module.rpartition(".")
+        rest = f"{last}.{rest}" if rest else last
+        found = sys.modules.get(module)
+    value: Any = found
+    for part in rest.split("."):
+        value = getattr(value, part, None)
+    return value if isinstance(value, type) else None

@@ -1,0 +1,228 @@
+"""Loops over Python's own iterators resume where they stood, on every supported interpreter, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+HEADER = "import probe, itertools\n"
+
+LOOPS = {
+    "nested_ranges": """
+def main():
+    total = 0
+    for epoch in range(4):
+        for i in range(epoch + 2):
+            total += epoch * 10 + i
+            probe.step()
+            probe.trace(epoch, i, total)
+    probe.trace("end", total)
+main()
+""",
+    "module_level": """
+total, history = 0, []
+for epoch in range(4):
+    for i, word in enumerate(["a", "b", "c"]):
+        total += i
+        history.append(total)
+        probe.step()
+        probe.trace(epoch, i, word, total, history)
+probe.trace("end", total)
+""",
+    "enumerate_zip_range": """
+def main():
+    losses = []
+    for i, (a, b) in enumerate(zip(range(0, 100, 7), [x * x for x in range(12)]), start=3):
+        losses.append(a * b)
+        probe.step()
+        probe.trace(i, a, b, losses)
+main()
+""",
+    "while_and_count": """
+def main():
+    step, counter = 0, itertools.count(10, 5)
+    while step < 12:
+        value = next(counter)
+        step += 1
+        probe.step()
+        probe.trace(step, value)
+main()
+""",
+    "half_evaluated_expression": """
+def train(x):
+    probe.step()
+    return x * 3
+def main():
+    total, seen = 0, []
+    for x in range(10):
+        total += x + len([x, *seen, train(x)])
+        seen.append(total)
+        probe.trace(x, total, seen)
+main()
+""",
+    "generators": """
+def forever(items):
+    n = 0
+    while True:
+        for item in items:
+            n += 1
+            yield n, item
+def main():
+    source = forever([5, 6, 7])
+    for step in range(9):
+        n, item = next(source)
+        probe.step()
+        probe.trace(step, n, item)
+    for n, item in forever("xy"):
+        probe.trace(n, item)
+        if n > 3:
+            break
+main()
+""",
+    "loop_inside_generator": """
+def epochs(count):
+    for epoch in range(count):
+        for i in reversed(range(3)):
+            probe.step()
+            yield epoch, i
+def main():
+    for epoch, i in epochs(4):
+        probe.trace(epoch, i)
+main()
+""",
+    "many_iterators": """
+def main():
+    table = {"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6, "g": 7, "h": 8}
+    chained = itertools.chain("pq", range(20))
+    for (key, value), r, m, s in zip(
+        table.items(), reversed([1, 2, 3, 4, 5, 6, 7, 8]), map(abs, range(-9, 0)), itertools.islice(range(50), 2, 40, 3)
+    ):
+        c = next(chained)
+        probe.step()
+        probe.trace(key, value, r, m, s, c)
+main()
+""",
+    "counters_of_a_trainer": """
+class Meter:
+    def __init__(self):
+        self.sum, self.count, self.best = 0.0, 0, None
+class Slotted:
+    __slots__ = ("value", "name")
+class Trainer:
+    def __init__(self):
+        self.step, self.epoch, self.meter, self.log = 0, 0, Meter(), []
+        self.alias = self.log
+        self.slotted = Slotted()
+        self.slotted.value = 1
+        self.by_name = {"train": self.meter}
+    def one(self, x):
+        self.step += 1
+        self.meter.sum += x
+        self.meter.count += 1
+        self.log.append(self.step)
+        self.slotted.value *= 2
+        if self.step == 3:
+            self.late = Meter()
+            self.late.sum = 42
+        probe.step()
+    def fit(self):
+        for self.epoch in range(4):
+            for x in (0.5, 1.5, 2.5):
+                self.one(x)
+                self.alias.append(-x)
+                m = self.by_name["train"]
+                late = getattr(self, "late", None)
+                probe.trace(self.step, self.epoch, m.sum, m.count, m.best, self.log, late and late.sum)
+                probe.trace(self.slotted.value, self.alias is self.log, m is self.meter)
+Trainer().fit()
+""",
+    "globals_of_functions": """
+count, seen = 0, {}
+def one(x):
+    global count, late
+    count += 1
+    late = count * 2
+    seen[x] = count
+    probe.step()
+def main():
+    for x in "abcdefgh":
+        one(x)
+        probe.trace(x, count, late, seen)
+main()
+""",
+    "closures_and_with": """
+import contextlib
+def main():
+    hits = 0
+    def hit():
+        nonlocal hits
+        hits += 1
+    for i in range(6):
+        with contextlib.nullcontext(i) as value:
+            hit()
+            for j in [value, value + 1]:
+                try:
+                    probe.step()
+                finally:
+                    probe.trace(i, j, hits, [k * hits for k in range(2)])
+main()
+""",
+    "stages_of_objects": """
+class Stage:
+    def __init__(self, name):
+        self.name, self.uses, self.call = name, 0, print
+def main():
+    stages = [Stage("first"), Stage("second"), Stage("third")]
+    for stage in stages:
+        for i in range(3):
+            stage.uses += 1
+            probe.step()
+            probe.trace(stage.name, i, [s.uses for s in stages], [s is stage for s in stages])
+main()
+""",
+}
+
+
+@pytest.mark.parametrize("at", [1, 5, 8])
+@pytest.mark.parametrize("name", LOOPS)
+def test_loop_continues_where_it_was_killed(run_script: Run, any_python: str, name: str, at: int) -> None:
+    run_script(HEADER + LOOPS[name], at, any_python).check()
+
+
+def test_changed_code_is_refused_by_name(run_script: Run, any_python: str) -> None:
+    source = HEADER + LOOPS["nested_ranges"]
+    result = run_script(source, 4, any_python, restore_source=source.replace("* 10", "* 11"))
+    assert "main: the code has changed" in result.restored["mismatch"]
+
+
+def test_another_call_site_is_refused(run_script: Run, any_python: str) -> None:
+    source = HEADER + """
+def main(late):
+    for i in range(8):
+        if i < late:
+            probe.step()
+        else:
+            probe.step()
+        probe.trace(i)
+main(3)
+"""
+    result = run_script(source, 6, any_python)
+    assert "the call in progress was at offset" in result.restored["mismatch"]
+    assert result.restored["lines"][0] == [0], "frames were touched before the refusal"
+
+
+def test_unknown_iterator_is_named_and_refused(run_script: Run, any_python: str) -> None:
+    source = HEADER + """
+import csv
+for i, row in enumerate(csv.reader(["a", "b", "c", "d"])):
+    probe.step()
+    probe.trace(i, row)
+"""
+    result = run_script(source, 2, any_python)
+    assert not result.captured["exact"]
+    assert any("reader" in kind for _, kind, _ in result.captured["uncaptured"])
+    assert "mismatch" in result.restored
