@@ -1,0 +1,80 @@
+"""Trains a GPT with DistributedDataParallel.
+
+torchrun --nproc-per-node 2 python/examples/gpt/train_ddp.py --steps 200
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.lr_scheduler import CosineAnnealingLR
+from torch.utils.data import DataLoader, DistributedSampler
+
+from data import VOCABULARY, StandardLibrary
+from job import LossLog, digest, parser, place
+from model import GPT, loss_of
+
+
+def main() -> None:
+    args = parser("Trains a GPT with DistributedDataParallel.").parse_args()
+    device = place(args.device)
+    dist.init_process_group(backend=args.backend)
+    rank = dist.get_rank()
+
+    torch.manual_seed(args.seed)
+    model = GPT(VOCABULARY, args.layers, args.width, args.context, dropout=args.dropout).to(device)
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=args.learning_rate)
+    scheduler = CosineAnnealingLR(optimizer, T_max=args.steps)
+
+    dataset = StandardLibrary(args.context, args.samples)
+    sampler: DistributedSampler[tuple[torch.Tensor, torch.Tensor]] = DistributedSampler(
+        dataset, shuffle=True, seed=args.seed, drop_last=True
+    )
+    loader = DataLoader(dataset, batch_size=args.batch, sampler=sampler, num_workers=args.workers, drop_last=True)
+    epochs = -(-args.steps // (len(loader) // args.accumulate))
+
+    torch.manual_seed(args.seed + 1 + rank)  # every rank drops other activations
+    log = LossLog(args.loss_log, rank)
+    step = 0
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        total = 0.0
+        for i, (tokens, targets) in enumerate(loader):
+            last = (i + 1) % args.accumulate == 0
+            with nullcontext() if last else ddp.no_sync():
+                loss = loss_of(ddp(tokens.to(device)), targets.to(device)) / args.accumulate
+                loss.backward()
+            total += loss.item()
+            if not last:
+                continue
+
+            torch.nn.utils.clip_grad_norm_(ddp.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+
+            step += 1
+            log.write(step, total)
+            if rank == 0:
+                print(f"step {step} loss {total:.6f}", flush=True)
+            total = 0.0
+            if args.step_delay_ms:
+                time.sleep(args.step_delay_ms / 1000)
+            if step == args.steps:
+                break
+        optimizer.zero_grad()
+
+    final = digest(model.state_dict().items(), optimizer)
+    if rank == 0:
+        print(f"final {final}", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
