@@ -179,14 +179,14 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
     page.line("  no ops in its log");
     return;
   }
-  page.row("  newest ops       begun     took       seq      bytes  peer  phase, group");
+  page.row("  newest ops        begun    took     seq     bytes peer  phase, group");
   const size_t first = rank.tail.size() > kTextOps ? rank.tail.size() - kTextOps : 0;
   for (size_t i = first; i < rank.tail.size(); ++i) {
     const OpEntry& op = rank.tail[i];
     const double took = op.done_ns != 0 ? age(op.begin_ns, static_cast<int64_t>(op.done_ns)) : 0;
     const bool is_step = op.kind == OpKind::kStep;
     char head[256];
-    std::snprintf(head, sizeof(head), "  %-14.14s %7s  %7s %9u  %9s %5s  ", opKindName(op.kind),
+    std::snprintf(head, sizeof(head), "  %-15.15s %7s %7s %7u %9s %4s  ", opKindName(op.kind),
                   words::seconds(age(op.begin_ns, now_ns)).c_str(), op.done_ns != 0 ? words::seconds(took).c_str() : "-",
                   op.seq, is_step ? "-" : words::bytes(op.bytes).c_str(),
                   op.peer >= 0 ? std::to_string(op.peer).c_str() : "-");

@@ -315,8 +315,8 @@ class Analysis {
     result_.ranks.assign(ends_.begin(), ends_.end());
     result_.clear = !ends_.empty() && !outside && !mismatch_ && !stuck_inside_;
     if (result_.clear) {
-      result_.text = words::rankList(result_.ranks) + (edges_.empty() ? ": nobody is seen to wait for anything else"
-                                                                      : ": the others wait for what has not come from there");
+      const char* what = result_.ranks.size() == 1 ? ": the other ranks wait for it" : ": the other ranks wait for them";
+      result_.text = words::rankList(result_.ranks) + (edges_.empty() ? ": nobody is seen to wait for anything else" : what);
     } else if (mismatch_) {
       result_.text = "not clear: ranks disagree about an op; who is wrong cannot be told from the log";
     } else if (!ends_.empty()) {

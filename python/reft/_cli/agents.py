@@ -34,11 +34,12 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code
+        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for classes, reads it from the instance
+        context = click.get_current_context(silent=True)
+        self._as_json = bool(context is not None and context.params.get("as_json"))
 
     def show(self, file: Any = None) -> None:
-        context = click.get_current_context(silent=True)
-        if context is not None and context.params.get("as_json"):
+        if self._as_json:
             click.echo(json.dumps({"error": self.message}))
         else:
             click.echo(f"reft: {self.message}", err=True)

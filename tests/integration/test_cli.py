@@ -1,0 +1,285 @@
+"""The command `reft` against an agent that is played here: every test looks at what a user sees and at the exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADER = struct.Struct("<IHHII")
+MAGIC = 0x57544652
+
+RANK_STATS = {
+    "steps": 412,
+    "step_ns": 93_000_000,
+    "committed_step": 411,
+    "sealed_step": 411,
+    "gate_last_ns": 1_200_000,
+    "capture_last_ns": 300_000,
+    "bytes_copied": 5 << 30,
+    "dropped": 1,
+    "skipped": 2,
+    "unprotected": 0,
+}
+
+
+def status(**changes: Any) -> dict[str, Any]:
+    ranks = [{"rank": r, "pid": 100 + r, "alive": True, "stats": {**RANK_STATS, **changes}} for r in range(2)]
+    return {"job": "demo", "node": 0, "agent_pid": 77, "world": 2, "ranks": ranks}
+
+
+class FakeAgent:
+    """Answers requests with canned JSON; `fds` go with the answer to vault_get."""
+
+    def __init__(self, run_dir: Path, job: str = "demo") -> None:
+        self.answers: dict[int, tuple[int, dict[str, Any]]] = {}
+        self.fds: dict[int, int] = {}
+        self.requests: list[tuple[int, dict[str, Any]]] = []
+        directory = run_dir / job / "node-0"
+        directory.mkdir(mode=0o700, parents=True)
+        run_dir.chmod(0o700)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(directory / "agent.sock"))
+        self._listener.listen()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        stream = connection.makefile("rb")
+        while header := stream.read(HEADER.size):
+            magic, version, kind, size, _ = HEADER.unpack(header)
+            assert (magic, version) == (MAGIC, 1)
+            payload = json.loads(stream.read(size) or b"{}")
+            fd = -1
+            if kind == 1:
+                answer: tuple[int, dict[str, Any]] = (2, {"agent_pid": 77, "version": "0.1.0", "run_dir": "", "linger_sec": 1})
+            elif kind == 14:
+                fd = self.fds[payload["rank"]]
+                answer = (15, {"rank": payload["rank"], "bytes": os.fstat(fd).st_size})
+            else:
+                answer = self.answers.get(kind, (3, {"what": f"unexpected type {kind}", "hint": ""}))
+            self.requests.append((kind, payload))
+            body = json.dumps(answer[1]).encode()
+            frame = HEADER.pack(MAGIC, 1, answer[0], len(body), 0) + body
+            if fd >= 0:
+                socket.send_fds(connection, [frame], [fd])
+            else:
+                connection.sendall(frame)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def agent(run_dir: Path) -> Iterator[FakeAgent]:
+    fake = FakeAgent(run_dir)
+    yield fake
+    fake.close()
+
+
+def reft(*arguments: str, run_dir: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("REFT_")}
+    environment["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), str(ROOT / "python")]).strip(os.pathsep)
+    environment["COLUMNS"] = "80"
+    if run_dir is not None:
+        environment["REFT_RUN_DIR"] = str(run_dir)
+    return subprocess.run(
+        [sys.executable, "-m", "reft._cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**environment, **(env or {})},
+    )
+
+
+def native_module() -> Any:
+    pytest.importorskip("torch")
+    return pytest.importorskip("reft._C", reason="needs the native module")
+
+
+def test_help_names_every_command() -> None:
+    done = reft("--help")
+    assert done.returncode == 0
+    for command in ("run", "top", "stack", "ls", "verify", "doctor"):
+        assert f"\n  {command} " in done.stdout
+    assert "Exit codes" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["run", "top", "stack", "ls", "verify", "doctor"])
+def test_help_of_each_command_fits_eighty_columns(command: str) -> None:
+    done = reft(command, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "--json" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("command", [("top", "--once"), ("stack",), ("ls",), ("verify",)])
+def test_without_an_agent_every_command_says_so_with_exit_code_3(command: tuple[str, ...], run_dir: Path) -> None:
+    done = reft(*command, run_dir=run_dir)
+    assert done.returncode == 3
+    assert "no agent runs here" in done.stderr
+    assert "Traceback" not in done.stderr
+    as_json = reft(*command, "--json", run_dir=run_dir)
+    assert as_json.returncode == 3
+    assert "no agent" in json.loads(as_json.stdout)["error"]
+
+
+def test_a_socket_without_an_agent_is_exit_code_4(agent: FakeAgent, run_dir: Path) -> None:
+    agent.close()
+    done = reft("stack", run_dir=run_dir)
+    assert done.returncode in (3, 4)
+    assert "Traceback" not in done.stderr
+
+
+def test_several_jobs_ask_for_a_choice(agent: FakeAgent, run_dir: Path) -> None:
+    FakeAgent(run_dir, "other")
+    done = reft("stack", run_dir=run_dir)
+    assert done.returncode == 2
+    assert "demo, other" in done.stderr
+
+
+def test_top_once_shows_every_rank(agent: FakeAgent, run_dir: Path) -> None:
+    agent.answers[50] = (51, status())
+    done = reft("top", "--once", run_dir=run_dir)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "job demo" in lines[0] and "2 of 2 ranks alive" in lines[0]
+    assert lines[2].split() == ["0", "412", "93.0", "ms", "411", "1.5", "ms", "5.0", "GiB", "1/2", "protected"]
+    assert max(map(len, lines)) <= 80
+
+
+def test_top_once_cries_unprotected_with_exit_code_1(agent: FakeAgent, run_dir: Path) -> None:
+    agent.answers[50] = (51, status(unprotected=1, note="no optimizer step was seen"))
+    done = reft("top", "--once", run_dir=run_dir)
+    assert done.returncode == 1
+    assert "UNPROTECTED" in done.stdout
+    assert "ranks 0 1: no optimizer step was seen" in done.stdout
+
+
+def test_top_reads_unset_steps(agent: FakeAgent, run_dir: Path) -> None:
+    agent.answers[50] = (51, status(committed_step=(1 << 64) - 1, sealed_step=(1 << 64) - 1, step_ns=0))
+    done = reft("top", "--once", run_dir=run_dir)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[2].split() == ["0", "412", "-", "-", "-", "5.0", "GiB", "1/2", "starting"]
+
+
+def test_top_json_is_the_status_of_each_agent(agent: FakeAgent, run_dir: Path) -> None:
+    agent.answers[50] = (51, status())
+    done = reft("top", "--json", run_dir=run_dir)
+    assert json.loads(done.stdout)["agents"][0]["ranks"][1]["stats"]["steps"] == 412
+
+
+def test_stack_prints_the_report(agent: FakeAgent, run_dir: Path) -> None:
+    agent.answers[54] = (55, {"ranks": [{"rank": 1}], "text": "rank 1: alive\n"})
+    done = reft("stack", "--rank", "1", run_dir=run_dir)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "rank 1: alive\n"
+    assert (54, {"ranks": [1]}) in agent.requests
+    as_json = reft("stack", "--json", run_dir=run_dir)
+    assert json.loads(as_json.stdout)["agents"][0]["ranks"] == [{"rank": 1}]
+
+
+def test_stack_of_an_unknown_rank_is_exit_code_3(agent: FakeAgent, run_dir: Path) -> None:
+    agent.answers[54] = (55, {"ranks": [], "text": "\n"})
+    assert reft("stack", "--rank", "9", run_dir=run_dir).returncode == 3
+
+
+def test_an_error_of_the_agent_is_exit_code_4(agent: FakeAgent, run_dir: Path) -> None:
+    done = reft("stack", run_dir=run_dir)
+    assert done.returncode == 4
+    assert "unexpected type 54" in done.stderr
+
+
+def test_run_adds_restarts_unless_given(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text("# reft\n")
+    done = reft("run", "--json", "--dry-run", "--nproc-per-node", "2", str(script), "--max-restarts", "9")
+    argv = json.loads(done.stdout)["argv"]
+    assert argv[1:5] == ["-m", "torch.distributed.run", "--max-restarts", "3"]
+    assert argv[5:] == ["--nproc-per-node", "2", str(script), "--max-restarts", "9"]
+    given = reft("run", "--json", "--max_restarts=0", str(script))
+    assert json.loads(given.stdout)["argv"][3:] == ["--max_restarts=0", str(script)]
+
+
+def test_run_runs_the_script_and_passes_its_exit_code_on(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "train.py"
+    script.write_text("import os, sys\nprint('reft', os.environ['RANK'], sys.argv[1:])\n")
+    done = reft("run", "--standalone", str(script), "--epochs", "2")
+    assert done.returncode == 0, done.stderr
+    assert "reft 0 ['--epochs', '2']" in done.stdout
+    missing = reft("run", str(tmp_path / "none.py"))
+    assert missing.returncode == 3
+    assert "no script" in missing.stderr
+
+
+def test_doctor_gives_findings_with_what_to_do(run_dir: Path) -> None:
+    run_dir.mkdir(mode=0o755)
+    run_dir.chmod(0o755)
+    done = reft("doctor", "--json", run_dir=run_dir)
+    findings = {finding["check"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert findings["run dir"]["result"] == "fail"
+    assert findings["run dir"]["todo"] == f"chmod 700 {run_dir}"
+    assert done.returncode == 1
+    text = reft("doctor", run_dir=run_dir)
+    assert "chmod 700" in text.stdout
+    assert max(map(len, text.stdout.splitlines())) <= 80
+
+
+def test_doctor_names_unknown_and_malformed_settings(run_dir: Path) -> None:
+    native_module()
+    done = reft("doctor", "--json", run_dir=run_dir, env={"REFT_SNAPSHOT_SLOT": "2", "REFT_SNAPSHOT_EVERY": "often"})
+    settings = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "settings"]
+    assert any("REFT_SNAPSHOT_SLOTS" in finding["todo"] for finding in settings)
+    assert any("often" in finding["text"] and finding["result"] == "fail" for finding in settings)
+    assert done.returncode == 1
+
+
+def test_doctor_reports_an_agent_that_does_not_run(run_dir: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "reft-agent"
+    broken.write_text("#!/bin/sh\necho cannot >&2\nexit 4\n")
+    broken.chmod(0o755)
+    done = reft("doctor", "--json", run_dir=run_dir, env={"REFT_AGENT_PATH": str(broken)})
+    (finding,) = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "agent"]
+    assert finding["result"] == "fail"
+    assert "cannot" in finding["text"]
+
+
+def test_verify_and_ls_of_something_that_is_no_vault(tmp_path: Path) -> None:
+    native_module()
+    (tmp_path / "rank-0.vault").write_bytes(b"x" * 10000)
+    for command in ("ls", "verify"):
+        done = reft(command, "--vault-dir", str(tmp_path))
+        assert done.returncode == 1, done.stderr
+        assert "rank-0.vault" in done.stdout
+        assert "Traceback" not in done.stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert reft("ls", "--vault-dir", str(empty)).returncode == 3
