@@ -1,3 +1,4 @@
+#include <charconv>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -5,10 +6,23 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <nlohmann/json.hpp>
+
 #include "hang_detect/report.h"
 #include "intercept/base/unique_fd.h"
 
 namespace reft {
+
+namespace {
+
+void addError(RankEvidence& rank, const char* what, const std::string& text) noexcept {
+  try {
+    rank.error += (rank.error.empty() ? "" : "; ") + std::string(what) + ": " + text;
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory left for the sentence
+  }
+}
+
+}  // namespace
 
 void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count) noexcept {
   try {
@@ -20,10 +34,33 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
     const auto now = static_cast<uint64_t>(now_ns);
     rank.heartbeat_age_ns = heartbeat != 0 && heartbeat < now ? now - heartbeat : 0;
   } catch (const std::exception& problem) {
-    try {
-      rank.error += (rank.error.empty() ? "op log: " : "; op log: ") + std::string(problem.what());
-    } catch (...) {  // NOLINT(bugprone-empty-catch): no memory left for the sentence
+    addError(rank, "op log", problem.what());
+  }
+}
+
+void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
+  try {
+    const auto reply = nlohmann::json::parse(payload, nullptr, /*allow_exceptions=*/false);
+    if (!reply.is_object() || !reply.contains("text") || !reply["text"].is_string()) {
+      addError(rank, "stacks", "the reply is not one");
+      return;
     }
+    rank.answered = true;
+    rank.stacks_text = reply["text"].get<std::string>();
+    if (reply.contains("error") && reply["error"].is_string() && !reply["error"].get<std::string>().empty()) {
+      addError(rank, "stacks", reply["error"].get<std::string>());
+    }
+    if (reply.contains("call_sites") && reply["call_sites"].is_object()) {
+      for (const auto& [id, text] : reply["call_sites"].items()) {
+        uint32_t number = 0;
+        const auto [end, problem] = std::from_chars(id.data(), id.data() + id.size(), number);
+        if (problem == std::errc() && end == id.data() + id.size() && text.is_string()) {
+          rank.call_sites.emplace(number, text.get<std::string>());
+        }
+      }
+    }
+  } catch (const std::exception& problem) {
+    addError(rank, "stacks", problem.what());
   }
 }
 

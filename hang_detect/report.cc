@@ -187,7 +187,8 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
     const bool is_step = op.kind == OpKind::kStep;
     char head[256];
     std::snprintf(head, sizeof(head), "  %-15.15s %7s %7s %7u %9s %4s  ", opKindName(op.kind),
-                  words::seconds(age(op.begin_ns, now_ns)).c_str(), op.done_ns != 0 ? words::seconds(took).c_str() : "-",
+                  words::seconds(age(op.begin_ns, now_ns)).c_str(),
+                  op.done_ns != 0 ? words::seconds(took).c_str() : "-",
                   op.seq, is_step ? "-" : words::bytes(op.bytes).c_str(),
                   op.peer >= 0 ? std::to_string(op.peer).c_str() : "-");
     page.row(head + (is_step ? "-" : phaseOf(op) + (", " + words::groupName(rank, op.group))));

@@ -50,6 +50,9 @@ struct HangEvidence {
 // Fills tail, groups, ops_begun and heartbeat_age_ns from a mapped op log area. Damage goes to `rank.error`.
 void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64) noexcept;
 
+// Fills answered, stacks_text and call_sites from the payload of a kStackReply. Damage goes to `rank.error`.
+void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
+
 // Fills alive and proc_state from /proc.
 void addProcessState(RankEvidence& rank) noexcept;
 

@@ -4,6 +4,8 @@
 // Errors:  none: a dump that failed is answered with its error.
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -12,10 +14,15 @@
 
 namespace reft {
 
-// The payload of kStackReply for a kStackRequest's payload: `{id, rank, pid, text, error}`.
-std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump);
+// What OpEntry::call_site means in this process. Must neither block nor take the GIL.
+using CallSites = std::map<uint32_t, std::string> (*)();
+
+// The payload of kStackReply for a kStackRequest's payload: `{id, rank, pid, text, error, call_sites: {"7": "…"}}`.
+// addStackReply() reads it.
+std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump,
+                           const std::map<uint32_t, std::string>& call_sites = {});
 
 // Registers the handler. Call on the main thread.
-void installStackReplies(AgentClient& client, int rank, StackPrinter printer);
+void installStackReplies(AgentClient& client, int rank, StackPrinter printer, CallSites call_sites = nullptr);
 
 }  // namespace reft

@@ -84,8 +84,9 @@ class Analysis {
       if (outOfAction(*evidence)) {
         SuspectGroup found;
         found.finding = evidence->alive ? "stopped" : "dead";
-        found.text = words::rankList({rank}) + (evidence->alive ? " is stopped (state " + evidence->proc_state + ")"
-                                                                : " is dead (pid " + std::to_string(evidence->pid) + ")");
+        found.text = words::rankList({rank});
+        found.text += evidence->alive ? " is stopped (state " + evidence->proc_state + ")"
+                                      : " is dead (pid " + std::to_string(evidence->pid) + ")";
         result_.groups.push_back(std::move(found));
         ends_.insert(rank);
       }
@@ -248,7 +249,8 @@ class Analysis {
         if (peer == global.end()) {
           addEdge(rank, kOutside);
           found.elsewhere = 1;
-          found.text += op->kind == OpKind::kRecvAnysource ? " from any rank" : "; that rank is not visible from this node";
+          found.text +=
+              op->kind == OpKind::kRecvAnysource ? " from any rank" : "; that rank is not visible from this node";
         } else {
           const Member& other = members.at(peer->second);
           found.text += " (rank " + std::to_string(peer->second) + ")";
@@ -315,8 +317,10 @@ class Analysis {
     result_.ranks.assign(ends_.begin(), ends_.end());
     result_.clear = !ends_.empty() && !outside && !mismatch_ && !stuck_inside_;
     if (result_.clear) {
-      const char* what = result_.ranks.size() == 1 ? ": the other ranks wait for it" : ": the other ranks wait for them";
-      result_.text = words::rankList(result_.ranks) + (edges_.empty() ? ": nobody is seen to wait for anything else" : what);
+      const char* what = edges_.empty()             ? ": nobody is seen to wait for anything else"
+                         : result_.ranks.size() == 1 ? ": the other ranks wait for it"
+                                                     : ": the other ranks wait for them";
+      result_.text = words::rankList(result_.ranks) + what;
     } else if (mismatch_) {
       result_.text = "not clear: ranks disagree about an op; who is wrong cannot be told from the log";
     } else if (!ends_.empty()) {
@@ -328,7 +332,8 @@ class Analysis {
     } else if (!edges_.empty()) {
       result_.text = "not clear: ranks wait for each other in a circle";
     } else if (stuck_inside_) {
-      result_.text = "not clear: every member has entered the op and it does not end; a network or device may be at fault";
+      result_.text =
+          "not clear: every member has entered the op and it does not end; a network or device may be at fault";
     } else {
       result_.text = "not clear: no rank waits in an op; the stacks show where each one is";
     }

@@ -16,6 +16,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "c10d_backend/call_site.h"
 #include "hang_detect/report.h"
 #include "hang_detect/stack_dump.h"
 #include "hang_detect/stack_reply.h"
@@ -29,15 +30,15 @@ extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd, Py
                                                                       PyThreadState* current);
 
 // Note [stacks without the GIL]
-// 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with the GIL held. Nothing
-//    can change or go away meanwhile. CPython up to 3.12 notices a pending call of another thread when it next takes the
-//    GIL, which a training loop does all the time.
+// 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with the GIL held.
+//    Nothing can change or go away meanwhile. CPython up to 3.12 notices a pending call of another thread when it next
+//    takes the GIL, which a training loop does all the time.
 // 2. forcibly, when the main thread does not come by in time. If it is on a CPU, faulthandler prints from a real-time
-//    signal sent to it, so that it stands still while its frames are read (and no system call of its is interrupted). If
-//    it is blocked in C, the usual case in a hang, its frames stand still anyway, and CPython's own printer runs on the
-//    calling thread; 3.13 and newer do not export that, so there the signal is the only way.
-// All print at most 100 threads and 100 frames of each (CPython's limits). Forcible printing reads the frames of threads
-// other than the main one while they may run.
+//    signal sent to it, so that it stands still while its frames are read (and no system call of its is interrupted).
+//    If it is blocked in C, the usual case in a hang, its frames stand still anyway, and CPython's own printer runs on
+//    the calling thread; 3.13 and newer do not export that, so there the signal is the only way.
+// All print at most 100 threads and 100 frames of each (CPython's limits). Forcible printing reads the frames of other
+// threads than the main one while they may run.
 
 namespace reft {
 
@@ -240,7 +241,7 @@ void bindHang(py::module_& module) {
             throw;
           }
         }
-        installStackReplies(client, rank, &printStacks);
+        installStackReplies(client, rank, &printStacks, &callSites);
       },
       py::arg("client"), py::arg("rank"),
       "Lets `client` answer stack requests without the GIL. Call on the main thread, once per client.");
@@ -261,7 +262,7 @@ void bindHang(py::module_& module) {
         return py::make_tuple(text, dump.error);
       },
       py::arg("timeout_ms") = 1000, py::arg("by_signal") = false,
-      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only by signal (main thread only).");
+      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only so; main thread only.");
   module.def(
       "parse_stacks",
       [](const std::string& text) {
@@ -289,7 +290,7 @@ void bindHang(py::module_& module) {
         }
         return threads;
       },
-      py::arg("text"), "Threads of a faulthandler-style text: thread, name, main, truncated, frames (newest call first).");
+      py::arg("text"), "Threads of a faulthandler-style text: thread, name, main, truncated, frames (newest first).");
 }
 
 }  // namespace reft

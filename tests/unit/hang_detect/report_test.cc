@@ -78,9 +78,10 @@ HangEvidence job(std::vector<RankEvidence> ranks) {
 }
 
 TEST(FirstSuspects, NameTheRankThatHasNotEntered) {
-  const HangEvidence evidence = job({rankOf(0, 3, {op(OpKind::kAllreduce, 411, true), op(OpKind::kAllreduce, 412, false)}),
-                                     rankOf(1, 3, {op(OpKind::kAllreduce, 411, true), op(OpKind::kAllreduce, 412, false)}),
-                                     rankOf(2, 3, {op(OpKind::kAllreduce, 411, true)})});
+  const OpEntry before = op(OpKind::kAllreduce, 411, true);
+  const OpEntry open = op(OpKind::kAllreduce, 412, false);
+  const HangEvidence evidence =
+      job({rankOf(0, 3, {before, open}), rankOf(1, 3, {before, open}), rankOf(2, 3, {before})});
   const FirstSuspects found = firstSuspects(evidence);
   EXPECT_TRUE(found.clear);
   EXPECT_THAT(found.ranks, ElementsAre(2));
