@@ -141,8 +141,8 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
 
     def add(name: str, tensor: torch.Tensor, ranks: tuple[int, ...] = (), early: bool = False) -> None:
         local, placed = _local(tensor)
-        if local.layout is not torch.strided or local.device.type == "meta" or local.is_quantized:
-            state.missed.append((name, f"{local.layout} tensor on {local.device}"))
+        if local.device.type != "cpu" or local.layout is not torch.strided or local.is_quantized:
+            state.missed.append((name, f"{local.layout} tensor on {local.device}: only dense CPU tensors are saved so far"))
             return
         if local.numel() == 0:
             return

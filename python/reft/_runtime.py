@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from reft import _banner, _C, _discovery, _groups, _job, _registry, _restore
+from reft import _banner, _C, _continuation, _discovery, _groups, _job, _registry, _restore
 from reft._boundary import Boundary
 
 _WELCOME_VERSION = 1
@@ -45,6 +45,7 @@ class Session:
         self._fingerprint: tuple[int, ...] = ()
         self._tensors: list[torch.Tensor] = []
         self._said_first = False
+        self._uncaptured: list[tuple[str, str, str]] = []
         self._last_point_ns = 0
         self._disabled = not env["snapshot"]
         self.enabled = True
@@ -203,9 +204,7 @@ class Session:
     def _install_continuation(self) -> None:
         if self.env["resume"] == "exact":
             try:
-                from reft._continuation import loaders
-
-                loaders.install()
+                _continuation.install()
             except Exception as error:
                 self.failed("data loaders", error)
 
@@ -246,6 +245,8 @@ class Session:
         _C.log_step(0, self.step)
         if self.enabled and not self._disabled and self.step % int(self.env["snapshot_every"]) == 0:
             self._snapshot(frame)
+        elif self.step == 1 and self.env["resume"] == "exact":
+            _continuation.observe(frame)
         self.engine.end_step(self.step, now - self._last_point_ns if self._last_point_ns else 0, now)
         self._last_point_ns = now
 
@@ -349,12 +350,12 @@ class Session:
                 if hasattr(obj, "state_dict") and not isinstance(obj, torch.nn.Module)
             },
         }
-        from reft import _continuation
-
         saved["rng"] = _continuation.capture_rng()
         if self.env["resume"] == "exact":
             try:
-                saved["frames"] = _continuation.capture(frame, int(self.env["resume_frame_bytes"]), self._owned())
+                captured = _continuation.capture(frame, int(self.env["resume_frame_bytes"]), self._owned())
+                self._uncaptured, captured["uncaptured"] = captured["uncaptured"], []
+                saved["frames"] = captured
             except Exception as error:
                 self.failed("loop state", error)
         try:
@@ -402,13 +403,15 @@ class Session:
         for name, values in saved["registered"].items():
             if name in _registry.objects:
                 _registry.objects[name].load_state_dict(values)
-        from reft import _continuation
-
         said = "state"
         if self.env["resume"] == "exact" and "frames" in saved:
             try:
-                _continuation.restore(frame, saved["frames"], {id(r.tensor) for r in state.regions})
+                done = _continuation.restore(frame, saved["frames"], {id(r.tensor) for r in state.regions})
                 said = "state and place in the loop"
+                if done.problems and job.rank == 0:
+                    where, kind, why = done.problems[0]
+                    more = f" (and {len(done.problems) - 1} more)" if len(done.problems) > 1 else ""
+                    _banner.say(f"not put back: {where} ({kind}): {why}{more}")
             except Exception as error:
                 _banner.say(
                     f"rank {job.rank}: the place in the loop is not put back ({error}); tensors, optimizer, schedulers and random"
@@ -441,8 +444,14 @@ class Session:
             f"protected: {_banner.size(state.bytes)} of state in {parts}; this rank copies {_banner.size(stats['payload_bytes'])}"
             f" a step and its vault takes {_banner.size(stats['vault_bytes'])} of host memory"
         )
-        for what, why in state.missed[:3]:
-            _banner.say(f"not protected: {what}: {why}")
+        if state.missed:
+            what, why = state.missed[0]
+            more = f" (and {len(state.missed) - 1} more)" if len(state.missed) > 1 else ""
+            _banner.say(f"NOT protected: {what}: {why}{more}")
+        if self._uncaptured:
+            where, kind, why = self._uncaptured[0]
+            more = f" (and {len(self._uncaptured) - 1} more)" if len(self._uncaptured) > 1 else ""
+            _banner.say(f"a resume will not put back {where} ({kind}): {why}{more}")
 
     def _trouble(self, result: str) -> None:
         note = self.engine.stats()["note"]
