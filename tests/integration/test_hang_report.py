@@ -1,0 +1,220 @@
+"""What a hang looks like from outside: stacks of a process that never frees the GIL, and who holds up a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+_C = pytest.importorskip("reft._C", reason="needs the native module")
+
+HEADER = struct.Struct("<IHHII")
+MAGIC = 0x57544652
+HELLO, WELCOME, STACK_REQUEST, STACK_REPLY = 1, 2, 40, 41
+
+RANK = """
+import ctypes, json, sys, threading, time
+import torch
+from reft import _C, _hang
+
+client = _C.AgentClient(sys.argv[1], json.dumps({"role": "rank", "rank": 3}), 10000)
+_hang.install(client, 3)
+
+
+def helper():
+    time.sleep(600)
+
+
+def python_loop():
+    while True:
+        pass
+
+
+def without_gil():
+    time.sleep(600)
+
+
+def with_gil():
+    ctypes.PyDLL(None).sleep(600)
+
+
+threading.Thread(target=helper, daemon=True).start()
+print("ready", flush=True)
+globals()[sys.argv[2]]()
+"""
+
+
+class PlayedAgent:
+    """The agent's side of one connection."""
+
+    def __init__(self, path: Path) -> None:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.settimeout(60)
+        self._peer: socket.socket | None = None
+
+    def __enter__(self) -> PlayedAgent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        if self._peer is not None:
+            self._peer.close()
+
+    def welcome(self) -> None:
+        self._peer, _ = self._listener.accept()
+        self._peer.settimeout(30)
+        assert self.receive()[0] == HELLO
+        self.send(WELCOME, {"agent_pid": os.getpid(), "version": "0.1.0", "run_dir": "", "linger_sec": 1})
+
+    def send(self, kind: int, payload: dict[str, Any]) -> None:
+        assert self._peer is not None
+        body = json.dumps(payload).encode()
+        self._peer.sendall(HEADER.pack(MAGIC, 1, kind, len(body), 0) + body)
+
+    def receive(self) -> tuple[int, dict[str, Any]]:
+        assert self._peer is not None
+        magic, _, kind, size, _ = HEADER.unpack(self._peer.recv(HEADER.size, socket.MSG_WAITALL))
+        assert magic == MAGIC
+        return kind, json.loads(self._peer.recv(size, socket.MSG_WAITALL) if size else b"{}")
+
+
+@contextmanager
+def rank_that(does: str, path: Path) -> Iterator[subprocess.Popen[str]]:
+    package = str(Path(_C.__file__).resolve().parent.parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([package, os.environ.get("PYTHONPATH", "")])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", RANK, str(path), does], stdout=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("does", ["python_loop", "without_gil", "with_gil"])
+def test_a_rank_tells_its_stacks_whatever_its_main_thread_does(does: str, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with PlayedAgent(path) as agent, rank_that(does, path) as process:
+        agent.welcome()
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        time.sleep(0.2)  # from "ready" into the function
+        for request in range(3):
+            asked = time.monotonic()
+            agent.send(STACK_REQUEST, {"id": request})
+            kind, reply = agent.receive()
+            assert kind == STACK_REPLY
+            assert time.monotonic() - asked < 2.0
+            assert (reply["id"], reply["rank"], reply["pid"]) == (request, 3, process.pid)
+            assert reply["error"] == ""
+            threads = _C.parse_stacks(reply["text"])
+            (main,) = [thread for thread in threads if thread["main"]]
+            assert does in [frame["function"] for frame in main["frames"]]
+            assert any(frame["function"] == "helper" for thread in threads for frame in thread["frames"])
+            assert "Native thread" in reply["text"]
+        assert process.poll() is None
+
+
+def test_a_frozen_rank_does_not_answer_but_goes_on_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with PlayedAgent(path) as agent, rank_that("without_gil", path) as process:
+        agent.welcome()
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGSTOP)
+        agent.send(STACK_REQUEST, {"id": 1})
+        assert agent._peer is not None
+        agent._peer.settimeout(1.5)
+        with pytest.raises(TimeoutError):
+            agent.receive()
+        process.send_signal(signal.SIGCONT)
+        agent._peer.settimeout(30)
+        assert agent.receive()[1]["id"] == 1
+
+
+def test_stacks_of_this_process_by_each_way() -> None:
+    for by_signal in (False, True):
+        text, error = _C.dump_stacks(1000, by_signal)
+        if error and not by_signal:
+            pytest.skip(error)  # 3.13: the main thread is in the dump itself, and no signal is set up
+        assert error == ""
+        names = [frame["function"] for thread in _C.parse_stacks(text) for frame in thread["frames"]]
+        assert "test_stacks_of_this_process_by_each_way" in names
+
+
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("reft")
+rank = dist.get_rank()
+
+
+def load_batch(step):
+    if rank == 2 and step == 5:
+        time.sleep(600)
+
+
+for step in range(100):
+    load_batch(step)
+    dist.all_reduce(torch.ones(4))
+    if step == 4:
+        open(os.path.join(sys.argv[1], f"ready{rank}"), "w").close()
+"""
+
+
+def test_stack_names_the_rank_that_holds_up_the_job(tmp_path: Path) -> None:
+    package = Path(_C.__file__).resolve().parent
+    if not os.access(os.environ.get("REFT_AGENT_PATH") or package / "bin" / "reft-agent", os.X_OK):
+        pytest.skip("needs reft-agent")
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
+    environment.update(REFT_RUN_DIR=str(tmp_path / "run"), REFT_JOB_ID="hang", REFT_AGENT_LINGER_SEC="1")
+    environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), environment.get("PYTHONPATH", "")])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    job = subprocess.Popen([*command, str(script), str(tmp_path)], env=environment)
+    try:
+        deadline = time.monotonic() + 90
+        while not all((tmp_path / f"ready{rank}").exists() for rank in range(3)):
+            assert time.monotonic() < deadline and job.poll() is None
+            time.sleep(0.1)
+        time.sleep(1)  # into the next step
+        done = subprocess.run(
+            [sys.executable, "-m", "reft._cli.main", "stack", "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        (report,) = json.loads(done.stdout)["agents"]
+        suspects = report["first_suspects"]
+        assert suspects["clear"] and suspects["ranks"] == [2], report["text"]
+        (group,) = [group for group in suspects["groups"] if group["finding"] == "not_entered"]
+        assert group["waiting"] == [0, 1] and group["not_entered"] == [2]
+        assert group["op"] == "all_reduce"
+        assert "train.py:12 load_batch" in group["text"]
+        assert max(map(len, report["text"].splitlines())) <= 80
+    finally:
+        job.terminate()  # torchrun ends its ranks, which have sessions of their own
+        try:
+            job.wait(timeout=40)
+        except subprocess.TimeoutExpired:
+            job.kill()
+            job.wait()
