@@ -20,6 +20,7 @@ pytest.importorskip("rich")
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = struct.Struct("<IHHII")
+BALLOT = struct.Struct("<qQQB7x")
 MAGIC = 0x57544652
 
 RANK_STATS = {
@@ -72,10 +73,17 @@ class FakeAgent:
         while header := stream.read(HEADER.size):
             magic, version, kind, size, _ = HEADER.unpack(header)
             assert (magic, version) == (MAGIC, 1)
-            payload = json.loads(stream.read(size) or b"{}")
+            body = stream.read(size)
+            if kind == 20:  # a vote: committed at once
+                step, incarnation = BALLOT.unpack(body)[:2]
+                connection.sendall(HEADER.pack(MAGIC, 1, 21, size, 0) + BALLOT.pack(step, incarnation, 0, 1))
+                continue
+            payload = json.loads(body or b"{}")
             fd = -1
             if kind == 1:
                 answer: tuple[int, dict[str, Any]] = (2, {"agent_pid": 77, "version": "0.1.0", "run_dir": "", "linger_sec": 1})
+            elif kind == 10:
+                answer = (11, {"rank": payload["rank"]})
             elif kind == 14:
                 fd = self.fds[payload["rank"]]
                 answer = (15, {"rank": payload["rank"], "bytes": os.fstat(fd).st_size})
@@ -283,3 +291,86 @@ def test_verify_and_ls_of_something_that_is_no_vault(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     assert reft("ls", "--vault-dir", str(empty)).returncode == 3
+
+
+@pytest.fixture
+def vault(agent: FakeAgent, run_dir: Path, tmp_path: Path) -> Path:
+    """A vault file with one snapshot of 1 MiB, as a rank leaves it."""
+    native = native_module()
+    import torch
+
+    path = tmp_path / "vaults" / "demo" / "rank-0.vault"
+    path.parent.mkdir(parents=True)
+    client = native.AgentClient(str(run_dir / "demo" / "node-0" / "agent.sock"), json.dumps({"role": "rank", "rank": 0}), 10000)
+    engine = native.SnapshotEngine(
+        client=client,
+        job="demo",
+        rank=0,
+        world=1,
+        slots=2,
+        op_log_records=256,
+        path=str(path),
+        adopt_fd=-1,
+        incarnation=5,
+        attempt=0,
+        threads=1,
+        verify_full=False,
+        slot_wait_sec=5.0,
+        alarm_sec=0.0,
+        chunk_bytes=65536,
+    )
+    tensor = torch.arange(262144, dtype=torch.float32)
+    engine.set_table([("weight", tensor, -1, False)], [], 0, 1, "none", 0)
+    engine.capture(7, [tensor], b"objects")
+    engine.gate()
+    engine.drain(10000)
+    return path
+
+
+def test_ls_and_verify_of_a_vault_file(vault: Path) -> None:
+    root = str(vault.parent.parent)
+    listed = reft("ls", "--vault-dir", root)
+    assert listed.returncode == 0, listed.stderr
+    assert "sealed" in listed.stdout and " 7 " in listed.stdout and "1.0 MiB" in listed.stdout
+    (listing,) = json.loads(reft("ls", "--vault-dir", root, "--json").stdout)["vaults"]
+    assert (listing["job"], listing["slots"][0]["step"], listing["slots"][0]["regions"]) == ("demo", 7, 1)
+    verified = reft("verify", "--vault-dir", root)
+    assert verified.returncode == 0, verified.stdout
+    assert "step 7: ok" in verified.stdout
+    assert reft("ls", "--vault-dir", root, "--job", "other").returncode == 3
+
+
+def test_verify_finds_a_flipped_bit_and_where(vault: Path) -> None:
+    content = bytearray(vault.read_bytes())
+    at = content.rindex(struct.pack("<f", 100000.0))  # in chunk 100000 * 4 // 65536 = 6
+    content[at] ^= 1
+    vault.write_bytes(content)
+    done = reft("verify", "--vault-dir", str(vault))
+    assert done.returncode == 1
+    assert "corrupt, 1 of 16 chunks" in done.stdout
+    assert f"chunk at byte {6 * 65536}" in done.stdout
+    result = json.loads(reft("verify", "--vault-dir", str(vault), "--json").stdout)
+    assert not result["ok"]
+    assert result["vaults"][0]["slots"][0]["faults"][0]["payload_offset"] == 6 * 65536
+
+
+def test_a_slot_with_a_torn_header_is_damaged_not_gone(vault: Path) -> None:
+    content = bytearray(vault.read_bytes())
+    at = content.index(struct.pack("<Q", 0x31544C5354464552))
+    content[at + 56] ^= 0xFF  # table_bytes
+    vault.write_bytes(content)
+    listed = reft("ls", "--vault-dir", str(vault))
+    assert listed.returncode == 1
+    assert "damaged" in listed.stdout
+    verified = reft("verify", "--vault-dir", str(vault))
+    assert verified.returncode == 1
+    assert "corrupt: header, table or objects" in verified.stdout
+
+
+def test_ls_and_verify_ask_the_agent(vault: Path, agent: FakeAgent, run_dir: Path) -> None:
+    agent.fds[0] = os.open(vault, os.O_RDONLY)
+    agent.answers[12] = (13, {"vaults": [{"rank": 0, "bytes": vault.stat().st_size, "path": "", "live": True, "slots": []}]})
+    listed = reft("ls", run_dir=run_dir)
+    assert listed.returncode == 0, listed.stderr
+    assert "sealed" in listed.stdout
+    assert "step 7: ok" in reft("verify", run_dir=run_dir).stdout
