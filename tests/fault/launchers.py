@@ -1,0 +1,155 @@
+"""Starts jobs of several ranks for tests: under torchrun, or under `forkrun.py`, which is quicker. Finds agents.
+
+The environment of a job has to name it by REFT_JOB_ID.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+class Forkrun:
+    """The server that starts jobs quickly, one at a time."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self.pid = 0
+
+    def start(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int) -> None:
+        """`argv`: a script and its arguments; `log` gets what all ranks say."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "forkrun.py")],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                start_new_session=True,
+            )
+            self._answer()
+        request = {
+            "script": argv[0],
+            "argv": argv[1:],
+            "env": env,
+            "nproc": nproc,
+            "max_restarts": max_restarts,
+            "run_id": env["REFT_JOB_ID"],
+            "log": str(log),
+        }
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        self.pid = self._answer()["pid"]
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("forkrun ended")
+        return dict(json.loads(line))
+
+    def poll(self) -> int | None:
+        """Exit status of the job, None while it runs."""
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except OSError:
+            state = "Z"
+        return int(self._answer()["exit"]) if state == "Z" else None
+
+    def kill(self) -> None:
+        """Ends launcher and ranks."""
+        os.killpg(self.pid, signal.SIGKILL)
+        self._answer()
+
+    def close(self) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+            self._process.wait(10)
+            self._process = None
+
+
+class Torchrun:
+    """The real one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._job = ""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int) -> None:
+        """As Forkrun's."""
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
+        command += [f"--max-restarts={max_restarts}", "--monitor-interval=0.1", *argv]
+        self._job = env["REFT_JOB_ID"]
+        with open(log, "ab") as out:
+            self._process = subprocess.Popen(
+                command,
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | env,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def poll(self) -> int | None:
+        assert self._process is not None
+        return self._process.poll()
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        kill_all(rank_pids(self._job))  # ranks lead sessions of their own
+        self._process.wait()
+
+    def close(self) -> None:
+        pass
+
+
+def rank_pids(job: str) -> list[int]:
+    """Processes that have REFT_JOB_ID=job in their environment and are no agent."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"REFT_JOB_ID={job}".encode() in path.read_bytes().split(b"\0"):
+                if b"reft-agent" not in (path.parent / "cmdline").read_bytes().split(b"\0")[0]:
+                    found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def agent_pids(run_dir: Path) -> list[int]:
+    """Agents whose sockets are under `run_dir`."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words and words[0].endswith(b"reft-agent") and str(run_dir).encode() in words:
+            found.append(int(path.parent.name))
+    return found
+
+
+def kill_all(pids: list[int]) -> int:
+    """SIGKILL; returns how many were there."""
+    count = 0
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+            count += 1
+        except ProcessLookupError:
+            pass
+    return count

@@ -1,0 +1,245 @@
+"""Trains a small GPT on real text, kills a rank with SIGKILL, and compares what follows with a run that nobody disturbed.
+
+    tools/dev demo [--json FILE]
+
+The training script, python/examples/gpt/train_ddp.py, has nothing of reft in it but the backend's name. It runs under torchrun
+on two ranks: several times undisturbed, with a snapshot at every step and without any in turn, which gives the cost of snapshots;
+and once with a rank killed from outside. Exit status 0 only if at most one step was lost and every loss and the final hash of
+weights and optimizer equal those of the undisturbed run bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "python" / "examples" / "gpt" / "train_ddp.py"
+sys.path.insert(0, str(ROOT / "tests" / "bench"))
+
+WORLD = 2
+STEPS = 50
+WARM_UP = 5  # steps at the start that are not measured
+# What restarted ranks need at least to import torch: lines of the log that are later than this come from them.
+RESTART_SEC = 1.0
+
+
+@dataclass
+class Line:
+    """One line of the loss log."""
+
+    rank: int
+    step: int
+    loss: str
+    time: float
+
+
+@dataclass
+class Kill:
+    """What was done from outside."""
+
+    rank: int
+    pid: int
+    at: float
+    step: int
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def read(path: Path) -> list[Line]:
+    """The whole lines of a loss log."""
+    if not path.exists():
+        return []
+    rows = [json.loads(text) for text in path.read_text().split("\n")[:-1]]
+    return [Line(row["rank"], row["step"], row["loss"], row["time"]) for row in rows]
+
+
+def rank_pid(launcher: int, rank: int) -> int | None:
+    """The process that runs a rank: a child of the launcher with that RANK in its environment."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rsplit(")", 1)[1].split()[1])
+            if parent == launcher and f"RANK={rank}".encode() in (path.parent / "environ").read_bytes().split(b"\0"):
+                return int(path.parent.name)
+        except (OSError, IndexError, ValueError):
+            continue
+    return None
+
+
+class Run:
+    """One launch of the training script."""
+
+    def __init__(self, scratch: Path, name: str, snapshots: bool, steps: int) -> None:
+        self.log, self.out = scratch / f"{name}.loss", scratch / f"{name}.out"
+        self.steps = steps
+        self._said = 0
+        env = os.environ | {
+            "OMP_NUM_THREADS": "1", "REFT_SNAPSHOT": str(int(snapshots)), "REFT_RUN_DIR": str(scratch / "run"),
+            "REFT_AGENT_LINGER_SEC": "5", "PYTHONUNBUFFERED": "1",
+        }
+        self.command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}", "--max-restarts=3",
+            str(SCRIPT), "--steps", str(steps), "--samples", "4096", "--loss-log", str(self.log),
+        ]
+        with open(self.out, "wb") as out:
+            self.process = subprocess.Popen(self.command, env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+
+    def tell(self, seen: list[Line], every: int = 10) -> None:
+        """Says how far rank 0 is, and what reft says itself."""
+        text = self.out.read_text(errors="replace") if self.out.exists() else ""
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        for line in lines[self._said :]:
+            if line.startswith("reft: "):
+                say(f"      | {line}")
+            elif line.startswith("step ") and int(line.split()[1]) % every == 0:
+                say(f"      {line}")
+        self._said = len(lines)
+
+    def wait(self, kill_at: int | None = None, deadline: float = 150.0) -> Kill | None:
+        """Until the end; kills a rank once its log shows step `kill_at`."""
+        end = time.monotonic() + deadline
+        kill, killed = kill_at, None
+        while self.process.poll() is None:
+            if time.monotonic() > end:
+                self.process.terminate()
+                raise RuntimeError(f"not finished after {deadline:.0f} s:\n{self.out.read_text(errors='replace')[-3000:]}")
+            lines = read(self.log)
+            self.tell(lines)
+            if kill is not None and any(line.step >= kill for line in lines):
+                time.sleep(random.random() * 0.05)  # any instant of the step
+                rank = random.randrange(WORLD)
+                pid = rank_pid(self.process.pid, rank)
+                if pid is not None:
+                    os.kill(pid, signal.SIGKILL)
+                    at = time.time()
+                    done = read(self.log)
+                    completed = min(max((line.step for line in done if line.rank == r), default=0) for r in range(WORLD))
+                    killed, kill = Kill(rank, pid, at, completed), None
+                    say(f"      kill -9 {pid} (rank {rank}) after step {completed}; torchrun starts the ranks again …")
+            time.sleep(0.01 if kill is not None else 0.1)
+        self.tell(read(self.log))
+        if self.process.returncode:
+            raise RuntimeError(f"the run failed:\n{self.out.read_text(errors='replace')[-3000:]}")
+        return killed
+
+    def losses(self) -> dict[tuple[int, int], str]:
+        return {(line.rank, line.step): line.loss for line in read(self.log)}
+
+    def final(self) -> str:
+        """Hash of weights and optimizer at the end, as the script prints it."""
+        found = [text.split()[1] for text in self.out.read_text(errors="replace").splitlines() if text.startswith("final ")]
+        return found[-1] if found else "none"
+
+    def step_sec(self) -> float:
+        """Median time of a step of rank 0."""
+        import report
+
+        times = [line.time for line in read(self.log) if line.rank == 0]
+        return report.median([b - a for a, b in zip(times[WARM_UP:], times[WARM_UP + 1 :])])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE", help="write the result as one JSON object")
+    parser.add_argument("--pairs", type=int, default=3, help="runs with snapshots and without, in turn")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    args = parser.parse_args()
+    import report
+
+    began = time.monotonic()
+    scratch = Path(tempfile.mkdtemp(prefix="reft-demo-"))
+    say(f"A GPT learns the sources of Python's standard library: {WORLD} ranks, {args.steps} steps, backend=\"reft\".")
+    try:
+        kill_at = args.steps // 2
+        say(f"1. Run A, undisturbed, a snapshot of everything at every step:\n      $ {' '.join(['torchrun', '--standalone', *_shown()])}")
+        undisturbed = Run(scratch, "a0", True, args.steps)
+        undisturbed.wait()
+        say(f"2. Run B, the same, but a rank gets SIGKILL at step {kill_at}:")
+        disturbed = Run(scratch, "b", True, args.steps)
+        kill = disturbed.wait(kill_at)
+        say("3. What snapshots cost: runs without (REFT_SNAPSHOT=0) and with them in turn; median step time, run by run:")
+        with_sec, without_sec, same = [undisturbed.step_sec()], [], True
+        for i in range(args.pairs):
+            run = Run(scratch, f"c{i}", False, args.steps)
+            _quietly(run)
+            without_sec.append(run.step_sec())
+            say(f"      without {1e3 * without_sec[-1]:7.2f} ms    with {1e3 * with_sec[-1]:7.2f} ms")
+            same = same and run.final() == undisturbed.final()
+            if i + 1 < args.pairs:
+                run = Run(scratch, f"a{i + 1}", True, args.steps)
+                _quietly(run)
+                with_sec.append(run.step_sec())
+                same = same and run.final() == undisturbed.final()
+    except RuntimeError as error:
+        say(f"demo: {error}")
+        say(f"demo: files are in {scratch}")
+        return 1
+
+    if kill is None:
+        say("demo: the rank could not be killed: the run was over before")
+        return 1
+    later = [line for line in read(disturbed.log) if line.time > kill.at + RESTART_SEC]
+    resumed = min((line.step for line in later), default=-1)
+    lost = kill.step - resumed
+    fresh = [line.time for line in later if line.step > kill.step]
+    to_new_step = min(fresh) - kill.at if fresh else float("nan")
+    expected, got = undisturbed.losses(), disturbed.losses()
+    wrong = sorted({line.step for line in read(disturbed.log) if expected.get((line.rank, line.step)) != line.loss})
+    identical = not wrong and set(got) == set(expected) and disturbed.final() == undisturbed.final() != "none"
+    costs = [100 * (a / b - 1) for a, b in zip(with_sec, without_sec)]
+    cost, spread = report.median(costs), report.mad(costs)
+
+    restart = f"rank {kill.rank} by SIGKILL, {len(later)} lines of the loss log after it"
+    rows = [
+        ("step killed", f"{kill.step} ({restart})"),
+        ("step resumed", str(resumed)),
+        ("steps lost", f"{lost}"),
+        ("trajectory bit-identical", ("yes" if identical else "NO") + f": {len(got)} losses, final hash {disturbed.final()[:16]}"),
+        ("kill to next new step", f"{to_new_step:.2f} s"),
+        ("snapshot cost", f"{cost:.2f} % ± {spread:.2f} of a {1e3 * report.median(without_sec):.1f} ms step"),
+    ]
+    say("")
+    for name, value in rows:
+        say(f"  {name:26}{value}")
+    if wrong:
+        say(f"  losses that differ: steps {wrong[:10]}")
+    say(f"  {'time':26}{time.monotonic() - began:.0f} s\n")
+    good = 0 <= lost <= 1 and identical and same
+    notes = [f"step killed {kill.step}, resumed {resumed}", f"{args.pairs} pairs of {args.steps} steps; spread is the median absolute deviation"]
+    if not same:
+        notes.append("runs that nobody disturbed differ among themselves")
+    metrics = {
+        "steps_lost": report.metric(lost, "steps", None, "<= 1", 0 <= lost <= 1),
+        "bit_identical": report.metric(identical, "", None, "true", identical),
+        "kill_to_new_step_sec": report.metric(to_new_step, "s"),
+        "snapshot_cost_percent": report.metric(cost, "%", spread),
+    }
+    report.write(args.json, "demo", metrics, run=1, failed=int(not good), notes=notes)
+    if good:
+        shutil.rmtree(scratch, ignore_errors=True)
+    return 0 if good else 1
+
+
+def _shown() -> list[str]:
+    return [f"--nproc-per-node={WORLD}", "--max-restarts=3", str(SCRIPT.relative_to(ROOT))]
+
+
+def _quietly(run: Run) -> None:
+    run._said = 1 << 30
+    run.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
