@@ -37,6 +37,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     reft::RankEvidence rank;
     rank.rank = i;
     rank.alive = true;
+    reft::addStackReply(rank, text);
     rank.stacks_text = text;
     rank.call_sites[1] = text;
     reft::addOpLog(rank, raw, area_bytes, evidence.now_ns);

@@ -158,11 +158,24 @@ def test_without_an_agent_every_command_says_so_with_exit_code_3(command: tuple[
     assert "no agent" in json.loads(as_json.stdout)["error"]
 
 
-def test_a_socket_without_an_agent_is_exit_code_4(agent: FakeAgent, run_dir: Path) -> None:
-    agent.close()
+def left_over_socket(run_dir: Path, job: str) -> None:
+    directory = run_dir / job / "node-0"
+    directory.mkdir(mode=0o700, parents=True)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(directory / "agent.sock"))
+
+
+def test_a_socket_without_an_agent_is_exit_code_4(run_dir: Path) -> None:
+    left_over_socket(run_dir, "demo")
     done = reft("stack", run_dir=run_dir)
-    assert done.returncode in (3, 4)
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 4
+    assert "is gone" in done.stderr
+
+
+def test_sockets_of_dead_agents_do_not_ask_for_a_choice(agent: FakeAgent, run_dir: Path) -> None:
+    left_over_socket(run_dir, "earlier")
+    agent.answers[54] = (55, {"ranks": [{"rank": 1}], "text": "rank 1: alive\n"})
+    assert reft("stack", run_dir=run_dir).returncode == 0
 
 
 def test_several_jobs_ask_for_a_choice(agent: FakeAgent, run_dir: Path) -> None:

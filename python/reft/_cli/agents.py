@@ -22,9 +22,7 @@ EXIT_WRONG = 1
 EXIT_NOTHING = 3
 EXIT_NO_ANSWER = 4
 
-VAULT_LIST, VAULT_GET = 12, 14
-STATUS_REQUEST, STACKS_REQUEST = 50, 54
-ERROR = 3
+_ANSWER_SEC = 20.0
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -63,13 +61,27 @@ class Agent:
             Failure: the agent does not answer, or answers with an error.
         """
         try:
-            with protocol.AgentConnection(self.path) as connection:
+            with protocol.AgentConnection(self.path, timeout_sec=_ANSWER_SEC) as connection:
                 answer, reply, fd = connection.request(kind, payload or {})
+        except ConnectionRefusedError as error:
+            raise Failure(
+                f"the agent of job {self.job} (node {self.node}) is gone; it left {self.path}", EXIT_NO_ANSWER
+            ) from error
         except (OSError, ValueError) as error:
             raise Failure(f"the agent of job {self.job} (node {self.node}) did not answer: {error}", EXIT_NO_ANSWER) from error
-        if answer == ERROR:
+        if answer == protocol.ERROR:
             raise Failure(f"the agent of job {self.job} says: {reply.get('what', reply)}", EXIT_NO_ANSWER)
         return reply, fd
+
+    def is_gone(self) -> bool:
+        """True if nobody listens on the socket any more."""
+        try:
+            protocol.AgentConnection(self.path, timeout_sec=_ANSWER_SEC).close()
+        except ConnectionRefusedError:
+            return True
+        except (OSError, ValueError):
+            pass
+        return False
 
 
 def run_dir(given: str | None) -> Path:
@@ -107,6 +119,9 @@ def select(directory: Path, job: str | None) -> list[Agent]:
             f"no agent runs here (looked in {directory}; REFT_RUN_DIR or --run-dir names another place)", EXIT_NOTHING
         )
     jobs = sorted({agent.job for agent in agents})
+    if len(jobs) > 1:
+        agents = [agent for agent in agents if not agent.is_gone()] or agents[:1]
+        jobs = sorted({agent.job for agent in agents})
     if len(jobs) > 1:
         raise Failure("several jobs run here, choose one with --job: " + ", ".join(jobs), 2)
     return agents

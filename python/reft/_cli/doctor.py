@@ -17,6 +17,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from reft import _agent_protocol as protocol
 from reft._cli import agents, words
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -129,7 +130,9 @@ def check_run_dir(given: str | None) -> list[Finding]:
     longest = len(str(directory / "node-0000" / "agent.sock")) + 1 + 40
     if longest > _SOCKET_PATH_BYTES:
         findings.append(
-            Finding(WARN, "run dir", f"{directory} is long: names of sockets end at {_SOCKET_PATH_BYTES} bytes", "set REFT_RUN_DIR")
+            Finding(
+                WARN, "run dir", f"{directory} is long: names of sockets end at {_SOCKET_PATH_BYTES} bytes", "set REFT_RUN_DIR"
+            )
         )
     if not directory.exists():
         parent = next(path for path in directory.absolute().parents if path.exists())
@@ -222,7 +225,7 @@ def check_agents(given: str | None) -> list[Finding]:
     findings = []
     for agent in agents.find(agents.run_dir(given)):
         try:
-            status, _ = agent.ask(agents.STATUS_REQUEST)
+            status, _ = agent.ask(protocol.STATUS_REQUEST)
             count = len(status.get("ranks", []))
             findings.append(Finding(OK, "job", f"{agent.job}, node {agent.node}: {count} ranks"))
         except agents.Failure as problem:

@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from reft import _agent_protocol as protocol
 from reft._cli import agents, words
 
 
@@ -51,7 +52,10 @@ def render(statuses: list[dict[str, Any]]) -> Group:
         ranks = sorted(status.get("ranks", []), key=lambda rank: int(rank.get("rank", 0)))
         alive = sum(1 for rank in ranks if rank.get("alive", True))
         parts.append(
-            Text(f"job {status.get('job', '?')}  node {status.get('node', '?')}  agent {status.get('agent_pid', '?')}  ", style="bold")
+            Text(
+                f"job {status.get('job', '?')}  node {status.get('node', '?')}  agent {status.get('agent_pid', '?')}  ",
+                style="bold",
+            )
             + Text(f"{alive} of {len(ranks)} ranks alive", style="red bold" if alive < len(ranks) else "")
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
@@ -79,7 +83,7 @@ def _collect(found: list[agents.Agent]) -> list[dict[str, Any]]:
     problems: list[agents.Failure] = []
     for agent in found:
         try:
-            status, _ = agent.ask(agents.STATUS_REQUEST)
+            status, _ = agent.ask(protocol.STATUS_REQUEST)
             statuses.append({"job": agent.job, "node": agent.node, **status})
         except agents.Failure as problem:
             problems.append(problem)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from reft import _agent_protocol as protocol
 from reft._cli import agents
 
 
@@ -31,7 +32,7 @@ class Vault:
                 raise agents.Failure(f"{self.path}: {error.strerror}", agents.EXIT_NOTHING) from error
         else:
             assert self.agent is not None
-            _, fd = self.agent.ask(agents.VAULT_GET, {"rank": self.rank})
+            _, fd = self.agent.ask(protocol.VAULT_GET, {"rank": self.rank})
         if fd is None:
             raise agents.Failure(f"{self.name}: the agent sent no descriptor", agents.EXIT_NO_ANSWER)
         try:
@@ -56,7 +57,7 @@ def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Va
         return [Vault(str(path), path=path) for path in paths]
     found = []
     for agent in agents.select(agents.run_dir(run_dir), job):
-        inventory, _ = agent.ask(agents.VAULT_LIST)
+        inventory, _ = agent.ask(protocol.VAULT_LIST)
         for entry in sorted(inventory.get("vaults", []), key=lambda vault: int(vault["rank"])):
             rank = int(entry["rank"])
             found.append(Vault(f"rank {rank}", agent=agent, rank=rank, live=bool(entry.get("live"))))
