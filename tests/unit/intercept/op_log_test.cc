@@ -186,7 +186,8 @@ TEST(OpLog, SurvivesSigkillOfItsWriterAndNeverShowsAMixedRecord) {
   while (static_cast<volatile OpLogHeader*>(area.data)->magic != OpLogHeader::kMagic) {
     ::usleep(100);
   }
-  for (int i = 0; i < 300; ++i) {
+  const OpLogReader reader(area.data, area.bytes);
+  for (int i = 0; i < 300 || reader.opsBegun() < 1000; ++i) {
     check();
   }
   ::kill(child, SIGKILL);
