@@ -1,0 +1,83 @@
+#include "agent/options.h"
+
+#include <charconv>
+
+#include "agent/messages.h"
+#include "intercept/base/error.h"
+
+namespace reft::agent {
+
+const char kUsage[] =
+    "usage: reft-agent --run-dir DIR --job ID --node N [--vault-dir DIR] [--linger-sec S]\n"
+    "                  [--metrics-port P] [--hang-suspect-sec S] [--foreground]\n"
+    "Keeps the vaults of one job on one node. Ranks start it; it ends by itself.\n";
+
+namespace {
+
+double number(const std::string& name, const std::string& value, double low, double high) {
+  double result = 0;
+  const auto parsed = std::from_chars(value.data(), value.data() + value.size(), result);
+  if (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size() || !(result >= low && result <= high)) {
+    throw InvalidArgument(name, value, std::to_string(static_cast<int64_t>(low)) + ".." +
+                                           std::to_string(static_cast<int64_t>(high)));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::string Options::directory() const { return run_dir + "/" + job + "/node-" + std::to_string(node); }
+
+Options parseOptions(const std::vector<std::string>& arguments) {
+  Options options;
+  bool node_given = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const auto& name = arguments[i];
+    if (name == "--help" || name == "-h") {
+      options.help = true;
+      return options;
+    }
+    if (name == "--foreground") {
+      options.foreground = true;
+      continue;
+    }
+    if (i + 1 >= arguments.size()) {
+      throw InvalidArgument(name, "without a value", "see --help");
+    }
+    const auto& value = arguments[++i];
+    if (name == "--run-dir") {
+      options.run_dir = value;
+    } else if (name == "--job") {
+      options.job = value;
+    } else if (name == "--node") {
+      options.node = static_cast<int>(number(name, value, 0, kMaxRank));
+      node_given = true;
+    } else if (name == "--vault-dir") {
+      options.vault_dir = value;
+    } else if (name == "--linger-sec") {
+      options.linger_sec = number(name, value, 0, 86400);
+    } else if (name == "--hang-suspect-sec") {
+      options.hang_suspect_sec = number(name, value, 0.1, 86400);
+    } else if (name == "--metrics-port") {
+      options.metrics_port = static_cast<int>(number(name, value, 0, 65535));
+    } else {
+      throw InvalidArgument("option", name, "those of --help");
+    }
+  }
+  // The daemon's working directory is /.
+  if (options.run_dir.empty() || options.run_dir[0] != '/') {
+    throw InvalidArgument("--run-dir", options.run_dir, "an absolute path");
+  }
+  if (!options.vault_dir.empty() && options.vault_dir[0] != '/') {
+    throw InvalidArgument("--vault-dir", options.vault_dir, "an absolute path");
+  }
+  if (!validJobId(options.job)) {
+    throw InvalidArgument("--job", options.job, "letters, digits, . _ -");
+  }
+  if (!node_given) {
+    throw InvalidArgument("--node", "absent", "the number of this node");
+  }
+  return options;
+}
+
+}  // namespace reft::agent

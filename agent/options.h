@@ -1,0 +1,29 @@
+// Command line of reft-agent.
+//
+// Threads: values. Errors: parseOptions throws InvalidArgument.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace reft::agent {
+
+struct Options {
+  std::string run_dir;
+  std::string job;
+  int node = 0;
+  std::string vault_dir;
+  double linger_sec = 60;
+  double hang_suspect_sec = 30;
+  int metrics_port = 0;
+  bool foreground = false;  // no fork, log on stderr
+  bool help = false;
+
+  std::string directory() const;  // <run_dir>/<job>/node-<n>
+};
+
+extern const char kUsage[];
+
+Options parseOptions(const std::vector<std::string>& arguments);
+
+}  // namespace reft::agent
