@@ -1,0 +1,573 @@
+#include "agent/agent.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/timerfd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <ctime>
+#include <set>
+
+#include "intercept/base/error.h"
+#include "intercept/base/log.h"
+
+namespace reft::agent {
+
+namespace {
+
+enum Token : uint64_t { kListener = 1, kTimer = 2, kWake = 3, kHttpListener = 4, kFirstFree = 16 };
+
+constexpr size_t kMaxPeers = 4096;
+constexpr size_t kMaxHttp = 64;
+constexpr size_t kMaxHttpRequest = 8192;
+constexpr size_t kMaxCollections = 64;
+constexpr size_t kMaxStackReply = 4u << 20;
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kTickNs = kSecond / 4;
+constexpr int64_t kStackWaitNs = 2 * kSecond;
+// The rank that started the agent needs a moment to connect, whatever the linger time is.
+constexpr int64_t kFirstWaitNs = 30 * kSecond;
+
+void writeWhole(const std::string& path, const std::string& text) {
+  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+  size_t done = 0;
+  while (file && done < text.size()) {
+    const ssize_t count = ::write(file.get(), text.data() + done, text.size() - done);
+    if (count <= 0) {
+      break;
+    }
+    done += static_cast<size_t>(count);
+  }
+  if (!file || done < text.size()) {
+    logWarn("agent", "cannot write ", path, ": ", std::strerror(errno));
+  }
+}
+
+std::string utcName() {
+  const auto now = std::chrono::system_clock::now();
+  const auto seconds = std::chrono::system_clock::to_time_t(now);
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  std::array<char, 48> text{};
+  const auto length = std::strftime(text.data(), text.size(), "%Y%m%dT%H%M%S", &parts);
+  std::snprintf(text.data() + length, text.size() - length, ".%03dZ", static_cast<int>(ms));
+  return text.data();
+}
+
+}  // namespace
+
+Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
+    : options_(std::move(options)),
+      clock_(clock),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      listener_(std::move(listener)),
+      timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)),
+      wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+      spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
+      next_token_(kFirstFree),
+      ranks_(options_.job, options_.vault_dir),
+      ledger_([this](int rank, const CommitKey& key) -> std::optional<bool> {
+        auto* state = ranks_.find(rank);
+        if (state == nullptr || state->readable() == nullptr) {
+          return std::nullopt;
+        }
+        const auto keys = ranks_.sealed(*state);
+        return std::find(keys.begin(), keys.end(), key) != keys.end();
+      }),
+      hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
+      empty_since_ns_(clock.nowNs()) {
+  if (!epoll_ || !timer_ || !wake_) {
+    throw SystemError("epoll, timerfd or eventfd");
+  }
+  const itimerspec every{{0, kTickNs}, {0, kTickNs}};
+  if (::timerfd_settime(timer_.get(), 0, &every, nullptr) != 0) {
+    throw SystemError("timerfd_settime");
+  }
+  counters_.started_ns = clock_.nowNs();
+  watch(listener_.get(), kListener, false, true);
+  watch(timer_.get(), kTimer, false, true);
+  watch(wake_.get(), kWake, false, true);
+  ranks_.adoptVaultFiles();
+  openMetricsPort();
+}
+
+Agent::~Agent() = default;
+
+void Agent::watch(int fd, uint64_t token, bool write, bool add, bool read) {
+  epoll_event event{};
+  event.events = (read ? static_cast<uint32_t>(EPOLLIN) : 0u) | (write ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+  event.data.u64 = token;
+  if (::epoll_ctl(epoll_.get(), add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event) != 0 && add) {
+    throw SystemError("epoll_ctl");
+  }
+}
+
+void Agent::openMetricsPort() {
+  if (options_.metrics_port == 0) {
+    return;
+  }
+  http_listener_.reset(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  sockaddr_in where{};
+  where.sin_family = AF_INET;
+  where.sin_port = htons(static_cast<uint16_t>(options_.metrics_port));
+  where.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  ::setsockopt(http_listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (::bind(http_listener_.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)) != 0 ||
+      ::listen(http_listener_.get(), 16) != 0) {
+    logWarn("agent", "metrics port ", options_.metrics_port, " is not served: ", std::strerror(errno));
+    http_listener_.reset();
+    return;
+  }
+  watch(http_listener_.get(), kHttpListener, false, true);
+}
+
+void Agent::stop() {
+  stopping_ = true;
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof(one));
+}
+
+Agent::End Agent::run() {
+  std::array<epoll_event, 128> events;
+  while (!stopping_) {
+    const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    if (count < 0 && errno != EINTR) {
+      throw SystemError("epoll_wait");
+    }
+    for (int i = 0; i < count; ++i) {
+      const auto token = events[static_cast<size_t>(i)].data.u64;
+      if (token == kListener) {
+        acceptPeers();
+      } else if (token == kTimer) {
+        uint64_t expirations;
+        [[maybe_unused]] const auto got = ::read(timer_.get(), &expirations, sizeof(expirations));
+        tick();
+      } else if (token == kHttpListener) {
+        acceptHttp();
+      } else if (const auto peer = peers_.find(token); peer != peers_.end()) {
+        serve(*peer->second, events[static_cast<size_t>(i)].events);
+      } else if (const auto http = http_.find(token); http != http_.end()) {
+        serveHttp(token, http->second);
+      } else if (const auto dead = pidfd_ranks_.find(token); dead != pidfd_ranks_.end()) {
+        if (auto* rank = ranks_.find(dead->second); rank != nullptr && RankTable::ended(*rank)) {
+          lost(*rank);
+        }
+        pidfd_ranks_.erase(dead);
+      }
+    }
+    sweep();
+    finishCollections();
+    if (ranks_.allSaidBye()) {
+      for (auto& [id, peer] : peers_) {
+        peer->flush();
+      }
+      ranks_.deleteVaultFiles();
+      return End::kClean;
+    }
+    const bool somebody = ranks_.anyLive();
+    if (somebody) {
+      empty_since_ns_ = 0;
+      came_ = true;
+    } else if (empty_since_ns_ == 0) {
+      empty_since_ns_ = clock_.nowNs();
+    }
+    const auto linger = static_cast<int64_t>(options_.linger_sec * 1e9);
+    if (!somebody && clock_.nowNs() - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
+      return End::kAbandoned;
+    }
+  }
+  return End::kStopped;
+}
+
+void Agent::acceptPeers() {
+  for (int i = 0; i < 64; ++i) {
+    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!socket) {
+      if (errno == EMFILE || errno == ENFILE) {
+        // Take it and close it at once, else the loop would spin on it.
+        spare_.reset();
+        UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
+        spare_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+        logWarn("agent", "out of file descriptors; a connection was refused");
+      }
+      return;
+    }
+    ucred peer{};
+    socklen_t length = sizeof(peer);
+    const bool known = ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0;
+    const auto token = next_token_++;
+    const int fd = socket.get();
+    auto connection = std::make_unique<Connection>(token, std::move(socket), peer.pid);
+    if (!known || peer.uid != ::geteuid()) {
+      refuse(*connection, "this agent serves user " + std::to_string(::geteuid()) + " only", "run as that user");
+      continue;
+    }
+    if (peers_.size() >= kMaxPeers) {
+      refuse(*connection, "the agent has " + std::to_string(kMaxPeers) + " connections", "close some");
+      continue;
+    }
+    watch(fd, token, false, true);
+    peers_.emplace(token, std::move(connection));
+  }
+}
+
+void Agent::refuse(Connection& peer, const std::string& what, const std::string& hint) {
+  ++counters_.refused_peers;
+  logWarn("agent", "connection ", peer.id(), " of pid ", peer.pid(), " refused: ", what);
+  peer.send(wire::Type::kError, errorPayload(what, hint));
+  peer.closeAfterFlush();
+}
+
+void Agent::serve(Connection& peer, uint32_t events) {
+  if ((events & EPOLLOUT) != 0) {
+    peer.flush();
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !peer.gone()) {
+    if (peer.closing()) {
+      if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
+        peer.drop();
+      }
+      return;
+    }
+    const bool open = peer.receive();
+    try {
+      while (!peer.closing() && !peer.gone()) {
+        auto frame = peer.next();
+        if (!frame) {
+          break;
+        }
+        handle(peer, std::move(*frame));
+      }
+    } catch (const InvalidArgument& error) {
+      refuse(peer, error.what(), "");
+    } catch (const Corruption& error) {
+      refuse(peer, error.what(), "is the peer of the same version of reft?");
+    } catch (const Error& error) {
+      refuse(peer, error.what(), "");
+    } catch (const std::exception& error) {
+      refuse(peer, error.what(), "");
+    }
+    if (!open) {
+      peer.drop();
+    }
+  }
+}
+
+void Agent::handle(Connection& peer, wire::Frame frame) {
+  if (!peer.greeted) {
+    if (frame.type != wire::Type::kHello) {
+      throw InvalidArgument("first message", std::to_string(static_cast<int>(frame.type)), "hello (1)");
+    }
+    hello(peer, frame);
+    return;
+  }
+  if (auto* rank = peer.rank >= 0 ? ranks_.ofConnection(peer.id()) : nullptr) {
+    fromRank(peer, *rank, frame);
+  } else {
+    fromAnybody(peer, frame);
+  }
+}
+
+void Agent::hello(Connection& peer, const wire::Frame& frame) {
+  const auto hello = parseHello(frame.payload);
+  if (hello.job != options_.job || hello.node != options_.node) {
+    refuse(peer, "this is the agent of job " + options_.job + ", node " + std::to_string(options_.node),
+           "set REFT_JOB_ID and REFT_RUN_DIR alike on all ranks");
+    return;
+  }
+  std::vector<CommitLedger::Action> actions;
+  if (hello.is_rank) {
+    const auto* before = ranks_.find(hello.rank);
+    const auto old_connection = before == nullptr ? 0 : before->connection;
+    try {
+      ranks_.join(hello, peer.pid() > 0 ? peer.pid() : hello.pid, peer.id());
+    } catch (const InvalidArgument& error) {
+      const auto* live = ranks_.find(hello.rank);
+      refuse(peer,
+             "job id '" + options_.job + "' is already used by a live job (pid " +
+                 std::to_string(live == nullptr ? 0 : live->pid) + " is its rank " + std::to_string(hello.rank) + ")",
+             "if that is another job, set REFT_JOB_ID to different names; if it is what is left of this one, end it");
+      return;
+    }
+    if (const auto old = peers_.find(old_connection); old != peers_.end() && old_connection != peer.id()) {
+      old->second->drop();
+    }
+    peer.rank = hello.rank;
+    auto& rank = *ranks_.find(hello.rank);
+    std::erase_if(pidfd_ranks_, [&](const auto& entry) { return entry.second == hello.rank; });
+    if (rank.pidfd) {
+      const auto token = next_token_++;
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, rank.pidfd.get(), nullptr);
+      watch(rank.pidfd.get(), token, false, true);
+      pidfd_ranks_[token] = hello.rank;
+    }
+    actions = ledger_.expect(hello.incarnation, hello.local_world, hello.world > hello.local_world);
+    logInfo("agent", "rank ", hello.rank, " joined, pid ", rank.pid, " attempt ", hello.attempt);
+  }
+  peer.greeted = true;
+  peer.send(wire::Type::kWelcome, dumpJson({{"agent_pid", ::getpid()},
+                                            {"version", kAgentVersion},
+                                            {"run_dir", options_.directory()},
+                                            {"linger_sec", options_.linger_sec}}));
+  act(actions);
+}
+
+void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
+  switch (frame.type) {
+    case wire::Type::kVaultPut: {
+      ranks_.putVault(rank, parseVaultPut(frame.payload), std::move(frame.fd));
+      peer.send(wire::Type::kVaultAck, dumpJson({{"rank", rank.hello.rank}}));
+      act(ledger_.vaultHolds(rank.hello.rank, ranks_.sealed(rank)));
+      return;
+    }
+    case wire::Type::kVote:
+    case wire::Type::kJobOutcome: {
+      const auto ballot = wire::decodeBallot(frame.payload);
+      if (!ballot || ballot->step < 0 || ballot->yes > 1) {
+        throw InvalidArgument("ballot", std::to_string(frame.payload.size()) + " bytes", "32 bytes, step 0 or more, yes 0|1");
+      }
+      const CommitKey key{ballot->step, ballot->incarnation};
+      if (frame.type == wire::Type::kVote) {
+        if (ballot->incarnation != rank.hello.incarnation) {
+          throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation), "that of hello");
+        }
+        act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->digest));
+      } else if (rank.hello.local_rank != 0) {
+        throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank), "local rank 0");
+      } else {
+        act(ledger_.jobOutcome(key, ballot->yes != 0));
+      }
+      return;
+    }
+    case wire::Type::kStackReply: {
+      if (frame.payload.size() > kMaxStackReply) {
+        throw InvalidArgument("stack_reply", std::to_string(frame.payload.size()) + " bytes", "up to 4 MiB");
+      }
+      const auto id = parseStackReplyId(frame.payload);
+      for (auto& collection : collections_) {
+        const auto waiting = collection.replies.find(rank.hello.rank);
+        if (collection.id == id && waiting != collection.replies.end() && !waiting->second) {
+          waiting->second = std::move(frame.payload);
+          break;
+        }
+      }
+      return;
+    }
+    case wire::Type::kBye:
+      rank.said_bye = true;
+      logInfo("agent", "rank ", rank.hello.rank, " said bye");
+      return;
+    default:
+      fromAnybody(peer, frame);
+  }
+}
+
+void Agent::fromAnybody(Connection& peer, wire::Frame& frame) {
+  switch (frame.type) {
+    case wire::Type::kVaultList:
+      peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_));
+      return;
+    case wire::Type::kVaultGet: {
+      const int number = parseVaultGet(frame.payload);
+      auto* rank = ranks_.find(number);
+      const auto* vault = rank == nullptr ? nullptr : rank->readable();
+      if (vault == nullptr) {
+        // Not the peer's fault: the rank may be new, so the connection stays.
+        peer.send(wire::Type::kError, errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
+        return;
+      }
+      peer.send(wire::Type::kVaultFd, dumpJson({{"rank", number}, {"bytes", vault->bytes()}}), rank->vault_fd.get());
+      return;
+    }
+    case wire::Type::kStatusRequest:
+      counters_.connections = peers_.size();
+      peer.send(wire::Type::kStatus, statusJson(options_, ranks_, ledger_, counters_, clock_.nowNs()));
+      return;
+    case wire::Type::kMetricsRequest:
+      counters_.connections = peers_.size();
+      peer.send(wire::Type::kMetrics, metricsText(options_, ranks_, ledger_, counters_));
+      return;
+    case wire::Type::kStacksRequest:
+      collectStacks(peer.id(), parseStacksRequest(frame.payload));
+      return;
+    default:
+      throw InvalidArgument("message type", std::to_string(static_cast<int>(frame.type)), "those of a " +
+                            std::string(peer.rank >= 0 ? "rank" : "tool"));
+  }
+}
+
+Connection* Agent::connectionOf(const RankState& rank) {
+  const auto found = peers_.find(rank.connection);
+  return rank.connection == 0 || found == peers_.end() ? nullptr : found->second.get();
+}
+
+void Agent::act(const std::vector<CommitLedger::Action>& actions) {
+  for (const auto& action : actions) {
+    const wire::Ballot ballot{action.key.step, action.key.incarnation, action.digest, static_cast<uint8_t>(action.yes), {}};
+    for (auto& [number, rank] : ranks_.all()) {
+      const bool meant = action.kind == CommitLedger::Action::kNodeVote ? rank.hello.local_rank == 0
+          : action.kind == CommitLedger::Action::kAnswer                ? number == action.rank
+                                                                        : true;
+      auto* peer = meant && rank.hello.incarnation == action.key.incarnation ? connectionOf(rank) : nullptr;
+      if (peer != nullptr) {
+        peer->send(action.kind == CommitLedger::Action::kNodeVote ? wire::Type::kNodeVote : wire::Type::kOutcome, ballot);
+      }
+    }
+  }
+}
+
+void Agent::lost(RankState& rank) {
+  if (!rank.alive) {
+    return;
+  }
+  rank.alive = false;
+  if (!rank.said_bye) {
+    logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end; its vault is kept");
+  }
+  if (rank.pidfd) {
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, rank.pidfd.get(), nullptr);
+    rank.pidfd.reset();
+  }
+}
+
+void Agent::sweep() {
+  for (auto it = peers_.begin(); it != peers_.end();) {
+    auto& peer = *it->second;
+    if (peer.gone()) {
+      if (auto* rank = ranks_.ofConnection(peer.id())) {
+        rank->connection = 0;
+        if (RankTable::ended(*rank)) {
+          lost(*rank);
+        }
+      }
+      it = peers_.erase(it);
+    } else {
+      watch(peer.fd(), peer.id(), peer.wantsWrite(), false, !peer.closing());
+      ++it;
+    }
+  }
+}
+
+void Agent::tick() {
+  const auto now = clock_.nowNs();
+  std::map<int, Progress> live;
+  for (auto& [number, rank] : ranks_.all()) {
+    if (rank.alive && RankTable::ended(rank)) {
+      lost(rank);
+    }
+    if (rank.live()) {
+      if (const auto progress = readProgress(rank)) {
+        live[number] = *progress;
+      }
+    }
+  }
+  if (hang_watch_.suspect(live, now)) {
+    logWarn("agent", "no rank made progress for ", options_.hang_suspect_sec, " s: collecting stacks");
+    collectStacks(0, {});
+  }
+  std::erase_if(http_, [now](const auto& entry) { return entry.second.deadline_ns < now; });
+}
+
+void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted) {
+  if (collections_.size() >= kMaxCollections) {
+    throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
+  }
+  StackCollection collection;
+  collection.id = next_collection_++;
+  collection.requester = requester;
+  collection.deadline_ns = clock_.nowNs() + kStackWaitNs;
+  const std::set<int> only(wanted.begin(), wanted.end());
+  const auto request = dumpJson({{"id", collection.id}});
+  for (auto& [number, rank] : ranks_.all()) {
+    if (rank.pid <= 0 || rank.said_bye || (!only.empty() && only.count(number) == 0)) {
+      continue;
+    }
+    collection.replies[number];
+    if (auto* peer = connectionOf(rank)) {
+      peer->send(wire::Type::kStackRequest, request);
+    }
+  }
+  collections_.push_back(std::move(collection));
+}
+
+void Agent::finishCollections() {
+  const auto now = clock_.nowNs();
+  for (auto it = collections_.begin(); it != collections_.end();) {
+    // Ranks that cannot answer are not waited for.
+    const bool nobody_left = std::all_of(it->replies.begin(), it->replies.end(), [this](const auto& reply) {
+      const auto* rank = ranks_.find(reply.first);
+      return reply.second || rank == nullptr || rank->connection == 0;
+    });
+    if (!nobody_left && now < it->deadline_ns) {
+      ++it;
+      continue;
+    }
+    const auto [report, text] = writeReport(ranks_, *it, options_.job, options_.node,
+                                            it->requester == 0 ? options_.hang_suspect_sec : 0, now);
+    if (it->requester == 0) {
+      ++counters_.hang_reports;
+      const auto folder = options_.directory() + "/verdicts";
+      ::mkdir(folder.c_str(), 0700);
+      const auto path = folder + "/" + utcName();
+      writeWhole(path + ".json", report);
+      writeWhole(path + ".txt", text);
+      logWarn("agent", "hang report written: ", path, ".txt");
+    } else if (const auto peer = peers_.find(it->requester); peer != peers_.end()) {
+      peer->second->send(wire::Type::kStacks, report);
+    }
+    it = collections_.erase(it);
+  }
+}
+
+void Agent::acceptHttp() {
+  UniqueFd socket(::accept4(http_listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!socket || http_.size() >= kMaxHttp) {
+    return;
+  }
+  const auto token = next_token_++;
+  watch(socket.get(), token, false, true);
+  http_[token] = {std::move(socket), "", "", clock_.nowNs() + 5 * kSecond};
+}
+
+void Agent::serveHttp(uint64_t token, Http& http) {
+  bool done = false;
+  if (http.out.empty()) {
+    std::array<char, 4096> bytes;
+    const ssize_t count = ::recv(http.socket.get(), bytes.data(), bytes.size(), 0);
+    if (count > 0) {
+      http.in.append(bytes.data(), static_cast<size_t>(count));
+    }
+    done = count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR) || http.in.size() > kMaxHttpRequest;
+    if (!done && http.in.find("\r\n\r\n") != std::string::npos) {
+      const bool known = http.in.rfind("GET /metrics ", 0) == 0 || http.in.rfind("GET / ", 0) == 0;
+      counters_.connections = peers_.size();
+      const auto body = known ? metricsText(options_, ranks_, ledger_, counters_) : std::string("GET /metrics\n");
+      http.out = std::string("HTTP/1.1 ") + (known ? "200 OK" : "404 Not Found") +
+          "\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\nContent-Length: " +
+          std::to_string(body.size()) + "\r\n\r\n" + body;
+      watch(http.socket.get(), token, true, false);
+    }
+  }
+  if (!done && !http.out.empty()) {
+    const ssize_t count = ::send(http.socket.get(), http.out.data(), http.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count > 0) {
+      http.out.erase(0, static_cast<size_t>(count));
+    }
+    done = http.out.empty() || (count < 0 && errno != EAGAIN && errno != EINTR);
+  }
+  if (done) {
+    http_.erase(token);
+  }
+}
+
+}  // namespace reft::agent

@@ -1,0 +1,81 @@
+// The agent's loop: connections, votes, deaths, hangs. One epoll, nothing blocks.
+//
+// Threads: run() is the only thread; stop() may be called from a signal handler or another thread.
+// Errors:  the constructor throws SystemError. Whatever a peer sends ends at worst in an error frame and the close of that
+//          peer; run() returns when the job is over, nobody came back, or after stop().
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/connection.h"
+#include "agent/hang_watch.h"
+#include "agent/options.h"
+#include "agent/rank_table.h"
+#include "agent/status.h"
+#include "intercept/base/clock.h"
+#include "snapshot/commit.h"
+
+namespace reft::agent {
+
+class Agent {
+ public:
+  enum class End { kClean, kAbandoned, kStopped };
+
+  // `listener` listens already.
+  Agent(Options options, UniqueFd listener, const Clock& clock = SteadyClock::instance());
+  ~Agent();
+  Agent(const Agent&) = delete;
+  Agent& operator=(const Agent&) = delete;
+
+  End run();
+  void stop();
+
+ private:
+  struct Http {
+    UniqueFd socket;
+    std::string in, out;
+    int64_t deadline_ns = 0;
+  };
+
+  void watch(int fd, uint64_t token, bool write, bool add, bool read = true);
+  void acceptPeers();
+  void acceptHttp();
+  void serveHttp(uint64_t token, Http& http);
+  void serve(Connection& peer, uint32_t events);
+  void handle(Connection& peer, wire::Frame frame);
+  void hello(Connection& peer, const wire::Frame& frame);
+  void fromRank(Connection& peer, RankState& rank, wire::Frame& frame);
+  void fromAnybody(Connection& peer, wire::Frame& frame);
+  void refuse(Connection& peer, const std::string& what, const std::string& hint);
+  void act(const std::vector<CommitLedger::Action>& actions);
+  Connection* connectionOf(const RankState& rank);
+  void lost(RankState& rank);
+  void sweep();
+  void tick();
+  void collectStacks(uint64_t requester, const std::vector<int>& wanted);
+  void finishCollections();
+  void openMetricsPort();
+
+  Options options_;
+  const Clock& clock_;
+  UniqueFd epoll_, listener_, timer_, wake_, http_listener_, spare_;
+  std::map<uint64_t, std::unique_ptr<Connection>> peers_;
+  std::map<uint64_t, Http> http_;
+  std::map<uint64_t, int> pidfd_ranks_;  // token → rank
+  uint64_t next_token_;
+  RankTable ranks_;
+  CommitLedger ledger_;
+  HangWatch hang_watch_;
+  std::vector<StackCollection> collections_;
+  uint64_t next_collection_ = 1;
+  AgentCounters counters_;
+  int64_t empty_since_ns_;
+  bool came_ = false;  // some rank said hello
+  std::atomic<bool> stopping_{false};
+};
+
+}  // namespace reft::agent

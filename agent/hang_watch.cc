@@ -1,0 +1,97 @@
+#include "agent/hang_watch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+
+#include "hang_detect/report.h"
+#include "intercept/base/error.h"
+#include "intercept/base/op_log.h"
+
+namespace reft::agent {
+
+namespace {
+constexpr size_t kTail = 64;
+}
+
+std::optional<Progress> readProgress(RankState& rank) {
+  const auto* vault = rank.readable();
+  if (vault == nullptr) {
+    return std::nullopt;
+  }
+  try {
+    const OpLogReader log(vault->opLogArea(), vault->opLogBytes());
+    Progress progress{log.opsBegun(), log.heartbeatNs(), false};
+    for (const auto& op : log.tail(kTail)) {
+      progress.pending = progress.pending || (op.kind != OpKind::kStep && op.done_ns == 0);
+    }
+    return progress;
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
+  uint64_t newest = 0;
+  bool pending = false;
+  for (const auto& [rank, progress] : live) {
+    newest = std::max(newest, progress.heartbeat_ns);
+    pending = pending || progress.pending;
+  }
+  if (newest != seen_ns_ || live.size() != seen_ranks_) {
+    seen_ns_ = newest;
+    seen_ranks_ = live.size();
+    reported_ = false;
+  }
+  if (reported_ || newest == 0 || !pending || now_ns - static_cast<int64_t>(newest) < suspect_ns_) {
+    return false;
+  }
+  reported_ = true;
+  return true;
+}
+
+bool StackCollection::complete() const {
+  return std::all_of(replies.begin(), replies.end(), [](const auto& reply) { return reply.second.has_value(); });
+}
+
+std::pair<std::string, std::string> writeReport(RankTable& ranks, const StackCollection& collection,
+                                                const std::string& job, int node, double suspect_sec, int64_t now_ns) {
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  HangEvidence evidence;
+  evidence.job = job;
+  evidence.node = node;
+  evidence.world = ranks.world();
+  evidence.now_ns = now_ns;
+  evidence.suspect_sec = suspect_sec;
+  for (const auto& [number, reply] : collection.replies) {
+    auto* rank = ranks.find(number);
+    RankEvidence entry;
+    entry.rank = number;
+    entry.host = host.data();
+    if (rank == nullptr) {
+      entry.error = "not a rank of this node";
+      evidence.ranks.push_back(std::move(entry));
+      continue;
+    }
+    entry.pid = rank->pid;
+    addProcessState(entry);
+    if (const auto* vault = rank->readable()) {
+      addOpLog(entry, vault->opLogArea(), vault->opLogBytes(), now_ns, kTail);
+      entry.committed_step = static_cast<int64_t>(vault->stats().committed_step.load(std::memory_order_relaxed));
+    } else {
+      entry.error = "no vault was handed over, so there is no op log";
+    }
+    if (reply) {
+      addStackReply(entry, *reply);
+    } else {
+      const auto why = rank->connection == 0 ? "is not connected" : "did not answer the request for its stacks";
+      entry.error += (entry.error.empty() ? "" : "; ") + std::string(why);
+    }
+    evidence.ranks.push_back(std::move(entry));
+  }
+  return {hangReportJson(evidence), hangReportText(evidence)};
+}
+
+}  // namespace reft::agent
