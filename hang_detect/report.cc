@@ -14,6 +14,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kTextOps = 8;
+constexpr size_t kTextHeld = 8;
 constexpr size_t kTextFrames = 24;
 constexpr size_t kTextThreads = 16;
 
@@ -161,11 +162,16 @@ std::string shortened(const std::string& path, size_t room) {
 }
 
 void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
+  size_t held = 0;
   for (const OpEntry& op : rank.tail) {
-    if (op.kind == OpKind::kStep || !words::isOpen(op)) {
+    if (op.kind == OpKind::kStep || !words::isHeld(op)) {
       continue;
     }
-    std::string text = "  open: " + words::opName(op, rank) + ", " + words::bytes(op.bytes) + ", " + phaseOf(op);
+    if (++held > kTextHeld) {
+      page.line("  and more (all are in the JSON form)");
+      break;
+    }
+    std::string text = "  in: " + words::opName(op, rank) + ", " + words::bytes(op.bytes) + ", " + phaseOf(op);
     if (op.begin_ns != 0) {
       text += ", begun " + words::seconds(age(op.begin_ns, now_ns)) + " ago";
     }

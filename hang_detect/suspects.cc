@@ -9,12 +9,17 @@
 // it, or to the other side of a send or recv. Following the edges from the waiting ranks ends at ranks that wait for
 // nobody: those hold up the others. Dead and stopped ranks wait for nobody, whatever their op log says. Where an edge
 // leads out of what this report sees, or no end is found, the result is not clear.
+//
+// An op is *held* while its caller is inside the call or inside wait(). An op on a device lets the caller go on, and
+// the log seldom learns that it is done; so an open op that is not held counts only where a member has not entered it.
 
 namespace reft {
 
 namespace {
 
-constexpr int kOutside = -1;  // node of the graph: some rank without evidence
+// Nodes of the graph besides the ranks.
+constexpr int kOutside = -1;  // some rank without evidence
+constexpr int kNobody = -2;   // no rank: the op itself does not end
 
 bool isPointToPoint(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kRecvAnysource;
@@ -24,8 +29,8 @@ bool isCollective(OpKind kind) {
   return kind != OpKind::kUnknown && kind != OpKind::kStep && kind != OpKind::kCoalesced && !isPointToPoint(kind);
 }
 
-// Enqueued and nobody waits for it: the rank does other things meanwhile.
-bool inBackground(const OpEntry& op) { return op.enqueued_ns != 0 && op.wait_begin_ns == 0; }
+// On a device, or not: enqueued, and the caller has waited for it as far as it had to.
+bool mayRunOnDevice(const OpEntry& op) { return words::isOpen(op) && op.wait_end_ns != 0; }
 
 // What the evidence says about one rank's part in one group.
 struct Member {
@@ -35,7 +40,7 @@ struct Member {
   uint32_t newest_seq = 0;  // newest collective entered
   bool log_reaches = true;  // false: no collective of this group is in sight, but there may have been some
   std::map<uint32_t, const OpEntry*> collectives = {};
-  std::vector<const OpEntry*> open_point_to_point = {};
+  std::vector<const OpEntry*> held_point_to_point = {};
 };
 
 using Members = std::map<int, Member>;  // by global rank
@@ -55,8 +60,8 @@ std::map<std::string, Members> membersByGroup(const HangEvidence& evidence) {
       if (isCollective(op.kind)) {
         member.newest_seq = std::max(member.newest_seq, op.seq);
         member.collectives[op.seq] = &op;
-      } else if (isPointToPoint(op.kind) && words::isOpen(op)) {
-        member.open_point_to_point.push_back(&op);
+      } else if (isPointToPoint(op.kind) && words::isHeld(op)) {
+        member.held_point_to_point.push_back(&op);
       }
     }
     for (const OpGroup& group : rank.groups) {
@@ -92,7 +97,7 @@ class Analysis {
       }
     }
     for (const auto& [name, members] : membersByGroup(evidence_)) {
-      addCollective(name, members);
+      addCollectives(name, members);
       addPointToPoint(name, members);
     }
     addCoalesced();
@@ -118,7 +123,7 @@ class Analysis {
     }
     std::string text;
     for (auto op = evidence.tail.rbegin(); op != evidence.tail.rend(); ++op) {
-      if (op->kind != OpKind::kStep && words::isOpen(*op) && !inBackground(*op)) {
+      if (op->kind != OpKind::kStep && words::isHeld(*op)) {
         text = "it is in " + words::opName(*op, evidence);
         break;
       }
@@ -130,63 +135,100 @@ class Analysis {
     return text.empty() ? "where it is instead is not known" : text;
   }
 
-  void addCollective(const std::string& name, const Members& members) {
-    // The oldest op of the group that is not done somewhere: later ones wait behind it.
-    std::optional<uint32_t> seq;
-    bool background_only = true;
+  // The ops of a group that are worth looking at: where members are held, and the first that a member has not entered.
+  static std::set<uint32_t> questionable(const Members& members) {
+    std::set<uint32_t> result;
+    std::optional<uint32_t> slowest;
     for (const auto& [rank, member] : members) {
-      for (const auto& [number, op] : member.collectives) {
-        if (words::isOpen(*op) && !op->failed && (!seq || number <= *seq)) {
-          background_only = (seq == number ? background_only : true) && inBackground(*op);
-          seq = number;
+      if (member.log_reaches) {
+        slowest = std::min(slowest.value_or(member.newest_seq), member.newest_seq);
+      }
+      for (const auto& [seq, op] : member.collectives) {
+        if (words::isHeld(*op)) {
+          result.insert(seq);
+          break;
         }
       }
     }
-    if (!seq) {
-      return;
+    std::optional<uint32_t> first_missed;  // by the slowest member, as far as the logs of the others show
+    for (const auto& [rank, member] : members) {
+      const auto next = slowest ? member.collectives.upper_bound(*slowest) : member.collectives.end();
+      if (next != member.collectives.end()) {
+        first_missed = std::min(first_missed.value_or(next->first), next->first);
+      }
     }
+    if (first_missed) {
+      // Ranks that are held further on wait behind it.
+      result.erase(result.upper_bound(*first_missed), result.end());
+      result.insert(*first_missed);
+    }
+    return result;
+  }
+
+  void addCollectives(const std::string& name, const Members& members) {
+    for (const uint32_t seq : questionable(members)) {
+      addCollective(name, members, seq);
+    }
+  }
+
+  void addCollective(const std::string& name, const Members& members, uint32_t seq) {
     SuspectGroup found;
     found.group = name;
-    found.seq = *seq;
-    std::map<std::string, std::vector<int>> kinds;      // by what the ranks call
+    found.seq = seq;
+    std::map<std::string, std::vector<int>> kinds;  // by what the ranks call
     std::map<uint64_t, std::vector<int>> signatures;
-    std::vector<int> background;
     int64_t size = 0;
     for (const auto& [rank, member] : members) {
       size = std::max<int64_t>(size, member.group_size);
-      const auto op = member.collectives.find(*seq);
+      const auto op = member.collectives.find(seq);
       if (op != member.collectives.end()) {
         kinds[opKindName(op->second->kind)].push_back(rank);
         if (op->second->signature != 0) {
           signatures[op->second->signature].push_back(rank);
         }
-        if (words::isOpen(*op->second)) {
-          (inBackground(*op->second) ? background : found.waiting).push_back(rank);
-        }
       } else if (!member.log_reaches) {
         found.unknown.push_back(rank);
-      } else if (member.newest_seq < *seq) {
+      } else if (member.newest_seq < seq) {
         found.not_entered.push_back(rank);
       }
     }
+    bool behind = false;
+    for (const auto& [rank, member] : members) {
+      const auto op = member.collectives.lower_bound(seq);
+      bool held = op != member.collectives.end() && op->first == seq && words::isHeld(*op->second);
+      if (!found.not_entered.empty() && !held) {
+        // Later ops of the group wait behind this one, which may be over for this rank (as for the root of a broadcast).
+        const auto later = std::find_if(op, member.collectives.end(), [](const auto& entry) {
+          return words::isHeld(*entry.second) || mayRunOnDevice(*entry.second);
+        });
+        held = later != member.collectives.end();
+        behind = behind || (held && later->first != seq);
+      }
+      if (held) {
+        found.waiting.push_back(rank);
+      }
+    }
     found.elsewhere = std::max<int64_t>(0, size - static_cast<int64_t>(members.size()));
-    found.op = kinds.begin()->first;
-    if (background_only) {
+    if (found.waiting.empty()) {
       return;  // nobody waits for it
     }
-    const std::string op_text = found.op + " seq " + std::to_string(*seq) + " of group " + name;
+    found.op = kinds.begin()->first;
+    const std::string op_text = found.op + " seq " + std::to_string(seq) + " of group " + name;
     for (const int rank : found.waiting) {
       for (const int missing : found.not_entered) {
         addEdge(rank, missing);
       }
       if (!found.unknown.empty() || found.elsewhere > 0) {
         addEdge(rank, kOutside);
+      } else if (found.not_entered.empty()) {
+        addEdge(rank, kNobody);
       }
     }
-    found.text = words::rankList(found.waiting) + (found.waiting.size() == 1 ? " waits in " : " wait in ") + op_text;
+    found.text = words::rankList(found.waiting) + (found.waiting.size() == 1 ? " waits" : " wait") + (behind ? " in or behind " : " in ") +
+                 op_text;
     if (kinds.size() > 1 || signatures.size() > 1) {
       found.finding = "mismatch";
-      found.text = "ranks disagree about seq " + std::to_string(*seq) + " of group " + name + ":";
+      found.text = "ranks disagree about seq " + std::to_string(seq) + " of group " + name + ":";
       if (kinds.size() > 1) {
         for (const auto& [kind, ranks] : kinds) {
           found.text += " " + words::rankList(ranks) + (ranks.size() == 1 ? " calls " : " call ") + kind + ";";
@@ -194,7 +236,7 @@ class Analysis {
       } else {
         found.text += " all call " + found.op + ", with other sizes or types:";
         for (const auto& [signature, ranks] : signatures) {
-          const OpEntry& op = *members.at(ranks.front()).collectives.at(*seq);
+          const OpEntry& op = *members.at(ranks.front()).collectives.at(seq);
           found.text += " " + words::rankList(ranks) + " " + words::bytes(op.bytes) + ";";
         }
       }
@@ -223,8 +265,6 @@ class Analysis {
       found.text += "; " + std::to_string(found.elsewhere) +
                     (found.elsewhere == 1 ? " member is" : " members are") + " not visible from this node";
     }
-    found.waiting.insert(found.waiting.end(), background.begin(), background.end());
-    std::sort(found.waiting.begin(), found.waiting.end());
     result_.groups.push_back(std::move(found));
   }
 
@@ -234,10 +274,7 @@ class Analysis {
       global.insert_or_assign(member.group_rank, rank);
     }
     for (const auto& [rank, member] : members) {
-      for (const OpEntry* op : member.open_point_to_point) {
-        if (inBackground(*op)) {
-          continue;
-        }
+      for (const OpEntry* op : member.held_point_to_point) {
         SuspectGroup found;
         found.finding = "point_to_point";
         found.group = name;
@@ -256,12 +293,13 @@ class Analysis {
           found.text += " (rank " + std::to_string(peer->second) + ")";
           const int32_t own_group_rank = member.group_rank;
           const bool matched = std::any_of(
-              other.open_point_to_point.begin(), other.open_point_to_point.end(), [&](const OpEntry* theirs) {
+              other.held_point_to_point.begin(), other.held_point_to_point.end(), [&](const OpEntry* theirs) {
                 return theirs->peer == own_group_rank && theirs->tag == op->tag &&
                        (theirs->kind == OpKind::kSend) != (op->kind == OpKind::kSend);
               });
           if (matched) {
             found.text += ", which is in the matching op";
+            addEdge(rank, kNobody);
             stuck_inside_ = true;
           } else {
             addEdge(rank, peer->second);
@@ -276,7 +314,7 @@ class Analysis {
   void addCoalesced() {
     for (const RankEvidence& rank : evidence_.ranks) {
       for (const OpEntry& op : rank.tail) {
-        if (op.kind == OpKind::kCoalesced && words::isOpen(op) && !inBackground(op)) {
+        if (op.kind == OpKind::kCoalesced && words::isHeld(op)) {
           SuspectGroup found;
           found.finding = "coalesced";
           found.group = words::groupName(rank, op.group);
@@ -308,6 +346,8 @@ class Analysis {
       const auto next = edges_.find(rank);
       if (rank == kOutside) {
         outside = true;
+      } else if (rank == kNobody) {
+        continue;
       } else if (next == edges_.end()) {
         ends_.insert(rank);
       } else {
@@ -329,11 +369,11 @@ class Analysis {
                               : "an op that every member has entered does not end either");
     } else if (outside) {
       result_.text = "not clear: the ranks here wait for ranks that are not seen here";
-    } else if (!edges_.empty()) {
-      result_.text = "not clear: ranks wait for each other in a circle";
     } else if (stuck_inside_) {
       result_.text =
           "not clear: every member has entered the op and it does not end; a network or device may be at fault";
+    } else if (!edges_.empty()) {
+      result_.text = "not clear: ranks wait for each other in a circle";
     } else {
       result_.text = "not clear: no rank waits in an op; the stacks show where each one is";
     }

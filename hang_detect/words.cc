@@ -41,6 +41,10 @@ std::string groupName(const RankEvidence& rank, uint32_t group) {
 
 bool isOpen(const OpEntry& op) { return op.begin_ns != 0 && op.done_ns == 0 && !op.failed; }
 
+bool isHeld(const OpEntry& op) {
+  return isOpen(op) && (op.enqueued_ns == 0 || (op.wait_begin_ns != 0 && op.wait_end_ns == 0));
+}
+
 std::string opName(const OpEntry& op, const RankEvidence& rank) {
   std::string text = std::string(opKindName(op.kind)) + " seq " + std::to_string(op.seq) + " of group " +
                      groupName(rank, op.group);

@@ -152,6 +152,50 @@ TEST(FirstSuspects, IgnoreOpsThatNobodyWaitsFor) {
   EXPECT_THAT(found.text, HasSubstr("no rank waits"));
 }
 
+OpEntry onDevice(uint32_t seq) {  // wait() returned at once, and nobody asked whether it is done
+  OpEntry result = op(OpKind::kAllreduce, seq, false);
+  result.wait_end_ns = result.wait_begin_ns + 100;
+  return result;
+}
+
+TEST(FirstSuspects, SeeThroughDeviceOpsThatAreNeverMarkedDone) {
+  const std::vector<OpEntry> ahead = {onDevice(410), onDevice(411), onDevice(412)};
+  const FirstSuspects found =
+      firstSuspects(job({rankOf(0, 3, ahead), rankOf(1, 3, ahead), rankOf(2, 3, {onDevice(410), onDevice(411)})}));
+  EXPECT_TRUE(found.clear);
+  EXPECT_THAT(found.ranks, ElementsAre(2));
+  ASSERT_EQ(found.groups.size(), 1u);
+  EXPECT_EQ(found.groups[0].seq, 412u);
+  const FirstSuspects all_there = firstSuspects(job({rankOf(0, 2, ahead), rankOf(1, 2, ahead)}));
+  EXPECT_FALSE(all_there.clear);
+  EXPECT_THAT(all_there.ranks, IsEmpty());
+}
+
+TEST(FirstSuspects, CountAWaitBehindAnOpInTheBackground) {
+  OpEntry background = op(OpKind::kAllreduce, 5, false);
+  background.wait_begin_ns = 0;
+  const RankEvidence late = rankOf(1, 2, {op(OpKind::kAllreduce, 4, true)});
+  const OpEntry held = op(OpKind::kBarrier, 6, false);
+  const FirstSuspects root = firstSuspects(job({rankOf(0, 2, {op(OpKind::kBroadcast, 5, true, 0), held}), late}));
+  EXPECT_THAT(root.ranks, ElementsAre(1));
+  EXPECT_THAT(root.groups.at(0).text, HasSubstr("rank 0 waits in or behind broadcast seq 5"));
+  const FirstSuspects found = firstSuspects(job({rankOf(0, 2, {background, held}), late}));
+  EXPECT_TRUE(found.clear);
+  EXPECT_THAT(found.ranks, ElementsAre(1));
+  EXPECT_EQ(found.groups.at(0).seq, 5u);
+}
+
+TEST(FirstSuspects, DoNotBlameARankThatIsHeldInAnEarlierOpThatAllEntered) {
+  // Rank 0, the root, is through broadcast 5 and waits in 6; rank 1 calls something else as 5.
+  OpEntry root = op(OpKind::kBroadcast, 5, true, 0);
+  root.signature = 8;
+  const FirstSuspects found = firstSuspects(
+      job({rankOf(0, 2, {root, op(OpKind::kAllreduce, 6, false)}), rankOf(1, 2, {op(OpKind::kAllreduce, 5, false)})}));
+  EXPECT_FALSE(found.clear);
+  EXPECT_THAT(found.ranks, IsEmpty());
+  EXPECT_EQ(found.groups.at(0).finding, "mismatch");
+}
+
 TEST(FirstSuspects, DoNotBlameARankWhoseLogDoesNotReachBack) {
   RankEvidence other = rankOf(1, 2, {});
   other.ops_begun = 5000;
