@@ -127,6 +127,10 @@ class OpLog {
   // that was made with one has. The caller makes sure that no mark is under way.
   void moveTo(void* area, uint32_t capacity);
 
+  // The area in use, for an OpLogReader in this process; valid until the next moveTo().
+  const void* area() const { return header_.load(std::memory_order_acquire); }
+  size_t areaBytes() const { return areaBytes(header_.load(std::memory_order_acquire)->capacity); }
+
   // Registers a group once; returns its index. More than kMaxGroups share the last index.
   uint32_t addGroup(const std::string& name, int rank, int size);
 

@@ -1,0 +1,117 @@
+"""Makes the name "reft" known to ``torch.distributed``; torch calls :func:`register` by itself at ``import torch``.
+
+A module of its own, outside the package ``reft``, so that neither import can depend on the other. An error here would break
+``import torch`` for every program of the environment, so nothing is raised, nothing is started, no native library is loaded
+and nothing is printed: what is wrong is said when somebody asks for ``backend="reft"``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+_NAME = "reft"
+_OLDEST_TORCH = (2, 11)
+
+
+def register() -> None:
+    """Registers the backend; again is harmless. Never raises."""
+    try:
+        _register()
+    except Exception:  # torch without torch.distributed, or one that changed: whoever needs the name gets torch's own error
+        pass
+
+
+def _register() -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "distributed") or not torch.distributed.is_available():
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    if _NAME.upper() in c10d.Backend._plugins:
+        return
+    c10d.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    if _disabled():
+        _resolve_to_plain(c10d)
+    elif os.environ.get("TORCH_DISTRIBUTED_USE_TORCHCOMMS", "0").lower() not in ("", "0", "false"):
+        _warn_of_torchcomms(c10d)
+
+
+def _disabled() -> bool:
+    return os.environ.get("REFT_DISABLE", "0") == "1"
+
+
+def _resolve_to_plain(c10d: Any) -> None:
+    """REFT_DISABLE=1: the name stands for torch's own backends, built by torch's own code."""
+    import torch
+
+    def plain() -> tuple[str, Any]:
+        kinds = c10d.ProcessGroup.BackendType
+        if torch.cuda.is_available() and c10d.is_nccl_available():
+            return "cpu:gloo,cuda:nccl", kinds.NCCL
+        return "gloo", kinds.GLOO
+
+    original = c10d.BackendConfig.__init__
+
+    def init(self: Any, backend: Any) -> None:
+        text = str(backend).lower()
+        if text == _NAME:
+            text, kind = plain()
+            c10d.Backend.backend_type_map[_NAME] = kind
+            original(self, text)
+        elif f":{_NAME}" in text:
+            pairs = [pair.split(":") for pair in text.split(",")]
+            original(self, ",".join(f"{d}:{('nccl' if d == 'cuda' else 'gloo') if b == _NAME else b}" for d, b in pairs))
+        else:
+            original(self, backend)
+
+    c10d.BackendConfig.__init__ = init
+
+
+def _warn_of_torchcomms(c10d: Any) -> None:
+    """With this switch torch replaces every backend by its own and never asks for ours."""
+    original = c10d.BackendConfig.__init__
+
+    def init(self: Any, backend: Any) -> None:
+        original(self, backend)
+        enabled = getattr(c10d, "_use_torchcomms_enabled", lambda: False)()
+        handles = getattr(c10d, "_torchcomms_handles_backend", lambda _name: True)
+        if enabled and _NAME in self.device_backend_map.values() and handles(_NAME):
+            _say("TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, so torch uses torchcomms in place of reft: nothing is protected. Unset it")
+
+    c10d.BackendConfig.__init__ = init
+
+
+def _say(text: str) -> None:
+    print(f"reft: warning: {text}", file=sys.stderr, flush=True)
+
+
+def _create(options: Any, pg_options: Any) -> Any:
+    """Creator for ``torch.distributed``: returns a ``c10d.Backend``.
+
+    Raises:
+        RuntimeError: reft is not usable here; the text says why and what to do. No group has been made.
+    """
+    import torch
+
+    if _disabled():
+        # Set after torch was imported, or a caller around BackendConfig: one plain backend has to serve.
+        from torch.distributed import distributed_c10d as c10d
+
+        _say("REFT_DISABLE=1 was set after torch was imported: the group is plain gloo")
+        return c10d.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    remedy = "Reinstall it for this torch (`pip install --force-reinstall --no-deps reft`), or set REFT_DISABLE=1 for plain gloo/NCCL"
+    if version < _OLDEST_TORCH:
+        raise RuntimeError(
+            f'backend "reft" needs torch 2.11 or newer, this is {torch.__version__}. Use a newer torch, or set REFT_DISABLE=1'
+            " for plain gloo/NCCL"
+        )
+    try:
+        from reft import _backend
+    except ImportError as error:
+        raise RuntimeError(
+            f'backend "reft" cannot load its native library with torch {torch.__version__}: {error}. {remedy}'
+        ) from error
+    return _backend.create_backend(options, pg_options)
