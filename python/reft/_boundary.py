@@ -8,6 +8,7 @@ what is being copied.
 
 from __future__ import annotations
 
+import gc
 import sys
 from types import FrameType
 from typing import Any, Callable
@@ -89,5 +90,12 @@ class Boundary:
     @staticmethod
     def _alone(optimizer: Optimizer) -> bool:
         inner = {id(o) for o in _discovery._inner_optimizers(optimizer)}
-        others = [o for o in _discovery.live(Optimizer) if o is not optimizer and id(o) not in inner]
-        return not any(group["params"] for other in others for group in other.param_groups)
+
+        def others() -> bool:
+            found = [o for o in _discovery.live(Optimizer) if o is not optimizer and id(o) not in inner]
+            return any(group["params"] for other in found for group in other.param_groups)
+
+        if not others():
+            return True
+        gc.collect()  # one that was replaced may be dead and not yet collected
+        return not others()

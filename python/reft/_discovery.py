@@ -95,14 +95,8 @@ def _watch(cls: type[Any]) -> None:
 
 def live(cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
     """Live instances, in no particular order. Walks the collector's heap: for the first step and changed plans only."""
-    found = []
-    for obj in gc.get_objects():
-        try:
-            if isinstance(obj, cls):
-                found.append(obj)
-        except ReferenceError:  # a dead weak proxy
-            continue
-    return found
+    # type(), not isinstance(): the latter asks __class__ of proxies, which may warn, compute or raise.
+    return [obj for obj in gc.get_objects() if issubclass(type(obj), cls)]
 
 
 def _in_order(cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
