@@ -49,10 +49,12 @@ def main() -> None:
         mine = [rank]
         parts = cut(model, world)
     modules = nn.ModuleList(parts[stage].to(device) for stage in mine)
-    stages = [PipelineStage(module, stage, len(parts), device) for stage, module in zip(mine, modules, strict=True)]
+    stages: list[Any] = [
+        PipelineStage(module, stage, len(parts), device) for stage, module in zip(mine, modules, strict=True)
+    ]
 
     def share(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return loss_of(logits, targets) / args.accumulate
+        return loss_of(logits, targets) / float(args.accumulate)
 
     schedule: Any
     if args.schedule == "Interleaved1F1B":
