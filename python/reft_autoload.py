@@ -8,6 +8,7 @@ and nothing is printed: what is wrong is said when somebody asks for ``backend="
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -101,7 +102,8 @@ def _create(options: Any, pg_options: Any) -> Any:
 
         _say("REFT_DISABLE=1 was set after torch was imported: the group is plain gloo")
         return c10d.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    found = re.match(r"(\d+)\.(\d+)", torch.__version__)
+    version = (int(found[1]), int(found[2])) if found else _OLDEST_TORCH
     remedy = "Reinstall it for this torch (`pip install --force-reinstall --no-deps reft`), or set REFT_DISABLE=1 for plain gloo/NCCL"
     if version < _OLDEST_TORCH:
         raise RuntimeError(
