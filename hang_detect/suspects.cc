@@ -197,7 +197,7 @@ class Analysis {
       const auto op = member.collectives.lower_bound(seq);
       bool held = op != member.collectives.end() && op->first == seq && words::isHeld(*op->second);
       if (!found.not_entered.empty() && !held) {
-        // Later ops of the group wait behind this one, which may be over for this rank (as for the root of a broadcast).
+        // Later ops of the group wait behind this one, which may be over for this rank (as for a broadcast's root).
         const auto later = std::find_if(op, member.collectives.end(), [](const auto& entry) {
           return words::isHeld(*entry.second) || mayRunOnDevice(*entry.second);
         });
@@ -224,8 +224,8 @@ class Analysis {
         addEdge(rank, kNobody);
       }
     }
-    found.text = words::rankList(found.waiting) + (found.waiting.size() == 1 ? " waits" : " wait") + (behind ? " in or behind " : " in ") +
-                 op_text;
+    found.text = words::rankList(found.waiting) + (found.waiting.size() == 1 ? " waits" : " wait") +
+                 (behind ? " in or behind " : " in ") + op_text;
     if (kinds.size() > 1 || signatures.size() > 1) {
       found.finding = "mismatch";
       found.text = "ranks disagree about seq " + std::to_string(seq) + " of group " + name + ":";
