@@ -68,12 +68,6 @@ bool isChoice(std::string_view allowed, std::string_view text) {
   return false;
 }
 
-bool isName(std::string_view text) {
-  return std::all_of(text.begin(), text.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
-  }) && text != "." && text != "..";
-}
-
 // Edits of one character (Levenshtein).
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -131,9 +125,7 @@ Env Env::parse(const Lookup& lookup) {
         value.seconds = number.value_or(0);
         break;
       }
-      case EnvRow::kText:
-        good = std::string_view(row.allowed) != "letters, digits, . _ -" || isName(value.text);
-        break;
+      case EnvRow::kText: break;
     }
     if (!good) {
       throw InvalidArgument(row.name, "'" + value.text + "'", row.allowed);

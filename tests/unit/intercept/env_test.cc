@@ -88,9 +88,7 @@ TEST(Env, RefusesWhatIsNotWhollyAValue) {
            {"REFT_SNAPSHOT_HOST_BYTES", "9000000T"},
            {"REFT_CONNECT_SEC", "nan"},
            {"REFT_CONNECT_SEC", "1e3"},
-           {"REFT_CONNECT_SEC", "-1"},
-           {"REFT_JOB_ID", "../other"},
-           {"REFT_JOB_ID", ".."}}) {
+           {"REFT_CONNECT_SEC", "-1"}}) {
     EXPECT_THAT(refusal(name, value), testing::StartsWith(name + " is '" + value + "'; allowed: "));
   }
 }
