@@ -20,6 +20,8 @@ def _stats(rank: dict[str, Any]) -> dict[str, Any]:
 
 
 def _state(stats: dict[str, Any]) -> Text:
+    if stats.get("said_bye"):
+        return Text("ended")
     if not stats.get("alive", True):
         return Text("gone", style="bold red")
     if stats.get("unprotected"):
@@ -124,7 +126,7 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     drop/skip  snapshots given up because tensors were written meanwhile, or
                because no slot was free
     state      protected, starting, UNPROTECTED (training runs, but nothing is
-               committed), gone
+               committed), gone, ended (said goodbye)
 
     --json prints {"agents": [status, ...]} once. Exit code 1 with --once or --json if a rank is unprotected or gone.
     """
@@ -141,5 +143,5 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     else:
         words.console().print(render(statuses))
     ranks = [_stats(rank) for status in statuses for rank in status.get("ranks", [])]
-    if any(rank.get("unprotected") or not rank.get("alive", True) for rank in ranks):
+    if any(not rank.get("said_bye") and (rank.get("unprotected") or not rank.get("alive", True)) for rank in ranks):
         raise SystemExit(agents.EXIT_WRONG)
