@@ -41,8 +41,9 @@ UniqueFd tryConnect(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (path.size() >= sizeof(address.sun_path)) {
-    throw InvalidArgument("path of the agent's socket", "'" + path + "'",
-                          "at most " + std::to_string(sizeof(address.sun_path) - 1) + " bytes; set a shorter REFT_RUN_DIR");
+    throw InvalidArgument(
+        "path of the agent's socket", "'" + path + "'",
+        "at most " + std::to_string(sizeof(address.sun_path) - 1) + " bytes; set a shorter REFT_RUN_DIR");
   }
   std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -93,7 +94,9 @@ AgentClient::~AgentClient() {
   }
 }
 
-bool AgentClient::ownProcess() const { return ::getpid() == owner_; }
+bool AgentClient::ownProcess() const {
+  return ::getpid() == owner_;
+}
 
 void AgentClient::handle(wire::Type type, Handler handler) {
   if (!ownProcess()) {
@@ -175,7 +178,8 @@ wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire
   waiting_[answer] = 1;
   const uint64_t connection = reconnects_;
   const bool ended = answered_.wait_until(lock, deadline, [&] {
-    return answers_.count(answer) != 0 || answers_.count(wire::Type::kError) != 0 || stopping_ || !connected_ || reconnects_ != connection;
+    return answers_.count(answer) != 0 || answers_.count(wire::Type::kError) != 0 || stopping_ || !connected_ ||
+           reconnects_ != connection;
   });
   waiting_[answer] = 0;
   auto node = answers_.extract(answer);
@@ -235,7 +239,8 @@ void AgentClient::connectOnce(Milliseconds timeout) {
       why = error.what();
     }
     if (until(deadline).count() == 0) {
-      throw Timeout("no agent at " + options_.socket_path + " after " + std::to_string(timeout.count()) + " ms: " + why);
+      throw Timeout("no agent at " + options_.socket_path + " after " + std::to_string(timeout.count()) +
+                    " ms: " + why);
     }
     pollfd poller{wake_.get(), POLLIN, 0};
     ::poll(&poller, 1, static_cast<int>(std::min(backoff, until(deadline)).count()));
@@ -265,7 +270,8 @@ bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
   connected_ = true;
   bool whole = !vault_ || sendLocked(wire::Type::kVaultPut, vault_payload_, vault_.get());
   for (const wire::Ballot& ballot : open_votes_) {
-    whole = whole && sendLocked(wire::Type::kVote, std::string_view(reinterpret_cast<const char*>(&ballot), sizeof(ballot)));
+    whole = whole &&
+            sendLocked(wire::Type::kVote, std::string_view(reinterpret_cast<const char*>(&ballot), sizeof(ballot)));
   }
   if (!whole) {
     socket_.reset();
@@ -314,7 +320,8 @@ void AgentClient::run() {
         break;
       }
       dispatching_client = nullptr;  // a handler may have thrown
-      logAt("intercept", warned ? LogLevel::kDebug : LogLevel::kWarn, "no connection to the agent: ", error.what(), "; snapshots are not committed meanwhile");
+      logAt("intercept", warned ? LogLevel::kDebug : LogLevel::kWarn, "no connection to the agent: ", error.what(),
+            "; snapshots are not committed meanwhile");
       warned = true;
       disconnect();
       pollfd poller{wake_.get(), POLLIN, 0};

@@ -69,7 +69,7 @@ class AgentClient {
 
   Options options_;
   const pid_t owner_;
-  std::mutex dispatching_;  // held while a handler runs, so that handle() returns only when the old one is done
+  std::mutex dispatching_;      // held while a handler runs, so that handle() returns only when the old one is done
   wire::FrameDecoder decoder_;  // of the newest connection; constructor, then `reft-agent-io` only
   mutable std::mutex mutex_;
   std::condition_variable answered_;

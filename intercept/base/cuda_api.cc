@@ -21,9 +21,9 @@ CudaApi load() {
     api.why = library.why();
     return api;
   }
-#define REFT_CUDA_FIND(member, symbol, arguments)                                \
-  api.member = reinterpret_cast<decltype(api.member)>(library.find(symbol));     \
-  if (api.member == nullptr) {                                                   \
+#define REFT_CUDA_FIND(member, symbol, arguments)                                    \
+  api.member = reinterpret_cast<decltype(api.member)>(library.find(symbol));         \
+  if (api.member == nullptr) {                                                       \
     api.why += (api.why.empty() ? "the driver lacks " : ", ") + std::string(symbol); \
   }
   REFT_CUDA_FUNCTIONS(REFT_CUDA_FIND)

@@ -14,12 +14,12 @@
 namespace reft {
 
 namespace cuda {
-using Result = int;       // CUresult; 0 = success
-using Device = int;       // CUdevice
-using Pointer = uint64_t; // CUdeviceptr
-using Stream = void*;     // CUstream
-using Event = void*;      // CUevent
-using Context = void*;    // CUcontext
+using Result = int;        // CUresult; 0 = success
+using Device = int;        // CUdevice
+using Pointer = uint64_t;  // CUdeviceptr
+using Stream = void*;      // CUstream
+using Event = void*;       // CUevent
+using Context = void*;     // CUcontext
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr unsigned kHostRegisterPortable = 1;
@@ -28,26 +28,26 @@ constexpr unsigned kEventDisableTiming = 2;
 }  // namespace cuda
 
 // X(member, symbol, arguments)
-#define REFT_CUDA_FUNCTIONS(X)                                                                  \
-  X(init, "cuInit", (unsigned flags))                                                           \
-  X(driverGetVersion, "cuDriverGetVersion", (int* version))                                     \
-  X(deviceGetCount, "cuDeviceGetCount", (int* count))                                           \
-  X(getErrorString, "cuGetErrorString", (cuda::Result result, const char** text))               \
-  X(ctxGetCurrent, "cuCtxGetCurrent", (cuda::Context * context))                                \
-  X(ctxSetCurrent, "cuCtxSetCurrent", (cuda::Context context))                                  \
-  X(devicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (cuda::Context * context, cuda::Device device)) \
-  X(devicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (cuda::Device device))             \
-  X(memHostRegister, "cuMemHostRegister_v2", (void* address, size_t bytes, unsigned flags))     \
-  X(memHostUnregister, "cuMemHostUnregister", (void* address))                                  \
-  X(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void* to, cuda::Pointer from, size_t bytes, cuda::Stream stream)) \
+#define REFT_CUDA_FUNCTIONS(X)                                                                                        \
+  X(init, "cuInit", (unsigned flags))                                                                                 \
+  X(driverGetVersion, "cuDriverGetVersion", (int* version))                                                           \
+  X(deviceGetCount, "cuDeviceGetCount", (int* count))                                                                 \
+  X(getErrorString, "cuGetErrorString", (cuda::Result result, const char** text))                                     \
+  X(ctxGetCurrent, "cuCtxGetCurrent", (cuda::Context * context))                                                      \
+  X(ctxSetCurrent, "cuCtxSetCurrent", (cuda::Context context))                                                        \
+  X(devicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (cuda::Context * context, cuda::Device device))               \
+  X(devicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (cuda::Device device))                                   \
+  X(memHostRegister, "cuMemHostRegister_v2", (void* address, size_t bytes, unsigned flags))                           \
+  X(memHostUnregister, "cuMemHostUnregister", (void* address))                                                        \
+  X(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void* to, cuda::Pointer from, size_t bytes, cuda::Stream stream))       \
   X(memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (cuda::Pointer to, const void* from, size_t bytes, cuda::Stream stream)) \
-  X(streamCreate, "cuStreamCreate", (cuda::Stream * stream, unsigned flags))                    \
-  X(streamDestroy, "cuStreamDestroy_v2", (cuda::Stream stream))                                 \
-  X(streamSynchronize, "cuStreamSynchronize", (cuda::Stream stream))                            \
-  X(streamWaitEvent, "cuStreamWaitEvent", (cuda::Stream stream, cuda::Event event, unsigned flags)) \
-  X(eventCreate, "cuEventCreate", (cuda::Event * event, unsigned flags))                        \
-  X(eventDestroy, "cuEventDestroy_v2", (cuda::Event event))                                     \
-  X(eventRecord, "cuEventRecord", (cuda::Event event, cuda::Stream stream))                     \
+  X(streamCreate, "cuStreamCreate", (cuda::Stream * stream, unsigned flags))                                          \
+  X(streamDestroy, "cuStreamDestroy_v2", (cuda::Stream stream))                                                       \
+  X(streamSynchronize, "cuStreamSynchronize", (cuda::Stream stream))                                                  \
+  X(streamWaitEvent, "cuStreamWaitEvent", (cuda::Stream stream, cuda::Event event, unsigned flags))                   \
+  X(eventCreate, "cuEventCreate", (cuda::Event * event, unsigned flags))                                              \
+  X(eventDestroy, "cuEventDestroy_v2", (cuda::Event event))                                                           \
+  X(eventRecord, "cuEventRecord", (cuda::Event event, cuda::Stream stream))                                           \
   X(eventQuery, "cuEventQuery", (cuda::Event event))
 
 struct CudaApi {
@@ -59,7 +59,9 @@ struct CudaApi {
   int devices = 0;
   std::string why;  // why available() is false
 
-  bool available() const { return devices > 0; }
+  bool available() const {
+    return devices > 0;
+  }
   std::string describe(cuda::Result result) const;  // "invalid argument (1)"
 };
 

@@ -13,9 +13,9 @@ using Result = int;  // CUptiResult; 0 = success
 }  // namespace cupti
 
 // X(member, symbol, arguments)
-#define REFT_CUPTI_FUNCTIONS(X)                                     \
-  X(getVersion, "cuptiGetVersion", (uint32_t * version))            \
-  X(getTimestamp, "cuptiGetTimestamp", (uint64_t * nanoseconds))    \
+#define REFT_CUPTI_FUNCTIONS(X)                                  \
+  X(getVersion, "cuptiGetVersion", (uint32_t * version))         \
+  X(getTimestamp, "cuptiGetTimestamp", (uint64_t * nanoseconds)) \
   X(getResultString, "cuptiGetResultString", (cupti::Result result, const char** text))
 
 struct CuptiApi {
@@ -26,7 +26,9 @@ struct CuptiApi {
   uint32_t version = 0;  // CUPTI_API_VERSION; 0 = no CUPTI
   std::string why;       // why version is 0
 
-  bool available() const { return version > 0; }
+  bool available() const {
+    return version > 0;
+  }
 };
 
 const CuptiApi& cuptiApi();

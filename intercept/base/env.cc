@@ -35,14 +35,15 @@ std::optional<int64_t> bytesOf(std::string_view text) {
 std::optional<int64_t> integerOf(std::string_view text) {
   int64_t number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number)
+                                                                                  : std::nullopt;
 }
 
 std::optional<double> secondsOf(std::string_view text) {
   double number = 0;
-  const auto [end, code] =
-      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
-  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number) : std::nullopt;
+  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number)
+                                                                                  : std::nullopt;
 }
 
 // "lo..hi" of the table; what has no range allows every value.
@@ -177,11 +178,17 @@ const Env::Value& Env::value(std::string_view member, std::initializer_list<EnvR
   throw std::logic_error("environment has no member '" + std::string(member) + "'");
 }
 
-bool Env::flag(std::string_view member) const { return value(member, {EnvRow::kFlag}).text == "1"; }
+bool Env::flag(std::string_view member) const {
+  return value(member, {EnvRow::kFlag}).text == "1";
+}
 
-int64_t Env::integer(std::string_view member) const { return value(member, {EnvRow::kInt, EnvRow::kBytes}).integer; }
+int64_t Env::integer(std::string_view member) const {
+  return value(member, {EnvRow::kInt, EnvRow::kBytes}).integer;
+}
 
-double Env::seconds(std::string_view member) const { return value(member, {EnvRow::kSeconds}).seconds; }
+double Env::seconds(std::string_view member) const {
+  return value(member, {EnvRow::kSeconds}).seconds;
+}
 
 const std::string& Env::text(std::string_view member) const {
   return value(member, {EnvRow::kFlag, EnvRow::kInt, EnvRow::kSeconds, EnvRow::kBytes, EnvRow::kChoice, EnvRow::kText})

@@ -16,6 +16,7 @@ namespace reft {
 
 // X(member, NAME, kind, default, allowed, sentence)
 //   kind: kFlag (0|1) · kInt · kSeconds (float) · kBytes (integer with optional K/M/G/T, binary) · kChoice · kText
+// clang-format off
 #define REFT_ENV_TABLE(X)                                                                                            \
   X(disable, "REFT_DISABLE", kFlag, "0", "0|1", "1: `backend=\"reft\"` is plain gloo/NCCL; nothing else runs. Beats every other setting.") \
   X(strict, "REFT_STRICT", kFlag, "0", "0|1", "1: a failure of a snapshot ends training instead of being counted.") \
@@ -44,6 +45,7 @@ namespace reft {
   X(fault_attempt, "REFT_FAULT_ATTEMPT", kInt, "0", "0..1000000", "Testing: the restart count in which REFT_FAULT fires.") \
   X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
   X(banner, "REFT_BANNER", kFlag, "1", "0|1", "The two lines at start.")
+// clang-format on
 
 struct EnvRow {
   enum Kind { kFlag, kInt, kSeconds, kBytes, kChoice, kText };

@@ -65,7 +65,8 @@ std::optional<int64_t> numberOrAny(const std::string& text, const std::string& s
     return std::nullopt;
   }
   if (text.empty() || text.size() > 18 || text.find_first_not_of("0123456789") != std::string::npos) {
-    throw InvalidArgument("REFT_FAULT", "'" + spec + "'", "rank:step:point:action[;…] with rank and step a number or *");
+    throw InvalidArgument("REFT_FAULT", "'" + spec + "'",
+                          "rank:step:point:action[;…] with rank and step a number or *");
   }
   return std::stoll(text);
 }

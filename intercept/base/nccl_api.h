@@ -13,10 +13,10 @@ using Comm = void*;  // ncclComm_t
 }  // namespace nccl
 
 // X(member, symbol, result, arguments)
-#define REFT_NCCL_FUNCTIONS(X)                                                               \
-  X(getVersion, "ncclGetVersion", nccl::Result, (int* version))                              \
-  X(getErrorString, "ncclGetErrorString", const char*, (nccl::Result result))                \
-  X(getLastError, "ncclGetLastError", const char*, (nccl::Comm comm))                        \
+#define REFT_NCCL_FUNCTIONS(X)                                                \
+  X(getVersion, "ncclGetVersion", nccl::Result, (int* version))               \
+  X(getErrorString, "ncclGetErrorString", const char*, (nccl::Result result)) \
+  X(getLastError, "ncclGetLastError", const char*, (nccl::Comm comm))         \
   X(commGetAsyncError, "ncclCommGetAsyncError", nccl::Result, (nccl::Comm comm, nccl::Result * error))
 
 struct NcclApi {
@@ -27,7 +27,9 @@ struct NcclApi {
   int version = 0;  // 22809 = 2.28.9; 0 = no NCCL
   std::string why;  // why version is 0
 
-  bool available() const { return version > 0; }
+  bool available() const {
+    return version > 0;
+  }
 };
 
 const NcclApi& ncclApi();

@@ -29,7 +29,9 @@ Header headerOf(Type type, size_t payload_bytes) {
   return {kMagic, kVersion, static_cast<uint16_t>(type), static_cast<uint32_t>(payload_bytes), 0};
 }
 
-bool carriesFd(Type type) { return type == Type::kVaultPut || type == Type::kVaultFd; }
+bool carriesFd(Type type) {
+  return type == Type::kVaultPut || type == Type::kVaultFd;
+}
 
 }  // namespace
 
@@ -66,7 +68,8 @@ void FrameDecoder::feed(const void* data, size_t bytes) {
 
 std::optional<Frame> FrameDecoder::next() {
   if (fds_.size() > kMaxWaitingFds) {
-    throw Corruption("frame stream: more than " + std::to_string(kMaxWaitingFds) + " descriptors without a frame for them");
+    throw Corruption("frame stream: more than " + std::to_string(kMaxWaitingFds) +
+                     " descriptors without a frame for them");
   }
   Header header;
   if (buffer_.size() - consumed_ < sizeof(header)) {
@@ -136,7 +139,7 @@ void sendFrame(int socket, Type type, std::string_view payload, int fd_to_send) 
     message.msg_control = nullptr;  // the descriptor rode on the first byte
     message.msg_controllen = 0;
     left -= static_cast<size_t>(sent);
-    for (size_t skip = static_cast<size_t>(sent); iovec& part : parts) {
+    for (size_t skip = static_cast<size_t>(sent); iovec & part : parts) {
       const size_t taken = std::min(skip, part.iov_len);
       part.iov_base = static_cast<char*>(part.iov_base) + taken;
       part.iov_len -= taken;
@@ -193,7 +196,8 @@ Frame receiveFrame(int socket, FrameDecoder& decoder, std::chrono::milliseconds 
     }
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     pollfd poller{socket, POLLIN, 0};
-    const int ready = left.count() <= 0 ? 0 : ::poll(&poller, 1, static_cast<int>(std::min<int64_t>(left.count(), 1 << 30)));
+    const int ready =
+        left.count() <= 0 ? 0 : ::poll(&poller, 1, static_cast<int>(std::min<int64_t>(left.count(), 1 << 30)));
     if (ready < 0 && errno != EINTR) {
       throw SystemError("poll");
     }

@@ -199,12 +199,14 @@ TEST_F(AgentClientTest, RequestsWaitForTheirAnswer) {
 
 TEST_F(AgentClientTest, ARequestEndsWithTheConnectionAndWithAnError) {
   const auto client = connect();
-  auto lost = std::async(std::launch::async, [&] { client->request(Type::kVaultGet, "{}", Type::kVaultFd, kPatience); });
+  auto lost =
+      std::async(std::launch::async, [&] { client->request(Type::kVaultGet, "{}", Type::kVaultFd, kPatience); });
   agent_.receive();
   agent_.hangUp();
   EXPECT_THROW(lost.get(), PeerFailure);
   agent_.welcome();
-  auto refused = std::async(std::launch::async, [&] { client->request(Type::kVaultGet, "{}", Type::kVaultFd, kPatience); });
+  auto refused =
+      std::async(std::launch::async, [&] { client->request(Type::kVaultGet, "{}", Type::kVaultFd, kPatience); });
   agent_.receive();
   agent_.send(Type::kError, "{\"what\":\"no such vault\"}");
   EXPECT_THROW(refused.get(), PeerFailure);

@@ -67,7 +67,9 @@ TEST(Env, BytesHaveBinarySuffixes) {
   EXPECT_EQ(bytes("2T"), int64_t{2} << 40);
 }
 
-TEST(Env, AnEmptyValueCountsAsNotSet) { EXPECT_EQ(parse({{"REFT_SNAPSHOT_SLOTS", ""}}).integer("snapshot_slots"), 2); }
+TEST(Env, AnEmptyValueCountsAsNotSet) {
+  EXPECT_EQ(parse({{"REFT_SNAPSHOT_SLOTS", ""}}).integer("snapshot_slots"), 2);
+}
 
 TEST(Env, RefusalNamesVariableValueAndWhatIsAllowed) {
   EXPECT_EQ(refusal("REFT_SNAPSHOT_SLOTS", "7"), "REFT_SNAPSHOT_SLOTS is '7'; allowed: 2..3");
@@ -76,19 +78,19 @@ TEST(Env, RefusalNamesVariableValueAndWhatIsAllowed) {
 }
 
 TEST(Env, RefusesWhatIsNotWhollyAValue) {
-  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{
-           {"REFT_SNAPSHOT_SLOTS", "2x"},
-           {"REFT_SNAPSHOT_SLOTS", " 2"},
-           {"REFT_SNAPSHOT_SLOTS", "2.0"},
-           {"REFT_SNAPSHOT_SLOTS", "99999999999999999999"},
-           {"REFT_SNAPSHOT_CHUNK_BYTES", "4X"},
-           {"REFT_SNAPSHOT_CHUNK_BYTES", "M"},
-           {"REFT_SNAPSHOT_CHUNK_BYTES", "2G"},
-           {"REFT_SNAPSHOT_HOST_BYTES", "-1"},
-           {"REFT_SNAPSHOT_HOST_BYTES", "9000000T"},
-           {"REFT_CONNECT_SEC", "nan"},
-           {"REFT_CONNECT_SEC", "1e3"},
-           {"REFT_CONNECT_SEC", "-1"}}) {
+  for (const auto& [name, value] :
+       std::vector<std::pair<std::string, std::string>>{{"REFT_SNAPSHOT_SLOTS", "2x"},
+                                                        {"REFT_SNAPSHOT_SLOTS", " 2"},
+                                                        {"REFT_SNAPSHOT_SLOTS", "2.0"},
+                                                        {"REFT_SNAPSHOT_SLOTS", "99999999999999999999"},
+                                                        {"REFT_SNAPSHOT_CHUNK_BYTES", "4X"},
+                                                        {"REFT_SNAPSHOT_CHUNK_BYTES", "M"},
+                                                        {"REFT_SNAPSHOT_CHUNK_BYTES", "2G"},
+                                                        {"REFT_SNAPSHOT_HOST_BYTES", "-1"},
+                                                        {"REFT_SNAPSHOT_HOST_BYTES", "9000000T"},
+                                                        {"REFT_CONNECT_SEC", "nan"},
+                                                        {"REFT_CONNECT_SEC", "1e3"},
+                                                        {"REFT_CONNECT_SEC", "-1"}}) {
     EXPECT_THAT(refusal(name, value), testing::StartsWith(name + " is '" + value + "'; allowed: "));
   }
 }

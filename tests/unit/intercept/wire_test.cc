@@ -47,7 +47,8 @@ TEST(Wire, HeaderHasTheDocumentedBytes) {
 }
 
 TEST(Wire, DecodesFramesCutAnywhere) {
-  const std::string stream = encode(Type::kHello, "one") + encode(Type::kBye, "") + encode(Type::kVote, std::string(1000, 'x'));
+  const std::string stream =
+      encode(Type::kHello, "one") + encode(Type::kBye, "") + encode(Type::kVote, std::string(1000, 'x'));
   for (size_t cut = 0; cut <= stream.size(); ++cut) {
     FrameDecoder decoder;
     std::vector<Frame> frames;
