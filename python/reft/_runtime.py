@@ -164,6 +164,11 @@ class Session:
             if agreement["vaults"] and job.rank == 0:
                 reasons = "; ".join(agreement["rejected"]) or "nothing is sealed by all ranks yet"
                 _banner.say(f"no step can be resumed ({reasons}); training starts from its beginning")
+            elif job.attempt > 0 and job.rank == 0 and self.env["resume"] != "off" and not self._disabled:
+                _banner.say(
+                    "nothing that earlier attempts saved is left: the agents that kept it are gone too; training starts from its"
+                    " beginning. Snapshots in REFT_VAULT_DIR outlive the agent"
+                )
             if own_fd >= 0:
                 os.close(own_fd)
             return -1
