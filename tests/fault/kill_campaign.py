@@ -44,7 +44,7 @@ KINDS = {
     "twice": 3, "restore": 6, "restore@random": 3, "agent": 3, "agent_then_rank": 3, "agent+all": 2, "agent+all:files": 3,
     "agent+subset:files": 2, "one@point:files": 2,
 }
-BEGINNING = "nothing that was saved"  # part of what is said when a restarted job finds no snapshot
+BEGINNING = "training starts from its beginning"  # what is said when a restarted job finds no snapshot
 
 
 @dataclass
@@ -153,7 +153,7 @@ class Campaign:
 
     def _environment(self, out: Path, case: Case) -> dict[str, str]:
         env = {
-            "REFT_JOB_ID": f"kill-{os.getpid()}-{out.name}", "REFT_RUN_DIR": str(out / "run"), "REFT_AGENT_LINGER_SEC": "10",
+            "REFT_JOB_ID": f"kill-{os.getpid()}-{out.name}", "REFT_RUN_DIR": str(out / "run"), "REFT_AGENT_LINGER_SEC": "60",
             "REFT_HANG_SUSPECT_SEC": "20", "PYTHONUNBUFFERED": "1",
         } | case.env
         if "REFT_VAULT_DIR" in env:

@@ -10,6 +10,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +155,77 @@ def kill_all(pids: list[int]) -> int:
         except ProcessLookupError:
             pass
     return count
+
+
+class TrainJob:
+    """One run of `train_worker.py` in a directory of its own.
+
+    Attributes:
+        out: what the worker wrote: logs, process ids, final hashes.
+        said: file with all that was said.
+        run: REFT_RUN_DIR of the job.
+    """
+
+    def __init__(self, launcher: Any, folder: Path, job: str, nproc: int = 2, max_restarts: int = 0) -> None:
+        self.launcher, self.folder, self.job, self.nproc, self.max_restarts = launcher, folder, job, nproc, max_restarts
+        folder.mkdir(parents=True, exist_ok=True)
+        self.out = Path(tempfile.mkdtemp(prefix="out-", dir=folder))
+        self.log, self.run = self.out / "log", folder / "run"
+
+    def start(self, *arguments: str, backend: str = "reft", **env: str) -> "TrainJob":
+        """`arguments`: more of the worker's own."""
+        environment = {"REFT_JOB_ID": self.job, "REFT_RUN_DIR": str(self.run), "REFT_AGENT_LINGER_SEC": "2"} | env
+        argv = [str(HERE / "train_worker.py"), "--backend", backend, "--out", str(self.out), *arguments]
+        self.launcher.start(argv, environment, self.log, self.nproc, self.max_restarts)
+        return self
+
+    def wait(self, deadline_sec: float = 60) -> int:
+        """Exit status.
+
+        Raises:
+            TimeoutError: the job was not over in time; it has been ended.
+        """
+        end = time.monotonic() + deadline_sec
+        while (code := self.launcher.poll()) is None:
+            if time.monotonic() > end:
+                self.launcher.kill()
+                raise TimeoutError(f"not finished after {deadline_sec} s:\n{self.said[-4000:]}")
+            time.sleep(0.01)
+        return int(code)
+
+    def until_step(self, step: int, attempt: int = 0, deadline_sec: float = 60) -> "TrainJob":
+        """Waits until some rank has completed `step`."""
+        end = time.monotonic() + deadline_sec
+        while not any(log and log[-1][0] >= step for log in (self.losses(r, attempt) for r in range(self.nproc))):
+            if time.monotonic() > end:
+                raise TimeoutError(f"step {step} was not reached:\n{self.said[-4000:]}")
+            time.sleep(0.002)
+        return self
+
+    def losses(self, rank: int, attempt: int = 0) -> list[tuple[int, str]]:
+        """(step, loss) of each whole line that a rank logged."""
+        path = self.out / f"r{rank}.a{attempt}.log"
+        lines = path.read_text().split("\n")[:-1] if path.exists() else []
+        return [(int(step), loss) for step, loss in (line.split() for line in lines)]
+
+    def pid(self, rank: int, attempt: int = 0) -> int:
+        return int((self.out / f"r{rank}.a{attempt}.pid").read_text())
+
+    def kill_ranks(self, *ranks: int, attempt: int = 0) -> None:
+        kill_all([self.pid(rank, attempt) for rank in ranks or range(self.nproc)])
+
+    @property
+    def agents(self) -> list[int]:
+        return agent_pids(self.run)
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def lines(self, *words: str) -> list[str]:
+        """Lines that reft said and that have all `words` in them."""
+        return [line for line in self.said.splitlines() if "reft" in line and all(word in line for word in words)]
+
+    def finals(self) -> list[str]:
+        """Hash of all that training changed, by rank."""
+        return [(self.out / f"r{rank}.final").read_text() for rank in range(self.nproc)]

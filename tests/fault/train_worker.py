@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import os
 import random
+import time
 from pathlib import Path
 from typing import Any, Iterable
 
@@ -30,12 +31,16 @@ BATCHES_PER_EPOCH = 7
 
 
 class Net(nn.Module):
-    def __init__(self, norm: bool) -> None:
+    def __init__(self, norm: bool, width: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Linear(32, 96), nn.BatchNorm1d(96) if norm else nn.LayerNorm(96), nn.GELU(), nn.Dropout(0.1), nn.Linear(96, 96)
+            nn.Linear(32, width),
+            nn.BatchNorm1d(width) if norm else nn.LayerNorm(width),
+            nn.GELU(),
+            nn.Dropout(0.1),
+            nn.Linear(width, width),
         )
-        self.head = nn.Sequential(nn.GELU(), nn.Dropout(0.1), nn.Linear(96, 4))
+        self.head = nn.Sequential(nn.GELU(), nn.Dropout(0.1), nn.Linear(width, 4))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.head(self.body(x))
@@ -87,6 +92,9 @@ def main() -> None:
     parser.add_argument("--backend", default="reft")
     parser.add_argument("--model", choices=["ddp", "fsdp", "plain", "two"], default="ddp")
     parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")
+    parser.add_argument("--crash-at", type=int, default=-1, help="raise after this step")
+    parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -97,7 +105,7 @@ def main() -> None:
     torch.manual_seed(5)
     features = torch.randn(BATCH * BATCHES_PER_EPOCH, 32)
     data = TensorDataset(features, features[:, :4].argmax(dim=1))
-    net: nn.Module = Net(norm=args.model in ("ddp", "plain"))
+    net: nn.Module = Net(args.model in ("ddp", "plain"), args.width)
     model = net
     if args.model in ("ddp", "two"):
         model = DistributedDataParallel(net)
@@ -139,6 +147,9 @@ def main() -> None:
             running += loss.item()
             seen.append(int(y.sum()))
             log.line(step, loss)
+            if step == args.crash_at:
+                raise RuntimeError("the training script fails")
+            time.sleep(args.delay)
     final = everything(model, optimizers, schedulers, [step, running, seen])
     (args.out / f"r{rank}.final").write_text(final)
     dist.barrier()

@@ -1,0 +1,373 @@
+"""Whatever is wrong around a job: one clear error each, and the training comes to the same result as without reft."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "fault")]
+
+from launchers import Forkrun, TrainJob, kill_all  # noqa: E402
+
+HEADER = struct.Struct("<IHHII")
+MAGIC = 0x57544652
+
+
+@pytest.fixture(scope="module")
+def forkrun() -> Iterator[Forkrun]:
+    launcher = Forkrun()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, because a socket's path has to fit into 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="reft-bad-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def expected(forkrun: Forkrun) -> Iterator[list[str]]:
+    """Final hashes of a run under gloo."""
+    path = Path(tempfile.mkdtemp(prefix="reft-ref-"))
+    job = TrainJob(forkrun, path, "reference").start(backend="gloo")
+    assert job.wait() == 0, job.said
+    yield job.finals()
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def job(forkrun: Forkrun, folder: Path) -> Iterator[TrainJob]:
+    job = TrainJob(forkrun, folder, "bad")
+    yield job
+    kill_all(job.agents)
+
+
+def unharmed(job: TrainJob, expected: list[str]) -> None:
+    assert job.wait() == 0, job.said
+    assert job.finals() == expected
+    assert "Traceback" not in job.said, job.said
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("REFT_SNAPSHOT", "perhaps"),
+        ("REFT_SNAPSHOT_SLOTS", "7"),
+        ("REFT_SNAPSHOT_SLOTS", "2.5"),
+        ("REFT_SNAPSHOT_CHUNK_BYTES", "12Q"),
+        ("REFT_SNAPSHOT_WAIT_SEC", "-1"),
+        ("REFT_SNAPSHOT_PROTECTION", "raid"),
+        ("REFT_AGENT_LINGER_SEC", "soon"),
+        ("REFT_RESUME", "yes"),
+        ("REFT_OP_LOG_RECORDS", "9" * 30),
+        ("REFT_FAULT", "1:2:nowhere:kill"),
+    ],
+)
+def test_malformed_setting(job: TrainJob, expected: list[str], name: str, value: str) -> None:
+    job.start(**{name: value})
+    unharmed(job, expected)
+    lines = job.lines(name)
+    assert 1 <= len(lines) <= job.nproc, job.said  # no rank says it twice
+    assert value in lines[0]
+    assert job.lines("without snapshots"), job.said
+
+
+@pytest.mark.timeout(120)
+def test_unknown_setting_is_warned_about(job: TrainJob, expected: list[str]) -> None:
+    job.start(REFT_SNAPSHOT_SLOT="3")
+    unharmed(job, expected)
+    lines = job.lines("REFT_SNAPSHOT_SLOT ")
+    assert len(lines) == 1 and "REFT_SNAPSHOT_SLOTS" in lines[0], job.said
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("value", ["/proc/nowhere", "/dev/null/x"])
+@pytest.mark.parametrize("name", ["REFT_RUN_DIR", "REFT_VAULT_DIR", "REFT_AGENT_PATH"])
+def test_impossible_place(job: TrainJob, expected: list[str], name: str, value: str) -> None:
+    job.start(**{name: value, "REFT_CONNECT_SEC": "2"})
+    unharmed(job, expected)
+    assert job.lines("without snapshots"), job.said
+
+
+@pytest.mark.timeout(120)
+def test_socket_path_too_long(job: TrainJob, expected: list[str], folder: Path) -> None:
+    job.start(REFT_RUN_DIR=str(folder / ("d" * 120)), REFT_CONNECT_SEC="2")
+    unharmed(job, expected)
+
+
+def talk_nonsense(path: Path, stop: threading.Event) -> None:
+    """Connects again and again and sends what is no hello."""
+    hello = b'{"role":"rank","protocol":99,"rank":-5}'
+    nonsense = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        os.urandom(4096),
+        HEADER.pack(MAGIC, 1, 1, 0xFFFFFFFF, 0),
+        HEADER.pack(MAGIC, 9, 1, 2, 0) + b"{}",
+        HEADER.pack(MAGIC, 1, 1, len(hello), 0) + hello,
+        HEADER.pack(MAGIC, 1, 1, 2, 0) + b"{}",
+        HEADER.pack(MAGIC, 1, 20, 32, 0) + bytes(32),
+        HEADER.pack(MAGIC, 1, 10, 18, 0) + b'{"rank":0,"bytes":',
+        HEADER.pack(MAGIC, 1, 1, 1000, 0) + b"[" * 500,
+        b"",
+    ]
+    turn = 0
+    while not stop.is_set():
+        with socket.socket(socket.AF_UNIX) as peer:
+            try:
+                peer.connect(str(path))
+                peer.sendall(nonsense[turn % len(nonsense)])
+                peer.settimeout(0.05)
+                peer.recv(4096)
+            except OSError:
+                pass
+        turn += 1
+        time.sleep(0.002)
+
+
+@pytest.mark.timeout(120)
+def test_foreign_peers_at_the_agents_socket(job: TrainJob, expected: list[str]) -> None:
+    job.start("--delay", "0.03")
+    job.until_step(2)
+    agents = job.agents
+    stop = threading.Event()
+    noise = threading.Thread(target=talk_nonsense, args=(job.run / "bad" / "node-0" / "agent.sock", stop))
+    noise.start()
+    try:
+        job.until_step(22)
+        assert job.agents == agents  # not restarted
+    finally:
+        stop.set()
+        noise.join()
+    unharmed(job, expected)
+
+
+def answer(reply: bytes) -> Callable[[socket.socket], None]:
+    def serve(server: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = server.accept()
+                if reply:
+                    peer.sendall(reply)
+                kept.append(peer)
+            except OSError:
+                return
+
+    kept: list[socket.socket] = []
+    return serve
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4, HEADER.pack(MAGIC, 7, 2, 2, 0) + b"{}"], ids=["mute", "http", "version"])
+def test_foreign_server_at_the_agents_path(job: TrainJob, expected: list[str], reply: bytes) -> None:
+    place = job.run / "bad" / "node-0"
+    place.mkdir(parents=True, mode=0o700)
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(str(place / "agent.sock"))
+    server.listen(16)
+    thread = threading.Thread(target=answer(reply), args=(server,), daemon=True)
+    thread.start()
+    try:
+        job.start(REFT_CONNECT_SEC="1.5")
+        unharmed(job, expected)
+        assert job.lines("without snapshots"), job.said
+    finally:
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
+@pytest.mark.timeout(120)
+def test_too_little_memory(job: TrainJob, expected: list[str]) -> None:
+    job.start(REFT_SNAPSHOT_HOST_BYTES="1K")
+    unharmed(job, expected)
+    lines = job.lines("REFT_SNAPSHOT_HOST_BYTES")
+    assert 1 <= len(lines) <= job.nproc, job.said
+    assert "without snapshots" in lines[0]
+
+
+@pytest.mark.timeout(120)
+def test_vault_directory_that_is_full(job: TrainJob, expected: list[str], folder: Path) -> None:
+    """A file system of 64 KiB takes no vault."""
+    import subprocess
+
+    small = folder / "small"
+    small.mkdir()
+    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
+        pytest.skip("cannot mount a small tmpfs here")
+    try:
+        job.start(REFT_VAULT_DIR=str(small))
+        unharmed(job, expected)
+        assert job.lines("without snapshots") or job.lines("was not taken"), job.said
+    finally:
+        kill_all(job.agents)
+        subprocess.run(["umount", "-l", str(small)], check=False)
+
+
+@pytest.mark.timeout(120)
+def test_two_jobs_with_one_id(job: TrainJob, expected: list[str], folder: Path) -> None:
+    second_launcher = Forkrun()
+    try:
+        job.start("--delay", "0.05")
+        job.until_step(3)
+        second = TrainJob(second_launcher, folder, "bad").start(REFT_CONNECT_SEC="2")
+        unharmed(second, expected)
+        assert second.lines("without snapshots"), second.said
+        unharmed(job, expected)
+        assert not job.lines("without snapshots"), job.said
+    finally:
+        second_launcher.close()
+
+
+class Damage:
+    """Edits vault files as `snapshot/FORMAT.md` lays them out."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def slots(self) -> list[tuple[int, int]]:
+        """(offset, bytes) of each slot."""
+        data = self.path.read_bytes()
+        at = 8 + 4 + 4 + 4 + 4 + 8 * 3 + 128 + 8
+        extents = [struct.unpack_from("<QQQ", data, at + 24 * i) for i in range(3)]
+        return [(offset, size) for offset, size, _ in extents if offset]
+
+    def write(self, at: int, data: bytes) -> None:
+        with open(self.path, "r+b") as file:
+            file.seek(at)
+            file.write(data)
+
+    def flip(self, at: int) -> None:
+        with open(self.path, "r+b") as file:
+            file.seek(at)
+            byte = file.read(1)[0]
+            file.seek(at)
+            file.write(bytes([byte ^ 0x10]))
+
+    def payload(self, slot: int) -> tuple[int, int, int]:
+        """(step, offset in the file, bytes) of a slot's payload."""
+        offset, _ = self.slots()[slot]
+        header = self.path.read_bytes()[offset : offset + 4096]
+        # magic u64, version u32, state u32, generation u64, check u64, step i64, incarnation u64, 3 × table, 3 × objects, 3 × chunks
+        step = struct.unpack_from("<q", header, 32)[0]
+        at, size = struct.unpack_from("<QQ", header, 48 + 9 * 8)
+        return step, offset + at, size
+
+
+def interrupted(job: TrainJob, vaults: Path) -> list[Path]:
+    """Ends a job that keeps its vaults in files, at step 10 or a little later. Returns the files."""
+    vaults.mkdir()
+    job.start("--delay", "0.03", REFT_VAULT_DIR=str(vaults))
+    job.until_step(10)
+    kill_all(job.agents)
+    job.kill_ranks()
+    job.wait()
+    kill_all(job.agents)
+    return sorted(vaults.rglob("*.vault"))
+
+
+def flip_newest(files: list[Path]) -> None:
+    damage = Damage(files[0])
+    slots = range(len(damage.slots()))
+    _, at, size = damage.payload(max(slots, key=lambda i: damage.payload(i)[0]))
+    damage.flip(at + size // 2)
+
+
+def flip_all(files: list[Path]) -> None:
+    damage = Damage(files[0])
+    for i in range(len(damage.slots())):
+        _, at, size = damage.payload(i)
+        damage.flip(at + size // 3)
+
+
+def flip_header(files: list[Path]) -> None:
+    damage = Damage(files[0])
+    newest = max(range(len(damage.slots())), key=lambda i: damage.payload(i)[0])
+    damage.flip(damage.slots()[newest][0] + 34)
+
+
+def other_version(files: list[Path]) -> None:
+    Damage(files[0]).write(8, struct.pack("<I", 99))
+
+
+def truncate(files: list[Path]) -> None:
+    os.truncate(files[0], files[0].stat().st_size // 2)
+
+
+def truncate_to_nothing(files: list[Path]) -> None:
+    os.truncate(files[0], 0)
+
+
+def zeros(files: list[Path]) -> None:
+    size = files[0].stat().st_size
+    files[0].write_bytes(bytes(size))
+
+
+def noise(files: list[Path]) -> None:
+    files[0].write_bytes(os.urandom(files[0].stat().st_size))
+
+
+def swap(files: list[Path]) -> None:
+    """Each rank's file under the other's name."""
+    spare = files[0].with_suffix(".spare")
+    files[0].rename(spare)
+    files[1].rename(files[0])
+    spare.rename(files[1])
+
+
+def nothing(files: list[Path]) -> None:
+    """Control: the vaults are whole."""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("damage", "resumes"),
+    [
+        (nothing, "newest"),
+        (flip_newest, "older"),
+        (flip_header, "older"),
+        (flip_all, "beginning"),
+        (other_version, "beginning"),
+        (truncate, "any"),
+        (truncate_to_nothing, "beginning"),
+        (zeros, "beginning"),
+        (noise, "beginning"),
+        (swap, "any"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_damaged_vault_files(
+    job: TrainJob, expected: list[str], folder: Path, damage: Callable[[list[Path]], None], resumes: str
+) -> None:
+    vaults = folder / "vaults"
+    files = interrupted(job, vaults)
+    assert len(files) == 2
+    completed = min(job.losses(rank)[-1][0] for rank in range(2))
+    damage(files)
+    again = TrainJob(job.launcher, folder, "bad").start(REFT_VAULT_DIR=str(vaults))
+    unharmed(again, expected)
+    said = again.said
+    found = re.search(r"resumed at step (\d+)", said)
+    if resumes == "newest":
+        assert found and completed - int(found[1]) <= 1, said
+    elif resumes == "older":
+        # The slot before the newest holds the step before, unless it was being overwritten when the job ended.
+        assert again.lines("damaged") or again.lines("not usable") or found is None or completed - int(found[1]) >= 0, said
+        assert found is None or completed - int(found[1]) <= 2, said
+    elif resumes == "beginning":
+        assert found is None, said
+        assert again.lines("beginning"), said

@@ -1,0 +1,129 @@
+"""However a job ends: beyond the announced linger no process, memfd, socket, directory or vault file of it remains."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "fault")]
+
+from launchers import Forkrun, TrainJob, Torchrun, kill_all, rank_pids  # noqa: E402
+
+LINGER_SEC = 2
+SLACK_SEC = 3
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, because a socket's path has to fit into 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="reft-cl-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def vault_holders(pids: set[int]) -> list[str]:
+    """Processes, other than those that ran before, that hold a vault's memfd."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        if int(process.name) in pids:
+            continue
+        try:
+            for fd in (process / "fd").iterdir():
+                if "memfd:reft-vault" in os.readlink(fd):
+                    found.append(process.name)
+        except OSError:
+            continue
+    return found
+
+
+def leftovers(job: TrainJob, before: set[int], vaults: Path | None) -> list[str]:
+    found = [f"agent {pid}" for pid in job.agents]
+    found += [f"rank {pid}" for pid in rank_pids(job.job)]
+    found += [f"memfd in process {pid}" for pid in vault_holders(before)]
+    found += [str(path) for path in job.run.rglob("*")]
+    found += [str(path) for path in vaults.rglob("*")] if vaults else []
+    return found
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("files", [False, True], ids=["memory", "files"])
+@pytest.mark.parametrize("ending", ["normal", "crash", "ctrl_c", "sigterm", "kill9_torchrun", "kill9_all"])
+def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
+    vaults = folder / "vaults" if files else None
+    env = {"REFT_AGENT_LINGER_SEC": str(LINGER_SEC)}
+    if vaults:
+        vaults.mkdir()
+        env["REFT_VAULT_DIR"] = str(vaults)
+    before = {int(p.name) for p in Path("/proc").glob("[0-9]*")}
+    job = TrainJob(Torchrun(), folder, f"cleanup-{ending}")
+    try:
+        if ending == "normal":
+            job.start(**env).wait()
+        elif ending == "crash":
+            assert job.start("--crash-at", "8", **env).wait() != 0
+        else:
+            # Ranks of a torchrun that was killed go on to the end of their training: it is made short.
+            job.start("--steps", "200", "--delay", "0.02", **env).until_step(6)
+            assert len(job.agents) == 1
+            number = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM}.get(ending, signal.SIGKILL)
+            os.kill(job.launcher.pid, number)
+            if ending == "kill9_all":
+                job.kill_ranks()
+            job.launcher._process.wait(40)
+            end = time.monotonic() + 30
+            while rank_pids(job.job) and time.monotonic() < end:
+                time.sleep(0.05)
+        end = time.monotonic() + LINGER_SEC + SLACK_SEC
+        while leftovers(job, before, vaults) and time.monotonic() < end:
+            time.sleep(0.05)
+        assert leftovers(job, before, vaults) == []
+    finally:
+        kill_all(rank_pids(job.job) + job.agents)
+
+
+@pytest.mark.timeout(120)
+def test_snapshots_outlive_a_crash_for_the_linger(folder: Path) -> None:
+    """The agent does not leave at once when ranks fail: somebody may come back."""
+    job = TrainJob(Torchrun(), folder, "cleanup-linger")
+    try:
+        assert job.start("--crash-at", "8", REFT_AGENT_LINGER_SEC="8").wait() != 0
+        time.sleep(1)
+        assert len(job.agents) == 1
+    finally:
+        kill_all(job.agents)
+
+
+@pytest.mark.timeout(180)
+def test_memory_is_flat_and_as_planned(folder: Path) -> None:
+    """2,000 snapshots: ranks and agent do not grow; the vault has the size of its plan."""
+    launcher = Forkrun()
+    try:
+        folder.joinpath("run").mkdir()
+        environment = {"REFT_JOB_ID": "cleanup-rss", "REFT_RUN_DIR": str(folder / "run"), "REFT_AGENT_LINGER_SEC": "1"}
+        out = folder / "rss.json"
+        launcher.start([str(HERE / "rss_worker.py"), str(out)], environment, folder / "log", 2, 0)
+        end = time.monotonic() + 150
+        while (code := launcher.poll()) is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert code == 0, (folder / "log").read_text()[-3000:]
+    finally:
+        launcher.close()
+    rows = json.loads(out.read_text())
+    assert rows["captured"] >= 2000 and rows["dropped"] == rows["skipped"] == 0, rows
+    assert rows["rank_rss_end"] - rows["rank_rss_early"] < 4 << 20, rows
+    assert rows["agent_rss_end"] - rows["agent_rss_early"] < 1 << 20, rows
+    assert rows["fds_end"] == rows["fds_early"], rows
+    # Two ranks share the state; two slots. Beside the payload: tables, checksums, the object area, counters and the op log.
+    assert rows["payload_bytes"] == pytest.approx(rows["state_bytes"] / 2, rel=0.02), rows
+    beside = rows["vault_bytes"] - 2 * rows["payload_bytes"]
+    assert 0 < beside <= rows["op_log_bytes"] + 2 * (2 << 20), rows
