@@ -28,6 +28,15 @@ from pathlib import Path
 from typing import Any
 
 SUITE = Path(__file__).with_name("suite.py")
+DIED = "the process that runs the tests died"
+
+# What no backend outside torch can pass, test for test: the error that is expected, and why.
+KNOWN = {
+    "test_ddp_logging_data_cpu": (
+        "'custom' != ",
+        "ProcessGroup::getBackendName() knows the names of torch's own backends only, and is not virtual",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Runner:
             row = json.loads(line)
             name = row["test"]
             if row["outcome"] == "started":
-                found[name] = Result("failed", "the process that runs the tests died", 0)
+                found[name] = Result("failed", DIED, 0)
                 continue
             flaky = row["outcome"] == "passed" and name in failed_once
             found[name] = Result(row["outcome"], row["reason"], row["seconds"], flaky)
@@ -110,10 +119,11 @@ class Runner:
 
     def _progress(self, tests: Sequence[str], shown: int) -> int:
         done = self.read()
-        count = sum(1 for name in tests if name in done)
+        ended = [done[name] for name in tests if name in done and done[name].reason != DIED]
+        count = len(ended)
         if count // 25 > shown // 25:
-            failed = sum(1 for name in tests if name in done and done[name].outcome == "failed")
-            print(f"  {self.backend}: {count} of {len(tests)}, {failed} not passed so far", flush=True)
+            failed = sum(result.outcome == "failed" for result in ended)
+            print(f"  {self.backend}: {count} of {len(tests)}, {failed} failed", flush=True)
         return count
 
 
@@ -145,6 +155,12 @@ def compare(reference: dict[str, Result], backend: dict[str, Result]) -> list[tu
         elif expected.outcome == seen.outcome == "skipped" and expected.reason != seen.reason:
             behind.append((name, f"skipped for another reason: {seen.reason!r} instead of {expected.reason!r}"))
     return behind
+
+
+def known(name: str, what: str) -> str:
+    """Why a difference is not the backend's fault; "" if it is."""
+    pattern, why = KNOWN.get(name, ("", ""))
+    return why if pattern and pattern in what else ""
 
 
 def show(backend: str, results: dict[str, Result], every: bool) -> None:
@@ -221,14 +237,22 @@ def main() -> int:
 
     for backend, results in outcomes.items():
         show(backend, results, args.verbose)
-    behind = compare(outcomes[args.reference], outcomes[args.backend])
+    differences = compare(outcomes[args.reference], outcomes[args.backend])
+    behind = [(name, what) for name, what in differences if not known(name, what)]
     if args.reference != args.backend:
         print(f"\n{args.backend} against {args.reference}: {len(behind)} tests behind")
         for name, what in behind:
             print(f"  {name}: {what}")
+        for name, what in differences:
+            if known(name, what):
+                print(f"  known, not counted: {name}: {what}: {known(name, what)}")
     if args.json:
         command = " ".join(["tests/conformance/run_distributed_tests.py", *sys.argv[1:]])
-        Path(args.json).write_text(json.dumps(report(command, outcomes, behind), indent=2) + "\n", encoding="utf-8")
+        found = report(command, outcomes, behind)
+        found["notes"] += [
+            f"not counted: {name}: {known(name, what)}" for name, what in differences if known(name, what)
+        ]
+        Path(args.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 1 if behind else 0
 
 

@@ -6,7 +6,8 @@ imported torch already and does nothing else, so a test costs tenths of a second
 
 A backend that is not gloo is run with gloo's own skip lists: the conditions of the suite are evaluated while it is
 imported, and at that time the name is gloo's. While tests run, the name is the backend's own, and compares equal to
-``"gloo"`` as well, so a test takes the branch that it takes for gloo.
+``"gloo"`` as well, so a test takes the branch that it takes for gloo. Profiler events are looked for under gloo's
+name: a backend that forwards to another one leaves the events of that one as they are.
 
 Used by ``run_distributed_tests.py``; writes one JSON line per test.
 """
@@ -37,7 +38,7 @@ class BackendName(str):
     """A backend's name that also compares equal to the reference's."""
 
     def __eq__(self, other: object) -> bool:
-        return str.__eq__(self, other) or other == REFERENCE  # type: ignore[no-any-return]
+        return str.__eq__(self, other) or other == REFERENCE
 
     def __ne__(self, other: object) -> bool:
         return not self == other
@@ -66,7 +67,7 @@ def load(backend: str, world: int) -> Any:
         cases = common_distributed.DistTestCases
         for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
             cases.backend_feature[feature].add(backend)
-    suite = importlib.import_module(MODULE)
+    suite: Any = importlib.import_module(MODULE)
     if backend != REFERENCE:
         suite.BACKEND = name
         for names in (
@@ -75,6 +76,16 @@ def load(backend: str, world: int) -> Any:
             suite.SEND_RECV_PROFILING_SUPPORTED_BACKENDS,
         ):
             names.append(backend)
+        find = suite.get_profiling_event
+
+        def find_reference_events(event: str, *args: Any, **options: Any) -> Any:
+            prefix, colon, rest = event.partition(":")
+            found = find(REFERENCE + colon + rest if prefix == backend else event, *args, **options)
+            for each in found if prefix == backend else []:
+                each.name = each.name.replace(REFERENCE, backend, 1)
+            return found
+
+        suite.get_profiling_event = find_reference_events
     # The first barrier of a test waits for the other ranks to start: 10 s are too few on a loaded machine.
     suite.Barrier.sync.__func__.__defaults__ = (None, 60)
     for lazy in ("torch._dynamo", "torch.profiler", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"):
@@ -82,14 +93,14 @@ def load(backend: str, world: int) -> Any:
     return suite
 
 
-def make_case(suite: Any, timeout_sec: float, start: str, log: Path) -> type[unittest.TestCase]:
-    """The suite's tests as a class whose ranks are started by `start` and write to `log`."""
+def make_case(suite: Any, timeout_sec: float, log: Path) -> type[unittest.TestCase]:
+    """The suite's tests as a class whose ranks are forked and write to `log`."""
 
-    class Conformance(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc,name-defined]
+    class Conformance(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc]
         def setUp(self) -> None:
             super().setUp()
-            # As many errors as there are ranks may come: a rank waits for the others, and dies by their deaths.
-            self._start_processes(multiprocessing.get_context(start).Process)
+            context: Any = multiprocessing.get_context("fork")
+            self._start_processes(context.Process)
 
         @classmethod
         def _run(cls, rank: int, test_name: str, file_name: str, pipe: Any, **options: Any) -> None:
@@ -146,7 +157,6 @@ def main() -> int:
     options.add_argument("--backend", default=REFERENCE)
     options.add_argument("--world", type=int, default=2)
     options.add_argument("--timeout-sec", type=float, default=60)
-    options.add_argument("--start", choices=["fork", "forkserver"], default="fork", help=argparse.SUPPRESS)
     options.add_argument("--results", help="JSON lines are appended here")
     options.add_argument("--logs", help="directory for the output of tests that fail")
     options.add_argument("--list", action="store_true", help="print the names and exit")
@@ -168,7 +178,7 @@ def main() -> int:
         REFT_BANNER="0",
     )
     tempfile.tempdir = str(scratch)
-    multiprocessing.set_start_method(args.start, force=True)
+    multiprocessing.set_start_method("fork", force=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         with open(args.results, "a", encoding="utf-8", buffering=1) as results:
@@ -178,7 +188,7 @@ def main() -> int:
                 log.unlink(missing_ok=True)
                 results.write(json.dumps({"test": name, "outcome": "started"}) + "\n")
                 begin = time.monotonic()
-                outcome, reason = run_one(make_case(suite, args.timeout_sec, args.start, log), name)
+                outcome, reason = run_one(make_case(suite, args.timeout_sec, log), name)
                 seconds = round(time.monotonic() - begin, 2)
                 if outcome != "failed":
                     log.unlink(missing_ok=True)
