@@ -1,0 +1,481 @@
+"""The real agent over its socket: who may speak, what is kept, what is decided, and how it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python" / "reft"))
+
+import _agent_protocol as protocol  # noqa: E402  # without importing reft, which needs torch
+
+
+def _binary() -> Path | None:
+    candidates = [Path(os.environ.get("REFT_AGENT_PATH", "")), ROOT / "python/reft/bin/reft-agent"]
+    candidates += sorted(ROOT.glob("build*/**/agent/reft-agent"))
+    return next((path for path in candidates if path.is_file() and os.access(path, os.X_OK)), None)
+
+
+BINARY = _binary()
+pytestmark = pytest.mark.skipif(BINARY is None, reason="needs reft-agent: build it, or set REFT_AGENT_PATH")
+INCARNATION = 0xABC
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+    return value
+
+
+def xxh3(data: bytes) -> int:
+    name = ctypes.util.find_library("xxhash")
+    if name is None:
+        pytest.skip("needs libxxhash")
+    function = ctypes.CDLL(name).XXH3_64bits
+    function.restype = ctypes.c_uint64
+    function.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    return int(function(data, len(data)))
+
+
+def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns: int | None = None) -> bytes:
+    """A vault without slots, as snapshot/FORMAT.md describes it; optionally with one op that never ends."""
+    capacity = 256
+    log = bytearray(64 + 1024 * 96 + capacity * 96)
+    heartbeat = time.monotonic_ns() - (pending_op_age_ns or 0)
+    ops = 0 if pending_op_age_ns is None else 1
+    struct.pack_into("<QIIQIIQ", log, 0, 0x31474F4C54464552, 1, capacity, ops, 1, os.getpid(), heartbeat if ops else 0)
+    struct.pack_into("<88sii", log, 64, b"default_pg", rank, world)
+    if ops:
+        # ticket, begin, enqueued, wait_begin, wait_end, done, bytes, signature, group, seq, peer, call_site, kind, …
+        record = struct.pack("<8QIIiIBBBBIQ", 1, heartbeat, heartbeat, heartbeat, 0, 0, 4, 0, 0, 1, -1, 0, 2, 255, 255, 0, 0, 0)
+        log[64 + 1024 * 96 : 64 + 1024 * 96 + len(record)] = record
+    block = struct.pack("<QIIiiQQQ128s", 0x31544C5654464552, 1, 2, rank, world, 4096, 8192, len(log), job.encode())
+    block += struct.pack("<Q", xxh3(block))
+    return block.ljust(4096, b"\0") + bytes(4096) + bytes(log)
+
+
+def memfd(data: bytes, sealed: bool = True) -> int:
+    fd = os.memfd_create("vault", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.write(fd, data)
+    if sealed:
+        import fcntl
+
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    return fd
+
+
+class Node:
+    """One started agent."""
+
+    def __init__(self, root: Path, *options: str, job: str = "demo", linger: float = 60) -> None:
+        self.root, self.job = root, job
+        self.directory = root / "run" / job / "node-0"
+        self.socket = self.directory / "agent.sock"
+        self.arguments = [str(BINARY), "--run-dir", str(root / "run"), "--job", job, "--node", "0"]
+        self.arguments += ["--linger-sec", str(linger), *options]
+        self.pid = 0
+
+    def start(self) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(self.arguments, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0:
+            with self.tool() as tool:
+                self.pid = int(tool.welcome["agent_pid"])
+        return done
+
+    def tool(self) -> protocol.AgentConnection:
+        return protocol.AgentConnection(self.socket, timeout_sec=30)
+
+    def rank(self, rank: int, world: int = 2, **fields: Any) -> protocol.AgentConnection:
+        hello = {"role": "rank", "rank": rank, "local_rank": rank, "world": world, "local_world": world}
+        hello |= {"incarnation": f"{INCARNATION:016x}", "attempt": 0}
+        return protocol.AgentConnection(self.socket, {**hello, **fields}, timeout_sec=30)
+
+    def status(self) -> dict[str, Any]:
+        with self.tool() as tool:
+            return tool.request(protocol.STATUS_REQUEST)[1]
+
+    def alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+    def log(self) -> str:
+        path = self.directory / "agent.log"
+        return path.read_text() if path.exists() else ""
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def start(*options: str, **settings: Any) -> Node:
+        node = Node(tmp_path, *options, **settings)
+        done = node.start()
+        assert done.returncode == 0, done.stderr + node.log()
+        nodes.append(node)
+        return node
+
+    yield start
+    for node in nodes:
+        text = node.log()
+        assert "Sanitizer" not in text and "runtime error" not in text, text
+        if node.pid and node.alive():
+            os.kill(node.pid, 15)
+            wait_for(lambda node=node: not node.alive())
+
+
+def put(connection: protocol.AgentConnection, rank: int, data: bytes) -> None:
+    fd = memfd(data)
+    connection.send(protocol.VAULT_PUT, {"rank": rank, "bytes": len(data)}, fd)
+    os.close(fd)
+    assert connection.receive()[0] == protocol.VAULT_ACK
+
+
+# -- start ---------------------------------------------------------------------------------------------------------------
+
+
+def test_start_returns_when_it_listens_and_leaves_a_session_of_its_own(make: Callable[..., Node]) -> None:
+    node = make()
+    fields = Path(f"/proc/{node.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    assert int(fields[3]) != os.getsid(0)
+    assert os.readlink(f"/proc/{node.pid}/cwd") == "/"
+    assert (node.directory.stat().st_mode & 0o777) == 0o700
+    assert (node.socket.stat().st_mode & 0o077) == 0
+
+
+def test_closes_what_it_inherited(tmp_path: Path, make: Callable[..., Node]) -> None:
+    node = Node(tmp_path)
+    read_end, write_end = os.pipe()
+    subprocess.run(node.arguments, pass_fds=[write_end], stdout=subprocess.DEVNULL, timeout=60, check=True)
+    os.close(write_end)
+    assert os.read(read_end, 1) == b""  # nobody holds the other end
+    os.close(read_end)
+    with node.tool() as tool:
+        os.kill(int(tool.welcome["agent_pid"]), 15)
+
+
+def test_second_starter_finds_the_first(make: Callable[..., Node]) -> None:
+    node = make()
+    first = node.pid
+    done = node.start()
+    assert done.returncode == 0 and "already listening" in done.stdout
+    assert node.pid == first
+
+
+def test_race_of_starters_leaves_one_agent(tmp_path: Path, make: Callable[..., Node]) -> None:
+    node = Node(tmp_path)
+    starters = [subprocess.Popen(node.arguments, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    outputs = [starter.communicate(timeout=120)[0] for starter in starters]
+    assert [starter.returncode for starter in starters] == [0] * 6
+    assert sum(text.startswith("listening") for text in outputs) == 1
+    with node.tool() as tool:
+        os.kill(int(tool.welcome["agent_pid"]), 15)
+
+
+def test_stale_socket_of_a_killed_agent_is_replaced(make: Callable[..., Node]) -> None:
+    node = make()
+    os.kill(node.pid, 9)
+    wait_for(lambda: not node.alive())
+    assert node.socket.exists()
+    before = node.pid
+    assert node.start().returncode == 0
+    assert node.pid != before
+
+
+def test_open_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir(mode=0o755)
+    (tmp_path / "run").chmod(0o755)
+    done = Node(tmp_path).start()
+    assert done.returncode == 1
+    assert "0700" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--job", "../x"], ["--linger-sec", "soon"], ["--nonsense", "1"], ["--run-dir", "relative"]])
+def test_wrong_options_are_usage_errors(tmp_path: Path, arguments: list[str]) -> None:
+    done = subprocess.run([*Node(tmp_path).arguments, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert arguments[0] in done.stderr or arguments[0] == "--nonsense"
+
+
+# -- peers ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        struct.pack("<IHHII", protocol.MAGIC, 9, 1, 0, 0),
+        struct.pack("<IHHII", protocol.MAGIC, 1, 1, 0xFFFFFFFF, 0),
+        struct.pack("<IHHII", protocol.MAGIC, 1, 1, 3, 0) + b"{{{",
+        struct.pack("<IHHII", protocol.MAGIC, 1, 12, 2, 0) + b"{}",
+        struct.pack("<IHHII", protocol.MAGIC, 1, 777, 0, 0),
+        struct.pack("<IHHII", protocol.MAGIC, 1, 1, 20000, 0) + b"[" * 20000,
+    ],
+)
+def test_malformed_frame_gets_one_error_and_a_close(make: Callable[..., Node], garbage: bytes) -> None:
+    node = make()
+    with node.tool() as bystander:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(20)
+            peer.connect(str(node.socket))
+            peer.sendall(garbage)
+            answer = b""
+            while chunk := peer.recv(65536):
+                answer += chunk
+        assert protocol.HEADER.unpack(answer[:16])[2] == protocol.ERROR
+        assert protocol.HEADER.unpack(answer[:16])[3] == len(answer) - 16  # one frame
+        assert bystander.request(protocol.STATUS_REQUEST)[0] == protocol.STATUS
+    assert "refused" in node.log()
+
+
+@pytest.mark.parametrize("fields", [{"job": "other"}, {"node": 3}, {"protocol": 2}, {"role": "king"}])
+def test_hello_of_somebody_else_is_refused(make: Callable[..., Node], fields: dict[str, Any]) -> None:
+    node = make()
+    with pytest.raises(ValueError, match="refuses"):
+        protocol.AgentConnection(node.socket, fields)
+
+
+def test_two_live_jobs_with_one_id_are_told_apart(make: Callable[..., Node]) -> None:
+    node = make()
+    script = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import _agent_protocol as p\n"
+        "c = p.AgentConnection(sys.argv[2], {'role': 'rank', 'rank': 0, 'local_rank': 0, 'world': 1, 'local_world': 1, "
+        "'incarnation': '77', 'attempt': 0})\nprint('in', flush=True)\ntime.sleep(600)"
+    )
+    command = [sys.executable, "-c", script, str(ROOT / "python/reft"), str(node.socket)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "in\n"
+        with pytest.raises(ValueError, match=f"already used by a live job.*{other.pid}.*REFT_JOB_ID"):
+            node.rank(0, world=1)
+        other.kill()
+        other.wait()
+        with node.rank(0, world=1):  # the same name is free at once when the process is dead
+            pass
+
+
+# -- vaults --------------------------------------------------------------------------------------------------------------
+
+
+def test_vault_outlives_its_rank(make: Callable[..., Node]) -> None:
+    node = make()
+    data = vault_bytes(0)
+    with node.rank(0) as rank:
+        put(rank, 0, data)
+    with node.tool() as tool:
+        inventory = tool.request(protocol.VAULT_LIST)[1]
+        assert [(v["rank"], v["bytes"], v["slots"]) for v in inventory["vaults"]] == [(0, len(data), [])]
+        kind, answer, fd = tool.request(protocol.VAULT_GET, {"rank": 0})
+        assert kind == protocol.VAULT_FD and answer["bytes"] == len(data) and fd is not None
+        assert os.pread(fd, len(data), 0) == data
+        os.close(fd)
+        assert tool.request(protocol.VAULT_GET, {"rank": 1})[0] == protocol.ERROR
+        assert tool.request(protocol.VAULT_LIST)[0] == protocol.VAULT_INVENTORY  # a miss is no offence
+
+
+@pytest.mark.parametrize("kind", ["none", "unsealed", "garbage", "short", "pipe", "foreign rank", "foreign job"])
+def test_bad_vault_is_refused(make: Callable[..., Node], kind: str) -> None:
+    node = make()
+    data = vault_bytes(1 if kind == "foreign rank" else 0, "other" if kind == "foreign job" else "demo")
+    fd: int | None = None
+    if kind == "pipe":
+        fd, other = os.pipe()
+        os.close(other)
+    elif kind != "none":
+        data = {"garbage": os.urandom(len(data)), "short": data[:100]}.get(kind, data)
+        fd = memfd(data, sealed=kind != "unsealed")
+    with node.rank(0) as rank:
+        rank.send(protocol.VAULT_PUT, {"rank": 0, "bytes": len(data)}, fd)
+        assert rank.receive()[0] == protocol.ERROR
+    if fd is not None:
+        os.close(fd)
+    with node.tool() as tool:
+        assert tool.request(protocol.VAULT_LIST)[1]["vaults"] == []
+
+
+def test_vault_files_are_found_again_and_deleted_on_a_clean_end(tmp_path: Path, make: Callable[..., Node]) -> None:
+    folder = tmp_path / "vaults" / "demo"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.vault").write_bytes(vault_bytes(0))
+    (folder / "rank-1.vault").write_bytes(vault_bytes(1)[:5000])
+    (folder / "rank-5.vault").write_bytes(vault_bytes(2, world=8))
+    (folder / "notes.txt").write_text("mine")
+    node = make("--vault-dir", str(tmp_path / "vaults"))
+    with node.tool() as tool:
+        vaults = tool.request(protocol.VAULT_LIST)[1]["vaults"]
+        assert [(v["rank"], v["path"], v["live"]) for v in vaults] == [(0, str(folder / "rank-0.vault"), False)]
+    assert node.log().count("is left alone") == 2
+    with node.rank(0, world=1) as rank:
+        rank.send(protocol.BYE, {})
+        wait_for(lambda: not node.alive())
+    assert sorted(path.name for path in folder.iterdir()) == ["notes.txt", "rank-1.vault", "rank-5.vault"]
+    assert not node.directory.exists()
+
+
+# -- commit --------------------------------------------------------------------------------------------------------------
+
+
+def test_commits_when_all_sealed_and_aborts_when_one_dropped(make: Callable[..., Node]) -> None:
+    node = make()
+    with node.rank(0) as first, node.rank(1) as second:
+        first.vote(5, INCARNATION, True)
+        second.vote(5, INCARNATION, True)
+        for rank in (first, second):
+            kind, outcome, _ = rank.receive()
+            assert (kind, outcome["step"], outcome["yes"]) == (protocol.OUTCOME, 5, True)
+        second.vote(6, INCARNATION, False)
+        for rank in (first, second):
+            assert rank.receive()[1] == {"step": 6, "incarnation": INCARNATION, "digest": 0, "yes": False}
+        assert node.status()["newest_committed"]["step"] == 5
+
+
+def test_repeated_vote_after_a_reconnect_gets_the_same_outcome(make: Callable[..., Node]) -> None:
+    node = make()
+    with node.rank(1) as second:
+        with node.rank(0) as first:
+            first.vote(5, INCARNATION, True)
+            second.vote(5, INCARNATION, True)
+            assert second.receive()[1]["yes"] is True
+        with node.rank(0) as again:
+            again.vote(5, INCARNATION, True)
+            assert again.receive()[1]["yes"] is True
+        again_seen = node.status()["agent"]["repeated_votes"]
+        assert again_seen == 1
+
+
+def test_new_agent_decides_from_votes_sent_again(make: Callable[..., Node]) -> None:
+    node = make()
+    with node.rank(0) as first:
+        first.vote(5, INCARNATION, True)
+        wait_for(lambda: node.status()["open_votes"])
+    os.kill(node.pid, 9)
+    wait_for(lambda: not node.alive())
+    assert node.start().returncode == 0
+    with node.rank(0) as first, node.rank(1) as second:
+        first.vote(5, INCARNATION, True)
+        second.vote(5, INCARNATION, True)
+        assert first.receive()[1]["yes"] is True
+
+
+def test_several_nodes_ask_local_rank_0_first(make: Callable[..., Node]) -> None:
+    node = make()
+    with node.rank(0, world=4, local_world=2) as first, node.rank(1, world=4, local_world=2) as second:
+        first.vote(5, INCARNATION, True, digest=9)
+        second.vote(5, INCARNATION, True, digest=8)
+        kind, vote, _ = first.receive()
+        assert (kind, vote["yes"]) == (protocol.NODE_VOTE, True)
+        first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(5, INCARNATION, 0, 1))
+        for rank in (first, second):
+            kind, outcome, _ = rank.receive()
+            assert (kind, outcome["yes"]) == (protocol.OUTCOME, True)
+        second.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(6, INCARNATION, 0, 1))
+        assert second.receive()[0] == protocol.ERROR  # not its business
+
+
+# -- end -----------------------------------------------------------------------------------------------------------------
+
+
+def test_ends_at_once_when_all_ranks_said_bye(make: Callable[..., Node]) -> None:
+    node = make()
+    with node.rank(0) as first, node.rank(1) as second:
+        first.send(protocol.BYE, {})
+        time.sleep(0.5)
+        assert node.alive()
+        second.send(protocol.BYE, {})
+        wait_for(lambda: not node.alive())
+    assert not node.directory.exists()
+
+
+def dead_rank(node: Node, rank: int) -> None:
+    """A rank whose process hands over a vault and is killed."""
+    script = (
+        "import os, sys; sys.path.insert(0, sys.argv[1]); import _agent_protocol as p\n"
+        f"p.AgentConnection(sys.argv[2], {{'role': 'rank', 'rank': {rank}, 'local_rank': {rank}, 'world': 2, "
+        "'local_world': 2, 'incarnation': '77', 'attempt': 0})\nos.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(ROOT / "python/reft"), str(node.socket)], timeout=60, check=False)
+
+
+def test_lingers_for_killed_ranks_and_then_ends(make: Callable[..., Node]) -> None:
+    node = make(linger=1.5)
+    dead_rank(node, 0)
+    assert node.alive()
+    wait_for(lambda: not node.alive())
+    assert not node.socket.exists()
+
+
+def test_restarted_rank_stops_the_linger_clock(make: Callable[..., Node]) -> None:
+    node = make(linger=1)
+    dead_rank(node, 0)
+    with node.rank(0):
+        time.sleep(2)
+        assert node.alive()
+        entry = node.status()["ranks"][0]
+        assert entry["alive"] and entry["pid"] == os.getpid()
+
+
+# -- looking in ----------------------------------------------------------------------------------------------------------
+
+
+def test_status_and_metrics_show_every_rank(make: Callable[..., Node]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    node = make("--metrics-port", str(port))
+    with node.rank(0) as rank:
+        data = bytearray(vault_bytes(0))
+        struct.pack_into("<4Q", data, 4096, os.getpid(), INCARNATION, 0, 412)  # pid incarnation attempt steps
+        put(rank, 0, bytes(data))
+        status = node.status()
+        assert status["job"] == "demo" and status["ranks"][0]["stats"]["steps"] == 412
+        with node.tool() as tool:
+            text = tool.request(protocol.METRICS_REQUEST)[1]["text"]
+        assert 'reft_rank_steps_total{job="demo",node="0",rank="0"} 412' in text
+        for name in {line.split("{")[0] for line in text.splitlines() if line and line[0] != "#"}:
+            assert f"# TYPE {name} " in text and f"# HELP {name} " in text
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            assert b"reft_rank_alive" in answer.read()
+
+
+def test_stacks_on_request_name_ranks_that_do_not_answer(make: Callable[..., Node]) -> None:
+    node = make()
+    with node.rank(0) as first, node.rank(1), node.tool() as tool:
+        tool.send(protocol.STACKS_REQUEST, {})
+        kind, request, _ = first.receive()
+        assert kind == protocol.STACK_REQUEST
+        reply = {"id": request["id"], "rank": 0, "pid": os.getpid(), "text": "", "error": ""}
+        first.send(protocol.STACK_REPLY, reply)
+        kind, report, _ = tool.receive()
+        assert kind == protocol.STACKS
+        assert "did not answer" in json.dumps(report)
+        assert not (node.directory / "verdicts").exists()
+
+
+def test_hang_is_reported_once_an_episode(make: Callable[..., Node]) -> None:
+    node = make("--hang-suspect-sec", "1")
+    with node.rank(0) as rank:
+        put(rank, 0, vault_bytes(0, pending_op_age_ns=2_000_000_000))
+        assert rank.receive()[0] == protocol.STACK_REQUEST
+        found = wait_for(lambda: list((node.directory / "verdicts").glob("*.txt")))
+        assert "all_reduce" in found[0].read_text()
+        json.loads(found[0].with_suffix(".json").read_text())
+        time.sleep(2.5)
+        assert len(list((node.directory / "verdicts").glob("*.txt"))) == 1
+        assert node.status()["agent"]["hang_reports"] == 1
