@@ -1,0 +1,197 @@
+"""What a restarted script gets back: everything, state only, or nothing; and what is said when it is not the same script."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE.parent / "fault")]
+
+from launchers import Forkrun, TrainJob, kill_all, rank_pids  # noqa: E402
+
+MODELS = ["ddp", "fsdp", "plain", "two"]
+
+
+@pytest.fixture(scope="module")
+def forkrun() -> Iterator[Forkrun]:
+    launcher = Forkrun()
+    yield launcher
+    launcher.close()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, because a socket's path has to fit into 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="reft-re-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def job(forkrun: Forkrun, folder: Path) -> Iterator[TrainJob]:
+    job = TrainJob(forkrun, folder, "resume", max_restarts=2)
+    yield job
+    kill_all(job.agents)
+
+
+def resumed(job: TrainJob) -> int | None:
+    """The step that reft says it resumed at; None if it did not."""
+    found = re.findall(r"resumed at step (\d+)", job.said)
+    return int(found[-1]) if found else None
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("model", MODELS)
+def test_exact(forkrun: Forkrun, job: TrainJob, folder: Path, model: str) -> None:
+    reference = TrainJob(forkrun, folder, "reference").start("--model", model, backend="gloo")
+    assert reference.wait() == 0, reference.said
+    job.start("--model", model, "--delay", "0.01").until_step(9)
+    job.kill_ranks(1)
+    assert job.wait() == 0, job.said
+    step = resumed(job)
+    assert step is not None and step >= job.losses(0, 0)[-1][0] - 1, job.said
+    for rank in range(2):
+        losses = dict(reference.losses(rank))
+        assert all(losses[s] == loss for attempt in (0, 1) for s, loss in job.losses(rank, attempt))
+        assert job.losses(rank, 1)[0][0] == step
+    assert job.finals() == reference.finals()
+
+
+@pytest.mark.timeout(120)
+def test_off(job: TrainJob) -> None:
+    job.start("--delay", "0.01", REFT_RESUME="off").until_step(9)
+    job.kill_ranks(0)
+    assert job.wait() == 0, job.said
+    assert resumed(job) is None
+    # From the beginning, exactly as before.
+    again = dict(job.losses(0, 1))
+    assert again[1] == dict(job.losses(0, 0))[1] and len(again) == 24
+
+
+@pytest.mark.timeout(120)
+def test_state_only(job: TrainJob) -> None:
+    """Weights and random state come back; the loop begins again, so more steps are done than asked for in all."""
+    job.start("--delay", "0.01", REFT_RESUME="state").until_step(9)
+    job.kill_ranks(0)
+    assert job.wait() == 0, job.said
+    assert resumed(job) is not None
+    log = job.losses(1, 1)
+    assert [step for step, _ in log] == list(range(1, 25))
+    assert log[1][1] != dict(job.losses(1, 0))[2]
+
+
+@pytest.mark.timeout(120)
+def test_changed_script_starts_from_the_beginning(forkrun: Forkrun, job: TrainJob, folder: Path) -> None:
+    """Other widths: what was saved does not fit, and that is said with the first tensor's name and shapes."""
+    vaults = folder / "vaults"
+    vaults.mkdir()
+    job.start("--delay", "0.01", REFT_VAULT_DIR=str(vaults)).until_step(9)
+    os.kill(forkrun.pid, signal.SIGKILL)
+    job.kill_ranks()
+    job.wait()
+    again = TrainJob(forkrun, folder, "resume").start("--width", "64", REFT_VAULT_DIR=str(vaults))
+    assert again.wait() == 0, again.said
+    assert resumed(again) is None
+    lines = again.lines("the script has changed")
+    assert lines and "[96" in lines[0] and "[64" in lines[0], again.said
+    reference = TrainJob(forkrun, folder, "reference").start("--width", "64", backend="gloo")
+    assert reference.wait() == 0
+    assert again.finals() == reference.finals()
+
+
+@pytest.mark.timeout(120)
+def test_new_launcher_finds_files_of_the_old_one(forkrun: Forkrun, job: TrainJob, folder: Path) -> None:
+    """REFT_JOB_ID and REFT_VAULT_DIR: launcher, agent and ranks may all be gone."""
+    reference = TrainJob(forkrun, folder, "reference").start(backend="gloo")
+    assert reference.wait() == 0
+    vaults = folder / "vaults"
+    vaults.mkdir()
+    job.start("--delay", "0.01", REFT_VAULT_DIR=str(vaults)).until_step(9)
+    os.kill(forkrun.pid, signal.SIGKILL)
+    kill_all(job.agents)
+    job.kill_ranks()
+    job.wait()
+    kill_all(job.agents)
+    again = TrainJob(forkrun, folder, "resume").start(REFT_VAULT_DIR=str(vaults))
+    assert again.wait() == 0, again.said
+    step = resumed(again)
+    assert step is not None and step >= min(job.losses(r)[-1][0] for r in range(2)) - 1, again.said
+    assert again.finals() == reference.finals()
+
+
+@pytest.mark.timeout(120)
+def test_restarts_again_and_again(forkrun: Forkrun, folder: Path) -> None:
+    reference = TrainJob(forkrun, folder, "reference").start(backend="gloo")
+    assert reference.wait() == 0
+    job = TrainJob(forkrun, folder, "many", max_restarts=4)
+    job.start("--delay", "0.02")
+    try:
+        for attempt, step in enumerate((4, 8, 13, 19)):
+            job.until_step(step, attempt)
+            job.kill_ranks(attempt % 2, attempt=attempt)
+        assert job.wait() == 0, job.said
+    finally:
+        kill_all(job.agents)
+    assert len(re.findall(r"resumed at step", job.said)) == 4
+    assert job.finals() == reference.finals()
+
+
+def gpt(folder: Path, script: str, name: str, backend: str, kill_at: int = 0) -> tuple[dict[tuple[int, int], set[str]], str]:
+    """Losses by (rank, step) and the final hash of an example, under torchrun."""
+    log = folder / f"{name}.loss"
+    ranks = 4 if script == "pipeline" else 2
+    job = f"gpt-{script}-{os.getpid()}-{name}"
+    env = os.environ | {"OMP_NUM_THREADS": "1", "REFT_RUN_DIR": str(folder / "run"), "REFT_JOB_ID": job, "REFT_AGENT_LINGER_SEC": "60"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
+    command += [str(ROOT / "python" / "examples" / "gpt" / f"train_{script}.py"), "--backend", backend, "--steps", "12"]
+    command += ["--layers", "2", "--width", "32", "--context", "32", "--samples", "512", "--loss-log", str(log)]
+    with open(folder / f"{name}.out", "wb") as out:
+        process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
+    end = time.monotonic() + 150
+    while process.poll() is None:
+        if time.monotonic() > end:
+            process.terminate()
+            kill_all(rank_pids(job))
+            raise TimeoutError((folder / f"{name}.out").read_text()[-4000:])
+        if kill_at and log.exists() and f'"step": {kill_at},' in log.read_text():
+            kill_at = 0
+            kill_all([pid for pid in rank_pids(job) if is_rank(pid, 1)])
+        time.sleep(0.005)
+    said = (folder / f"{name}.out").read_text()
+    assert process.returncode == 0, said[-4000:]
+    assert (backend == "gloo") or "resumed at step" in said, said[-4000:]
+    losses: dict[tuple[int, int], set[str]] = {}
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        losses.setdefault((row["rank"], row["step"]), set()).add(row["loss"])
+    return losses, re.findall(r"^final (\w+)", said, re.MULTILINE)[-1]
+
+
+def is_rank(pid: int, rank: int) -> bool:
+    try:
+        return f"RANK={rank}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("script", ["ddp", "fsdp2", "pipeline"])
+def test_examples(folder: Path, script: str) -> None:
+    """The three GPT examples, killed under torchrun, against gloo undisturbed."""
+    expected, expected_final = gpt(folder, script, "gloo", "gloo")
+    losses, final = gpt(folder, script, "reft", "reft", kill_at=6)
+    assert losses == expected
+    assert final == expected_final
