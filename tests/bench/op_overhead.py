@@ -1,0 +1,140 @@
+"""What the backend costs per collective.
+
+    python tests/bench/op_overhead.py [--json FILE] [--rounds N]
+
+Two processes on this machine. `reft` and plain gloo take turns in short blocks, so that drift of the machine hits both; values
+are medians over blocks, spreads the distance between the quartiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+BLOCK = 200
+
+
+def quartile_distance(values: list[float]) -> float:
+    quarters = statistics.quantiles(values, n=4)
+    return quarters[2] - quarters[0]
+
+
+def blocks(call: Any, count: int) -> float:
+    """Mean time of a call in microseconds."""
+    begin = time.perf_counter_ns()
+    for _ in range(count):
+        call()
+    return (time.perf_counter_ns() - begin) / count / 1e3
+
+
+def rank_main(rank: int, size: int, rounds: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("reft", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    plain = dist.new_group(list(range(size)), backend="gloo")
+    tensor = torch.ones(1)
+
+    def ours() -> None:
+        dist.all_reduce(tensor)
+
+    def gloo() -> None:
+        dist.all_reduce(tensor, group=plain)
+
+    times: dict[str, list[float]] = {"reft": [], "gloo": []}
+    for index in range(rounds + 2):
+        order = [("reft", ours), ("gloo", gloo)]
+        for name, call in order if index % 2 else reversed(order):
+            spent = blocks(call, BLOCK)
+            if index >= 2:  # the first warm up
+                times[name].append(spent)
+    dist.barrier()
+    if rank == 0:
+        (Path(folder) / "times.json").write_text(json.dumps(times))
+    dist.destroy_process_group()
+
+
+def measure_gloo(rounds: int) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(rank_main, (2, rounds, folder), 2)
+        return dict(json.loads((Path(folder) / "times.json").read_text()))
+
+
+def measure_local() -> dict[str, list[float]]:
+    """Nanoseconds, without communication and without Python in the loop."""
+    from reft import _C
+
+    tensor = torch.ones(1)
+    noop = _C._NoopBackend()
+    wrapped = _C.ReftBackend(noop, None, None, "", "bench", 0, 1)
+    _C.install_call_sites([str(Path(torch.__file__).parent) + "/"])
+    result: dict[str, list[float]] = {"noop": [], "wrapped": [], "op_log": [], "call_site": []}
+    count = 100_000
+    for _ in range(21):
+        result["noop"].append(_C._time_allreduce(noop, tensor, count))
+        result["wrapped"].append(_C._time_allreduce(wrapped, tensor, count))
+        result["op_log"].append(_C._time_op_log(count))
+        result["call_site"].append(_C._time_call_site(count))
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--rounds", type=int, default=60)
+    arguments = parser.parse_args()
+    os.environ.setdefault("REFT_SNAPSHOT", "0")
+    os.environ.setdefault("REFT_BANNER", "0")
+
+    local = measure_local()
+    both = measure_gloo(arguments.rounds)
+    pairs = [100 * (ours / gloo - 1) for ours, gloo in zip(both["reft"], both["gloo"])]
+    adds = [wrapped - noop for wrapped, noop in zip(local["wrapped"], local["noop"])]
+
+    def metric(values: list[float], unit: str, goal: float | None = None) -> dict[str, Any]:
+        value = statistics.median(values)
+        entry: dict[str, Any] = {"value": round(value, 3), "unit": unit, "spread": round(quartile_distance(values), 3)}
+        entry["goal"] = None if goal is None else f"<= {goal:g}"
+        entry["meets"] = None if goal is None else value <= goal
+        return entry
+
+    metrics = {
+        "all_reduce_4_bytes_gloo": metric(both["gloo"], "us"),
+        "all_reduce_4_bytes_reft": metric(both["reft"], "us"),
+        "all_reduce_4_bytes_overhead": metric(pairs, "%", 2.0),
+        "wrapper_per_op": metric(adds, "ns", 1000.0),
+        "op_log_per_op": metric(local["op_log"], "ns", 200.0),
+        "call_site_per_op": metric(local["call_site"], "ns", 200.0),
+    }
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    failed = sum(1 for entry in metrics.values() if entry["meets"] is False)
+    report = {
+        "command": " ".join(["python", "tests/bench/op_overhead.py", *sys.argv[1:]]),
+        "commit": commit,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine(), "load": os.getloadavg()[0]},
+        "metrics": metrics,
+        "cases": {"run": len(metrics), "failed": failed, "skipped": 0},
+        "notes": f"2 ranks, {arguments.rounds} blocks of {BLOCK} calls each; the op log writes five phases per op",
+    }
+    for name, entry in metrics.items():
+        mark = {None: "", True: "  ok", False: "  MISSED"}[entry["meets"]]
+        print(f"{name:32} {entry['value']:10.2f} ± {entry['spread']:.2f} {entry['unit']:3} {entry['goal'] or ''}{mark}")
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
