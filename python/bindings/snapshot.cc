@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <bit>
 #include <nlohmann/json.hpp>
 
 #include "intercept/base/error.h"
@@ -141,7 +142,13 @@ class Engine {
     for (const RegionInfo& info : infos) {
       region_bytes_.push_back(info.bytes);
     }
-    SnapshotTable table = buildTable(rank, world, std::move(infos), std::move(group_infos), protection, copies, chunk_bytes_);
+    uint64_t total = 0;
+    for (const RegionInfo& info : infos) {
+      total += info.bytes;
+    }
+    // Small states get small chunks: early regions are padded to a whole one.
+    const uint64_t chunk = std::min(chunk_bytes_, std::max<uint64_t>(uint64_t{64} << 10, std::bit_ceil(total / 64)));
+    SnapshotTable table = buildTable(rank, world, std::move(infos), std::move(group_infos), protection, copies, chunk);
     const py::gil_scoped_release release;
     engine_->setTable(std::move(table));
   }

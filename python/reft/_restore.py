@@ -99,20 +99,14 @@ def _group_moves(slot: Any, gid: str, shard: int) -> list[tuple[str, int, int, i
     return found
 
 
-def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: int, local_world: int) -> int:
-    """Writes every region of `state`. Collective where parts lie on other nodes: all ranks call it at the same point.
-
-    Returns:
-        Bytes written.
+def check(sources: Sources, point: RestorePoint, state: State, rank: int) -> None:
+    """Compares the live tensors with the saved ones; writes nothing.
 
     Raises:
-        Mismatch: before anything was written.
-        Corruption: a chunk's checksum does not match; regions are then partly written and training must not go on.
+        Mismatch: names, shapes or types differ; the message names the first.
     """
-    own = point.donor.get(rank, rank)
-    source = sources.slot(own)
     live = {region.name: region.current() for region in state.regions}
-    saved = source.regions
+    saved = sources.slot(point.donor.get(rank, rank)).regions
     for name, dtype, shape, nbytes, _ in saved:
         tensor = live.get(name)
         if tensor is None:
@@ -123,6 +117,20 @@ def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: i
     if extra:
         raise Mismatch(f"{extra[0]} exists now and was not saved" + (f" (and {len(extra) - 1} more)" if len(extra) > 1 else ""))
 
+
+def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: int, local_world: int) -> int:
+    """Writes every region of `state`, which `check` has accepted on all ranks. Collective where parts lie on other nodes.
+
+    Returns:
+        Bytes written.
+
+    Raises:
+        Corruption: a chunk's checksum does not match; regions are then partly written and training must not go on.
+    """
+    own = point.donor.get(rank, rank)
+    source = sources.slot(own)
+    live = {region.name: region.current() for region in state.regions}
+    saved = source.regions
     moves: dict[int, list[tuple[int, int, torch.Tensor, int]]] = {own: []}
     written = 0
     for index, _, begin, end, offset in source.pieces:

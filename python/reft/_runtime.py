@@ -30,6 +30,10 @@ _session: "Session | None" = None
 _exit_failed = False
 
 
+class RestoreFailed(RuntimeError):
+    """A snapshot could not be put back after all ranks had agreed on it: this rank must end, and be started again."""
+
+
 class Session:
     """One rank under one default process group."""
 
@@ -214,7 +218,7 @@ class Session:
                 self.failed("data loaders", error)
 
     def _expected_closing(self) -> int | None:
-        return None if self.saved is None else int(self.saved["closing"])
+        return None if self.saved is None else self.saved["closing"]
 
     def _banner(self) -> None:
         job, env = self.job, self.env
@@ -243,7 +247,10 @@ class Session:
         """The last optimizer step of an iteration has returned."""
         now = time.monotonic_ns()
         if self.point is not None:
-            self._restore(frame)
+            try:
+                self._restore(frame)
+            except Exception as error:
+                raise RestoreFailed(f"rank {self.job.rank}: putting the snapshot back failed: {error}") from error
             self._last_point_ns = time.monotonic_ns()
             return
         self.step += 1
@@ -383,15 +390,11 @@ class Session:
         point, saved, job = self.point, self.saved, self.job
         began = time.monotonic_ns()
         state = _discovery.discover(self.boundary.optimizers)
-        try:
-            written = _restore.restore_regions(self.sources, point, state, job.rank, job.local_world)
-        except _restore.Mismatch as error:
+        if not self._all_match(state):
             self.point, self.saved, self.sources = None, None, None
-            _banner.say(
-                f"rank {job.rank}: step {point.step} is not resumed, the script has changed: {error}. Training starts from its"
-                " beginning; delete nothing if you want the old script to resume"
-            )
             return
+        # From here on a failure ends this rank: others have resumed, and a rank that has not would train something else.
+        written = _restore.restore_regions(self.sources, point, state, job.rank, job.local_world)
         _C.fault_point("restore_copy", point.step)
         for optimizer, groups, plain in zip(state.optimizers, saved["groups"], saved["plain_state"]):
             for group, values in zip(optimizer.param_groups, groups):
@@ -435,6 +438,25 @@ class Session:
                 f"resumed at step {point.step}: {said}, {_banner.size(written)} per rank in {spent / 1e6:.0f} ms{exact}"
             )
 
+    def _all_match(self, state: _discovery.State) -> bool:
+        """Whether every rank can put its snapshot back: all ranks resume or none."""
+        assert self.point is not None and self.sources is not None
+        job, point = self.job, self.point
+        problem = ""
+        try:
+            _restore.check(self.sources, point, state, job.rank)
+        except Exception as error:
+            problem = str(error) or type(error).__name__
+        self.store.set(f"match/{job.rank}", problem)
+        problems = [(r, bytes(self.store.get(f"match/{r}")).decode()) for r in range(job.world)]
+        found = [(r, text) for r, text in problems if text]
+        if found and job.rank == found[0][0]:
+            _banner.say(
+                f"rank {job.rank}: step {point.step} is not resumed, what the script builds has changed: {problem}. Training starts"
+                " from its beginning"
+            )
+        return not found
+
     # -- telling -------------------------------------------------------------------------------------------------------
 
     def _say_first(self, object_bytes: int) -> None:
@@ -466,7 +488,7 @@ class Session:
 
     def failed(self, what: str, error: Exception) -> None:
         """A part of reft failed; training goes on."""
-        if self.env["strict"] or isinstance(error, _C.Corruption):
+        if self.env["strict"] or isinstance(error, RestoreFailed):
             raise error
         if isinstance(error, (_C.Unavailable, _C.SystemError)) and what == "step":
             self._disabled = True
