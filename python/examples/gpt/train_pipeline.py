@@ -32,13 +32,13 @@ def cut(model: GPT, stages: int) -> list[nn.Sequential]:
 def main() -> None:
     options = parser("Trains a GPT with torch.distributed.pipelining.")
     options.add_argument("--schedule", choices=["GPipe", "1F1B", "Interleaved1F1B"], default="1F1B")
-    options.add_argument("--microbatches", type=int, default=0, help="default: two per rank")
+    options.add_argument("--microbatches", type=int, default=0, help="default: one per window")
     args = options.parse_args()
     device = place(args.device)
     dist.init_process_group(backend=args.backend)
     rank = dist.get_rank()
     world = dist.get_world_size()
-    microbatches = args.microbatches or 2 * world
+    microbatches = args.microbatches or args.batch
 
     torch.manual_seed(args.seed)
     model = GPT(VOCABULARY, args.layers, args.width, args.context, dropout=args.dropout)
