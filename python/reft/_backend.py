@@ -12,9 +12,10 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -99,10 +100,10 @@ def agree_on_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> str
         for other in range(1, size):
             # Asked again and again: what was read may have been left by a dead rank.
             if keys.check([f"ask/{other}"]):
-                asked = bytes(keys.get(f"ask/{other}"))
-                if answered.get(other) != asked:
-                    keys.set(f"answer/{other}", asked.decode() + " " + number)
-                    answered[other] = asked
+                question = bytes(keys.get(f"ask/{other}"))
+                if answered.get(other) != question:
+                    keys.set(f"answer/{other}", question.decode() + " " + number)
+                    answered[other] = question
                     pause = 0.001
         missing = [other for other in range(1, size) if other not in answered]
         _pause(deadline, pause, f"ranks {missing} did not come" if missing else "some ranks did not take the answer")
@@ -186,9 +187,10 @@ def _once() -> None:
     _C.install_call_sites([torch_folder, own_folder, str(contextlib.__file__), str(functools.__file__)])
     # The inner backends record into torch's flight recorder; a second recording by torch's hook would double it.
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
-    if recording is not None and c10d.Backend.GLOO in recording:
-        if not torch.cuda.is_available() or c10d.Backend.NCCL in recording:
-            recording.add(_NAME)
+    if recording is not None and c10d.Backend.GLOO in recording and (
+        not torch.cuda.is_available() or c10d.Backend.NCCL in recording
+    ):
+        recording.add(_NAME)
     install_patches()
 
 
@@ -223,7 +225,7 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any], *others: Any) -> No
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "_reft_original"):
         return
-    replacement = functools.wraps(original)(make(original))
+    replacement: Any = functools.wraps(original)(make(original))
     replacement._reft_original = original
     for place in (owner, *others):
         if getattr(place, name, None) is original:

@@ -99,8 +99,8 @@ def main() -> int:
 
     local = measure_local()
     both = measure_gloo(arguments.rounds)
-    pairs = [100 * (ours / gloo - 1) for ours, gloo in zip(both["reft"], both["gloo"])]
-    adds = [wrapped - noop for wrapped, noop in zip(local["wrapped"], local["noop"])]
+    pairs = [100 * (ours / gloo - 1) for ours, gloo in zip(both["reft"], both["gloo"], strict=True)]
+    adds = [wrapped - noop for wrapped, noop in zip(local["wrapped"], local["noop"], strict=True)]
 
     def metric(values: list[float], unit: str, goal: float | None = None) -> dict[str, Any]:
         value = statistics.median(values)
