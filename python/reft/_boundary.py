@@ -2,14 +2,15 @@
 
 A loop may step several optimizers (GAN: discriminator, then generator) or one of them several times. The *closing* optimizer
 is the one whose step came right before the first optimizer stepped again: from then on each of its steps ends an iteration.
-With a single optimizer alive that is known at once. Every optimizer step, closing or not, is a gate: it may overwrite
-what is being copied.
+With a single optimizer alive that is known at once. When a round goes by without it, it is chosen anew. Every optimizer step,
+closing or not, is a gate: it may overwrite what is being copied.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+import weakref
 from types import FrameType
 from typing import Any, Callable
 
@@ -26,7 +27,6 @@ class Boundary:
     Threads: the training thread. Errors: hooks never raise; `on_error` gets what the callbacks raise.
 
     Attributes:
-        optimizers: outermost optimizers in the order of their first step.
         closing: index of the closing optimizer, None until it is known.
     """
 
@@ -36,14 +36,21 @@ class Boundary:
         on_point: Callable[[FrameType], None],
         on_error: Callable[[str, Exception], None],
         expected_closing: Callable[[], int | None],
+        on_replaced: Callable[[], None] = lambda: None,
     ) -> None:
-        self.optimizers: list[Optimizer] = []
+        self._known: list[Optimizer | None] = []  # None: was replaced and is gone; the others keep their index
         self.closing: int | None = None
         self._on_gate, self._on_point, self._on_error = on_gate, on_point, on_error
-        self._expected_closing = expected_closing
+        self._expected_closing, self._on_replaced = expected_closing, on_replaced
         self._last = -1
+        self._round: set[int] = set()  # optimizers that stepped since the last program point
         self._nesting: list[int] = []  # ids of optimizers whose step is running: ZeRO's outer step calls an inner one
         self._handles = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Outermost optimizers in the order of their first step."""
+        return [optimizer for optimizer in self._known if optimizer is not None]
 
     def remove(self) -> None:
         """Takes the hooks out."""
@@ -72,20 +79,37 @@ class Boundary:
             self._on_error("step", error)
 
     def _ends_iteration(self, optimizer: Optimizer) -> bool:
-        index = next((i for i, known in enumerate(self.optimizers) if known is optimizer), -1)
+        index = next((i for i, known in enumerate(self._known) if known is optimizer), -1)
         if index < 0:
-            self.optimizers.append(optimizer)
-            index = len(self.optimizers) - 1
+            self._known.append(optimizer)
+            index = len(self._known) - 1
             if self.closing is None:
                 expected = self._expected_closing()
                 if expected is not None:
                     self.closing = expected if index == expected else None
                 elif index == 0 and self._alone(optimizer):
                     self.closing = 0
-        elif self.closing is None:
-            self.closing = self._last  # `optimizer` begins the second round
+        elif self.closing is None or (index in self._round and self.closing not in self._round):
+            # `optimizer` begins the second round, or a whole round went by without the closing one: it was replaced, or rests.
+            if self.closing is not None:
+                self._forget_replaced()
+            self.closing = self._last
         self._last = index
-        return index == self.closing
+        self._round.add(index)
+        if index != self.closing:
+            return False
+        self._round.clear()
+        return True
+
+    def _forget_replaced(self) -> None:
+        """Lets go of optimizers that did not step in this round and that nobody but us holds: their state is not to be saved."""
+        self._on_replaced()
+        idle = {i: weakref.ref(o) for i, o in enumerate(self._known) if o is not None and i not in self._round}
+        for i in idle:
+            self._known[i] = None
+        gc.collect()  # on all ranks the same ones are left then
+        for i, reference in idle.items():
+            self._known[i] = reference()
 
     @staticmethod
     def _alone(optimizer: Optimizer) -> bool:

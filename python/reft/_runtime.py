@@ -117,7 +117,7 @@ class Session:
         if not self._disabled:
             _discovery.install()
             self._install_continuation()
-            self.boundary = Boundary(self.gate, self.program_point, self.failed, self._expected_closing)
+            self.boundary = Boundary(self.gate, self.program_point, self.failed, self._expected_closing, self._replaced)
         if job.rank == 0 and env["banner"]:
             self._banner()
 
@@ -216,6 +216,10 @@ class Session:
                 _continuation.install()
             except Exception as error:
                 self.failed("data loaders", error)
+
+    def _replaced(self) -> None:
+        """An optimizer may be gone: nothing of it is held, and the next snapshot is planned anew."""
+        self.state = None
 
     def _expected_closing(self) -> int | None:
         return None if self.saved is None else self.saved["closing"]
