@@ -34,7 +34,8 @@ def run(forkrun: Forkrun, scenario: str, **env: str) -> tuple[dict[str, Any], st
     scratch = Path(tempfile.mkdtemp(prefix="reft-nw-"))
     try:
         out = scratch / "out.json"
-        environment = {"REFT_JOB_ID": f"never-wrong-{scenario}", "REFT_RUN_DIR": str(scratch / "run"), "REFT_AGENT_LINGER_SEC": "1"} | env
+        environment = {"REFT_JOB_ID": f"never-wrong-{scenario}", "REFT_RUN_DIR": str(scratch / "run"), "REFT_AGENT_LINGER_SEC": "1"}
+        environment |= {"REFT_RESUME": "state"} | env  # else the checker's clones would be taken for loop variables
         forkrun.start([str(HERE / "never_wrong_worker.py"), scenario, str(out)], environment, scratch / "log", 2, 0)
         deadline = time.monotonic() + 60
         code = None
@@ -51,12 +52,14 @@ def run(forkrun: Forkrun, scenario: str, **env: str) -> tuple[dict[str, Any], st
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def check(result: dict[str, Any], said: str) -> None:
+def check(scenario: str, result: dict[str, Any], said: str) -> None:
     assert not result["wrong"], result["wrong"][:5]
     assert result["errors"] == 0, said[-3000:]
     # Every captured snapshot was sealed or counted as dropped.
     assert result["captured"] == result["sealed"] + result["dropped"], result
     assert result["captured"] + result["skipped"] == result["steps"], result
+    # Each iteration had a program point, but for one in which the closing optimizer was not yet known.
+    assert result["steps"] >= result["optimizer_steps"] / (2 if scenario == "two" else 1) - 2, result
     assert len(result["verified"]) >= min(4, result["sealed"]), result
 
 
@@ -65,10 +68,10 @@ def check(result: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("chunk", ["4M", "64K"])
 def test_sealed_is_the_state_at_the_program_point(forkrun: Forkrun, scenario: str, chunk: str) -> None:
     result, said = run(forkrun, scenario, REFT_SNAPSHOT_CHUNK_BYTES=chunk)
-    check(result, said)
+    check(scenario, result, said)
     if scenario in CLEAN:
         assert result["dropped"] == 0, said[-3000:]
-        assert result["sealed"] >= STEPS - 1
+        assert result["sealed"] >= STEPS - 2
     else:
         # What was caught once is copied early from then on: training does not stay unprotected.
         assert result["sealed"] >= 4, said[-3000:]
@@ -84,4 +87,4 @@ def test_whole_state_is_in_the_snapshots(forkrun: Forkrun) -> None:
 @pytest.mark.parametrize("scenario", ["data", "data_one", "ema"])
 def test_full_verification_sees_every_byte(forkrun: Forkrun, scenario: str) -> None:
     result, said = run(forkrun, scenario, REFT_SNAPSHOT_VERIFY="full")
-    check(result, said)
+    check(scenario, result, said)
