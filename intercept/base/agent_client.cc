@@ -205,8 +205,9 @@ void AgentClient::bye() {
   }
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    sendLocked(wire::Type::kBye, "{}");
+    // Before the frame goes out: the agent may end on it at once, and that is no trouble to tell anybody of.
     stopping_ = true;
+    sendLocked(wire::Type::kBye, "{}");
   }
   answered_.notify_all();
   const uint64_t one = 1;
