@@ -1,0 +1,48 @@
+#include "agent/hang_watch.h"
+
+#include <gtest/gtest.h>
+
+namespace reft::agent {
+namespace {
+
+TEST(HangWatch, ReportsOnceWhenEveryRankStandsStillWithAPendingOp) {
+  HangWatch watch(100);
+  std::map<int, Progress> live{{0, {5, 1000, true}}, {1, {5, 950, false}}};
+  EXPECT_FALSE(watch.suspect(live, 1099));
+  EXPECT_TRUE(watch.suspect(live, 1100));
+  EXPECT_FALSE(watch.suspect(live, 5000));
+}
+
+TEST(HangWatch, ProgressStartsANewEpisode) {
+  HangWatch watch(100);
+  std::map<int, Progress> live{{0, {5, 1000, true}}};
+  EXPECT_TRUE(watch.suspect(live, 1200));
+  live[0].heartbeat_ns = 1300;
+  EXPECT_FALSE(watch.suspect(live, 1310));
+  EXPECT_TRUE(watch.suspect(live, 1400));
+}
+
+TEST(HangWatch, OneRankThatMovesIsProgressOfTheNode) {
+  HangWatch watch(100);
+  const std::map<int, Progress> live{{0, {5, 1000, true}}, {1, {9, 1950, true}}};
+  EXPECT_FALSE(watch.suspect(live, 2000));
+}
+
+TEST(HangWatch, IdleRanksAreNotHung) {
+  HangWatch watch(100);
+  EXPECT_FALSE(watch.suspect({}, 5000));
+  EXPECT_FALSE(watch.suspect({{0, {5, 1000, false}}}, 5000));
+  EXPECT_FALSE(watch.suspect({{0, {0, 0, true}}}, 5000));
+}
+
+TEST(StackCollection, IsCompleteWhenEveryRankAnswered) {
+  StackCollection collection;
+  EXPECT_TRUE(collection.complete());
+  collection.replies[0];
+  EXPECT_FALSE(collection.complete());
+  collection.replies[0] = "{}";
+  EXPECT_TRUE(collection.complete());
+}
+
+}  // namespace
+}  // namespace reft::agent

@@ -1,0 +1,60 @@
+#include "agent/messages.h"
+
+#include <gtest/gtest.h>
+
+#include "intercept/base/error.h"
+
+namespace reft::agent {
+namespace {
+
+const std::string kRank =
+    R"({"role":"rank","protocol":1,"version":"0.1.0","job":"demo","node":0,"rank":3,"local_rank":1,"world":4,)"
+    R"("local_world":2,"pid":7,"incarnation":"00000000000000ff","attempt":2})";
+
+std::string with(const std::string& from, const std::string& to) {
+  auto text = kRank;
+  return text.replace(text.find(from), from.size(), to);
+}
+
+TEST(Hello, OfARankIsReadWhole) {
+  const auto hello = parseHello(kRank);
+  EXPECT_TRUE(hello.is_rank);
+  EXPECT_EQ(hello.rank, 3);
+  EXPECT_EQ(hello.local_world, 2);
+  EXPECT_EQ(hello.incarnation, 255u);
+  EXPECT_EQ(hello.attempt, 2);
+}
+
+TEST(Hello, OfAToolNeedsNoRank) {
+  EXPECT_FALSE(parseHello(R"({"role":"tool","protocol":1,"version":"x","job":"demo","node":0})").is_rank);
+}
+
+TEST(Hello, RejectsWhatItIsNot) {
+  for (const auto& text : {std::string(), std::string("[]"), std::string("{"), with("\"rank\":3", "\"rank\":4"),
+                           with("\"rank\":3", "\"rank\":-1"), with("\"rank\":3", "\"rank\":1.5"),
+                           with("\"world\":4", "\"world\":99999999999999999999"), with("\"protocol\":1", "\"protocol\":2"),
+                           with("00000000000000ff", "xyz"), with("00000000000000ff", ""), with("\"pid\":7", "\"pid\":-7"),
+                           with("\"local_rank\":1", "\"local_rank\":2"), with("\"job\":\"demo\"", "\"job\":5")}) {
+    EXPECT_THROW(parseHello(text), InvalidArgument) << text;
+  }
+}
+
+TEST(StacksRequest, WithoutRanksMeansAll) {
+  EXPECT_TRUE(parseStacksRequest("{}").empty());
+  EXPECT_EQ(parseStacksRequest(R"({"ranks":[1,2]})"), (std::vector<int>{1, 2}));
+  EXPECT_THROW(parseStacksRequest(R"({"ranks":["1"]})"), InvalidArgument);
+  EXPECT_THROW(parseStacksRequest(R"({"ranks":7})"), InvalidArgument);
+}
+
+TEST(JobId, BecomesADirectoryNameSafely) {
+  EXPECT_TRUE(validJobId("run-1.a_B"));
+  for (const auto* bad : {"", ".", "..", ".x", "a/b", "a b"}) {
+    EXPECT_FALSE(validJobId(bad)) << bad;
+  }
+  EXPECT_FALSE(validJobId(std::string(129, 'a')));
+}
+
+TEST(ErrorPayload, TakesBytesThatAreNotUtf8) { EXPECT_NE(errorPayload("\xff\xfe", "h").find("\"hint\":\"h\""), std::string::npos); }
+
+}  // namespace
+}  // namespace reft::agent
