@@ -6,6 +6,7 @@
 
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/gil.h"
+#include "intercept/base/fault.h"
 #include "intercept/base/log.h"
 
 namespace reft {
@@ -168,6 +169,7 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
   signature = mix(signature, (uint64_t{shape.dtype} << 8) | shape.reduce_op);
   op.signature = mix(signature, static_cast<uint64_t>(shape.agreed));
   const uint64_t ticket = log_.begin(op);
+  faultPoint(FaultPoint::collective, faultStep());
   const bool coalescing = coalescing_.load(std::memory_order_relaxed);
   WorkPtr work;
   try {

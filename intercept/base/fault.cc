@@ -81,6 +81,7 @@ bool thisAttempt() {
 }  // namespace
 
 std::atomic<bool> fault_detail::armed{false};
+std::atomic<int64_t> fault_detail::step{0};
 
 void configureFaults(const std::string& spec, int rank) {
   auto parsed = std::make_unique<Rules>();

@@ -27,11 +27,16 @@ enum class FaultPoint : uint8_t {
 
 namespace fault_detail {
 extern std::atomic<bool> armed;
+extern std::atomic<int64_t> step;
 void hit(FaultPoint point, int64_t step) noexcept;
 }  // namespace fault_detail
 
 // Arms the points for this process. An empty spec disarms.
 void configureFaults(const std::string& spec, int rank);
+
+// Step that this process has completed, for points that are not told one (`collective`).
+inline void setFaultStep(int64_t step) noexcept { fault_detail::step.store(step, std::memory_order_relaxed); }
+inline int64_t faultStep() noexcept { return fault_detail::step.load(std::memory_order_relaxed); }
 
 // May not return.
 inline void faultPoint(FaultPoint point, int64_t step) noexcept {

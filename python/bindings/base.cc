@@ -89,6 +89,7 @@ void bindBase(py::module_& module) {
         op.seq = step;
         OpLog& log = processOpLog();
         log.markDone(log.begin(op));
+        setFaultStep(step);
       },
       py::arg("group"), py::arg("step"), "Marks a step boundary in the op log.");
 
