@@ -68,7 +68,10 @@ class Forkrun:
 
     def kill(self) -> None:
         """Ends launcher and ranks."""
-        os.killpg(self.pid, signal.SIGKILL)
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
         self._answer()
 
     def close(self) -> None:
@@ -166,10 +169,13 @@ class TrainJob:
         run: REFT_RUN_DIR of the job.
     """
 
-    def __init__(self, launcher: Any, folder: Path, job: str, nproc: int = 2, max_restarts: int = 0) -> None:
+    def __init__(
+        self, launcher: Any, folder: Path, job: str, nproc: int = 2, max_restarts: int = 0, out: Path | None = None
+    ) -> None:
         self.launcher, self.folder, self.job, self.nproc, self.max_restarts = launcher, folder, job, nproc, max_restarts
         folder.mkdir(parents=True, exist_ok=True)
-        self.out = Path(tempfile.mkdtemp(prefix="out-", dir=folder))
+        self.out = out or Path(tempfile.mkdtemp(prefix="out-", dir=folder))
+        self._over = True
         self.log, self.run = self.out / "log", folder / "run"
 
     def start(self, *arguments: str, backend: str = "reft", **env: str) -> "TrainJob":
@@ -177,7 +183,15 @@ class TrainJob:
         environment = {"REFT_JOB_ID": self.job, "REFT_RUN_DIR": str(self.run), "REFT_AGENT_LINGER_SEC": "2"} | env
         argv = [str(HERE / "train_worker.py"), "--backend", backend, "--out", str(self.out), *arguments]
         self.launcher.start(argv, environment, self.log, self.nproc, self.max_restarts)
+        self._over = False
         return self
+
+    def end(self) -> None:
+        """Whatever is left of the job and of its agents."""
+        if not self._over:
+            self.launcher.kill()
+            self._over = True
+        kill_all(self.agents)
 
     def wait(self, deadline_sec: float = 60) -> int:
         """Exit status.
@@ -188,9 +202,10 @@ class TrainJob:
         end = time.monotonic() + deadline_sec
         while (code := self.launcher.poll()) is None:
             if time.monotonic() > end:
-                self.launcher.kill()
+                self.end()
                 raise TimeoutError(f"not finished after {deadline_sec} s:\n{self.said[-4000:]}")
             time.sleep(0.01)
+        self._over = True
         return int(code)
 
     def until_step(self, step: int, attempt: int = 0, deadline_sec: float = 60) -> "TrainJob":

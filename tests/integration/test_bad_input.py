@@ -54,7 +54,7 @@ def expected(forkrun: Forkrun) -> Iterator[list[str]]:
 def job(forkrun: Forkrun, folder: Path) -> Iterator[TrainJob]:
     job = TrainJob(forkrun, folder, "bad")
     yield job
-    kill_all(job.agents)
+    job.end()
 
 
 def unharmed(job: TrainJob, expected: list[str]) -> None:
@@ -222,8 +222,8 @@ def test_vault_directory_that_is_full(job: TrainJob, expected: list[str], folder
 def test_two_jobs_with_one_id(job: TrainJob, expected: list[str], folder: Path) -> None:
     second_launcher = Forkrun()
     try:
-        job.start("--delay", "0.05")
-        job.until_step(3)
+        job.start("--delay", "0.5")
+        job.until_step(2)
         second = TrainJob(second_launcher, folder, "bad").start(REFT_CONNECT_SEC="2")
         unharmed(second, expected)
         assert second.lines("without snapshots"), second.said
@@ -276,7 +276,7 @@ def interrupted(job: TrainJob, vaults: Path) -> list[Path]:
     kill_all(job.agents)
     job.kill_ranks()
     job.wait()
-    kill_all(job.agents)
+    job.end()
     return sorted(vaults.rglob("*.vault"))
 
 
@@ -358,9 +358,9 @@ def test_damaged_vault_files(
     assert len(files) == 2
     completed = min(job.losses(rank)[-1][0] for rank in range(2))
     damage(files)
-    again = TrainJob(job.launcher, folder, "bad").start(REFT_VAULT_DIR=str(vaults))
+    again = TrainJob(job.launcher, folder, "bad", out=job.out).start(REFT_VAULT_DIR=str(vaults))
     unharmed(again, expected)
-    said = again.said
+    said = again.said.split("forkrun:")[-1]  # the same log goes on
     found = re.search(r"resumed at step (\d+)", said)
     if resumes == "newest":
         assert found and completed - int(found[1]) <= 1, said

@@ -44,7 +44,7 @@ def folder() -> Iterator[Path]:
 def job(forkrun: Forkrun, folder: Path) -> Iterator[TrainJob]:
     job = TrainJob(forkrun, folder, "resume", max_restarts=2)
     yield job
-    kill_all(job.agents)
+    job.end()
 
 
 def resumed(job: TrainJob) -> int | None:
@@ -124,11 +124,13 @@ def test_new_launcher_finds_files_of_the_old_one(forkrun: Forkrun, job: TrainJob
     kill_all(job.agents)
     job.kill_ranks()
     job.wait()
-    kill_all(job.agents)
-    again = TrainJob(forkrun, folder, "resume").start(REFT_VAULT_DIR=str(vaults))
+    job.end()
+    completed = min(job.losses(r)[-1][0] for r in range(2))
+    # The variables of the old run come back, those of its command line among them: the same place for what it writes.
+    again = TrainJob(forkrun, folder, "resume", out=job.out).start(REFT_VAULT_DIR=str(vaults))
     assert again.wait() == 0, again.said
     step = resumed(again)
-    assert step is not None and step >= min(job.losses(r)[-1][0] for r in range(2)) - 1, again.said
+    assert step is not None and step >= completed - 1, again.said
     assert again.finals() == reference.finals()
 
 
@@ -144,7 +146,7 @@ def test_restarts_again_and_again(forkrun: Forkrun, folder: Path) -> None:
             job.kill_ranks(attempt % 2, attempt=attempt)
         assert job.wait() == 0, job.said
     finally:
-        kill_all(job.agents)
+        job.end()
     assert len(re.findall(r"resumed at step", job.said)) == 4
     assert job.finals() == reference.finals()
 
