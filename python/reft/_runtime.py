@@ -50,6 +50,8 @@ class Session:
         self._tensors: list[torch.Tensor] = []
         self._said_first = False
         self._uncaptured: list[tuple[str, str, str]] = []
+        self._owned: set[int] = set()
+        self._with_plain: set[int] = set()
         self._last_point_ns = 0
         self._disabled = not env["snapshot"]
         self.enabled = True
@@ -328,6 +330,13 @@ class Session:
             self.env["snapshot_protection"], copies,
         )
         self.state = state
+        # Derived once, because every step needs them.
+        self._owned = {id(region.tensor) for region in state.regions} | {
+            id(p) for o in state.optimizers for g in o.param_groups for p in g["params"]
+        }
+        self._with_plain = {
+            index for index, o in enumerate(state.optimizers) if any(entries for entries in _plain_state(o))
+        }
 
     def _check_memory(self, state: _discovery.State, groups: list[tuple[str, tuple[int, ...]]]) -> None:
         """Refuses a plan that would not fit the node."""
@@ -356,7 +365,7 @@ class Session:
             "groups": [
                 [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in o.param_groups] for o in state.optimizers
             ],
-            "plain_state": [_plain_state(o) for o in state.optimizers],
+            "plain_state": [_plain_state(o) if index in self._with_plain else [] for index, o in enumerate(state.optimizers)],
             "schedulers": [s.state_dict() for s in state.schedulers],
             "scalers": [s.state_dict() for s in state.scalers],
             "strided": {name: tensor.detach().clone() for name, tensor in state.strided.items()},
@@ -369,7 +378,7 @@ class Session:
         saved["rng"] = _continuation.capture_rng()
         if self.env["resume"] == "exact":
             try:
-                captured = _continuation.capture(frame, int(self.env["resume_frame_bytes"]), self._owned())
+                captured = _continuation.capture(frame, int(self.env["resume_frame_bytes"]), self._owned)
                 self._uncaptured, captured["uncaptured"] = captured["uncaptured"], []
                 saved["frames"] = captured
             except Exception as error:
@@ -380,12 +389,6 @@ class Session:
             self.failed("small state", error)
             saved.pop("frames", None)
             return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
-
-    def _owned(self) -> set[int]:
-        assert self.state is not None
-        return {id(region.tensor) for region in self.state.regions} | {
-            id(p) for o in self.state.optimizers for g in o.param_groups for p in g["params"]
-        }
 
     # -- resume --------------------------------------------------------------------------------------------------------
 
