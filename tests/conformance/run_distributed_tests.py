@@ -2,6 +2,7 @@
 """Does the backend pass what gloo passes? Runs torch's own distributed tests under both and compares.
 
     tests/conformance/run_distributed_tests.py                     every test, 2 ranks, gloo first, then reft
+    tests/conformance/run_distributed_tests.py --world 3           with the tests of subgroups
     tests/conformance/run_distributed_tests.py --only 'all_reduce' tests whose name matches
     tests/conformance/run_distributed_tests.py --shard 1/4         every fourth test (what CI runs on a commit)
     tests/conformance/run_distributed_tests.py --state DIR         continue there where a run was interrupted
