@@ -7,6 +7,7 @@
 #include <bit>
 #include <nlohmann/json.hpp>
 
+#include "c10d_backend/store_commit.h"
 #include "intercept/base/error.h"
 #include "intercept/base/op_log.h"
 #include "python/bindings/base.h"
@@ -56,7 +57,7 @@ class Engine {
  public:
   Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world, uint32_t slots,
          uint32_t op_log_records, const std::string& path, int adopt_fd, uint64_t incarnation, uint64_t attempt,
-         uint32_t threads, bool verify_full, double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes)
+         const c10::intrusive_ptr<c10d::Store>& store, int nodes, uint32_t threads, bool verify_full, double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes)
       : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
@@ -97,11 +98,24 @@ class Engine {
         engine_->outcome(*ballot);
       }
     });
+    if (nodes > 1) {
+      // Agents do not know each other: the first rank of each node carries their votes through the job's store.
+      commit_ = std::make_unique<StoreCommit>(store, nodes, [client_raw](const wire::Ballot& outcome) {
+        client_raw->send(wire::Type::kJobOutcome, {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
+      });
+      client_->handle(wire::Type::kNodeVote, [this](const wire::Frame& frame) {
+        if (const auto ballot = wire::decodeBallot(frame.payload)) {
+          commit_->vote(*ballot);
+        }
+      });
+    }
     client_->putVault(vault_->fd(), nlohmann::json{{"rank", rank}, {"bytes", vault_->bytes()}}.dump());
   }
 
   ~Engine() {
     client_->handle(wire::Type::kOutcome, [](const wire::Frame&) {});
+    client_->handle(wire::Type::kNodeVote, [](const wire::Frame&) {});
+    commit_.reset();
     engine_.reset();
     processOpLog().moveTo(nullptr, 0);  // back to private memory: ops may still be marked after the vault is unmapped
   }
@@ -244,6 +258,7 @@ class Engine {
   uint64_t chunk_bytes_;
   std::unique_ptr<Vault> vault_;
   std::unique_ptr<SnapshotEngine> engine_;
+  std::unique_ptr<StoreCommit> commit_;
   std::shared_ptr<TensorVersions> held_;
   std::vector<uint64_t> region_bytes_;
 };
@@ -477,9 +492,9 @@ py::tuple contentHash(const py::object& handle) {
 void bindSnapshot(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "SnapshotEngine")
       .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t, const std::string&, int,
-                    uint64_t, uint64_t, uint32_t, bool, double, double, uint64_t>(),
+                    uint64_t, uint64_t, const c10::intrusive_ptr<c10d::Store>&, int, uint32_t, bool, double, double, uint64_t>(),
            py::arg("client"), py::arg("job"), py::arg("rank"), py::arg("world"), py::arg("slots"), py::arg("op_log_records"),
-           py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"), py::arg("threads"),
+           py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"), py::arg("store"), py::arg("nodes"), py::arg("threads"),
            py::arg("verify_full"), py::arg("slot_wait_sec"), py::arg("alarm_sec"), py::arg("chunk_bytes"))
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),

@@ -104,6 +104,8 @@ class Session:
                 adopt_fd=own_fd,
                 incarnation=incarnation,
                 attempt=job.attempt,
+                store=self.store,
+                nodes=job.nodes,
                 threads=env["snapshot_threads"],
                 verify_full=env["snapshot_verify"] == "full",
                 slot_wait_sec=env["snapshot_wait_sec"],
