@@ -261,6 +261,11 @@ class Campaign:
                     problems.append(f"{lost} steps lost: all ranks had completed {completed}, resumed at {min(first)}")
             completed = max(completed, min((log[-1][0] if log else 0) for log in logs))
         result["from_start"] = from_start
+        if "training goes on without snapshots" in said:
+            problems.append("a rank trained without snapshots: " + said[said.index("training goes on without") :].split("\n")[0][:200])
+        # A gate that need not wait is passed without stopping there.
+        if case.point and not fired and case.point != "gate":
+            problems.append(f"the fault point {case.point} was not reached")
         if from_start and BEGINNING not in said:
             problems.append("started from the beginning without saying so")
         if code == 0:
