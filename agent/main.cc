@@ -32,12 +32,12 @@ void installSignals() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-// The lock goes last, so that the next agent starts with nothing of this one. Reports, and the log of an agent that had
-// something to say, stay for people to read.
-void removeTraces(const reft::agent::Options& options, bool clean) {
+// The lock goes last, so that the next agent starts with nothing of this one. Hang reports stay for people to read, and the log
+// beside them; of a job without any, nothing stays, however it ended.
+void removeTraces(const reft::agent::Options& options) {
   const auto directory = options.directory();
   ::unlink((directory + "/agent.sock").c_str());
-  if (clean && ::access((directory + "/verdicts").c_str(), F_OK) != 0) {
+  if (::access((directory + "/verdicts").c_str(), F_OK) != 0) {
     ::unlink((directory + "/agent.log").c_str());
   }
   ::unlink((directory + "/agent.lock").c_str());
@@ -83,7 +83,7 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
   const bool clean = end == reft::agent::Agent::End::kClean;
   reft::logInfo("agent", clean ? "all ranks ended cleanly" : end == reft::agent::Agent::End::kStopped ? "stopped by a signal"
                                                                                                     : "nobody came back");
-  removeTraces(options, clean);
+  removeTraces(options);
   return 0;
 }
 
