@@ -108,7 +108,7 @@ def test_memory_is_flat_and_as_planned(folder: Path) -> None:
     """2,000 snapshots: ranks and agent do not grow; the vault has the size of its plan."""
     launcher = Forkrun()
     try:
-        folder.joinpath("run").mkdir()
+        folder.joinpath("run").mkdir(mode=0o700)
         environment = {"REFT_JOB_ID": "cleanup-rss", "REFT_RUN_DIR": str(folder / "run"), "REFT_AGENT_LINGER_SEC": "1"}
         out = folder / "rss.json"
         launcher.start([str(HERE / "rss_worker.py"), str(out)], environment, folder / "log", 2, 0)

@@ -61,8 +61,9 @@ def test_exact(forkrun: Forkrun, job: TrainJob, folder: Path, model: str) -> Non
     job.start("--model", model, "--delay", "0.01").until_step(9)
     job.kill_ranks(1)
     assert job.wait() == 0, job.said
-    step = resumed(job)
-    assert step is not None and step >= job.losses(0, 0)[-1][0] - 1, job.said
+    assert resumed(job) is not None, job.said
+    step = job.losses(0, 1)[0][0]
+    assert 0 <= min(job.losses(rank, 0)[-1][0] for rank in range(2)) - step <= 1
     for rank in range(2):
         losses = dict(reference.losses(rank))
         assert all(losses[s] == loss for attempt in (0, 1) for s, loss in job.losses(rank, attempt))
@@ -105,7 +106,7 @@ def test_changed_script_starts_from_the_beginning(forkrun: Forkrun, job: TrainJo
     again = TrainJob(forkrun, folder, "resume").start("--width", "64", REFT_VAULT_DIR=str(vaults))
     assert again.wait() == 0, again.said
     assert resumed(again) is None
-    lines = again.lines("the script has changed")
+    lines = again.lines("has changed")
     assert lines and "[96" in lines[0] and "[64" in lines[0], again.said
     reference = TrainJob(forkrun, folder, "reference").start("--width", "64", backend="gloo")
     assert reference.wait() == 0
