@@ -87,15 +87,30 @@ class Run:
         self._said = 0
         self.quiet = False
         env = os.environ | {
-            "OMP_NUM_THREADS": "1", "REFT_SNAPSHOT": str(int(snapshots)), "REFT_RUN_DIR": str(scratch / "run"),
+            "OMP_NUM_THREADS": "1",
+            "REFT_SNAPSHOT": str(int(snapshots)),
+            "REFT_RUN_DIR": str(scratch / "run"),
             "PYTHONUNBUFFERED": "1",
         }
         self.command = [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={WORLD}", "--max-restarts=3",
-            str(SCRIPT), "--steps", str(steps), "--samples", "4096", "--loss-log", str(self.log),
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={WORLD}",
+            "--max-restarts=3",
+            str(SCRIPT),
+            "--steps",
+            str(steps),
+            "--samples",
+            "4096",
+            "--loss-log",
+            str(self.log),
         ]
         with open(self.out, "wb") as out:
-            self.process = subprocess.Popen(self.command, env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            self.process = subprocess.Popen(
+                self.command, env=env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            )
 
     def tell(self, every: int = 10) -> None:
         """Says how far rank 0 is, and what reft says itself."""
@@ -115,7 +130,9 @@ class Run:
         while self.process.poll() is None:
             if time.monotonic() > end:
                 self.process.terminate()
-                raise RuntimeError(f"not finished after {deadline:.0f} s:\n{self.out.read_text(errors='replace')[-3000:]}")
+                raise RuntimeError(
+                    f"not finished after {deadline:.0f} s:\n{self.out.read_text(errors='replace')[-3000:]}"
+                )
             lines = read(self.log)
             self.tell()
             if kill is not None and any(line.step >= kill for line in lines):
@@ -126,7 +143,9 @@ class Run:
                     os.kill(pid, signal.SIGKILL)
                     at = time.time()
                     done = read(self.log)
-                    completed = min(max((line.step for line in done if line.rank == r), default=0) for r in range(WORLD))
+                    completed = min(
+                        max((line.step for line in done if line.rank == r), default=0) for r in range(WORLD)
+                    )
                     killed, kill = Kill(rank, pid, at, completed), None
                     say(f"      kill -9 {pid} (rank {rank}) after step {completed}; torchrun starts the ranks again …")
             time.sleep(0.01 if kill is not None else 0.1)
@@ -140,7 +159,9 @@ class Run:
 
     def final(self) -> str:
         """Hash of weights and optimizer at the end, as the script prints it."""
-        found = [text.split()[1] for text in self.out.read_text(errors="replace").splitlines() if text.startswith("final ")]
+        found = [
+            text.split()[1] for text in self.out.read_text(errors="replace").splitlines() if text.startswith("final ")
+        ]
         return found[-1] if found else "none"
 
     def step_sec(self) -> float:
@@ -148,7 +169,7 @@ class Run:
         import report
 
         times = [line.time for line in read(self.log) if line.rank == 0]
-        return report.median([b - a for a, b in zip(times[WARM_UP:], times[WARM_UP + 1 :])])
+        return report.median([b - a for a, b in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)])
 
 
 def main() -> int:
@@ -161,16 +182,20 @@ def main() -> int:
 
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="reft-demo-"))
-    say(f"A GPT learns the sources of Python's standard library: {WORLD} ranks, {args.steps} steps, backend=\"reft\".")
+    say(f'A GPT learns the sources of Python\'s standard library: {WORLD} ranks, {args.steps} steps, backend="reft".')
     try:
         kill_at = args.steps // 2
-        say(f"1. Run A, undisturbed, a snapshot of everything at every step:\n      $ {' '.join(['torchrun', '--standalone', *_shown()])}")
+        say(
+            f"1. Run A, undisturbed, a snapshot of everything at every step:\n      $ {' '.join(['torchrun', '--standalone', *_shown()])}"
+        )
         undisturbed = Run(scratch, "a0", True, args.steps)
         undisturbed.wait()
         say(f"2. Run B, the same, but a rank gets SIGKILL at step {kill_at}:")
         disturbed = Run(scratch, "b", True, args.steps)
         kill = disturbed.wait(kill_at)
-        say("3. What snapshots cost: runs without (REFT_SNAPSHOT=0) and with them in turn; median step time, run by run:")
+        say(
+            "3. What snapshots cost: runs without (REFT_SNAPSHOT=0) and with them in turn; median step time, run by run:"
+        )
         with_sec, without_sec, same = [undisturbed.step_sec()], [], True
         for i in range(args.pairs):
             run = Run(scratch, f"c{i}", False, args.steps)
@@ -199,7 +224,7 @@ def main() -> int:
     expected, got = undisturbed.losses(), disturbed.losses()
     wrong = sorted({line.step for line in read(disturbed.log) if expected.get((line.rank, line.step)) != line.loss})
     identical = not wrong and set(got) == set(expected) and disturbed.final() == undisturbed.final() != "none"
-    costs = [100 * (a / b - 1) for a, b in zip(with_sec, without_sec)]
+    costs = [100 * (a / b - 1) for a, b in zip(with_sec, without_sec, strict=False)]
     cost, spread = report.median(costs), report.mad(costs)
 
     restart = f"rank {kill.rank} by SIGKILL, {len(later)} lines of the loss log after it"
@@ -207,7 +232,10 @@ def main() -> int:
         ("step killed", f"{kill.step} ({restart})"),
         ("step resumed", str(resumed)),
         ("steps lost", f"{lost}"),
-        ("trajectory bit-identical", ("yes" if identical else "NO") + f": {len(got)} losses, final hash {disturbed.final()[:16]}"),
+        (
+            "trajectory bit-identical",
+            ("yes" if identical else "NO") + f": {len(got)} losses, final hash {disturbed.final()[:16]}",
+        ),
         ("kill to next new step", f"{to_new_step:.2f} s"),
         ("snapshot cost", f"{cost:.2f} % ± {spread:.2f} of a {1e3 * report.median(without_sec):.1f} ms step"),
     ]
@@ -218,7 +246,10 @@ def main() -> int:
         say(f"  losses that differ: steps {wrong[:10]}")
     say(f"  {'time':26}{time.monotonic() - began:.0f} s\n")
     good = 0 <= lost <= 1 and identical and same
-    notes = [f"step killed {kill.step}, resumed {resumed}", f"{args.pairs} pairs of {args.steps} steps; spread is the median absolute deviation"]
+    notes = [
+        f"step killed {kill.step}, resumed {resumed}",
+        f"{args.pairs} pairs of {args.steps} steps; spread is the median absolute deviation",
+    ]
     if not same:
         notes.append("runs that nobody disturbed differ among themselves")
     metrics = {

@@ -101,7 +101,11 @@ def launch(request):
             pids.discard(pid)
             failed = status != 0
             if failed:
-                print(f"forkrun: attempt {attempt}: pid {pid} ended with {status_code(status)}", file=sys.stderr, flush=True)
+                print(
+                    f"forkrun: attempt {attempt}: pid {pid} ended with {status_code(status)}",
+                    file=sys.stderr,
+                    flush=True,
+                )
         end(pids)
         if not failed:
             code = 0
@@ -137,8 +141,10 @@ if __name__ == "__main__":
         serve()
     except Become:
         pass
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["__main__"].__file__ = sys.argv[0]
-    exec(compile(open(sys.argv[0]).read(), sys.argv[0], "exec"), sys.modules["__main__"].__dict__)
+    with open(sys.argv[0]) as script:
+        code = compile(script.read(), sys.argv[0], "exec")
+    exec(code, sys.modules["__main__"].__dict__)

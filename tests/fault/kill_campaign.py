@@ -13,7 +13,6 @@ Nine cases of ten run under `forkrun.py`, which restarts ranks as torchrun does 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -35,14 +34,35 @@ STEPS = 24
 MAX_RESTARTS = 3
 MODELS = ["ddp", "fsdp", "plain", "two"]
 POINTS = [
-    "capture", "early_copy", "mid_chunk", "before_seal", "after_seal", "after_vote", "gate", "after_commit", "collective",
+    "capture",
+    "early_copy",
+    "mid_chunk",
+    "before_seal",
+    "after_seal",
+    "after_vote",
+    "gate",
+    "after_commit",
+    "collective",
 ]
 RESTORE_POINTS = ["restore_agree", "restore_copy", "restore_done"]
 # Weights of the kinds of cases.
 KINDS = {
-    "one@point": 8, "subset@point": 6, "all@point": 5, "one@random": 5, "subset@random": 4, "all@random": 3, "startup": 2,
-    "twice": 3, "restore": 6, "restore@random": 3, "agent": 3, "agent_then_rank": 3, "agent+all": 2, "agent+all:files": 3,
-    "agent+subset:files": 2, "one@point:files": 2,
+    "one@point": 8,
+    "subset@point": 6,
+    "all@point": 5,
+    "one@random": 5,
+    "subset@random": 4,
+    "all@random": 3,
+    "startup": 2,
+    "twice": 3,
+    "restore": 6,
+    "restore@random": 3,
+    "agent": 3,
+    "agent_then_rank": 3,
+    "agent+all": 2,
+    "agent+all:files": 3,
+    "agent+subset:files": 2,
+    "one@point:files": 2,
 }
 BEGINNING = "training starts from its beginning"  # what is said when a restarted job finds no snapshot
 
@@ -107,7 +127,10 @@ def draw(seed: int, number: int, kinds: list[str] | None = None) -> Case:
     elif kind == "startup":
         case.kills = [Kill(0, None, rng.random() * 0.8, rng.choice([one, subset, everyone]))]
     elif kind == "twice":
-        case.kills = [Kill(0, step, delay, rng.choice([one, subset, everyone])), Kill(1, min(STEPS - 2, step + rng.randrange(1, 4)), delay, one)]
+        case.kills = [
+            Kill(0, step, delay, rng.choice([one, subset, everyone])),
+            Kill(1, min(STEPS - 2, step + rng.randrange(1, 4)), delay, one),
+        ]
     elif kind == "restore":
         case.point = rng.choice(RESTORE_POINTS)
         case.kills = [Kill(0, step, delay, rng.choice([one, subset, everyone]))]
@@ -115,12 +138,18 @@ def draw(seed: int, number: int, kinds: list[str] | None = None) -> Case:
         case.env["REFT_FAULT"] = ";".join(f"{r}:*:{case.point}:kill" for r in victims)
         case.env["REFT_FAULT_ATTEMPT"] = "1"
     elif kind == "restore@random":
-        case.kills = [Kill(0, step, delay, rng.choice([one, everyone])), Kill(1, None, rng.random() * 0.8, rng.choice([one, subset]))]
+        case.kills = [
+            Kill(0, step, delay, rng.choice([one, everyone])),
+            Kill(1, None, rng.random() * 0.8, rng.choice([one, subset])),
+        ]
     elif kind == "agent":
         case.kills = [Kill(0, step, delay, [], agent=True)]
         case.most_lost = 0
     elif kind == "agent_then_rank":
-        case.kills = [Kill(0, step - 2, delay, [], agent=True), Kill(0, step + 3, rng.random() * 0.04, rng.choice([one, subset]))]
+        case.kills = [
+            Kill(0, step - 2, delay, [], agent=True),
+            Kill(0, step + 3, rng.random() * 0.04, rng.choice([one, subset])),
+        ]
         case.most_lost = None  # until the new agent has every vault, it is as if the agent died with the rank
     elif kind.startswith("agent+"):
         case.kills = [Kill(0, step, delay, everyone if "all" in kind else subset, agent=True)]
@@ -153,8 +182,11 @@ class Campaign:
 
     def _environment(self, out: Path, case: Case) -> dict[str, str]:
         env = {
-            "REFT_JOB_ID": f"kill-{os.getpid()}-{out.name}", "REFT_RUN_DIR": str(out / "run"), "REFT_AGENT_LINGER_SEC": "60",
-            "REFT_HANG_SUSPECT_SEC": "20", "PYTHONUNBUFFERED": "1",
+            "REFT_JOB_ID": f"kill-{os.getpid()}-{out.name}",
+            "REFT_RUN_DIR": str(out / "run"),
+            "REFT_AGENT_LINGER_SEC": "60",
+            "REFT_HANG_SUSPECT_SEC": "20",
+            "PYTHONUNBUFFERED": "1",
         } | case.env
         if "REFT_VAULT_DIR" in env:
             env["REFT_VAULT_DIR"] = str(out / env["REFT_VAULT_DIR"])
@@ -169,7 +201,9 @@ class Campaign:
             code, trouble, _ = self._run(case, out, "gloo")
             logs = [dict(read_log(out / f"r{rank}.a0.log")) for rank in range(WORLD)]
             if code != 0 or trouble or any(len(log) != STEPS for log in logs):
-                raise RuntimeError(f"the reference run failed ({code}, {trouble}):\n{(out / 'log').read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"the reference run failed ({code}, {trouble}):\n{(out / 'log').read_text()[-2000:]}"
+                )
             self._references[model] = logs, [(out / f"r{rank}.final").read_text() for rank in range(WORLD)]
         return self._references[model]
 
@@ -177,7 +211,17 @@ class Campaign:
         """Exit status (None: past the deadline), what went wrong with the killing, and how many were killed."""
         out.mkdir()
         env = self._environment(out, case)
-        argv = [str(HERE / "train_worker.py"), "--backend", backend, "--model", case.model, "--steps", str(STEPS), "--out", str(out)]
+        argv = [
+            str(HERE / "train_worker.py"),
+            "--backend",
+            backend,
+            "--model",
+            case.model,
+            "--steps",
+            str(STEPS),
+            "--out",
+            str(out),
+        ]
         launcher = self.launchers[case.launcher]
         launcher.start(argv, env, out / "log", WORLD, MAX_RESTARTS)
         end = time.monotonic() + self.deadline * (3 if case.launcher == "torchrun" else 1)
@@ -246,7 +290,9 @@ class Campaign:
             for rank, log in enumerate(logs):
                 wrong = [step for step, loss in log if losses[rank].get(step) != loss]
                 if wrong:
-                    problems.append(f"wrong bits: rank {rank} attempt {attempt}: loss of step {wrong[0]} (and {len(wrong) - 1} more)")
+                    problems.append(
+                        f"wrong bits: rank {rank} attempt {attempt}: loss of step {wrong[0]} (and {len(wrong) - 1} more)"
+                    )
                 steps = [step for step, _ in log]
                 if steps != list(range(steps[0], steps[0] + len(steps)) if steps else []):
                     problems.append(f"rank {rank} attempt {attempt}: steps are not in sequence: {steps}")
@@ -262,7 +308,10 @@ class Campaign:
             completed = max(completed, min((log[-1][0] if log else 0) for log in logs))
         result["from_start"] = from_start
         if "training goes on without snapshots" in said:
-            problems.append("a rank trained without snapshots: " + said[said.index("training goes on without") :].split("\n")[0][:200])
+            problems.append(
+                "a rank trained without snapshots: "
+                + said[said.index("training goes on without") :].split("\n")[0][:200]
+            )
         # A gate that need not wait is passed without stopping there.
         if case.point and not fired and case.point != "gate":
             problems.append(f"the fault point {case.point} was not reached")
@@ -281,7 +330,9 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="+", help="numbers of cases")
-    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), help="draw from these kinds only (other numbers, other cases)")
+    parser.add_argument(
+        "--kinds", nargs="+", choices=list(KINDS), help="draw from these kinds only (other numbers, other cases)"
+    )
     parser.add_argument("--deadline", type=float, default=45, help="seconds; three times as long under torchrun")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--keep", action="store_true", help="keep the files of all cases, not only of failed ones")
@@ -310,12 +361,18 @@ def main() -> int:
                 verdict = "ok"
             by_kind[case.kind][verdict] += 1
             by_kind[case.kind]["lost"] = max(by_kind[case.kind]["lost"], 0 if result["from_start"] else result["lost"])
-            print(f"{case}: {verdict}, {result['restarts']} restarts, {result['lost']} lost, {result['sec']:.1f} s", flush=True)
+            print(
+                f"{case}: {verdict}, {result['restarts']} restarts, {result['lost']} lost, {result['sec']:.1f} s",
+                flush=True,
+            )
             for problem in problems:
                 print(f"       {problem}", flush=True)
             if problems:
                 kinds = f" --kinds {' '.join(args.kinds)}" if args.kinds else ""
-                print(f"       files: {result['out']}; again: tools/dev fault kill --only {number} --seed {args.seed}{kinds}", flush=True)
+                print(
+                    f"       files: {result['out']}; again: tools/dev fault kill --only {number} --seed {args.seed}{kinds}",
+                    flush=True,
+                )
             elif not args.keep:
                 shutil.rmtree(result["out"], ignore_errors=True)
             wrong_bits += any("wrong bits" in p for p in problems)
@@ -347,9 +404,19 @@ def main() -> int:
         "from_beginning": report.metric(from_start, "cases"),
         "duration_sec": report.metric(time.monotonic() - began, "s"),
     }
-    notes = [f"seed {args.seed}", f"failed cases: {failed}" if failed else "", f"the fault point was never reached: {unfired}" if unfired else ""]
+    notes = [
+        f"seed {args.seed}",
+        f"failed cases: {failed}" if failed else "",
+        f"the fault point was never reached: {unfired}" if unfired else "",
+    ]
     report.write(
-        args.json, "fault kill", metrics, run=ran, failed=len(failed), skipped=len(unfired), notes=[n for n in notes if n]
+        args.json,
+        "fault kill",
+        metrics,
+        run=ran,
+        failed=len(failed),
+        skipped=len(unfired),
+        notes=[n for n in notes if n],
     )
     return 1 if failed else 0
 

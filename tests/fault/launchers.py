@@ -127,9 +127,9 @@ def rank_pids(job: str) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"REFT_JOB_ID={job}".encode() in path.read_bytes().split(b"\0"):
-                if b"reft-agent" not in (path.parent / "cmdline").read_bytes().split(b"\0")[0]:
-                    found.append(int(path.parent.name))
+            agent = b"reft-agent" in (path.parent / "cmdline").read_bytes().split(b"\0")[0]
+            if not agent and f"REFT_JOB_ID={job}".encode() in path.read_bytes().split(b"\0"):
+                found.append(int(path.parent.name))
         except OSError:
             continue
     return found
@@ -178,7 +178,7 @@ class TrainJob:
         self._over = True
         self.log, self.run = self.out / "log", folder / "run"
 
-    def start(self, *arguments: str, backend: str = "reft", **env: str) -> "TrainJob":
+    def start(self, *arguments: str, backend: str = "reft", **env: str) -> TrainJob:
         """`arguments`: more of the worker's own."""
         environment = {"REFT_JOB_ID": self.job, "REFT_RUN_DIR": str(self.run), "REFT_AGENT_LINGER_SEC": "2"} | env
         argv = [str(HERE / "train_worker.py"), "--backend", backend, "--out", str(self.out), *arguments]
@@ -208,7 +208,7 @@ class TrainJob:
         self._over = True
         return int(code)
 
-    def until_step(self, step: int, attempt: int = 0, deadline_sec: float = 60) -> "TrainJob":
+    def until_step(self, step: int, attempt: int = 0, deadline_sec: float = 60) -> TrainJob:
         """Waits until some rank has completed `step`."""
         end = time.monotonic() + deadline_sec
         while not any(log and log[-1][0] >= step for log in (self.losses(r, attempt) for r in range(self.nproc))):

@@ -16,7 +16,9 @@ CAMPAIGN = Path(__file__).resolve().parent / "kill_campaign.py"
 def test_kill_campaign(tmp_path: Path) -> None:
     result = tmp_path / "kill.json"
     done = subprocess.run(
-        [sys.executable, str(CAMPAIGN), "--cases", "44", "--seed", "7", "--json", str(result)], capture_output=True, text=True
+        [sys.executable, str(CAMPAIGN), "--cases", "44", "--seed", "7", "--json", str(result)],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     written = json.loads(result.read_text())

@@ -16,8 +16,9 @@ import hashlib
 import os
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -62,7 +63,11 @@ def add(digest: Any, value: Any) -> None:
     """Feeds nested values into a hash."""
     if isinstance(value, torch.Tensor):
         local = value.to_local() if hasattr(value, "to_local") else value
-        digest.update(local.detach().contiguous().view(torch.uint8).numpy().tobytes() if local.dim() else repr(local.item()).encode())
+        digest.update(
+            local.detach().contiguous().view(torch.uint8).numpy().tobytes()
+            if local.dim()
+            else repr(local.item()).encode()
+        )
     elif isinstance(value, np.ndarray):
         digest.update(value.tobytes())
     elif isinstance(value, dict):
@@ -118,7 +123,10 @@ def main() -> None:
     np.random.seed(200 + rank)
     random.seed(300 + rank)
     if args.model == "two":
-        optimizers = [torch.optim.AdamW(net.body.parameters(), lr=3e-3), torch.optim.SGD(net.head.parameters(), lr=1e-2, momentum=0.9)]
+        optimizers = [
+            torch.optim.AdamW(net.body.parameters(), lr=3e-3),
+            torch.optim.SGD(net.head.parameters(), lr=1e-2, momentum=0.9),
+        ]
     else:
         optimizers = [torch.optim.AdamW(model.parameters(), lr=3e-3)]
     schedulers = [torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.8) for optimizer in optimizers]

@@ -99,10 +99,16 @@ class Checker:
             hit = False
             for clone in clones:
                 if not hit and clone.nbytes == nbytes and list(clone.shape) == list(shape):
-                    flat = clone.contiguous().reshape(-1).view(torch.uint8) if clone.numel() else clone.new_zeros(0, dtype=torch.uint8)
+                    flat = (
+                        clone.contiguous().reshape(-1).view(torch.uint8)
+                        if clone.numel()
+                        else clone.new_zeros(0, dtype=torch.uint8)
+                    )
                     hit = all(torch.equal(flat[b:e], image[b:e]) for b, e in spans[index])
             if not hit:
-                self.wrong.append(f"step {step}: region {name} {dtype}{list(shape)} equals no tensor at its program point")
+                self.wrong.append(
+                    f"step {step}: region {name} {dtype}{list(shape)} equals no tensor at its program point"
+                )
             compared += sum(e - b for b, e in spans[index])
         return compared
 
@@ -201,16 +207,16 @@ class Ema(Loop):
 
     def after(self, step: int) -> None:
         with torch.no_grad():
-            for average, parameter in zip(self.ema.parameters(), self.net.parameters()):
+            for average, parameter in zip(self.ema.parameters(), self.net.parameters(), strict=True):
                 average.lerp_(parameter, 0.1)
         if step % 3 == 0:
             kept = [parameter.detach().clone() for parameter in self.net.parameters()]
-            for parameter, average in zip(self.net.parameters(), self.ema.parameters()):
+            for parameter, average in zip(self.net.parameters(), self.ema.parameters(), strict=True):
                 parameter.data.copy_(average)
             self.net.eval()
             self.net(torch.randn(8, 64))
             self.net.train()
-            for parameter, value in zip(self.net.parameters(), kept):
+            for parameter, value in zip(self.net.parameters(), kept, strict=True):
                 parameter.data.copy_(value)
 
 
@@ -219,13 +225,13 @@ class EmaPointers(Ema):
 
     def after(self, step: int) -> None:
         with torch.no_grad():
-            for average, parameter in zip(self.ema.parameters(), self.net.parameters()):
+            for average, parameter in zip(self.ema.parameters(), self.net.parameters(), strict=True):
                 average.lerp_(parameter, 0.1)
         if step % 3 == 0:
-            for parameter, average in zip(self.net.parameters(), self.ema.parameters()):
+            for parameter, average in zip(self.net.parameters(), self.ema.parameters(), strict=True):
                 parameter.data, average.data = average.data, parameter.data
             self.net(torch.randn(8, 64))
-            for parameter, average in zip(self.net.parameters(), self.ema.parameters()):
+            for parameter, average in zip(self.net.parameters(), self.ema.parameters(), strict=True):
                 parameter.data, average.data = average.data, parameter.data
 
 
@@ -289,7 +295,8 @@ class ReplaceParameter(Loop):
             self.ddp = DistributedDataParallel(self.net)
             self.optimizer.param_groups[0]["params"] = list(self.ddp.parameters())
             self.optimizer.state = type(self.optimizer.state)(
-                self.optimizer.state.default_factory, {p: s for p, s in self.optimizer.state.items() if any(p is q for q in self.net.parameters())}
+                self.optimizer.state.default_factory,
+                {p: s for p, s in self.optimizer.state.items() if any(p is q for q in self.net.parameters())},
             )
             gc.collect()
 
@@ -326,7 +333,9 @@ class Reallocate(Loop):
             for key, value in list(state.items()):
                 if isinstance(value, torch.Tensor) and value.dim():
                     state[key] = value.clone()
-        scribble = [torch.full((4096,), float("nan")) for _ in range(50)] + [torch.full((512, 256), float("nan")) for _ in range(4)]
+        scribble = [torch.full((4096,), float("nan")) for _ in range(50)] + [
+            torch.full((512, 256), float("nan")) for _ in range(4)
+        ]
         del scribble
 
 
@@ -377,9 +386,23 @@ class Skipped(Loop):
 
 
 SCENARIOS: dict[str, type[Loop]] = {
-    "quiet": Quiet, "whole": Whole, "clip": Clip, "data": Data, "data_now": DataNow, "data_one": DataOne, "ema": Ema, "ema_pointers": EmaPointers, "tie": Tie,
-    "buffers": Buffers, "hidden_buffer": HiddenBuffer, "replace_parameter": ReplaceParameter,
-    "replace_optimizer": ReplaceOptimizer, "batches": Batches, "reallocate": Reallocate, "resize": Resize, "two": Two,
+    "quiet": Quiet,
+    "whole": Whole,
+    "clip": Clip,
+    "data": Data,
+    "data_now": DataNow,
+    "data_one": DataOne,
+    "ema": Ema,
+    "ema_pointers": EmaPointers,
+    "tie": Tie,
+    "buffers": Buffers,
+    "hidden_buffer": HiddenBuffer,
+    "replace_parameter": ReplaceParameter,
+    "replace_optimizer": ReplaceOptimizer,
+    "batches": Batches,
+    "reallocate": Reallocate,
+    "resize": Resize,
+    "two": Two,
     "skipped": Skipped,
 }
 
@@ -416,10 +439,20 @@ def main() -> None:
     dist.all_reduce(compared)
     if dist.get_rank() == 0:
         result = {
-            "compared_by_all": int(compared), "alive_bytes": sum(t.nbytes for t in checker.clones[checker.step]),
-            "steps": checker.step, "optimizer_steps": checker.calls, "verified": checker.verified, "wrong": checker.wrong, "captured": status["captured"],
-            "sealed": status["sealed"], "dropped": status["dropped"], "skipped": status["skipped"], "errors": status["errors"],
-            "state_bytes": status["state_bytes"], "payload_bytes": status["payload_bytes"], "early_bytes": status["early_bytes"],
+            "compared_by_all": int(compared),
+            "alive_bytes": sum(t.nbytes for t in checker.clones[checker.step]),
+            "steps": checker.step,
+            "optimizer_steps": checker.calls,
+            "verified": checker.verified,
+            "wrong": checker.wrong,
+            "captured": status["captured"],
+            "sealed": status["sealed"],
+            "dropped": status["dropped"],
+            "skipped": status["skipped"],
+            "errors": status["errors"],
+            "state_bytes": status["state_bytes"],
+            "payload_bytes": status["payload_bytes"],
+            "early_bytes": status["early_bytes"],
         }
         out.write_text(json.dumps(result))
     dist.barrier()

@@ -48,7 +48,10 @@ def main() -> None:
         import reft
 
         status = reft.status()
-        rows |= {k: status[k] for k in ("captured", "dropped", "skipped", "state_bytes", "payload_bytes", "vault_bytes", "slot_bytes")}
+        rows |= {
+            k: status[k]
+            for k in ("captured", "dropped", "skipped", "state_bytes", "payload_bytes", "vault_bytes", "slot_bytes")
+        }
         rows["op_log_bytes"] = 16384 * 128
         Path(sys.argv[1]).write_text(json.dumps(rows))
     dist.barrier()

@@ -46,7 +46,9 @@ def run(code: str, cwd: Path, **env: str) -> tuple[str, str]:
     """Output and errors of a program that must end with status 0."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("REFT_", "TORCH"))}
     environment |= {"REFT_RUN_DIR": str(cwd / "r"), "REFT_AGENT_LINGER_SEC": "0", "REFT_CONNECT_SEC": "5"} | env
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     return done.stdout, done.stderr
@@ -63,11 +65,15 @@ def garbage(tmp_path: Path) -> str:
 def unresolved(tmp_path: Path) -> str:
     """A library of another torch: it needs a symbol that this one does not have."""
     source = tmp_path / "c.c"
-    source.write_text("extern int _ZN3c104gone10in_2_99_v1Ev(void); int PyInit__C(void) { return _ZN3c104gone10in_2_99_v1Ev(); }")
+    source.write_text(
+        "extern int _ZN3c104gone10in_2_99_v1Ev(void); int PyInit__C(void) { return _ZN3c104gone10in_2_99_v1Ev(); }"
+    )
     path = tmp_path / "_C.so"
     compiler = os.environ.get("CC", "cc")
     try:
-        subprocess.run([compiler, "-shared", "-fPIC", "-Wl,-z,now", "-o", path, source], check=True, capture_output=True)
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", "-Wl,-z,now", "-o", path, source], check=True, capture_output=True
+        )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"no C compiler: {error}")
     return str(path)
@@ -75,7 +81,9 @@ def unresolved(tmp_path: Path) -> str:
 
 @pytest.mark.timeout(120)
 def test_name_is_known_after_import_torch(tmp_path: Path) -> None:
-    out, err = run("import torch, sys\nprint('reft' in torch.distributed.Backend.backend_list, 'reft._C' in sys.modules)", tmp_path)
+    out, err = run(
+        "import torch, sys\nprint('reft' in torch.distributed.Backend.backend_list, 'reft._C' in sys.modules)", tmp_path
+    )
     assert out.split() == ["True", "False"], out  # the name and nothing else: no native library
     assert err == ""
 
@@ -107,7 +115,9 @@ def test_disabled(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_disabled_beats_malformed_settings(tmp_path: Path) -> None:
-    out, err = run("import torch\n" + REFT, tmp_path, REFT_DISABLE="1", REFT_SNAPSHOT="perhaps", REFT_NONSENSE="1", REFT_STRICT="1")
+    out, err = run(
+        "import torch\n" + REFT, tmp_path, REFT_DISABLE="1", REFT_SNAPSHOT="perhaps", REFT_NONSENSE="1", REFT_STRICT="1"
+    )
     assert "ProcessGroupGloo" in out and err == "", out + err
 
 
@@ -182,7 +192,10 @@ if __name__ == "__main__":
 """
     script = tmp_path / "script.py"
     script.write_text(code)
-    out, err = run(f"import runpy, sys; sys.argv = [{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')", tmp_path)
+    out, err = run(
+        f"import runpy, sys; sys.argv = [{str(script)!r}]; runpy.run_path({str(script)!r}, run_name='__main__')",
+        tmp_path,
+    )
     assert "done" in out, out + err
 
 

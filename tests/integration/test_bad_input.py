@@ -173,7 +173,11 @@ def answer(reply: bytes) -> Callable[[socket.socket], None]:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("reply", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4, HEADER.pack(MAGIC, 7, 2, 2, 0) + b"{}"], ids=["mute", "http", "version"])
+@pytest.mark.parametrize(
+    "reply",
+    [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4, HEADER.pack(MAGIC, 7, 2, 2, 0) + b"{}"],
+    ids=["mute", "http", "version"],
+)
 def test_foreign_server_at_the_agents_path(job: TrainJob, expected: list[str], reply: bytes) -> None:
     place = job.run / "bad" / "node-0"
     place.mkdir(parents=True, mode=0o700)
@@ -207,7 +211,12 @@ def test_vault_directory_that_is_full(job: TrainJob, expected: list[str], folder
 
     small = folder / "small"
     small.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)], capture_output=True
+        ).returncode
+    ):
         pytest.skip("cannot mount a small tmpfs here")
     try:
         job.start(REFT_VAULT_DIR=str(small))
@@ -366,7 +375,9 @@ def test_damaged_vault_files(
         assert found and completed - int(found[1]) <= 1, said
     elif resumes == "older":
         # The slot before the newest holds the step before, unless it was being overwritten when the job ended.
-        assert again.lines("damaged") or again.lines("not usable") or found is None or completed - int(found[1]) >= 0, said
+        assert again.lines("damaged") or again.lines("not usable") or found is None or completed - int(found[1]) >= 0, (
+            said
+        )
         assert found is None or completed - int(found[1]) <= 2, said
     elif resumes == "beginning":
         assert found is None, said

@@ -20,7 +20,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "fault")]
 
-from launchers import Forkrun, TrainJob, Torchrun, kill_all, rank_pids  # noqa: E402
+from launchers import Forkrun, Torchrun, TrainJob, kill_all, rank_pids  # noqa: E402
 
 LINGER_SEC = 2
 SLACK_SEC = 3
@@ -54,7 +54,11 @@ def leftovers(job: TrainJob, before: set[int], vaults: Path | None, clean: bool)
     found += [f"rank {pid}" for pid in rank_pids(job.job)]
     found += [f"memfd in process {pid}" for pid in vault_holders(before)]
     found += [str(path) for path in job.run.rglob("*")]
-    kept = set() if clean or not vaults else {vaults / job.job, *(vaults / job.job / f"rank-{r}.vault" for r in range(job.nproc))}
+    kept = (
+        set()
+        if clean or not vaults
+        else {vaults / job.job, *(vaults / job.job / f"rank-{r}.vault" for r in range(job.nproc))}
+    )
     found += [str(path) for path in vaults.rglob("*") if path not in kept] if vaults else []
     return found
 

@@ -34,7 +34,11 @@ def run(forkrun: Forkrun, scenario: str, **env: str) -> tuple[dict[str, Any], st
     scratch = Path(tempfile.mkdtemp(prefix="reft-nw-"))
     try:
         out = scratch / "out.json"
-        environment = {"REFT_JOB_ID": f"never-wrong-{scenario}", "REFT_RUN_DIR": str(scratch / "run"), "REFT_AGENT_LINGER_SEC": "1"}
+        environment = {
+            "REFT_JOB_ID": f"never-wrong-{scenario}",
+            "REFT_RUN_DIR": str(scratch / "run"),
+            "REFT_AGENT_LINGER_SEC": "1",
+        }
         environment |= {"REFT_RESUME": "state"} | env  # else the checker's clones would be taken for loop variables
         forkrun.start([str(HERE / "never_wrong_worker.py"), scenario, str(out)], environment, scratch / "log", 2, 0)
         deadline = time.monotonic() + 60

@@ -152,13 +152,27 @@ def test_restarts_again_and_again(forkrun: Forkrun, folder: Path) -> None:
     assert job.finals() == reference.finals()
 
 
-def gpt(folder: Path, script: str, name: str, backend: str, kill_at: int = 0) -> tuple[dict[tuple[int, int], set[str]], str]:
+def gpt(
+    folder: Path, script: str, name: str, backend: str, kill_at: int = 0
+) -> tuple[dict[tuple[int, int], set[str]], str]:
     """Losses by (rank, step) and the final hash of an example, under torchrun."""
     log = folder / f"{name}.loss"
     ranks = 4 if script == "pipeline" else 2
     job = f"gpt-{script}-{os.getpid()}-{name}"
-    env = os.environ | {"OMP_NUM_THREADS": "1", "REFT_RUN_DIR": str(folder / "run"), "REFT_JOB_ID": job, "REFT_AGENT_LINGER_SEC": "60"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "--max-restarts=2"]
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "REFT_RUN_DIR": str(folder / "run"),
+        "REFT_JOB_ID": job,
+        "REFT_AGENT_LINGER_SEC": "60",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        "--max-restarts=2",
+    ]
     command += [str(ROOT / "python" / "examples" / "gpt" / f"train_{script}.py"), "--backend", backend, "--steps", "12"]
     command += ["--layers", "2", "--width", "32", "--context", "32", "--samples", "512", "--loss-log", str(log)]
     with open(folder / f"{name}.out", "wb") as out:
