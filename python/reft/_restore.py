@@ -53,12 +53,26 @@ class Mismatch(Exception):
     """The live state does not look like the saved one: names, shapes or types differ."""
 
 
+@dataclass
+class Table:
+    """The tensor table of a slot that lies on another node; the attributes are those of ``_C.SlotSource``."""
+
+    regions: list[tuple[str, str, list[int], int, int]]
+    groups: list[tuple[str, list[int]]]
+    pieces: list[tuple[int, int, int, int, int]]
+
+
 class Sources:
-    """Slots of this node's vaults that hold the agreed step."""
+    """Slots of this node's vaults that hold the agreed step, and tables of others that were sent."""
 
     def __init__(self, client: Any, point: RestorePoint, rank: int, node: int) -> None:
         self._client, self._point, self._rank, self._node = client, point, rank, node
         self._open: dict[int, Any] = {}
+        self.tables: dict[int, Table] = {}
+
+    def table(self, rank: int) -> Any:
+        """Regions, groups and pieces of a rank's slot."""
+        return self.slot(rank) if self.local(rank) else self.tables[rank]
 
     def local(self, rank: int) -> bool:
         return self._point.node_of_rank[rank] == self._node
@@ -88,13 +102,13 @@ def group_ranks(gid: str) -> list[int]:
     return [int(r) for r in gid[1:].split("-")]
 
 
-def _group_moves(slot: Any, gid: str, shard: int) -> list[tuple[str, int, int, int]]:
-    """(region name, begin, end, payload offset) of one shard in a slot."""
+def _moves_of(slot: Any, gid: str, shard: int) -> list[tuple[str, int, int, int]]:
+    """(region name, begin, end, payload offset) of one shard in a slot; gid "": of its private regions."""
     regions, gids = slot.regions, [g for g, _ in slot.groups]
     found = []
     for index, piece_shard, begin, end, offset in slot.pieces:
         name, _, _, _, group = regions[index]
-        if piece_shard == shard and group >= 0 and gids[group] == gid:
+        if (piece_shard == shard and gids[group] == gid) if group >= 0 else gid == "":
             found.append((name, begin, end, offset))
     return found
 
@@ -106,7 +120,7 @@ def check(sources: Sources, point: RestorePoint, state: State, rank: int) -> Non
         Mismatch: names, shapes or types differ; the message names the first.
     """
     live = {region.name: region.current() for region in state.regions}
-    saved = sources.slot(point.donor.get(rank, rank)).regions
+    saved = sources.table(point.donor.get(rank, rank)).regions
     for name, dtype, shape, nbytes, _ in saved:
         tensor = live.get(name)
         if tensor is None:
@@ -128,14 +142,15 @@ def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: i
         Corruption: a chunk's checksum does not match; regions are then partly written and training must not go on.
     """
     own = point.donor.get(rank, rank)
-    source = sources.slot(own)
+    source = sources.table(own)
     live = {region.name: region.current() for region in state.regions}
     saved = source.regions
-    moves: dict[int, list[tuple[int, int, torch.Tensor, int]]] = {own: []}
+    moves: dict[int, list[tuple[int, int, torch.Tensor, int]]] = {}
     written = 0
-    for index, _, begin, end, offset in source.pieces:
+    for index, _, begin, end, offset in source.pieces if sources.local(own) else []:
         name, _, _, _, group = saved[index]
         if group < 0:
+            moves.setdefault(own, [])
             moves[own].append((offset, end - begin, live[name], begin))
             written += end - begin
     for gid, _ in source.groups:
@@ -143,7 +158,7 @@ def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: i
             near = [holder for holder in holders if sources.local(holder)]
             if near:
                 holder = own if own in near else near[shard % len(near)]
-                for name, begin, end, offset in _group_moves(sources.slot(holder), gid, shard):
+                for name, begin, end, offset in _moves_of(sources.slot(holder), gid, shard):
                     moves.setdefault(holder, []).append((offset, end - begin, live[name], begin))
                     written += end - begin
     for holder, wanted in moves.items():
@@ -157,8 +172,19 @@ def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: i
 def _exchange(sources: Sources, point: RestorePoint, live: dict[str, torch.Tensor], rank: int, local_world: int) -> int:
     """Sends shards to ranks whose node has none. All ranks walk one list in the same order, so sends and receives pair up."""
     written = 0
+
+    def sender_of(holder: int) -> int:
+        home = point.node_of_rank[holder]
+        return holder if holder // local_world == home else home * local_world
+
     for receiver in range(len(point.node_of_rank)):
         node = receiver // local_world
+        owner = point.donor.get(receiver, receiver)
+        if point.node_of_rank[owner] != node:  # a lost rank, or one that lives on another node now
+            if rank == sender_of(owner):
+                _send_shard(sources.slot(owner), "", 0, receiver)
+            elif rank == receiver:
+                written += _receive_shard(live, sender_of(owner))
         for gid in sorted(point.holders):
             if receiver not in group_ranks(gid):
                 continue
@@ -166,17 +192,15 @@ def _exchange(sources: Sources, point: RestorePoint, live: dict[str, torch.Tenso
                 if any(point.node_of_rank[holder] == node for holder in holders):
                     continue
                 holder = holders[receiver % len(holders)]
-                home = point.node_of_rank[holder]
-                sender = holder if holder // local_world == home else home * local_world
-                if rank == sender:
+                if rank == sender_of(holder):
                     _send_shard(sources.slot(holder), gid, shard, receiver)
                 elif rank == receiver:
-                    written += _receive_shard(live, sender)
+                    written += _receive_shard(live, sender_of(holder))
     return written
 
 
 def _send_shard(slot: Any, gid: str, shard: int, receiver: int) -> None:
-    parts = _group_moves(slot, gid, shard)
+    parts = _moves_of(slot, gid, shard)
     payload = torch.empty(sum(end - begin for _, begin, end, _ in parts), dtype=torch.uint8)
     at, wanted = 0, []
     for _, begin, end, offset in parts:

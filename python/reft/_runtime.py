@@ -201,9 +201,13 @@ class Session:
             home = point.node_of_rank[owner]
             sender = owner if owner // job.local_world == home else home * job.local_world
             if job.rank == sender:
-                self.store.set(f"objects/{owner}", bytes(self.sources.slot(owner).objects))
+                slot = self.sources.slot(owner)
+                self.store.set(f"table/{owner}", json.dumps([slot.regions, slot.groups, slot.pieces]))
+                self.store.set(f"objects/{owner}", bytes(slot.objects))
         if job.rank in needed:
-            return bytes(self.store.get(f"objects/{needed[job.rank]}"))
+            owner = needed[job.rank]
+            self.sources.tables[owner] = _restore.Table(*json.loads(bytes(self.store.get(f"table/{owner}"))))
+            return bytes(self.store.get(f"objects/{owner}"))
         return _restore.saved_objects(self.sources, point, job.rank)
 
     def _install_hang(self) -> None:
@@ -423,7 +427,8 @@ class Session:
         said = "state"
         if self.env["resume"] == "exact" and "frames" in saved:
             try:
-                done = _continuation.restore(frame, saved["frames"], {id(r.tensor) for r in state.regions})
+                owned = {id(r.tensor) for r in state.regions}
+                done = _continuation.restore(frame, saved["frames"], owned, foreign=job.rank in point.donor)
                 said = "state and place in the loop"
                 if done.problems and job.rank == 0:
                     where, kind, why = done.problems[0]

@@ -84,13 +84,17 @@ def observe(start_frame: FrameType, limit_bytes: int = 1 << 20, owned_tensors: I
             return
 
 
-def restore(start_frame: FrameType, captured: dict[str, Any], owned_tensors: Iterable[int] = ()) -> RestoreReport:
+def restore(
+    start_frame: FrameType, captured: dict[str, Any], owned_tensors: Iterable[int] = (), foreign: bool = False
+) -> RestoreReport:
     """Writes a captured loop into the live frames.
 
     Args:
         start_frame: As for `capture`, in the restarted process at its first program point.
         captured: What `capture` returned.
         owned_tensors: As for `capture`.
+        foreign: It was captured by another rank, whose place in the loop this one takes; variables and attributes called
+            `rank` or `…_rank` keep their live values.
 
     Returns:
         What was written and what could not be.
@@ -104,7 +108,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], owned_tensors: Ite
     observe(start_frame, owned_tensors=owned_tensors)
     live = _walk(start_frame)
     _compare_paths(path, live)
-    decoder = Decoder(nodes, values.births.by_place(), _plan_frame)
+    decoder = Decoder(nodes, values.births.by_place(), _plan_frame, foreign)
     user = 0
     try:
         for record, (frame, _) in zip(path, live, strict=True):

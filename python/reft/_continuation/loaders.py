@@ -184,8 +184,9 @@ def swap(live: Any, fresh: Any) -> None:
 
 
 def plain_attributes(part: Any) -> dict[str, Any]:
-    """Gives the numbers and strings among an object's attributes."""
-    return {name: value for name, value in getattr(part, "__dict__", {}).items() if type(value) in _PLAIN}
+    """Gives the numbers and strings among an object's attributes, but not whose it is: a sampler's rank never moves."""
+    found = getattr(part, "__dict__", {}).items()
+    return {name: value for name, value in found if type(value) in _PLAIN and name not in ("rank", "num_replicas")}
 
 
 def _parts(loader: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import io
 import pickle
+import re
 import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -506,6 +507,9 @@ _handlers: dict[type, _Handler] = {
 }
 
 
+_RANK = re.compile(r"(?:^|[ :._])rank$")
+
+
 class Lost(Exception):
     """A node that the loop cannot do without has no live counterpart."""
 
@@ -517,9 +521,11 @@ class Decoder:
         nodes: From `Encoder.nodes`.
         born: Live objects by the place where they stood at the first program point.
         plan_frame: Plans the writes to the frame of a suspended generator.
+        foreign: The nodes are another rank's: what is called a rank keeps its live value.
     """
 
-    def __init__(self, nodes: list[Any], born: dict[str, Any], plan_frame: FramePlan) -> None:
+    def __init__(self, nodes: list[Any], born: dict[str, Any], plan_frame: FramePlan, foreign: bool = False) -> None:
+        self._foreign = foreign
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -551,6 +557,8 @@ class Decoder:
             live: What is at the same place now.
             place: The place, for reports.
         """
+        if self._foreign and _RANK.search(place):
+            return KEEP
         if type(encoded) is not tuple:
             return encoded
         if encoded[0] != "r":

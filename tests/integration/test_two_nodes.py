@@ -1,0 +1,129 @@
+"""Two nodes on one machine: two launchers, two agents, one job. Votes and shards cross between them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAIN = ROOT / "python" / "examples" / "gpt" / "train_ddp.py"
+STEPS = 14
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return int(s.getsockname()[1])
+
+
+class Job:
+    def __init__(self, tmp_path: Path, **env: str) -> None:
+        self.port = free_port()
+        self.id = f"two-nodes-{self.port}"
+        self.log = tmp_path / "loss.jsonl"
+        self.outputs = [tmp_path / f"node{n}.txt" for n in (0, 1)]
+        environment = os.environ | {"REFT_RUN_DIR": str(tmp_path / "run"), "REFT_JOB_ID": self.id, "REFT_AGENT_LINGER_SEC": "30"}
+        environment |= {"OMP_NUM_THREADS": "1"} | env
+        self.nodes = []
+        for node, output in enumerate(self.outputs):
+            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
+                       "--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{self.port}", f"--rdzv-id={self.id}",
+                       str(TRAIN), "--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0",
+                       "--step-delay-ms", "50", "--loss-log", str(self.log)]  # fmt: skip
+            self.nodes.append(subprocess.Popen(command, env=environment, stdout=output.open("w"), stderr=subprocess.STDOUT))
+
+    def wait_for_step(self, step: int) -> None:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if self.log.exists() and f'"step": {step}' in self.log.read_text():
+                return
+            time.sleep(0.02)
+        raise AssertionError(f"step {step} did not come:\n{self.text}")
+
+    def finish(self) -> str:
+        try:
+            codes = [node.wait(180) for node in self.nodes]
+        finally:
+            for node in self.nodes:
+                node.kill()
+        assert codes == [0, 0], self.text
+        return self.text
+
+    @property
+    def text(self) -> str:
+        return "\n".join(output.read_text() for output in self.outputs)
+
+
+def processes(*words: str) -> list[int]:
+    """Processes whose command line has all the words."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if all(word in line for word in words):
+                found.append(int(entry.name))
+    return found
+
+
+def rank_of(pid: int) -> str:
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANK=")), "")
+
+
+def final(text: str) -> str:
+    found = re.search(r"^final (\w+)$", text, re.M)
+    assert found, text
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return final(Job(tmp_path_factory.mktemp("reference")).finish())
+
+
+@pytest.mark.slow
+def test_killed_rank_resumes_with_shards_from_the_other_node(tmp_path: Path, reference: str) -> None:
+    text = Job(tmp_path, REFT_FAULT="1:6:before_seal:kill").finish()
+    assert "resumed at step 5" in text, text
+    assert final(text) == reference
+
+
+@pytest.mark.slow
+def test_lost_node_comes_back_from_its_replicas_with_arc(tmp_path: Path, reference: str) -> None:
+    job = Job(tmp_path, REFT_SNAPSHOT_PROTECTION="arc")
+    job.wait_for_step(5)
+    agents = processes("reft-agent", job.id, "--node 1")
+    ranks = [pid for pid in processes(str(TRAIN), str(job.log)) if rank_of(pid) == "1"]
+    assert agents and ranks, job.text
+    for pid in agents + ranks:
+        os.kill(pid, signal.SIGKILL)
+    text = job.finish()
+    assert re.search(r"resumed at step \d+", text), text
+    assert "lost their vaults" in text, text
+    assert final(text) == reference  # no dropout: nothing depends on the lost rank's random state
+
+
+@pytest.mark.slow
+def test_lost_node_without_protection_starts_over_and_says_so(tmp_path: Path, reference: str) -> None:
+    job = Job(tmp_path)
+    job.wait_for_step(5)
+    ranks = [pid for pid in processes(str(TRAIN), str(job.log)) if rank_of(pid) == "1"]
+    for pid in processes("reft-agent", job.id, "--node 1") + ranks:
+        os.kill(pid, signal.SIGKILL)
+    text = job.finish()
+    assert "training starts from its beginning" in text, text
+    assert final(text) == reference
