@@ -12,7 +12,7 @@ import pytest
 CAMPAIGN = Path(__file__).resolve().parent / "kill_campaign.py"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_kill_campaign(tmp_path: Path) -> None:
     result = tmp_path / "kill.json"
     done = subprocess.run(

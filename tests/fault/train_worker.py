@@ -52,7 +52,7 @@ class RunLog:
 
     def __init__(self, out: Path) -> None:
         name = f"r{os.environ['RANK']}.a{os.environ['TORCHELASTIC_RESTART_COUNT']}"
-        self._file = open(out / f"{name}.log", "ab", buffering=0)
+        self._file = open(out / f"{name}.log", "ab", buffering=0)  # noqa: SIM115
         (out / f"{name}.pid").write_text(str(os.getpid()))
 
     def line(self, step: int, loss: torch.Tensor) -> None:
