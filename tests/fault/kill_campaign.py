@@ -299,7 +299,8 @@ class Campaign:
             first = {log[0][0] for log in logs if log}
             if len(first) > 1:
                 problems.append(f"attempt {attempt}: ranks resumed at different steps {sorted(first)}")
-            if attempt and first and completed:
+            # Ranks that had done all steps may have said bye before the kill: the snapshots of a job that is over are let go.
+            if attempt and first and 0 < completed < STEPS:
                 lost = completed - min(first)
                 result["lost"] = max(result["lost"], lost)
                 from_start = from_start or (min(first) == 1 and completed > 2)
