@@ -238,10 +238,11 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
       bytes += plan.table.regions[r].bytes;
     }
     uint64_t digest = seed;
+    uint64_t position = 0;  // in the group, not in the table: members have different private regions in between
     for (const uint32_t r : regions) {
       const uint64_t size = plan.table.regions[r].bytes;
       const auto samples = static_cast<uint32_t>(std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
-      digest = digest * 31 + sampleHash(job->addresses[r], size, samples, seed + r);
+      digest = digest * 31 + sampleHash(job->addresses[r], size, samples, seed + position++);
     }
     job->group_digests.push_back(digest);
     job->digest = job->digest * 31 + digest;
