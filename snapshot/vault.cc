@@ -27,6 +27,12 @@ uint64_t extentCheck(const SlotExtent& extent, uint32_t index) {
   return hashBytes(fields, sizeof(fields), kSlotMagic);
 }
 
+// Whether the extent is whole and lies between the fixed part and the end of the file.
+bool validExtent(const SlotExtent& extent, uint32_t index, uint64_t fixed_bytes, uint64_t file_bytes) {
+  return extent.check == extentCheck(extent, index) && extent.offset >= fixed_bytes && extent.offset % kPage == 0 &&
+         extent.bytes >= kPage && extent.bytes <= file_bytes && extent.offset <= file_bytes - extent.bytes;
+}
+
 uint64_t superblockCheck(const Superblock& block) { return hashBytes(&block, offsetof(Superblock, check)); }
 
 uint64_t slotCheck(const SlotHeader& header) {
@@ -160,16 +166,16 @@ std::unique_ptr<Vault> Vault::adopt(UniqueFd fd, const VaultIdentity& identity) 
   vault->slot_.resize(vault->slots_);
   const uint64_t length = fileBytes(vault->fd_.get());
   for (uint32_t i = 0; i < vault->slots_; ++i) {
-    const SlotExtent& extent = vault->superblock()->extents[i];
-    if (extent.offset == 0 || extent.check != extentCheck(extent, i) || extent.bytes > length ||
-        extent.offset > length - extent.bytes) {
+    const SlotExtent extent = vault->superblock()->extents[i];
+    if (!validExtent(extent, i, vault->fixed_.bytes(), length)) {
       continue;
     }
     Slot& slot = vault->slot_[i];
     slot.mapping = Mapping(vault->fd_.get(), extent.offset, extent.bytes, true);
     const SlotHeader* header = vault->header(i);
     // Offsets are only meaningful if the header is whole; otherwise the slot is laid out anew by reserveSlot.
-    if (header->magic != kSlotMagic || header->table_offset != kPage ||
+    if (header->magic != kSlotMagic || header->table_offset != kPage || header->objects_offset % kPage != 0 ||
+        header->chunk_hashes_offset % kPage != 0 || header->payload_offset % kPage != 0 ||
         !(header->table_offset <= header->objects_offset && header->objects_offset <= header->chunk_hashes_offset &&
           header->chunk_hashes_offset <= header->payload_offset && header->payload_offset <= extent.bytes)) {
       continue;
@@ -209,15 +215,20 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
   extent.bytes = payload_offset + alignUp(std::max<uint64_t>(payload_bytes, 1), kPage);
   SlotExtent& published = superblock()->extents[index];
   const SlotExtent old = published;
-  extent.offset = alignUp(fileBytes(fd_.get()), kPage);
-  if (::ftruncate(fd_.get(), static_cast<off_t>(extent.offset + extent.bytes)) != 0) {
+  const uint64_t length = fileBytes(fd_.get());
+  extent.offset = unused_from_ != 0 ? unused_from_ : alignUp(length, kPage);
+  // Address space first, length second: a length that cannot be mapped would lock every reader out.
+  Mapping mapping(fd_.get(), extent.offset, extent.bytes, true);
+  if (extent.offset + extent.bytes > length &&
+      ::ftruncate(fd_.get(), static_cast<off_t>(extent.offset + extent.bytes)) != 0) {
     throw SystemError("growing the vault by " + std::to_string(extent.bytes) + " bytes");
   }
-  Mapping mapping(fd_.get(), extent.offset, extent.bytes, true);
   try {
     populate(mapping.data(), extent.bytes);
   } catch (...) {
-    // Give back what was touched before memory ran out; the length stays (a memfd is sealed against shrinking).
+    // Give back what was touched before memory ran out. The length stays (a memfd is sealed against shrinking), for the
+    // next attempt to use.
+    unused_from_ = extent.offset;
     ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(extent.offset),
                 static_cast<off_t>(extent.bytes));
     throw;
@@ -235,6 +246,7 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
   }
   extent.check = extentCheck(extent, index);
   published = extent;
+  unused_from_ = 0;
   slot.mapping = std::move(mapping);
   slot.table_capacity = objects_offset - table_offset;
   slot.object_capacity = hashes_offset - objects_offset;
@@ -253,6 +265,7 @@ void Vault::beginSlot(uint32_t index, int64_t step, uint64_t incarnation, std::s
   SlotHeader* header = this->header(index);
   header->state.store(static_cast<uint32_t>(SlotState::kWriting), std::memory_order_seq_cst);
   header->generation.fetch_add(1, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // no byte of the new snapshot is seen before the two above
   header->step = step;
   header->incarnation = incarnation;
   header->table_bytes = table.size();
@@ -350,7 +363,7 @@ uint64_t VaultReader::opLogBytes() const { return op_log_bytes_; }
 
 void VaultReader::refresh() {
   const uint64_t bytes = fileBytes(fd_.get());
-  if (bytes < op_log_offset_ + op_log_bytes_) {
+  if (bytes < mapping_.bytes()) {  // a vault only grows
     throw Corruption("vault: truncated to " + std::to_string(bytes) + " bytes");
   }
   if (bytes != mapping_.bytes()) {
@@ -358,40 +371,44 @@ void VaultReader::refresh() {
   }
 }
 
-const SlotHeader* VaultReader::header(uint32_t index) const {
-  SlotExtent extent;
-  std::memcpy(&extent, mapping_.data() + offsetof(Superblock, extents) + index * sizeof(SlotExtent), sizeof(extent));
-  if (index >= slots_ || extent.offset == 0 || extent.offset % kPage != 0 || extent.check != extentCheck(extent, index) ||
-      extent.bytes < kPage || extent.bytes > mapping_.bytes() || extent.offset > mapping_.bytes() - extent.bytes) {
-    return nullptr;
+std::optional<SlotExtent> VaultReader::extent(uint32_t index) const {
+  SlotExtent extent;  // a copy: the writer may replace it at any time
+  if (index >= slots_) {
+    return std::nullopt;
   }
-  return reinterpret_cast<const SlotHeader*>(mapping_.data() + extent.offset);
+  std::memcpy(&extent, mapping_.data() + offsetof(Superblock, extents) + index * sizeof(SlotExtent), sizeof(extent));
+  if (!validExtent(extent, index, op_log_offset_ + op_log_bytes_, mapping_.bytes())) {
+    return std::nullopt;
+  }
+  return extent;
+}
+
+const SlotHeader* VaultReader::header(uint32_t index) const {
+  const auto found = extent(index);
+  return found ? reinterpret_cast<const SlotHeader*>(mapping_.data() + found->offset) : nullptr;
 }
 
 std::optional<SlotView> VaultReader::view(uint32_t index) const {
-  const SlotHeader* live = header(index);
-  if (live == nullptr || live->state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kSealed)) {
+  const auto extent = this->extent(index);
+  if (!extent) {
+    return std::nullopt;
+  }
+  const auto* live = reinterpret_cast<const SlotHeader*>(mapping_.data() + extent->offset);
+  if (live->state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kSealed)) {
     return std::nullopt;
   }
   alignas(SlotHeader) char copy[sizeof(SlotHeader)];
   std::memcpy(copy, static_cast<const void*>(live), sizeof(copy));
   const auto& head = *reinterpret_cast<const SlotHeader*>(copy);
-  SlotExtent extent;
-  std::memcpy(&extent, mapping_.data() + offsetof(Superblock, extents) + index * sizeof(SlotExtent), sizeof(extent));
   const auto fits = [&](uint64_t offset, uint64_t bytes) {
-    return bytes <= extent.bytes && offset <= extent.bytes - bytes;
+    return bytes <= extent->bytes && offset <= extent->bytes - bytes;
   };
   if (head.magic != kSlotMagic || head.version != kVaultVersion || head.check != slotCheck(head) ||
       !fits(head.table_offset, head.table_bytes) || !fits(head.objects_offset, head.objects_bytes) ||
-      !fits(head.payload_offset, head.payload_bytes) || head.chunk_count > extent.bytes / sizeof(uint64_t) ||
+      !fits(head.payload_offset, head.payload_bytes) || head.chunk_count > extent->bytes / sizeof(uint64_t) ||
       !fits(head.chunk_hashes_offset, head.chunk_count * sizeof(uint64_t)) || head.chunk_bytes == 0 ||
-      (head.payload_bytes + head.chunk_bytes - 1) / head.chunk_bytes != head.chunk_count ||
+      head.payload_bytes / head.chunk_bytes + (head.payload_bytes % head.chunk_bytes != 0) != head.chunk_count ||
       head.group_count > kMaxGroupDigests || head.chunk_hashes_offset % alignof(uint64_t) != 0) {
-    return std::nullopt;
-  }
-  const auto* base = reinterpret_cast<const std::byte*>(live);
-  if (hashBytes(base + head.table_offset, head.table_bytes) != head.table_hash ||
-      hashBytes(base + head.objects_offset, head.objects_bytes) != head.objects_hash) {
     return std::nullopt;
   }
   SlotView view;
@@ -406,7 +423,17 @@ std::optional<SlotView> VaultReader::view(uint32_t index) const {
   view.object_bytes = head.objects_bytes;
   view.table_bytes = head.table_bytes;
   view.group_digests.assign(head.group_digests, head.group_digests + head.group_count);
-  return stillSealed(view) ? std::optional(view) : std::nullopt;
+  view.table_at = extent->offset + head.table_offset;
+  view.objects_at = extent->offset + head.objects_offset;
+  view.chunk_hashes_at = extent->offset + head.chunk_hashes_offset;
+  view.payload_at = extent->offset + head.payload_offset;
+  view.table_hash = head.table_hash;
+  view.objects_hash = head.objects_hash;
+  if (hashBytes(mapping_.data() + view.table_at, view.table_bytes) != view.table_hash ||
+      hashBytes(mapping_.data() + view.objects_at, view.object_bytes) != view.objects_hash) {
+    return std::nullopt;
+  }
+  return stillSealed(view) ? std::optional(std::move(view)) : std::nullopt;
 }
 
 std::vector<SlotView> VaultReader::slots() const {
@@ -431,12 +458,11 @@ std::vector<std::tuple<SlotState, int64_t, uint64_t>> VaultReader::rawSlots() co
 }
 
 SnapshotTable VaultReader::table(const SlotView& slot) const {
-  const SlotHeader* head = header(slot.index);
-  if (head == nullptr) {
-    throw Corruption("vault: slot " + std::to_string(slot.index) + " is gone");
+  const std::string copy(reinterpret_cast<const char*>(mapping_.data()) + slot.table_at, slot.table_bytes);
+  if (hashBytes(copy.data(), copy.size()) != slot.table_hash) {
+    throw Corruption("vault: checksum of the table of step " + std::to_string(slot.step) + " does not match");
   }
-  SnapshotTable table = SnapshotTable::fromJson(
-      {reinterpret_cast<const char*>(head) + head->table_offset, slot.table_bytes});
+  SnapshotTable table = SnapshotTable::fromJson(copy);
   if (table.payload_bytes != slot.payload_bytes || table.chunk_bytes != slot.chunk_bytes) {
     throw Corruption("vault: table and slot disagree about the payload");
   }
@@ -444,43 +470,37 @@ SnapshotTable VaultReader::table(const SlotView& slot) const {
 }
 
 std::string VaultReader::objects(const SlotView& slot) const {
-  const SlotHeader* head = header(slot.index);
-  if (head == nullptr) {
-    throw Corruption("vault: slot " + std::to_string(slot.index) + " is gone");
-  }
-  std::string copy(reinterpret_cast<const char*>(head) + head->objects_offset, slot.object_bytes);
-  if (hashBytes(copy.data(), copy.size()) != head->objects_hash) {
+  std::string copy(reinterpret_cast<const char*>(mapping_.data()) + slot.objects_at, slot.object_bytes);
+  if (hashBytes(copy.data(), copy.size()) != slot.objects_hash) {
     throw Corruption("vault: checksum of the small state of step " + std::to_string(slot.step) + " does not match");
   }
   return copy;
 }
 
-const std::byte* VaultReader::payload(const SlotView& slot) const {
-  const SlotHeader* head = header(slot.index);
-  return reinterpret_cast<const std::byte*>(head) + head->payload_offset;
-}
+const std::byte* VaultReader::payload(const SlotView& slot) const { return mapping_.data() + slot.payload_at; }
 
 std::vector<ChunkFault> VaultReader::verify(const SlotView& slot, uint64_t begin, uint64_t end) const {
   std::vector<ChunkFault> faults;
-  const SlotHeader* head = header(slot.index);
   end = std::min(end, slot.payload_bytes);
-  if (head == nullptr || begin >= end) {
+  if (begin >= end) {
     return faults;
   }
-  const auto* hashes = reinterpret_cast<const uint64_t*>(reinterpret_cast<const std::byte*>(head) +
-                                                         head->chunk_hashes_offset);
-  for (uint64_t chunk = begin / slot.chunk_bytes; chunk * slot.chunk_bytes < end; ++chunk) {
+  const auto* hashes = reinterpret_cast<const uint64_t*>(mapping_.data() + slot.chunk_hashes_at);
+  const uint64_t last = (end - 1) / slot.chunk_bytes;
+  for (uint64_t chunk = begin / slot.chunk_bytes; chunk <= last; ++chunk) {
     const uint64_t offset = chunk * slot.chunk_bytes;
     const uint64_t bytes = std::min(slot.chunk_bytes, slot.payload_bytes - offset);
+    const uint64_t expected = hashes[chunk];
     const uint64_t found = hashBytes(payload(slot) + offset, bytes);
-    if (found != hashes[chunk]) {
-      faults.push_back({offset, hashes[chunk], found});
+    if (found != expected) {
+      faults.push_back({offset, expected, found});
     }
   }
   return faults;
 }
 
 bool VaultReader::stillSealed(const SlotView& slot) const {
+  std::atomic_thread_fence(std::memory_order_acquire);  // what was read before was read before the loads below
   const SlotHeader* head = header(slot.index);
   return head != nullptr && head->generation.load(std::memory_order_acquire) == slot.generation &&
          head->state.load(std::memory_order_acquire) == static_cast<uint32_t>(SlotState::kSealed);

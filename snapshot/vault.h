@@ -90,6 +90,7 @@ class Vault {
 
   UniqueFd fd_;
   uint32_t slots_ = 0;
+  uint64_t unused_from_ = 0;  // start of what a growth that failed left at the end of the file; 0: nothing
   Mapping fixed_;  // superblock, stats, op log
   std::vector<Slot> slot_;
 };
@@ -103,6 +104,9 @@ struct SlotView {
   int64_t sealed_ns = 0;
   uint64_t payload_bytes = 0, chunk_bytes = 0, chunk_count = 0, object_bytes = 0, table_bytes = 0;
   std::vector<uint64_t> group_digests;
+  // Where its parts lie in the vault, checked once: what the writer changes later never moves a read out of bounds.
+  uint64_t table_at = 0, objects_at = 0, chunk_hashes_at = 0, payload_at = 0;
+  uint64_t table_hash = 0, objects_hash = 0;
 };
 
 struct ChunkFault {
@@ -136,7 +140,8 @@ class VaultReader {
   bool stillSealed(const SlotView& slot) const;
 
  private:
-  const SlotHeader* header(uint32_t index) const;  // nullptr if the extent is not valid
+  std::optional<SlotExtent> extent(uint32_t index) const;  // nullopt if it is not valid
+  const SlotHeader* header(uint32_t index) const;          // nullptr if the extent is not valid
   std::optional<SlotView> view(uint32_t index) const;
 
   UniqueFd fd_;
