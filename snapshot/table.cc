@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "intercept/base/error.h"
 
@@ -76,10 +77,15 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions, s
   std::vector<Piece> pieces;
   for (uint32_t i = 0; i < table.regions.size(); ++i) {
     const RegionInfo& region = table.regions[i];
+    if (region.group < -1 || region.group >= static_cast<int32_t>(table.groups.size())) {
+      throw InvalidArgument("group of region " + region.name, std::to_string(region.group), "-1 or an index of a group");
+    }
+    if (region.row_bytes > region.bytes) {
+      throw InvalidArgument("row_bytes of region " + region.name, std::to_string(region.row_bytes),
+                            "at most its " + std::to_string(region.bytes) + " bytes");
+    }
     if (region.group < 0 && region.bytes > 0) {
       pieces.push_back({i, 0, 0, region.bytes, 0});
-    } else if (region.group >= static_cast<int32_t>(table.groups.size())) {
-      throw InvalidArgument("group of region " + region.name, std::to_string(region.group), "an index of a group");
     }
   }
   for (uint32_t g = 0; g < table.groups.size(); ++g) {
@@ -120,20 +126,24 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions, s
 }
 
 std::vector<uint32_t> SnapshotTable::shardsOf(int32_t g) const {
-  std::set<uint32_t> found;
+  std::set<std::tuple<uint32_t, uint32_t, uint64_t, uint64_t>> present;
   for (const Piece& piece : pieces) {
     if (regions[piece.region].group == g) {
-      found.insert(piece.shard);
+      present.emplace(piece.shard, piece.region, piece.begin, piece.end);
     }
   }
-  // A shard can be empty (fewer rows than members): own and copied shards are held even without a byte.
-  const std::vector<int>& ranks = groups[g].ranks;
-  for (uint32_t shard = 0; shard < ranks.size(); ++shard) {
-    if (shardRanges(regions, g, shard, static_cast<uint32_t>(ranks.size())).empty()) {
-      found.insert(shard);
+  // Held = every range is there. A shard can be empty (fewer rows than members): everybody holds that.
+  std::vector<uint32_t> found;
+  const auto members = static_cast<uint32_t>(groups[static_cast<size_t>(g)].ranks.size());
+  for (uint32_t shard = 0; shard < members; ++shard) {
+    const std::vector<ShardRange> ranges = shardRanges(regions, g, shard, members);
+    if (std::all_of(ranges.begin(), ranges.end(), [&](const ShardRange& range) {
+          return present.contains({shard, range.region, range.begin, range.end});
+        })) {
+      found.push_back(shard);
     }
   }
-  return {found.begin(), found.end()};
+  return found;
 }
 
 std::string SnapshotTable::toJson() const {
@@ -196,17 +206,23 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     corrupt("rank " + std::to_string(table.rank) + " of " + std::to_string(table.world));
   }
   if (table.chunk_bytes == 0 || table.chunk_bytes % kPieceAlign != 0 || table.regions.size() > kMaxItems ||
-      table.pieces.size() > kMaxItems || table.early_bytes > table.payload_bytes) {
+      table.pieces.size() > kMaxItems || table.early_bytes > table.payload_bytes ||
+      table.early_bytes % table.chunk_bytes != 0) {
     corrupt("sizes");
   }
   for (const GroupInfo& group : table.groups) {
     if (group.ranks.empty() || !std::is_sorted(group.ranks.begin(), group.ranks.end()) || group.ranks.front() < 0 ||
         group.ranks.back() >= table.world ||
-        std::adjacent_find(group.ranks.begin(), group.ranks.end()) != group.ranks.end()) {
+        std::adjacent_find(group.ranks.begin(), group.ranks.end()) != group.ranks.end() ||
+        !std::binary_search(group.ranks.begin(), group.ranks.end(), table.rank)) {
       corrupt("ranks of group " + group.id);
     }
   }
+  uint64_t state_bytes = 0;
   for (const RegionInfo& region : table.regions) {
+    if (__builtin_add_overflow(state_bytes, region.bytes, &state_bytes)) {
+      corrupt("bytes of region " + region.name);
+    }
     if (region.group < -1 || region.group >= static_cast<int32_t>(table.groups.size())) {
       corrupt("group of region " + region.name);
     }
@@ -215,8 +231,12 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     }
   }
   uint64_t end = 0;
+  const auto members = [&](const Piece& piece) -> size_t {
+    const int32_t group = table.regions[piece.region].group;
+    return group < 0 ? 1 : table.groups[static_cast<size_t>(group)].ranks.size();
+  };
   for (const Piece& piece : table.pieces) {
-    if (piece.region >= table.regions.size() || piece.begin > piece.end ||
+    if (piece.region >= table.regions.size() || piece.shard >= members(piece) || piece.begin > piece.end ||
         piece.end > table.regions[piece.region].bytes || piece.payload_offset < end ||
         piece.payload_offset > table.payload_bytes ||
         piece.end - piece.begin > table.payload_bytes - piece.payload_offset) {
