@@ -163,6 +163,10 @@ void SnapshotEngine::setTable(SnapshotTable table) {
 }
 
 bool SnapshotEngine::prepareSlot(int slot, const Plan& plan, size_t object_bytes) {
+  if (object_bytes > vault_.objectCapacity(static_cast<uint32_t>(slot))) {
+    // The whole slot moves, so small state that grows a little every step must not do this every step.
+    object_bytes = std::max<size_t>(options_.object_bytes, object_bytes * 2);
+  }
   try {
     vault_.reserveSlot(static_cast<uint32_t>(slot), plan.json.size(), object_bytes, plan.chunk_count,
                        plan.table.payload_bytes);
@@ -186,8 +190,16 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     if (plan_ == nullptr || input.addresses.size() != plan_->table.regions.size()) {
       return CaptureResult::kNoTable;
     }
+    if (input.step <= newest_captured_) {
+      stats.errors.fetch_add(1);
+      note("step " + std::to_string(input.step) + " not captured: it comes after step " + std::to_string(newest_captured_));
+      return CaptureResult::kFailed;
+    }
     job->plan = plan_;
-    changed_.wait_for(lock, options_.slot_wait, [&] { return book_.canAcquire() || stopping_; });
+    if (!starved_) {  // without an agent there is no outcome: one wait is enough, training must not pay for each step
+      changed_.wait_for(lock, options_.slot_wait, [&] { return book_.canAcquire() || stopping_; });
+    }
+    starved_ = !book_.canAcquire();
     slot = book_.acquire(input.step, options_.incarnation);
     newest_captured_ = input.step;
   }
@@ -402,6 +414,7 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
   {
     const std::lock_guard lock(mutex_);
     book_.outcome(ballot.step, ballot.incarnation, ballot.yes != 0);
+    starved_ = false;
     if (ballot.incarnation != options_.incarnation) {
       return;
     }

@@ -75,7 +75,8 @@ class SnapshotEngine {
   void setTable(SnapshotTable table);
   bool hasTable() const { return plan_ != nullptr; }
 
-  // At the program point of `step`. Copies objects and early regions before it returns.
+  // At the program point of `step`, which must grow (kFailed). Copies objects and early regions before it returns. Without a
+  // free slot it waits up to `slot_wait`, once: until the next outcome further captures give up immediately.
   CaptureResult capture(const CaptureInput& input);
 
   // Before the next optimizer step: returns when the copy is finished, helping with it. Returns nanoseconds waited.
@@ -119,6 +120,7 @@ class SnapshotEngine {
   int64_t newest_captured_ = -1;
   int64_t newest_settled_ = -1;
   std::atomic<int64_t> committed_step_{-1};
+  bool starved_ = false;  // a capture waited for a slot in vain, and no outcome has come since
   bool stopping_ = false;
   int64_t protected_ns_ = 0;      // newest commit, or the start
   uint64_t ops_at_alarm_check_ = 0;

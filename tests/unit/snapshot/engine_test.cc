@@ -1,0 +1,655 @@
+#include "snapshot/engine.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "intercept/base/error.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;
+#else
+constexpr bool kSanitized = false;
+#endif
+
+namespace reft {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr uint64_t kChunk = 4096;
+constexpr uint64_t kInc = 77;
+
+RegionInfo region(const std::string& name, uint64_t bytes, int32_t group = -1, bool early = false) {
+  return {name, "uint8", {static_cast<int64_t>(bytes)}, bytes, bytes == 0 ? 0u : 1u, group, early};
+}
+
+// Version counters that a test moves. Copy threads can be held up in it: they have then read at most their first piece.
+class FakeVersions final : public VersionReader {
+ public:
+  explicit FakeVersions(size_t regions, bool blocking = false) : values_(regions), open_(!blocking) {}
+  uint64_t version(size_t region) const noexcept override {
+    if (std::this_thread::get_id() != owner_) {
+      std::unique_lock lock(mutex_);
+      ++waiting_;
+      changed_.notify_all();
+      changed_.wait(lock, [&] { return open_; });
+    }
+    return values_[region].load();
+  }
+  void bump(size_t region) { ++values_[region]; }
+  // Returns when `threads` copy threads stand still.
+  void waitUntilBlocked(int threads = 1) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return waiting_ >= threads; });
+  }
+  void release() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  const std::thread::id owner_ = std::this_thread::get_id();
+  std::vector<std::atomic<uint64_t>> values_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  mutable int waiting_ = 0;
+  bool open_;
+};
+
+class EngineTest : public testing::Test {
+ protected:
+  void start(EngineOptions options, uint32_t slots = 2) {
+    options.incarnation = kInc;
+    engine_.reset();
+    vault_ = Vault::create({"job", 0, 1}, slots, 64);
+    engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [this](const wire::Ballot& ballot) {
+      {
+        const std::lock_guard lock(mutex_);
+        votes_.push_back(ballot);
+      }
+      if (commit_) {
+        engine_->outcome(ballot);
+      }
+    });
+  }
+  void start() { start(EngineOptions{}); }
+  // Regions with contents of their own.
+  void state(std::vector<RegionInfo> regions, std::vector<GroupInfo> groups = {}, uint64_t chunk = kChunk) {
+    data_.clear();
+    std::mt19937_64 random(regions.size());
+    for (const RegionInfo& r : regions) {
+      data_.emplace_back(r.bytes);
+      for (char& c : data_.back()) {
+        c = static_cast<char>(random());
+      }
+    }
+    table_ = buildTable(0, 1, std::move(regions), std::move(groups), "none", 0, chunk);
+    engine_->setTable(table_);
+  }
+  CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr,
+                        const std::string& objects = "small") {
+    std::vector<const void*> addresses;
+    for (const auto& d : data_) {
+      addresses.push_back(d.data());
+    }
+    return engine_->capture({step, addresses, std::move(versions), objects});
+  }
+  void outcome(int64_t step, bool committed) {
+    wire::Ballot ballot{};
+    ballot.step = step;
+    ballot.incarnation = kInc;
+    ballot.yes = committed ? 1 : 0;
+    engine_->outcome(ballot);
+  }
+  std::vector<wire::Ballot> votes() {
+    const std::lock_guard lock(mutex_);
+    return votes_;
+  }
+  std::optional<SlotView> sealed(const VaultReader& reader, int64_t step) {
+    for (const SlotView& view : reader.slots()) {
+      if (view.step == step) {
+        return view;
+      }
+    }
+    return std::nullopt;
+  }
+  // Expects that `step` is sealed with the bytes of `expected`.
+  void expectSealed(int64_t step, const std::vector<std::vector<char>>& expected) {
+    const VaultReader reader(vault_->fd());
+    const auto view = sealed(reader, step);
+    ASSERT_TRUE(view.has_value()) << "step " << step;
+    EXPECT_TRUE(reader.verify(*view).empty());
+    const SnapshotTable table = reader.table(*view);
+    for (const Piece& piece : table.pieces) {
+      ASSERT_EQ(std::memcmp(reader.payload(*view) + piece.payload_offset, expected[piece.region].data() + piece.begin,
+                            piece.end - piece.begin),
+                0)
+          << table.regions[piece.region].name;
+    }
+  }
+
+  bool commit_ = false;
+  std::mutex mutex_;
+  std::vector<wire::Ballot> votes_;
+  std::vector<std::vector<char>> data_;
+  SnapshotTable table_;
+  std::unique_ptr<Vault> vault_;
+  std::unique_ptr<SnapshotEngine> engine_;
+};
+
+TEST_F(EngineTest, SealsTheBytesAtCaptureForRandomRegionsAndThreads) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 30; ++round) {
+    engine_.reset();
+    EngineOptions options;
+    options.copy_threads = 1 + round % 3;
+    options.verify_full = round % 2 == 1;
+    commit_ = true;
+    start(options);
+    std::vector<RegionInfo> regions;
+    for (uint64_t i = random() % 12; i > 0; --i) {
+      regions.push_back(region("r" + std::to_string(i), random() % 30'000, -1, random() % 3 == 0));
+    }
+    state(regions);
+    for (int64_t step = 1; step <= 5; ++step) {
+      for (auto& d : data_) {
+        for (char& c : d) {
+          c = static_cast<char>(c + 1);
+        }
+      }
+      ASSERT_EQ(capture(step), CaptureResult::kTaken);
+      engine_->gate();
+      expectSealed(step, data_);
+      EXPECT_EQ(engine_->committedStep(), step);
+    }
+    EXPECT_TRUE(engine_->takeLateWritten().empty());
+    EXPECT_EQ(vault_->stats().sealed.load(), 5u);
+    EXPECT_EQ(vault_->stats().dropped.load(), 0u);
+  }
+}
+
+TEST_F(EngineTest, SealsRegionsThatSpanManyChunksAndLieAtOddAddresses) {
+  commit_ = true;
+  start();
+  state({region("a", 1), region("b", 100'003), region("c", 63), region("d", 65)}, {}, 64);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate();
+  expectSealed(1, data_);
+}
+
+TEST_F(EngineTest, SnapshotOfObjectsAloneIsSealed) {
+  start();
+  state({});
+  ASSERT_EQ(capture(1, nullptr, "only objects"), CaptureResult::kTaken);
+  engine_->gate();
+  const VaultReader reader(vault_->fd());
+  ASSERT_TRUE(sealed(reader, 1));
+  EXPECT_EQ(reader.objects(*sealed(reader, 1)), "only objects");
+}
+
+TEST_F(EngineTest, DrainFinishesTheCopyInPlaceOfTheGate) {
+  commit_ = true;
+  start();
+  state({region("a", 50'000)});
+  for (int64_t step = 1; step <= 20; ++step) {
+    data_[0][0] = static_cast<char>(step);
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    ASSERT_TRUE(engine_->drain(10s));
+    expectSealed(step, data_);
+  }
+}
+
+TEST_F(EngineTest, WriteWithAVersionBumpDropsTheSnapshotAndNamesTheRegion) {
+  commit_ = true;
+  start();
+  state({region("a", 2 * kChunk), region("b", 40 * kChunk)});
+  auto versions = std::make_shared<FakeVersions>(2, true);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  versions->waitUntilBlocked();
+  data_[1][20 * kChunk] ^= 1;  // one byte: samples alone would most likely miss it
+  versions->bump(1);
+  versions->release();
+  engine_->gate();
+  EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
+  EXPECT_TRUE(engine_->takeLateWritten().empty()) << "told once";
+  EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
+  EXPECT_EQ(vault_->stats().dropped.load(), 1u);
+  ASSERT_EQ(votes().size(), 1u);
+  EXPECT_EQ(votes()[0].yes, 0);
+  EXPECT_NE(std::string(vault_->stats().note).find("step 1 dropped: b"), std::string::npos);
+  ASSERT_EQ(capture(2), CaptureResult::kTaken) << "training and snapshots go on";
+  engine_->gate();
+  expectSealed(2, data_);
+}
+
+TEST_F(EngineTest, WriteOfAWholeTensorWithoutAVersionBumpIsFoundBySamples) {
+  start();
+  state({region("a", 2 * kChunk), region("b", 400 * kChunk), region("c", 5 * kChunk)});
+  auto versions = std::make_shared<FakeVersions>(3, true);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  versions->waitUntilBlocked();
+  for (char& c : data_[1]) {
+    c ^= 1;
+  }
+  versions->release();
+  engine_->gate();
+  EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
+  EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
+}
+
+TEST_F(EngineTest, FullVerificationFindsOneByteWithoutAVersionBump) {
+  EngineOptions options;
+  options.verify_full = true;
+  start(options);
+  state({region("a", 2 * kChunk), region("b", 4000 * kChunk)});
+  auto versions = std::make_shared<FakeVersions>(2, true);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  versions->waitUntilBlocked();
+  data_[1][2222 * kChunk + 5] ^= 1;
+  versions->release();
+  engine_->gate();
+  EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
+}
+
+TEST_F(EngineTest, EarlyRegionWrittenRightAfterCaptureIsStillRight) {
+  commit_ = true;
+  start();
+  state({region("late", 10 * kChunk), region("early", 3 * kChunk + 7, -1, true)});
+  const auto before = data_;
+  auto versions = std::make_shared<FakeVersions>(2);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  for (char& c : data_[1]) {
+    c ^= 1;
+  }
+  versions->bump(1);
+  engine_->gate();
+  expectSealed(1, before);
+  EXPECT_TRUE(engine_->takeLateWritten().empty());
+}
+
+TEST_F(EngineTest, OnlyEarlyRegionsAreSealedWhenCaptureReturns) {
+  start();
+  state({region("early", 3 * kChunk + 7, -1, true)});
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  expectSealed(1, data_);
+  EXPECT_EQ(engine_->gate(), 0);
+}
+
+TEST_F(EngineTest, WithoutOutcomesTheThirdCaptureFindsNoSlotAndVotesDropped) {
+  EngineOptions options;
+  options.slot_wait = 20ms;
+  start(options);
+  state({region("a", 10'000)});
+  for (int64_t step = 1; step <= 2; ++step) {
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    engine_->gate();
+  }
+  EXPECT_EQ(capture(3), CaptureResult::kNoSlot);
+  ASSERT_EQ(votes().size(), 3u);
+  EXPECT_EQ(votes()[2].step, 3);
+  EXPECT_EQ(votes()[2].yes, 0);
+  EXPECT_EQ(vault_->stats().skipped.load(), 1u);
+  EXPECT_EQ(VaultReader(vault_->fd()).slots().size(), 2u) << "both are kept";
+}
+
+TEST_F(EngineTest, WaitsForASlotOnceAndNotAtEveryStep) {
+  EngineOptions options;
+  options.slot_wait = 1500ms;
+  start(options);
+  state({region("a", 10'000)});
+  for (int64_t step = 1; step <= 2; ++step) {
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+  }
+  engine_->gate();
+  EXPECT_EQ(capture(3), CaptureResult::kNoSlot);
+  const auto from = std::chrono::steady_clock::now();
+  for (int64_t step = 4; step <= 13; ++step) {
+    EXPECT_EQ(capture(step), CaptureResult::kNoSlot);
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - from, 10 * 1500ms / 2);
+  outcome(1, true);
+  outcome(2, true);
+  EXPECT_EQ(capture(14), CaptureResult::kTaken);
+}
+
+TEST_F(EngineTest, AbortFreesTheSlotAndCommitFreesTheOlderOne) {
+  EngineOptions options;
+  options.slot_wait = 1ms;
+  start(options);
+  state({region("a", 10'000)});
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate();
+  outcome(1, true);
+  ASSERT_EQ(capture(2), CaptureResult::kTaken);
+  engine_->gate();
+  outcome(2, false);
+  ASSERT_EQ(capture(3), CaptureResult::kTaken) << "takes the aborted one";
+  engine_->gate();
+  {
+    const VaultReader reader(vault_->fd());
+    EXPECT_TRUE(sealed(reader, 1)) << "the committed one is still there";
+    EXPECT_TRUE(sealed(reader, 3));
+  }
+  EXPECT_EQ(capture(4), CaptureResult::kNoSlot);
+  outcome(3, true);
+  EXPECT_EQ(engine_->committedStep(), 3);
+  ASSERT_EQ(capture(5), CaptureResult::kTaken) << "overwrites step 1";
+  engine_->gate();
+  const VaultReader reader(vault_->fd());
+  EXPECT_TRUE(sealed(reader, 3));
+  EXPECT_TRUE(sealed(reader, 5));
+}
+
+TEST_F(EngineTest, OutcomeOfAnotherIncarnationFreesNothing) {
+  EngineOptions options;
+  options.slot_wait = 1ms;
+  start(options);
+  state({region("a", 100)});
+  for (int64_t step = 1; step <= 2; ++step) {
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    engine_->gate();
+  }
+  wire::Ballot ballot{};
+  ballot.step = 2;
+  ballot.incarnation = kInc + 1;
+  ballot.yes = 1;
+  engine_->outcome(ballot);
+  EXPECT_EQ(engine_->committedStep(), -1);
+  EXPECT_EQ(capture(3), CaptureResult::kNoSlot);
+}
+
+TEST_F(EngineTest, AdoptedSlotIsKeptUntilSomethingNewerIsCommitted) {
+  EngineOptions options;
+  options.slot_wait = 1ms;
+  start(options);
+  state({region("a", 10'000)});
+  ASSERT_EQ(capture(9), CaptureResult::kTaken);
+  engine_->gate();
+  UniqueFd fd(::dup(vault_->fd()));
+  engine_.reset();
+  const auto old = std::move(vault_);
+  options.incarnation = kInc + 1;
+  vault_ = Vault::adopt(std::move(fd), {"job", 0, 1});
+  engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [](const wire::Ballot&) {});
+  engine_->adopt(0, 9, kInc);
+  engine_->setTable(table_);
+  const auto restored = data_;
+  ASSERT_EQ(capture(3), CaptureResult::kTaken) << "an older step number, of the new incarnation";
+  engine_->gate();
+  expectSealed(9, restored);
+  EXPECT_EQ(capture(4), CaptureResult::kNoSlot);
+  expectSealed(9, restored);
+  wire::Ballot ballot{};
+  ballot.step = 3;
+  ballot.incarnation = kInc + 1;
+  ballot.yes = 1;
+  engine_->outcome(ballot);
+  ASSERT_EQ(capture(5), CaptureResult::kTaken);
+  engine_->gate();
+  EXPECT_FALSE(sealed(VaultReader(vault_->fd()), 9));
+}
+
+TEST_F(EngineTest, ObjectsLargerThanTheirAreaGrowTheSlotAndRarely) {
+  EngineOptions options;
+  options.object_bytes = 4096;
+  commit_ = true;
+  start(options);
+  state({region("a", 10'000)});
+  int moved = 0;
+  uint64_t bytes = vault_->bytes();
+  for (int64_t step = 1; step <= 200; ++step) {
+    const std::string objects(static_cast<size_t>(step) * 1000, static_cast<char>('a' + step % 26));
+    ASSERT_EQ(capture(step, nullptr, objects), CaptureResult::kTaken);
+    engine_->gate();
+    expectSealed(step, data_);
+    const VaultReader reader(vault_->fd());
+    ASSERT_EQ(reader.objects(*sealed(reader, step)), objects);
+    moved += vault_->bytes() != bytes ? 1 : 0;
+    bytes = vault_->bytes();
+  }
+  EXPECT_LE(moved, 16) << "two slots, doubled from 4 KB to 400 KB";
+}
+
+TEST_F(EngineTest, NewTableKeepsTheCommittedSnapshotReadable) {
+  commit_ = true;
+  start();
+  state({region("a", 10'000)});
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate();
+  const auto old = data_;
+  state({region("a", 200'000), region("b", 300'000)});
+  expectSealed(1, old);
+  ASSERT_EQ(capture(2), CaptureResult::kTaken);
+  engine_->gate();
+  expectSealed(1, old);
+  expectSealed(2, data_);
+  for (int64_t step = 3; step <= 6; ++step) {
+    data_[1][5] = static_cast<char>(step);
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    engine_->gate();
+    expectSealed(step, data_);
+  }
+  state({region("a", 5)});
+  ASSERT_EQ(capture(7), CaptureResult::kTaken);
+  engine_->gate();
+  expectSealed(7, data_);
+}
+
+TEST_F(EngineTest, WithoutMemoryForTheSlotsThereAreNoSnapshotsAndNoHarm) {
+  start();
+  data_.resize(1);
+  EXPECT_THROW(engine_->setTable(buildTable(0, 1, {region("huge", uint64_t{1} << 60)}, {}, "none", 0, uint64_t{1} << 50)),
+               SystemError);
+  EXPECT_FALSE(engine_->hasTable());
+  EXPECT_EQ(capture(1), CaptureResult::kNoTable);
+  EXPECT_EQ(engine_->gate(), 0);
+  EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty()) << "the vault can still be read";
+  state({region("a", 100)});
+  EXPECT_EQ(capture(1), CaptureResult::kTaken);
+}
+
+TEST_F(EngineTest, MisuseOfCaptureDoesNotThrow) {
+  commit_ = true;
+  start();
+  EXPECT_EQ(capture(1), CaptureResult::kNoTable);
+  state({region("a", 100)});
+  EXPECT_EQ(capture(5), CaptureResult::kTaken);
+  engine_->gate();
+  EXPECT_EQ(capture(5), CaptureResult::kFailed);
+  EXPECT_EQ(capture(4), CaptureResult::kFailed);
+  EXPECT_EQ(votes().size(), 1u) << "the vote for step 5 stands";
+  expectSealed(5, data_);
+  data_.emplace_back(3);
+  EXPECT_EQ(capture(6), CaptureResult::kNoTable);
+}
+
+TEST_F(EngineTest, DestructorStopsARunningCopyAndLeavesItUnsealed) {
+  for (int round = 0; round < 20; ++round) {
+    EngineOptions options;
+    options.copy_threads = 1 + round % 3;
+    start(options);
+    state({region("a", 2 * kChunk), region("b", 300 * kChunk)});
+    auto versions = std::make_shared<FakeVersions>(2, true);
+    ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+    versions->waitUntilBlocked();
+    std::thread later([&] { versions->release(); });
+    engine_.reset();
+    later.join();
+    for (const SlotView& view : VaultReader(vault_->fd()).slots()) {
+      EXPECT_TRUE(VaultReader(vault_->fd()).verify(view).empty()) << "if it was sealed in time, then whole";
+    }
+  }
+}
+
+TEST_F(EngineTest, DrainWaitsForTheOutcomeOrTheDeadline) {
+  start();
+  state({region("a", 100)});
+  EXPECT_TRUE(engine_->drain(1ms)) << "nothing captured";
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  EXPECT_FALSE(engine_->drain(1ms));
+  std::thread agent([&] { outcome(1, true); });
+  EXPECT_TRUE(engine_->drain(10s));
+  agent.join();
+}
+
+// Replicas that hold other private regions besides must still record equal digests: a difference would be taken for silent
+// data corruption at restore.
+TEST_F(EngineTest, GroupDigestDoesNotDependOnThePrivateRegionsOfARank) {
+  const std::vector<char> shared(50'000, 's');
+  const std::vector<char> mine(3'000, 'm');
+  std::vector<uint64_t> digests;
+  std::vector<uint64_t> ballots;
+  for (const bool with_private : {false, true}) {
+    start();
+    std::vector<RegionInfo> regions = {region("shared", shared.size(), 0)};
+    std::vector<const void*> addresses = {shared.data()};
+    if (with_private) {
+      regions.insert(regions.begin(), region("mine", mine.size()));
+      addresses.insert(addresses.begin(), mine.data());
+    }
+    engine_->setTable(buildTable(0, 2, regions, {{"g", {0, 1}}}, "none", 0, kChunk));
+    ASSERT_EQ(engine_->capture({1, addresses, nullptr, ""}), CaptureResult::kTaken);
+    engine_->gate();
+    digests.push_back(VaultReader(vault_->fd()).slots().at(0).group_digests.at(0));
+    ballots.push_back(votes().back().digest);
+    engine_.reset();
+  }
+  EXPECT_EQ(digests[0], digests[1]);
+  EXPECT_EQ(ballots[0], ballots[1]);
+}
+
+TEST_F(EngineTest, AlarmTellsThatCollectivesRunWithoutACommit) {
+  EngineOptions options;
+  std::atomic<uint64_t> ops{0};
+  std::mutex mutex;
+  std::condition_variable told;
+  std::vector<bool> alarms;
+  options.alarm = 1s;
+  options.incarnation = kInc;
+  options.ops_begun = [&] { return ++ops; };
+  options.on_alarm = [&](bool unprotected) {
+    const std::lock_guard lock(mutex);
+    alarms.push_back(unprotected);
+    told.notify_all();
+  };
+  ManualClock clock;
+  vault_ = Vault::create({"job", 0, 1}, 2, 64);
+  engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [](const wire::Ballot&) {}, clock);
+  clock.advance(2s);
+  {
+    std::unique_lock lock(mutex);
+    ASSERT_TRUE(told.wait_for(lock, 60s, [&] { return alarms.size() == 1; }));
+    EXPECT_TRUE(alarms[0]);
+    EXPECT_EQ(vault_->stats().unprotected.load(), 1u);
+  }
+  outcome(1, true);
+  std::unique_lock lock(mutex);
+  ASSERT_TRUE(told.wait_for(lock, 60s, [&] { return alarms.size() == 2; }));
+  EXPECT_FALSE(alarms[1]);
+  lock.unlock();
+  engine_.reset();
+}
+
+uint64_t residentBytes() {
+  std::ifstream statm("/proc/self/statm");
+  uint64_t total = 0;
+  uint64_t resident = 0;
+  statm >> total >> resident;
+  return resident * static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
+}
+
+// Another process reads all the time. What it finds sealed before and after it read is one whole snapshot.
+TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
+  constexpr int64_t kSteps = kSanitized ? 300 : 2000;
+  constexpr uint64_t kBytes = 40'000;
+  auto vault = Vault::create({"job", 0, 1}, 2, 64);
+  auto* stop = static_cast<std::atomic<int>*>(
+      ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  ASSERT_NE(static_cast<void*>(stop), MAP_FAILED);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    VaultReader reader(vault->fd());
+    uint64_t whole = 0;
+    std::vector<char> copy;
+    while (true) {
+      const bool last = stop->load() != 0;
+      reader.refresh();
+      for (const SlotView& view : reader.slots()) {
+        const auto* payload = reinterpret_cast<const char*>(reader.payload(view));
+        copy.assign(payload, payload + view.payload_bytes);
+        std::string objects;
+        bool intact = true;
+        try {
+          objects = reader.objects(view);
+          intact = reader.verify(view).empty();
+        } catch (const Corruption&) {
+          intact = false;
+        }
+        if (!reader.stillSealed(view)) {
+          continue;
+        }
+        if (!intact || objects != std::to_string(view.step)) {
+          ::_exit(1);
+        }
+        for (uint64_t i = 0; i < kBytes; ++i) {
+          if (copy[i] != static_cast<char>(view.step)) {
+            ::_exit(2);
+          }
+        }
+        ++whole;
+      }
+      if (last) {
+        ::_exit(whole > 0 ? 0 : 3);
+      }
+    }
+  }
+  ASSERT_GT(child, 0);
+  {
+    std::unique_ptr<SnapshotEngine> engine;
+    EngineOptions options;
+    options.copy_threads = 2;
+    engine = std::make_unique<SnapshotEngine>(options, *vault, [&](const wire::Ballot& ballot) { engine->outcome(ballot); });
+    std::vector<char> data(kBytes);
+    engine->setTable(buildTable(0, 1, {region("a", kBytes)}, {}, "none", 0, kChunk));
+    uint64_t resident = 0;
+    for (int64_t step = 1; step <= kSteps; ++step) {
+      std::memset(data.data(), static_cast<char>(step), data.size());
+      const void* address = data.data();
+      ASSERT_EQ(engine->capture({step, {&address, 1}, nullptr, std::to_string(step)}), CaptureResult::kTaken);
+      engine->gate();
+      if (step == kSteps / 4) {
+        resident = residentBytes();
+      }
+    }
+    EXPECT_EQ(vault->stats().sealed.load(), static_cast<uint64_t>(kSteps));
+    if (!kSanitized) {
+      EXPECT_LT(residentBytes(), resident + (1 << 20));
+    }
+  }
+  stop->store(1);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  ::munmap(stop, kPage);
+}
+
+}  // namespace
+}  // namespace reft
