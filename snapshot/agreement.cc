@@ -46,12 +46,17 @@ std::optional<std::string> tryPlan(const Found& found, const std::set<int>& pres
   std::map<std::string, std::pair<std::vector<int>, std::optional<uint64_t>>> groups;  // id → ranks, digest
   for (const auto& [rank, where] : found) {
     for (const GroupSummary& group : where.second->groups) {
-      auto& [ranks, digest] = groups[group.id];
-      if (!digest) {
+      const auto [at, added] = groups.try_emplace(group.id);
+      auto& [ranks, digest] = at->second;
+      if (added) {
         ranks = group.ranks;
-        digest = group.digest;
       } else if (ranks != group.ranks) {
         return "members disagree about who shares group " + group.id;
+      }
+      if (group.digest == 0) {
+        // Not recorded: a vault keeps the digests of its first groups only.
+      } else if (!digest) {
+        digest = group.digest;
       } else if (*digest != group.digest) {
         return "replicas of group " + group.id + " differed at that step (rank " + std::to_string(rank) +
                " against another member): silent data corruption or state that is not a replica";
