@@ -9,11 +9,13 @@ Threads: the training thread. Errors: `FrameMismatch`, always before the first w
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -65,7 +67,7 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
         path = _encode_path(encoder, start_frame)
     except Unsupported as error:
         raise FrameMismatch(str(error)) from error
-    lost = [r for frame in path if frame["user"] for r in frame["stack"] if _lost_position(encoder.nodes, r)]
+    lost = any(encoder.lost_position(part) for frame in path if frame["user"] for part in frame["stack"])
     data = pickle.dumps((_VERSION, sys.version_info[:2], path, encoder.nodes), protocol=5)
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
 
@@ -104,7 +106,9 @@ def restore(
     """
     version, python, path, nodes = values.loads(captured["frames"])
     if version != _VERSION or tuple(python) != sys.version_info[:2]:
-        raise FrameMismatch(f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}")
+        raise FrameMismatch(
+            f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
+        )
     observe(start_frame, owned_tensors=owned_tensors)
     live = _walk(start_frame)
     _compare_paths(path, live)
@@ -221,12 +225,6 @@ def _capture_generator(encoder: Encoder, frame: Any, place: str) -> dict[str, An
     return _encode_frame(encoder, frame, place)
 
 
-def _lost_position(nodes: list[Any], encoded: Any) -> bool:
-    return type(encoded) is tuple and encoded[0] == "r" and nodes[encoded[1]][0] == "lost" and (
-        "terator" in nodes[encoded[1]][2] + nodes[encoded[1]][3] or "generator" in nodes[encoded[1]][2]
-    )
-
-
 def _module_names(namespace: dict[str, Any]) -> frozenset[str]:
     """Gives the global names that a module's functions write and, for the user's own modules, read."""
     found = _module_names_cache.get(id(namespace))
@@ -247,9 +245,11 @@ def _module_names(namespace: dict[str, Any]) -> frozenset[str]:
 def _functions_of(namespace: dict[str, Any]) -> list[FunctionType]:
     found: list[FunctionType] = []
     for value in list(namespace.values()):
-        members = vars(value).values() if isinstance(value, type) and value.__module__ == namespace.get(
-            "__name__"
-        ) else (value,)
+        members = (
+            vars(value).values()
+            if isinstance(value, type) and value.__module__ == namespace.get("__name__")
+            else (value,)
+        )
         for member in members:
             function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
             if isinstance(function, FunctionType) and function.__globals__ is namespace:
@@ -266,7 +266,8 @@ def _compare_paths(path: list[dict[str, Any]], live: list[tuple[FrameType, bool]
     here = [frame.f_code.co_qualname for frame, _ in live]
     if there != here:
         raise FrameMismatch(f"call path was {' > '.join(there)}, is {' > '.join(here)}")
-    for record, (frame, user) in zip(path, live, strict=True):
+    # Innermost first: the hash of a module covers the functions in it, and the function is the better name.
+    for record, (frame, user) in zip(reversed(path), reversed(live), strict=True):
         if record["user"] != user:
             raise FrameMismatch(f"{record['name']} is of another module")
         if user:
@@ -349,14 +350,18 @@ def _plan_names(decoder: Decoder, names: list[tuple[str, Any]], namespace: dict[
     for name, encoded in names:
         if encoded == UNBOUND:
             if name in namespace:
-                decoder.write(lambda name=name: namespace.pop(name, None))
+                decoder.write(partial(namespace.pop, name, None))
             continue
         value = decoder.resolve(encoded, namespace.get(name, values.MISSING), prefix + name)
         if value is not KEEP:
-            decoder.write(lambda name=name, value=value: namespace.__setitem__(name, value))
+            decoder.write(partial(namespace.__setitem__, name, value))
 
 
 def _native() -> Any:
-    from reft import _C
+    global _native_module
+    if _native_module is None:
+        _native_module = importlib.import_module("reft._C")
+    return _native_module
 
-    return _C
+
+_native_module: Any = None

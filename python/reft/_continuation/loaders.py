@@ -85,7 +85,8 @@ def install() -> None:
 
     __iter__.__doc__ = original.__doc__
     __iter__._reft_original = original  # type: ignore[attr-defined]
-    DataLoader.__iter__ = __iter__  # type: ignore[method-assign]
+    patched: Any = DataLoader
+    patched.__iter__ = __iter__
 
 
 def uninstall() -> None:
@@ -94,7 +95,8 @@ def uninstall() -> None:
 
     original = getattr(DataLoader.__iter__, "_reft_original", None)
     if original is not None:
-        DataLoader.__iter__ = original  # type: ignore[method-assign]
+        patched: Any = DataLoader
+        patched.__iter__ = original
 
 
 def unrestorable(iterator: Any) -> str | None:

@@ -21,6 +21,7 @@ import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
@@ -152,7 +153,8 @@ class Encoder:
         self._capture_frame = capture_frame
         self._note_births = note_births
         self._index: dict[int, int] = {}
-        self._alive: list[Any] = []  # an id means something only while its object lives
+        self._objects: list[Any] = []  # of each node; an id means something only while its object lives
+        self._alive: list[Any] = []
 
     def encode(self, value: Any, place: str, depth: int = 0) -> Any:
         """Encodes one value: an atom as itself, everything else as a reference to a node.
@@ -178,7 +180,7 @@ class Encoder:
             return self._give_up(value, place, "too many objects" if index >= _MAX_NODES else "too deep")
         self.nodes.append(KEEP)
         self._index[id(value)] = index
-        self._alive.append(value)
+        self._objects.append(value)
         birth = None
         if handler not in _UNBORN:
             if self._note_births:
@@ -201,6 +203,13 @@ class Encoder:
         if len(self.uncaptured) < 200:
             self.uncaptured.append((place, name, reason))
         return ("lost", reason)
+
+    def lost_position(self, encoded: Any) -> str | None:
+        """Says why a loop's position is not known, if `encoded` is an iterator that could not be captured."""
+        if type(encoded) is not tuple or encoded[0] != "r" or self.nodes[encoded[1]][0] != "lost":
+            return None
+        value = self._objects[encoded[1]]
+        return str(self.nodes[encoded[1]][3]) if hasattr(value, "__next__") else None
 
     def _give_up(self, value: Any, place: str, reason: str) -> Any:
         self.lost(place, type_name(type(value)), reason)
@@ -277,6 +286,10 @@ class Encoder:
             return self.lost(place, type_name(type(value)), str(error))
         self._alive.append((arguments, state))
         encoded = [self.encode(part, f"{place}<{name}>", depth + 1) for part in arguments]
+        for part in encoded:
+            reason = self.lost_position(part)
+            if reason is not None:
+                return ("lost", reason)  # reported where it was found
         has_state = state is not iterators.NO_STATE
         return ("iterator", name, encoded, has_state, self.encode(state, place, depth + 1) if has_state else None)
 
@@ -291,9 +304,14 @@ class Encoder:
         if self._capture_frame is None:
             return self.lost(place, "generator", "generators are not captured here")
         try:
-            return ("generator", self._capture_frame(self, value.gi_frame, f"{place}()"))
+            record = self._capture_frame(self, value.gi_frame, f"{place}()")
         except Exception as error:
             return self.lost(place, "generator", str(error))
+        for part in record["stack"]:
+            reason = self.lost_position(part)
+            if reason is not None:
+                return ("lost", reason)
+        return ("generator", record)
 
     def _loader_iterator(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         why = loaders.unrestorable(value)
@@ -752,14 +770,16 @@ class Decoder:
         for name, item in node[4]:
             value = self.resolve(item, getattr(target, name, MISSING), f"{place}.{name}")
             if value is not KEEP:
-                self._contents.append(lambda name=name, value=value: object.__setattr__(target, name, value))
+                self._contents.append(partial(object.__setattr__, target, name, value))
         return target
 
     def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
         torch: Any = sys.modules["torch"]
         dtype, shape, device, data = node[3:]
-        saved = torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)) if data else torch.empty(
-            0, dtype=getattr(torch, dtype)
+        saved = (
+            torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
+            if data
+            else torch.empty(0, dtype=getattr(torch, dtype))
         )
         saved = saved.reshape(shape)
         target = self._target(node, live)
@@ -807,6 +827,11 @@ class Decoder:
             self._alive.append((parts, live_state))
             if live_state is iterators.NO_STATE:
                 live_state = MISSING
+        for i, argument in enumerate(arguments):
+            if self.is_iterator(argument):
+                inner = self.resolve(argument, there[i] if i < len(there) else MISSING, f"{place}<{name}>[{i}]")
+                if inner is KEEP:
+                    return self._problem(place, node, "the iterator inside cannot be put back")
         built = self._children(arguments, there, f"{place}<{name}>")
         if built is None:
             return self._problem(place, node, "its source was made after the first step")

@@ -21,7 +21,7 @@ PROBE = '''
 import atexit, json, os, pickle, signal, sys, time, types
 
 package = types.ModuleType("reft")  # the package itself needs torch; its continuation does not
-package.__path__ = [os.environ["PROBE_PACKAGE"], os.environ["PROBE_NATIVE"]]
+package.__path__ = [os.environ["PROBE_NATIVE"], os.environ["PROBE_PACKAGE"]]  # before a built reft._C
 sys.modules["reft"] = package
 from reft import _continuation as c
 
@@ -80,7 +80,8 @@ def hook_optimizers():
     def post_hook(optimizer, args, kwargs):
         owned = {id(p) for g in optimizer.param_groups for p in g["params"]}
         program_point(sys._getframe(1), owned)
-    torch.optim.optimizer.register_optimizer_step_post_hook(post_hook)
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    register_optimizer_step_post_hook(post_hook)
 
 atexit.register(save)
 '''
@@ -158,12 +159,12 @@ def run_script(tmp_path: Path) -> Callable[..., ScriptRun]:
                 PYTHONDONTWRITEBYTECODE="1",
                 OMP_NUM_THREADS="1",
             )
-            done = subprocess.run([python, "script.py"], cwd=tmp_path, env=environment, timeout=120, capture_output=True)
+            done = subprocess.run(
+                [python, "script.py"], cwd=tmp_path, env=environment, timeout=120, capture_output=True
+            )
             wanted = -signal.SIGKILL if mode == "capture" else 0
             assert done.returncode == wanted, f"{mode}: {done.returncode}\n{done.stderr.decode()}"
             results[mode] = json.loads((tmp_path / f"{mode}.json").read_text())
         return ScriptRun(results["plain"], results["capture"], results["restore"])
 
     return run
-
-

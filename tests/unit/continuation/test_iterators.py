@@ -200,7 +200,9 @@ def test_changed_code_is_refused_by_name(run_script: Run, any_python: str) -> No
 
 
 def test_another_call_site_is_refused(run_script: Run, any_python: str) -> None:
-    source = HEADER + """
+    source = (
+        HEADER
+        + """
 def main(late):
     for i in range(8):
         if i < late:
@@ -210,18 +212,22 @@ def main(late):
         probe.trace(i)
 main(3)
 """
+    )
     result = run_script(source, 6, any_python)
     assert "the call in progress was at offset" in result.restored["mismatch"]
     assert result.restored["lines"][0] == [0], "frames were touched before the refusal"
 
 
 def test_unknown_iterator_is_named_and_refused(run_script: Run, any_python: str) -> None:
-    source = HEADER + """
+    source = (
+        HEADER
+        + """
 import csv
 for i, row in enumerate(csv.reader(["a", "b", "c", "d"])):
     probe.step()
     probe.trace(i, row)
 """
+    )
     result = run_script(source, 2, any_python)
     assert not result.captured["exact"]
     assert any("reader" in kind for _, kind, _ in result.captured["uncaptured"])
