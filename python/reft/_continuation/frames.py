@@ -25,6 +25,7 @@ from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
 _VERSION = 1
 _CO_OPTIMIZED = 1
+_OBSERVE_BYTES = 1 << 26
 
 # Frames of these packages are on the path but hold nothing of the script's.
 _INTERNAL = frozenset({"torch", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"})
@@ -60,9 +61,8 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
     Raises:
         FrameMismatch: The frames cannot be read at this point.
     """
-    first = not values.births.recorded
-    values.births.recorded = True
-    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator, note_births=first)
+    observe(start_frame)
+    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator)
     try:
         path = _encode_path(encoder, start_frame)
     except Unsupported as error:
@@ -72,18 +72,20 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
 
 
-def observe(start_frame: FrameType, limit_bytes: int = 1 << 20, owned_tensors: Iterable[int] = ()) -> None:
+def observe(start_frame: FrameType) -> None:
     """Notes where objects stand at the process's first program point, if that has not been done.
 
     Later captures name objects by these places, so that a loop variable that means another object by then still
     finds it. The first `capture` and `restore` do this on their own; call it when the first step is not captured.
+    Copies nothing.
     """
-    if not values.births.recorded:
-        values.births.recorded = True
-        try:
-            _encode_path(Encoder(limit_bytes, owned_tensors, _capture_generator, note_births=True), start_frame)
-        except Unsupported:
-            return
+    if values.births.recorded:
+        return
+    values.births.recorded = True
+    try:
+        _encode_path(Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True), start_frame)
+    except Unsupported:
+        return
 
 
 def restore(
@@ -109,7 +111,7 @@ def restore(
         raise FrameMismatch(
             f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
         )
-    observe(start_frame, owned_tensors=owned_tensors)
+    observe(start_frame)
     live = _walk(start_frame)
     _compare_paths(path, live)
     decoder = Decoder(nodes, values.births.by_place(), _plan_frame, foreign)
@@ -175,12 +177,13 @@ def _encode_frame(encoder: Encoder, frame: FrameType, place: str) -> dict[str, A
         value = slots[i]
         if name in analysis.cells:
             fast.append((i, _encode_cell(encoder, value, f"{place}:{name}")))
-        elif name in point.live:
+        elif name in point.live or encoder.note_births:
             encoded = UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}:{name}")
             fast.append((i, encoded))
     names: list[tuple[str, Any]] = []
     if not code.co_flags & _CO_OPTIMIZED:
-        names = _encode_names(encoder, frame.f_locals, point.live, f"{place}:")
+        every = frozenset(frame.f_locals) if encoder.note_births else point.live
+        names = _encode_names(encoder, frame.f_locals, every, f"{place}:")
     stack = [
         UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}<stack {i}>")
         for i, value in enumerate(slots[count:])

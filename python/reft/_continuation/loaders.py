@@ -121,6 +121,7 @@ def describe(iterator: Any) -> dict[str, Any]:
     """
     origin: _Origin = getattr(iterator, _ORIGIN)
     return {
+        "loader": _fingerprint(origin.loader),
         "yielded": int(iterator._num_yielded),
         "started": not isinstance(iterator._sampler_iter, _FirstDraw),
         "iterable": iterator._dataset_kind != 0,
@@ -146,6 +147,8 @@ def rebuild(loader: Any, description: dict[str, Any]) -> tuple[Any, list[Callabl
     Raises:
         ValueError: The loader has other parts than the captured one.
     """
+    if _fingerprint(loader) != description["loader"]:
+        raise ValueError(f"DataLoader was {description['loader']}, is {_fingerprint(loader)}")
     parts, generators = _parts(loader), _generators(loader)
     if len(parts) != len(description["attributes"]) or len(generators) != len(description["generators"]):
         raise ValueError("samplers of the DataLoader differ")
@@ -200,6 +203,13 @@ def _parts(loader: Any) -> list[Any]:
             parts.append(part)
             part = getattr(part, "sampler", None)
     return parts
+
+
+def _fingerprint(loader: Any) -> str:
+    """What two DataLoaders must share to yield the same items: an object that only stands at the same place does not."""
+    size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+    parts = [type(part).__qualname__ for part in _parts(loader)]
+    return f"{type(loader.dataset).__qualname__} of {size}, batch {loader.batch_size}, {loader.drop_last}, {parts}"
 
 
 def _generators(loader: Any) -> list[Any]:

@@ -136,7 +136,7 @@ class Encoder:
         limit_bytes: Most bytes to copy in all; what does not fit is reported.
         owned_tensors: Ids of tensors that are saved elsewhere (parameters, optimizer state).
         capture_frame: Encodes the frame of a suspended generator.
-        note_births: This is the first program point of the process.
+        note_births: Only note where objects stand: this is the first program point of the process.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class Encoder:
         self._left = limit_bytes
         self._owned = owned_tensors if isinstance(owned_tensors, (set, frozenset)) else frozenset(owned_tensors)
         self._capture_frame = capture_frame
-        self._note_births = note_births
+        self.note_births = note_births
         self._index: dict[int, int] = {}
         self._objects: list[Any] = []  # of each node; an id means something only while its object lives
         self._alive: list[Any] = []
@@ -183,7 +183,7 @@ class Encoder:
         self._objects.append(value)
         birth = None
         if handler not in _UNBORN:
-            if self._note_births:
+            if self.note_births:
                 births.note(value, place)
             birth = births.place(value)
         node = handler(self, value, place, depth)
@@ -327,6 +327,8 @@ class Encoder:
         torch: Any = sys.modules["torch"]
         if id(value) in self._owned:
             return ("owned",)
+        if self.note_births:
+            return ("owned",)  # only its place matters
         name = type_name(type(value))
         if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
             return self.lost(place, name, f"tensor of layout {value.layout} on {value.device}")
@@ -336,6 +338,8 @@ class Encoder:
         return ("tensor", str(value.dtype)[6:], tuple(value.shape), str(value.device), _tensor_bytes(torch, value))
 
     def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births:
+            return ("owned",)
         if value.dtype.hasobject or value.dtype.names is not None:
             return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not self._take(value.nbytes):

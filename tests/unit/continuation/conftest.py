@@ -43,14 +43,14 @@ def program_point(frame, owned=()):
         with open(file, "rb") as stream:
             captured, rng = pickle.load(stream)
         try:
-            report = c.restore(frame, captured, owned)
+            report = c.restore(frame, captured)
             result["problems"] = report.problems
             c.restore_rng(rng)
         except c.FrameMismatch as error:
             result["mismatch"] = str(error)
         lines.clear()
         return
-    c.observe(frame, owned_tensors=owned)
+    c.observe(frame)
     if calls != at:
         return
     if mode == "plain":

@@ -163,6 +163,15 @@ def main():
                 probe.trace(name, loader.batch_size, x.tolist())
 main()
 """,
+    "loader_made_anew_each_epoch": """
+def main():
+    for epoch in range(3):
+        loader = DataLoader(data, batch_size=4, shuffle=True)
+        for x, in loader:
+            learn(x)
+            probe.trace(epoch, x.tolist(), len(loader))
+main()
+""",
     "scheduler_and_scaler": """
 def main():
     global optimizer
