@@ -107,7 +107,8 @@ class AgentConnection:
         if fd is not None:
             sent = socket.send_fds(self._socket, [frame], [fd])
             frame = frame[sent:]
-        self._socket.sendall(frame)
+        if frame:  # sending nothing to a peer that has refused the frame would raise before its answer is read
+            self._socket.sendall(frame)
 
     def vote(self, step: int, incarnation: int, sealed: bool, digest: int = 0) -> None:
         """Votes on a snapshot, as a rank."""
