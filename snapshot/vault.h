@@ -84,6 +84,10 @@ class Vault {
     Mapping mapping;
     uint64_t table_capacity = 0, object_capacity = 0, chunk_capacity = 0, payload_capacity = 0;
     uint64_t table_hash = 0;  // of the table that lies in the slot
+    // Never taken from the header again: what others may have written there must not aim the writer.
+    uint64_t objectsAt() const { return kPage + table_capacity; }
+    uint64_t chunkHashesAt() const { return objectsAt() + object_capacity; }
+    uint64_t payloadAt() const { return chunkHashesAt() + chunk_capacity * sizeof(uint64_t); }
   };
   Superblock* superblock() const;
   SlotHeader* header(uint32_t index) const;
