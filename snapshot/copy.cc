@@ -6,6 +6,8 @@
 
 #include <xxhash.h>
 
+#include "snapshot/hash_avx2.h"
+
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
@@ -14,11 +16,13 @@ namespace reft {
 
 namespace {
 
-constexpr size_t kBlock = size_t{128} << 10;  // fits in L2 beside the training thread's lines
+constexpr size_t kBlock = size_t{16} << 10;  // two blocks fit in L1: the one in work and the one that is being fetched
 constexpr uint64_t kLine = 64;
 
-void streamCopy(std::byte* dst, const std::byte* src, size_t bytes) {
+// `ahead` bytes behind the source come next: they are fetched meanwhile, so that memory is read while it is written.
+void streamCopy(std::byte* dst, const std::byte* src, size_t bytes, size_t ahead) {
 #if defined(__SSE2__)
+  const std::byte* next = src + bytes;
   const size_t head = std::min<size_t>((16 - reinterpret_cast<uintptr_t>(dst) % 16) % 16, bytes);
   std::memcpy(dst, src, head);
   dst += head;
@@ -26,6 +30,9 @@ void streamCopy(std::byte* dst, const std::byte* src, size_t bytes) {
   bytes -= head;
   size_t at = 0;
   for (; at + 64 <= bytes; at += 64) {
+    if (at < ahead) {
+      _mm_prefetch(reinterpret_cast<const char*>(next + at), _MM_HINT_T0);
+    }
     const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at));
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at + 16));
     const __m128i c = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at + 32));
@@ -38,6 +45,7 @@ void streamCopy(std::byte* dst, const std::byte* src, size_t bytes) {
   std::memcpy(dst + at, src + at, bytes - at);
   _mm_sfence();
 #else
+  (void)ahead;
   std::memcpy(dst, src, bytes);
 #endif
 }
@@ -61,10 +69,15 @@ void ChunkHasher::reset() { XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_)
 uint64_t ChunkHasher::digest() const { return XXH3_64bits_digest(static_cast<XXH3_state_t*>(state_)); }
 
 void ChunkHasher::copy(std::byte* dst, const std::byte* src, size_t bytes) {
+  const bool fast = avx2::available();
   for (size_t at = 0; at < bytes; at += kBlock) {
     const size_t part = std::min(kBlock, bytes - at);
-    XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), src + at, part);
-    streamCopy(dst + at, src + at, part);
+    if (fast) {
+      avx2::update(state_, src + at, part);
+    } else {
+      XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), src + at, part);
+    }
+    streamCopy(dst + at, src + at, part, std::min(kBlock, bytes - at - part));
   }
 }
 

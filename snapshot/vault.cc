@@ -11,6 +11,7 @@
 
 #include "intercept/base/error.h"
 #include "intercept/base/op_log.h"
+#include "snapshot/hash_avx2.h"
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -67,7 +68,9 @@ void populate(std::byte* data, uint64_t bytes) {
 
 }  // namespace
 
-uint64_t hashBytes(const void* data, size_t bytes, uint64_t seed) { return XXH3_64bits_withSeed(data, bytes, seed); }
+uint64_t hashBytes(const void* data, size_t bytes, uint64_t seed) {
+  return bytes > kPage && avx2::available() ? avx2::hash(data, bytes, seed) : XXH3_64bits_withSeed(data, bytes, seed);
+}
 
 Mapping::Mapping(int fd, uint64_t offset, uint64_t bytes, bool writable) : bytes_(bytes) {
   void* address = ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd,
@@ -194,9 +197,9 @@ void* Vault::opLogArea() const { return fixed_.data() + superblock()->op_log_off
 uint64_t Vault::opLogBytes() const { return superblock()->op_log_bytes; }
 uint64_t Vault::bytes() const { return fileBytes(fd_.get()); }
 SlotHeader* Vault::header(uint32_t index) const { return reinterpret_cast<SlotHeader*>(slot_[index].mapping.data()); }
-std::byte* Vault::payload(uint32_t index) const { return slot_[index].mapping.data() + header(index)->payload_offset; }
+std::byte* Vault::payload(uint32_t index) const { return slot_[index].mapping.data() + slot_[index].payloadAt(); }
 uint64_t* Vault::chunkHashes(uint32_t index) const {
-  return reinterpret_cast<uint64_t*>(slot_[index].mapping.data() + header(index)->chunk_hashes_offset);
+  return reinterpret_cast<uint64_t*>(slot_[index].mapping.data() + slot_[index].chunkHashesAt());
 }
 uint64_t Vault::objectCapacity(uint32_t index) const { return slot_[index].object_capacity; }
 
@@ -276,7 +279,7 @@ void Vault::beginSlot(uint32_t index, int64_t step, uint64_t incarnation, std::s
   header->objects_bytes = 0;
   header->objects_hash = hashBytes(nullptr, 0);
   if (slot.table_hash != table_hash) {  // the table changes rarely, and can be hundreds of KB
-    std::memcpy(slot.mapping.data() + header->table_offset, table.data(), table.size());
+    std::memcpy(slot.mapping.data() + kPage, table.data(), table.size());
     slot.table_hash = table_hash;
   }
 }
@@ -286,7 +289,7 @@ bool Vault::putObjects(uint32_t index, std::string_view objects) {
     return false;
   }
   SlotHeader* header = this->header(index);
-  std::memcpy(slot_[index].mapping.data() + header->objects_offset, objects.data(), objects.size());
+  std::memcpy(slot_[index].mapping.data() + slot_[index].objectsAt(), objects.data(), objects.size());
   header->objects_bytes = objects.size();
   header->objects_hash = hashBytes(objects.data(), objects.size());
   return true;
