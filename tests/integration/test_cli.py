@@ -326,6 +326,8 @@ def vault(agent: FakeAgent, run_dir: Path, tmp_path: Path) -> Path:
         adopt_fd=-1,
         incarnation=5,
         attempt=0,
+        store=None,
+        nodes=1,
         threads=1,
         verify_full=False,
         slot_wait_sec=5.0,
