@@ -40,7 +40,6 @@ class Session:
     def __init__(self, env: dict[str, Any], job: _job.Job, store: Any) -> None:
         self.env, self.job, self.store = env, job, store
         self.step = 0
-        self.plans = 0
         self.state: _discovery.State | None = None
         self.point: _restore.RestorePoint | None = None
         self.saved: dict[str, Any] | None = None
@@ -318,8 +317,7 @@ class Session:
                 new.ranks = old.ranks
             groups = self._group_list
         else:
-            self.plans += 1
-            groups, different = _groups.confirm(state.regions, self.store, self.job.rank, self.plans)
+            groups, different = _groups.confirm(state.regions, self.store, self.job.rank)
             if different and self.job.rank == 0:
                 _banner.warn_once(
                     "different",
