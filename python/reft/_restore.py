@@ -36,6 +36,11 @@ class RestorePoint:
     holders: dict[str, list[list[int]]]
     rejected: list[str] = field(default_factory=list)
 
+    def sender(self, holder: int, local_world: int) -> int:
+        """The rank that reads the vault of `holder` for other nodes: itself, or the first rank of the node that has it."""
+        home = self.node_of_rank[holder]
+        return holder if holder // local_world == home else home * local_world
+
     @staticmethod
     def from_agreement(agreement: dict[str, Any]) -> "RestorePoint":
         return RestorePoint(
@@ -172,19 +177,14 @@ def restore_regions(sources: Sources, point: RestorePoint, state: State, rank: i
 def _exchange(sources: Sources, point: RestorePoint, live: dict[str, torch.Tensor], rank: int, local_world: int) -> int:
     """Sends shards to ranks whose node has none. All ranks walk one list in the same order, so sends and receives pair up."""
     written = 0
-
-    def sender_of(holder: int) -> int:
-        home = point.node_of_rank[holder]
-        return holder if holder // local_world == home else home * local_world
-
     for receiver in range(len(point.node_of_rank)):
         node = receiver // local_world
         owner = point.donor.get(receiver, receiver)
         if point.node_of_rank[owner] != node:  # a lost rank, or one that lives on another node now
-            if rank == sender_of(owner):
+            if rank == point.sender(owner, local_world):
                 _send_shard(sources.slot(owner), "", 0, receiver)
             elif rank == receiver:
-                written += _receive_shard(live, sender_of(owner))
+                written += _receive_shard(live, point.sender(owner, local_world))
         for gid in sorted(point.holders):
             if receiver not in group_ranks(gid):
                 continue
@@ -192,10 +192,10 @@ def _exchange(sources: Sources, point: RestorePoint, live: dict[str, torch.Tenso
                 if any(point.node_of_rank[holder] == node for holder in holders):
                     continue
                 holder = holders[receiver % len(holders)]
-                if rank == sender_of(holder):
+                if rank == point.sender(holder, local_world):
                     _send_shard(sources.slot(holder), gid, shard, receiver)
                 elif rank == receiver:
-                    written += _receive_shard(live, sender_of(holder))
+                    written += _receive_shard(live, point.sender(holder, local_world))
     return written
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from reft import _banner, _C, _continuation, _discovery, _groups, _job, _registry, _restore
+from reft import __version__, _banner, _C, _continuation, _discovery, _groups, _job, _registry, _restore
 from reft._boundary import Boundary
 
 _WELCOME_VERSION = 1
@@ -71,7 +71,7 @@ class Session:
         hello = {
             "role": "rank",
             "protocol": _WELCOME_VERSION,
-            "version": "0.1.0",
+            "version": __version__,
             "job": job.id,
             "node": job.node,
             "rank": job.rank,
@@ -197,9 +197,7 @@ class Session:
             if point.node_of_rank[owner] != rank // job.local_world:
                 needed[rank] = owner
         for owner in sorted(set(needed.values())):
-            home = point.node_of_rank[owner]
-            sender = owner if owner // job.local_world == home else home * job.local_world
-            if job.rank == sender:
+            if job.rank == point.sender(owner, job.local_world):
                 slot = self.sources.slot(owner)
                 self.store.set(f"table/{owner}", json.dumps([slot.regions, slot.groups, slot.pieces]))
                 self.store.set(f"objects/{owner}", bytes(slot.objects))
