@@ -75,13 +75,14 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
       spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
       next_token_(kFirstFree),
       ranks_(options_.job, options_.vault_dir),
-      ledger_([this](int rank, const CommitKey& key) -> std::optional<bool> {
+      ledger_([this](int rank, const CommitKey& key) -> std::optional<CommitLedger::Held> {
         auto* state = ranks_.find(rank);
         if (state == nullptr || state->readable() == nullptr) {
           return std::nullopt;
         }
         const auto keys = ranks_.sealed(*state);
-        return std::find(keys.begin(), keys.end(), key) != keys.end();
+        const auto found = std::find_if(keys.begin(), keys.end(), [&](const auto& entry) { return entry.first == key; });
+        return found == keys.end() ? CommitLedger::Held{} : CommitLedger::Held{true, found->second};
       }),
       hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
       empty_since_ns_(clock.nowNs()) {
@@ -341,11 +342,11 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
         if (ballot->incarnation != rank.hello.incarnation) {
           throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation), "that of hello");
         }
-        act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->digest));
+        act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut));
       } else if (rank.hello.local_rank != 0) {
         throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank), "local rank 0");
       } else {
-        act(ledger_.jobOutcome(key, ballot->yes != 0));
+        act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut));
       }
       return;
     }
@@ -413,7 +414,7 @@ Connection* Agent::connectionOf(const RankState& rank) {
 
 void Agent::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
-    const wire::Ballot ballot{action.key.step, action.key.incarnation, action.digest, static_cast<uint8_t>(action.yes), {}};
+    const wire::Ballot ballot{action.key.step, action.key.incarnation, action.cut, static_cast<uint8_t>(action.yes), {}};
     for (auto& [number, rank] : ranks_.all()) {
       const bool meant = action.kind == CommitLedger::Action::kNodeVote ? rank.hello.local_rank == 0
           : action.kind == CommitLedger::Action::kAnswer                ? number == action.rank

@@ -175,12 +175,12 @@ int RankTable::world() const {
   return newest == ranks_.end() ? 0 : newest->second.hello.world;
 }
 
-std::vector<CommitKey> RankTable::sealed(RankState& rank) {
-  std::vector<CommitKey> keys;
+std::vector<std::pair<CommitKey, uint64_t>> RankTable::sealed(RankState& rank) {
+  std::vector<std::pair<CommitKey, uint64_t>> keys;
   if (const auto* vault = rank.readable()) {
-    for (const auto& [state, step, incarnation] : vault->rawSlots()) {
-      if (state == SlotState::kSealed) {
-        keys.push_back({step, incarnation});
+    for (const RawSlot& slot : vault->rawSlots()) {
+      if (slot.state == SlotState::kSealed) {
+        keys.push_back({{slot.step, slot.incarnation}, slot.cut});
       }
     }
   }

@@ -55,7 +55,7 @@ class RankTable {
   bool allSaidBye() const;
   int world() const;
 
-  std::vector<CommitKey> sealed(RankState& rank);
+  std::vector<std::pair<CommitKey, uint64_t>> sealed(RankState& rank);
   // Deletes the vault files of this node's ranks, each with a log line.
   void deleteVaultFiles();
 

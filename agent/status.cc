@@ -29,10 +29,10 @@ std::string note(const RankStats& stats) {
 json slotsJson(const VaultReader& vault) {
   static constexpr std::array<const char*, 3> kNames{"empty", "writing", "sealed"};
   json slots = json::array();
-  for (const auto& [state, step, incarnation] : vault.rawSlots()) {
-    slots.push_back({{"state", kNames[std::min<size_t>(static_cast<size_t>(state), 2)]},
-                     {"step", step},
-                     {"incarnation", hex(incarnation)}});
+  for (const RawSlot& slot : vault.rawSlots()) {
+    slots.push_back({{"state", kNames[std::min<size_t>(static_cast<size_t>(slot.state), 2)]},
+                     {"step", slot.step},
+                     {"incarnation", hex(slot.incarnation)}});
   }
   return slots;
 }
@@ -93,6 +93,7 @@ std::string statusJson(const Options& options, RankTable& ranks, const CommitLed
                      {"aborted", ledger.counters().aborted},
                      {"repeated_votes", ledger.counters().repeated},
                      {"inferred_votes", ledger.counters().inferred},
+                     {"inconsistent_cuts", ledger.counters().inconsistent},
                      {"hang_reports", counters.hang_reports},
                      {"refused_peers", counters.refused_peers},
                      {"connections", counters.connections}};

@@ -2,7 +2,7 @@
 //
 // Status:
 //   {"job", "node", "agent_pid", "version", "uptime_sec", "world",
-//    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "hang_reports", "refused_peers", "connections"},
+//    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "inconsistent_cuts", "hang_reports", "refused_peers", "connections"},
 //    "newest_committed": {"step", "incarnation"} or null,
 //    "open_votes": [{"step", "incarnation", "votes"}],
 //    "ranks": [{"rank", "pid", "alive", "connected", "said_bye", "incarnation", "attempt",

@@ -6,6 +6,7 @@
 
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/gil.h"
+#include "intercept/base/cut.h"
 #include "intercept/base/fault.h"
 #include "intercept/base/log.h"
 
@@ -90,6 +91,8 @@ ReftBackend::ReftBackend(Parts parts, int rank, int size, OpLog& log)
       parts_(std::move(parts)),
       log_(log),
       group_(log.addGroup(parts_.group_name, rank, size)),
+      cut_key_(CutCounter::groupKey(parts_.group_name)),
+      collective_cut_(CutCounter::collectiveTerm(cut_key_, rank, size)),
       loopback_(rank) {
   TORCH_CHECK_VALUE(parts_.cpu || parts_.cuda, "backend reft needs gloo or NCCL, and this torch has neither for this machine");
   init();
@@ -152,6 +155,18 @@ void ReftBackend::syncLazyState() {
 
 // -- one op --------------------------------------------------------------------------------------------------------------
 
+void ReftBackend::countForCut(const Shape& shape, OpType type) const {
+  if (type == OpType::SEND) {
+    processCut().add(CutCounter::messageTerm(cut_key_, rank_, shape.peer));
+  } else if (type == OpType::RECV) {
+    processCut().add(-CutCounter::messageTerm(cut_key_, shape.peer, rank_));
+  } else if (type == OpType::RECVANYSOURCE) {
+    processCut().addUnknown();
+  } else {
+    processCut().add(collective_cut_);
+  }
+}
+
 template <typename Call>
 WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type, Call&& call) {
   OpLog::Op op;
@@ -169,6 +184,7 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
   signature = mix(signature, (uint64_t{shape.dtype} << 8) | shape.reduce_op);
   op.signature = mix(signature, static_cast<uint64_t>(shape.agreed));
   const uint64_t ticket = log_.begin(op);
+  countForCut(shape, type);
   faultPoint(FaultPoint::collective, faultStep());
   const bool coalescing = coalescing_.load(std::memory_order_relaxed);
   WorkPtr work;

@@ -169,6 +169,7 @@ class ReftBackend final : public c10d::Backend {
   template <typename Body>
   void each(Body body) const;
 
+  void countForCut(const Shape& shape, c10d::OpType type) const;
   template <typename Call>
   WorkPtr issue(const Target& target, const Shape& shape, c10d::OpType type, Call&& call);
   WorkPtr intoRegion(const Target& target, WorkPtr work, uint64_t ticket, c10d::OpType type);
@@ -183,6 +184,8 @@ class ReftBackend final : public c10d::Backend {
   Parts parts_;
   OpLog& log_;
   const uint32_t group_;
+  const uint64_t cut_key_;        // of the group in the consistent-cut check
+  const uint64_t collective_cut_;  // what one collective adds to it
   std::atomic<uint32_t> collectives_{0};
   std::atomic<uint32_t> messages_{0};
   Loopback loopback_;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <string>
 
+#include "intercept/base/cut.h"
 #include "intercept/base/log.h"
 
 namespace reft {
@@ -18,6 +19,7 @@ constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds what all nodes together ask of the store
 constexpr int64_t kKeptSteps = 8;
+constexpr uint64_t kCutMask = (uint64_t{1} << 48) - 1;  // sums of 32,768 nodes stay within the store's signed counter
 
 std::string key(const char* what, const wire::Ballot& ballot, int64_t back = 0) {
   return std::string("commit/") + what + "/" + std::to_string(ballot.step - back);
@@ -51,9 +53,20 @@ void StoreCommit::cast(const wire::Ballot& ballot) {
   if (ballot.yes == 0) {
     store_->set(key("outcome", ballot), value('0'));
     store_->deleteKey(key("outcome", ballot, kKeptSteps));
-  } else if (store_->add(key("sealed", ballot), 1) == nodes_) {
-    store_->set(key("outcome", ballot), value('1'));
-    store_->deleteKey(key("sealed", ballot));
+    return;
+  }
+  if (ballot.cut == kUnknownCut) {
+    store_->add(key("unknown", ballot), 1);
+  } else if (ballot.cut != 0) {
+    store_->add(key("cut", ballot), static_cast<int64_t>(ballot.cut & kCutMask));
+  }
+  if (store_->add(key("sealed", ballot), 1) == nodes_) {
+    const bool unknown = store_->add(key("unknown", ballot), 0) != 0;
+    const auto cut = static_cast<uint64_t>(store_->add(key("cut", ballot), 0)) & kCutMask;
+    store_->set(key("outcome", ballot), value(unknown || cut == 0 ? '1' : 'c'));
+    for (const char* counter : {"sealed", "unknown", "cut"}) {
+      store_->deleteKey(key(counter, ballot));
+    }
     store_->deleteKey(key("outcome", ballot, kKeptSteps));
   }
 }
@@ -65,6 +78,7 @@ void StoreCommit::await(wire::Ballot ballot) {
     if (store_->check({key("outcome", ballot)})) {
       const std::vector<uint8_t> found = store_->get(key("outcome", ballot));
       ballot.yes = !found.empty() && found[0] == '1' ? 1 : 0;
+      ballot.cut = !found.empty() && found[0] == 'c' ? 1 : 0;
       decided_(ballot);
       return;
     }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "intercept/base/cut.h"
 #include "intercept/base/error.h"
 #include "snapshot/vault.h"
 
@@ -42,6 +43,13 @@ std::optional<std::string> tryPlan(const Found& found, const std::set<int>& pres
     if (present.contains(rank)) {
       return "rank " + std::to_string(rank) + " has not sealed it";
     }
+  }
+  uint64_t cut = 0;
+  for (const auto& [rank, where] : found) {
+    cut = CutCounter::combine(cut, where.second->cut);
+  }
+  if (missing.empty() && !CutCounter::consistent(cut)) {
+    return "the ranks were at different points of the program (a message was under way, or they count steps differently)";
   }
   std::map<std::string, std::pair<std::vector<int>, std::optional<uint64_t>>> groups;  // id → ranks, digest
   for (const auto& [rank, where] : found) {
@@ -121,7 +129,7 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader, std::vecto
       if (std::any_of(bad.begin(), bad.end(), [](const auto& part) { return part.first < 0; })) {
         continue;  // a private part has no second source here
       }
-      SlotSummary summary{view.index, view.step, view.incarnation, {}};
+      SlotSummary summary{view.index, view.step, view.incarnation, view.cut, {}};
       for (size_t g = 0; g < table.groups.size(); ++g) {
         std::vector<uint32_t> shards = table.shardsOf(static_cast<int32_t>(g));
         std::erase_if(shards, [&](uint32_t shard) { return bad.contains({static_cast<int32_t>(g), shard}); });
@@ -145,7 +153,7 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
       for (const GroupSummary& group : slot.groups) {
         groups.push_back({group.id, group.ranks, group.shards, group.digest});
       }
-      slots.push_back({slot.slot, slot.step, slot.incarnation, std::move(groups)});
+      slots.push_back({slot.slot, slot.step, slot.incarnation, slot.cut, std::move(groups)});
     }
     list.push_back({{"rank", vault.rank}, {"node", vault.node}, {"slots", std::move(slots)}});
   }
@@ -159,8 +167,9 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& json_
       for (const Json& v : Json::parse(text)) {
         VaultSummary vault{v.at("rank").get<int>(), v.at("node").get<int>(), {}};
         for (const Json& s : v.at("slots")) {
-          SlotSummary slot{s.at(0).get<uint32_t>(), s.at(1).get<int64_t>(), s.at(2).get<uint64_t>(), {}};
-          for (const Json& g : s.at(3)) {
+          SlotSummary slot{s.at(0).get<uint32_t>(), s.at(1).get<int64_t>(), s.at(2).get<uint64_t>(),
+                           s.at(3).get<uint64_t>(), {}};
+          for (const Json& g : s.at(4)) {
             slot.groups.push_back({g.at(0).get<std::string>(), g.at(1).get<std::vector<int>>(),
                                    g.at(2).get<std::vector<uint32_t>>(), g.at(3).get<uint64_t>()});
           }

@@ -2,7 +2,8 @@
 //
 // Pure: the same inventories give the same plan everywhere, so no vote is needed. A step is taken only if every rank's own
 // part and every shard of every sharding group is sealed somewhere under the same (step, incarnation), and if the sampled
-// content hashes that the members of a group recorded agree (they differ when replicas diverged: silent data corruption).
+// content hashes that the members of a group recorded agree (they differ when replicas diverged: silent data corruption), and
+// if no message was under way between the ranks' program points (intercept/base/cut.h; with a vault lost, this is not known).
 //
 // Threads: re-entrant. Errors: parseInventories throws Corruption for text that is not an inventory.
 #pragma once
@@ -29,6 +30,7 @@ struct SlotSummary {
   uint32_t slot = 0;
   int64_t step = 0;
   uint64_t incarnation = 0;
+  uint64_t cut = 0;
   std::vector<GroupSummary> groups;
 };
 

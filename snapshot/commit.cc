@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "intercept/base/cut.h"
 #include "intercept/base/error.h"
 
 namespace reft {
@@ -165,15 +166,16 @@ std::vector<CommitLedger::Action> CommitLedger::expect(uint64_t id, int local_wo
 }
 
 void CommitLedger::settle(
-    Incarnation& inc, int64_t step, Ballots& ballots, bool committed, std::vector<Action>& actions) {
+    Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut, std::vector<Action>& actions) {
   const CommitKey key{step, inc.id};
   ballots.outcome = committed;
   ++(committed ? counters_.committed : counters_.aborted);
+  counters_.inconsistent += !committed && cut != 0;
   if (committed &&
       (!newest_committed_ || newest_committed_->incarnation != inc.id || newest_committed_->step < step)) {
     newest_committed_ = key;
   }
-  actions.push_back({Action::kBroadcast, key, committed, -1, 0});
+  actions.push_back({Action::kBroadcast, key, committed, -1, committed ? 0 : cut});
 }
 
 void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& actions) {
@@ -186,38 +188,42 @@ void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& a
   if (!any_dropped && ballots.votes.size() < static_cast<size_t>(inc.local_world)) {
     return;
   }
+  uint64_t cut = 0;
+  for (const auto& [rank, vote] : ballots.votes) {
+    cut = CutCounter::combine(cut, vote.second);
+  }
   if (inc.multi_node) {
     ballots.node_voted = true;
-    actions.push_back(
-        {Action::kNodeVote, {step, inc.id}, !any_dropped, -1, ballots.votes.begin()->second.second});
+    actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut});
   } else {
-    settle(inc, step, ballots, !any_dropped, actions);
+    const bool inconsistent = !any_dropped && !CutCounter::consistent(cut);
+    settle(inc, step, ballots, !any_dropped && !inconsistent, inconsistent ? cut : 0, actions);
   }
 }
 
 void CommitLedger::record(
-    Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t digest, std::vector<Action>& actions) {
+    Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t cut, std::vector<Action>& actions) {
   auto& ballots = inc.steps[step];
-  if (ballots.votes.emplace(rank, std::make_pair(sealed, digest)).second) {
+  if (ballots.votes.emplace(rank, std::make_pair(sealed, cut)).second) {
     decide(inc, step, actions);
   }
 }
 
-std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key, bool sealed, uint64_t digest) {
+std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key, bool sealed, uint64_t cut) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   const bool repeated = ballots.votes.count(rank) != 0;
   counters_.repeated += repeated;
   if (ballots.outcome) {
-    ballots.votes.emplace(rank, std::make_pair(sealed, digest));
+    ballots.votes.emplace(rank, std::make_pair(sealed, cut));
     actions.push_back({Action::kAnswer, key, *ballots.outcome, rank, 0});
   } else if (repeated && ballots.node_voted) {
     // The connection may have broken before local rank 0 got the node's vote.
     ballots.node_voted = false;
     decide(inc, key.step, actions);
   } else {
-    record(inc, rank, key.step, sealed, digest, actions);
+    record(inc, rank, key.step, sealed, cut, actions);
   }
   if (holds_sealed_) {
     for (auto& [step, earlier] : inc.steps) {
@@ -229,7 +235,7 @@ std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& 
       }
       if (const auto holds = holds_sealed_(rank, {step, inc.id})) {
         ++counters_.inferred;
-        record(inc, rank, step, *holds, 0, actions);
+        record(inc, rank, step, holds->sealed, holds->cut, actions);
       }
     }
   }
@@ -239,13 +245,13 @@ std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& 
   return actions;
 }
 
-std::vector<CommitLedger::Action> CommitLedger::vaultHolds(int rank, const std::vector<CommitKey>& sealed) {
+std::vector<CommitLedger::Action> CommitLedger::vaultHolds(int rank, const std::vector<std::pair<CommitKey, uint64_t>>& sealed) {
   std::vector<Action> actions;
-  for (const auto& key : sealed) {
+  for (const auto& [key, cut] : sealed) {
     const auto known = std::find_if(
-        incarnations_.begin(), incarnations_.end(), [&](const Incarnation& inc) { return inc.id == key.incarnation; });
+        incarnations_.begin(), incarnations_.end(), [id = key.incarnation](const Incarnation& inc) { return inc.id == id; });
     if (known != incarnations_.end()) {
-      record(*known, rank, key.step, true, 0, actions);
+      record(*known, rank, key.step, true, cut, actions);
       while (known->steps.size() > kRemembered) {
         known->steps.erase(known->steps.begin());
       }
@@ -254,12 +260,12 @@ std::vector<CommitLedger::Action> CommitLedger::vaultHolds(int rank, const std::
   return actions;
 }
 
-std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key, bool committed) {
+std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key, bool committed, uint64_t cut) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   if (!ballots.outcome) {
-    settle(inc, key.step, ballots, committed, actions);
+    settle(inc, key.step, ballots, committed, cut, actions);
   } else {
     actions.push_back({Action::kBroadcast, key, *ballots.outcome, -1, 0});
   }

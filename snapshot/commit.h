@@ -101,12 +101,17 @@ class CommitLedger {
     CommitKey key;
     bool yes = false;
     int rank = -1;
-    uint64_t digest = 0;  // kNodeVote: of the lowest rank, 0 = none
+    uint64_t cut = 0;  // kNodeVote: of the node's ranks together; outcomes: not 0 if the step was aborted for it
   };
 
-  // Whether the vault of `rank` holds `key` sealed at this moment (nullopt: the vault is not known or not readable); asked
-  // only for ranks whose vote is missing.
-  using HoldsSealed = std::function<std::optional<bool>(int rank, const CommitKey& key)>;
+  // What a vault says of a key: that it is sealed there, and with which part of the consistent-cut check.
+  struct Held {
+    bool sealed = false;
+    uint64_t cut = 0;
+  };
+  // What the vault of `rank` says of `key` at this moment (nullopt: the vault is not known or not readable); asked only for
+  // ranks whose vote is missing.
+  using HoldsSealed = std::function<std::optional<Held>(int rank, const CommitKey& key)>;
 
   explicit CommitLedger(HoldsSealed holds_sealed = nullptr);
 
@@ -117,16 +122,18 @@ class CommitLedger {
   // A vote. The first vote of a rank for a key stays. A vote for a later step of the same incarnation says that the rank
   // has finished with all earlier ones: where its vote for those is missing (this agent was started in between), the vault
   // says how it voted: holds sealed → sealed; else dropped.
-  std::vector<Action> vote(int rank, const CommitKey& key, bool sealed, uint64_t digest);
+  // `cut`: the rank's part of the consistent-cut check (intercept/base/cut.h). A step that every rank sealed at points of the
+  // program that do not belong together is aborted.
+  std::vector<Action> vote(int rank, const CommitKey& key, bool sealed, uint64_t cut);
 
   // Sealed slots found in a vault that was handed over: votes that an earlier agent may have received.
-  std::vector<Action> vaultHolds(int rank, const std::vector<CommitKey>& sealed);
+  std::vector<Action> vaultHolds(int rank, const std::vector<std::pair<CommitKey, uint64_t>>& sealed);
 
-  // The job decided (more than one node).
-  std::vector<Action> jobOutcome(const CommitKey& key, bool committed);
+  // The job decided (more than one node); `cut` as in Action.
+  std::vector<Action> jobOutcome(const CommitKey& key, bool committed, uint64_t cut = 0);
 
   struct Counters {
-    uint64_t committed = 0, aborted = 0, repeated = 0, inferred = 0;
+    uint64_t committed = 0, aborted = 0, repeated = 0, inferred = 0, inconsistent = 0;
   };
   const Counters& counters() const { return counters_; }
   // Newest committed key that this ledger decided or was told.
@@ -136,7 +143,7 @@ class CommitLedger {
 
  private:
   struct Ballots {
-    std::map<int, std::pair<bool, uint64_t>> votes;  // rank → (sealed, digest)
+    std::map<int, std::pair<bool, uint64_t>> votes;  // rank → (sealed, cut)
     bool node_voted = false;
     std::optional<bool> outcome;
   };
@@ -147,9 +154,10 @@ class CommitLedger {
     std::map<int64_t, Ballots> steps;
   };
   Incarnation& incarnation(uint64_t id);
-  void record(Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t digest, std::vector<Action>& actions);
+  void record(Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t cut, std::vector<Action>& actions);
   void decide(Incarnation& inc, int64_t step, std::vector<Action>& actions);
-  void settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, std::vector<Action>& actions);
+  void settle(
+      Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut, std::vector<Action>& actions);
 
   HoldsSealed holds_sealed_;
   std::deque<Incarnation> incarnations_;  // newest last

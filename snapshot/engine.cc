@@ -20,6 +20,7 @@ constexpr uint32_t kVerifySamples = 8192;  // cache lines per snapshot; about ha
 constexpr uint32_t kMinPieceSamples = 4;
 constexpr uint32_t kDigestSamples = 256;  // cache lines per sharding group
 constexpr int kCopyNice = 10;
+constexpr int64_t kRunPerVainWait = 100;  // waits in vain take a hundredth of the run
 
 }  // namespace
 
@@ -70,7 +71,7 @@ struct SnapshotEngine::Job {
   std::shared_ptr<const VersionReader> versions;
   std::vector<uint64_t> sample_hashes;  // per piece
   std::vector<uint64_t> group_digests;
-  uint64_t digest = 0;
+  uint64_t cut = 0;
   std::atomic<uint64_t> next_chunk{0};
   std::atomic<uint64_t> chunks_left{0};
   std::atomic<bool> failed{false};
@@ -85,7 +86,7 @@ SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vot
   vault_.stats().incarnation.store(options_.incarnation);
   vault_.stats().committed_step.store(static_cast<uint64_t>(-1));
   vault_.stats().sealed_step.store(static_cast<uint64_t>(-1));
-  protected_ns_ = clock_.nowNs();
+  protected_ns_ = started_ns_ = clock_.nowNs();
   for (uint32_t i = 0; i < std::max(options_.copy_threads, 1u); ++i) {
     threads_.emplace_back([this, i] { run(i == 0); });
   }
@@ -110,11 +111,11 @@ void SnapshotEngine::note(const std::string& text) {
   std::snprintf(stats.note, sizeof(stats.note), "%s", text.c_str());
 }
 
-void SnapshotEngine::vote(int64_t step, uint64_t digest, bool sealed) {
+void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed) {
   wire::Ballot ballot{};
   ballot.step = step;
   ballot.incarnation = options_.incarnation;
-  ballot.digest = digest;
+  ballot.cut = cut;
   ballot.yes = sealed ? 1 : 0;
   vote_(ballot);
   faultPoint(FaultPoint::after_vote, step);
@@ -196,8 +197,11 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
       return CaptureResult::kFailed;
     }
     job->plan = plan_;
-    if (!starved_) {  // without an agent there is no outcome: one wait is enough, training must not pay for each step
-      changed_.wait_for(lock, options_.slot_wait, [&] { return book_.canAcquire() || stopping_; });
+    // Without an agent there is no outcome: one wait is enough, training must not pay for each step.
+    if (!starved_ && !book_.canAcquire() && waited_in_vain_ns_ <= (start - started_ns_) / kRunPerVainWait) {
+      const bool freed =
+          changed_.wait_for(lock, options_.slot_wait, [&] { return book_.canAcquire() || stopping_; });
+      waited_in_vain_ns_ += freed ? 0 : clock_.nowNs() - start;
     }
     starved_ = !book_.canAcquire();
     slot = book_.acquire(input.step, options_.incarnation);
@@ -224,6 +228,8 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   vault_.beginSlot(static_cast<uint32_t>(*slot), input.step, options_.incarnation, plan.json, plan.json_hash,
                    plan.table.chunk_bytes, plan.table.payload_bytes, plan.chunk_count);
   vault_.putObjects(static_cast<uint32_t>(*slot), input.objects);
+  vault_.setCut(static_cast<uint32_t>(*slot), input.cut);
+  job->cut = input.cut;
   job->addresses.reserve(input.addresses.size());
   for (const void* address : input.addresses) {
     job->addresses.push_back(static_cast<const std::byte*>(address));
@@ -257,7 +263,6 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
       digest = digest * 31 + sampleHash(job->addresses[r], size, samples, seed + position++);
     }
     job->group_digests.push_back(digest);
-    job->digest = job->digest * 31 + digest;
   }
   faultPoint(FaultPoint::early_copy, input.step);
   for (uint64_t chunk = 0; chunk < plan.early_chunks; ++chunk) {
@@ -377,7 +382,7 @@ void SnapshotEngine::finish(Job& job) {
     }
     late_.insert(late_.end(), job.late.begin(), job.late.end());
   }
-  vote(job.step, job.digest, good);
+  vote(job.step, job.cut, good);
   {
     const std::lock_guard lock(mutex_);
     job.finished = true;
@@ -419,6 +424,10 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
       return;
     }
     newest_settled_ = std::max(newest_settled_, ballot.step);
+    if (ballot.yes == 0 && ballot.cut != 0) {
+      note("step " + std::to_string(ballot.step) + " not committed: the ranks were at different points of the program when"
+           " their optimizers returned (a message was under way, or they do not count the same steps)");
+    }
     if (ballot.yes != 0 && ballot.step > committed_step_.load()) {
       committed_step_.store(ballot.step);
       vault_.stats().committed_step.store(static_cast<uint64_t>(ballot.step));

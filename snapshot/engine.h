@@ -56,6 +56,7 @@ struct CaptureInput {
   std::span<const void* const> addresses;  // one per region of the table
   std::shared_ptr<const VersionReader> versions;
   std::string_view objects;
+  uint64_t cut = 0;  // CutCounter::value() at the program point
 };
 
 enum class CaptureResult { kTaken, kNoSlot, kNoTable, kFailed };
@@ -76,7 +77,8 @@ class SnapshotEngine {
   bool hasTable() const { return plan_ != nullptr; }
 
   // At the program point of `step`, which must grow (kFailed). Copies objects and early regions before it returns. Without a
-  // free slot it waits up to `slot_wait`, once: until the next outcome further captures give up immediately.
+  // free slot it waits up to `slot_wait`, once: until the next outcome further captures give up immediately. After the first,
+  // waits in vain take at most a hundredth of the run: ranks that do not count the same steps would wait for each other.
   CaptureResult capture(const CaptureInput& input);
 
   // Before the next optimizer step: returns when the copy is finished, helping with it. Returns nanoseconds waited.
@@ -102,7 +104,7 @@ class SnapshotEngine {
   void copyChunk(Job& job, uint64_t chunk);
   void finish(Job& job);
   void note(const std::string& text);
-  void vote(int64_t step, uint64_t digest, bool sealed);
+  void vote(int64_t step, uint64_t cut, bool sealed);
   bool prepareSlot(int slot, const Plan& plan, size_t object_bytes);
 
   EngineOptions options_;
@@ -121,7 +123,9 @@ class SnapshotEngine {
   int64_t newest_settled_ = -1;
   std::atomic<int64_t> committed_step_{-1};
   bool starved_ = false;  // a capture waited for a slot in vain, and no outcome has come since
+  int64_t waited_in_vain_ns_ = 0;
   bool stopping_ = false;
+  int64_t started_ns_ = 0;
   int64_t protected_ns_ = 0;      // newest commit, or the start
   uint64_t ops_at_alarm_check_ = 0;
   bool unprotected_ = false;

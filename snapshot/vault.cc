@@ -295,6 +295,8 @@ bool Vault::putObjects(uint32_t index, std::string_view objects) {
   return true;
 }
 
+void Vault::setCut(uint32_t index, uint64_t cut) { header(index)->cut = cut; }
+
 void Vault::sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns) {
   SlotHeader* header = this->header(index);
   header->group_count = static_cast<uint32_t>(std::min<size_t>(group_digests.size(), kMaxGroupDigests));
@@ -420,6 +422,7 @@ std::optional<SlotView> VaultReader::view(uint32_t index) const {
   view.incarnation = head.incarnation;
   view.generation = head.generation.load(std::memory_order_relaxed);
   view.sealed_ns = head.sealed_ns;
+  view.cut = head.cut;
   view.payload_bytes = head.payload_bytes;
   view.chunk_bytes = head.chunk_bytes;
   view.chunk_count = head.chunk_count;
@@ -449,12 +452,12 @@ std::vector<SlotView> VaultReader::slots() const {
   return result;
 }
 
-std::vector<std::tuple<SlotState, int64_t, uint64_t>> VaultReader::rawSlots() const {
-  std::vector<std::tuple<SlotState, int64_t, uint64_t>> result;
+std::vector<RawSlot> VaultReader::rawSlots() const {
+  std::vector<RawSlot> result;
   for (uint32_t i = 0; i < slots_; ++i) {
     if (const SlotHeader* head = header(i)) {
       const uint32_t state = std::min(head->state.load(), static_cast<uint32_t>(SlotState::kSealed));
-      result.emplace_back(static_cast<SlotState>(state), head->step, head->incarnation);
+      result.push_back({static_cast<SlotState>(state), head->step, head->incarnation, head->cut});
     }
   }
   return result;

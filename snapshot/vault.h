@@ -74,6 +74,7 @@ class Vault {
   bool putObjects(uint32_t index, std::string_view objects);
   std::byte* payload(uint32_t index) const;
   uint64_t* chunkHashes(uint32_t index) const;
+  void setCut(uint32_t index, uint64_t cut);  // 0 after beginSlot
   void sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns);
   void clearSlot(uint32_t index);
   uint64_t objectCapacity(uint32_t index) const;
@@ -106,11 +107,20 @@ struct SlotView {
   uint64_t incarnation = 0;
   uint64_t generation = 0;
   int64_t sealed_ns = 0;
+  uint64_t cut = 0;
   uint64_t payload_bytes = 0, chunk_bytes = 0, chunk_count = 0, object_bytes = 0, table_bytes = 0;
   std::vector<uint64_t> group_digests;
   // Where its parts lie in the vault, checked once: what the writer changes later never moves a read out of bounds.
   uint64_t table_at = 0, objects_at = 0, chunk_hashes_at = 0, payload_at = 0;
   uint64_t table_hash = 0, objects_hash = 0;
+};
+
+// A slot's header as written, verified by nothing.
+struct RawSlot {
+  SlotState state = SlotState::kEmpty;
+  int64_t step = -1;
+  uint64_t incarnation = 0;
+  uint64_t cut = 0;
 };
 
 struct ChunkFault {
@@ -133,8 +143,7 @@ class VaultReader {
   void refresh();
   // Slots that are sealed and whose header, table and objects check out.
   std::vector<SlotView> slots() const;
-  // All slots' state as written, for `reft ls`: (state, step, incarnation); nothing is verified.
-  std::vector<std::tuple<SlotState, int64_t, uint64_t>> rawSlots() const;
+  std::vector<RawSlot> rawSlots() const;
   SnapshotTable table(const SlotView& slot) const;       // throws Corruption
   std::string objects(const SlotView& slot) const;       // throws Corruption (hash)
   const std::byte* payload(const SlotView& slot) const;

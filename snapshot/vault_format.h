@@ -12,7 +12,7 @@ namespace reft {
 
 constexpr uint64_t kVaultMagic = 0x31544C5654464552;  // "REFTVLT1"
 constexpr uint64_t kSlotMagic = 0x31544C5354464552;   // "REFTSLT1"
-constexpr uint32_t kVaultVersion = 1;
+constexpr uint32_t kVaultVersion = 2;
 constexpr uint32_t kMaxSlots = 3;
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kMaxGroupDigests = 64;
@@ -73,6 +73,7 @@ struct SlotHeader {
   uint64_t chunk_hashes_offset, chunk_count, chunk_bytes;
   uint64_t payload_offset, payload_bytes;
   int64_t sealed_ns;
+  uint64_t cut;  // this rank's part of the consistent-cut check (intercept/base/cut.h)
   uint32_t group_count;
   uint32_t reserved;
   uint64_t group_digests[kMaxGroupDigests];  // sampled content hash of each sharding group, in table order

@@ -61,7 +61,7 @@ static_assert(sizeof(Header) == 16);
 struct Ballot {
   int64_t step;
   uint64_t incarnation;
-  uint64_t digest;  // vote: sampled content hash of the rank's replicated regions, 0 = none
+  uint64_t cut;     // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if aborted for it
   uint8_t yes;      // sealed / committed
   uint8_t reserved[7];
 };

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "c10d_backend/store_commit.h"
+#include "intercept/base/cut.h"
 #include "intercept/base/error.h"
 #include "intercept/base/op_log.h"
 #include "python/bindings/base.h"
@@ -64,6 +65,7 @@ class Engine {
                            : Vault::create(identity, slots, op_log_records, path);
     const auto capacity = static_cast<uint32_t>(op_log_records);
     processOpLog().moveTo(vault_->opLogArea(), fitting(capacity));
+    processCut().restart();
     RankStats& stats = vault_->stats();
     std::memset(static_cast<void*>(&stats), 0, sizeof(stats));
     stats.pid.store(static_cast<uint64_t>(::getpid()));
@@ -191,6 +193,7 @@ class Engine {
       input.addresses = addresses;
       input.versions = versions;
       input.objects = object_view;
+      input.cut = processCut().value();
       result = engine_->capture(input);
     }
     held_ = std::move(versions);
@@ -400,9 +403,9 @@ py::dict listVault(int fd) {
   }
   result["slots"] = slots;
   py::list raw;
-  for (const auto& [state, step, incarnation] : reader.rawSlots()) {
+  for (const RawSlot& one : reader.rawSlots()) {
     const char* names[] = {"empty", "writing", "sealed"};
-    raw.append(py::make_tuple(names[static_cast<uint32_t>(state)], step, hexOf(incarnation)));
+    raw.append(py::make_tuple(names[static_cast<uint32_t>(one.state)], one.step, hexOf(one.incarnation)));
   }
   result["raw_slots"] = raw;
   return result;

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "c10d_backend/call_site.h"
+#include "intercept/base/cut.h"
 #include "tests/fakes/recording_backend.h"
 
 namespace reft {
@@ -41,6 +42,24 @@ class Forwarding : public ::testing::Test {
   std::vector<int64_t> splits_;
   c10::intrusive_ptr<c10d::Backend::Options> options_ = c10::make_intrusive<c10d::Backend::Options>("inner");
 };
+
+TEST_F(Forwarding, CountsForTheConsistentCut) {
+  const uint64_t group = CutCounter::groupKey("group");
+  const auto adds = [](auto call) {
+    const uint64_t before = processCut().value();
+    call();
+    return processCut().value() - before;
+  };
+  const uint64_t collective = CutCounter::collectiveTerm(group, 0, 2);
+  ASSERT_NE(collective, 0u);
+  EXPECT_EQ(adds([&] { outer_->allreduce(tensors_, {}); }), collective);
+  EXPECT_EQ(adds([&] { outer_->barrier({}); }), collective);
+  EXPECT_EQ(adds([&] { outer_->send(tensors_, 1, 0); }), CutCounter::messageTerm(group, 0, 1));
+  EXPECT_EQ(adds([&] { outer_->recv(tensors_, 1, 0); }), 0 - CutCounter::messageTerm(group, 1, 0));
+  outer_->recvAnysource(tensors_, 0);
+  EXPECT_EQ(processCut().value(), kUnknownCut);
+  processCut().restart();
+}
 
 TEST_F(Forwarding, Collectives) {
   using B = c10d::Backend;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "intercept/base/cut.h"
 #include "intercept/base/error.h"
 #include "snapshot/vault.h"
 
@@ -30,7 +31,7 @@ std::vector<VaultSummary> replicas(int world, int64_t step, uint32_t copies, uin
       group.shards.push_back((static_cast<uint32_t>(rank) + k) % static_cast<uint32_t>(world));
     }
     std::sort(group.shards.begin(), group.shards.end());
-    vaults.push_back({rank, rank / 2, {{0, step, incarnation, {group}}}});
+    vaults.push_back({rank, rank / 2, {{0, step, incarnation, 0, {group}}}});
   }
   return vaults;
 }
@@ -165,14 +166,29 @@ TEST(AgreeOnRestore, RanksOutsideOfTheWorldCountForNothing) {
 }
 
 TEST(AgreeOnRestore, PrivateRanksNeedTheirOwnVault) {
-  std::vector<VaultSummary> vaults = {{0, 0, {{0, 4, kInc, {}}}}, {1, 0, {{0, 4, kInc, {}}}}};
+  std::vector<VaultSummary> vaults = {{0, 0, {{0, 4, kInc, 0, {}}}}, {1, 0, {{0, 4, kInc, 0, {}}}}};
   EXPECT_TRUE(agreeOnRestore(vaults, 2).plan);
   vaults.pop_back();
   EXPECT_FALSE(agreeOnRestore(vaults, 2).plan);
 }
 
+TEST(AgreeOnRestore, RefusesPointsOfTheProgramThatDoNotBelongTogether) {
+  auto vaults = replicas(3, 11, 0);
+  vaults[0].slots[0].cut = 40;
+  vaults[1].slots[0].cut = 2;
+  vaults[2].slots[0].cut = 0 - uint64_t{42};
+  EXPECT_TRUE(agreeOnRestore(vaults, 3).plan);
+  vaults[1].slots[0].cut = 3;
+  const Agreement result = agreeOnRestore(vaults, 3);
+  EXPECT_FALSE(result.plan);
+  EXPECT_NE(result.rejected.at(0).find("different points of the program"), std::string::npos);
+  vaults[2].slots[0].cut = kUnknownCut;
+  EXPECT_TRUE(agreeOnRestore(vaults, 3).plan);
+}
+
 TEST(Inventory, RoundTripKeepsEverything) {
   auto vaults = replicas(3, 11, 1);
+  vaults[1].slots[0].cut = kUnknownCut;
   vaults[0].slots[0].groups[0].digest = ~uint64_t{0};
   const auto again = parseInventories({inventoryJson({vaults[0]}), inventoryJson({vaults[1], vaults[2]})});
   EXPECT_EQ(inventoryJson(again), inventoryJson(vaults));

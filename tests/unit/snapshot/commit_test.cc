@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "intercept/base/cut.h"
 #include "intercept/base/error.h"
 
 namespace reft {
@@ -155,14 +156,36 @@ TEST(SlotBook, RejectsMisuse) {
 TEST(CommitLedger, CommitsWhenEveryRankSealed) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
-  EXPECT_TRUE(ledger.vote(0, {5, kInc}, true, 1).empty());
+  EXPECT_TRUE(ledger.vote(0, {5, kInc}, true, 7).empty());
   EXPECT_EQ(ledger.open().size(), 1u);
-  const auto actions = ledger.vote(1, {5, kInc}, true, 2);
+  const auto actions = ledger.vote(1, {5, kInc}, true, 0 - uint64_t{7});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kBroadcast);
   EXPECT_TRUE(actions[0].yes);
   EXPECT_EQ(ledger.newestCommitted(), (CommitKey{5, kInc}));
   EXPECT_TRUE(ledger.open().empty());
+}
+
+TEST(CommitLedger, AbortsWhenProgramPointsDoNotBelongTogether) {
+  CommitLedger ledger;
+  ledger.expect(kInc, 2, false);
+  ledger.vote(0, {5, kInc}, true, 7);
+  const auto actions = ledger.vote(1, {5, kInc}, true, 0 - uint64_t{9});
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_EQ(actions[0].kind, Action::kBroadcast);
+  EXPECT_FALSE(actions[0].yes);
+  EXPECT_NE(actions[0].cut, 0u);
+  EXPECT_EQ(ledger.counters().inconsistent, 1u);
+  EXPECT_EQ(ledger.newestCommitted(), std::nullopt);
+}
+
+TEST(CommitLedger, ACutThatARankCannotKnowIsNotChecked) {
+  CommitLedger ledger;
+  ledger.expect(kInc, 2, false);
+  ledger.vote(0, {5, kInc}, true, kUnknownCut);
+  const auto actions = ledger.vote(1, {5, kInc}, true, 8);
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_TRUE(actions[0].yes);
 }
 
 TEST(CommitLedger, AbortsAtTheFirstDroppedVote) {
@@ -222,7 +245,7 @@ TEST(CommitLedger, SeveralNodesWaitForTheOutcomeOfTheJob) {
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kNodeVote);
   EXPECT_TRUE(actions[0].yes);
-  EXPECT_EQ(actions[0].digest, 9u);
+  EXPECT_EQ(actions[0].cut, 17u);
   actions = ledger.vote(4, {5, kInc}, true, 9);  // after a reconnect: the node's vote may have been lost
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kNodeVote);
@@ -238,14 +261,14 @@ TEST(CommitLedger, SeveralNodesWaitForTheOutcomeOfTheJob) {
 TEST(CommitLedger, VaultOfAnsweredRankCompletesAVoteAfterAnAgentRestart) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
-  ledger.vaultHolds(0, {{4, kInc}, {5, kInc}, {3, kInc - 1}});  // told the outcome by the earlier agent
+  ledger.vaultHolds(0, {{{4, kInc}, 0}, {{5, kInc}, 0}, {{3, kInc - 1}, 0}});  // told the outcome by the earlier agent
   const auto actions = ledger.vote(1, {5, kInc}, true, 0);
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_TRUE(actions[0].yes);
 }
 
 TEST(CommitLedger, LaterVoteOfARankThatLacksTheStepAbortsIt) {
-  CommitLedger ledger([](int, const CommitKey& key) { return key.step == 4; });
+  CommitLedger ledger([](int, const CommitKey& key) { return CommitLedger::Held{key.step == 4}; });
   ledger.expect(kInc, 2, false);
   ledger.vote(0, {4, kInc}, true, 0);
   ledger.vote(0, {5, kInc}, true, 0);
@@ -422,17 +445,19 @@ class Cluster {
 
   // The old agent is gone with everything under way; the ranks connect to a new one.
   void startAgent() {
-    ledger_.emplace([this](int rank, const CommitKey& key) { return holds(ranks_[static_cast<size_t>(rank)], key.step); });
+    ledger_.emplace([this](int rank, const CommitKey& key) {
+      return CommitLedger::Held{holds(ranks_[static_cast<size_t>(rank)], key.step)};
+    });
     ledger_->expect(kInc, static_cast<int>(ranks_.size()), false);
     for (auto& rank : ranks_) {
       rank.to_agent.clear();
       rank.from_agent.clear();
     }
     for (size_t i = 0; i < ranks_.size(); ++i) {
-      std::vector<CommitKey> keys;
+      std::vector<std::pair<CommitKey, uint64_t>> keys;
       for (const auto step : ranks_[i].vault) {
         if (step != SlotBook::kNone) {
-          keys.push_back({step, kInc});
+          keys.push_back({{step, kInc}, 0});
         }
       }
       act(ledger_->vaultHolds(static_cast<int>(i), keys));

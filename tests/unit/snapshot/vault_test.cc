@@ -227,7 +227,7 @@ TEST_P(VaultTest, OverwritingEndsAViewAtOnce) {
   begin(0, 6, 10'000, 'y', "objects");
   EXPECT_FALSE(reader.stillSealed(view));
   EXPECT_TRUE(reader.slots().empty()) << "a slot in writing is absent";
-  EXPECT_EQ(std::get<0>(reader.rawSlots()[0]), SlotState::kWriting);
+  EXPECT_EQ(reader.rawSlots()[0].state, SlotState::kWriting);
   vault_->sealSlot(0, {}, 1);
   EXPECT_FALSE(reader.stillSealed(view)) << "sealed again, but another snapshot";
   EXPECT_EQ(reader.slots()[0].step, 6);
@@ -308,8 +308,8 @@ TEST_P(VaultTest, RejectsWrongMagicVersionAndChecksum) {
   flip(0);
   EXPECT_NE(messageOf(open).find("not a vault"), std::string::npos);
   flip(0);
-  write<uint32_t>(8, 2);
-  EXPECT_NE(messageOf(open).find("format version 2"), std::string::npos);
+  write<uint32_t>(8, kVaultVersion + 1);
+  EXPECT_NE(messageOf(open).find("format version " + std::to_string(kVaultVersion + 1)), std::string::npos);
   write<uint32_t>(8, kVaultVersion);
   EXPECT_EQ(messageOf(open), "");
   // Every bit of what the checksum covers.
