@@ -63,7 +63,8 @@ def test_exact(forkrun: Forkrun, job: TrainJob, folder: Path, model: str) -> Non
     assert job.wait() == 0, job.said
     assert resumed(job) is not None, job.said
     step = job.losses(0, 1)[0][0]
-    assert 0 <= min(job.losses(rank, 0)[-1][0] for rank in range(2)) - step <= 1
+    # -1: killed after its optimizer step and before the line that tells it.
+    assert -1 <= min(job.losses(rank, 0)[-1][0] for rank in range(2)) - step <= 1
     for rank in range(2):
         losses = dict(reference.losses(rank))
         assert all(losses[s] == loss for attempt in (0, 1) for s, loss in job.losses(rank, attempt))
