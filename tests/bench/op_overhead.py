@@ -2,9 +2,8 @@
 
     python tests/bench/op_overhead.py [--json FILE] [--rounds N]
 
-Two processes on this machine. `reft` and plain gloo take turns in short blocks, so that drift of the machine hits both; values
-are medians over blocks, spreads the distance between the quartiles. On a busy machine the wall times say little; the processor
-time of rank 0 beside them is steadier.
+Two processes on this machine. `reft` and plain gloo take turns in short blocks, so that drift of the machine hits both. On a
+busy machine the wall times say little; the processor time of rank 0 beside them is steadier.
 """
 
 from __future__ import annotations
@@ -12,9 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,12 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-BLOCK = 200
-
-
-def quartile_distance(values: list[float]) -> float:
-    quarters = statistics.quantiles(values, n=4)
-    return quarters[2] - quarters[0]
+BLOCK = 20  # calls; short, so that a disturbance spoils few of them and both sides see the same machine
 
 
 def blocks(call: Any, count: int) -> tuple[float, float]:
@@ -94,51 +85,45 @@ def measure_local() -> dict[str, list[float]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3000)
     arguments = parser.parse_args()
     os.environ.setdefault("REFT_SNAPSHOT", "0")
     os.environ.setdefault("REFT_BANNER", "0")
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    import report
 
     local = measure_local()
     both = measure_gloo(arguments.rounds)
-    pairs = [100 * (ours / gloo - 1) for ours, gloo in zip(both["reft"], both["gloo"], strict=True)]
-    cpu_pairs = [100 * (ours / gloo - 1) for ours, gloo in zip(both["reft_cpu"], both["gloo_cpu"], strict=True)]
     adds = [wrapped - noop for wrapped, noop in zip(local["wrapped"], local["noop"], strict=True)]
 
     def metric(values: list[float], unit: str, goal: float | None = None) -> dict[str, Any]:
-        value = statistics.median(values)
-        entry: dict[str, Any] = {"value": round(value, 3), "unit": unit, "spread": round(quartile_distance(values), 3)}
-        entry["goal"] = None if goal is None else f"<= {goal:g}"
-        entry["meets"] = None if goal is None else value <= goal
-        return entry
+        value = report.median(values)
+        goal_text = "" if goal is None else f"<= {goal:g}"
+        return report.metric(value, unit, report.mad(values), goal_text, None if goal is None else value <= goal)
+
+    def overhead(ours: list[float], base: list[float], goal: float | None = None) -> dict[str, Any]:
+        value, error = report.ratio(ours, base)
+        percent, spread = 100 * (value - 1), 100 * error
+        goal_text = "" if goal is None else f"<= {goal:g}"
+        return report.metric(percent, "%", spread, goal_text, None if goal is None else percent <= goal)
 
     metrics = {
         "all_reduce_4_bytes_gloo": metric(both["gloo"], "us"),
         "all_reduce_4_bytes_reft": metric(both["reft"], "us"),
-        "all_reduce_4_bytes_overhead": metric(pairs, "%", 2.0),
+        "all_reduce_4_bytes_overhead": overhead(both["reft"], both["gloo"], 2.0),
         "all_reduce_4_bytes_gloo_cpu": metric(both["gloo_cpu"], "us"),
-        "all_reduce_4_bytes_cpu_overhead": metric(cpu_pairs, "%"),
+        "all_reduce_4_bytes_cpu_overhead": overhead(both["reft_cpu"], both["gloo_cpu"]),
         "wrapper_per_op": metric(adds, "ns", 1000.0),
         "op_log_per_op": metric(local["op_log"], "ns", 200.0),
         "call_site_per_op": metric(local["call_site"], "ns", 200.0),
     }
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    failed = sum(1 for entry in metrics.values() if entry["meets"] is False)
-    report = {
-        "command": " ".join(["python", "tests/bench/op_overhead.py", *sys.argv[1:]]),
-        "commit": commit,
-        "versions": {"python": platform.python_version(), "torch": torch.__version__},
-        "machine": {"cpus": os.cpu_count(), "processor": platform.processor() or platform.machine(), "load": os.getloadavg()[0]},
-        "metrics": metrics,
-        "cases": {"run": len(metrics), "failed": failed, "skipped": 0},
-        "notes": f"2 ranks, {arguments.rounds} blocks of {BLOCK} calls each; the op log writes five phases per op",
-    }
-    for name, entry in metrics.items():
-        mark = {None: "", True: "  ok", False: "  MISSED"}[entry["meets"]]
-        print(f"{name:32} {entry['value']:10.2f} ± {entry['spread']:.2f} {entry['unit']:3} {entry['goal'] or ''}{mark}")
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=1) + "\n")
-    return 1 if failed else 0
+    notes = [
+        f"2 ranks, {arguments.rounds} interleaved blocks of {BLOCK} calls each; the op log writes five phases per op",
+        "overhead: ratio of the medians, ± its 95 % bootstrap interval; the others: median ± median absolute deviation",
+        f"load when it ended: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores",
+    ]
+    report.write(arguments.json, "bench op_overhead", metrics, len(metrics), 0, 0, notes)
+    return 0
 
 
 if __name__ == "__main__":
