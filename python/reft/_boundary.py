@@ -11,8 +11,9 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch.optim import Optimizer

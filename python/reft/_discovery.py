@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -64,7 +65,7 @@ class State:
 
 
 # Schedulers and scalers in the order in which they were made; those made before install() are found by the collector.
-_made: "weakref.WeakValueDictionary[int, Any]" = weakref.WeakValueDictionary()
+_made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _installed = False
 
 
@@ -115,7 +116,7 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     if coordinate is None or any(not isinstance(p, (Replicate, Shard)) for p in tensor.placements):
         return tensor._local_tensor, ()
     index = tuple(
-        slice(None) if isinstance(placement, Replicate) else at for placement, at in zip(tensor.placements, coordinate)
+        slice(None) if isinstance(placement, Replicate) else at for placement, at in zip(tensor.placements, coordinate, strict=True)
     )
     members = tuple(sorted(int(r) for r in ranks[index].flatten().tolist()))
     return tensor._local_tensor, members if len(members) > 1 else ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Mapping
 
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 

@@ -42,7 +42,7 @@ class RestorePoint:
         return holder if holder // local_world == home else home * local_world
 
     @staticmethod
-    def from_agreement(agreement: dict[str, Any]) -> "RestorePoint":
+    def from_agreement(agreement: dict[str, Any]) -> RestorePoint:
         return RestorePoint(
             agreement["step"],
             agreement["incarnation"],

@@ -18,15 +18,14 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from reft import __version__, _banner, _C, _continuation, _discovery, _groups, _job, _registry, _restore
+from reft import _C, __version__, _banner, _continuation, _discovery, _groups, _job, _registry, _restore
 from reft._boundary import Boundary
 
 _WELCOME_VERSION = 1
 _VAULT_LIST, _VAULT_INVENTORY, _VAULT_GET, _VAULT_FD = 12, 13, 14, 15
 
-_session: "Session | None" = None
+_session: Session | None = None
 _exit_failed = False
 
 
@@ -311,7 +310,7 @@ class Session:
         same = before == [(r.name, tuple(r.tensor.shape)) for r in state.regions]
         if same and self.state is not None:
             # Only the flags or identities moved: what was confirmed stays confirmed, and no other rank has to take part.
-            for old, new in zip(self.state.regions, state.regions):
+            for old, new in zip(self.state.regions, state.regions, strict=True):
                 new.ranks = old.ranks
             groups = self._group_list
         else:
@@ -405,18 +404,16 @@ class Session:
         # From here on a failure ends this rank: others have resumed, and a rank that has not would train something else.
         written = _restore.restore_regions(self.sources, point, state, job.rank, job.local_world)
         _C.fault_point("restore_copy", point.step)
-        for optimizer, groups, plain in zip(state.optimizers, saved["groups"], saved["plain_state"]):
-            for group, values in zip(optimizer.param_groups, groups):
+        for optimizer, groups, plain in zip(state.optimizers, saved["groups"], saved["plain_state"], strict=True):
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
                 group.update(values)
             _put_plain_state(optimizer, plain)
         with torch.no_grad():
             for name, tensor in state.strided.items():
                 if name in saved["strided"]:
                     tensor.copy_(saved["strided"][name])
-        for scheduler, values in zip(state.schedulers, saved["schedulers"]):
-            scheduler.load_state_dict(values)
-        for scaler, values in zip(state.scalers, saved["scalers"]):
-            scaler.load_state_dict(values)
+        self._put_state_dicts("scheduler", state.schedulers, saved["schedulers"])
+        self._put_state_dicts("gradient scaler", state.scalers, saved["scalers"])
         for name, values in saved["registered"].items():
             if name in _registry.objects:
                 _registry.objects[name].load_state_dict(values)
@@ -448,6 +445,20 @@ class Session:
                 f"resumed at step {point.step}: {said}, {_banner.size(written)} per rank in {spent / 1e6:.0f} ms{exact}"
             )
 
+    def _check_optimizers(self, state: _discovery.State) -> None:
+        assert self.saved is not None
+        there = [len(groups) for groups in self.saved["groups"]]
+        here = [len(o.param_groups) for o in state.optimizers]
+        if there != here:
+            raise _restore.Mismatch(f"optimizers had {there} parameter groups and have {here} now")
+
+    def _put_state_dicts(self, kind: str, objects: list[Any], saved: list[dict[str, Any]]) -> None:
+        """Objects made later in the script than its first step do not exist yet: said, because they start anew."""
+        if len(objects) != len(saved) and self.job.rank == 0:
+            _banner.say(f"{len(saved)} {kind}(s) were saved and {len(objects)} exist now: the others are not put back")
+        for obj, values in zip(objects, saved, strict=False):
+            obj.load_state_dict(values)
+
     def _all_match(self, state: _discovery.State) -> bool:
         """Whether every rank can put its snapshot back: all ranks resume or none."""
         assert self.point is not None and self.sources is not None
@@ -455,6 +466,7 @@ class Session:
         problem = ""
         try:
             _restore.check(self.sources, point, state, job.rank)
+            self._check_optimizers(state)
         except Exception as error:
             problem = str(error) or type(error).__name__
         self.store.set(f"match/{job.rank}", problem)
@@ -534,7 +546,7 @@ def _plain_state(optimizer: torch.optim.Optimizer) -> list[dict[Any, Any]]:
 
 def _put_plain_state(optimizer: torch.optim.Optimizer, saved: list[dict[Any, Any]]) -> None:
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter, values in zip(parameters, saved):
+    for parameter, values in zip(parameters, saved, strict=False):
         if values:
             optimizer.state[parameter].update(values)
 

@@ -72,7 +72,7 @@ def worker(args: argparse.Namespace) -> None:
         sources = _restore.Sources(session.client, point, rank, 0)
         _restore.restore_regions(sources, point, session.state, rank, world)
         ours.append(time.perf_counter() - begin)
-        assert all(torch.equal(a, b) for a, b in zip(tensors, wanted))
+        assert all(torch.equal(a, b) for a, b in zip(tensors, wanted, strict=True))
     if rank == 0:
         Path(args.out).write_text(json.dumps({"raw": raw, "ours": ours, "bytes": total}))
     dist.barrier()
@@ -102,7 +102,7 @@ def main() -> int:
             return 1
         r = json.loads(out.read_text())
     gigabytes = r["bytes"] / 1e9
-    ratios = [a / b for a, b in zip(r["raw"], r["ours"])]
+    ratios = [a / b for a, b in zip(r["raw"], r["ours"], strict=True)]
     ratio = report.median(ratios)
     report.write(args.json, "bench restore", {
         "rate_ratio": report.metric(ratio, "x of memcpy + all_gather", report.mad(ratios), ">= 0.8", ratio >= 0.8),

@@ -11,14 +11,13 @@ import time
 
 import torch
 import torch.distributed as dist
+from data import VOCABULARY, StandardLibrary
+from job import LossLog, digest, parser, place
+from model import GPT, Block, loss_of
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, DistributedSampler
-
-from data import VOCABULARY, StandardLibrary
-from job import LossLog, digest, parser, place
-from model import GPT, Block, loss_of
 
 
 def main() -> None:

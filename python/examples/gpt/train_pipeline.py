@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from data import VOCABULARY, StandardLibrary
+from job import LossLog, digest, parser, place
+from model import GPT, loss_of
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, DistributedSampler
-
-from data import VOCABULARY, StandardLibrary
-from job import LossLog, digest, parser, place
-from model import GPT, loss_of
 
 
 def cut(model: GPT, stages: int) -> list[nn.Sequential]:
