@@ -7,7 +7,6 @@
 #include "c10d_backend/backend.h"
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/gil.h"
-#include "tests/fakes/recording_backend.h"
 
 namespace py = pybind11;
 
@@ -166,77 +165,11 @@ void bindBackendClass(py::module_& module) {
       .def("__getattr__", &innerAttribute);
 }
 
-void bindDoubles(py::module_& module) {
-  const py::object base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
-  py::class_<RecordingBackend, c10::intrusive_ptr<RecordingBackend>>(
-      module, "_NoopBackend", base, "For tests and benchmarks: communicates with nobody.")
-      .def(py::init([](int rank, int size, const std::string& name, bool record) {
-             auto backend = c10::make_intrusive<RecordingBackend>(rank, size, name);
-             backend->record(record);
-             return backend;
-           }),
-           py::arg("rank") = 0, py::arg("size") = 1, py::arg("name") = "noop", py::arg("record") = false)
-      .def("calls", &RecordingBackend::calls)
-      .def("clear", &RecordingBackend::clear)
-      .def("fail_with", &RecordingBackend::fail_with)
-      .def("return_null", &RecordingBackend::return_null);
-
-  // Time per op without Python in the way: mean of `count` calls, in nanoseconds.
-  module.def(
-      "_time_allreduce",
-      [](const BackendPtr& backend, const at::Tensor& tensor, int64_t count, bool wait) {
-        std::vector<at::Tensor> tensors{tensor};
-        const auto begin = std::chrono::steady_clock::now();
-        for (int64_t i = 0; i < count; ++i) {
-          const WorkPtr work = backend->allreduce(tensors);
-          if (wait && work) {
-            work->wait();
-          }
-        }
-        const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
-        return spent.count() / static_cast<double>(count);
-      },
-      py::arg("backend"), py::arg("tensor"), py::arg("count"), py::arg("wait") = true,
-      py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "_time_op_log",
-      [](int64_t count) {
-        OpLog log(nullptr, 16384);
-        OpLog::Op op;
-        op.kind = OpKind::kAllreduce;
-        const auto begin = std::chrono::steady_clock::now();
-        for (int64_t i = 0; i < count; ++i) {
-          op.seq = static_cast<uint32_t>(i);
-          const uint64_t ticket = log.begin(op);
-          log.markEnqueued(ticket);
-          log.markWaitBegin(ticket);
-          log.markWaitEnd(ticket);
-          log.markDone(ticket);
-        }
-        const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
-        return spent.count() / static_cast<double>(count);
-      },
-      py::arg("count"), py::call_guard<py::gil_scoped_release>());
-  module.def(
-      "_time_call_site",
-      [](int64_t count) {
-        uint32_t all = 0;
-        const auto begin = std::chrono::steady_clock::now();
-        for (int64_t i = 0; i < count; ++i) {
-          all |= currentCallSite();
-        }
-        const std::chrono::duration<double, std::nano> spent = std::chrono::steady_clock::now() - begin;
-        return spent.count() / static_cast<double>(count) + (all == 0 ? 0.0 : 0.0);
-      },
-      py::arg("count"), py::call_guard<py::gil_scoped_release>());
-}
-
 }  // namespace
 
 void bindBackend(py::module_& module) {
   gil_releaser.store(&releaseGil, std::memory_order_release);
   bindBackendClass(module);
-  bindDoubles(module);
 
   py::class_<OpLog>(module, "OpLog", "Records of this process's collectives, newest overwriting oldest.")
       .def(

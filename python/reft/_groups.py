@@ -36,7 +36,10 @@ def confirm(regions: list[Region], store: Any, rank: int) -> tuple[list[tuple[st
     different: list[str] = []
     keyed = []
     for ranks, members in sorted(by_ranks.items()):
-        rows = sorted([r.name, str(r.tensor.dtype), list(r.tensor.shape), list(_C.content_hash(r.tensor))] for r in members)
+        rows: list[list[Any]] = [
+            [r.name, str(r.tensor.dtype), list(r.tensor.shape), list(_C.content_hash(r.tensor))] for r in members
+        ]
+        rows.sort()
         text = json.dumps(rows, separators=(",", ":"))
         # By the parameters alone: state that only some members have (ZeRO) must not part them.
         names = sorted((r.name, str(r.tensor.shape)) for r in members if r.name.count(".") == 1)

@@ -14,10 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from reft import _C
+from reft import _C, _agent_protocol
 from reft._discovery import State
-
-_VAULT_GET, _VAULT_FD = 14, 15
 
 
 @dataclass
@@ -67,6 +65,11 @@ class Table:
     pieces: list[tuple[int, int, int, int, int]]
 
 
+def vault_of(client: _C.AgentClient, rank: int) -> tuple[str, int]:
+    """What the agent says of a rank's vault, and a descriptor of it, -1 if it has none; the caller closes it."""
+    return client.request(_agent_protocol.VAULT_GET, json.dumps({"rank": rank}), _agent_protocol.VAULT_FD)
+
+
 class Sources:
     """Slots of this node's vaults that hold the agreed step, and tables of others that were sent."""
 
@@ -84,7 +87,7 @@ class Sources:
 
     def slot(self, rank: int) -> Any:
         if rank not in self._open:
-            payload, fd = self._client.request(_VAULT_GET, json.dumps({"rank": rank}), _VAULT_FD)
+            payload, fd = vault_of(self._client, rank)
             if fd < 0:
                 raise _C.Unavailable(f"the agent has no vault of rank {rank}: {payload!r}")
             try:

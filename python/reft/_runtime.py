@@ -19,11 +19,19 @@ from typing import Any
 
 import torch
 
-from reft import _C, __version__, _banner, _continuation, _discovery, _groups, _job, _registry, _restore
+from reft import (
+    _C,
+    __version__,
+    _agent_protocol,
+    _banner,
+    _continuation,
+    _discovery,
+    _groups,
+    _job,
+    _registry,
+    _restore,
+)
 from reft._boundary import Boundary
-
-_WELCOME_VERSION = 1
-_VAULT_LIST, _VAULT_INVENTORY, _VAULT_GET, _VAULT_FD = 12, 13, 14, 15
 
 _session: Session | None = None
 _exit_failed = False
@@ -45,7 +53,7 @@ class Session:
         self.sources: _restore.Sources | None = None
         self.early: set[str] = set()
         self._fingerprint: tuple[int, ...] = ()
-        self._tensors: list[torch.Tensor] = []
+        self._group_list: list[tuple[str, tuple[int, ...]]] = []
         self._said_first = False
         self._uncaptured: list[tuple[str, str, str]] = []
         self._owned: set[int] = set()
@@ -69,7 +77,7 @@ class Session:
         directory = run_dir / job.id / f"node-{job.node}"
         hello = {
             "role": "rank",
-            "protocol": _WELCOME_VERSION,
+            "protocol": _agent_protocol.VERSION,
             "version": __version__,
             "job": job.id,
             "node": job.node,
@@ -138,14 +146,14 @@ class Session:
         """Publishes what this node has of this rank, and decides with all others. Returns the own vault or -1."""
         job = self.job
         own_fd, inventory = -1, "[]"
-        payload, _ = self.client.request(_VAULT_LIST, "{}", _VAULT_INVENTORY)
+        payload, _ = self.client.request(_agent_protocol.VAULT_LIST, "{}", _agent_protocol.VAULT_INVENTORY)
         ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
         wanted = {job.rank}
         if job.local_rank == 0:  # vaults of ranks that live on other nodes now
             wanted |= {r for r in ranks_here if r // job.local_world != job.node}
         texts = []
         for rank in sorted(wanted & ranks_here):
-            payload, fd = self.client.request(_VAULT_GET, json.dumps({"rank": rank}), _VAULT_FD)
+            _, fd = _restore.vault_of(self.client, rank)
             if fd < 0:
                 continue
             try:
@@ -165,7 +173,9 @@ class Session:
         self.store.set(f"inventory/{job.rank}", inventory)
         keys = [f"inventory/{r}" for r in range(job.world)]
         inventories = [bytes(self.store.get(key)).decode() for key in keys]
-        agreement = _C.agree(inventories, job.world) if self.env["resume"] != "off" else {"step": None, "vaults": 0}
+        agreement: dict[str, Any] = {"step": None, "vaults": 0}
+        if self.env["resume"] != "off":
+            agreement = _C.agree(inventories, job.world)
         if agreement["step"] is None:
             if agreement["vaults"] and job.rank == 0:
                 reasons = "; ".join(agreement["rejected"]) or "nothing is sealed by all ranks yet"

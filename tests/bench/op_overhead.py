@@ -9,9 +9,11 @@ busy machine the wall times say little; the processor time of rank 0 beside them
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import sys
+import sysconfig
 import tempfile
 import time
 from pathlib import Path
@@ -64,21 +66,35 @@ def measure_gloo(rounds: int) -> dict[str, list[float]]:
         return dict(json.loads((Path(folder) / "times.json").read_text()))
 
 
+def op_bench() -> Any:
+    """The module that was built beside the `_C` in use: the newest one of this interpreter."""
+    name = f"op_bench.{sysconfig.get_config_var('SOABI')}.so"
+    found = sorted(Path(__file__).resolve().parents[2].glob(f"build*/tests/{name}"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise SystemExit("op_bench is not built: run tools/dev build")
+    spec = importlib.util.spec_from_file_location("op_bench", found[-1])
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def measure_local() -> dict[str, list[float]]:
     """Nanoseconds, without communication and without Python in the loop."""
     from reft import _C
 
+    bench = op_bench()
     tensor = torch.ones(1)
-    noop = _C._NoopBackend()
+    noop = bench.NoopBackend()
     wrapped = _C.ReftBackend(noop, None, None, "", "bench", 0, 1)
     _C.install_call_sites([str(Path(torch.__file__).parent) + "/"])
     result: dict[str, list[float]] = {"noop": [], "wrapped": [], "op_log": [], "call_site": []}
     count = 100_000
     for _ in range(21):
-        result["noop"].append(_C._time_allreduce(noop, tensor, count))
-        result["wrapped"].append(_C._time_allreduce(wrapped, tensor, count))
-        result["op_log"].append(_C._time_op_log(count))
-        result["call_site"].append(_C._time_call_site(count))
+        result["noop"].append(bench.time_allreduce(noop, tensor, count))
+        result["wrapped"].append(bench.time_allreduce(wrapped, tensor, count))
+        result["op_log"].append(bench.time_op_log(count))
+        result["call_site"].append(bench.time_call_site(count))
     return result
 
 
