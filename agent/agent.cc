@@ -81,7 +81,8 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
           return std::nullopt;
         }
         const auto keys = ranks_.sealed(*state);
-        const auto found = std::find_if(keys.begin(), keys.end(), [&](const auto& entry) { return entry.first == key; });
+        const auto found =
+            std::find_if(keys.begin(), keys.end(), [&](const auto& entry) { return entry.first == key; });
         return found == keys.end() ? CommitLedger::Held{} : CommitLedger::Held{true, found->second};
       }),
       hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
@@ -335,7 +336,8 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
     case wire::Type::kJobOutcome: {
       const auto ballot = wire::decodeBallot(frame.payload);
       if (!ballot || ballot->step < 0 || ballot->yes > 1) {
-        throw InvalidArgument("ballot", std::to_string(frame.payload.size()) + " bytes", "32 bytes, step 0 or more, yes 0|1");
+        throw InvalidArgument("ballot", std::to_string(frame.payload.size()) + " bytes",
+                              "32 bytes, step 0 or more, yes 0|1");
       }
       const CommitKey key{ballot->step, ballot->incarnation};
       if (frame.type == wire::Type::kVote) {
@@ -344,7 +346,8 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
         }
         act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut));
       } else if (rank.hello.local_rank != 0) {
-        throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank), "local rank 0");
+        throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank),
+                              "local rank 0");
       } else {
         act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut));
       }
@@ -368,16 +371,13 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
       rank.said_bye = true;
       logInfo("agent", "rank ", rank.hello.rank, " said bye");
       return;
-    default:
-      fromAnybody(peer, frame);
+    default: fromAnybody(peer, frame);
   }
 }
 
 void Agent::fromAnybody(Connection& peer, wire::Frame& frame) {
   switch (frame.type) {
-    case wire::Type::kVaultList:
-      peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_));
-      return;
+    case wire::Type::kVaultList: peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_)); return;
     case wire::Type::kVaultGet: {
       const int number = parseVaultGet(frame.payload);
       auto* rank = ranks_.find(number);
@@ -398,12 +398,10 @@ void Agent::fromAnybody(Connection& peer, wire::Frame& frame) {
       counters_.connections = peers_.size();
       peer.send(wire::Type::kMetrics, metricsText(options_, ranks_, ledger_, counters_));
       return;
-    case wire::Type::kStacksRequest:
-      collectStacks(peer.id(), parseStacksRequest(frame.payload));
-      return;
+    case wire::Type::kStacksRequest: collectStacks(peer.id(), parseStacksRequest(frame.payload)); return;
     default:
-      throw InvalidArgument("message type", std::to_string(static_cast<int>(frame.type)), "those of a " +
-                            std::string(peer.rank >= 0 ? "rank" : "tool"));
+      throw InvalidArgument("message type", std::to_string(static_cast<int>(frame.type)),
+                            "those of a " + std::string(peer.rank >= 0 ? "rank" : "tool"));
   }
 }
 
@@ -414,14 +412,16 @@ Connection* Agent::connectionOf(const RankState& rank) {
 
 void Agent::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
-    const wire::Ballot ballot{action.key.step, action.key.incarnation, action.cut, static_cast<uint8_t>(action.yes), {}};
+    const wire::Ballot ballot{
+        action.key.step, action.key.incarnation, action.cut, static_cast<uint8_t>(action.yes), {}};
     for (auto& [number, rank] : ranks_.all()) {
       const bool meant = action.kind == CommitLedger::Action::kNodeVote ? rank.hello.local_rank == 0
-          : action.kind == CommitLedger::Action::kAnswer                ? number == action.rank
+                         : action.kind == CommitLedger::Action::kAnswer ? number == action.rank
                                                                         : true;
       auto* peer = meant && rank.hello.incarnation == action.key.incarnation ? connectionOf(rank) : nullptr;
       if (peer != nullptr) {
-        peer->send(action.kind == CommitLedger::Action::kNodeVote ? wire::Type::kNodeVote : wire::Type::kOutcome, ballot);
+        peer->send(action.kind == CommitLedger::Action::kNodeVote ? wire::Type::kNodeVote : wire::Type::kOutcome,
+                   ballot);
       }
     }
   }
@@ -513,8 +513,8 @@ void Agent::finishCollections() {
       ++it;
       continue;
     }
-    const auto [report, text] = writeReport(ranks_, *it, options_.job, options_.node,
-                                            it->requester == 0 ? options_.hang_suspect_sec : 0, now);
+    const auto [report, text] =
+        writeReport(ranks_, *it, options_.job, options_.node, it->requester == 0 ? options_.hang_suspect_sec : 0, now);
     if (it->requester == 0) {
       ++counters_.hang_reports;
       const auto folder = options_.directory() + "/verdicts";
@@ -554,8 +554,8 @@ void Agent::serveHttp(uint64_t token, Http& http) {
       counters_.connections = peers_.size();
       const auto body = known ? metricsText(options_, ranks_, ledger_, counters_) : std::string("GET /metrics\n");
       http.out = std::string("HTTP/1.1 ") + (known ? "200 OK" : "404 Not Found") +
-          "\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\nContent-Length: " +
-          std::to_string(body.size()) + "\r\n\r\n" + body;
+                 "\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\nContent-Length: " +
+                 std::to_string(body.size()) + "\r\n\r\n" + body;
       watch(http.socket.get(), token, true, false);
     }
   }

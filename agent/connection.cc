@@ -20,13 +20,17 @@ bool Connection::receive() {
 
 void Connection::send(wire::Type type, std::string_view payload, int fd) {
   if (payload.size() > wire::kMaxPayload) {
-    enqueue(wire::encode(wire::Type::kError, R"({"what":"the answer is larger than a frame","hint":"ask for fewer ranks"})"), -1);
+    enqueue(wire::encode(wire::Type::kError,
+                         R"({"what":"the answer is larger than a frame","hint":"ask for fewer ranks"})"),
+            -1);
     return;
   }
   enqueue(wire::encode(type, payload), fd);
 }
 
-void Connection::send(wire::Type type, const wire::Ballot& ballot) { enqueue(wire::encode(type, ballot), -1); }
+void Connection::send(wire::Type type, const wire::Ballot& ballot) {
+  enqueue(wire::encode(type, ballot), -1);
+}
 
 void Connection::enqueue(std::string bytes, int fd) {
   if (gone_ || closing_) {

@@ -81,8 +81,9 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
   const auto end = agent.run();
   running = nullptr;
   const bool clean = end == reft::agent::Agent::End::kClean;
-  reft::logInfo("agent", clean ? "all ranks ended cleanly" : end == reft::agent::Agent::End::kStopped ? "stopped by a signal"
-                                                                                                    : "nobody came back");
+  reft::logInfo("agent", clean                                      ? "all ranks ended cleanly"
+                         : end == reft::agent::Agent::End::kStopped ? "stopped by a signal"
+                                                                    : "nobody came back");
   removeTraces(options);
   return 0;
 }

@@ -43,7 +43,8 @@ int64_t integer(const json& from, const char* name, int64_t low, int64_t high, c
 std::string text(const json& from, const char* name, size_t longest) {
   const auto found = from.find(name);
   if (found == from.end() || !found->is_string() || found->get_ref<const std::string&>().size() > longest) {
-    throw InvalidArgument(name, found == from.end() ? "absent" : "no such string", "a string of up to " + std::to_string(longest) + " bytes");
+    throw InvalidArgument(name, found == from.end() ? "absent" : "no such string",
+                          "a string of up to " + std::to_string(longest) + " bytes");
   }
   return found->get<std::string>();
 }
@@ -52,7 +53,8 @@ std::string text(const json& from, const char* name, size_t longest) {
 
 bool validJobId(std::string_view job) {
   return !job.empty() && job.size() <= 128 && job[0] != '.' && std::all_of(job.begin(), job.end(), [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' || c == '_' ||
+           c == '-';
   });
 }
 

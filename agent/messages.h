@@ -35,7 +35,7 @@ struct VaultPut {
 };
 
 VaultPut parseVaultPut(std::string_view payload);
-int parseVaultGet(std::string_view payload);                   // rank
+int parseVaultGet(std::string_view payload);                    // rank
 std::vector<int> parseStacksRequest(std::string_view payload);  // empty = all ranks
 uint64_t parseStackReplyId(std::string_view payload);
 

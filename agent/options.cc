@@ -18,15 +18,17 @@ double number(const std::string& name, const std::string& value, double low, dou
   double result = 0;
   const auto parsed = std::from_chars(value.data(), value.data() + value.size(), result);
   if (parsed.ec != std::errc() || parsed.ptr != value.data() + value.size() || !(result >= low && result <= high)) {
-    throw InvalidArgument(name, value, std::to_string(static_cast<int64_t>(low)) + ".." +
-                                           std::to_string(static_cast<int64_t>(high)));
+    throw InvalidArgument(
+        name, value, std::to_string(static_cast<int64_t>(low)) + ".." + std::to_string(static_cast<int64_t>(high)));
   }
   return result;
 }
 
 }  // namespace
 
-std::string Options::directory() const { return run_dir + "/" + job + "/node-" + std::to_string(node); }
+std::string Options::directory() const {
+  return run_dir + "/" + job + "/node-" + std::to_string(node);
+}
 
 Options parseOptions(const std::vector<std::string>& arguments) {
   Options options;

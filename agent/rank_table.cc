@@ -21,7 +21,7 @@ bool sameFile(int fd, const std::string& path) {
   struct stat open_file {};
   struct stat there {};
   return ::fstat(fd, &open_file) == 0 && ::lstat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
-      open_file.st_ino == there.st_ino && open_file.st_dev == there.st_dev;
+         open_file.st_ino == there.st_ino && open_file.st_dev == there.st_dev;
 }
 
 }  // namespace
@@ -107,8 +107,9 @@ bool RankTable::ended(const RankState& rank) {
 RankState& RankTable::join(const Hello& hello, int pid, uint64_t connection) {
   auto& state = ranks_[hello.rank];
   if (state.live() && state.pid != pid && state.hello.incarnation != hello.incarnation && !ended(state)) {
-    throw InvalidArgument("job id '" + job_ + "'", "already used by a live job (pid " + std::to_string(state.pid) +
-                          " is its rank " + std::to_string(hello.rank) + ")",
+    throw InvalidArgument("job id '" + job_ + "'",
+                          "already used by a live job (pid " + std::to_string(state.pid) + " is its rank " +
+                              std::to_string(hello.rank) + ")",
                           "another name: set REFT_JOB_ID");
   }
   incarnation_ = hello.incarnation;

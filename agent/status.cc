@@ -76,7 +76,9 @@ std::string label(const std::string& value) {
 
 }  // namespace
 
-std::string dumpJson(const json& value) { return value.dump(-1, ' ', false, json::error_handler_t::replace); }
+std::string dumpJson(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
 
 std::string statusJson(const Options& options, RankTable& ranks, const CommitLedger& ledger,
                        const AgentCounters& counters, int64_t now_ns) {
@@ -117,12 +119,12 @@ std::string statusJson(const Options& options, RankTable& ranks, const CommitLed
     if (const auto* vault = rank.readable()) {
       entry["vault"] = {{"bytes", vault->bytes()}, {"path", rank.vault_path}, {"slots", slotsJson(*vault)}};
       if (const auto progress = readProgress(rank)) {
-        entry["op_log"] = {
-            {"ops", progress->ops},
-            {"heartbeat_age_sec",
-             progress->heartbeat_ns == 0 ? -1.0
-                                         : static_cast<double>(now_ns - static_cast<int64_t>(progress->heartbeat_ns)) / 1e9},
-            {"pending", progress->pending}};
+        entry["op_log"] = {{"ops", progress->ops},
+                           {"heartbeat_age_sec",
+                            progress->heartbeat_ns == 0
+                                ? -1.0
+                                : static_cast<double>(now_ns - static_cast<int64_t>(progress->heartbeat_ns)) / 1e9},
+                           {"pending", progress->pending}};
       }
       const auto& stats = vault->stats();
 #define REFT_STATS_JSON(name) entry["stats"][#name] = stats.name.load(std::memory_order_relaxed);
@@ -160,7 +162,8 @@ std::string metricsText(const Options& options, RankTable& ranks, const CommitLe
   agent("commits_total", "counter", "Snapshots that every rank sealed.", ledger.counters().committed);
   agent("aborts_total", "counter", "Snapshots that some rank dropped.", ledger.counters().aborted);
   agent("hang_reports_total", "counter", "Hang reports written.", counters.hang_reports);
-  agent("refused_peers_total", "counter", "Connections closed for what they sent or who they were.", counters.refused_peers);
+  agent("refused_peers_total", "counter", "Connections closed for what they sent or who they were.",
+        counters.refused_peers);
   agent("connections", "gauge", "Open connections.", counters.connections);
 
   struct Sample {
@@ -187,14 +190,16 @@ std::string metricsText(const Options& options, RankTable& ranks, const CommitLe
       continue;  // an identity, not a quantity
     }
     const bool time = field.size() > 3 && field.compare(field.size() - 3, 3, "_ns") == 0;
-    const auto* known = std::find_if(std::begin(kMetrics), std::end(kMetrics), [&f = field](const Metric& m) { return f == m.field; });
+    const auto* known =
+        std::find_if(std::begin(kMetrics), std::end(kMetrics), [&f = field](const Metric& m) { return f == m.field; });
     const bool described = known != std::end(kMetrics);
     const std::string type = described ? known->type : "gauge";
     std::string name = "reft_rank_" + (time ? field.substr(0, field.size() - 3) + "_seconds" : field);
     if (type == "counter") {
       name += "_total";
     }
-    out << "# HELP " << name << ' ' << (described ? std::string(known->help) : "Counter " + field + " of the rank, see snapshot/FORMAT.md.")
+    out << "# HELP " << name << ' '
+        << (described ? std::string(known->help) : "Counter " + field + " of the rank, see snapshot/FORMAT.md.")
         << "\n# TYPE " << name << ' ' << type << '\n';
     for (const auto& sample : samples) {
       if (sample.value == UINT64_MAX) {

@@ -41,7 +41,9 @@ uint64_t byteCount(const TensorList& tensors) {
   return sum;
 }
 
-uint64_t byteCount(const at::Tensor& tensor) { return static_cast<uint64_t>(tensor.numel()) * tensor.element_size(); }
+uint64_t byteCount(const at::Tensor& tensor) {
+  return static_cast<uint64_t>(tensor.numel()) * tensor.element_size();
+}
 
 uint8_t dtypeOf(const TensorList& tensors) {
   if (tensors.empty()) {
@@ -56,7 +58,9 @@ uint8_t dtypeOf(const TensorList& tensors) {
   return static_cast<uint8_t>(type);
 }
 
-uint8_t dtypeOf(const at::Tensor& tensor) { return static_cast<uint8_t>(tensor.scalar_type()); }
+uint8_t dtypeOf(const at::Tensor& tensor) {
+  return static_cast<uint8_t>(tensor.scalar_type());
+}
 
 const at::Tensor& firstOf(const TensorList& some, const TensorLists& lists) {
   for (const TensorList& list : lists) {
@@ -94,7 +98,8 @@ ReftBackend::ReftBackend(Parts parts, int rank, int size, OpLog& log)
       cut_key_(CutCounter::groupKey(parts_.group_name)),
       collective_cut_(CutCounter::collectiveTerm(cut_key_, rank, size)),
       loopback_(rank) {
-  TORCH_CHECK_VALUE(parts_.cpu || parts_.cuda, "backend reft needs gloo or NCCL, and this torch has neither for this machine");
+  TORCH_CHECK_VALUE(parts_.cpu || parts_.cuda,
+                    "backend reft needs gloo or NCCL, and this torch has neither for this machine");
   init();
 }
 
@@ -221,7 +226,9 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
 
 // -- coalescing: see Note [coalescing] --------------------------------------------------------------------------------------
 
-bool ReftBackend::supportsCoalescing() const { return parts_.cuda && parts_.cuda->supportsCoalescing(); }
+bool ReftBackend::supportsCoalescing() const {
+  return parts_.cuda && parts_.cuda->supportsCoalescing();
+}
 
 void ReftBackend::startCoalescing() {
   const std::lock_guard<std::mutex> lock(region_mutex_);
@@ -262,8 +269,8 @@ WorkPtr ReftBackend::endCoalescing() {
       if (!region.device_tickets.empty()) {
         region.device_tickets.erase(region.device_tickets.begin());
       }
-      region.works.push_back(c10::make_intrusive<ReftWork>(
-          std::move(work), log_, first, ReftWork::Where::kDevice, rank_, OpType::COALESCED, std::move(region.device_tickets)));
+      region.works.push_back(c10::make_intrusive<ReftWork>(std::move(work), log_, first, ReftWork::Where::kDevice,
+                                                           rank_, OpType::COALESCED, std::move(region.device_tickets)));
     }
   }
   if (region.works.empty()) {
@@ -299,15 +306,21 @@ WorkPtr ReftBackend::divided(WorkPtr sum, TensorList tensors, OpType type) const
 
 WorkPtr ReftBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kBroadcast, .bytes = byteCount(tensors), .agreed = elements(tensors),
-                    .dtype = dtypeOf(tensors), .peer = static_cast<int32_t>(opts.rootRank)};
+  const Shape shape{.kind = OpKind::kBroadcast,
+                    .bytes = byteCount(tensors),
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
+                    .peer = static_cast<int32_t>(opts.rootRank)};
   return issue(target, shape, OpType::BROADCAST, [&] { return target.backend->broadcast(tensors, opts); });
 }
 
 WorkPtr ReftBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kAllreduce, .bytes = byteCount(tensors), .agreed = elements(tensors),
-                    .dtype = dtypeOf(tensors), .reduce_op = opts.reduceOp.op_};
+  const Shape shape{.kind = OpKind::kAllreduce,
+                    .bytes = byteCount(tensors),
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
+                    .reduce_op = opts.reduceOp.op_};
   return issue(target, shape, OpType::ALLREDUCE, [&] {
     if (integerAverage(target, opts.reduceOp, tensors[0])) {
       c10d::AllreduceOptions sum = opts;
@@ -320,15 +333,21 @@ WorkPtr ReftBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions
 
 WorkPtr ReftBackend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kAllreduceSparse, .agreed = elements(tensors), .dtype = dtypeOf(tensors),
+  const Shape shape{.kind = OpKind::kAllreduceSparse,
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
                     .reduce_op = opts.reduceOp.op_};
-  return issue(target, shape, OpType::_ALLREDUCE_SPARSE, [&] { return target.backend->allreduce_sparse(tensors, opts); });
+  return issue(target, shape, OpType::_ALLREDUCE_SPARSE,
+               [&] { return target.backend->allreduce_sparse(tensors, opts); });
 }
 
 WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kAllreduceCoalesced, .bytes = byteCount(tensors), .agreed = elements(tensors),
-                    .dtype = dtypeOf(tensors), .reduce_op = opts.reduceOp.op_};
+  const Shape shape{.kind = OpKind::kAllreduceCoalesced,
+                    .bytes = byteCount(tensors),
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
+                    .reduce_op = opts.reduceOp.op_};
   return issue(target, shape, OpType::ALLREDUCE_COALESCED, [&] {
     if (integerAverage(target, opts.reduceOp, tensors[0])) {
       c10d::AllreduceCoalescedOptions sum = opts;
@@ -341,8 +360,12 @@ WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors, const c10d::Allred
 
 WorkPtr ReftBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kReduce, .bytes = byteCount(tensors), .agreed = elements(tensors),
-                    .dtype = dtypeOf(tensors), .reduce_op = opts.reduceOp.op_, .peer = static_cast<int32_t>(opts.rootRank)};
+  const Shape shape{.kind = OpKind::kReduce,
+                    .bytes = byteCount(tensors),
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
+                    .reduce_op = opts.reduceOp.op_,
+                    .peer = static_cast<int32_t>(opts.rootRank)};
   return issue(target, shape, OpType::REDUCE, [&] {
     if (integerAverage(target, opts.reduceOp, tensors[0])) {
       c10d::ReduceOptions sum = opts;
@@ -357,59 +380,78 @@ WorkPtr ReftBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts
 
 WorkPtr ReftBackend::allgather(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kAllgather, .bytes = byteCount(inputs),
-                    .agreed = outputs.empty() ? 0 : elements(outputs[0]), .dtype = dtypeOf(inputs)};
+  const Shape shape{.kind = OpKind::kAllgather,
+                    .bytes = byteCount(inputs),
+                    .agreed = outputs.empty() ? 0 : elements(outputs[0]),
+                    .dtype = dtypeOf(inputs)};
   return issue(target, shape, OpType::ALLGATHER, [&] { return target.backend->allgather(outputs, inputs, opts); });
 }
 
 WorkPtr ReftBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kAllgatherBase, .bytes = byteCount(input), .agreed = output.numel(), .dtype = dtypeOf(input)};
-  return issue(target, shape, OpType::_ALLGATHER_BASE, [&] { return target.backend->_allgather_base(output, input, opts); });
+  const Shape shape{
+      .kind = OpKind::kAllgatherBase, .bytes = byteCount(input), .agreed = output.numel(), .dtype = dtypeOf(input)};
+  return issue(target, shape, OpType::_ALLGATHER_BASE,
+               [&] { return target.backend->_allgather_base(output, input, opts); });
 }
 
 WorkPtr ReftBackend::all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kAllgatherBase, .bytes = byteCount(input), .agreed = output.numel(), .dtype = dtypeOf(input)};
+  const Shape shape{
+      .kind = OpKind::kAllgatherBase, .bytes = byteCount(input), .agreed = output.numel(), .dtype = dtypeOf(input)};
   return issue(target, shape, OpType::_ALLGATHER_BASE,
                [&]() -> WorkPtr { return REFT_FORWARD(target.backend, all_gather_single, output, input, opts); });
 }
 
 WorkPtr ReftBackend::allgather_coalesced(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kAllgatherCoalesced, .bytes = byteCount(inputs), .agreed = elements(inputs),
+  const Shape shape{.kind = OpKind::kAllgatherCoalesced,
+                    .bytes = byteCount(inputs),
+                    .agreed = elements(inputs),
                     .dtype = dtypeOf(inputs)};
   return issue(target, shape, OpType::ALLGATHER_COALESCED,
                [&] { return target.backend->allgather_coalesced(outputs, inputs, opts); });
 }
 
-WorkPtr ReftBackend::allgather_into_tensor_coalesced(
-    TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+WorkPtr ReftBackend::allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                                     const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kAllgatherCoalesced, .bytes = byteCount(inputs), .agreed = elements(outputs),
+  const Shape shape{.kind = OpKind::kAllgatherCoalesced,
+                    .bytes = byteCount(inputs),
+                    .agreed = elements(outputs),
                     .dtype = dtypeOf(inputs)};
   return issue(target, shape, OpType::ALLGATHER_COALESCED,
                [&] { return target.backend->allgather_into_tensor_coalesced(outputs, inputs, opts); });
 }
 
-WorkPtr ReftBackend::all_gather_single_coalesced(TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+WorkPtr ReftBackend::all_gather_single_coalesced(TensorList& outputs, TensorList& inputs,
+                                                 const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kAllgatherCoalesced, .bytes = byteCount(inputs), .agreed = elements(outputs),
+  const Shape shape{.kind = OpKind::kAllgatherCoalesced,
+                    .bytes = byteCount(inputs),
+                    .agreed = elements(outputs),
                     .dtype = dtypeOf(inputs)};
-  return issue(target, shape, OpType::ALLGATHER_COALESCED,
-               [&]() -> WorkPtr { return REFT_FORWARD(target.backend, all_gather_single_coalesced, outputs, inputs, opts); });
+  return issue(target, shape, OpType::ALLGATHER_COALESCED, [&]() -> WorkPtr {
+    return REFT_FORWARD(target.backend, all_gather_single_coalesced, outputs, inputs, opts);
+  });
 }
 
 WorkPtr ReftBackend::gather(TensorLists& outputs, TensorList& inputs, const c10d::GatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kGather, .bytes = byteCount(inputs), .agreed = elements(inputs), .dtype = dtypeOf(inputs),
+  const Shape shape{.kind = OpKind::kGather,
+                    .bytes = byteCount(inputs),
+                    .agreed = elements(inputs),
+                    .dtype = dtypeOf(inputs),
                     .peer = static_cast<int32_t>(opts.rootRank)};
   return issue(target, shape, OpType::GATHER, [&] { return target.backend->gather(outputs, inputs, opts); });
 }
 
 WorkPtr ReftBackend::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kGatherSingle, .bytes = byteCount(input), .agreed = input.numel(), .dtype = dtypeOf(input),
+  const Shape shape{.kind = OpKind::kGatherSingle,
+                    .bytes = byteCount(input),
+                    .agreed = input.numel(),
+                    .dtype = dtypeOf(input),
                     .peer = static_cast<int32_t>(opts.rootRank)};
   return issue(target, shape, OpType::GATHER,
                [&]() -> WorkPtr { return REFT_FORWARD(target.backend, gather_single, output, input, opts); });
@@ -417,7 +459,10 @@ WorkPtr ReftBackend::gather_single(at::Tensor& output, at::Tensor& input, const 
 
 WorkPtr ReftBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kGatherSingle, .bytes = byteCount(input), .agreed = input.numel(), .dtype = dtypeOf(input),
+  const Shape shape{.kind = OpKind::kGatherSingle,
+                    .bytes = byteCount(input),
+                    .agreed = input.numel(),
+                    .dtype = dtypeOf(input),
                     .peer = static_cast<int32_t>(opts.rootRank)};
   return issue(target, shape, OpType::GATHER,
                [&]() -> WorkPtr { return REFT_FORWARD(target.backend, gather_into_tensor, output, input, opts); });
@@ -425,15 +470,20 @@ WorkPtr ReftBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, c
 
 WorkPtr ReftBackend::scatter(TensorList& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
   const Target target = targetOf(firstOf(outputs));
-  const Shape shape{.kind = OpKind::kScatter, .bytes = inputs.empty() ? 0 : byteCount(inputs[0]), .agreed = elements(outputs),
-                    .dtype = dtypeOf(outputs), .peer = static_cast<int32_t>(opts.rootRank)};
+  const Shape shape{.kind = OpKind::kScatter,
+                    .bytes = inputs.empty() ? 0 : byteCount(inputs[0]),
+                    .agreed = elements(outputs),
+                    .dtype = dtypeOf(outputs),
+                    .peer = static_cast<int32_t>(opts.rootRank)};
   return issue(target, shape, OpType::SCATTER, [&] { return target.backend->scatter(outputs, inputs, opts); });
 }
 
 WorkPtr ReftBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(firstOf(outputs, inputs));
-  const Shape shape{.kind = OpKind::kReduceScatter, .bytes = inputs.empty() ? 0 : byteCount(inputs[0]),
-                    .agreed = inputs.empty() ? 0 : elements(inputs[0]), .dtype = dtypeOf(outputs),
+  const Shape shape{.kind = OpKind::kReduceScatter,
+                    .bytes = inputs.empty() ? 0 : byteCount(inputs[0]),
+                    .agreed = inputs.empty() ? 0 : elements(inputs[0]),
+                    .dtype = dtypeOf(outputs),
                     .reduce_op = opts.reduceOp.op_};
   return issue(target, shape, OpType::REDUCE_SCATTER, [&] {
     if (integerAverage(target, opts.reduceOp, outputs[0])) {
@@ -445,10 +495,14 @@ WorkPtr ReftBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs, co
   });
 }
 
-WorkPtr ReftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+WorkPtr ReftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                          const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kReduceScatterBase, .bytes = byteCount(input), .agreed = input.numel(),
-                    .dtype = dtypeOf(input), .reduce_op = opts.reduceOp.op_};
+  const Shape shape{.kind = OpKind::kReduceScatterBase,
+                    .bytes = byteCount(input),
+                    .agreed = input.numel(),
+                    .dtype = dtypeOf(input),
+                    .reduce_op = opts.reduceOp.op_};
   return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, [&] {
     if (integerAverage(target, opts.reduceOp, output)) {
       c10d::ReduceScatterOptions sum = opts;
@@ -459,10 +513,14 @@ WorkPtr ReftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
   });
 }
 
-WorkPtr ReftBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) {
+WorkPtr ReftBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                           const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kReduceScatterBase, .bytes = byteCount(input), .agreed = input.numel(),
-                    .dtype = dtypeOf(input), .reduce_op = opts.reduceOp.op_};
+  const Shape shape{.kind = OpKind::kReduceScatterBase,
+                    .bytes = byteCount(input),
+                    .agreed = input.numel(),
+                    .dtype = dtypeOf(input),
+                    .reduce_op = opts.reduceOp.op_};
   return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, [&]() -> WorkPtr {
     if (integerAverage(target, opts.reduceOp, output)) {
       c10d::ReduceScatterOptions sum = opts;
@@ -474,11 +532,14 @@ WorkPtr ReftBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input
   });
 }
 
-WorkPtr ReftBackend::reduce_scatter_tensor_coalesced(
-    TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) {
+WorkPtr ReftBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                                     const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kReduceScatterCoalesced, .bytes = byteCount(inputs), .agreed = elements(inputs),
-                    .dtype = dtypeOf(inputs), .reduce_op = opts.reduceOp.op_};
+  const Shape shape{.kind = OpKind::kReduceScatterCoalesced,
+                    .bytes = byteCount(inputs),
+                    .agreed = elements(inputs),
+                    .dtype = dtypeOf(inputs),
+                    .reduce_op = opts.reduceOp.op_};
   return issue(target, shape, OpType::COALESCED, [&] {
     if (integerAverage(target, opts.reduceOp, inputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
@@ -489,11 +550,14 @@ WorkPtr ReftBackend::reduce_scatter_tensor_coalesced(
   });
 }
 
-WorkPtr ReftBackend::reduce_scatter_single_coalesced(
-    TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) {
+WorkPtr ReftBackend::reduce_scatter_single_coalesced(TensorList& outputs, TensorList& inputs,
+                                                     const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kReduceScatterCoalesced, .bytes = byteCount(inputs), .agreed = elements(inputs),
-                    .dtype = dtypeOf(inputs), .reduce_op = opts.reduceOp.op_};
+  const Shape shape{.kind = OpKind::kReduceScatterCoalesced,
+                    .bytes = byteCount(inputs),
+                    .agreed = elements(inputs),
+                    .dtype = dtypeOf(inputs),
+                    .reduce_op = opts.reduceOp.op_};
   return issue(target, shape, OpType::COALESCED, [&]() -> WorkPtr {
     if (integerAverage(target, opts.reduceOp, inputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
@@ -505,18 +569,16 @@ WorkPtr ReftBackend::reduce_scatter_single_coalesced(
   });
 }
 
-WorkPtr ReftBackend::alltoall_base(
-    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
-    const c10d::AllToAllOptions& opts) {
+WorkPtr ReftBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                   std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kAlltoallBase, .bytes = byteCount(input), .dtype = dtypeOf(input)};
   return issue(target, shape, OpType::ALLTOALL_BASE,
                [&] { return target.backend->alltoall_base(output, input, output_splits, input_splits, opts); });
 }
 
-WorkPtr ReftBackend::all_to_all_single(
-    at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
-    const c10d::AllToAllOptions& opts) {
+WorkPtr ReftBackend::all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kAlltoallBase, .bytes = byteCount(input), .dtype = dtypeOf(input)};
   return issue(target, shape, OpType::ALLTOALL_BASE, [&]() -> WorkPtr {
@@ -533,13 +595,14 @@ WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs, const c10
     }
     // gloo has no list form, or one that wants equal shapes: one flat buffer each way.
     TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_) && outputs.size() == inputs.size(),
-                      "all_to_all needs one tensor per rank (", size_, "), got ", inputs.size(), " to send and ", outputs.size(),
-                      " to receive");
+                      "all_to_all needs one tensor per rank (", size_, "), got ", inputs.size(), " to send and ",
+                      outputs.size(), " to receive");
     std::vector<int64_t> input_splits;
     std::vector<int64_t> output_splits;
     for (const TensorList* list : {&inputs, &outputs}) {
       for (const at::Tensor& tensor : *list) {
-        TORCH_CHECK_TYPE(tensor.scalar_type() == inputs[0].scalar_type(), "all_to_all on CPU needs tensors of one dtype");
+        TORCH_CHECK_TYPE(tensor.scalar_type() == inputs[0].scalar_type(),
+                         "all_to_all on CPU needs tensors of one dtype");
         (list == &inputs ? input_splits : output_splits).push_back(tensor.numel());
       }
     }
@@ -569,9 +632,8 @@ WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs, const c10
 
 WorkPtr ReftBackend::barrier(const c10d::BarrierOptions& opts) {
   // The dispatcher drops the device: ids, or a bound device, mean the accelerator.
-  const bool on_device =
-      parts_.cuda && (!parts_.cpu || !opts.device_ids.empty() || bound_device_id_.has_value() ||
-                      (opts.device.has_value() && !opts.device->is_cpu()));
+  const bool on_device = parts_.cuda && (!parts_.cpu || !opts.device_ids.empty() || bound_device_id_.has_value() ||
+                                         (opts.device.has_value() && !opts.device->is_cpu()));
   if (on_device) {
     syncLazyState();
   }
@@ -592,8 +654,12 @@ void ReftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 
 WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kSend, .bytes = byteCount(tensors), .agreed = elements(tensors), .dtype = dtypeOf(tensors),
-                    .peer = destination, .tag = static_cast<uint32_t>(tag)};
+  const Shape shape{.kind = OpKind::kSend,
+                    .bytes = byteCount(tensors),
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
+                    .peer = destination,
+                    .tag = static_cast<uint32_t>(tag)};
   return issue(target, shape, OpType::SEND, [&] {
     if (destination == rank_ && target.where == ReftWork::Where::kHost) {
       return loopback_.send(tensors[0], tag);
@@ -604,8 +670,12 @@ WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
 
 WorkPtr ReftBackend::recv(TensorList& tensors, int source, int tag) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kRecv, .bytes = byteCount(tensors), .agreed = elements(tensors), .dtype = dtypeOf(tensors),
-                    .peer = source, .tag = static_cast<uint32_t>(tag)};
+  const Shape shape{.kind = OpKind::kRecv,
+                    .bytes = byteCount(tensors),
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
+                    .peer = source,
+                    .tag = static_cast<uint32_t>(tag)};
   return issue(target, shape, OpType::RECV, [&] {
     if (source == rank_ && target.where == ReftWork::Where::kHost) {
       return loopback_.recv(tensors[0], tag, hostTimeout());
@@ -616,8 +686,11 @@ WorkPtr ReftBackend::recv(TensorList& tensors, int source, int tag) {
 
 WorkPtr ReftBackend::recvAnysource(TensorList& tensors, int tag) {
   const Target target = targetOf(firstOf(tensors));
-  const Shape shape{.kind = OpKind::kRecvAnysource, .bytes = byteCount(tensors), .agreed = elements(tensors),
-                    .dtype = dtypeOf(tensors), .tag = static_cast<uint32_t>(tag)};
+  const Shape shape{.kind = OpKind::kRecvAnysource,
+                    .bytes = byteCount(tensors),
+                    .agreed = elements(tensors),
+                    .dtype = dtypeOf(tensors),
+                    .tag = static_cast<uint32_t>(tag)};
   return issue(target, shape, OpType::RECVANYSOURCE, [&] { return target.backend->recvAnysource(tensors, tag); });
 }
 
@@ -636,12 +709,20 @@ std::chrono::milliseconds ReftBackend::hostTimeout() {
 
 // -- the group ---------------------------------------------------------------------------------------------------------------
 
-bool ReftBackend::supportsSplitting() const { return main().supportsSplitting(); }
-bool ReftBackend::supportsTimeEstimation() const { return parts_.cuda && parts_.cuda->supportsTimeEstimation(); }
-bool ReftBackend::supportsShrinking() const { return parts_.cuda && parts_.cuda->supportsShrinking(); }
+bool ReftBackend::supportsSplitting() const {
+  return main().supportsSplitting();
+}
+bool ReftBackend::supportsTimeEstimation() const {
+  return parts_.cuda && parts_.cuda->supportsTimeEstimation();
+}
+bool ReftBackend::supportsShrinking() const {
+  return parts_.cuda && parts_.cuda->supportsShrinking();
+}
 
 // split_group() copies them deeply and hands them back to split(): they must be of the type that the inner split() wants.
-OptionsPtr ReftBackend::getBackendOptions() { return main().getBackendOptions(); }
+OptionsPtr ReftBackend::getBackendOptions() {
+  return main().getBackendOptions();
+}
 
 void ReftBackend::setTimeout(std::chrono::milliseconds timeout) {
   host_timeout_ms_.store(timeout.count(), std::memory_order_relaxed);
@@ -666,8 +747,12 @@ void ReftBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c1
   onCompletionHook_ = std::move(copy);  // hasHooks() is not virtual
 }
 
-void ReftBackend::waitForPendingWorks() { main().waitForPendingWorks(); }
-void ReftBackend::enableCollectivesTiming() { main().enableCollectivesTiming(); }
+void ReftBackend::waitForPendingWorks() {
+  main().waitForPendingWorks();
+}
+void ReftBackend::enableCollectivesTiming() {
+  main().enableCollectivesTiming();
+}
 
 void ReftBackend::setGroupUid(const std::string& uid) {
   Backend::setGroupUid(uid);
@@ -688,13 +773,21 @@ void ReftBackend::eagerConnectSingleDevice(at::Device device) {
   }
 }
 
-c10d::ErrorType ReftBackend::getError() { return main().getError(); }
-std::shared_ptr<c10::Allocator> ReftBackend::getMemAllocator() { return main().getMemAllocator(); }
-at::Tensor ReftBackend::allocateTensor(long size, at::TensorOptions options) { return main().allocateTensor(size, options); }
-bool ReftBackend::supportsTensorAlloc(c10::DeviceIndex device) { return main().supportsTensorAlloc(device); }
+c10d::ErrorType ReftBackend::getError() {
+  return main().getError();
+}
+std::shared_ptr<c10::Allocator> ReftBackend::getMemAllocator() {
+  return main().getMemAllocator();
+}
+at::Tensor ReftBackend::allocateTensor(long size, at::TensorOptions options) {
+  return main().allocateTensor(size, options);
+}
+bool ReftBackend::supportsTensorAlloc(c10::DeviceIndex device) {
+  return main().supportsTensorAlloc(device);
+}
 
-BackendPtr ReftBackend::child(
-    BackendPtr cpu, BackendPtr cuda, int rank, int size, StorePtr store, const std::string& name) const {
+BackendPtr ReftBackend::child(BackendPtr cpu, BackendPtr cuda, int rank, int size, StorePtr store,
+                              const std::string& name) const {
   Parts parts;
   parts.cpu = std::move(cpu);
   parts.cuda = std::move(cuda);
@@ -761,7 +854,8 @@ BackendPtr ReftBackend::merge(const StorePtr& store, const OptionsPtr& opts, con
   return child(std::move(cpu), std::move(cuda), rank, size, own, name);
 }
 
-BackendPtr ReftBackend::shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags, const OptionsPtr& opts_override) {
+BackendPtr ReftBackend::shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                               const OptionsPtr& opts_override) {
   TORCH_CHECK(parts_.cuda, "Backend reft does not support shrink without NCCL");
   syncLazyState();
   BackendPtr cuda = parts_.cuda->shrink(ranks_to_exclude, shrink_flags, opts_override);
@@ -811,12 +905,24 @@ void ReftBackend::shutdown() {
 
 // -- newer torch -------------------------------------------------------------------------------------------------------------
 
-void ReftBackend::suspend() { REFT_FORWARD(&main(), suspend); }
-void ReftBackend::resume() { REFT_FORWARD(&main(), resume); }
-std::unordered_map<std::string, uint64_t> ReftBackend::getMemoryStats() { return REFT_FORWARD(&main(), getMemoryStats); }
-bool ReftBackend::isInitialized() { return REFT_FORWARD(&main(), isInitialized); }
-void ReftBackend::startTimeEstimate() { REFT_FORWARD(&main(), startTimeEstimate); }
-float ReftBackend::endTimeEstimate() { return REFT_FORWARD(&main(), endTimeEstimate); }
+void ReftBackend::suspend() {
+  REFT_FORWARD(&main(), suspend);
+}
+void ReftBackend::resume() {
+  REFT_FORWARD(&main(), resume);
+}
+std::unordered_map<std::string, uint64_t> ReftBackend::getMemoryStats() {
+  return REFT_FORWARD(&main(), getMemoryStats);
+}
+bool ReftBackend::isInitialized() {
+  return REFT_FORWARD(&main(), isInitialized);
+}
+void ReftBackend::startTimeEstimate() {
+  REFT_FORWARD(&main(), startTimeEstimate);
+}
+float ReftBackend::endTimeEstimate() {
+  return REFT_FORWARD(&main(), endTimeEstimate);
+}
 
 void ReftBackend::addEphemeralTimeout(const std::chrono::milliseconds& timeout) {
   each([&](c10d::Backend& inner) { REFT_FORWARD(&inner, addEphemeralTimeout, timeout); });
@@ -830,13 +936,21 @@ bool ReftBackend::supportsAbortHooks() const {
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
 // Rank and size would change under the wrapper and its other inner backend.
-bool ReftBackend::supportsReconfigure() const { return false; }
-c10d::ReconfigureHandle ReftBackend::get_reconfigure_handle() const { return main().get_reconfigure_handle(); }
-WorkPtr ReftBackend::reconfigure(const c10d::ReconfigureOptions& opts) { return main().reconfigure(opts); }
+bool ReftBackend::supportsReconfigure() const {
+  return false;
+}
+c10d::ReconfigureHandle ReftBackend::get_reconfigure_handle() const {
+  return main().get_reconfigure_handle();
+}
+WorkPtr ReftBackend::reconfigure(const c10d::ReconfigureOptions& opts) {
+  return main().reconfigure(opts);
+}
 #endif
 
 #ifdef C10D_BACKEND_HAS_WINDOW
-bool ReftBackend::supportsWindow() const { return main().supportsWindow(); }
+bool ReftBackend::supportsWindow() const {
+  return main().supportsWindow();
+}
 c10::intrusive_ptr<c10d::Window> ReftBackend::new_window(const std::optional<at::Tensor>& tensor) {
   return main().new_window(tensor);
 }

@@ -40,11 +40,11 @@ using TensorLists = std::vector<std::vector<at::Tensor>>;
 class ReftBackend final : public c10d::Backend {
  public:
   // Makes the CPU backend of a child group where it cannot be split off the parent's.
-  using CpuFactory = std::function<
-      BackendPtr(const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout, const std::string& group)>;
+  using CpuFactory = std::function<BackendPtr(const StorePtr& store, int rank, int size,
+                                              std::chrono::milliseconds timeout, const std::string& group)>;
 
   struct Parts {
-    BackendPtr cpu;   // one of both may be null: the other then gets all tensors
+    BackendPtr cpu;  // one of both may be null: the other then gets all tensors
     BackendPtr cuda;
     StorePtr store;            // of the inner backends: keys that no other attempt of the job sees
     std::string store_prefix;  // that makes such a store of one that is handed in later (split, merge)
@@ -68,7 +68,8 @@ class ReftBackend final : public c10d::Backend {
   bool supportsCoalescing() const override;
   bool supportsTimeEstimation() const override;
   bool supportsShrinking() const override;
-  BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags, const OptionsPtr& opts_override) override;
+  BackendPtr shrink(const std::vector<int64_t>& ranks_to_exclude, int shrink_flags,
+                    const OptionsPtr& opts_override) override;
   void setTimeout(std::chrono::milliseconds timeout) override;
   void startCoalescing() override;
   WorkPtr endCoalescing() override;
@@ -82,15 +83,16 @@ class ReftBackend final : public c10d::Backend {
   WorkPtr allgather(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_coalesced(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
-  WorkPtr allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                          const c10d::AllgatherOptions& opts) override;
   WorkPtr gather(TensorLists& outputs, TensorList& inputs, const c10d::GatherOptions& opts) override;
   WorkPtr scatter(TensorList& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
   WorkPtr reduce_scatter(TensorList& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
   WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr alltoall_base(
-      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
-      const c10d::AllToAllOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
   WorkPtr alltoall(TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void setSequenceNumberForGroup() override;
@@ -125,16 +127,20 @@ class ReftBackend final : public c10d::Backend {
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) REFT_OVERRIDES_IF_NEW;
   void setBoundDeviceId(std::optional<at::Device> device) REFT_OVERRIDES_IF_NEW;
   std::optional<at::Device> getBoundDeviceId() const REFT_OVERRIDES_IF_NEW { return bound_device_id_; }
-  WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) REFT_OVERRIDES_IF_NEW;
-  WorkPtr all_gather_single_coalesced(TensorList& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) REFT_OVERRIDES_IF_NEW;
+  WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input,
+                            const c10d::AllgatherOptions& opts) REFT_OVERRIDES_IF_NEW;
+  WorkPtr all_gather_single_coalesced(TensorList& outputs, TensorList& inputs,
+                                      const c10d::AllgatherOptions& opts) REFT_OVERRIDES_IF_NEW;
   WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) REFT_OVERRIDES_IF_NEW;
-  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) REFT_OVERRIDES_IF_NEW;
-  WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) REFT_OVERRIDES_IF_NEW;
-  WorkPtr reduce_scatter_single_coalesced(
-      TensorList& outputs, TensorList& inputs, const c10d::ReduceScatterOptions& opts) REFT_OVERRIDES_IF_NEW;
-  WorkPtr all_to_all_single(
-      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
-      const c10d::AllToAllOptions& opts) REFT_OVERRIDES_IF_NEW;
+  WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                             const c10d::GatherOptions& opts) REFT_OVERRIDES_IF_NEW;
+  WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input,
+                                const c10d::ReduceScatterOptions& opts) REFT_OVERRIDES_IF_NEW;
+  WorkPtr reduce_scatter_single_coalesced(TensorList& outputs, TensorList& inputs,
+                                          const c10d::ReduceScatterOptions& opts) REFT_OVERRIDES_IF_NEW;
+  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
+                            std::vector<int64_t>& input_splits,
+                            const c10d::AllToAllOptions& opts) REFT_OVERRIDES_IF_NEW;
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   bool supportsReconfigure() const override;
   c10d::ReconfigureHandle get_reconfigure_handle() const override;
@@ -165,7 +171,9 @@ class ReftBackend final : public c10d::Backend {
   Target targetOf(const at::Tensor& tensor);
   Target hostTarget() const;
   // The one that has what only NCCL has, else the other.
-  c10d::Backend& main() const { return parts_.cuda ? *parts_.cuda : *parts_.cpu; }
+  c10d::Backend& main() const {
+    return parts_.cuda ? *parts_.cuda : *parts_.cpu;
+  }
   template <typename Body>
   void each(Body body) const;
 
@@ -175,7 +183,9 @@ class ReftBackend final : public c10d::Backend {
   WorkPtr intoRegion(const Target& target, WorkPtr work, uint64_t ticket, c10d::OpType type);
   void openRegion(const Target& target);
   void syncLazyState();
-  std::string prefixed(const std::string& key) const { return parts_.store_prefix + key; }
+  std::string prefixed(const std::string& key) const {
+    return parts_.store_prefix + key;
+  }
   std::chrono::milliseconds hostTimeout();
   bool integerAverage(const Target& target, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
   WorkPtr divided(WorkPtr sum, TensorList tensors, c10d::OpType type) const;
@@ -184,7 +194,7 @@ class ReftBackend final : public c10d::Backend {
   Parts parts_;
   OpLog& log_;
   const uint32_t group_;
-  const uint64_t cut_key_;        // of the group in the consistent-cut check
+  const uint64_t cut_key_;         // of the group in the consistent-cut check
   const uint64_t collective_cut_;  // what one collective adds to it
   std::atomic<uint32_t> collectives_{0};
   std::atomic<uint32_t> messages_{0};
@@ -192,8 +202,8 @@ class ReftBackend final : public c10d::Backend {
 
   std::atomic<bool> coalescing_{false};
   struct Region {
-    bool on_device = false;              // NCCL's own region is open
-    std::vector<WorkPtr> works;          // of CPU ops
+    bool on_device = false;      // NCCL's own region is open
+    std::vector<WorkPtr> works;  // of CPU ops
     std::vector<uint64_t> device_tickets;
   };
   std::mutex region_mutex_;

@@ -36,21 +36,27 @@ struct Absent {
   }
 };
 
-inline Absent absent(const char* name) { TORCH_CHECK(false, "torch ", TORCH_VERSION, " has no ", name); }
+inline Absent absent(const char* name) {
+  TORCH_CHECK(false, "torch ", TORCH_VERSION, " has no ", name);
+}
 
 template <typename T>
-T* pointer(T* object) { return object; }
+T* pointer(T* object) {
+  return object;
+}
 template <typename T>
-T* pointer(const c10::intrusive_ptr<T>& object) { return object.get(); }
+T* pointer(const c10::intrusive_ptr<T>& object) {
+  return object.get();
+}
 
 }  // namespace reft::compat_detail
 
 // Calls `object->name(…)` if this torch has such a function, else throws what torch itself says.
-#define REFT_FORWARD(object, name, ...)                                                                  \
-  [&](auto* reft_object) -> decltype(auto) {                                                             \
-    if constexpr (requires { reft_object->name(__VA_ARGS__); }) {                                        \
-      return reft_object->name(__VA_ARGS__);                                                             \
-    } else {                                                                                             \
-      return ::reft::compat_detail::absent(#name);                                                       \
-    }                                                                                                    \
+#define REFT_FORWARD(object, name, ...)                           \
+  [&](auto* reft_object) -> decltype(auto) {                      \
+    if constexpr (requires { reft_object->name(__VA_ARGS__); }) { \
+      return reft_object->name(__VA_ARGS__);                      \
+    } else {                                                      \
+      return ::reft::compat_detail::absent(#name);                \
+    }                                                             \
   }(::reft::compat_detail::pointer(object))

@@ -42,8 +42,8 @@ class Loopback {
  private:
   const int rank_;
   std::mutex mutex_;
-  std::map<int, std::deque<at::Tensor>> sent_;                            // copies, waiting for a recv
-  std::map<int, std::deque<c10::intrusive_ptr<Message>>> awaited_;        // recvs, waiting for a send
+  std::map<int, std::deque<at::Tensor>> sent_;                      // copies, waiting for a recv
+  std::map<int, std::deque<c10::intrusive_ptr<Message>>> awaited_;  // recvs, waiting for a send
 };
 
 }  // namespace reft

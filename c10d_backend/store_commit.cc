@@ -25,7 +25,9 @@ std::string key(const char* what, const wire::Ballot& ballot, int64_t back = 0) 
   return std::string("commit/") + what + "/" + std::to_string(ballot.step - back);
 }
 
-std::vector<uint8_t> value(char c) { return {static_cast<uint8_t>(c)}; }
+std::vector<uint8_t> value(char c) {
+  return {static_cast<uint8_t>(c)};
+}
 
 }  // namespace
 

@@ -18,8 +18,8 @@ bool endedBadly(c10::ivalue::Future& future) noexcept {
 
 }  // namespace
 
-ReftWork::ReftWork(
-    WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int rank, c10d::OpType type, std::vector<uint64_t> also)
+ReftWork::ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int rank, c10d::OpType type,
+                   std::vector<uint64_t> also)
     : Work(rank, type), inner_(std::move(inner)), log_(log), ticket_(ticket), where_(where), also_(std::move(also)) {
   if (where_ == Where::kDevice) {
     try {
@@ -60,13 +60,15 @@ void ReftWork::watch(const FuturePtr& future) noexcept {
   }
   try {
     // Holds the log, which outlives every backend, and numbers; not this Work.
-    future->addCallback([&log = log_, ticket = ticket_, also = also_](c10::ivalue::Future& ended) {
-      const bool failed = endedBadly(ended);
-      log.markDone(ticket, failed);
-      for (const uint64_t other : also) {
-        log.markDone(other, failed);
-      }
-    }, /*uses_future=*/true);
+    future->addCallback(
+        [&log = log_, ticket = ticket_, also = also_](c10::ivalue::Future& ended) {
+          const bool failed = endedBadly(ended);
+          log.markDone(ticket, failed);
+          for (const uint64_t other : also) {
+            log.markDone(other, failed);
+          }
+        },
+        /*uses_future=*/true);
   } catch (...) {
   }
 }
@@ -118,9 +120,13 @@ FuturePtr ReftWork::getFuture() {
   return future;
 }
 
-std::chrono::milliseconds ReftWork::getTimeout() const { return REFT_FORWARD(inner_, getTimeout); }
+std::chrono::milliseconds ReftWork::getTimeout() const {
+  return REFT_FORWARD(inner_, getTimeout);
+}
 
-uint64_t ReftWork::getCompletionKey() const { return REFT_FORWARD(inner_, getCompletionKey); }
+uint64_t ReftWork::getCompletionKey() const {
+  return REFT_FORWARD(inner_, getCompletionKey);
+}
 
 void FinishingWork::Action::operator()() {
   std::call_once(once, [this] {
@@ -136,8 +142,8 @@ void FinishingWork::Action::operator()() {
   }
 }
 
-FinishingWork::FinishingWork(
-    WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs, int rank, c10d::OpType type)
+FinishingWork::FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs, int rank,
+                             c10d::OpType type)
     : Work(rank, type), inner_(std::move(inner)), action_(std::make_shared<Action>()), outputs_(std::move(outputs)) {
   action_->run = std::move(action);
 }
@@ -155,14 +161,18 @@ bool FinishingWork::isCompleted() {
   return true;
 }
 
-bool FinishingWork::isSuccess() const { return inner_->isSuccess() && exception() == nullptr; }
+bool FinishingWork::isSuccess() const {
+  return inner_->isSuccess() && exception() == nullptr;
+}
 
 std::exception_ptr FinishingWork::exception() const {
   const std::exception_ptr failure = inner_->exception();
   return failure ? failure : action_->failure;
 }
 
-std::vector<at::Tensor> FinishingWork::result() { return outputs_.empty() ? inner_->result() : outputs_; }
+std::vector<at::Tensor> FinishingWork::result() {
+  return outputs_.empty() ? inner_->result() : outputs_;
+}
 
 void FinishingWork::synchronize() {
   inner_->synchronize();

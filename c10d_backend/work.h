@@ -28,7 +28,8 @@ class ReftWork final : public c10d::Work {
   enum class Where : uint8_t { kHost, kDevice };
 
   // `also`: further tickets that are done when this one is (the ops of a coalesced region).
-  ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int rank, c10d::OpType type, std::vector<uint64_t> also = {});
+  ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int rank, c10d::OpType type,
+           std::vector<uint64_t> also = {});
   ~ReftWork() override;
 
   bool isCompleted() override;
@@ -68,7 +69,8 @@ class ReftWork final : public c10d::Work {
 class FinishingWork final : public c10d::Work {
  public:
   // `outputs`: what result() and the future give; empty: what the inner gives.
-  FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs, int rank, c10d::OpType type);
+  FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs, int rank,
+                c10d::OpType type);
 
   bool isCompleted() override;
   bool isSuccess() const override;

@@ -194,9 +194,8 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
     char head[256];
     std::snprintf(head, sizeof(head), "  %-15.15s %7s %7s %7u %9s %4s  ", opKindName(op.kind),
                   words::seconds(age(op.begin_ns, now_ns)).c_str(),
-                  op.done_ns != 0 ? words::seconds(took).c_str() : "-",
-                  op.seq, is_step ? "-" : words::bytes(op.bytes).c_str(),
-                  op.peer >= 0 ? std::to_string(op.peer).c_str() : "-");
+                  op.done_ns != 0 ? words::seconds(took).c_str() : "-", op.seq,
+                  is_step ? "-" : words::bytes(op.bytes).c_str(), op.peer >= 0 ? std::to_string(op.peer).c_str() : "-");
     page.row(head + (is_step ? "-" : phaseOf(op) + (", " + words::groupName(rank, op.group))));
   }
 }
@@ -222,8 +221,8 @@ void writeStacks(Page& page, const RankEvidence& rank) {
              (thread->name.empty() ? "" : " " + words::printable(thread->name, 32)) + ", newest call first");
     for (size_t i = 0; i < thread->frames.size() && i < kTextFrames; ++i) {
       const StackFrame& frame = thread->frames[i];
-      const std::string tail = ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " +
-                               words::printable(frame.function, 36);
+      const std::string tail =
+          ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " + words::printable(frame.function, 36);
       page.row("    " + shortened(words::printable(frame.file, 4096), 76 - std::min<size_t>(tail.size(), 60)) + tail);
     }
     if (thread->frames.empty()) {
@@ -279,20 +278,18 @@ std::string hangReportJson(const HangEvidence& evidence) {
   for (const RankEvidence& rank : evidence.ranks) {
     ranks.push_back(rankJson(rank, evidence.now_ns));
   }
-  const json report = {{"report", "hang"},
-                       {"version", 1},
-                       {"job", evidence.job},
-                       {"node", evidence.node},
-                       {"world", evidence.world},
-                       {"now_ns", evidence.now_ns},
-                       {"suspect_sec", evidence.suspect_sec},
-                       {"first_suspects",
-                        {{"clear", suspects.clear},
-                         {"ranks", suspects.ranks},
-                         {"text", suspects.text},
-                         {"groups", std::move(groups)}}},
-                       {"ranks", std::move(ranks)},
-                       {"text", hangReportText(evidence)}};
+  const json report = {
+      {"report", "hang"},
+      {"version", 1},
+      {"job", evidence.job},
+      {"node", evidence.node},
+      {"world", evidence.world},
+      {"now_ns", evidence.now_ns},
+      {"suspect_sec", evidence.suspect_sec},
+      {"first_suspects",
+       {{"clear", suspects.clear}, {"ranks", suspects.ranks}, {"text", suspects.text}, {"groups", std::move(groups)}}},
+      {"ranks", std::move(ranks)},
+      {"text", hangReportText(evidence)}};
   return report.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

@@ -26,24 +26,24 @@ struct RankEvidence {
   int pid = 0;
   std::string host;
   bool alive = false;
-  bool answered = false;    // answered the stack request
-  std::string proc_state;   // letter of /proc/<pid>/stat: R S D T t Z X; empty = unknown
-  std::vector<OpEntry> tail;      // newest ops, oldest first
+  bool answered = false;      // answered the stack request
+  std::string proc_state;     // letter of /proc/<pid>/stat: R S D T t Z X; empty = unknown
+  std::vector<OpEntry> tail;  // newest ops, oldest first
   std::vector<OpGroup> groups;
-  uint64_t ops_begun = 0;         // more than tail.size(): the tail is not everything
-  uint64_t heartbeat_age_ns = 0;  // age of the newest mark in the op log; 0 = unknown
+  uint64_t ops_begun = 0;                      // more than tail.size(): the tail is not everything
+  uint64_t heartbeat_age_ns = 0;               // age of the newest mark in the op log; 0 = unknown
   std::map<uint32_t, std::string> call_sites;  // OpEntry::call_site → "train.py:88 load_batch"
-  std::string stacks_text;        // as faulthandler prints it, plus the lines that dumpStacks() adds
+  std::string stacks_text;                     // as faulthandler prints it, plus the lines that dumpStacks() adds
   int64_t committed_step = -1;
-  std::string error;              // why something above is missing
+  std::string error;  // why something above is missing
 };
 
 struct HangEvidence {
   std::string job;
   int node = 0;
-  int world = 0;          // ranks of the whole job; 0 = unknown
-  int64_t now_ns = 0;     // CLOCK_MONOTONIC, as the op logs
-  double suspect_sec = 0; // what was configured; 0: the report was asked for
+  int world = 0;           // ranks of the whole job; 0 = unknown
+  int64_t now_ns = 0;      // CLOCK_MONOTONIC, as the op logs
+  double suspect_sec = 0;  // what was configured; 0: the report was asked for
   std::vector<RankEvidence> ranks;
 };
 
@@ -71,7 +71,7 @@ struct ThreadStack {
   std::string name;    // where the interpreter prints one
   bool main = false;
   bool current = false;
-  bool truncated = false;  // the printer stopped at its frame limit
+  bool truncated = false;          // the printer stopped at its frame limit
   std::vector<StackFrame> frames;  // most recent call first
 };
 

@@ -24,7 +24,7 @@ constexpr size_t kMaxNativeThreads = 4096;
 
 std::string readAll(int fd, size_t limit) {
   std::string text;
-  struct stat info{};
+  struct stat info {};
   if (::fstat(fd, &info) != 0) {
     return text;
   }
@@ -105,11 +105,9 @@ StackDump StackDumper::dump(std::chrono::milliseconds timeout) {
     result.error = std::string("memfd_create: ") + std::strerror(errno);
     return result;
   }
-  const auto left =
-      std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-  const char* problem = printer_ == nullptr
-                            ? "no stack printer"
-                            : printer_(memory.get(), std::max(left, std::chrono::milliseconds(0)));
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+  const char* problem =
+      printer_ == nullptr ? "no stack printer" : printer_(memory.get(), std::max(left, std::chrono::milliseconds(0)));
   if (problem != nullptr) {
     result.error = problem;
   }

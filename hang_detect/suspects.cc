@@ -30,7 +30,9 @@ bool isCollective(OpKind kind) {
 }
 
 // On a device, or not: enqueued, and the caller has waited for it as far as it had to.
-bool mayRunOnDevice(const OpEntry& op) { return words::isOpen(op) && op.wait_end_ns != 0; }
+bool mayRunOnDevice(const OpEntry& op) {
+  return words::isOpen(op) && op.wait_end_ns != 0;
+}
 
 // What the evidence says about one rank's part in one group.
 struct Member {
@@ -262,8 +264,8 @@ class Analysis {
       found.text += "; the log of " + words::rankList(found.unknown) + " does not reach back to this group";
     }
     if (found.elsewhere > 0) {
-      found.text += "; " + std::to_string(found.elsewhere) +
-                    (found.elsewhere == 1 ? " member is" : " members are") + " not visible from this node";
+      found.text += "; " + std::to_string(found.elsewhere) + (found.elsewhere == 1 ? " member is" : " members are") +
+                    " not visible from this node";
     }
     result_.groups.push_back(std::move(found));
   }
@@ -292,11 +294,11 @@ class Analysis {
           const Member& other = members.at(peer->second);
           found.text += " (rank " + std::to_string(peer->second) + ")";
           const int32_t own_group_rank = member.group_rank;
-          const bool matched = std::any_of(
-              other.held_point_to_point.begin(), other.held_point_to_point.end(), [&](const OpEntry* theirs) {
-                return theirs->peer == own_group_rank && theirs->tag == op->tag &&
-                       (theirs->kind == OpKind::kSend) != (op->kind == OpKind::kSend);
-              });
+          const bool matched = std::any_of(other.held_point_to_point.begin(), other.held_point_to_point.end(),
+                                           [&](const OpEntry* theirs) {
+                                             return theirs->peer == own_group_rank && theirs->tag == op->tag &&
+                                                    (theirs->kind == OpKind::kSend) != (op->kind == OpKind::kSend);
+                                           });
           if (matched) {
             found.text += ", which is in the matching op";
             addEdge(rank, kNobody);
@@ -357,7 +359,7 @@ class Analysis {
     result_.ranks.assign(ends_.begin(), ends_.end());
     result_.clear = !ends_.empty() && !outside && !mismatch_ && !stuck_inside_;
     if (result_.clear) {
-      const char* what = edges_.empty()             ? ": nobody is seen to wait for anything else"
+      const char* what = edges_.empty()              ? ": nobody is seen to wait for anything else"
                          : result_.ranks.size() == 1 ? ": the other ranks wait for it"
                                                      : ": the other ranks wait for them";
       result_.text = words::rankList(result_.ranks) + what;
@@ -390,6 +392,8 @@ class Analysis {
 
 }  // namespace
 
-FirstSuspects firstSuspects(const HangEvidence& evidence) { return Analysis(evidence).run(); }
+FirstSuspects firstSuspects(const HangEvidence& evidence) {
+  return Analysis(evidence).run();
+}
 
 }  // namespace reft

@@ -39,15 +39,17 @@ std::string groupName(const RankEvidence& rank, uint32_t group) {
   return group < rank.groups.size() ? groupName(rank.groups[group]) : "#" + std::to_string(group);
 }
 
-bool isOpen(const OpEntry& op) { return op.begin_ns != 0 && op.done_ns == 0 && !op.failed; }
+bool isOpen(const OpEntry& op) {
+  return op.begin_ns != 0 && op.done_ns == 0 && !op.failed;
+}
 
 bool isHeld(const OpEntry& op) {
   return isOpen(op) && (op.enqueued_ns == 0 || (op.wait_begin_ns != 0 && op.wait_end_ns == 0));
 }
 
 std::string opName(const OpEntry& op, const RankEvidence& rank) {
-  std::string text = std::string(opKindName(op.kind)) + " seq " + std::to_string(op.seq) + " of group " +
-                     groupName(rank, op.group);
+  std::string text =
+      std::string(opKindName(op.kind)) + " seq " + std::to_string(op.seq) + " of group " + groupName(rank, op.group);
   if (op.kind == OpKind::kSend) {
     text += " to " + std::to_string(op.peer);
   } else if (op.kind == OpKind::kRecv) {

@@ -13,15 +13,15 @@
 namespace reft::words {
 
 std::string printable(std::string_view text, size_t limit = 1000);  // no control characters: it may reach a terminal
-std::string groupName(const OpGroup& group);                       // up to the NUL, if there is one
-std::string groupName(const RankEvidence& rank, uint32_t group);   // "#7" if the rank has no such group
+std::string groupName(const OpGroup& group);                        // up to the NUL, if there is one
+std::string groupName(const RankEvidence& rank, uint32_t group);    // "#7" if the rank has no such group
 bool isOpen(const OpEntry& op);  // begun, and not known to be done: ops on a device are seldom known to be
 bool isHeld(const OpEntry& op);  // open, and its caller is inside the call or inside wait()
-std::string opName(const OpEntry& op, const RankEvidence& rank);    // "recv seq 7 of group pp from 0"
-std::string rankList(const std::vector<int>& ranks);                // "rank 2", "ranks 0-3 7"
-std::string bytes(uint64_t bytes);                                  // "4.0 MiB"
-std::string seconds(double seconds);                                // "31.2 s", "2 min 5 s"
-std::string fileName(std::string_view path);                        // last part
+std::string opName(const OpEntry& op, const RankEvidence& rank);  // "recv seq 7 of group pp from 0"
+std::string rankList(const std::vector<int>& ranks);              // "rank 2", "ranks 0-3 7"
+std::string bytes(uint64_t bytes);                                // "4.0 MiB"
+std::string seconds(double seconds);                              // "31.2 s", "2 min 5 s"
+std::string fileName(std::string_view path);                      // last part
 // Where the rank's main thread stands: "train.py:88 load_batch"; empty if there is no stack. A frame of the
 // interpreter's or torch's own is followed by the nearest one that is not.
 std::string mainThreadPlace(const RankEvidence& rank);

@@ -49,7 +49,8 @@ std::optional<std::string> tryPlan(const Found& found, const std::set<int>& pres
     cut = CutCounter::combine(cut, where.second->cut);
   }
   if (missing.empty() && !CutCounter::consistent(cut)) {
-    return "the ranks were at different points of the program (a message was under way, or they count steps differently)";
+    return "the ranks were at different points of the program (a message was under way, or they count steps "
+           "differently)";
   }
   std::map<std::string, std::pair<std::vector<int>, std::optional<uint64_t>>> groups;  // id → ranks, digest
   for (const auto& [rank, where] : found) {
@@ -167,8 +168,8 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& json_
       for (const Json& v : Json::parse(text)) {
         VaultSummary vault{v.at("rank").get<int>(), v.at("node").get<int>(), {}};
         for (const Json& s : v.at("slots")) {
-          SlotSummary slot{s.at(0).get<uint32_t>(), s.at(1).get<int64_t>(), s.at(2).get<uint64_t>(),
-                           s.at(3).get<uint64_t>(), {}};
+          SlotSummary slot{
+              s.at(0).get<uint32_t>(), s.at(1).get<int64_t>(), s.at(2).get<uint64_t>(), s.at(3).get<uint64_t>(), {}};
           for (const Json& g : s.at(4)) {
             slot.groups.push_back({g.at(0).get<std::string>(), g.at(1).get<std::vector<int>>(),
                                    g.at(2).get<std::vector<uint32_t>>(), g.at(3).get<uint64_t>()});

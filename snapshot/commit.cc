@@ -23,8 +23,8 @@ void SlotBook::adopt(int slot, int64_t step, uint64_t incarnation) {
     throw InvalidArgument("adopt", "after the first acquire", "before it");
   }
   auto& target = slots_[static_cast<size_t>(slot)];
-  const auto taken = std::count_if(
-      slots_.begin(), slots_.end(), [&](const Slot& s) { return &s != &target && s.state != State::kEmpty; });
+  const auto taken = std::count_if(slots_.begin(), slots_.end(),
+                                   [&](const Slot& s) { return &s != &target && s.state != State::kEmpty; });
   if (taken + 1 >= slots()) {
     throw InvalidArgument("adopted slots", std::to_string(taken + 1), "one slot must stay free");
   }
@@ -34,12 +34,9 @@ void SlotBook::adopt(int slot, int64_t step, uint64_t incarnation) {
 bool SlotBook::reusable(const Slot& slot) const {
   switch (slot.state) {
     case State::kEmpty:
-    case State::kAborted:
-      return true;
-    case State::kWriting:
-      return false;
-    case State::kSealed:
-      return committed_ != kNone && (slot.adopted || slot.key.step < committed_);
+    case State::kAborted: return true;
+    case State::kWriting: return false;
+    case State::kSealed: return committed_ != kNone && (slot.adopted || slot.key.step < committed_);
   }
   return false;
 }
@@ -90,7 +87,9 @@ void SlotBook::sealed(int slot) {
   target.state = target.aborted_early ? State::kAborted : State::kSealed;
 }
 
-void SlotBook::dropped(int slot) { writing(slot).state = State::kEmpty; }
+void SlotBook::dropped(int slot) {
+  writing(slot).state = State::kEmpty;
+}
 
 void SlotBook::outcome(int64_t step, uint64_t incarnation, bool committed) {
   if (incarnation_ != incarnation) {
@@ -165,14 +164,13 @@ std::vector<CommitLedger::Action> CommitLedger::expect(uint64_t id, int local_wo
   return actions;
 }
 
-void CommitLedger::settle(
-    Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut, std::vector<Action>& actions) {
+void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut,
+                          std::vector<Action>& actions) {
   const CommitKey key{step, inc.id};
   ballots.outcome = committed;
   ++(committed ? counters_.committed : counters_.aborted);
   counters_.inconsistent += !committed && cut != 0;
-  if (committed &&
-      (!newest_committed_ || newest_committed_->incarnation != inc.id || newest_committed_->step < step)) {
+  if (committed && (!newest_committed_ || newest_committed_->incarnation != inc.id || newest_committed_->step < step)) {
     newest_committed_ = key;
   }
   actions.push_back({Action::kBroadcast, key, committed, -1, committed ? 0 : cut});
@@ -183,8 +181,8 @@ void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& a
   if (ballots.outcome || ballots.node_voted || inc.local_world == 0) {
     return;
   }
-  const bool any_dropped = std::any_of(
-      ballots.votes.begin(), ballots.votes.end(), [](const auto& vote) { return !vote.second.first; });
+  const bool any_dropped =
+      std::any_of(ballots.votes.begin(), ballots.votes.end(), [](const auto& vote) { return !vote.second.first; });
   if (!any_dropped && ballots.votes.size() < static_cast<size_t>(inc.local_world)) {
     return;
   }
@@ -201,8 +199,8 @@ void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& a
   }
 }
 
-void CommitLedger::record(
-    Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t cut, std::vector<Action>& actions) {
+void CommitLedger::record(Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t cut,
+                          std::vector<Action>& actions) {
   auto& ballots = inc.steps[step];
   if (ballots.votes.emplace(rank, std::make_pair(sealed, cut)).second) {
     decide(inc, step, actions);
@@ -245,11 +243,12 @@ std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& 
   return actions;
 }
 
-std::vector<CommitLedger::Action> CommitLedger::vaultHolds(int rank, const std::vector<std::pair<CommitKey, uint64_t>>& sealed) {
+std::vector<CommitLedger::Action> CommitLedger::vaultHolds(int rank,
+                                                           const std::vector<std::pair<CommitKey, uint64_t>>& sealed) {
   std::vector<Action> actions;
   for (const auto& [key, cut] : sealed) {
-    const auto known = std::find_if(
-        incarnations_.begin(), incarnations_.end(), [id = key.incarnation](const Incarnation& inc) { return inc.id == id; });
+    const auto known = std::find_if(incarnations_.begin(), incarnations_.end(),
+                                    [id = key.incarnation](const Incarnation& inc) { return inc.id == id; });
     if (known != incarnations_.end()) {
       record(*known, rank, key.step, true, cut, actions);
       while (known->steps.size() > kRemembered) {

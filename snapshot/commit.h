@@ -72,7 +72,7 @@ class SlotBook {
   enum class State : uint8_t { kEmpty, kWriting, kSealed, kAborted };
   struct Slot {
     State state = State::kEmpty;
-    bool adopted = false;  // from an earlier incarnation: older than everything of this one
+    bool adopted = false;        // from an earlier incarnation: older than everything of this one
     bool aborted_early = false;  // outcome aborted while in writing
     CommitKey key;
   };
@@ -156,8 +156,8 @@ class CommitLedger {
   Incarnation& incarnation(uint64_t id);
   void record(Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t cut, std::vector<Action>& actions);
   void decide(Incarnation& inc, int64_t step, std::vector<Action>& actions);
-  void settle(
-      Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut, std::vector<Action>& actions);
+  void settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut,
+              std::vector<Action>& actions);
 
   HoldsSealed holds_sealed_;
   std::deque<Incarnation> incarnations_;  // newest last

@@ -64,9 +64,15 @@ ChunkHasher::ChunkHasher() : state_(XXH3_createState()) {
   }
   reset();
 }
-ChunkHasher::~ChunkHasher() { XXH3_freeState(static_cast<XXH3_state_t*>(state_)); }
-void ChunkHasher::reset() { XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_)); }
-uint64_t ChunkHasher::digest() const { return XXH3_64bits_digest(static_cast<XXH3_state_t*>(state_)); }
+ChunkHasher::~ChunkHasher() {
+  XXH3_freeState(static_cast<XXH3_state_t*>(state_));
+}
+void ChunkHasher::reset() {
+  XXH3_64bits_reset(static_cast<XXH3_state_t*>(state_));
+}
+uint64_t ChunkHasher::digest() const {
+  return XXH3_64bits_digest(static_cast<XXH3_state_t*>(state_));
+}
 
 void ChunkHasher::copy(std::byte* dst, const std::byte* src, size_t bytes) {
   const bool fast = avx2::available();

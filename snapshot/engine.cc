@@ -31,8 +31,8 @@ struct SnapshotEngine::Plan {
   uint64_t json_hash = 0;
   uint64_t chunk_count = 0;
   uint64_t early_chunks = 0;
-  std::vector<uint32_t> first_piece;   // per chunk: the first piece that reaches into it
-  std::vector<uint32_t> samples;       // per piece
+  std::vector<uint32_t> first_piece;  // per chunk: the first piece that reaches into it
+  std::vector<uint32_t> samples;      // per piece
   std::vector<std::vector<uint32_t>> group_regions;
 
   explicit Plan(SnapshotTable t) : table(std::move(t)), json(table.toJson()) {
@@ -50,8 +50,8 @@ struct SnapshotEngine::Plan {
     }
     for (const Piece& p : table.pieces) {
       const uint64_t bytes = p.end - p.begin;
-      samples.push_back(static_cast<uint32_t>(std::max<uint64_t>(
-          kMinPieceSamples, kVerifySamples * bytes / std::max<uint64_t>(table.payload_bytes, 1))));
+      samples.push_back(static_cast<uint32_t>(
+          std::max<uint64_t>(kMinPieceSamples, kVerifySamples * bytes / std::max<uint64_t>(table.payload_bytes, 1))));
     }
     group_regions.resize(table.groups.size());
     for (uint32_t r = 0; r < table.regions.size(); ++r) {
@@ -147,7 +147,8 @@ void SnapshotEngine::setTable(SnapshotTable table) {
     if (!needed) {
       vault_.reserveSlot(i, plan->json.size() * 2, options_.object_bytes, plan->chunk_count, plan->table.payload_bytes);
     }
-    slot_bytes += kPage + plan->json.size() * 2 + options_.object_bytes + plan->chunk_count * 8 + plan->table.payload_bytes;
+    slot_bytes +=
+        kPage + plan->json.size() * 2 + options_.object_bytes + plan->chunk_count * 8 + plan->table.payload_bytes;
   }
   RankStats& stats = vault_.stats();
   uint64_t state_bytes = 0;
@@ -193,14 +194,14 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     }
     if (input.step <= newest_captured_) {
       stats.errors.fetch_add(1);
-      note("step " + std::to_string(input.step) + " not captured: it comes after step " + std::to_string(newest_captured_));
+      note("step " + std::to_string(input.step) + " not captured: it comes after step " +
+           std::to_string(newest_captured_));
       return CaptureResult::kFailed;
     }
     job->plan = plan_;
     // Without an agent there is no outcome: one wait is enough, training must not pay for each step.
     if (!starved_ && !book_.canAcquire() && waited_in_vain_ns_ <= (start - started_ns_) / kRunPerVainWait) {
-      const bool freed =
-          changed_.wait_for(lock, options_.slot_wait, [&] { return book_.canAcquire() || stopping_; });
+      const bool freed = changed_.wait_for(lock, options_.slot_wait, [&] { return book_.canAcquire() || stopping_; });
       waited_in_vain_ns_ += freed ? 0 : clock_.nowNs() - start;
     }
     starved_ = !book_.canAcquire();
@@ -210,7 +211,8 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   const Plan& plan = *job->plan;
   if (!slot) {
     stats.skipped.fetch_add(1);
-    note("step " + std::to_string(input.step) + " skipped: no slot became free (the job has not committed the one before)");
+    note("step " + std::to_string(input.step) +
+         " skipped: no slot became free (the job has not committed the one before)");
     vote(input.step, 0, false);
     return CaptureResult::kNoSlot;
   }
@@ -259,7 +261,8 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     uint64_t position = 0;  // in the group, not in the table: members have different private regions in between
     for (const uint32_t r : regions) {
       const uint64_t size = plan.table.regions[r].bytes;
-      const auto samples = static_cast<uint32_t>(std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
+      const auto samples =
+          static_cast<uint32_t>(std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
       digest = digest * 31 + sampleHash(job->addresses[r], size, samples, seed + position++);
     }
     job->group_digests.push_back(digest);
@@ -296,7 +299,8 @@ void SnapshotEngine::copyChunk(Job& job, uint64_t chunk) {
   uint64_t at = chunk * table.chunk_bytes;
   const uint64_t end = std::min(at + table.chunk_bytes, table.payload_bytes);
   const uint64_t begin = at;
-  for (uint32_t i = job.plan->first_piece[chunk]; i < table.pieces.size() && table.pieces[i].payload_offset < end; ++i) {
+  for (uint32_t i = job.plan->first_piece[chunk]; i < table.pieces.size() && table.pieces[i].payload_offset < end;
+       ++i) {
     const Piece& piece = table.pieces[i];
     if (at < piece.payload_offset) {
       hasher.zero(payload + at, piece.payload_offset - at);
@@ -425,7 +429,8 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
     }
     newest_settled_ = std::max(newest_settled_, ballot.step);
     if (ballot.yes == 0 && ballot.cut != 0) {
-      note("step " + std::to_string(ballot.step) + " not committed: the ranks were at different points of the program when"
+      note("step " + std::to_string(ballot.step) +
+           " not committed: the ranks were at different points of the program when"
            " their optimizers returned (a message was under way, or they do not count the same steps)");
     }
     if (ballot.yes != 0 && ballot.step > committed_step_.load()) {
@@ -486,7 +491,8 @@ void SnapshotEngine::run(bool watches) {
         return stopping_ || (job_ != nullptr && job_->next_chunk.load() < job_->plan->chunk_count);
       };
       if (watches && options_.alarm.count() > 0 && options_.ops_begun) {
-        work_arrived_.wait_for(lock, std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1)), ready);
+        work_arrived_.wait_for(lock, std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1)),
+                               ready);
       } else {
         work_arrived_.wait(lock, ready);
       }

@@ -126,7 +126,7 @@ class SnapshotEngine {
   int64_t waited_in_vain_ns_ = 0;
   bool stopping_ = false;
   int64_t started_ns_ = 0;
-  int64_t protected_ns_ = 0;      // newest commit, or the start
+  int64_t protected_ns_ = 0;  // newest commit, or the start
   uint64_t ops_at_alarm_check_ = 0;
   bool unprotected_ = false;
   std::vector<std::thread> threads_;

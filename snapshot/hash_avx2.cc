@@ -10,7 +10,9 @@ namespace reft::avx2 {
 void update(void* state, const void* data, size_t bytes) {
   XXH3_64bits_update(static_cast<XXH3_state_t*>(state), data, bytes);
 }
-uint64_t hash(const void* data, size_t bytes, uint64_t seed) { return XXH3_64bits_withSeed(data, bytes, seed); }
+uint64_t hash(const void* data, size_t bytes, uint64_t seed) {
+  return XXH3_64bits_withSeed(data, bytes, seed);
+}
 
 }  // namespace reft::avx2
 #endif

@@ -17,9 +17,13 @@ inline bool available() {
 void update(void* state, const void* data, size_t bytes);
 uint64_t hash(const void* data, size_t bytes, uint64_t seed);
 #else
-inline bool available() { return false; }
+inline bool available() {
+  return false;
+}
 inline void update(void*, const void*, size_t) {}
-inline uint64_t hash(const void*, size_t, uint64_t) { return 0; }
+inline uint64_t hash(const void*, size_t, uint64_t) {
+  return 0;
+}
 #endif
 
 }  // namespace reft::avx2

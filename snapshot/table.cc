@@ -16,9 +16,13 @@ using Json = nlohmann::json;
 constexpr uint64_t kPieceAlign = 64;
 constexpr size_t kMaxItems = 10'000'000;
 
-uint64_t alignUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+uint64_t alignUp(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
-[[noreturn]] void corrupt(const std::string& what) { throw Corruption("snapshot table: " + what); }
+[[noreturn]] void corrupt(const std::string& what) {
+  throw Corruption("snapshot table: " + what);
+}
 
 }  // namespace
 
@@ -78,7 +82,8 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions, s
   for (uint32_t i = 0; i < table.regions.size(); ++i) {
     const RegionInfo& region = table.regions[i];
     if (region.group < -1 || region.group >= static_cast<int32_t>(table.groups.size())) {
-      throw InvalidArgument("group of region " + region.name, std::to_string(region.group), "-1 or an index of a group");
+      throw InvalidArgument("group of region " + region.name, std::to_string(region.group),
+                            "-1 or an index of a group");
     }
     if (region.row_bytes > region.bytes) {
       throw InvalidArgument("row_bytes of region " + region.name, std::to_string(region.row_bytes),
@@ -92,7 +97,8 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions, s
     const std::vector<int>& ranks = table.groups[g].ranks;
     const auto self = std::find(ranks.begin(), ranks.end(), rank);
     if (self == ranks.end()) {
-      throw InvalidArgument("group " + table.groups[g].id, "without rank " + std::to_string(rank), "groups of the rank");
+      throw InvalidArgument("group " + table.groups[g].id, "without rank " + std::to_string(rank),
+                            "groups of the rank");
     }
     const auto members = static_cast<uint32_t>(ranks.size());
     const auto own = static_cast<uint32_t>(self - ranks.begin());

@@ -16,8 +16,8 @@
 namespace reft {
 
 struct RegionInfo {
-  std::string name;    // unique in the rank, equal on all members of its group
-  std::string dtype;   // "float32", …
+  std::string name;   // unique in the rank, equal on all members of its group
+  std::string dtype;  // "float32", …
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
   uint64_t row_bytes = 0;  // unit of cutting; == bytes: not to be cut
@@ -44,8 +44,8 @@ struct SnapshotTable {
   std::string protection = "none";
   std::vector<RegionInfo> regions;
   std::vector<GroupInfo> groups;
-  std::vector<Piece> pieces;     // by ascending payload_offset; early regions first
-  uint64_t early_bytes = 0;      // payload before this offset belongs to early regions (multiple of chunk_bytes)
+  std::vector<Piece> pieces;  // by ascending payload_offset; early regions first
+  uint64_t early_bytes = 0;   // payload before this offset belongs to early regions (multiple of chunk_bytes)
   uint64_t payload_bytes = 0;
   uint64_t chunk_bytes = 0;
 

@@ -21,7 +21,9 @@ namespace reft {
 
 namespace {
 
-uint64_t alignUp(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+uint64_t alignUp(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 uint64_t extentCheck(const SlotExtent& extent, uint32_t index) {
   const uint64_t fields[3] = {extent.offset, extent.bytes, index};
@@ -34,7 +36,9 @@ bool validExtent(const SlotExtent& extent, uint32_t index, uint64_t fixed_bytes,
          extent.bytes >= kPage && extent.bytes <= file_bytes && extent.offset <= file_bytes - extent.bytes;
 }
 
-uint64_t superblockCheck(const Superblock& block) { return hashBytes(&block, offsetof(Superblock, check)); }
+uint64_t superblockCheck(const Superblock& block) {
+  return hashBytes(&block, offsetof(Superblock, check));
+}
 
 uint64_t slotCheck(const SlotHeader& header) {
   alignas(SlotHeader) char copy[sizeof(SlotHeader)];
@@ -73,8 +77,8 @@ uint64_t hashBytes(const void* data, size_t bytes, uint64_t seed) {
 }
 
 Mapping::Mapping(int fd, uint64_t offset, uint64_t bytes, bool writable) : bytes_(bytes) {
-  void* address = ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd,
-                         static_cast<off_t>(offset));
+  void* address =
+      ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, static_cast<off_t>(offset));
   if (address == MAP_FAILED) {
     throw SystemError("mapping " + std::to_string(bytes) + " bytes of a vault");
   }
@@ -108,8 +112,8 @@ std::unique_ptr<Vault> Vault::create(const VaultIdentity& identity, uint32_t slo
   std::unique_ptr<Vault> vault(new Vault);
   std::string temporary;
   if (path.empty()) {
-    vault->fd_.reset(::memfd_create(("reft-vault-" + std::to_string(identity.rank)).c_str(),
-                                    MFD_CLOEXEC | MFD_ALLOW_SEALING));
+    vault->fd_.reset(
+        ::memfd_create(("reft-vault-" + std::to_string(identity.rank)).c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
     if (!vault->fd_) {
       throw SystemError("memfd_create for the vault");
     }
@@ -191,17 +195,33 @@ std::unique_ptr<Vault> Vault::adopt(UniqueFd fd, const VaultIdentity& identity) 
   return vault;
 }
 
-Superblock* Vault::superblock() const { return reinterpret_cast<Superblock*>(fixed_.data()); }
-RankStats& Vault::stats() const { return *reinterpret_cast<RankStats*>(fixed_.data() + superblock()->stats_offset); }
-void* Vault::opLogArea() const { return fixed_.data() + superblock()->op_log_offset; }
-uint64_t Vault::opLogBytes() const { return superblock()->op_log_bytes; }
-uint64_t Vault::bytes() const { return fileBytes(fd_.get()); }
-SlotHeader* Vault::header(uint32_t index) const { return reinterpret_cast<SlotHeader*>(slot_[index].mapping.data()); }
-std::byte* Vault::payload(uint32_t index) const { return slot_[index].mapping.data() + slot_[index].payloadAt(); }
+Superblock* Vault::superblock() const {
+  return reinterpret_cast<Superblock*>(fixed_.data());
+}
+RankStats& Vault::stats() const {
+  return *reinterpret_cast<RankStats*>(fixed_.data() + superblock()->stats_offset);
+}
+void* Vault::opLogArea() const {
+  return fixed_.data() + superblock()->op_log_offset;
+}
+uint64_t Vault::opLogBytes() const {
+  return superblock()->op_log_bytes;
+}
+uint64_t Vault::bytes() const {
+  return fileBytes(fd_.get());
+}
+SlotHeader* Vault::header(uint32_t index) const {
+  return reinterpret_cast<SlotHeader*>(slot_[index].mapping.data());
+}
+std::byte* Vault::payload(uint32_t index) const {
+  return slot_[index].mapping.data() + slot_[index].payloadAt();
+}
 uint64_t* Vault::chunkHashes(uint32_t index) const {
   return reinterpret_cast<uint64_t*>(slot_[index].mapping.data() + slot_[index].chunkHashesAt());
 }
-uint64_t Vault::objectCapacity(uint32_t index) const { return slot_[index].object_capacity; }
+uint64_t Vault::objectCapacity(uint32_t index) const {
+  return slot_[index].object_capacity;
+}
 
 void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_bytes, uint64_t chunk_count,
                         uint64_t payload_bytes) {
@@ -295,7 +315,9 @@ bool Vault::putObjects(uint32_t index, std::string_view objects) {
   return true;
 }
 
-void Vault::setCut(uint32_t index, uint64_t cut) { header(index)->cut = cut; }
+void Vault::setCut(uint32_t index, uint64_t cut) {
+  header(index)->cut = cut;
+}
 
 void Vault::sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns) {
   SlotHeader* header = this->header(index);
@@ -363,8 +385,12 @@ VaultReader::VaultReader(int fd) {
 const RankStats& VaultReader::stats() const {
   return *reinterpret_cast<const RankStats*>(mapping_.data() + stats_offset_);
 }
-const void* VaultReader::opLogArea() const { return mapping_.data() + op_log_offset_; }
-uint64_t VaultReader::opLogBytes() const { return op_log_bytes_; }
+const void* VaultReader::opLogArea() const {
+  return mapping_.data() + op_log_offset_;
+}
+uint64_t VaultReader::opLogBytes() const {
+  return op_log_bytes_;
+}
 
 void VaultReader::refresh() {
   const uint64_t bytes = fileBytes(fd_.get());
@@ -483,7 +509,9 @@ std::string VaultReader::objects(const SlotView& slot) const {
   return copy;
 }
 
-const std::byte* VaultReader::payload(const SlotView& slot) const { return mapping_.data() + slot.payload_at; }
+const std::byte* VaultReader::payload(const SlotView& slot) const {
+  return mapping_.data() + slot.payload_at;
+}
 
 std::vector<ChunkFault> VaultReader::verify(const SlotView& slot, uint64_t begin, uint64_t end) const {
   std::vector<ChunkFault> faults;

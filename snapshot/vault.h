@@ -96,7 +96,7 @@ class Vault {
   UniqueFd fd_;
   uint32_t slots_ = 0;
   uint64_t unused_from_ = 0;  // start of what a growth that failed left at the end of the file; 0: nothing
-  Mapping fixed_;  // superblock, stats, op log
+  Mapping fixed_;             // superblock, stats, op log
   std::vector<Slot> slot_;
 };
 
@@ -144,8 +144,8 @@ class VaultReader {
   // Slots that are sealed and whose header, table and objects check out.
   std::vector<SlotView> slots() const;
   std::vector<RawSlot> rawSlots() const;
-  SnapshotTable table(const SlotView& slot) const;       // throws Corruption
-  std::string objects(const SlotView& slot) const;       // throws Corruption (hash)
+  SnapshotTable table(const SlotView& slot) const;  // throws Corruption
+  std::string objects(const SlotView& slot) const;  // throws Corruption (hash)
   const std::byte* payload(const SlotView& slot) const;
   // Hashes the chunks that [begin, end) of the payload touches; empty = intact.
   std::vector<ChunkFault> verify(const SlotView& slot, uint64_t begin = 0, uint64_t end = UINT64_MAX) const;

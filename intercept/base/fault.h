@@ -14,10 +14,11 @@
 namespace reft {
 
 // Names of the points, in the order of a snapshot's life. The table is what `tools/dev fault` enumerates.
-#define REFT_FAULT_POINTS(X)                                                                                     \
-  X(capture)                                                                                                     \
-  X(early_copy) X(mid_chunk) X(before_seal) X(after_seal) X(after_vote) X(gate) X(after_commit) X(restore_agree) \
-      X(restore_copy) X(restore_done) X(collective)
+#define REFT_FAULT_POINTS(X)                                                                                       \
+  X(capture)                                                                                                       \
+  X(early_copy)                                                                                                    \
+  X(mid_chunk) X(before_seal) X(after_seal) X(after_vote) X(gate) X(after_commit) X(restore_agree) X(restore_copy) \
+      X(restore_done) X(collective)
 
 enum class FaultPoint : uint8_t {
 #define REFT_FAULT_ENUM(name) name,
@@ -35,8 +36,12 @@ void hit(FaultPoint point, int64_t step) noexcept;
 void configureFaults(const std::string& spec, int rank);
 
 // Step that this process has completed, for points that are not told one (`collective`).
-inline void setFaultStep(int64_t step) noexcept { fault_detail::step.store(step, std::memory_order_relaxed); }
-inline int64_t faultStep() noexcept { return fault_detail::step.load(std::memory_order_relaxed); }
+inline void setFaultStep(int64_t step) noexcept {
+  fault_detail::step.store(step, std::memory_order_relaxed);
+}
+inline int64_t faultStep() noexcept {
+  return fault_detail::step.load(std::memory_order_relaxed);
+}
 
 // May not return.
 inline void faultPoint(FaultPoint point, int64_t step) noexcept {

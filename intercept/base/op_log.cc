@@ -16,7 +16,9 @@ namespace {
 
 constexpr uint32_t kVersion = 1;
 
-OpGroup* groupsOf(OpLogHeader* header) { return reinterpret_cast<OpGroup*>(header + 1); }
+OpGroup* groupsOf(OpLogHeader* header) {
+  return reinterpret_cast<OpGroup*>(header + 1);
+}
 OpRecord* recordsOf(OpLogHeader* header) {
   return reinterpret_cast<OpRecord*>(groupsOf(header) + OpLogHeader::kMaxGroups);
 }
@@ -76,7 +78,9 @@ OpLog::OpLog(void* area, uint32_t capacity, const Clock& clock) : clock_(clock) 
   header_.store(header, std::memory_order_release);
 }
 
-OpLog::~OpLog() { std::free(own_area_); }
+OpLog::~OpLog() {
+  std::free(own_area_);
+}
 
 void OpLog::moveTo(void* area, uint32_t capacity) {
   OpLogHeader* from = header_.load();
@@ -163,9 +167,15 @@ void OpLog::mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase) noexce
   }
 }
 
-void OpLog::markEnqueued(uint64_t ticket) noexcept { mark(ticket, &OpRecord::enqueued_ns); }
-void OpLog::markWaitBegin(uint64_t ticket) noexcept { mark(ticket, &OpRecord::wait_begin_ns); }
-void OpLog::markWaitEnd(uint64_t ticket) noexcept { mark(ticket, &OpRecord::wait_end_ns); }
+void OpLog::markEnqueued(uint64_t ticket) noexcept {
+  mark(ticket, &OpRecord::enqueued_ns);
+}
+void OpLog::markWaitBegin(uint64_t ticket) noexcept {
+  mark(ticket, &OpRecord::wait_begin_ns);
+}
+void OpLog::markWaitEnd(uint64_t ticket) noexcept {
+  mark(ticket, &OpRecord::wait_end_ns);
+}
 
 void OpLog::markDone(uint64_t ticket, bool failed) noexcept {
   if (OpRecord* record = recordOf(ticket)) {
@@ -198,9 +208,15 @@ OpLogReader::OpLogReader(const void* area, size_t bytes) : header_(static_cast<c
   records_ = reinterpret_cast<const OpRecord*>(groups_ + OpLogHeader::kMaxGroups);
 }
 
-uint64_t OpLogReader::opsBegun() const { return header_->next_ticket.load(std::memory_order_acquire); }
-uint64_t OpLogReader::heartbeatNs() const { return header_->heartbeat_ns.load(std::memory_order_relaxed); }
-uint32_t OpLogReader::writerPid() const { return header_->pid; }
+uint64_t OpLogReader::opsBegun() const {
+  return header_->next_ticket.load(std::memory_order_acquire);
+}
+uint64_t OpLogReader::heartbeatNs() const {
+  return header_->heartbeat_ns.load(std::memory_order_relaxed);
+}
+uint32_t OpLogReader::writerPid() const {
+  return header_->pid;
+}
 
 std::vector<OpGroup> OpLogReader::groups() const {
   std::vector<OpGroup> result(groups_, groups_ + std::min(header_->groups.load(), OpLogHeader::kMaxGroups));

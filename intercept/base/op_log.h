@@ -60,17 +60,17 @@ struct OpRecord {
   std::atomic<uint64_t> wait_begin_ns;
   std::atomic<uint64_t> wait_end_ns;
   std::atomic<uint64_t> done_ns;
-  uint64_t bytes;        // input bytes of this rank
-  uint64_t signature;    // hash of op, dtype, reduce op, element counts: equal on ranks that agree
-  uint32_t group;        // index into the group table
-  uint32_t seq;          // number of this op in its group, from 1; collectives and p2p counted apart
-  int32_t peer;          // p2p: group rank of the other side; rooted ops: root; else -1
-  uint32_t call_site;    // id from callSiteId(), 0 = unknown
+  uint64_t bytes;      // input bytes of this rank
+  uint64_t signature;  // hash of op, dtype, reduce op, element counts: equal on ranks that agree
+  uint32_t group;      // index into the group table
+  uint32_t seq;        // number of this op in its group, from 1; collectives and p2p counted apart
+  int32_t peer;        // p2p: group rank of the other side; rooted ops: root; else -1
+  uint32_t call_site;  // id from callSiteId(), 0 = unknown
   OpKind kind;
-  uint8_t dtype;         // c10::ScalarType; 255 = none or mixed
-  uint8_t reduce_op;     // c10d::ReduceOp::RedOpType; 255 = none
+  uint8_t dtype;                // c10::ScalarType; 255 = none or mixed
+  uint8_t reduce_op;            // c10d::ReduceOp::RedOpType; 255 = none
   std::atomic<uint8_t> failed;  // 1: the op ended with an exception
-  uint32_t tag;          // p2p tag
+  uint32_t tag;                 // p2p tag
   uint64_t reserved;
 };
 static_assert(sizeof(OpRecord) == 96);
@@ -88,8 +88,8 @@ struct OpLogHeader {
   static constexpr uint64_t kMagic = 0x31474F4C54464552;  // "REFTLOG1"
   static constexpr uint32_t kMaxGroups = 1024;
   uint64_t magic;
-  uint32_t version;  // 1
-  uint32_t capacity;  // records; a power of two
+  uint32_t version;                   // 1
+  uint32_t capacity;                  // records; a power of two
   std::atomic<uint64_t> next_ticket;  // ops begun so far
   std::atomic<uint32_t> groups;
   uint32_t pid;

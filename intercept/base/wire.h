@@ -61,8 +61,8 @@ static_assert(sizeof(Header) == 16);
 struct Ballot {
   int64_t step;
   uint64_t incarnation;
-  uint64_t cut;     // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if aborted for it
-  uint8_t yes;      // sealed / committed
+  uint64_t cut;  // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if aborted for it
+  uint8_t yes;   // sealed / committed
   uint8_t reserved[7];
 };
 static_assert(sizeof(Ballot) == 32);

@@ -48,8 +48,8 @@ ReftBackend::CpuFactory cpuFactory(const py::object& callable) {
   if (callable.is_none()) {
     return nullptr;
   }
-  return [held = shared(callable)](
-             const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout, const std::string& group) {
+  return [held = shared(callable)](const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout,
+                                   const std::string& group) {
     const py::gil_scoped_acquire acquire;
     return (*held)(store, rank, size, timeout, group).cast<BackendPtr>();
   };
@@ -66,7 +66,9 @@ std::vector<py::object> inners(const ReftBackend& self) {
   return result;
 }
 
-bool has(const py::object& object, const char* name) { return py::hasattr(object, name); }
+bool has(const py::object& object, const char* name) {
+  return py::hasattr(object, name);
+}
 
 // Calls a method of the inner Python classes (they differ) where it exists.
 void callInners(const ReftBackend& self, const char* name, const py::object& argument) {
@@ -115,20 +117,20 @@ void bindBackendClass(py::module_& module) {
   const py::object base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ReftBackend, c10::intrusive_ptr<ReftBackend>>(
       module, "ReftBackend", base, "The backend \"reft\": gloo and NCCL behind one object, with an op log.")
-      .def(
-          py::init([](const BackendPtr& cpu, const BackendPtr& cuda, const StorePtr& store, const std::string& store_prefix,
-                      const std::string& group, int rank, int size, const py::object& make_cpu) {
-            ReftBackend::Parts parts;
-            parts.cpu = cpu;
-            parts.cuda = cuda;
-            parts.store = store;
-            parts.store_prefix = store_prefix;
-            parts.group_name = group;
-            parts.make_cpu = cpuFactory(make_cpu);
-            return c10::make_intrusive<ReftBackend>(std::move(parts), rank, size);
-          }),
-          py::arg("cpu").none(true), py::arg("cuda").none(true), py::arg("store").none(true), py::arg("store_prefix"),
-          py::arg("group"), py::arg("rank"), py::arg("size"), py::arg("make_cpu") = py::none())
+      .def(py::init([](const BackendPtr& cpu, const BackendPtr& cuda, const StorePtr& store,
+                       const std::string& store_prefix, const std::string& group, int rank, int size,
+                       const py::object& make_cpu) {
+             ReftBackend::Parts parts;
+             parts.cpu = cpu;
+             parts.cuda = cuda;
+             parts.store = store;
+             parts.store_prefix = store_prefix;
+             parts.group_name = group;
+             parts.make_cpu = cpuFactory(make_cpu);
+             return c10::make_intrusive<ReftBackend>(std::move(parts), rank, size);
+           }),
+           py::arg("cpu").none(true), py::arg("cuda").none(true), py::arg("store").none(true), py::arg("store_prefix"),
+           py::arg("group"), py::arg("rank"), py::arg("size"), py::arg("make_cpu") = py::none())
       .def(
           "inner",
           [](const ReftBackend& self, const std::string& device) -> BackendPtr {
@@ -140,18 +142,24 @@ void bindBackendClass(py::module_& module) {
       .def("comm_split_count", &ReftBackend::splitCount)
       // new_group() calls it on ranks outside the group if the parent is eagerly connected. The members make a fresh
       // communicator from the store, so there is nothing that others would have to join.
-      .def("perform_nocolor_split", [](const ReftBackend&, const py::object&) {}, py::arg("device"))
-      .def("_set_default_timeout",
-           [](ReftBackend& self, std::chrono::milliseconds timeout) {
-             callInners(self, "_set_default_timeout", py::cast(timeout));
-             const py::gil_scoped_release release;
-             self.setTimeout(timeout);
-           },
-           py::arg("timeout"))
-      .def("_add_ephemeral_timeout",
-           [](const ReftBackend& self, const py::object& timeout) { callInners(self, "_add_ephemeral_timeout", timeout); },
-           py::arg("timeout"))
-      .def("_shutdown", [](ReftBackend& self) { self.shutdown(); }, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "perform_nocolor_split", [](const ReftBackend&, const py::object&) {}, py::arg("device"))
+      .def(
+          "_set_default_timeout",
+          [](ReftBackend& self, std::chrono::milliseconds timeout) {
+            callInners(self, "_set_default_timeout", py::cast(timeout));
+            const py::gil_scoped_release release;
+            self.setTimeout(timeout);
+          },
+          py::arg("timeout"))
+      .def(
+          "_add_ephemeral_timeout",
+          [](const ReftBackend& self, const py::object& timeout) {
+            callInners(self, "_add_ephemeral_timeout", timeout);
+          },
+          py::arg("timeout"))
+      .def(
+          "_shutdown", [](ReftBackend& self) { self.shutdown(); }, py::call_guard<py::gil_scoped_release>())
       .def("_is_initialized",
            [](const ReftBackend& self) {
              for (const py::object& inner : inners(self)) {
@@ -186,16 +194,18 @@ void bindBackend(py::module_& module) {
             }
             return rows;
           },
-          py::arg("count") = 100, "The newest records, oldest first; times are CLOCK_MONOTONIC nanoseconds, 0 = not yet.")
-      .def("groups",
-           [](const OpLog& self) {
-             py::list rows;
-             for (const OpGroup& group : OpLogReader(self.area(), self.areaBytes()).groups()) {
-               rows.append(py::make_tuple(std::string(group.name), group.rank, group.size));
-             }
-             return rows;
-           },
-           "(name, own rank, size) by group index.");
+          py::arg("count") = 100,
+          "The newest records, oldest first; times are CLOCK_MONOTONIC nanoseconds, 0 = not yet.")
+      .def(
+          "groups",
+          [](const OpLog& self) {
+            py::list rows;
+            for (const OpGroup& group : OpLogReader(self.area(), self.areaBytes()).groups()) {
+              rows.append(py::make_tuple(std::string(group.name), group.rank, group.size));
+            }
+            return rows;
+          },
+          "(name, own rank, size) by group index.");
   module.def("process_op_log", &processOpLog, py::return_value_policy::reference);
   module.def("call_sites", &callSites, "Place in the user's code by call-site id: 'train.py:88 load_batch'.");
   module.def("install_call_sites", &installCallSites, py::arg("skip"));

@@ -17,7 +17,9 @@ namespace {
 // The name of each class is the same in Python; the base says which builtin it also is.
 void bindErrors(py::module_& module) {
   const py::handle base = py::register_exception<Error>(module, "Error");
-  const auto both = [&](PyObject* builtin) { return py::make_tuple(base, py::reinterpret_borrow<py::object>(builtin)); };
+  const auto both = [&](PyObject* builtin) {
+    return py::make_tuple(base, py::reinterpret_borrow<py::object>(builtin));
+  };
   py::register_exception<InvalidArgument>(module, "InvalidArgument", both(PyExc_ValueError));
   py::register_exception<Unavailable>(module, "Unavailable", base);
   py::register_exception<Timeout>(module, "Timeout", both(PyExc_TimeoutError));
@@ -44,9 +46,9 @@ py::dict environmentDict() {
 }
 
 FaultPoint faultPointNamed(const std::string& name) {
-#define REFT_FAULT_NAMED(point)  \
-  if (name == #point) {          \
-    return FaultPoint::point;    \
+#define REFT_FAULT_NAMED(point) \
+  if (name == #point) {         \
+    return FaultPoint::point;   \
   }
   REFT_FAULT_POINTS(REFT_FAULT_NAMED)
 #undef REFT_FAULT_NAMED

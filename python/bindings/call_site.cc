@@ -115,7 +115,8 @@ uint32_t provide() noexcept {
       continue;
     }
     const int instruction = instructionOf(frame, code);
-    uint64_t hash = (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(instruction);
+    uint64_t hash =
+        (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(instruction);
     hash = (hash ^ (hash >> 29)) * 0xBF58476D1CE4E5B9ULL;
     auto id = static_cast<uint32_t>(hash >> 32);
     id = id == 0 ? 1 : id;

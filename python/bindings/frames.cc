@@ -25,7 +25,7 @@ namespace {
 struct Slots {
   PyObject** first;
   int localsplus;
-  int capacity; // locals and the largest value stack
+  int capacity;  // locals and the largest value stack
   int storedDepth;
 };
 
@@ -99,15 +99,14 @@ int frameLocalsplus(const py::handle&) {
 
 #endif
 
-} // namespace
+}  // namespace
 
 void bindFrames(py::module_& module) {
   module.attr("frames_supported") = static_cast<bool>(REFT_FRAME_LAYOUT_KNOWN);
   module.def("frame_slots", &frameSlots, py::arg("frame"), py::arg("count"), py::arg("unbound"));
-  module.def(
-      "frame_set_slot", &frameSetSlot, py::arg("frame"), py::arg("index"), py::arg("value"), py::arg("unbound"));
+  module.def("frame_set_slot", &frameSetSlot, py::arg("frame"), py::arg("index"), py::arg("value"), py::arg("unbound"));
   module.def("frame_stack_depth", &frameStackDepth, py::arg("frame"));
   module.def("frame_localsplus", &frameLocalsplus, py::arg("frame"));
 }
 
-} // namespace reft
+}  // namespace reft

@@ -22,4 +22,4 @@ namespace reft {
 
 void bindFrames(pybind11::module_& module);
 
-} // namespace reft
+}  // namespace reft

@@ -49,7 +49,9 @@ using std::chrono::steady_clock;
 
 constexpr milliseconds kPoliteWait{200};
 
-bool rewind(int fd) { return ::ftruncate(fd, 0) == 0 && ::lseek(fd, 0, SEEK_SET) == 0; }
+bool rewind(int fd) {
+  return ::ftruncate(fd, 0) == 0 && ::lseek(fd, 0, SEEK_SET) == 0;
+}
 
 // --- politely
 
@@ -123,7 +125,9 @@ SignalPrinter& signalPrinter() {
 }
 
 // faulthandler prints first and then calls the handler that was there before: this one.
-void onPrinted(int) { signalPrinter().printed.fetch_add(1); }
+void onPrinted(int) {
+  signalPrinter().printed.fetch_add(1);
+}
 
 // Makes faulthandler print into memory on a real-time signal that nobody uses. Needs the GIL and the main thread.
 void setUpSignalPrinter() {
@@ -136,11 +140,11 @@ void setUpSignalPrinter() {
     throw SystemError("memfd_create");
   }
   for (int number = SIGRTMAX - 1; number > SIGRTMIN + 1; --number) {
-    struct sigaction now{};
+    struct sigaction now {};
     if (::sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
       continue;
     }
-    struct sigaction ours{};
+    struct sigaction ours {};
     ours.sa_handler = &onPrinted;
     ours.sa_flags = SA_RESTART;
     ::sigemptyset(&ours.sa_mask);
@@ -190,8 +194,7 @@ char mainThreadState() {
   const UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
   char text[512];
   const ssize_t got = fd ? ::read(fd.get(), text, sizeof(text)) : -1;
-  const auto* close =
-      got > 0 ? static_cast<const char*>(::memrchr(text, ')', static_cast<size_t>(got))) : nullptr;
+  const auto* close = got > 0 ? static_cast<const char*>(::memrchr(text, ')', static_cast<size_t>(got))) : nullptr;
   return close != nullptr && close + 2 < text + got ? close[2] : '?';
 }
 
@@ -226,7 +229,9 @@ const char* printStacks(int fd, milliseconds timeout) {
   return printForcibly(fd, begin + timeout);
 }
 
-const char* printBySignalOnly(int fd, milliseconds timeout) { return printBySignal(fd, steady_clock::now() + timeout); }
+const char* printBySignalOnly(int fd, milliseconds timeout) {
+  return printBySignal(fd, steady_clock::now() + timeout);
+}
 
 }  // namespace
 

@@ -51,14 +51,16 @@ at::Tensor unpack(py::handle handle) {
 
 // Whether the tensor's elements fill one span of memory: only such a span can be copied as bytes.
 bool dense(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.is_non_overlapping_and_dense() && !tensor.is_neg() && !tensor.is_conj();
+  return tensor.layout() == c10::kStrided && tensor.is_non_overlapping_and_dense() && !tensor.is_neg() &&
+         !tensor.is_conj();
 }
 
 class Engine {
  public:
   Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world, uint32_t slots,
          uint32_t op_log_records, const std::string& path, int adopt_fd, uint64_t incarnation, uint64_t attempt,
-         const c10::intrusive_ptr<c10d::Store>& store, int nodes, uint32_t threads, bool verify_full, double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes)
+         const c10::intrusive_ptr<c10d::Store>& store, int nodes, uint32_t threads, bool verify_full,
+         double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes)
       : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
@@ -83,18 +85,19 @@ class Engine {
     };
     options.on_alarm = [rank, alarm_sec](bool unprotected) {
       if (unprotected) {
-        std::fprintf(stderr,
-                     "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no snapshot was committed for "
-                     "%.0f s. If no torch.optim optimizer steps (foreign optimizer, captured graph), call reft.step() after "
-                     "each training step; `reft top` shows why\n",
-                     rank, alarm_sec);
+        std::fprintf(
+            stderr,
+            "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no snapshot was committed for "
+            "%.0f s. If no torch.optim optimizer steps (foreign optimizer, captured graph), call reft.step() after "
+            "each training step; `reft top` shows why\n",
+            rank, alarm_sec);
       } else {
         std::fprintf(stderr, "reft: rank %d: training is protected again\n", rank);
       }
     };
     auto* client_raw = client_.get();
-    engine_ = std::make_unique<SnapshotEngine>(
-        options, *vault_, [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
+    engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
+                                               [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
     client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
       if (const auto ballot = wire::decodeBallot(frame.payload)) {
         engine_->outcome(*ballot);
@@ -245,7 +248,9 @@ class Engine {
     result["vault_bytes"] = vault_->bytes();
     return result;
   }
-  int fd() const { return vault_->fd(); }
+  int fd() const {
+    return vault_->fd();
+  }
 
  private:
   // The vault's op log area was sized when the vault was made; an adopted one may differ from today's setting.
@@ -318,8 +323,8 @@ class SlotSource {
     std::vector<at::Tensor> keep;
     for (const auto& [from, bytes, handle, offset] : moves) {
       at::Tensor tensor = unpack(handle);
-      if (!dense(tensor) || offset > tensor.nbytes() || bytes > tensor.nbytes() - offset || from > view_.payload_bytes ||
-          bytes > view_.payload_bytes - from) {
+      if (!dense(tensor) || offset > tensor.nbytes() || bytes > tensor.nbytes() - offset ||
+          from > view_.payload_bytes || bytes > view_.payload_bytes - from) {
         throw InvalidArgument("move", "outside of its tensor or payload", "ranges inside");
       }
       list.push_back({from, bytes, static_cast<std::byte*>(tensor.data_ptr()) + offset});
@@ -494,11 +499,13 @@ py::tuple contentHash(const py::object& handle) {
 
 void bindSnapshot(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "SnapshotEngine")
-      .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t, const std::string&, int,
-                    uint64_t, uint64_t, const c10::intrusive_ptr<c10d::Store>&, int, uint32_t, bool, double, double, uint64_t>(),
-           py::arg("client"), py::arg("job"), py::arg("rank"), py::arg("world"), py::arg("slots"), py::arg("op_log_records"),
-           py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"), py::arg("store"), py::arg("nodes"), py::arg("threads"),
-           py::arg("verify_full"), py::arg("slot_wait_sec"), py::arg("alarm_sec"), py::arg("chunk_bytes"))
+      .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t, const std::string&,
+                    int, uint64_t, uint64_t, const c10::intrusive_ptr<c10d::Store>&, int, uint32_t, bool, double,
+                    double, uint64_t>(),
+           py::arg("client"), py::arg("job"), py::arg("rank"), py::arg("world"), py::arg("slots"),
+           py::arg("op_log_records"), py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"),
+           py::arg("store"), py::arg("nodes"), py::arg("threads"), py::arg("verify_full"), py::arg("slot_wait_sec"),
+           py::arg("alarm_sec"), py::arg("chunk_bytes"))
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
            py::arg("protection"), py::arg("copies"))
@@ -527,8 +534,8 @@ void bindSnapshot(py::module_& module) {
   module.def("agree", &agree, py::arg("inventories"), py::arg("world"));
   module.def("content_hash", &contentHash, py::arg("tensor"));
   module.def(
-      "dtype_name", [](const py::object& handle) { return c10::toString(unpack(handle).scalar_type()); }, py::arg("tensor"),
-      "Name of the element type as the tensor table has it.");
+      "dtype_name", [](const py::object& handle) { return c10::toString(unpack(handle).scalar_type()); },
+      py::arg("tensor"), "Name of the element type as the tensor table has it.");
   module.def(
       "is_dense", [](const py::object& handle) { return dense(unpack(handle)); }, py::arg("tensor"));
 }

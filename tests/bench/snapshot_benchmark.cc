@@ -119,7 +119,8 @@ void captureOfRegions(benchmark::State& state) {
   std::vector<RegionInfo> regions;
   std::vector<const void*> addresses;
   for (size_t i = 0; i < count; ++i) {
-    regions.push_back({"module.layer." + std::to_string(i) + ".weight", "float32", {128, 128}, kRegion, 512, -1, false});
+    regions.push_back(
+        {"module.layer." + std::to_string(i) + ".weight", "float32", {128, 128}, kRegion, 512, -1, false});
     addresses.push_back(data.data() + i * kRegion);
   }
   engine->setTable(buildTable(0, 1, regions, {}, "none", 0, size_t{1} << 20));

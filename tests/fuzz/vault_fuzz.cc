@@ -70,7 +70,8 @@ void fitSlot(std::vector<char>& bytes, uint64_t at) {
   }
   // Hashes of the table and the objects first: they lie in the header.
   for (const auto& [offset, size, hash] :
-       {std::tuple{offsetof(SlotHeader, table_offset), offsetof(SlotHeader, table_bytes), offsetof(SlotHeader, table_hash)},
+       {std::tuple{offsetof(SlotHeader, table_offset), offsetof(SlotHeader, table_bytes),
+                   offsetof(SlotHeader, table_hash)},
         std::tuple{offsetof(SlotHeader, objects_offset), offsetof(SlotHeader, objects_bytes),
                    offsetof(SlotHeader, objects_hash)}}) {
     const auto from = load<uint64_t>(bytes, at + offset);

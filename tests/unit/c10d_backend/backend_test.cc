@@ -121,7 +121,8 @@ TEST_F(Forwarding, TheRest) {
   reaches("getMemAllocator", [](B& b) { b.getMemAllocator(); });
   reaches("allocateTensor", [](B& b) { EXPECT_EQ(b.allocateTensor(3).numel(), 3); });
   reaches("supportsTensorAlloc", [](B& b) { EXPECT_TRUE(b.supportsTensorAlloc(0)); });
-  reaches("merge", [this](B& b) { EXPECT_EQ(b.merge(c10::make_intrusive<c10d::HashStore>(), options_, 1, 4)->getSize(), 4); });
+  reaches("merge",
+          [this](B& b) { EXPECT_EQ(b.merge(c10::make_intrusive<c10d::HashStore>(), options_, 1, 4)->getSize(), 4); });
   reaches("abort", [](B& b) { b.abort(); });
 #if REFT_TORCH_AT_LEAST(2, 15)
   reaches("suspend", [](B& b) { b.suspend(); });

@@ -6,9 +6,9 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <pthread.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include "hang_detect/report.h"
 #include "hang_detect/stack_reply.h"

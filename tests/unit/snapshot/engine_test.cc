@@ -463,8 +463,9 @@ TEST_F(EngineTest, NewTableKeepsTheCommittedSnapshotReadable) {
 TEST_F(EngineTest, WithoutMemoryForTheSlotsThereAreNoSnapshotsAndNoHarm) {
   start();
   data_.resize(1);
-  EXPECT_THROW(engine_->setTable(buildTable(0, 1, {region("huge", uint64_t{1} << 60)}, {}, "none", 0, uint64_t{1} << 50)),
-               SystemError);
+  EXPECT_THROW(
+      engine_->setTable(buildTable(0, 1, {region("huge", uint64_t{1} << 60)}, {}, "none", 0, uint64_t{1} << 50)),
+      SystemError);
   EXPECT_FALSE(engine_->hasTable());
   EXPECT_EQ(capture(1), CaptureResult::kNoTable);
   EXPECT_EQ(engine_->gate(), 0);
@@ -569,7 +570,8 @@ TEST_F(EngineTest, AlarmTellsThatCollectivesRunWithoutACommit) {
   };
   ManualClock clock;
   vault_ = Vault::create({"job", 0, 1}, 2, 64);
-  engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [](const wire::Ballot&) {}, clock);
+  engine_ = std::make_unique<SnapshotEngine>(
+      options, *vault_, [](const wire::Ballot&) {}, clock);
   clock.advance(2s);
   {
     std::unique_lock lock(mutex);
@@ -598,8 +600,8 @@ TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
   constexpr int64_t kSteps = kSanitized ? 300 : 2000;
   constexpr uint64_t kBytes = 40'000;
   auto vault = Vault::create({"job", 0, 1}, 2, 64);
-  auto* stop = static_cast<std::atomic<int>*>(
-      ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  auto* stop =
+      static_cast<std::atomic<int>*>(::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(static_cast<void*>(stop), MAP_FAILED);
   const pid_t child = ::fork();
   if (child == 0) {
@@ -644,7 +646,8 @@ TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
     std::unique_ptr<SnapshotEngine> engine;
     EngineOptions options;
     options.copy_threads = 2;
-    engine = std::make_unique<SnapshotEngine>(options, *vault, [&](const wire::Ballot& ballot) { engine->outcome(ballot); });
+    engine =
+        std::make_unique<SnapshotEngine>(options, *vault, [&](const wire::Ballot& ballot) { engine->outcome(ballot); });
     std::vector<char> data(kBytes);
     engine->setTable(buildTable(0, 1, {region("a", kBytes)}, {}, "none", 0, kChunk));
     uint64_t resident = 0;

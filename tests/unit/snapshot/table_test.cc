@@ -26,8 +26,9 @@ GroupInfo groupOf(int members, const std::string& id = "g") {
 
 RegionInfo region(const std::string& name, uint64_t rows, uint64_t row_bytes, int32_t group, bool early = false) {
   const uint64_t bytes = rows * row_bytes;
-  return {name,  "uint8", {static_cast<int64_t>(rows), static_cast<int64_t>(row_bytes)}, bytes, std::min(row_bytes, bytes),
-          group, early};
+  return {
+      name,  "uint8", {static_cast<int64_t>(rows), static_cast<int64_t>(row_bytes)}, bytes, std::min(row_bytes, bytes),
+      group, early};
 }
 
 std::vector<RegionInfo> randomRegions(std::mt19937_64& random, int32_t groups) {
@@ -240,7 +241,9 @@ class TableJson : public testing::Test {
   }
 };
 
-TEST_F(TableJson, IsValidUnchanged) { EXPECT_NO_THROW(SnapshotTable::fromJson(json.dump())); }
+TEST_F(TableJson, IsValidUnchanged) {
+  EXPECT_NO_THROW(SnapshotTable::fromJson(json.dump()));
+}
 
 TEST_F(TableJson, RejectsTextThatIsNotATable) {
   for (const char* text : {"", "null", "[]", "{", "{}", "3", "{\"rank\":0}", "\xff"}) {
@@ -250,8 +253,8 @@ TEST_F(TableJson, RejectsTextThatIsNotATable) {
 }
 
 TEST_F(TableJson, RejectsEachMissingField) {
-  for (const char* key : {"rank", "world", "protection", "chunk_bytes", "early_bytes", "payload_bytes", "regions", "groups",
-                          "pieces"}) {
+  for (const char* key :
+       {"rank", "world", "protection", "chunk_bytes", "early_bytes", "payload_bytes", "regions", "groups", "pieces"}) {
     ASSERT_TRUE(json.contains(key));
     Json less = json;
     less.erase(key);

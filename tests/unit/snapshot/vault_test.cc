@@ -53,11 +53,13 @@ class VaultTest : public testing::TestWithParam<bool> {
   }
 
   static SnapshotTable table(uint64_t bytes) {
-    return buildTable(1, 4, {{"w", "uint8", {static_cast<int64_t>(bytes)}, bytes, bytes == 0 ? 0u : 1u, -1, false}}, {}, "none", 0, kChunk);
+    return buildTable(1, 4, {{"w", "uint8", {static_cast<int64_t>(bytes)}, bytes, bytes == 0 ? 0u : 1u, -1, false}}, {},
+                      "none", 0, kChunk);
   }
 
   // Seals `step` with a payload of `fill` bytes.
-  void seal(uint32_t slot, int64_t step, uint64_t bytes = 10'000, char fill = 'x', const std::string& objects = "objects") {
+  void seal(uint32_t slot, int64_t step, uint64_t bytes = 10'000, char fill = 'x',
+            const std::string& objects = "objects") {
     begin(slot, step, bytes, fill, objects);
     vault_->sealSlot(slot, std::vector<uint64_t>{11, 22}, 99);
   }
@@ -78,12 +80,14 @@ class VaultTest : public testing::TestWithParam<bool> {
   template <typename T>
   T read(uint64_t at) {
     T value{};
-    EXPECT_EQ(::pread(vault_->fd(), &value, sizeof(value), static_cast<off_t>(at)), static_cast<ssize_t>(sizeof(value)));
+    EXPECT_EQ(::pread(vault_->fd(), &value, sizeof(value), static_cast<off_t>(at)),
+              static_cast<ssize_t>(sizeof(value)));
     return value;
   }
   template <typename T>
   void write(uint64_t at, T value) {
-    ASSERT_EQ(::pwrite(vault_->fd(), &value, sizeof(value), static_cast<off_t>(at)), static_cast<ssize_t>(sizeof(value)));
+    ASSERT_EQ(::pwrite(vault_->fd(), &value, sizeof(value), static_cast<off_t>(at)),
+              static_cast<ssize_t>(sizeof(value)));
   }
   void flip(uint64_t at) { write<uint8_t>(at, read<uint8_t>(at) ^ 0x10); }
   SlotExtent extent(uint32_t slot) {
@@ -346,8 +350,8 @@ TEST_P(VaultTest, FlippedSlotHeaderMakesTheSlotAbsent) {
 TEST_P(VaultTest, FlippedTableOrObjectsMakeTheSlotAbsent) {
   seal(0, 5);
   const uint64_t base = extent(0).offset;
-  for (const uint64_t at : {field(0, offsetof(SlotHeader, table_offset)) + 3,
-                            field(0, offsetof(SlotHeader, objects_offset)) + 3}) {
+  for (const uint64_t at :
+       {field(0, offsetof(SlotHeader, table_offset)) + 3, field(0, offsetof(SlotHeader, objects_offset)) + 3}) {
     flip(base + at);
     EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
     flip(base + at);
@@ -381,10 +385,10 @@ TEST_P(VaultTest, FlippedPayloadIsNamedByOffset) {
 TEST_P(VaultTest, RejectsHeadersThatPointOutsideTheirSlotThoughTheChecksumFits) {
   seal(0, 5);
   const uint64_t base = extent(0).offset;
-  for (const size_t at : {offsetof(SlotHeader, table_offset), offsetof(SlotHeader, table_bytes),
-                          offsetof(SlotHeader, objects_offset), offsetof(SlotHeader, objects_bytes),
-                          offsetof(SlotHeader, chunk_hashes_offset), offsetof(SlotHeader, chunk_count),
-                          offsetof(SlotHeader, payload_offset), offsetof(SlotHeader, payload_bytes)}) {
+  for (const size_t at :
+       {offsetof(SlotHeader, table_offset), offsetof(SlotHeader, table_bytes), offsetof(SlotHeader, objects_offset),
+        offsetof(SlotHeader, objects_bytes), offsetof(SlotHeader, chunk_hashes_offset),
+        offsetof(SlotHeader, chunk_count), offsetof(SlotHeader, payload_offset), offsetof(SlotHeader, payload_bytes)}) {
     const auto old = read<uint64_t>(base + at);
     for (const uint64_t value : {extent(0).bytes, ~uint64_t{0}, uint64_t{1} << 63, (uint64_t{1} << 63) + 8}) {
       write<uint64_t>(base + at, value);
