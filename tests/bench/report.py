@@ -31,6 +31,13 @@ def ratio(ours: list[float], base: list[float], samples: int = 1000) -> tuple[fl
     return median(ours) / median(base), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
 
 
+def interval(values: list[float], samples: int = 1000) -> tuple[float, float]:
+    """Median, and half the width of its 95 % bootstrap interval."""
+    generator = random.Random(0)
+    drawn = sorted(median(generator.choices(values, k=len(values))) for _ in range(samples))
+    return median(values), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
+
+
 def metric(value: Any, unit: str, spread: float | None = None, goal: str = "", meets: bool | None = None) -> dict[str, Any]:
     return {"value": value, "unit": unit, "spread": spread, "goal": goal, "meets": meets}
 
