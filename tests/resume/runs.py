@@ -1,0 +1,145 @@
+"""Runs one script undisturbed and killed, and compares what it printed.
+
+What a script has to be: each line that it prints begins with `r<rank> `; the first line says `# ranks: N; kills: A B C`, the
+program points at which the three runs are killed. How it is compared, for each rank on its own:
+
+* undisturbed (REFT_DISABLE=1, so plain gloo) it prints the lines R;
+* killed, the first attempt prints R[:m];
+* the restarted attempt prints R[:d] + R[k:], with k <= m. R[:d] is what the one discarded iteration (and what comes before
+  the loop) says: lines before reft's "resumed at step" line. On rank 0, which says that line, all of them and no other;
+  other ranks may be past their resume by then, so for them: not more than these.
+
+So all lines from the resumed step on are bit-identical, final variables and hashes among them, and each line of an
+undisturbed run is there once more or less: none is missing, and what is there twice was printed before the kill.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from launchers import agent_pids, kill_all
+
+SCRIPTS = Path(__file__).resolve().parent / "scripts"
+DEADLINE_SEC = 120
+# Where in the life of a snapshot each of the three kills falls.
+POINTS = ("capture", "before_seal", "after_vote")
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+    """A script with what its first line says."""
+
+    path: Path
+    ranks: int
+    kills: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return self.path.stem
+
+
+def scripts() -> list[Script]:
+    """All scripts, by name; what is imported by them has no header."""
+    found = []
+    for path in sorted(SCRIPTS.glob("*.py")):
+        header = re.match(r"# ranks: (\d); kills: ([\d ]+)\n", path.read_text())
+        if header:
+            found.append(Script(path, int(header[1]), tuple(map(int, header[2].split()))))
+    return found
+
+
+@dataclasses.dataclass
+class Run:
+    """What a run said: all lines in their order."""
+
+    code: int
+    said: str
+
+    def attempts(self) -> list[list[str]]:
+        """Lines of each attempt: rank 0 says the job's name when it starts, and all ranks of the attempt before are gone then."""
+        lines = self.said.splitlines()
+        starts = [i for i, line in enumerate(lines) if line.startswith("reft: job ")]
+        return [lines[begin:end] for begin, end in zip(starts, [*starts[1:], len(lines)])]
+
+
+def run(launcher: Any, script: Script, max_restarts: int = 3, **env: str) -> Run:
+    """Runs a script to its end.
+
+    Raises:
+        TimeoutError: it did not end; all of it is gone.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="reft-rs-"))
+    job = f"rs-{os.getpid()}-{folder.name[-6:]}"
+    log = folder / "log"
+    environment = {"REFT_JOB_ID": job, "REFT_RUN_DIR": str(folder / "run"), "REFT_AGENT_LINGER_SEC": "5"} | env
+    try:
+        launcher.start([str(script.path)], environment, log, script.ranks, max_restarts)
+        end = time.monotonic() + DEADLINE_SEC
+        while (code := launcher.poll()) is None:
+            if time.monotonic() > end:
+                launcher.kill()
+                raise TimeoutError(f"{script.name} has not ended:\n{log.read_text(errors='replace')[-6000:]}")
+            time.sleep(0.005)
+        return Run(int(code), log.read_text(errors="replace"))
+    finally:
+        kill_all(agent_pids(folder / "run"))
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def of_rank(lines: list[str], rank: int) -> list[str]:
+    return [line for line in lines if line.startswith(f"r{rank} ")]
+
+
+def compare(reference: Run, killed: Run, ranks: int, kill: int) -> list[str]:
+    """What differs, in words; nothing if all is as it must be."""
+    attempts = killed.attempts()
+    if len(attempts) != 2:
+        return [f"{len(attempts)} attempts instead of 2"]
+    before, after = attempts
+    at = [i for i, line in enumerate(after) if re.search(r"reft: resumed at step \d+", line)]
+    if len(at) != 1:
+        return [f"reft said {len(at)} times that it resumed"]
+    found = re.search(r"resumed at step (\d+): (.*?),", after[at[0]])
+    assert found is not None
+    wrong = []
+    if not kill - 1 <= int(found[1]) <= kill:
+        wrong.append(f"killed at step {kill}, resumed at step {found[1]}")
+    if found[2] != "state and place in the loop":
+        wrong.append(f"resumed with {found[2]} only")
+    for rank in range(ranks):
+        expected = of_rank(reference.said.splitlines(), rank)
+        first, second = of_rank(before, rank), of_rank(after, rank)
+        discarded = len(of_rank(after[: at[0]], rank))
+        if expected[: len(first)] != first:
+            wrong.append(f"rank {rank}, before the kill: {difference(expected, first)}")
+            continue
+        possible = [discarded] if rank == 0 else range(discarded + 1)
+        if not any(_continues(expected, first, second, d) for d in possible):
+            d = discarded
+            k = len(expected) - len(second) + d
+            wrong.append(
+                f"rank {rank}, {d} lines before the resume, {len(second) - d} after it; "
+                + difference(expected[k:] if k >= 0 else expected, second[d:])
+            )
+    return wrong
+
+
+def _continues(expected: list[str], first: list[str], second: list[str], d: int) -> bool:
+    tail = second[d:]
+    k = len(expected) - len(tail)
+    return second[:d] == expected[:d] and 0 <= k <= len(first) and tail == expected[k:] and bool(tail)
+
+
+def difference(expected: list[str], found: list[str]) -> str:
+    """The first line that differs."""
+    for i, (a, b) in enumerate(zip(expected, found)):
+        if a != b:
+            return f"line {i} is\n    {b}\n  instead of\n    {a}"
+    return f"{len(found)} lines instead of {len(expected)}, first {found[:1]}, last {found[-1:]}; expected first {expected[:1]}"
