@@ -78,7 +78,7 @@ def run(launcher: Any, script: Script, max_restarts: int = 3, **env: str) -> Run
     folder = Path(tempfile.mkdtemp(prefix="reft-rs-"))
     job = f"rs-{os.getpid()}-{folder.name[-6:]}"
     log = folder / "log"
-    environment = {"REFT_JOB_ID": job, "REFT_RUN_DIR": str(folder / "run"), "REFT_AGENT_LINGER_SEC": "5"} | env
+    environment = {"REFT_JOB_ID": job, "REFT_RUN_DIR": str(folder / "run"), "REFT_AGENT_LINGER_SEC": "60"} | env
     try:
         launcher.start([str(script.path)], environment, log, script.ranks, max_restarts)
         end = time.monotonic() + DEADLINE_SEC
