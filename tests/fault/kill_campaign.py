@@ -238,6 +238,12 @@ class Campaign:
                 time.sleep(kill.delay)
                 pids = agent_pids(out / "run") if kill.agent else []
                 if kill.agent and not pids:
+                    # Right if the job has ended in the meantime; the instant was then not reached.
+                    grace = time.monotonic() + 10
+                    while (code := launcher.poll()) is None and time.monotonic() < grace:
+                        time.sleep(0.01)
+                    if code is not None:
+                        break
                     launcher.kill()
                     return -1, "no agent to kill", killed
                 for rank in kill.ranks:

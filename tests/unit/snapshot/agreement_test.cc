@@ -159,8 +159,8 @@ TEST(AgreeOnRestore, TakesTheLowerNodeWhenTwoShowTheSameRank) {
 
 TEST(AgreeOnRestore, RanksOutsideOfTheWorldCountForNothing) {
   auto vaults = replicas(2, 11, 0);
-  vaults.push_back({9, 0, {{0, 12, kInc, {}}}});
-  vaults.push_back({-1, 0, {{0, 12, kInc, {}}}});
+  vaults.push_back({9, 0, {{0, 12, kInc, 0, {}}}});
+  vaults.push_back({-1, 0, {{0, 12, kInc, 0, {}}}});
   ASSERT_TRUE(agreeOnRestore(vaults, 2).plan);
   EXPECT_EQ(agreeOnRestore(vaults, 2).plan->step, 11);
 }
