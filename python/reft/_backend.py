@@ -241,6 +241,7 @@ def install_patches() -> None:
     _wrap(c10d.ProcessGroup, "_set_sequence_number_for_group", _set_sequence_number)
     _wrap(c10d.ProcessGroup, "shutdown", functools.partial(_closing, "shutdown"))
     _wrap(c10d.ProcessGroup, "abort", functools.partial(_closing, "abort"))
+    _wrap(torch.nn.parallel.DistributedDataParallel, "_get_ddp_logging_data", _ddp_logging_data)
     with contextlib.suppress(ImportError, AttributeError):
         _patch_all_gather_base()
     with contextlib.suppress(ImportError, AttributeError):
@@ -312,6 +313,17 @@ def _closing(name: str, original: Any) -> Any:
             getattr(backend, name)()
 
     return close
+
+
+def _ddp_logging_data(original: Any) -> Any:
+    def _get_ddp_logging_data(self: Any) -> dict[str, Any]:
+        data: dict[str, Any] = original(self)
+        # C++ calls every backend that it does not know "custom".
+        if data.get("backend_name") == "custom" and backend_of(self.process_group) is not None:
+            data["backend_name"] = _NAME
+        return data
+
+    return _get_ddp_logging_data
 
 
 def _patch_all_gather_base() -> None:

@@ -31,14 +31,6 @@ from typing import Any
 SUITE = Path(__file__).with_name("suite.py")
 DIED = "the process that runs the tests died"
 
-# What no backend outside torch can pass, test for test: the error that is expected, and why.
-KNOWN = {
-    "test_ddp_logging_data_cpu": (
-        "'custom' != ",
-        "ProcessGroup::getBackendName() knows the names of torch's own backends only, and is not virtual",
-    ),
-}
-
 
 @dataclass(frozen=True)
 class Result:
@@ -158,12 +150,6 @@ def compare(reference: dict[str, Result], backend: dict[str, Result]) -> list[tu
     return behind
 
 
-def known(name: str, what: str) -> str:
-    """Why a difference is not the backend's fault; "" if it is."""
-    pattern, why = KNOWN.get(name, ("", ""))
-    return why if pattern and pattern in what else ""
-
-
 def show(backend: str, results: dict[str, Result], every: bool) -> None:
     """Prints the lists of one backend."""
     lists = {kind: [n for n, r in results.items() if r.outcome == kind] for kind in ("passed", "failed", "skipped")}
@@ -238,21 +224,14 @@ def main() -> int:
 
     for backend, results in outcomes.items():
         show(backend, results, args.verbose)
-    differences = compare(outcomes[args.reference], outcomes[args.backend])
-    behind = [(name, what) for name, what in differences if not known(name, what)]
+    behind = compare(outcomes[args.reference], outcomes[args.backend])
     if args.reference != args.backend:
         print(f"\n{args.backend} against {args.reference}: {len(behind)} tests behind")
         for name, what in behind:
             print(f"  {name}: {what}")
-        for name, what in differences:
-            if known(name, what):
-                print(f"  known, not counted: {name}: {what}: {known(name, what)}")
     if args.json:
         command = " ".join(["tests/conformance/run_distributed_tests.py", *sys.argv[1:]])
         found = report(command, outcomes, behind)
-        found["notes"] += [
-            f"not counted: {name}: {known(name, what)}" for name, what in differences if known(name, what)
-        ]
         Path(args.json).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     return 1 if behind else 0
 
