@@ -13,6 +13,7 @@ import pickle
 import shutil
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -90,8 +91,7 @@ class Session:
         }
         incarnation = int(bytes(self.store.get("incarnation")))
         hello["incarnation"] = f"{incarnation:016x}"
-        argv = self._agent_argv(run_dir) if job.local_rank == 0 else []
-        self.client = _C.AgentClient(str(directory / "agent.sock"), json.dumps(hello), int(env["connect_sec"] * 1000), argv)
+        self._connect(str(directory / "agent.sock"), json.dumps(hello), self._agent_argv(run_dir))
         own_fd = self._agree()
         try:
             path = ""
@@ -130,6 +130,23 @@ class Session:
             self.boundary = Boundary(self.gate, self.program_point, self.failed, self._expected_closing, self._replaced)
         if job.rank == 0 and env["banner"]:
             self._banner()
+
+    def _connect(self, socket: str, hello: str, argv: list[str]) -> None:
+        """The first rank of a node starts the agent if there is none, and tells the others at once if that failed."""
+        timeout = float(self.env["connect_sec"])
+        key = f"agent/{self.job.node}"
+        if self.job.local_rank != 0:
+            self.store.wait([key], timedelta(seconds=timeout))
+            if problem := bytes(self.store.get(key)).decode():
+                raise _C.Unavailable(f"no agent on this node: {problem}")
+            self.client = _C.AgentClient(socket, hello, int(timeout * 1000), [])
+            return
+        try:
+            self.client = _C.AgentClient(socket, hello, int(timeout * 1000), argv)
+        except Exception as error:
+            self.store.set(key, str(error) or type(error).__name__)
+            raise
+        self.store.set(key, "")
 
     def _agent_argv(self, run_dir: Path) -> list[str]:
         env, job = self.env, self.job
