@@ -26,8 +26,8 @@ from typing import Any
 
 from launchers import agent_pids, kill_all
 
-SCRIPTS = Path(__file__).resolve().parent / "scripts"
-DEADLINE_SEC = 120
+HERE = Path(__file__).resolve().parent
+DEADLINE_SEC = 200
 # Where in the life of a snapshot each of the three kills falls.
 POINTS = ("capture", "before_seal", "after_vote")
 
@@ -45,10 +45,10 @@ class Script:
         return self.path.stem
 
 
-def scripts() -> list[Script]:
-    """All scripts, by name; what is imported by them has no header."""
+def scripts(folder: str) -> list[Script]:
+    """All scripts of a folder, by name; what is imported by them has no header."""
     found = []
-    for path in sorted(SCRIPTS.glob("*.py")):
+    for path in sorted((HERE / folder).glob("*.py")):
         header = re.match(r"# ranks: (\d); kills: ([\d ]+)\n", path.read_text())
         if header:
             found.append(Script(path, int(header[1]), tuple(map(int, header[2].split()))))
@@ -143,3 +143,33 @@ def difference(expected: list[str], found: list[str]) -> str:
         if a != b:
             return f"line {i} is\n    {b}\n  instead of\n    {a}"
     return f"{len(found)} lines instead of {len(expected)}, first {found[:1]}, last {found[-1:]}; expected first {expected[:1]}"
+
+
+def reference(launcher: Any, script: Script, known: dict[str, Run]) -> Run:
+    """The undisturbed run, made once.
+
+    Raises:
+        ValueError: the script does not print what could be compared.
+    """
+    if script.name not in known:
+        done = run(launcher, script, REFT_DISABLE="1")
+        for rank in range(script.ranks):
+            lines = of_rank(done.said.splitlines(), rank)
+            if done.code or len(lines) < 8 or len(set(lines)) != len(lines) or not lines[-1].startswith(f"r{rank} final "):
+                raise ValueError(f"{script.name}, undisturbed, exit code {done.code}:\n{done.said[-6000:]}")
+        known[script.name] = done
+    return known[script.name]
+
+
+def check(launcher: Any, script: Script, which: int, known: dict[str, Run]) -> str:
+    """Runs a script with one of its kills. Says what is wrong, with all that was said; nothing if it is as it must be."""
+    expected = reference(launcher, script, known)
+    kill, point = script.kills[which], POINTS[which]
+    fault = f"{which % script.ranks}:{kill}:{point}:kill"
+    killed = run(launcher, script, REFT_FAULT=fault)
+    wrong = compare(expected, killed, script.ranks, kill)
+    if killed.code:
+        wrong.insert(0, f"exit code {killed.code}")
+    if f"fault point {point} of step {kill}: kill" not in killed.said:
+        wrong.insert(0, "was not killed")
+    return "\n".join([script.name, fault, *wrong, "", killed.said[-8000:]]) if wrong else ""

@@ -15,7 +15,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
 import runs  # noqa: E402
 from launchers import Forkrun, Torchrun  # noqa: E402
 
-SCRIPTS = runs.scripts()
+SCRIPTS = runs.scripts("scripts")
 # Started by the real torchrun too, not only by the fork server that stands for it.
 UNDER_TORCHRUN = ["module_level_for", "trainer_class"]
 
@@ -27,29 +27,6 @@ def forkrun() -> Iterator[Forkrun]:
     launcher = Forkrun()
     yield launcher
     launcher.close()
-
-
-def reference(launcher: Any, script: runs.Script) -> runs.Run:
-    """The undisturbed run, made once."""
-    if script.name not in _references:
-        done = runs.run(launcher, script, REFT_DISABLE="1")
-        assert done.code == 0, done.said
-        for rank in range(script.ranks):
-            lines = runs.of_rank(done.said.splitlines(), rank)
-            assert len(lines) >= 8 and len(set(lines)) == len(lines), "lines that are alike show nothing"
-            assert lines[-1].startswith(f"r{rank} final "), lines[-1]
-        _references[script.name] = done
-    return _references[script.name]
-
-
-def check(launcher: Any, expected: runs.Run, script: runs.Script, which: int) -> None:
-    kill = script.kills[which]
-    fault = f"{which % script.ranks}:{kill}:{runs.POINTS[which]}:kill"
-    killed = runs.run(launcher, script, REFT_FAULT=fault)
-    assert killed.code == 0, killed.said
-    assert f"fault point {runs.POINTS[which]} of step {kill}: kill" in killed.said, killed.said
-    wrong = runs.compare(expected, killed, script.ranks, kill)
-    assert not wrong, "\n".join([script.name, fault, *wrong, "", killed.said[-8000:]])
 
 
 def cases() -> list[Any]:
@@ -65,11 +42,13 @@ def cases() -> list[Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("script", "which"), cases())
 def test_continues(forkrun: Forkrun, script: runs.Script, which: int) -> None:
-    check(forkrun, reference(forkrun, script), script, which)
+    wrong = runs.check(forkrun, script, which, _references)
+    assert not wrong, wrong
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", UNDER_TORCHRUN)
-def test_under_torchrun(forkrun: Forkrun, name: str) -> None:
+def test_under_torchrun(name: str) -> None:
     script = next(script for script in SCRIPTS if script.name == name)
-    check(Torchrun(), reference(forkrun, script), script, 1)
+    wrong = runs.check(Torchrun(), script, 1, _references)
+    assert not wrong, wrong

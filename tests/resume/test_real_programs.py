@@ -1,0 +1,29 @@
+"""Programs as people write them with the usual packages, unchanged but for the backend's name, under torchrun."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
+
+import runs  # noqa: E402
+from launchers import Torchrun  # noqa: E402
+
+PROGRAMS = {program.name: program for program in runs.scripts("programs")}
+NEEDS = {"hf_trainer": "transformers", "accelerate_loop": "accelerate", "lightning_trainer": "lightning", "nanogpt": "numpy"}
+
+pytestmark = pytest.mark.slow
+_references: dict[str, runs.Run] = {}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("name", sorted(NEEDS))
+def test_continues(name: str, which: int) -> None:
+    pytest.importorskip(NEEDS[name])
+    wrong = runs.check(Torchrun(), PROGRAMS[name], which, _references)
+    assert not wrong, wrong
