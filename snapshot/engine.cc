@@ -482,7 +482,9 @@ void SnapshotEngine::checkAlarm() {
 void SnapshotEngine::run(bool watches) {
   ::pthread_setname_np(::pthread_self(), "reft-copy");
   // Copies yield to training; the gate helps with what is left, so a low priority cannot delay the next step for long.
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), kCopyNice);
+  // Relative to training, which may itself run with another priority than 0.
+  const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
+  ::setpriority(PRIO_PROCESS, thread, ::getpriority(PRIO_PROCESS, thread) + kCopyNice);
   while (true) {
     std::shared_ptr<Job> job;
     {
