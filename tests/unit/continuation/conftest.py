@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,11 +58,11 @@ def program_point(frame, owned=()):
         lines.clear()
     elif mode == "capture":
         begin = time.perf_counter()
-        captured = c.capture(frame, 1 << 20, owned)
+        captured = c.capture(frame, int(os.environ["PROBE_LIMIT"]), owned)
         result["first_ms"] = 1e3 * (time.perf_counter() - begin)
         begin = time.perf_counter()
         for _ in range(20):
-            captured = c.capture(frame, 1 << 20, owned)
+            captured = c.capture(frame, int(os.environ["PROBE_LIMIT"]), owned)
         result["ms"] = 1e3 * (time.perf_counter() - begin) / 20
         result["bytes"] = len(captured["frames"])
         result["uncaptured"] = captured["uncaptured"]
@@ -141,30 +142,67 @@ def any_python(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+class Zygote:
+    """Runs scripts in forks of one process; see zygote.py."""
+
+    def __init__(self, python: str) -> None:
+        command = [python, str(Path(__file__).with_name("zygote.py"))]
+        command += ["torch"] if python == sys.executable and importlib.util.find_spec("torch") else []
+        environment = dict(os.environ, PYTHONDONTWRITEBYTECODE="1", OMP_NUM_THREADS="1")
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+
+    def run(self, folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+        """Runs `script.py` of a folder; gives its exit status and what it said."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        order = {"folder": str(folder), "environment": environment, "errors": str(folder / "errors")}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        return int(answer), (folder / "errors").read_text()
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture(scope="session")
+def zygotes() -> Iterator[Callable[[str], Zygote]]:
+    running: dict[str, Zygote] = {}
+
+    def of(python: str) -> Zygote:
+        if python not in running:
+            running[python] = Zygote(python)
+        return running[python]
+
+    yield of
+    for zygote in running.values():
+        zygote.close()
+
+
 @pytest.fixture
-def run_script(tmp_path: Path) -> Callable[..., ScriptRun]:
-    def run(source: str, at: int, python: str = sys.executable, restore_source: str | None = None) -> ScriptRun:
+def run_script(tmp_path: Path, zygotes: Callable[[str], Zygote]) -> Callable[..., ScriptRun]:
+    def run(
+        source: str, at: int, python: str = sys.executable, restore_source: str | None = None, limit: int = 1 << 20
+    ) -> ScriptRun:
         (tmp_path / "probe.py").write_text(PROBE)
         results: dict[str, Any] = {}
         for mode in ("plain", "capture", "restore"):
             text = restore_source if mode == "restore" and restore_source else source
             (tmp_path / "script.py").write_text(textwrap.dedent(text))
-            environment = dict(
-                os.environ,
-                PROBE_MODE=mode,
-                PROBE_AT=str(at),
-                PROBE_FILES=f"{tmp_path}/captured:{tmp_path}/{mode}.json",
-                PROBE_PACKAGE=str(ROOT / "python" / "reft"),
-                PROBE_NATIVE=str(native_for(python)),
-                PYTHONDONTWRITEBYTECODE="1",
-                OMP_NUM_THREADS="1",
-            )
-            done = subprocess.run(
-                [python, "script.py"], cwd=tmp_path, env=environment, timeout=120, capture_output=True
-            )
+            environment = {
+                "PROBE_MODE": mode,
+                "PROBE_AT": str(at),
+                "PROBE_LIMIT": str(limit),
+                "PROBE_FILES": f"{tmp_path}/captured:{tmp_path}/{mode}.json",
+                "PROBE_PACKAGE": str(ROOT / "python" / "reft"),
+                "PROBE_NATIVE": str(native_for(python)),
+            }
+            status, said = zygotes(python).run(tmp_path, environment)
             wanted = -signal.SIGKILL if mode == "capture" else 0
-            assert done.returncode == wanted, f"{mode}: {done.returncode}\n{done.stderr.decode()}"
+            assert status == wanted, f"{mode}: {status}\n{said}"
             results[mode] = json.loads((tmp_path / f"{mode}.json").read_text())
+            results[mode]["said"] = said
         return ScriptRun(results["plain"], results["capture"], results["restore"])
 
     return run
