@@ -33,6 +33,8 @@ constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTickNs = kSecond / 4;
 constexpr int64_t kStackWaitNs = 2 * kSecond;
+// A rank that crashes while it exits is started again by then, with whatever it imports.
+constexpr int64_t kAfterByeNs = 30'000'000'000;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
 constexpr int64_t kFirstWaitNs = 30 * kSecond;
 
@@ -169,12 +171,20 @@ Agent::End Agent::run() {
     }
     sweep();
     finishCollections();
+    const auto linger = static_cast<int64_t>(options_.linger_sec * 1e9);
     if (ranks_.allSaidBye()) {
       for (auto& [id, peer] : peers_) {
         peer->flush();
       }
-      ranks_.deleteVaultFiles();
-      return End::kClean;
+      if (all_bye_since_ns_ == 0) {
+        all_bye_since_ns_ = clock_.nowNs();
+      }
+      if (!ranks_.mayComeBack() || clock_.nowNs() - all_bye_since_ns_ >= std::min(linger, kAfterByeNs)) {
+        ranks_.deleteVaultFiles();
+        return End::kClean;
+      }
+    } else {
+      all_bye_since_ns_ = 0;
     }
     const bool somebody = ranks_.anyLive();
     if (somebody) {
@@ -183,7 +193,6 @@ Agent::End Agent::run() {
     } else if (empty_since_ns_ == 0) {
       empty_since_ns_ = clock_.nowNs();
     }
-    const auto linger = static_cast<int64_t>(options_.linger_sec * 1e9);
     if (!somebody && clock_.nowNs() - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
       return End::kAbandoned;
     }

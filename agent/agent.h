@@ -73,6 +73,7 @@ class Agent {
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
   AgentCounters counters_;
+  int64_t all_bye_since_ns_ = 0;
   int64_t empty_since_ns_;
   bool came_ = false;  // some rank said hello
   std::atomic<bool> stopping_{false};

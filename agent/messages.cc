@@ -83,6 +83,7 @@ Hello parseHello(std::string_view payload) {
   hello.local_world = static_cast<int>(integer(from, "local_world", 1, hello.world));
   hello.local_rank = static_cast<int>(integer(from, "local_rank", 0, hello.local_world - 1));
   hello.attempt = static_cast<int>(integer(from, "attempt", 0, INT32_MAX, &zero));
+  hello.restarts_left = static_cast<int>(integer(from, "restarts_left", 0, INT32_MAX, &zero));
   const auto hex = text(from, "incarnation", 18);
   const auto digits = std::string_view(hex).substr(hex.rfind("0x", 0) == 0 ? 2 : 0);
   const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), hello.incarnation, 16);

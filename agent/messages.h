@@ -25,6 +25,7 @@ struct Hello {
   int pid = 0;
   uint64_t incarnation = 0;
   int attempt = 0;
+  int restarts_left = 0;  // how often the launcher would start the ranks again
 };
 
 Hello parseHello(std::string_view payload);

@@ -9,6 +9,9 @@
 #include <algorithm>
 #include <charconv>
 #include <csignal>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
 
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
@@ -22,6 +25,23 @@ bool sameFile(int fd, const std::string& path) {
   struct stat there {};
   return ::fstat(fd, &open_file) == 0 && ::lstat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
          open_file.st_ino == there.st_ino && open_file.st_dev == there.st_dev;
+}
+
+// 0: not to be seen from here.
+int parentOf(int pid) {
+  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
+  std::string text{std::istreambuf_iterator<char>(stat), {}};
+  const auto name_end = text.rfind(')');
+  char state = 0;
+  int parent = 0;
+  return name_end != std::string::npos && std::sscanf(text.c_str() + name_end + 1, " %c %d", &state, &parent) == 2
+             ? parent
+             : 0;
+}
+
+bool processEnded(const UniqueFd& pidfd) {
+  pollfd poller{pidfd.get(), POLLIN, 0};
+  return ::poll(&poller, 1, 0) > 0;
 }
 
 }  // namespace
@@ -98,8 +118,7 @@ void RankTable::adoptVaultFiles() {
 
 bool RankTable::ended(const RankState& rank) {
   if (rank.pidfd) {
-    pollfd poller{rank.pidfd.get(), POLLIN, 0};
-    return ::poll(&poller, 1, 0) > 0;
+    return processEnded(rank.pidfd);
   }
   return rank.pid <= 0 || (::kill(rank.pid, 0) != 0 && errno == ESRCH);
 }
@@ -120,6 +139,8 @@ RankState& RankTable::join(const Hello& hello, int pid, uint64_t connection) {
   if (state.pid != pid || !state.pidfd) {
     state.pid = pid;
     state.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    const int parent = parentOf(pid);
+    state.launcher.reset(parent > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, parent, 0)) : -1);
   }
   state.alive = !ended(state);
   return state;
@@ -167,6 +188,14 @@ bool RankTable::allSaidBye() const {
     return entry.second.pid > 0 && entry.second.said_bye && entry.second.hello.incarnation == incarnation_;
   });
   return local_world_ > 0 && gone >= local_world_ && !anyLive();
+}
+
+bool RankTable::mayComeBack() const {
+  return std::any_of(ranks_.begin(), ranks_.end(), [this](const auto& entry) {
+    const RankState& rank = entry.second;
+    return rank.hello.incarnation == incarnation_ && rank.hello.restarts_left > 0 && rank.launcher &&
+           !processEnded(rank.launcher);
+  });
 }
 
 int RankTable::world() const {

@@ -20,6 +20,7 @@ struct RankState {
   Hello hello;
   int pid = 0;  // 0: never seen by this agent (only its vault was found)
   UniqueFd pidfd;
+  UniqueFd launcher;        // pidfd of the parent process
   uint64_t connection = 0;  // 0: none
   bool alive = false;       // the process exists
   bool said_bye = false;
@@ -53,6 +54,9 @@ class RankTable {
   bool anyLive() const;
   // Every local rank of the newest incarnation said bye.
   bool allSaidBye() const;
+  // Whether ranks that said bye may still be started again: one that dies on its way out fails the job, and a launcher with
+  // restarts left begins anew.
+  bool mayComeBack() const;
   int world() const;
 
   std::vector<std::pair<CommitKey, uint64_t>> sealed(RankState& rank);

@@ -20,6 +20,7 @@ class Job:
         id: equal on all ranks of the job and in all its restarts, different for two jobs at a time.
         node: number of the node among the job's nodes.
         attempt: how often the launcher has started the ranks before.
+        restarts_left: how often it would start them again.
     """
 
     id: str
@@ -29,6 +30,7 @@ class Job:
     local_rank: int
     local_world: int
     attempt: int
+    restarts_left: int
 
     @property
     def nodes(self) -> int:
@@ -64,6 +66,7 @@ def identify(rank: int, world: int, job_id: str, env: Mapping[str, str] | None =
     local_rank = _number(env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", default=rank % max(1, local_world))
     node = _number(env, "GROUP_RANK", "SLURM_NODEID", default=rank // max(1, local_world))
     attempt = _number(env, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", default=0)
+    restarts_left = max(0, _number(env, "TORCHELASTIC_MAX_RESTARTS", default=0) - attempt)
     if not job_id:
         run_id = env.get("TORCHELASTIC_RUN_ID", "")
         if run_id not in ("", "none"):
@@ -75,7 +78,7 @@ def identify(rank: int, world: int, job_id: str, env: Mapping[str, str] | None =
             parent = os.getppid()
             job_id = f"{env.get('MASTER_ADDR', 'local')}-{env.get('MASTER_PORT', '0')}-{parent}-{_process_start(parent)}"
     job_id = _SAFE.sub("_", job_id)[:100] or "job"
-    return Job(job_id, node, rank, world, local_rank, local_world, attempt)
+    return Job(job_id, node, rank, world, local_rank, local_world, attempt, restarts_left)
 
 
 def default_run_dir(env: Mapping[str, str] | None = None) -> Path:

@@ -88,6 +88,7 @@ class Session:
             "local_world": job.local_world,
             "pid": os.getpid(),
             "attempt": job.attempt,
+            "restarts_left": job.restarts_left,
         }
         incarnation = int(bytes(self.store.get("incarnation")))
         hello["incarnation"] = f"{incarnation:016x}"

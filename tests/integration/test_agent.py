@@ -403,6 +403,17 @@ def test_ends_at_once_when_all_ranks_said_bye(make: Callable[..., Node]) -> None
     assert not node.directory.exists()
 
 
+def test_waits_after_good_bye_where_ranks_may_be_started_again(make: Callable[..., Node]) -> None:
+    node = make(linger=1.5)
+    with node.rank(0, world=1, restarts_left=1) as rank:
+        rank.send(protocol.BYE, {})
+    with node.rank(0, world=1, restarts_left=1, attempt=1, incarnation="99"):  # a crash on the way out: started again
+        time.sleep(2)
+        assert node.alive()
+    assert node.alive()
+    wait_for(lambda: not node.alive())
+
+
 def dead_rank(node: Node, rank: int) -> None:
     """A rank whose process hands over a vault and is killed."""
     script = (

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent / "fault")]
 
-from launchers import Forkrun, TrainJob, kill_all, rank_pids  # noqa: E402
+from launchers import Forkrun, TrainJob, agent_pids, kill_all, rank_pids  # noqa: E402
 
 MODELS = ["ddp", "fsdp", "plain", "two"]
 
@@ -213,3 +213,42 @@ def test_examples(folder: Path, script: str) -> None:
     losses, final = gpt(folder, script, "reft", "reft", kill_at=6)
     assert losses == expected
     assert final == expected_final
+
+
+DIES_AT_EXIT = """
+import atexit, os, signal
+
+def die():
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+atexit.register(die)  # before reft's own handler, so it runs after it
+import torch, torch.distributed as dist
+
+dist.init_process_group("reft")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(1, 8):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "step", step, flush=True)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_ranks_that_die_on_their_way_out_resume_at_the_last_step(folder: Path) -> None:
+    """The agent has heard good-bye from all, but the launcher starts them again: nothing is trained twice."""
+    script = folder / "train.py"
+    script.write_text(DIES_AT_EXIT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    env = os.environ | {"REFT_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([*command, str(script)], env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "resumed at step 7" in done.stderr, done.stderr
+    assert re.findall(r"attempt 1 step (\d+)", done.stdout) == ["7"]
+    deadline = time.monotonic() + 10
+    while agent_pids(folder) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not agent_pids(folder), "the launcher is gone, so the agent has nothing to wait for"

@@ -31,3 +31,8 @@ def test_slurm() -> None:
     env = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS_PER_NODE": "2", "SLURM_LOCALID": "1", "SLURM_NODEID": "3"}
     job = _job.identify(7, 8, "", env)
     assert (job.id, job.node, job.local_rank, job.nodes) == ("slurm-77.0", 3, 1, 4)
+
+
+def test_restarts_left() -> None:
+    assert _job.identify(0, 1, "", TORCHRUN).restarts_left == 0
+    assert _job.identify(0, 1, "", TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "5"}).restarts_left == 2
