@@ -65,7 +65,7 @@ def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns:
         # ticket, begin, enqueued, wait_begin, wait_end, done, bytes, signature, group, seq, peer, call_site, kind, …
         record = struct.pack("<8QIIiIBBBBIQ", 1, heartbeat, heartbeat, heartbeat, 0, 0, 4, 0, 0, 1, -1, 0, 2, 255, 255, 0, 0, 0)
         log[64 + 1024 * 96 : 64 + 1024 * 96 + len(record)] = record
-    block = struct.pack("<QIIiiQQQ128s", 0x31544C5654464552, 1, 2, rank, world, 4096, 8192, len(log), job.encode())
+    block = struct.pack("<QIIiiQQQ128s", 0x31544C5654464552, 2, 2, rank, world, 4096, 8192, len(log), job.encode())
     block += struct.pack("<Q", xxh3(block))
     return block.ljust(4096, b"\0") + bytes(4096) + bytes(log)
 
@@ -404,14 +404,21 @@ def test_ends_at_once_when_all_ranks_said_bye(make: Callable[..., Node]) -> None
 
 
 def test_waits_after_good_bye_where_ranks_may_be_started_again(make: Callable[..., Node]) -> None:
-    node = make(linger=1.5)
+    node = make()
     with node.rank(0, world=1, restarts_left=1) as rank:
         rank.send(protocol.BYE, {})
-    with node.rank(0, world=1, restarts_left=1, attempt=1, incarnation="99"):  # a crash on the way out: started again
-        time.sleep(2)
-        assert node.alive()
-    assert node.alive()
+    with node.rank(0, world=1, attempt=1, incarnation="99") as rank:  # a crash on the way out, and the last restart
+        assert node.status()["ranks"][0]["attempt"] == 1
+        rank.send(protocol.BYE, {})
     wait_for(lambda: not node.alive())
+
+
+def test_waits_after_good_bye_no_longer_than_it_lingers(make: Callable[..., Node]) -> None:
+    node = make(linger=1)
+    with node.rank(0, world=1, restarts_left=1) as rank:
+        rank.send(protocol.BYE, {})
+    wait_for(lambda: not node.alive())
+    assert not node.directory.exists()
 
 
 def dead_rank(node: Node, rank: int) -> None:
