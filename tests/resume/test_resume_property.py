@@ -18,7 +18,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
 from reft import _continuation
 
 LIMIT_BYTES = 1 << 20

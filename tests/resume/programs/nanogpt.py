@@ -3,6 +3,7 @@
 # require_backward_grad_sync, estimate_loss with its own context, prefetch of the next batch, prints of loss and mfu.
 import math
 import os
+import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -14,8 +15,6 @@ from torch import nn
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-import sys
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
 from digest import digest  # noqa: E402

@@ -4,11 +4,10 @@ import random
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Sampler, TensorDataset
-
-from digest import digest
 
 
 class Buckets(Sampler):

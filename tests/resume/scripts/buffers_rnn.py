@@ -2,10 +2,9 @@
 # Truncated back-propagation: an LSTM's hidden state is carried from step to step, and a memory tensor is a loop variable.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 class Net(nn.Module):

@@ -4,10 +4,9 @@ import collections
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 class Recent:

@@ -4,15 +4,14 @@ import copy
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 def update(ema, model, decay):
     with torch.no_grad():
-        for slow, fast in zip(ema.parameters(), model.parameters()):
+        for slow, fast in zip(ema.parameters(), model.parameters(), strict=False):
             slow.lerp_(fast, 1 - decay)
 
 

@@ -2,11 +2,10 @@
 # FSDP2: fully_shard on each block and on the whole, AdamW on DTensors, gradient norm over shards, SequentialLR.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-
-from digest import digest
 
 
 class Net(nn.Module):

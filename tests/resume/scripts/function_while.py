@@ -2,10 +2,9 @@
 # A function with `while`, batches drawn with torch.randint, dropout, OneCycleLR at each step, a list of losses.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 def get_batch(x, y, size):

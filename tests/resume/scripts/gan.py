@@ -2,11 +2,10 @@
 # Two models, two optimizers stepped in turn, noise from the global generator, ids drawn without replacement.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, TensorDataset
-
-from digest import digest
 
 dist.init_process_group("reft")
 rank = dist.get_rank()

@@ -2,10 +2,9 @@
 # Evaluation inside the loop that moves the random state; weights clipped after the step; a frozen part; global counters.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 STEP = 0
 LOG = []
@@ -43,7 +42,7 @@ def main(steps):
     model = DDP(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.3)
     torch.manual_seed(34 + rank)
-    while STEP < steps:
+    while steps > STEP:
         loss, first = train_one(model, optimizer)
         print(f"r{rank} {STEP} loss {loss.hex()} ids {first.hex()}", flush=True)
         if STEP % 3 == 0:

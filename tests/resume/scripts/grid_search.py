@@ -2,10 +2,9 @@
 # Several trainings one after the other in one script: each with a new model, optimizer and scheduler; results in a dict.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 def train(lr, width):

@@ -4,11 +4,10 @@ import random
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, IterableDataset
-
-from digest import digest
 
 
 class Stream(IterableDataset):

@@ -2,10 +2,9 @@
 # LBFGS with a closure that is called several times a step.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 dist.init_process_group("reft")
 torch.manual_seed(80)
@@ -16,7 +15,7 @@ for step in range(8):
     x = torch.randn(16, 2)
     y = x.prod(1, keepdim=True)
 
-    def closure():
+    def closure(x=x, y=y):
         global calls
         calls += 1
         optimizer.zero_grad()

@@ -4,10 +4,9 @@ import random
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 def main():
@@ -20,7 +19,7 @@ def main():
     vocabulary, lengths, weights = set(), {}, [1.0, 0.5, 0.25]
     for epoch, weight in enumerate(weights):
         random.shuffle(examples)
-        for (a, (x1, y1)), (b, (x2, y2)), (c, (x3, y3)) in zip(examples[::3], examples[1::3], examples[2::3]):
+        for (a, (x1, y1)), (b, (x2, y2)), (c, (x3, y3)) in zip(examples[::3], examples[1::3], examples[2::3], strict=False):
             x, y = torch.tensor([[x1], [x2], [x3]]), torch.tensor([[y1], [y2], [y3]])
             loss = weight * (model(x) - y).square().mean()
             optimizer.zero_grad()

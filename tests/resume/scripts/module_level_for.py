@@ -2,11 +2,10 @@
 # Everything at module level, nested epochs, DistributedSampler with set_epoch, StepLR, a last batch that is smaller.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-from digest import digest
 
 dist.init_process_group(backend="reft")
 rank = dist.get_rank()

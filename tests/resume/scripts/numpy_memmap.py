@@ -5,10 +5,9 @@ import math
 import numpy as np
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 learning_rate, warmup_iters, decay_iters, min_lr = 1e-2, 3, 10, 1e-3
 max_iters, block_size, batch_size, eval_interval = 12, 8, 4, 4

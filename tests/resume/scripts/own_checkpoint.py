@@ -5,10 +5,9 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 def main():

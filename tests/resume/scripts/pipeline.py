@@ -2,10 +2,9 @@
 # torch.distributed.pipelining, 1F1B over two stages, four micro-batches; only the last stage knows the loss.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-from digest import digest
 
 
 def main():

@@ -4,11 +4,10 @@ import copy
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset, random_split
-
-from digest import digest
 
 
 @torch.no_grad()

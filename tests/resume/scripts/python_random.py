@@ -6,10 +6,9 @@ import random
 import numpy
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-
-from digest import digest
 
 
 def batches(items, dice):

@@ -2,11 +2,10 @@
 # shuffle=True with two workers that are started anew each epoch; the workers draw noise from their own seeds.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, Dataset
-
-from digest import digest
 
 
 class Noisy(Dataset):

@@ -2,12 +2,11 @@
 # swa_utils: AveragedModel with a start epoch, SWALR after CosineAnnealingLR, BatchNorm statistics.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.swa_utils import SWALR, AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-from digest import digest
 
 dist.init_process_group("reft")
 rank = dist.get_rank()

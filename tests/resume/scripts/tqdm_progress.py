@@ -4,12 +4,11 @@ import sys
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tqdm import tqdm
-
-from digest import digest
 
 
 def main():

@@ -5,11 +5,10 @@ import os
 
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-
-from digest import digest
 
 
 class Squares(Dataset):

@@ -2,11 +2,10 @@
 # Model parallel within a rank: an encoder and a head as two modules with one optimizer and parameter groups of their own.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-from digest import digest
 
 dist.init_process_group("reft")
 rank = dist.get_rank()
@@ -35,7 +34,7 @@ while epoch < 2:
         loss.backward()
         optimizer.step()
         scheduler.step()
-        for expected, found in zip(y, logits.argmax(1)):
+        for expected, found in zip(y, logits.argmax(1), strict=False):
             confusion[expected, found] += 1
         right += (logits.argmax(1) == y).sum().item()
         print(f"r{rank} {epoch} loss {loss.item().hex()} ids {ids.tolist()} right {right}", flush=True)

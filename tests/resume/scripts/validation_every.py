@@ -2,11 +2,10 @@
 # One loader iterated without end by a helper, validation every five steps inside the loop, PolynomialLR, weight decay groups.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
-
-from digest import digest
 
 
 def forever(loader):
@@ -33,7 +32,7 @@ others = [p for p in model.parameters() if p.ndim <= 1]
 optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01)
 scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=14, power=2.0)
 hits = []
-for step, (ids, x, y) in zip(range(14), forever(train_loader)):
+for step, (ids, x, y) in zip(range(14), forever(train_loader), strict=False):
     loss = nn.functional.cross_entropy(model(x), y, label_smoothing=0.1)
     optimizer.zero_grad()
     loss.backward()

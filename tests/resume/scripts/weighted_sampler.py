@@ -2,11 +2,10 @@
 # WeightedRandomSampler with a generator of its own, zip of two loaders, ExponentialLR.
 import torch
 import torch.distributed as dist
+from digest import digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
-
-from digest import digest
 
 dist.init_process_group("reft")
 torch.manual_seed(8)
@@ -20,7 +19,7 @@ optimizer = torch.optim.NAdam(model.parameters(), lr=0.05)
 scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
 average = None
 for epoch in range(3):
-    for n, ((ids, x), (more, z)) in enumerate(zip(first, second)):
+    for n, ((ids, x), (more, z)) in enumerate(zip(first, second, strict=False)):
         loss = (model(x).mean() - model(z).mean()).square() + model(x).square().mean()
         optimizer.zero_grad()
         loss.backward()
