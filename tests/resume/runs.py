@@ -15,7 +15,9 @@ undisturbed run is there once more or less: none is missing, and what is there t
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib.util
 import os
 import re
 import shutil
@@ -74,8 +76,22 @@ class Run:
         return [lines[begin:end] for begin, end in zip(starts, [*starts[1:], len(lines)], strict=False)]
 
 
+def missing(script: Script) -> list[str]:
+    """Packages that a script imports and that are not installed."""
+    names = set()
+    for node in ast.walk(ast.parse(script.path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.partition(".")[0])
+    return sorted(name for name in names - {"digest"} if importlib.util.find_spec(name) is None)
+
+
 def run(launcher: Any, script: Script, max_restarts: int = 3, **env: str) -> Run:
     """Runs a script to its end.
+
+    Args:
+        env: more of its environment; REFT_JOB_ID names the job for a later run of it.
 
     Raises:
         TimeoutError: it did not end; all of it is gone.

@@ -14,16 +14,15 @@ import runs  # noqa: E402
 from launchers import Torchrun  # noqa: E402
 
 PROGRAMS = {program.name: program for program in runs.scripts("programs")}
-NEEDS = {"hf_trainer": "transformers", "accelerate_loop": "accelerate", "lightning_trainer": "lightning", "nanogpt": "numpy"}
-
 pytestmark = pytest.mark.slow
 _references: dict[str, runs.Run] = {}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("name", sorted(NEEDS))
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
 def test_continues(name: str, which: int) -> None:
-    pytest.importorskip(NEEDS[name])
+    if absent := runs.missing(PROGRAMS[name]):
+        pytest.skip(f"not installed: {', '.join(absent)}")
     wrong = runs.check(Torchrun(), PROGRAMS[name], which, _references)
     assert not wrong, wrong

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,6 +46,8 @@ def cases() -> list[Any]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("script", "which"), cases())
 def test_continues(forkrun: Forkrun, script: runs.Script, which: int) -> None:
+    if absent := runs.missing(script):
+        pytest.skip(f"not installed: {', '.join(absent)}")
     wrong = runs.check(forkrun, script, which, _references)
     assert not wrong, wrong
 
@@ -52,3 +58,26 @@ def test_under_torchrun(name: str) -> None:
     script = next(script for script in SCRIPTS if script.name == name)
     wrong = runs.check(Torchrun(), script, 1, _references)
     assert not wrong, wrong
+
+
+@pytest.mark.timeout(300)
+def test_edited_script_keeps_its_tensors(forkrun: Forkrun, tmp_path: Path) -> None:
+    """Other code in a frame of the loop: the place is refused, with one line that says where, and tensors come back."""
+    original = next(script for script in SCRIPTS if script.name == "function_while")
+    shutil.copy(original.path.parent / "digest.py", tmp_path)
+    script = dataclasses.replace(original, path=tmp_path / original.path.name)
+    script.path.write_text(original.path.read_text())
+    kept = {"REFT_JOB_ID": f"edited-{os.getpid()}", "REFT_VAULT_DIR": str(tmp_path)}
+    killed = runs.run(forkrun, script, max_restarts=0, REFT_FAULT="0:6:after_vote:kill", **kept)
+    assert killed.code != 0 and "fault point after_vote of step 6" in killed.said, killed.said
+    edited = original.path.read_text().replace("        iteration += 1\n", "        iteration += 2\n")
+    assert edited != original.path.read_text()
+    script.path.write_text(edited)
+    again = runs.run(forkrun, script, max_restarts=0, **kept)
+    assert again.code == 0, again.said
+    for rank in range(script.ranks):
+        refused = [line for line in again.said.splitlines() if f"rank {rank}: the place in the loop is not put back" in line]
+        assert len(refused) == 1 and re.search(r"function_while\.py:\d+ main: the code has changed", refused[0]), again.said
+    assert "resumed at step 6: state," in again.said or "resumed at step 5: state," in again.said, again.said
+    counted = [line.split()[2] for line in runs.of_rank(again.said.splitlines(), 0) if " it " in line]
+    assert counted == ["2", "4", "6", "8", "10", "12"]
