@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <memory>
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -95,11 +96,22 @@ StackDump StackDumper::dump(std::chrono::milliseconds timeout) {
   StackDump result;
   timeout = std::clamp(timeout, std::chrono::milliseconds(0), kMaxTimeout);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
-  std::unique_lock<std::timed_mutex> lock(mutex_, deadline);
-  if (!lock.owns_lock()) {
-    result.error = "another dump is still under way";
-    return result;
+  {
+    std::unique_lock lock(mutex_);
+    if (!free_.wait_until(lock, deadline, [this] { return !dumping_; })) {
+      result.error = "another dump is still under way";
+      return result;
+    }
+    dumping_ = true;
   }
+  // Declared after the result, so that the next dump begins when this one is whole.
+  const std::unique_ptr<StackDumper, void (*)(StackDumper*)> turn(this, [](StackDumper* dumper) {
+    {
+      const std::lock_guard lock(dumper->mutex_);
+      dumper->dumping_ = false;
+    }
+    dumper->free_.notify_one();
+  });
   UniqueFd memory(::memfd_create("reft-stacks", MFD_CLOEXEC));
   if (!memory) {
     result.error = std::string("memfd_create: ") + std::strerror(errno);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <chrono>
+#include <condition_variable>
 #include <mutex>
 #include <string>
 
@@ -35,7 +36,9 @@ class StackDumper {
  private:
   StackPrinter printer_;
   unsigned long main_thread_ = 0;  // pthread_self() of the main thread; 0 = unknown
-  std::timed_mutex mutex_;
+  std::mutex mutex_;
+  std::condition_variable free_;
+  bool dumping_ = false;
 };
 
 }  // namespace reft
