@@ -117,7 +117,7 @@ class Boundary:
         inner = {id(o) for o in _discovery._inner_optimizers(optimizer)}
 
         def others() -> bool:
-            found = [o for o in _discovery.live(Optimizer) if o is not optimizer and id(o) not in inner]
+            found = [o for o in _discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner]
             return any(group["params"] for other in found for group in other.param_groups)
 
         if not others():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class Region:
     Attributes:
         tensor: the local tensor whose bytes are copied; dense.
         owner: the DTensor that `tensor` is the local part of, None for plain tensors.
+        place: the module's dict and key that hold the tensor, where a script may put another one without the optimizer's
+            knowledge (`self.mean = 0.9 * self.mean + …` replaces a buffer in every forward).
         ranks: ranks that should hold equal bytes; empty: private to this rank.
         early: copied before the optimizer step returns (forward may rewrite it, or it was caught being rewritten).
     """
@@ -36,9 +38,14 @@ class Region:
     ranks: tuple[int, ...] = ()
     early: bool = False
     owner: DTensor | None = None
+    place: tuple[dict[str, Any], str] | None = None
 
     def current(self) -> torch.Tensor:
-        """The tensor to copy now: a DTensor may have got another local part since it was found."""
+        """The tensor to copy now: a DTensor may have got another local part, a module another tensor, since it was found."""
+        if self.place is not None:
+            there = self.place[0].get(self.place[1])
+            if isinstance(there, torch.Tensor):
+                return there._local_tensor if isinstance(there, DTensor) else there.detach()
         return self.tensor if self.owner is None else self.owner._local_tensor
 
 
@@ -67,6 +74,7 @@ class State:
 # Schedulers and scalers in the order in which they were made; those made before install() are found by the collector.
 _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _installed = False
+_SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def install() -> None:
@@ -94,15 +102,32 @@ def _watch(cls: type[Any]) -> None:
     cls.__init__ = init
 
 
-def live(cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-    """Live instances, in no particular order. Walks the collector's heap: for the first step and changed plans only."""
-    # type(), not isinstance(): the latter asks __class__ of proxies, which may warn, compute or raise.
-    return [obj for obj in gc.get_objects() if issubclass(type(obj), cls)]
+_Class = type[Any] | tuple[type[Any], ...]
 
 
-def _in_order(cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
+def live(*classes: _Class) -> list[list[Any]]:
+    """Live instances of each class, in no particular order.
+
+    One walk over the collector's heap, some ten milliseconds: for the first step and changed plans only.
+    """
+    found: list[list[Any]] = [[] for _ in classes]
+    # By the id of the type: a metaclass may define what hashing and comparing its classes do.
+    wanted_by: dict[int, tuple[list[Any], ...]] = {}
+    for obj in gc.get_objects():
+        # type(), not isinstance(): the latter asks __class__ of proxies, which may warn, compute or raise.
+        kind = type(obj)
+        lists = wanted_by.get(id(kind))
+        if lists is None:
+            lists = tuple(instances for instances, cls in zip(found, classes, strict=True) if issubclass(kind, cls))
+            wanted_by[id(kind)] = lists
+        for instances in lists:
+            instances.append(obj)
+    return found
+
+
+def _in_order(instances: list[Any], cls: _Class) -> list[Any]:
     known = [obj for _, obj in sorted(_made.items()) if isinstance(obj, cls)]
-    others = [obj for obj in live(cls) if all(obj is not k for k in known)]
+    others = [obj for obj in instances if all(obj is not k for k in known)]
     return sorted(others, key=lambda obj: type(obj).__qualname__) + known
 
 
@@ -127,14 +152,20 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
     state = State(optimizers=list(optimizers))
     seen: dict[tuple[int, int], str] = {}
     parameter_home: dict[int, tuple[int, ...]] = {}  # id(parameter) → ranks of its DDP wrapper
-    modules = live(torch.nn.Module)
+    modules, schedulers, scalers = live(torch.nn.Module, _SCHEDULERS, torch.amp.GradScaler)
     for module in modules:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel) and dist.is_initialized():
             ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
             for parameter in module.parameters():
                 parameter_home[id(parameter)] = ranks if len(ranks) > 1 else ()
 
-    def add(name: str, tensor: torch.Tensor, ranks: tuple[int, ...] = (), early: bool = False) -> None:
+    def add(
+        name: str,
+        tensor: torch.Tensor,
+        ranks: tuple[int, ...] = (),
+        early: bool = False,
+        place: tuple[dict[str, Any], str] | None = None,
+    ) -> None:
         local, placed = _local(tensor)
         if local.device.type != "cpu" or local.layout is not torch.strided or local.is_quantized:
             state.missed.append((name, f"{local.layout} tensor on {local.device}: only dense CPU tensors are saved so far"))
@@ -149,7 +180,7 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
             return
         seen[key] = name
         owner = tensor if isinstance(tensor, DTensor) else None
-        state.regions.append(Region(name, local, placed or ranks, early, owner))
+        state.regions.append(Region(name, local, placed or ranks, early, owner, place))
 
     for k, optimizer in enumerate(optimizers):
         position = 0
@@ -188,20 +219,31 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
             roots.append(module)
     state.modules = roots
     for j, root in enumerate(roots):
-        for fqn, buffer in root.named_buffers():
-            add(f"m{j}.{fqn}", buffer, early=True)
-        for fqn, parameter in root.named_parameters():
-            if id(parameter) not in owned:
-                add(f"m{j}.{fqn}", parameter, parameter_home.get(id(parameter), ()))
+        for fqn, held, key in _held(root, "_buffers"):
+            add(f"m{j}.{fqn}", held[key], early=True, place=(held, key))
+        for fqn, held, key in _held(root, "_parameters"):
+            if id(held[key]) not in owned:
+                add(f"m{j}.{fqn}", held[key], parameter_home.get(id(held[key]), ()), place=(held, key))
     for name, obj in _registry.objects.items():
         if isinstance(obj, torch.Tensor):
             add(f"r.{name}", obj)
         elif isinstance(obj, torch.nn.Module):
             for fqn, tensor in [*obj.named_parameters(), *obj.named_buffers()]:
                 add(f"r.{name}.{fqn}", tensor)
-    state.schedulers = _in_order((torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau))
-    state.scalers = _in_order(torch.amp.GradScaler)
+    state.schedulers = _in_order(schedulers, _SCHEDULERS)
+    state.scalers = _in_order(scalers, torch.amp.GradScaler)
     return state
+
+
+def _held(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """(full name, dict that holds it, key) of a module's buffers or parameters, each tensor once."""
+    seen: set[int] = set()
+    for prefix, module in root.named_modules():
+        held: dict[str, Any] = getattr(module, kind)
+        for key, tensor in held.items():
+            if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{prefix}.{key}" if prefix else key, held, key
 
 
 def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:

@@ -284,6 +284,23 @@ class HiddenBuffer(Loop):
         super().__init__(model=Counting())
 
 
+class ReplacedBuffer(Loop):
+    """A running average that forward replaces by another tensor."""
+
+    def __init__(self) -> None:
+        class Averaging(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = small()
+                self.register_buffer("mean", torch.zeros(20000))
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean()
+                return self.inner(x)
+
+        super().__init__(model=Averaging())
+
+
 class ReplaceParameter(Loop):
     """A parameter becomes another tensor in mid-run, with another shape."""
 
@@ -397,6 +414,7 @@ SCENARIOS: dict[str, type[Loop]] = {
     "tie": Tie,
     "buffers": Buffers,
     "hidden_buffer": HiddenBuffer,
+    "replaced_buffer": ReplacedBuffer,
     "replace_parameter": ReplaceParameter,
     "replace_optimizer": ReplaceOptimizer,
     "batches": Batches,
