@@ -44,7 +44,7 @@ TEST(StackDump, AddsNativeThreadsToWhatIsPrinted) {
   const Stacks stacks = parseStacks(dump.text);
   ASSERT_EQ(stacks.threads.size(), 1u);
   EXPECT_EQ(stacks.threads[0].frames.at(0).file, "x.py");
-  ASSERT_EQ(stacks.native.size(), 2u);
+  EXPECT_GE(stacks.native.size(), 2u) << "a sanitizer has a thread of its own";
   EXPECT_EQ(stacks.native[1].name, "a (b) c");
   EXPECT_THAT(dump.text, HasSubstr("Main thread 0x"));
 }
