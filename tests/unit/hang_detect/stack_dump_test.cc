@@ -4,6 +4,8 @@
 #include <mutex>
 #include <thread>
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -44,8 +46,9 @@ TEST(StackDump, AddsNativeThreadsToWhatIsPrinted) {
   const Stacks stacks = parseStacks(dump.text);
   ASSERT_EQ(stacks.threads.size(), 1u);
   EXPECT_EQ(stacks.threads[0].frames.at(0).file, "x.py");
-  EXPECT_GE(stacks.native.size(), 2u) << "a sanitizer has a thread of its own";
-  EXPECT_EQ(stacks.native[1].name, "a (b) c");
+  // A sanitizer may have a thread of its own.
+  EXPECT_TRUE(
+      std::any_of(stacks.native.begin(), stacks.native.end(), [](const auto& t) { return t.name == "a (b) c"; }));
   EXPECT_THAT(dump.text, HasSubstr("Main thread 0x"));
 }
 
