@@ -75,6 +75,66 @@ int frameLocalsplus(const py::handle& frame) {
   return slotsOf(frame).localsplus;
 }
 
+PyGenObject* suspended(const py::handle& object) {
+  if (!PyGen_CheckExact(object.ptr())) {
+    throw py::type_error("generator is " + std::string(Py_TYPE(object.ptr())->tp_name) + "; allowed: generator");
+  }
+  auto* generator = reinterpret_cast<PyGenObject*>(object.ptr());
+  if (generator->gi_frame_state >= FRAME_EXECUTING) {
+    throw py::value_error("generator is running or finished; allowed: one that is suspended");
+  }
+  return generator;
+}
+
+_PyInterpreterFrame* frameOf(PyGenObject* generator) {
+  return reinterpret_cast<_PyInterpreterFrame*>(generator->gi_iframe);
+}
+
+PyCodeObject* codeOf(_PyInterpreterFrame* frame) {
+#if PY_VERSION_HEX >= 0x030D0000
+  return reinterpret_cast<PyCodeObject*>(frame->f_executable);
+#else
+  return frame->f_code;
+#endif
+}
+
+// Instruction in code units, as the interpreter keeps it, and the state byte.
+py::tuple generatorPosition(const py::handle& object) {
+  PyGenObject* generator = suspended(object);
+  _PyInterpreterFrame* frame = frameOf(generator);
+  return py::make_tuple(_PyInterpreterFrame_LASTI(frame), static_cast<int>(generator->gi_frame_state));
+}
+
+void generatorSetPosition(const py::handle& object, int unit, int state, const py::list& stack) {
+  PyGenObject* generator = suspended(object);
+  _PyInterpreterFrame* frame = frameOf(generator);
+  PyCodeObject* code = codeOf(frame);
+  const int depth = static_cast<int>(stack.size());
+  if (unit < -1 || unit >= static_cast<int>(Py_SIZE(code)) || state >= FRAME_EXECUTING || depth > code->co_stacksize) {
+    throw py::value_error("unit " + std::to_string(unit) + ", state " + std::to_string(state) + ", depth " +
+                          std::to_string(depth) + ": not a place of this generator");
+  }
+  PyObject** first = frame->localsplus + code->co_nlocalsplus;
+  py::list old;
+  for (int i = 0; i < frame->stacktop - code->co_nlocalsplus; ++i) {
+    if (first[i] != nullptr) {
+      old.append(py::reinterpret_steal<py::object>(first[i]));
+    }
+    first[i] = nullptr;
+  }
+  for (int i = 0; i < depth; ++i) {
+    first[i] = py::object(stack[i]).release().ptr();
+  }
+  frame->stacktop = code->co_nlocalsplus + depth;
+#if PY_VERSION_HEX >= 0x030D0000
+  frame->instr_ptr = _PyCode_CODE(code) + unit;
+#else
+  frame->prev_instr = _PyCode_CODE(code) + unit;
+#endif
+  generator->gi_frame_state = static_cast<int8_t>(state);
+  // `old` goes last: a destructor may run any code.
+}
+
 #else
 
 [[noreturn]] void unknownLayout() {
@@ -97,6 +157,14 @@ int frameLocalsplus(const py::handle&) {
   unknownLayout();
 }
 
+py::tuple generatorPosition(const py::handle&) {
+  unknownLayout();
+}
+
+void generatorSetPosition(const py::handle&, int, int, const py::list&) {
+  unknownLayout();
+}
+
 #endif
 
 }  // namespace
@@ -107,6 +175,9 @@ void bindFrames(py::module_& module) {
   module.def("frame_set_slot", &frameSetSlot, py::arg("frame"), py::arg("index"), py::arg("value"), py::arg("unbound"));
   module.def("frame_stack_depth", &frameStackDepth, py::arg("frame"));
   module.def("frame_localsplus", &frameLocalsplus, py::arg("frame"));
+  module.def("generator_position", &generatorPosition, py::arg("generator"));
+  module.def("generator_set_position", &generatorSetPosition, py::arg("generator"), py::arg("unit"), py::arg("state"),
+             py::arg("stack"));
 }
 
 }  // namespace reft

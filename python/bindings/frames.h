@@ -11,9 +11,14 @@
 //   frame_set_slot(frame, index, value, unbound)
 //   frame_stack_depth(frame)               depth the interpreter stored, -1 if it did not (running frame)
 //   frame_localsplus(frame)                `co_nlocalsplus`
+//   generator_position(generator)          (instruction in code units, state) of a suspended generator
+//   generator_set_position(generator, unit, state, stack)
+//                                          moves it there with this value stack; both numbers come from
+//                                          generator_position for the same code and Python
 //
 // Threads: the thread that runs the frame (or, of a suspended generator, any thread), with the GIL. Errors: TypeError
-// for what is not a frame, IndexError for a slot outside of the frame, RuntimeError where the layout is not known.
+// for what is not a frame or generator, ValueError for a generator
+// that runs or a place it does not have, IndexError for a slot outside of the frame, RuntimeError where the layout is not known.
 #pragma once
 
 #include <pybind11/pybind11.h>

@@ -54,6 +54,7 @@ class Session:
         self.sources: _restore.Sources | None = None
         self.early: set[str] = set()
         self._fingerprint: tuple[int, ...] = ()
+        self._restored: tuple[tuple[int, ...], _discovery.State] | None = None
         self._group_list: list[tuple[str, tuple[int, ...]]] = []
         self._said_first = False
         self._uncaptured: list[tuple[str, str, str]] = []
@@ -251,7 +252,7 @@ class Session:
 
     def _replaced(self) -> None:
         """An optimizer may be gone: nothing of it is held, and the next snapshot is planned anew."""
-        self.state = None
+        self.state = self._restored = None
 
     def _expected_closing(self) -> int | None:
         return None if self.saved is None else self.saved["closing"]
@@ -332,7 +333,12 @@ class Session:
         assert self.boundary is not None
         self.engine.gate()
         before = None if self.state is None else [(r.name, tuple(r.tensor.shape)) for r in self.state.regions]
-        state = _discovery.discover(self.boundary.optimizers)
+        # What a resume found one step ago is still there, unless the optimizers hold other tensors now.
+        restored, self._restored = self._restored, None
+        if restored is not None and restored[0] == _discovery.fingerprint(self.boundary.optimizers):
+            state = restored[1]
+        else:
+            state = _discovery.discover(self.boundary.optimizers)
         for region in state.regions:
             region.early = region.early or region.name in self.early
         same = before == [(r.name, tuple(r.tensor.shape)) for r in state.regions]
@@ -448,8 +454,7 @@ class Session:
         said = "state"
         if self.env["resume"] == "exact" and "frames" in saved:
             try:
-                owned = {id(r.tensor) for r in state.regions}
-                done = _continuation.restore(frame, saved["frames"], owned, foreign=job.rank in point.donor)
+                done = _continuation.restore(frame, saved["frames"], foreign=job.rank in point.donor)
                 said = "state and place in the loop"
                 if done.problems and job.rank == 0:
                     where, kind, why = done.problems[0]
@@ -463,6 +468,7 @@ class Session:
         _continuation.restore_rng(saved["rng"])
         self.step = int(saved["step"])
         self.point, self.saved, self.sources = None, None, None
+        self._restored = _discovery.fingerprint(self.boundary.optimizers), state
         self._said_first = True
         spent = time.monotonic_ns() - began
         self.engine.set_restore_ns(spent)

@@ -10,17 +10,18 @@ Threads: the training thread. Errors: `FrameMismatch`, always before the first w
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pickle
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from . import values
-from .bytecode import Unsupported, analyse, global_names
+from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
 _VERSION = 1
@@ -29,7 +30,9 @@ _OBSERVE_BYTES = 1 << 26
 
 # Frames of these packages are on the path but hold nothing of the script's.
 _INTERNAL = frozenset({"torch", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"})
-_STATELESS = (ModuleType, FunctionType, BuiltinFunctionType, type)
+_STATELESS = (ModuleType, BuiltinFunctionType, type)
+# What a closure returned to torch's wrapper of `step`: the script gets it from there.
+_RESULTS = frozenset({"out"})
 
 
 class FrameMismatch(Exception):
@@ -88,15 +91,12 @@ def observe(start_frame: FrameType) -> None:
         return
 
 
-def restore(
-    start_frame: FrameType, captured: dict[str, Any], owned_tensors: Iterable[int] = (), foreign: bool = False
-) -> RestoreReport:
+def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = False) -> RestoreReport:
     """Writes a captured loop into the live frames.
 
     Args:
         start_frame: As for `capture`, in the restarted process at its first program point.
         captured: What `capture` returned.
-        owned_tensors: As for `capture`.
         foreign: It was captured by another rank, whose place in the loop this one takes; variables and attributes called
             `rank` or `…_rank` keep their live values.
 
@@ -114,13 +114,15 @@ def restore(
     observe(start_frame)
     live = _walk(start_frame)
     _compare_paths(path, live)
-    decoder = Decoder(nodes, values.births.by_place(), _plan_frame, foreign)
+    decoder = Decoder(nodes, values.births.by_place(), _plan_generator, foreign)
     user = 0
     try:
         for record, (frame, _) in zip(path, live, strict=True):
             if record["user"]:
                 _plan_frame(decoder, record, frame, record["name"])
                 user += 1
+            else:
+                _plan_results(decoder, record, frame)
     except FrameMismatch:
         raise
     except Exception as error:
@@ -151,7 +153,7 @@ def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
     for frame, user in _walk(start):
         code = frame.f_code
         if not user:
-            path.append({"user": False, "name": code.co_qualname, "module": str(frame.f_globals.get("__name__"))})
+            path.append({"user": False, "name": code.co_qualname, "results": _encode_results(encoder, frame)})
             continue
         record = _encode_frame(encoder, frame, code.co_qualname)
         if id(frame.f_globals) not in modules:
@@ -164,12 +166,44 @@ def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
     return path
 
 
-def _encode_frame(encoder: Encoder, frame: FrameType, place: str) -> dict[str, Any]:
+def _encode_results(encoder: Encoder, frame: FrameType) -> list[tuple[str, Any]]:
+    """Encodes what a wrapper of the optimizer's step is about to return to the script."""
+    if _RESULTS.isdisjoint(frame.f_code.co_varnames) or encoder.note_births:
+        return []
+    module = str(frame.f_globals.get("__name__", ""))
+    if not module.startswith("torch.optim"):
+        return []
+    analysis = analyse(frame.f_code)
+    slots = _native().frame_slots(frame, analysis.slot_count, UNBOUND)
+    return [
+        (name, encoder.encode(value, f"result of {frame.f_code.co_qualname}"))
+        for name, value in zip(analysis.slot_names, slots, strict=True)
+        if name in _RESULTS and value is not UNBOUND
+    ]
+
+
+def _plan_results(decoder: Decoder, record: dict[str, Any], frame: FrameType) -> None:
+    if not record["results"]:
+        return
+    analysis = analyse(frame.f_code)
+    slots = _native().frame_slots(frame, analysis.slot_count, UNBOUND)
+    for name, encoded in record["results"]:
+        if name in analysis.slot_names:
+            i = analysis.slot_names.index(name)
+            _plan_slot(decoder, encoded, frame, i, slots[i], f"result of {record['name']}")
+
+
+def _point(analysis: CodeAnalysis, frame: Any, created: bool) -> Point:
+    """The place where a frame stands; a generator that was never asked for an item has no instruction in progress."""
+    return Point(-1, 0, frozenset(analysis.slot_names)) if created else analysis.point(frame.f_lasti)
+
+
+def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool = False) -> dict[str, Any]:
     """Encodes one frame's locals and value stack."""
     native = _native()
     code = frame.f_code
     analysis = analyse(code)
-    point = analysis.point(frame.f_lasti)
+    point = _point(analysis, frame, created)
     count = analysis.slot_count
     slots = native.frame_slots(frame, count + point.stack_depth, UNBOUND)
     fast: list[tuple[int, Any]] = []
@@ -217,6 +251,8 @@ def _encode_names(
         value = namespace.get(name, UNBOUND)
         if isinstance(value, _STATELESS) or (name.startswith("__") and name.endswith("__")):
             continue
+        if type(value) is FunctionType and not value.__closure__:
+            continue
         if value is not UNBOUND:
             result.append((name, encoder.encode(value, prefix + name)))
         elif name not in _BUILTIN_NAMES:
@@ -224,8 +260,64 @@ def _encode_names(
     return result
 
 
-def _capture_generator(encoder: Encoder, frame: Any, place: str) -> dict[str, Any]:
-    return _encode_frame(encoder, frame, place)
+def _capture_generator(encoder: Encoder, generator: GeneratorType[Any, Any, Any], place: str) -> dict[str, Any]:
+    frame: Any = generator.gi_frame
+    unit, state = _native().generator_position(generator)
+    created = inspect.getgeneratorstate(generator) == inspect.GEN_CREATED
+    record = _encode_frame(encoder, frame, place, created)
+    record["position"] = (unit, state)
+    record["module"] = str(frame.f_globals.get("__name__", ""))
+    return record
+
+
+def _plan_generator(decoder: Decoder, record: dict[str, Any], generator: Any, place: str) -> Any:
+    """Plans the writes to a suspended generator, wherever it stands now; makes it if there is none.
+
+    Returns:
+        The generator, None if it cannot be made.
+    """
+    made = generator is values.MISSING
+    if made:
+        generator = _make_generator(record)
+        if generator is None:
+            return None
+    frame = generator.gi_frame
+    native = _native()
+    position = tuple(native.generator_position(generator))
+    if position == tuple(record["position"]) and record["offset"] >= 0 and not made:
+        _plan_frame(decoder, record, frame, place)
+        return generator
+    _compare_code(record, frame)
+    analysis = analyse(frame.f_code)
+    slots = native.frame_slots(frame, analysis.slot_count, UNBOUND)
+    _plan_locals(decoder, record, frame, analysis, slots, place)
+    stack: list[Any] = []
+    for i, encoded in enumerate(record["stack"]):
+        value = UNBOUND if encoded == UNBOUND else decoder.resolve(encoded, values.MISSING, f"{place}<stack {i}>")
+        if value is KEEP or value is UNBOUND:
+            raise FrameMismatch(f"{place}: it stands at another yield, and what it was doing there cannot be put back")
+        stack.append(value)
+    unit, state = record["position"]
+    decoder.write(lambda: native.generator_set_position(generator, unit, state, stack))
+    return generator
+
+
+def _make_generator(record: dict[str, Any]) -> Any:
+    """Makes a generator of the recorded function, without running any of its code."""
+    module = sys.modules.get(record["module"])
+    function: Any = module
+    for part in record["name"].split("."):
+        function = getattr(function, part, None)
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, FunctionType) or analyse(function.__code__).digest != record["digest"]:
+        return None
+    code = function.__code__
+    cells = tuple(CellType() for _ in code.co_freevars)
+    bare = FunctionType(code, function.__globals__, code.co_name, None, cells)
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    positional = [None] * code.co_argcount
+    made = bare(*positional, **dict.fromkeys(names[code.co_argcount :]))
+    return made if isinstance(made, GeneratorType) else None
 
 
 def _module_names(namespace: dict[str, Any]) -> frozenset[str]:
@@ -277,11 +369,16 @@ def _compare_paths(path: list[dict[str, Any]], live: list[tuple[FrameType, bool]
             _compare_frame(record, frame)
 
 
-def _compare_frame(record: dict[str, Any], frame: Any) -> None:
-    code = frame.f_code
+def _compare_code(record: dict[str, Any], frame: Any) -> str:
     where = f"{record['file']}:{record['line']} {record['name']}"
-    if analyse(code).digest != record["digest"]:
+    if analyse(frame.f_code).digest != record["digest"]:
         raise FrameMismatch(f"{where}: the code has changed")
+    return where
+
+
+def _compare_frame(record: dict[str, Any], frame: Any) -> None:
+    where = _compare_code(record, frame)
+    code = frame.f_code
     try:
         offset = analyse(code).point(frame.f_lasti).offset
     except Unsupported as error:
@@ -298,15 +395,7 @@ def _plan_frame(decoder: Decoder, record: dict[str, Any], frame: Any, place: str
     point = analysis.point(frame.f_lasti)
     count = analysis.slot_count
     slots = native.frame_slots(frame, count + point.stack_depth, UNBOUND)
-    _plan_names(decoder, record["globals"], frame.f_globals, "global ")
-    for i, encoded in record["fast"]:
-        name = analysis.slot_names[i]
-        if name in analysis.cells:
-            _plan_cell(decoder, encoded, slots[i], f"{place}:{name}")
-        else:
-            _plan_slot(decoder, encoded, frame, i, slots[i], f"{place}:{name}")
-    if record["names"]:
-        _plan_names(decoder, record["names"], frame.f_locals, f"{place}:")
+    _plan_locals(decoder, record, frame, analysis, slots, place)
     if len(record["stack"]) != point.stack_depth:
         raise FrameMismatch(f"{place}: stack depth was {len(record['stack'])}, is {point.stack_depth}")
     for i, encoded in enumerate(record["stack"]):
@@ -320,6 +409,20 @@ def _plan_frame(decoder: Decoder, record: dict[str, Any], frame: Any, place: str
             raise FrameMismatch(str(error)) from error
         if value is KEEP and decoder.is_iterator(encoded):
             raise FrameMismatch(f"{where}: the position of {type(slots[count + i]).__name__} cannot be put back")
+
+
+def _plan_locals(
+    decoder: Decoder, record: dict[str, Any], frame: Any, analysis: CodeAnalysis, slots: list[Any], place: str
+) -> None:
+    _plan_names(decoder, record["globals"], frame.f_globals, "global ")
+    for i, encoded in record["fast"]:
+        name = analysis.slot_names[i]
+        if name in analysis.cells:
+            _plan_cell(decoder, encoded, slots[i], f"{place}:{name}")
+        else:
+            _plan_slot(decoder, encoded, frame, i, slots[i], f"{place}:{name}")
+    if record["names"]:
+        _plan_names(decoder, record["names"], frame.f_locals, f"{place}:")
 
 
 def _plan_slot(decoder: Decoder, encoded: Any, frame: Any, index: int, live: Any, place: str) -> Any:

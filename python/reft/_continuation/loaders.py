@@ -1,39 +1,151 @@
-"""Remembers how each single-process DataLoader iterator came to be, so that it can be made again and advanced.
+"""Remembers how each DataLoader iterator came to be, so that it can be made again and advanced.
 
 The order of the items follows from the random state when the iterator was made, and from the state when its sampler
-drew the first index (a sampler is a generator function, so that is later). Both are recorded once per epoch. Map-style
-positions advance at the sampler and read no data; an IterableDataset is read and its items are thrown away.
+drew the first index (a sampler is a generator function, so without workers that is later). Both are recorded once per
+epoch. A position is the number of batches that the loop got, not of those that workers have ready. Map-style positions
+advance at the sampler and read no data; an IterableDataset is read and its items are thrown away. Random state inside
+workers comes back through `workers`. A loader with a state of its own (torchdata's StatefulDataLoader) is asked for it.
 
-Limits: multi-worker iterators are not restored; a sampler that draws from a global generator at each batch, rather than
-once per epoch, is replayed from its first draw only.
+Limits: a sampler that draws from a global generator at each batch, rather than once per epoch, is replayed from its first
+draw only; a dataset's attributes come back as far as they are numbers, strings, generators or small tensors.
 
 Threads: the training thread. Errors: what the user's sampler or dataset raise while it is replayed.
 """
 
 from __future__ import annotations
 
+import functools
+import pickle
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from .rng import capture_rng, generator_state, restore_rng, state_tensor
+from . import workers
+from .rng import capture_rng, object_state, restore_rng, set_object_state
 
 _ORIGIN = "_reft_origin"
 _PLAIN = (int, float, bool, str, type(None))
+_WHOSE = ("rank", "num_replicas")
+_SMALL_ELEMENTS = 64
+
+Attributes = list[dict[str, Any]]
+
+
+class Parts:
+    """The objects whose attributes decide what a loader yields: samplers and datasets, outermost first."""
+
+    __slots__ = ("_parts", "generators", "tensors")
+
+    def __init__(self, *roots: Any) -> None:
+        self._parts = workers.parts_of(*roots)
+        self.generators = workers.generators_of(self._parts)
+        torch: Any = sys.modules["torch"]
+        self.tensors = [
+            value
+            for part in self._parts
+            for value in part.__dict__.values()
+            if type(value) is torch.Tensor and value.numel() <= _SMALL_ELEMENTS and value.device.type == "cpu"
+        ]
+
+    def kinds(self) -> list[str]:
+        """Names of the parts' types."""
+        return [type(part).__qualname__ for part in self._parts]
+
+    def capture(self) -> tuple[Any, ...]:
+        """Copies attributes, generators and small tensors."""
+        return (
+            [plain_attributes(part) for part in self._parts],
+            [object_state(generator) for generator in self.generators],
+            [tensor.tolist() for tensor in self.tensors],
+        )
+
+    def write(self, captured: tuple[Any, ...]) -> None:
+        """Writes back what `capture` gave.
+
+        Raises:
+            ValueError: There are other parts now; nothing was written.
+        """
+        attributes, states, tensors = captured
+        if (len(attributes), len(states), len(tensors)) != (len(self._parts), len(self.generators), len(self.tensors)):
+            raise ValueError("samplers or datasets of the DataLoader differ")
+        torch: Any = sys.modules["torch"]
+        for part, values in zip(self._parts, attributes, strict=True):
+            part.__dict__.update(values)
+        for generator, state in zip(self.generators, states, strict=True):
+            set_object_state(generator, state)
+        for tensor, values in zip(self.tensors, tensors, strict=True):
+            tensor.data.copy_(torch.tensor(values, dtype=tensor.dtype))
+
+
+def parts(loader: Any) -> Parts:
+    """Gives the parts of a DataLoader."""
+    roots = [loader.batch_sampler, loader.sampler, loader.dataset]
+    return Parts(_Holder(loader), *(root for root in roots if root is not None))
+
+
+class _Holder:
+    """Stands for the loader among its parts: its generator, none of its own attributes."""
+
+    def __init__(self, loader: Any) -> None:
+        if loader.generator is not None:
+            self.generator = loader.generator
+        for name in ("base_dataloader",):
+            if name in loader.__dict__:
+                setattr(self, name, loader.__dict__[name])
 
 
 class _Origin:
-    """How one iterator was made."""
-
-    __slots__ = ("attributes", "created", "first_draw", "generators", "loader")
+    """How one iterator was made, and how its present epoch began."""
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self.parts = parts(loader)
         self.created = capture_rng(cuda=False)
+        self.made_of = self.parts.capture()
         self.first_draw: dict[str, Any] | None = None
-        parts = _parts(loader)
-        self.attributes = [plain_attributes(part) for part in parts]
-        self.generators = [generator_state(generator) for generator in _generators(loader)]
+        self.begun_with = self.made_of
+        self.workers_at_begin: dict[int, workers.States] = {}
+        self.workers: dict[int, workers.States] = {}
+        self.base_seed = 0
+        self.epochs = 0
+        self._fixed: bytes | None = None
+
+    def fixed(self) -> bytes:
+        """What does not change until the next epoch, pickled once."""
+        if self._fixed is None:
+            self._fixed = pickle.dumps(
+                {
+                    "loader": fingerprint(self.loader),
+                    "created": self.created,
+                    "made_of": self.made_of,
+                    "first_draw": self.first_draw,
+                    "begun_with": self.begun_with,
+                    "workers_at_begin": self.workers_at_begin,
+                    "base_seed": self.base_seed,
+                    "epochs": self.epochs,
+                },
+                protocol=5,
+            )
+        return self._fixed
+
+    def take(self, fixed: dict[str, Any]) -> None:
+        """Becomes the origin that `fixed` tells of."""
+        for name in ("created", "made_of", "first_draw", "begun_with", "workers_at_begin", "base_seed", "epochs"):
+            setattr(self, name, fixed[name])
+        self._fixed = None
+
+    def begin(self) -> None:
+        """An epoch of an iterator with workers begins."""
+        self.epochs += 1
+        self.first_draw = capture_rng(cuda=False)
+        self.begun_with = self.parts.capture()
+        self.workers_at_begin = {worker: dict(states) for worker, states in self.workers.items()}
+        self._fixed = None
+
+    def drawn(self) -> None:
+        """The sampler of an iterator without workers is about to draw its first index."""
+        self.first_draw = capture_rng(cuda=False)
+        self._fixed = None
 
 
 class _FirstDraw:
@@ -52,59 +164,158 @@ class _FirstDraw:
         owner, inner = self._owner, self._inner
         origin = getattr(owner, _ORIGIN, None)
         if origin is not None and origin.first_draw is None:
-            origin.first_draw = capture_rng(cuda=False)
+            origin.drawn()
         if owner is not None and owner._sampler_iter is self:
             owner._sampler_iter = inner
         self._owner = None
         return next(inner)
 
 
+class _Replay:
+    """An iterator with workers that is being made again, at a position."""
+
+    def __init__(self, loader: Any, description: dict[str, Any], fixed: dict[str, Any]) -> None:
+        self.loader = loader
+        self.description = description
+        self.fixed = fixed
+
+
+_replay: _Replay | None = None
+_originals: list[tuple[Any, str, Any]] = []
+
+
 def install() -> None:
-    """Makes new single-process DataLoader iterators remember their origin. Calling it again does nothing.
+    """Makes new DataLoader iterators remember their origin. Calling it again does nothing.
 
-    Cost: one copy of the host's random states per epoch, nothing per batch.
+    Cost: one copy of the host's random states per epoch; per batch of a loader with workers one type check.
     """
-    from torch.utils.data import DataLoader
-
-    original: Callable[[Any], Any] = DataLoader.__iter__
-    if getattr(original, "_reft_original", None) is not None:
+    if _originals:
         return
+    from torch.utils.data import dataloader
 
-    def __iter__(self: Any) -> Any:
-        if self.num_workers != 0:
-            return original(self)
+    base: Any = dataloader._BaseDataLoaderIter
+    multi: Any = dataloader._MultiProcessingDataLoaderIter
+    init, reset, process = base.__init__, base._reset, multi._process_data
+
+    @functools.wraps(init)
+    def __init__(self: Any, loader: Any) -> None:
         try:
-            origin = _Origin(self)
+            origin = _Origin(loader)
         except Exception:
-            return original(self)  # an observer may go blind, it may not break training
-        iterator = original(self)
-        if type(iterator).__name__ == "_SingleProcessDataLoaderIter":
-            setattr(iterator, _ORIGIN, origin)
-            iterator._sampler_iter = _FirstDraw(iterator._sampler_iter, iterator)
-        return iterator
+            origin = None  # an observer may go blind, it may not break training
+        init(self, loader)
+        if origin is None:
+            return
+        setattr(self, _ORIGIN, origin)
+        if _replay is not None and _replay.loader is loader:
+            origin.take(_replay.fixed)
+            self._base_seed = origin.base_seed
+        origin.base_seed = self._base_seed
+        if self._num_workers == 0:
+            self._sampler_iter = _FirstDraw(self._sampler_iter, self)
+        elif isinstance(self, multi):
+            self._collate_fn = workers.Track(self._collate_fn)
 
-    __iter__.__doc__ = original.__doc__
-    __iter__._reft_original = original  # type: ignore[attr-defined]
-    patched: Any = DataLoader
-    patched.__iter__ = __iter__
+    @functools.wraps(reset)
+    def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        origin: _Origin | None = getattr(self, _ORIGIN, None)
+        replay = _replay if _replay is not None and _replay.loader is loader else None
+        if origin is not None and self._num_workers > 0:
+            if replay is not None:
+                _begin_replay(self, origin, replay)
+            else:
+                try:
+                    origin.begin()
+                except Exception:
+                    delattr(self, _ORIGIN)
+        reset(self, loader, first_iter)
+        if origin is not None and replay is not None and not replay.description["iterable"]:
+            for _ in range(replay.description["yielded"]):
+                if next(self._sampler_iter, _END) is _END:
+                    break
+
+    @functools.wraps(process)
+    def _process_data(self: Any, data: Any, worker_idx: int) -> Any:
+        if type(data) is workers.Carried:
+            origin: _Origin | None = getattr(self, _ORIGIN, None)
+            if origin is not None:
+                origin.workers.setdefault(worker_idx, {}).update(data.states)
+            data = data.data
+        return process(self, data, worker_idx)
+
+    for holder, name, replacement in (
+        (base, "__init__", __init__),
+        (base, "_reset", _reset),
+        (multi, "_process_data", _process_data),
+    ):
+        _originals.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, replacement)
+
+
+_END = object()
 
 
 def uninstall() -> None:
-    """Puts the original `DataLoader.__iter__` back."""
-    from torch.utils.data import DataLoader
+    """Puts torch's own functions back."""
+    while _originals:
+        holder, name, original = _originals.pop()
+        setattr(holder, name, original)
 
-    original = getattr(DataLoader.__iter__, "_reft_original", None)
-    if original is not None:
-        patched: Any = DataLoader
-        patched.__iter__ = original
+
+def _begin_replay(iterator: Any, origin: _Origin, replay: _Replay) -> None:
+    """Right before the sampler of an iterator with workers is started: the state is that of the epoch's begin."""
+    origin.workers = {worker: dict(states) for worker, states in replay.description["workers"].items()}
+    origin.parts.write(origin.begun_with)
+    if origin.first_draw is not None:
+        restore_rng(origin.first_draw)
+    turn = replay.description["yielded"] % iterator._num_workers
+    if replay.description["iterable"] or not turn:
+        return
+    put = iterator._try_put_index
+
+    def first_put() -> None:
+        # The worker that serves a batch is the one that would have served it: its random state belongs to it.
+        for _ in range(turn):
+            next(iterator._worker_queue_idx_cycle)
+        del iterator._try_put_index
+        put()
+
+    iterator._try_put_index = first_put
+
+
+def _kind(iterator: Any) -> str:
+    module, name = type(iterator).__module__, type(iterator).__name__
+    if module == "torch.utils.data.dataloader":
+        return {"_SingleProcessDataLoaderIter": "single", "_MultiProcessingDataLoaderIter": "multi"}.get(name, "")
+    return "stateful" if module.startswith("torchdata.") and hasattr(iterator, "state_dict") else ""
 
 
 def unrestorable(iterator: Any) -> str | None:
     """Says why this DataLoader iterator's position cannot be restored, or None if it can."""
-    if type(iterator).__name__ != "_SingleProcessDataLoaderIter":
-        return "multi-worker DataLoader iterator: not restored yet"
+    kind = _kind(iterator)
+    if not kind:
+        return f"DataLoader iterator of unknown kind {type(iterator).__qualname__}"
     if getattr(iterator, _ORIGIN, None) is None:
         return "DataLoader iterator made before reft was there"
+    if kind == "stateful":
+        return None
+    from torch.utils.data import IterDataPipe, MapDataPipe
+
+    if isinstance(iterator._dataset, (IterDataPipe, MapDataPipe)):
+        return "DataLoader over a DataPipe: use torchdata's StatefulDataLoader"
+    if kind == "multi" and "_reft_origin" in iterator.__dict__ and not hasattr(iterator, "_worker_queue_idx_cycle"):
+        return "DataLoader with workers of another torch release"
+    return None
+
+
+def remark(iterator: Any) -> str | None:
+    """Says what of a restorable iterator comes back only approximately, if anything."""
+    if _kind(iterator) != "multi":
+        return None
+    if not getattr(iterator, "_in_order", True):
+        return "approximated: with in_order=False the order of batches is chance in any run"
+    if iterator._dataset_kind != 0 and iterator._persistent_workers and getattr(iterator, _ORIGIN).epochs > 1:
+        return "approximated: what the dataset kept in persistent workers from earlier epochs starts anew"
     return None
 
 
@@ -113,28 +324,60 @@ def loader_of(iterator: Any) -> Any:
     return getattr(iterator, _ORIGIN).loader
 
 
+def parts_of_loader(loader: Any) -> Parts:
+    """Gives the parts of a DataLoader; found once, because every step asks."""
+    found = _parts_cache.get(id(loader))
+    if found is None or found[0] is not loader or found[1] is not loader.dataset:
+        if len(_parts_cache) > 64:
+            _parts_cache.clear()
+        found = _parts_cache[id(loader)] = (loader, loader.dataset, parts(loader))
+    return found[2]
+
+
+_parts_cache: dict[int, tuple[Any, Any, Parts]] = {}
+
+
 def describe(iterator: Any) -> dict[str, Any]:
-    """Gives the position of a single-process iterator as plain values.
+    """Gives the position of an iterator as plain values.
 
     Args:
         iterator: An iterator for which `unrestorable` gives None.
     """
     origin: _Origin = getattr(iterator, _ORIGIN)
-    return {
-        "loader": _fingerprint(origin.loader),
+    described = {
+        "kind": _kind(iterator),
+        "fixed": origin.fixed(),
         "yielded": int(iterator._num_yielded),
-        "started": not isinstance(iterator._sampler_iter, _FirstDraw),
         "iterable": iterator._dataset_kind != 0,
-        "created": origin.created,
-        "first_draw": origin.first_draw,
-        "attributes": origin.attributes,
-        "generators": origin.generators,
-        "attributes_now": [plain_attributes(part) for part in _parts(origin.loader)],
-        "generators_now": [generator_state(generator) for generator in _generators(origin.loader)],
+        "started": not isinstance(iterator._sampler_iter, _FirstDraw),
+        "workers": origin.workers,
+        "finished": _finished(iterator),
     }
+    if described["kind"] == "stateful":
+        described["state"] = pickle.dumps(iterator.state_dict(), protocol=5)
+    return described
 
 
-def rebuild(loader: Any, description: dict[str, Any]) -> tuple[Any, list[Callable[[], None]]]:
+def _finished(iterator: Any) -> bool:
+    """Says whether an iterator has said that it has no more batches, as far as its position does not tell."""
+    if getattr(iterator, "_shutdown", False):
+        return True
+    status = getattr(iterator, "_workers_status", None)
+    return iterator._dataset_kind != 0 and status is not None and not any(status)
+
+
+def finish(iterator: Any) -> None:
+    """Makes an iterator one that has no more batches; workers end unless they are persistent."""
+    iterator._sampler_iter = iter(())
+    if iterator._num_workers > 0:
+        if not iterator._persistent_workers:
+            iterator._shutdown_workers()
+        iterator._workers_status = [False] * iterator._num_workers
+        iterator._rcvd_idx = iterator._send_idx
+        iterator._task_info.clear()
+
+
+def rebuild(loader: Any, description: dict[str, Any]) -> Any:
     """Makes an iterator at the described position; leaves the loader and all random states as they were.
 
     Args:
@@ -142,89 +385,105 @@ def rebuild(loader: Any, description: dict[str, Any]) -> tuple[Any, list[Callabl
         description: From `describe` in the process that ended.
 
     Returns:
-        The iterator, and the writes that give the loader's samplers their captured attributes and generators.
+        The iterator; None if it has no more batches and nothing to keep.
 
     Raises:
         ValueError: The loader has other parts than the captured one.
     """
-    if _fingerprint(loader) != description["loader"]:
-        raise ValueError(f"DataLoader was {description['loader']}, is {_fingerprint(loader)}")
-    parts, generators = _parts(loader), _generators(loader)
-    if len(parts) != len(description["attributes"]) or len(generators) != len(description["generators"]):
-        raise ValueError("samplers of the DataLoader differ")
-    rng = capture_rng(cuda=False)
-    attributes_before = [plain_attributes(part) for part in parts]
-    generators_before = [generator_state(generator) for generator in generators]
+    global _replay
+    fixed = pickle.loads(description["fixed"])  # plain values of this rank's own snapshot
+    if fingerprint(loader) != fixed["loader"]:
+        raise ValueError(f"DataLoader was {fixed['loader']}, is {fingerprint(loader)}")
+    if description["kind"] == "multi" and description["finished"] and not loader.persistent_workers:
+        return None
+    pieces = parts(loader)
+    rng, before = capture_rng(cuda=False), pieces.capture()
+    kept = {name: loader.__dict__[name] for name in _KEPT if name in loader.__dict__}
     try:
-        _write(parts, description["attributes"], generators, description["generators"])
-        restore_rng(description["created"])
-        iterator = iter(loader)
-        if description["started"]:
-            if description["first_draw"] is not None:
-                restore_rng(description["first_draw"])
-            for _ in range(description["yielded"]):
-                if description["iterable"]:
+        pieces.write(fixed["made_of"])
+        restore_rng(fixed["created"])
+        if description["kind"] == "stateful":
+            return _rebuild_stateful(loader, description, fixed)
+        if description["kind"] == "multi":
+            _replay = _Replay(loader, description, fixed)
+            states = fixed["workers_at_begin"] if description["iterable"] else description["workers"]
+            loader.worker_init_fn = workers.Begin(loader.worker_init_fn, states)
+            iterator = loader._get_iterator()
+            _replay = None
+            if description["finished"]:
+                finish(iterator)
+            elif description["iterable"]:
+                for _ in range(description["yielded"]):
                     iterator._next_data()
-                else:
-                    iterator._next_index()
+        else:
+            iterator = loader._get_iterator()
+            if description["started"]:
+                if fixed["first_draw"] is not None:
+                    restore_rng(fixed["first_draw"])
+                for _ in range(description["yielded"]):
+                    if description["iterable"]:
+                        iterator._next_data()
+                    else:
+                        iterator._next_index()
+            getattr(iterator, _ORIGIN).take(fixed)
         iterator._num_yielded = description["yielded"]
-        origin: _Origin = getattr(iterator, _ORIGIN)
-        origin.created = description["created"]
-        origin.first_draw = description["first_draw"]
     finally:
-        _write(parts, attributes_before, generators, generators_before)
+        _replay = None
+        loader.__dict__.update(kept)
+        pieces.write(before)
         restore_rng(rng)
-    now, states = description["attributes_now"], description["generators_now"]
-    return iterator, [lambda: _write(parts, now, generators, states)]
+    return iterator
+
+
+_KEPT = ("worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
+
+
+def _rebuild_stateful(loader: Any, description: dict[str, Any], fixed: dict[str, Any]) -> Any:
+    loader.load_state_dict(pickle.loads(description["state"]))
+    iterator = loader._get_iterator()
+    origin = getattr(iterator, _ORIGIN)
+    origin.take(fixed)
+    return iterator
 
 
 def swap(live: Any, fresh: Any) -> None:
-    """Gives `live` the state of `fresh`, so that every reference to `live` sees the new position."""
+    """Gives `live` the state of `fresh`, so that every reference to `live` sees the new position.
+
+    Workers of `live` end; those of `fresh` become its own.
+    """
+    if live is fresh:
+        return
+    signals: Any = None
+    if hasattr(live, "_shutdown_workers"):
+        live._shutdown_workers()
     state = dict(fresh.__dict__)
     pending = state.get("_sampler_iter")
     if isinstance(pending, _FirstDraw):
         pending._owner = live
     live.__dict__.clear()
     live.__dict__.update(state)
+    if state.get("_worker_pids_set"):
+        from torch.utils.data._utils import signal_handling
+
+        signals = signal_handling
+        signals._remove_worker_pids(id(fresh))
+        signals._set_worker_pids(id(live), tuple(worker.pid for worker in state["_workers"]))
+    # Its __del__ looks for workers to end: they are not its own any more.
+    fresh.__dict__.clear()
+    fresh.__dict__.update({"_shutdown": True, "_workers": [], "_worker_pids_set": False})
 
 
 def plain_attributes(part: Any) -> dict[str, Any]:
     """Gives the numbers and strings among an object's attributes, but not whose it is: a sampler's rank never moves."""
     found = getattr(part, "__dict__", {}).items()
-    return {name: value for name, value in found if type(value) in _PLAIN and name not in ("rank", "num_replicas")}
+    return {name: value for name, value in found if type(value) in _PLAIN and name not in _WHOSE}
 
 
-def _parts(loader: Any) -> list[Any]:
-    """The objects whose attributes decide the order of items: samplers, outermost first."""
-    parts: list[Any] = []
-    for name in ("batch_sampler", "sampler"):
-        part = getattr(loader, name, None)
-        while part is not None and all(part is not known for known in parts):
-            parts.append(part)
-            part = getattr(part, "sampler", None)
-    return parts
-
-
-def _fingerprint(loader: Any) -> str:
+def fingerprint(loader: Any) -> str:
     """What two DataLoaders must share to yield the same items: an object that only stands at the same place does not."""
     size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
-    parts = [type(part).__qualname__ for part in _parts(loader)]
-    return f"{type(loader.dataset).__qualname__} of {size}, batch {loader.batch_size}, {loader.drop_last}, {parts}"
-
-
-def _generators(loader: Any) -> list[Any]:
-    torch: Any = sys.modules["torch"]
-    found: list[Any] = []
-    for holder in (loader, *_parts(loader)):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not known for known in found):
-            found.append(generator)
-    return found
-
-
-def _write(parts: list[Any], attributes: list[dict[str, Any]], generators: list[Any], states: list[bytes]) -> None:
-    for part, values in zip(parts, attributes, strict=True):
-        if hasattr(part, "__dict__"):
-            part.__dict__.update(values)
-    for generator, state in zip(generators, states, strict=True):
-        generator.set_state(state_tensor(state))
+    kinds = parts_of_loader(loader).kinds()
+    return (
+        f"{type(loader.dataset).__qualname__} of {size}, batch {loader.batch_size}, {loader.drop_last}, {kinds}, "
+        f"{loader.num_workers} workers"
+    )

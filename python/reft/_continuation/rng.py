@@ -5,8 +5,11 @@ Threads: the training thread. Errors: whatever torch or numpy raise for a state 
 
 from __future__ import annotations
 
+import io
+import pickle
 import random
 import sys
+from array import array
 from typing import Any
 
 
@@ -19,7 +22,9 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
     Returns:
         A picklable dict of plain values for `restore_rng`.
     """
-    state: dict[str, Any] = {"python": random.getstate()}
+    version, words, gauss_next = random.getstate()
+    # As bytes: 625 integers one by one are most of the cost of a snapshot's random state.
+    state: dict[str, Any] = {"python": (version, array("Q", words).tobytes(), gauss_next)}
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         name, keys, position, has_gauss, gauss = numpy.random.get_state()
@@ -34,7 +39,9 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
 
 def restore_rng(state: dict[str, Any]) -> None:
     """Puts back what `capture_rng` took. Generators absent from `state` are left alone."""
-    random.setstate(state["python"])
+    if "python" in state:
+        version, words, gauss_next = state["python"]
+        random.setstate((version, tuple(array("Q", words)), gauss_next))
     if "numpy" in state:
         import numpy
 
@@ -44,10 +51,11 @@ def restore_rng(state: dict[str, Any]) -> None:
         import torch
 
         torch.set_rng_state(state_tensor(state["torch"]))
-        if "cuda" in state:
-            devices = min(len(state["cuda"]), torch.cuda.device_count())
-            for device in range(devices):
-                torch.cuda.set_rng_state(state_tensor(state["cuda"][device]), device)
+    if "cuda" in state:
+        import torch
+
+        for device in range(min(len(state["cuda"]), torch.cuda.device_count())):
+            torch.cuda.set_rng_state(state_tensor(state["cuda"][device]), device)
 
 
 def generator_state(generator: Any) -> bytes:
@@ -60,6 +68,86 @@ def state_tensor(state: bytes) -> Any:
     import torch
 
     return torch.frombuffer(bytearray(state), dtype=torch.uint8)
+
+
+def is_random(value: Any) -> bool:
+    """Says whether an object is a random generator that a script made for itself."""
+    kind = type(value)
+    root = kind.__module__.partition(".")[0]
+    if root == "torch":
+        return kind.__name__ == "Generator" and kind is sys.modules["torch"].Generator
+    if root == "numpy":
+        return kind.__name__ in ("Generator", "RandomState") and kind.__module__.startswith("numpy.random")
+    return root == "random" and kind is random.Random
+
+
+def object_state(generator: Any) -> Any:
+    """Gives the state of a generator object for which `is_random` holds, as plain values."""
+    root = type(generator).__module__.partition(".")[0]
+    if root == "torch":
+        return (str(generator.device), generator_state(generator))
+    if root == "random":
+        version, words, gauss_next = generator.getstate()
+        return (version, array("Q", words).tobytes(), gauss_next)
+    bits = getattr(generator, "bit_generator", None)
+    return pickle.dumps(bits.state if bits is not None else generator.get_state(legacy=False))
+
+
+def set_object_state(generator: Any, state: Any) -> None:
+    """Puts back what `object_state` gave.
+
+    Args:
+        generator: A generator of the same type.
+        state: From `object_state`; a pickle inside it names classes of numpy at most.
+    """
+    root = type(generator).__module__.partition(".")[0]
+    if root == "torch":
+        generator.set_state(state_tensor(state[1]))
+    elif root == "random":
+        generator.setstate((state[0], tuple(array("Q", state[1])), state[2]))
+    else:
+        value = loads_numpy(state)
+        bits = getattr(generator, "bit_generator", None)
+        if bits is not None:
+            bits.state = value
+        else:
+            generator.set_state(value)
+
+
+def new_object(kind: str, state: Any) -> Any:
+    """Makes a generator object with the given state.
+
+    Args:
+        kind: Full name of its type.
+        state: From `object_state`.
+    """
+    made: Any
+    if kind.startswith("torch."):
+        import torch
+
+        made = torch.Generator(state[0])
+    elif kind.startswith("random."):
+        made = random.Random()
+    else:
+        import numpy
+
+        value = loads_numpy(state)
+        bits = getattr(numpy.random, value["bit_generator"])()
+        made = numpy.random.RandomState(bits) if kind.endswith("RandomState") else numpy.random.Generator(bits)
+    set_object_state(made, state)
+    return made
+
+
+class _NumpyUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] not in ("numpy", "_codecs"):
+            raise pickle.UnpicklingError(f"{module}.{name} is not numpy's")
+        return super().find_class(module, name)
+
+
+def loads_numpy(data: bytes) -> Any:
+    """Unpickles builtin values and numpy arrays; anything that names other classes is refused."""
+    return _NumpyUnpickler(io.BytesIO(data)).load()
 
 
 def _state_bytes(tensor: Any) -> bytes:

@@ -5,8 +5,9 @@ stay aliases. `Decoder` walks the nodes beside the live graph: each node finds i
 the object stood at the process's first program point, else by the same path), and the differences become *writes*.
 Nothing live is touched until `Decoder.apply`.
 
-Objects that have an owner (modules, optimizers, loaders, process groups, files, threads, functions, classes) are named,
-never copied and never written.
+Objects that have an owner (optimizers, process groups, files, threads, classes, weights that an optimizer updates) are
+never copied and never written. Of a module everything else is (`modules`), of a function its cells, of a loader its
+samplers and position (`loaders`).
 
 Threads: the training thread. Errors: a value that cannot be captured is reported, not raised.
 """
@@ -14,14 +15,14 @@ Threads: the training thread. Errors: a value that cannot be captured is reporte
 from __future__ import annotations
 
 import enum
+import functools
 import io
 import pickle
 import re
 import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Callable, Collection, Iterable
 from types import (
     AsyncGeneratorType,
     BuiltinFunctionType,
@@ -43,8 +44,9 @@ from types import (
 )
 from typing import Any
 
-from . import iterators, loaders
-from .rng import generator_state, state_tensor
+from . import handles, iterators, loaders
+from .modules import tree_of
+from .rng import new_object, object_state, set_object_state
 
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
 KEEP: Any = ("keep",)
@@ -57,9 +59,7 @@ _MAX_NODES = 50_000
 # Things with an owner, or without state of their own.
 _OWNED_TYPES: tuple[type, ...] = (
     ModuleType,
-    FunctionType,
     BuiltinFunctionType,
-    MethodType,
     MethodWrapperType,
     WrapperDescriptorType,
     MemberDescriptorType,
@@ -86,13 +86,15 @@ _PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathl
 _PICKLED_NAMES = frozenset({("builtins", "range"), ("builtins", "slice"), ("builtins", "complex")})
 
 _STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random"})
-_FOREIGN_ROOTS = frozenset(
-    {"torch", "reft", "numpy", "triton", "wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"}
-)
+_FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
+# Loggers and their like: what they hold lives outside of the process.
+_OWN_OUTSIDE = frozenset({"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"})
+
+_PAIR = 4  # so few numbers may be descriptors: what os.pipe() gives
 
 Report = list[tuple[str, str, str]]
-FrameCapture = Callable[["Encoder", Any, str], Any]
-FramePlan = Callable[["Decoder", Any, Any, str], None]
+GeneratorCapture = Callable[["Encoder", Any, str], Any]
+GeneratorPlan = Callable[["Decoder", Any, Any, str], Any]
 
 
 def type_name(kind: type) -> str:
@@ -106,6 +108,8 @@ class Births:
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
         self.recorded = False
+        self.handles: dict[str, int] = {}
+        """Numbers by place that were descriptors, processes, threads or addresses then; see `handles`."""
 
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; objects that cannot be referred to weakly have none."""
@@ -143,7 +147,7 @@ class Encoder:
         self,
         limit_bytes: int,
         owned_tensors: Iterable[int] = (),
-        capture_frame: FrameCapture | None = None,
+        capture_frame: GeneratorCapture | None = None,
         note_births: bool = False,
     ) -> None:
         self.nodes: list[Any] = []
@@ -152,6 +156,7 @@ class Encoder:
         self._owned = owned_tensors if isinstance(owned_tensors, (set, frozenset)) else frozenset(owned_tensors)
         self._capture_frame = capture_frame
         self.note_births = note_births
+        self._handles = handles.now() if note_births else frozenset[int]()
         self._index: dict[int, int] = {}
         self._objects: list[Any] = []  # of each node; an id means something only while its object lives
         self._alive: list[Any] = []
@@ -167,7 +172,12 @@ class Encoder:
         kind = type(value)
         if kind in ATOMS:
             if (kind is str or kind is bytes) and not self._take(len(value)):
-                return self._give_up(value, place, "larger than what is left of the limit")
+                return self._give_up(value, place, no_room(len(value)))
+            if kind is int:
+                if self.note_births and (value in self._handles or handles.is_address(value)):
+                    births.handles.setdefault(place, value)
+                elif births.handles and births.handles.get(place) == value:
+                    return KEEP  # of this process; the next one has its own
             return value
         known = self._index.get(id(value))
         if known is not None:
@@ -186,13 +196,14 @@ class Encoder:
             if self.note_births:
                 births.note(value, place)
             birth = births.place(value)
-        node = handler(self, value, place, depth)
+        # Below an object that stood somewhere at the first point, places are the same however it is reached now.
+        node = handler(self, value, birth or place, depth)
         self.nodes[index] = (node[0], birth, type_name(kind), *node[1:])
         return ("r", index)
 
-    def encode_all(self, values: Iterable[Any], place: str, depth: int) -> list[Any]:
+    def encode_all(self, values: Collection[Any], place: str, depth: int) -> list[Any]:
         """Encodes the items of a sequence."""
-        if set(map(type, values)) <= _NUMBERS:
+        if set(map(type, values)) <= _NUMBERS and not (len(values) <= _PAIR and (self.note_births or births.handles)):
             items = list(values)
             if self._take(9 * len(items)):
                 return items
@@ -221,40 +232,139 @@ class Encoder:
         self._left -= size
         return True
 
+    def _no_room(self, value: Any, place: str, size: int) -> tuple[Any, ...]:
+        return self.lost(place, type_name(type(value)), no_room(size))
+
     def _sequence(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        kind = type(value)
         if not self._take(8 * len(value)):
-            return self.lost(place, type_name(type(value)), "larger than what is left of the limit")
-        return (_container_kind(type(value)), self.encode_all(value, place, depth))
+            return self._no_room(value, place, 8 * len(value))
+        items = self.encode_all(value, place, depth)
+        if issubclass(kind, deque):
+            return ("deque", items, value.maxlen)
+        if issubclass(kind, tuple):
+            return ("tuple", items)
+        return ("list", items, self._attributes(value, place, depth))
+
+    def _attributes(self, value: Any, place: str, depth: int) -> list[tuple[str, Any]]:
+        """Encodes what a subclass of a container keeps beside its items."""
+        attributes = getattr(value, "__dict__", None)
+        if not attributes:
+            return []
+        return [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in list(attributes.items())]
+
+    def _key(self, key: Any, place: str, depth: int) -> Any:
+        return key if _plain_key(key) else self.encode(key, f"{place}<key>", depth + 1)
 
     def _mapping(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if "__builtins__" in value:
             return ("owned",)  # the globals of a module
         if not self._take(16 * len(value)):
-            return self.lost(place, type_name(type(value)), "larger than what is left of the limit")
-        items: list[tuple[Any, Any]] = []
-        for key, item in value.items():
-            if not _plain_key(key):
-                return self.lost(place, type_name(type(value)), f"key of type {type(key).__name__}")
-            items.append((key, self.encode(item, f"{place}[{key!r}]", depth + 1)))
-        return ("dict", items)
+            return self._no_room(value, place, 16 * len(value))
+        items = [
+            (
+                key if type(key) in ATOMS else self._key(key, place, depth),
+                item if type(item) in _NUMBERS else self.encode(item, f"{place}[{_short(key)}]", depth + 1),
+            )
+            for key, item in list(value.items())
+        ]
+        factory = getattr(value, "default_factory", None)
+        return (
+            "dict",
+            items,
+            self._attributes(value, place, depth),
+            type_name(factory) if isinstance(factory, type) else None,
+        )
 
     def _set(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        if not all(map(_plain_key, value)):
-            return self.lost(place, type_name(type(value)), "items are not plain")
         if not self._take(16 * len(value)):
-            return self.lost(place, type_name(type(value)), "larger than what is left of the limit")
-        return ("set", list(value))
+            return self._no_room(value, place, 16 * len(value))
+        return ("set", [self._key(item, place, depth) for item in value])
 
     def _bytearray(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(len(value)):
-            return self.lost(place, "bytearray", "larger than what is left of the limit")
+            return self._no_room(value, place, len(value))
         return ("bytearray", bytes(value))
 
     def _owned_object(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("owned",)
 
     def _shallow(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        return ("shallow", loaders.plain_attributes(value))
+        return ("shallow", loaders.Parts(value).capture())
+
+    def _loader(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births:
+            return ("owned",)
+        iterator = getattr(value, "_iterator", None)
+        return (
+            "loader",
+            loaders.parts_of_loader(value).capture(),
+            self.encode(iterator, f"{place}._iterator", depth + 1) if value.persistent_workers else None,
+        )
+
+    def _function(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        root = (value.__module__ or "").partition(".")[0]
+        if not value.__closure__ or root in _FOREIGN_ROOTS or root in sys.stdlib_module_names:
+            return ("owned",)
+        cells: list[Any] = []
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
+            try:
+                cells.append(self.encode(cell.cell_contents, f"{place}:{name}", depth + 1))
+            except ValueError:
+                cells.append(KEEP)  # empty
+        return ("function", value.__qualname__, cells)
+
+    def _method(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        return ("method", value.__func__.__name__, self.encode(value.__self__, f"{place}.__self__", depth + 1))
+
+    def _partial(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        parts = [value.func, list(value.args), dict(value.keywords)]
+        self._alive.append(parts)
+        return ("partial", [self.encode(part, f"{place}<partial>", depth + 1) for part in parts])
+
+    def _module(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births:
+            return self._note_module(value, place, depth)
+        if births.place(value) is None:
+            return self._instance(value, place, depth)
+        tree = tree_of(value)
+        unowned = [i for i, tensor in enumerate(tree.tensors) if not self._is_owned(tensor)]
+        tensors: list[tuple[str, Any]] = []
+        if unowned and tree.has_changed(unowned):
+            size = sum(tree.tensors[i].nbytes for i in unowned)
+            if size > self._left:
+                self.lost(place, type_name(type(value)), f'weights of no optimizer, {no_room(size)}; or reft.register("name", it)')
+            else:
+                tensors = [(tree.names[i], self.encode(tree.tensors[i], f"{place}.{tree.names[i]}", depth)) for i in unowned]
+        attributes = [
+            (i, name, self.encode(item, f"{place}.{name}", depth + 1)) for i, name, item in tree.attributes()
+        ]
+        return ("module", len(tree.modules), tree.training(), tree.requires_grad(), attributes, tensors)
+
+    def _note_module(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        tree = tree_of(value)
+        tree.sample_all()
+        for prefix, module in value.named_modules():
+            births.note(module, f"{place}.{prefix}")
+        for name, tensor in zip(tree.names, tree.tensors, strict=True):
+            births.note(tensor, f"{place}.{name}")
+        for _, name, item in tree.attributes():
+            self.encode(item, f"{place}.{name}", depth + 1)
+        return ("owned",)
+
+    def _is_owned(self, tensor: Any) -> bool:
+        return id(tensor) in self._owned or id(getattr(tensor, "_local_tensor", None)) in self._owned
+
+    def _dtensor(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births or self._is_owned(value):
+            return ("owned",)
+        layout = f"{tuple(value.shape)} {value.placements}"
+        return ("dtensor", layout, self.encode(value._local_tensor, f"{place}._local_tensor", depth + 1))
+
+    def _tensor_subclass(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births or self._is_owned(value):
+            return ("owned",)
+        return self.lost(place, type_name(type(value)), "tensor of a class that is not known")
 
     def _instance(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         attributes = [
@@ -269,7 +379,9 @@ class Encoder:
         return ("instance", attributes, slots)
 
     def _constant(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        return ("enum", value.name) if isinstance(value, enum.Enum) else ("torch_constant", str(value))
+        if isinstance(value, enum.Enum):
+            return ("enum", value.name, value.value if type(value.value) in ATOMS else None)
+        return ("torch_constant", str(value))
 
     def _pickled(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("pickled", pickle.dumps(value, protocol=5))
@@ -304,7 +416,7 @@ class Encoder:
         if self._capture_frame is None:
             return self.lost(place, "generator", "generators are not captured here")
         try:
-            record = self._capture_frame(self, value.gi_frame, f"{place}()")
+            record = self._capture_frame(self, value, f"{place}()")
         except Exception as error:
             return self.lost(place, "generator", str(error))
         for part in record["stack"]:
@@ -317,6 +429,12 @@ class Encoder:
         why = loaders.unrestorable(value)
         if why is not None:
             return self.lost(place, type_name(type(value)), why)
+        if self.note_births:
+            self.encode(loaders.loader_of(value), f"{place}.loader", depth + 1)
+            return ("owned",)
+        remark = loaders.remark(value)
+        if remark is not None:
+            self.lost(place, type_name(type(value)), remark)
         return (
             "loader_iterator",
             self.encode(loaders.loader_of(value), f"{place}.loader", depth + 1),
@@ -334,8 +452,15 @@ class Encoder:
             return self.lost(place, name, f"tensor of layout {value.layout} on {value.device}")
         size = value.numel() * value.element_size()
         if not self._take(size):
-            return self.lost(place, name, f"{size} bytes are more than what is left of the limit")
-        return ("tensor", str(value.dtype)[6:], tuple(value.shape), str(value.device), _tensor_bytes(torch, value))
+            return self._no_room(value, place, size)
+        return (
+            "tensor",
+            str(value.dtype)[6:],
+            tuple(value.shape),
+            str(value.device),
+            _tensor_bytes(torch, value),
+            value.requires_grad and value.is_leaf,
+        )
 
     def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if self.note_births:
@@ -343,11 +468,11 @@ class Encoder:
         if value.dtype.hasobject or value.dtype.names is not None:
             return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not self._take(value.nbytes):
-            return self.lost(place, type_name(type(value)), f"{value.nbytes} bytes are more than what is left")
+            return self._no_room(value, place, value.nbytes)
         return ("array", value.dtype.str, tuple(value.shape), value.tobytes())
 
     def _random(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        return ("random", _random_state(value))
+        return ("random", object_state(value))
 
 
 def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
@@ -355,41 +480,11 @@ def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
     return b"" if flat.numel() == 0 else bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
-def _random_state(value: Any) -> Any:
-    module = type(value).__module__.partition(".")[0]
-    if module == "torch":
-        return generator_state(value)
-    if module == "random":
-        return value.getstate()
-    return pickle.dumps(value.bit_generator.state if hasattr(value, "bit_generator") else value.get_state(legacy=False))
-
-
-def _set_random_state(value: Any, state: Any) -> None:
-    module = type(value).__module__.partition(".")[0]
-    if module == "torch":
-        value.set_state(state_tensor(state))
-    elif module == "random":
-        value.setstate(state)
-    elif hasattr(value, "bit_generator"):
-        value.bit_generator.state = _loads_numpy(state)
-    else:
-        value.set_state(_loads_numpy(state))
-
-
 class _Unpickler(pickle.Unpickler):
-    numpy_too = False
-
     def find_class(self, module: str, name: str) -> Any:
-        allowed = module in _PICKLED_MODULES or (module, name) in _PICKLED_NAMES
-        if self.numpy_too:
-            allowed = allowed or module.partition(".")[0] == "numpy" or module == "_codecs"
-        if not allowed:
+        if module.partition(".")[0] not in _PICKLED_MODULES and (module, name) not in _PICKLED_NAMES:
             raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
         return super().find_class(module, name)
-
-
-class _NumpyUnpickler(_Unpickler):
-    numpy_too = True
 
 
 def loads(data: bytes) -> Any:
@@ -401,18 +496,17 @@ def loads(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
-def _loads_numpy(data: bytes) -> Any:
-    return _NumpyUnpickler(io.BytesIO(data)).load()
+def no_room(size: int) -> str:
+    """Says that a value of `size` bytes is left out, and what would make room for it."""
+    return f"{size} bytes are more than what is left of the limit REFT_RESUME_FRAME_BYTES"
+
+
+def _short(key: Any) -> str:
+    return repr(key) if type(key) in ATOMS else type(key).__name__
 
 
 def _plain_key(key: Any) -> bool:
     return type(key) in ATOMS or (type(key) is tuple and all(map(_plain_key, key)))
-
-
-def _container_kind(kind: type) -> str:
-    if issubclass(kind, tuple):
-        return "tuple"
-    return "deque" if issubclass(kind, deque) else "list"
 
 
 def _slot_names(kind: type) -> tuple[str, ...]:
@@ -435,7 +529,9 @@ _NUMBERS = frozenset({int, float, bool, type(None)})
 
 _Handler = Callable[[Encoder, Any, str, int], tuple[Any, ...]]
 # Handlers whose objects have no identity worth keeping across processes.
-_UNBORN: frozenset[Any] = frozenset({Encoder._sequence, Encoder._set, Encoder._pickled, Encoder._reduced})
+_UNBORN: frozenset[Any] = frozenset(
+    {Encoder._sequence, Encoder._set, Encoder._pickled, Encoder._reduced, Encoder._method, Encoder._partial}
+)
 
 
 def _classify(kind: type) -> _Handler:
@@ -449,6 +545,12 @@ def _classify(kind: type) -> _Handler:
         return Encoder._generator
     if issubclass(kind, enum.Enum):
         return Encoder._constant
+    if kind is FunctionType:
+        return Encoder._function
+    if kind is MethodType:
+        return Encoder._method
+    if kind is functools.partial:
+        return Encoder._partial
     if issubclass(kind, _OWNED_TYPES):
         return Encoder._owned_object
     handler = _classify_torch(kind, root)
@@ -468,6 +570,8 @@ def _classify(kind: type) -> _Handler:
         return Encoder._pickled
     if kind.__module__ == "random" and kind.__qualname__ == "Random":
         return Encoder._random
+    if root in _OWN_OUTSIDE:
+        return Encoder._owned_object
     if root in _FOREIGN_ROOTS or (root in sys.stdlib_module_names and root not in _STATEFUL_STDLIB):
         return Encoder._unknown if hasattr(kind, "__next__") else Encoder._owned_object
     return Encoder._instance if _is_plain_class(kind) else Encoder._unknown
@@ -478,8 +582,9 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
     if torch is None or not hasattr(torch, "nn"):
         return None
     if issubclass(kind, torch.Tensor):
-        plain = kind is torch.Tensor or kind is torch.nn.Parameter
-        return Encoder._tensor if plain else Encoder._owned_object
+        if kind is torch.Tensor or kind is torch.nn.Parameter:
+            return Encoder._tensor
+        return Encoder._dtensor if kind.__name__ == "DTensor" and root == "torch" else Encoder._tensor_subclass
     if kind is torch.Generator:
         return Encoder._random
     if kind in (torch.dtype, torch.device, torch.memory_format, torch.layout):
@@ -494,8 +599,10 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
         if issubclass(kind, (data.Sampler, data.Dataset)):
             return Encoder._shallow
         if issubclass(kind, data.DataLoader):
-            return Encoder._owned_object
-    owners = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+            return Encoder._loader
+    if issubclass(kind, torch.nn.Module):
+        return Encoder._module
+    owners = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     if issubclass(kind, owners) or root == "torch":
         return Encoder._owned_object
     scaler: Any = getattr(torch.amp, "GradScaler", None)
@@ -542,16 +649,16 @@ class Decoder:
     Args:
         nodes: From `Encoder.nodes`.
         born: Live objects by the place where they stood at the first program point.
-        plan_frame: Plans the writes to the frame of a suspended generator.
+        plan_generator: Plans the writes to a suspended generator, or to a new one if there is none (MISSING), and gives it.
         foreign: The nodes are another rank's: what is called a rank keeps its live value.
     """
 
-    def __init__(self, nodes: list[Any], born: dict[str, Any], plan_frame: FramePlan, foreign: bool = False) -> None:
+    def __init__(self, nodes: list[Any], born: dict[str, Any], plan_generator: GeneratorPlan, foreign: bool = False) -> None:
         self._foreign = foreign
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
-        self._plan_frame = plan_frame
+        self._plan_generator = plan_generator
         self._done: dict[int, Any] = {}
         self._claimed: set[int] = set()
         self._alive: list[Any] = []
@@ -643,23 +750,47 @@ class Decoder:
     def _lost(self, index: int, node: Any, live: Any, place: str) -> Any:
         return KEEP
 
+    def _made(self, node: Any, base: type) -> Any:
+        """A new, empty object of a container's class; MISSING if the class is not there."""
+        kind = _find_type(node[2])
+        return kind.__new__(kind) if kind is not None and issubclass(kind, base) else MISSING
+
+    def _put_attributes(self, attributes: list[tuple[str, Any]], target: Any, place: str) -> None:
+        for name, item in attributes:
+            value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
+            if value is not KEEP:
+                self._contents.append(functools.partial(target.__dict__.__setitem__, name, value))
+
+    def _key(self, key: Any, there: list[Any], at: int, place: str) -> Any:
+        """The live key of a dict's or set's item; KEEP if it cannot be found."""
+        if type(key) is not tuple or len(key) != 2 or key[0] != "r":
+            return key
+        node = self._nodes[key[1]]
+        candidate = there[at] if at < len(there) and type_name(type(there[at])) == node[2] else MISSING
+        return self.resolve(key, candidate, f"{place}<key>")
+
     def _list(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
         if target is MISSING:
-            if node[2] != "builtins.list":
-                return self._problem(place, node, "made after the first step")
-            target = []
+            target = self._made(node, list)
+            if target is MISSING:
+                return self._problem(place, node, "its class is not found")
         self._done[index] = target
         items = self._children(node[3], live if isinstance(live, list) else [], place)
         if items is None:
             return self._problem(place, node, "holds an object made after the first step")
         self._contents.append(lambda: list.__setitem__(target, slice(None), items))
+        self._put_attributes(node[4], target, place)
         return target
 
     def _deque(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
+        if target is not MISSING and target.maxlen != node[4]:
+            target = MISSING
         if target is MISSING:
-            return self._problem(place, node, "made after the first step")
+            if node[2] != "collections.deque":
+                return self._problem(place, node, "made after the first step")
+            target = deque(maxlen=node[4])
         self._done[index] = target
         items = self._children(node[3], list(target), place)
         if items is None:
@@ -682,19 +813,24 @@ class Decoder:
     def _dict(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
         if target is MISSING:
-            kind = {"builtins.dict": dict, "collections.OrderedDict": OrderedDict, "collections.Counter": Counter}
-            if node[2] not in kind:
-                return self._problem(place, node, "made after the first step")
-            target = kind[node[2]]()
+            target = self._made(node, dict)
+            if target is MISSING:
+                return self._problem(place, node, "its class is not found")
+            if isinstance(target, defaultdict) and node[5] is not None:
+                target.default_factory = _find_type(node[5])
         self._done[index] = target
         there = target if target else live if isinstance(live, dict) else {}
+        keys = list(there)
         items: dict[Any, Any] = {}
-        for key, item in node[3]:
+        for at, (encoded, item) in enumerate(node[3]):
+            key = self._key(encoded, keys, at, place)
+            if key is KEEP:
+                return self._problem(place, node, "one of its keys was made after the first step")
             current = there.get(key, MISSING)
-            value = self.resolve(item, current, f"{place}[{key!r}]") if type(item) is tuple else item
+            value = self.resolve(item, current, f"{place}[{_short(key)}]") if type(item) is tuple else item
             if value is KEEP:
                 if current is MISSING:
-                    return self._problem(place, node, f"item {key!r} was made after the first step")
+                    return self._problem(place, node, f"item {_short(key)} was made after the first step")
                 value = current
             items[key] = value
 
@@ -705,16 +841,20 @@ class Decoder:
                 base.__setitem__(target, key, value)
 
         self._contents.append(write)
+        self._put_attributes(node[4], target, place)
         return target
 
     def _set(self, index: int, node: Any, live: Any, place: str) -> Any:
+        items = [self._key(item, [], at, place) for at, item in enumerate(node[3])]
+        if any(item is KEEP for item in items):
+            return self._problem(place, node, "holds an object made after the first step")
         if node[2] == "builtins.frozenset":
-            return frozenset(node[3])
+            return frozenset(items)
         target = self._target(node, live)
         if target is MISSING:
-            return set(node[3])
+            return set(items)
         self._contents.append(target.clear)
-        self._contents.append(lambda: target.update(node[3]))
+        self._contents.append(lambda: target.update(items))
         return target
 
     def _bytearray(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -727,6 +867,8 @@ class Decoder:
     def _enum(self, index: int, node: Any, live: Any, place: str) -> Any:
         kind = _find_type(node[2])
         member = getattr(kind, "__members__", {}).get(node[3])
+        if member is None and kind is not None and node[4] is not None:
+            member = kind(node[4])  # a combination of flags
         return member if member is not None else self._problem(place, node, f"member {node[3]} not found")
 
     def _torch_constant(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -740,7 +882,94 @@ class Decoder:
         target = self._target(node, live)
         if target is MISSING:
             return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
-        self._contents.append(lambda: target.__dict__.update(node[3]))
+        self._contents.append(lambda: loaders.Parts(target).write(node[3]))
+        return target
+
+    def _loader(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
+        self._done[index] = target
+        # After the iterators' replay, which needs older states.
+        self._positions.append(lambda: loaders.parts_of_loader(target).write(node[3]))
+        if node[4] is not None:
+            there = getattr(target, "_iterator", None)
+            iterator = self.resolve(node[4], MISSING if there is None else there, f"{place}._iterator")
+            if iterator is not KEEP and iterator is not there:
+                self._positions.append(lambda: target.__dict__.__setitem__("_iterator", iterator))
+        return target
+
+    def _function(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING or target.__qualname__ != node[3] or len(target.__closure__ or ()) != len(node[4]):
+            return KEEP if live is not MISSING else self._problem(place, node, "function made after the first step")
+        self._done[index] = target
+        for name, cell, item in zip(target.__code__.co_freevars, target.__closure__, node[4], strict=True):
+            try:
+                current = cell.cell_contents
+            except ValueError:
+                current = MISSING
+            value = self.resolve(item, current, f"{place}:{name}")
+            if value is not KEEP:
+                self._contents.append(functools.partial(setattr, cell, "cell_contents", value))
+        return target
+
+    def _method(self, index: int, node: Any, live: Any, place: str) -> Any:
+        owner = self.resolve(node[4], getattr(live, "__self__", MISSING), f"{place}.__self__")
+        if owner is KEEP or owner is getattr(live, "__self__", MISSING):
+            return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
+        return getattr(owner, node[3], KEEP)
+
+    def _partial(self, index: int, node: Any, live: Any, place: str) -> Any:
+        there: list[Any] = []
+        if type(live) is functools.partial:
+            there = [live.func, list(live.args), dict(live.keywords)]
+            self._alive.append(there)
+        parts = self._children(node[3], there, f"{place}<partial>")
+        if parts is None:
+            return self._problem(place, node, "holds an object made after the first step")
+        if there:
+            return live
+        return functools.partial(parts[0], *parts[1], **parts[2])
+
+    def _module(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING:
+            return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
+        self._done[index] = target
+        count, training, grads, attributes, tensors = node[3:]
+        tree = tree_of(target)
+        if len(tree.modules) != count or len(tree.tensors) != len(grads):
+            return self._problem(place, node, "has other parts than the saved one")
+        tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
+        for name, item in tensors:
+            if self.resolve(item, tensor_of.get(name, MISSING), f"{place}.{name}") is not tensor_of.get(name, MISSING):
+                self.problems.append((f"{place}.{name}", node[2], "has another shape, type or device"))
+        for i, name, item in attributes:
+            holder = tree.modules[i].__dict__
+            value = self.resolve(item, holder.get(name, MISSING), f"{place}.{name}")
+            if value is not KEEP:
+                self._contents.append(functools.partial(holder.__setitem__, name, value))
+
+        def modes() -> None:
+            for module, mode in zip(tree.modules, training, strict=True):
+                module.training = bool(mode)
+            for tensor, grad in zip(tree.tensors, grads, strict=True):
+                if tensor.requires_grad != bool(grad):
+                    tensor.requires_grad_(bool(grad))
+
+        self._contents.append(modes)
+        return target
+
+    def _dtensor(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING or f"{tuple(target.shape)} {target.placements}" != node[3]:
+            return self._problem(place, node, "made after the first step, or laid out differently")
+        self._done[index] = target
+        local = target._local_tensor
+        value = self.resolve(node[4], local, f"{place}._local_tensor")
+        if value is not KEEP and value is not local:
+            self._contents.append(lambda: setattr(target, "_local_tensor", value))
         return target
 
     def _instance(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -774,12 +1003,12 @@ class Decoder:
         for name, item in node[4]:
             value = self.resolve(item, getattr(target, name, MISSING), f"{place}.{name}")
             if value is not KEEP:
-                self._contents.append(partial(object.__setattr__, target, name, value))
+                self._contents.append(functools.partial(object.__setattr__, target, name, value))
         return target
 
     def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
         torch: Any = sys.modules["torch"]
-        dtype, shape, device, data = node[3:]
+        dtype, shape, device, data, requires_grad = node[3:]
         saved = (
             torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
             if data
@@ -795,7 +1024,10 @@ class Decoder:
             or target.is_inference()
             or any(stride == 0 and size > 1 for stride, size in zip(target.stride(), shape, strict=True))
         ):
-            return saved.to(device)
+            made = saved.to(device)
+            if node[2] == "torch.nn.parameter.Parameter":
+                return torch.nn.Parameter(made, requires_grad)
+            return made.requires_grad_() if requires_grad else made
         # `.data` has a version counter of its own: a graph that saved this tensor does not see the write.
         self._contents.append(lambda: target.data.copy_(saved))
         return target
@@ -816,9 +1048,9 @@ class Decoder:
     def _random(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
         if target is MISSING:
-            return self._problem(place, node, "made after the first step")
+            return new_object(node[2], node[3])
         # After the loaders' samplers, whose replay needs the generators' older states.
-        self._positions.append(lambda: _set_random_state(target, node[3]))
+        self._positions.append(lambda: set_object_state(target, node[3]))
         return target
 
     def _iterator(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -859,11 +1091,12 @@ class Decoder:
 
     def _generator(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
-        if target is MISSING or target.gi_frame is None or target.gi_running:
+        if target is not MISSING and (target.gi_frame is None or target.gi_running):
+            target = MISSING
+        made = self._plan_generator(self, node[3], target, f"{place}()")
+        if made is None:
             return self._problem(place, node, "generator made after the first step")
-        self._done[index] = target
-        self._plan_frame(self, node[3], target.gi_frame, f"{place}()")
-        return target
+        return made
 
     def _finished_generator(self, index: int, node: Any, live: Any, place: str) -> Any:
         return iter(())
@@ -876,11 +1109,18 @@ class Decoder:
             loader = live_loader
         if loader is MISSING:
             return self._problem(place, node, "its DataLoader was made after the first step")
-        fresh, writes = loaders.rebuild(loader, node[4])
-        self._positions += writes
+        fresh = loaders.rebuild(loader, node[4])
         if target is MISSING:
-            return fresh
-        self._positions.append(lambda: loaders.swap(target, fresh))
+            if fresh is not None and "_iterator" in loader.__dict__ and (
+                loader.persistent_workers or node[4]["kind"] == "stateful"
+            ):
+                self._positions.append(lambda: loader.__dict__.__setitem__("_iterator", fresh))
+            return iter(()) if fresh is None else fresh
+        if fresh is None:
+            self._positions.append(lambda: loaders.finish(target))
+        else:
+            # First, because parts of the loader are written after it.
+            self._positions.insert(0, lambda: loaders.swap(target, fresh))
         return target
 
 

@@ -14,7 +14,13 @@ import sys
 def main() -> None:
     if "torch" in sys.argv[1:]:
         import numpy  # noqa: F401
-        import torch.utils.data  # noqa: F401
+        import torch.utils.data
+
+        torch.set_num_threads(1)  # no pool of threads that a fork would lose
+        weight = torch.nn.Parameter(torch.zeros(1))
+        weight.square().backward()
+        torch.optim.SGD([weight], lr=0.0).step()  # imports what torch imports late
+        next(iter(torch.utils.data.DataLoader([weight.detach()], shuffle=True)))
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()

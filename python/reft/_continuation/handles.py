@@ -1,0 +1,33 @@
+"""Numbers that mean something only inside one process: descriptors, process and thread numbers, addresses.
+
+A script may keep them in plain variables (`self.fd = os.open(…)`, `pid = os.getpid()`). Written into another process they
+would name something else there: a write to an old descriptor's number lands in whatever the new process has opened. Their
+kind cannot be told from the number alone, so a number is taken for one if it was one at the first program point; while the
+variable still holds it, it is not captured, and the restarted script keeps its own.
+
+Threads: the training thread. Errors: none; what cannot be read is not taken for a handle.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+# Where user-space mappings of 64-bit Linux lie: heap of position-independent programs, and shared memory.
+_ADDRESSES = range(0x5500_0000_0000, 0x8000_0000_0000)
+
+
+def now() -> frozenset[int]:
+    """Numbers of this process that are descriptors (other than the standard three), processes or threads."""
+    found = {os.getpid(), os.getppid(), os.getpgrp()}
+    found.update(thread.native_id for thread in threading.enumerate() if thread.native_id is not None)
+    try:
+        found.update(int(name) for name in os.listdir("/proc/self/fd"))
+    except OSError:
+        pass
+    return frozenset(found - {0, 1, 2})
+
+
+def is_address(value: int) -> bool:
+    """Says whether a number lies where addresses lie: `id(x)`, `tensor.data_ptr()`, `threading.get_ident()`."""
+    return value in _ADDRESSES

@@ -1,0 +1,151 @@
+"""What a module tree holds beside the weights that an optimizer owns: averaged copies, counters, modes.
+
+Weights that belong to an optimizer are saved elsewhere. A tree is looked at in full once; after that each step only checks
+that it still has the same parts. Tensors that nobody owns (an averaged copy, a teacher) are copied once one of them has
+changed since the first program point; a teacher that never changes costs a look at a few numbers per step.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any
+
+# Their classes keep configuration in attributes, nothing that training moves.
+_STATIC_ROOTS = frozenset({"torch", "builtins", "typing", "abc", "transformers", "timm", "torchvision", "diffusers", "peft"})
+_SAMPLED_PER_STEP = 8
+_SAMPLE_ELEMENTS = 16
+
+
+class Tree:
+    """The parts of one module tree, valid as long as `is_current` says so.
+
+    Attributes:
+        modules: All modules, the root first.
+        own: (index, module) of those whose class may keep state in plain attributes.
+        names: Full name of each tensor.
+        tensors: Parameters and buffers, in the same order.
+    """
+
+    __slots__ = ("_counts", "_cursor", "_holders", "_samples", "_versions", "changed", "modules", "names", "own", "tensors")
+
+    def __init__(self, root: Any) -> None:
+        self.modules = list(root.modules())
+        self.own = [(i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))]
+        self._counts = [(m._parameters, m._buffers, m._modules, _count(m)) for m in self.modules]
+        self.names: list[str] = []
+        self.tensors: list[Any] = []
+        self._holders: list[tuple[dict[str, Any], str, Any]] = []
+        seen: set[int] = set()
+        for prefix, module in root.named_modules():
+            for holder in (module._parameters, module._buffers):
+                for name, tensor in holder.items():
+                    if tensor is None or id(tensor) in seen:
+                        continue
+                    seen.add(id(tensor))
+                    self.names.append(f"{prefix}.{name}" if prefix else name)
+                    self.tensors.append(tensor)
+                    self._holders.append((holder, name, tensor))
+        self.changed = False
+        self._versions = [_version(tensor) for tensor in self.tensors]
+        self._samples: dict[int, bytes] = {}
+        self._cursor = 0
+
+    def is_current(self) -> bool:
+        """Says whether the tree still has these parts."""
+        for parameters, buffers, modules, count in self._counts:
+            if len(parameters) + len(buffers) + len(modules) != count:
+                return False
+        return all(holder.get(name) is tensor for holder, name, tensor in self._holders)
+
+    def sample_all(self) -> None:
+        """Notes a few numbers of each tensor, to tell later whether it has changed."""
+        self._samples = {i: _sample(tensor) for i, tensor in enumerate(self.tensors)}
+
+    def has_changed(self, unowned: list[int]) -> bool:
+        """Says whether one of some tensors has changed since `sample_all`; once true, always true.
+
+        Args:
+            unowned: Positions of the tensors to look at.
+        """
+        if self.changed or not self._samples:
+            return True
+        versions, tensors = self._versions, self.tensors
+        self.changed = any(_version(tensors[i]) != versions[i] for i in unowned)
+        for _ in range(min(_SAMPLED_PER_STEP, len(unowned))):
+            self._cursor = (self._cursor + 1) % len(unowned)
+            i = unowned[self._cursor]
+            self.changed = self.changed or _sample(tensors[i]) != self._samples.get(i)
+        return self.changed
+
+    def training(self) -> bytes:
+        """The training mode of each module."""
+        return bytes([module.training for module in self.modules])
+
+    def requires_grad(self) -> bytes:
+        """Whether each tensor takes part in autograd."""
+        return bytes([tensor.requires_grad for tensor in self.tensors])
+
+    def attributes(self) -> list[tuple[int, str, Any]]:
+        """Plain attributes of modules with code of their own: (module's index, name, value)."""
+        standard = _standard_names()
+        return [
+            (i, name, value)
+            for i, module in self.own
+            for name, value in list(module.__dict__.items())
+            if name not in standard
+        ]
+
+
+def tree_of(root: Any) -> Tree:
+    """Gives the tree of a module, looked at anew only if its parts have changed."""
+    found = _trees.get(id(root))
+    if found is not None and found[0]() is root:
+        if found[1].is_current():
+            return found[1]
+        tree = Tree(root)
+        tree.changed = True  # parts came or went: nothing to compare with
+    else:
+        tree = Tree(root)
+    _trees[id(root)] = (weakref.ref(root), tree)
+    return tree
+
+
+_trees: dict[int, tuple[weakref.ref[Any], Tree]] = {}
+_own_code: dict[type, bool] = {}
+_standard: frozenset[str] = frozenset()
+
+
+def _has_own_code(kind: type) -> bool:
+    found = _own_code.get(kind)
+    if found is None:
+        found = any(base.__module__.partition(".")[0] not in _STATIC_ROOTS for base in kind.__mro__)
+        _own_code[kind] = found
+    return found
+
+
+def _standard_names() -> frozenset[str]:
+    global _standard
+    if not _standard:
+        torch: Any = sys.modules["torch"]
+        _standard = frozenset(torch.nn.Module().__dict__)
+    return _standard
+
+
+def _count(module: Any) -> int:
+    return len(module._parameters) + len(module._buffers) + len(module._modules)
+
+
+def _version(tensor: Any) -> int:
+    return int(tensor._version) if not tensor.is_inference() else 0
+
+
+def _sample(tensor: Any) -> bytes:
+    local = getattr(tensor, "_local_tensor", tensor).detach()
+    if local.device.type == "meta" or local.numel() == 0:
+        return b""
+    torch: Any = sys.modules["torch"]
+    flat = local[tuple([-1] * max(0, local.dim() - 1))] if local.dim() else local.reshape(1)
+    return bytes(flat[:_SAMPLE_ELEMENTS].contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
