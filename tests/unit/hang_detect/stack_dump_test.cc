@@ -1,10 +1,9 @@
 #include "hang_detect/stack_dump.h"
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
-
-#include <algorithm>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
