@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "register", "snapshot_now", "status", "step"]
+__all__ = ["__version__", "register", "resume", "snapshot_now", "status", "step"]
 
 
 def register(name: str, obj: Any) -> None:
@@ -24,6 +24,41 @@ def register(name: str, obj: Any) -> None:
     from reft import _registry
 
     _registry.register(name, obj)
+
+
+def resume(**defaults: Any) -> Any:
+    """Gives named values back as the newest committed snapshot had them, and saves them with every snapshot from now on.
+
+    For scripts that rather say where they are than have their loops continued by reft; works with ``REFT_RESUME=exact`` and
+    ``state``. Call it after ``init_process_group`` and before the training loop::
+
+        state = reft.resume(epoch=0, step=0, best=float("inf"))
+        for step in range(state.step, 1000):
+            state.step = step                 # the iteration in progress: assign it before optimizer.step()
+            ...
+            optimizer.step()
+
+    Assign the iteration *in progress*, not the next one: after a restart the first iteration is computed once more, and when
+    its optimizer step returns, everything is replaced by the snapshot's state of that same iteration. In a script that was
+    edited so much that its tensors no longer match the snapshot, training starts anew (reft says so) while these values are
+    still the snapshot's. Which data to skip is up to the script, unless reft continues its loop.
+
+    Args:
+        **defaults: names, and the values that they have when there is no snapshot. Values are pickled with each snapshot: keep
+            them small.
+
+    Returns:
+        An object with one attribute per name. Without a process group of backend "reft" it holds the defaults. A second call
+        gives the same object with the further names.
+
+    Raises:
+        ValueError: a name begins with an underscore.
+    """
+    from reft import _resume, _runtime
+
+    session = _runtime._session
+    saved = session.saved if session is not None else None
+    return _resume.resume(defaults, saved["registered"] if saved else {})
 
 
 def step() -> None:

@@ -25,7 +25,7 @@ from .rng import capture_rng, object_state, restore_rng, set_object_state
 
 _ORIGIN = "_reft_origin"
 _PLAIN = (int, float, bool, str, type(None))
-_WHOSE = ("rank", "num_replicas")
+WHOSE = ("rank", "num_replicas")
 _SMALL_ELEMENTS = 64
 
 Attributes = list[dict[str, Any]]
@@ -476,7 +476,7 @@ def swap(live: Any, fresh: Any) -> None:
 def plain_attributes(part: Any) -> dict[str, Any]:
     """Gives the numbers and strings among an object's attributes, but not whose it is: a sampler's rank never moves."""
     found = getattr(part, "__dict__", {}).items()
-    return {name: value for name, value in found if type(value) in _PLAIN and name not in _WHOSE}
+    return {name: value for name, value in found if type(value) in _PLAIN and name not in WHOSE}
 
 
 def fingerprint(loader: Any) -> str:

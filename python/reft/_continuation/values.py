@@ -77,6 +77,8 @@ _OWNED_TYPES: tuple[type, ...] = (
     staticmethod,
     classmethod,
     weakref.ReferenceType,
+    weakref.ProxyType,
+    weakref.CallableProxyType,
     BaseException,
     io.IOBase,
 )
@@ -90,6 +92,7 @@ _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 # Loggers and their like: what they hold lives outside of the process.
 _OWN_OUTSIDE = frozenset({"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"})
 
+_SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
 _PAIR = 4  # so few numbers may be descriptors: what os.pipe() gives
 
 Report = list[tuple[str, str, str]]
@@ -108,6 +111,8 @@ class Births:
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
         self.recorded = False
+        self.bulky: dict[str, tuple[int, int, int]] = {}
+        """Identity, size and version of a dataset's large attributes by place."""
         self.handles: dict[str, int] = {}
         """Numbers by place that were descriptors, processes, threads or addresses then; see `handles`."""
 
@@ -197,7 +202,10 @@ class Encoder:
                 births.note(value, place)
             birth = births.place(value)
         # Below an object that stood somewhere at the first point, places are the same however it is reached now.
-        node = handler(self, value, birth or place, depth)
+        try:
+            node = handler(self, value, birth or place, depth)
+        except Exception as error:  # a user's object may do anything when it is looked at; the others are still worth having
+            node = self.lost(place, type_name(kind), f"looking at it failed: {type(error).__name__}: {error}")
         self.nodes[index] = (node[0], birth, type_name(kind), *node[1:])
         return ("r", index)
 
@@ -290,9 +298,36 @@ class Encoder:
         return ("owned",)
 
     def _shallow(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        return ("shallow", loaders.Parts(value).capture())
+        """Encodes a dataset or sampler: all but the data itself, which is large and stays as it is."""
+        attributes: list[tuple[str, Any]] = []
+        for name, item in list(getattr(value, "__dict__", {}).items()):
+            if name in loaders.WHOSE:
+                continue
+            bulky = isinstance(item, _CONTAINERS) or hasattr(item, "nbytes")
+            if bulky and not self._moves(item, f"{place}.{name}"):
+                continue
+            attributes.append((name, self.encode(item, f"{place}.{name}", depth + 1)))
+        return ("shallow", attributes)
+
+    def _moves(self, item: Any, place: str) -> bool:
+        """Says whether a dataset's list, dict or array is small, or has changed since the first program point."""
+        try:
+            size = item.nbytes // 8 if hasattr(item, "nbytes") else len(item)
+            mark = (id(item), size, getattr(item, "_version", 0))
+        except Exception:
+            return False
+        if size <= _SMALL_ITEMS:
+            return True
+        if self.note_births:
+            births.bulky[place] = mark
+        return births.bulky.get(place) != mark
 
     def _loader(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        parts = [
+            (name, self.encode(part, f"{place}.{name}", depth + 1))
+            for name in ("batch_sampler", "sampler", "dataset")
+            if (part := getattr(value, name, None)) is not None
+        ]
         if self.note_births:
             return ("owned",)
         iterator = getattr(value, "_iterator", None)
@@ -300,6 +335,7 @@ class Encoder:
             "loader",
             loaders.parts_of_loader(value).capture(),
             self.encode(iterator, f"{place}._iterator", depth + 1) if value.persistent_workers else None,
+            parts,
         )
 
     def _function(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -525,6 +561,7 @@ def _slot_names(kind: type) -> tuple[str, ...]:
 
 
 _slots: dict[type, tuple[str, ...]] = {}
+_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
 _NUMBERS = frozenset({int, float, bool, type(None)})
 
 _Handler = Callable[[Encoder, Any, str, int], tuple[Any, ...]]
@@ -882,7 +919,11 @@ class Decoder:
         target = self._target(node, live)
         if target is MISSING:
             return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
-        self._contents.append(lambda: loaders.Parts(target).write(node[3]))
+        self._done[index] = target
+        for name, item in node[3]:
+            value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
+            if value is not KEEP:
+                self._contents.append(functools.partial(target.__dict__.__setitem__, name, value))
         return target
 
     def _loader(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -892,6 +933,8 @@ class Decoder:
         self._done[index] = target
         # After the iterators' replay, which needs older states.
         self._positions.append(lambda: loaders.parts_of_loader(target).write(node[3]))
+        for name, part in node[5]:
+            self.resolve(part, getattr(target, name, MISSING), f"{place}.{name}")
         if node[4] is not None:
             there = getattr(target, "_iterator", None)
             iterator = self.resolve(node[4], MISSING if there is None else there, f"{place}._iterator")

@@ -1,0 +1,342 @@
+"""Values of many kinds come back as they were, those made after the first step too; what must not be touched is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+Run = Callable[..., Any]
+
+HEADER = """
+import collections, copy, dataclasses, datetime, decimal, enum, fractions, functools, os, pathlib, random, tempfile, threading
+import numpy as np
+import probe, torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+probe.hook_optimizers()
+torch.manual_seed(7)
+model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # weights are not this package's to restore
+def learn(x=None):
+    optimizer.zero_grad()
+    loss = model(torch.ones(2, 3) if x is None else x).sum()
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+"""
+
+SCRIPTS = {
+    "builtin_values": """
+class Mode(enum.Flag):
+    A = 1
+    B = 2
+class Slots:
+    __slots__ = ("n", "later")
+@dataclasses.dataclass(slots=True)
+class Frozen:
+    n: int
+    tags: list
+Point = collections.namedtuple("Point", "x y")
+class Log(list):
+    pass
+class Table(dict):
+    pass
+def main():
+    state = {"when": datetime.datetime(2020, 1, 1), "z": 1j, "d": decimal.Decimal("1.1"), "f": fractions.Fraction(1, 3)}
+    path, data, none, mode, slots = pathlib.Path("a"), b"", None, Mode.A, Slots()
+    slots.n = 0
+    frozen, groups, counts, last = Frozen(0, []), collections.defaultdict(list), collections.Counter(), collections.deque(maxlen=3)
+    ordered, seen, keys, shared = collections.OrderedDict(), set(), {}, []
+    late = log = table = extra = None
+    for step in range(9):
+        learn()
+        state["when"] += datetime.timedelta(hours=1)
+        state["z"] *= 2j
+        state["d"] += decimal.Decimal("0.1")
+        state["f"] += 1
+        path, data = path / str(step), data + bytes([step])
+        mode = Mode.A | Mode.B if step % 2 else Mode.B
+        slots.n += step
+        frozen.n += 1
+        frozen.tags.append(Point(step, -step))
+        groups[step % 2].append(step)
+        counts[str(step % 3)] += 1
+        last.append(step)
+        ordered[step] = step
+        ordered.move_to_end(0, last=True)
+        seen.add((step, "x"))
+        keys[mode] = keys.get(mode, 0) + 1
+        if step == 1:
+            late = Slots()
+            late.n, late.later = shared, collections.deque([1], maxlen=2)
+            log, table, extra = Log([5]), Table(a=1), collections.defaultdict(int)
+            log.name = table.name = "late"
+            none = Frozen(9, [frozenset([Mode.A, 2]), bytearray(b"q")])
+        if late is not None:
+            shared.append(step)
+            late.later.append(step)
+            log.append(step)
+            table[step] = step
+            extra[step] += 1
+            none.n += 1
+        probe.trace(step, repr(state), str(path), list(data), str(mode), slots.n, repr(frozen), repr(groups), repr(counts), repr(last))
+        probe.trace(repr(ordered), sorted(map(repr, seen)), sorted((str(k), v) for k, v in keys.items()))
+        if late is not None:
+            probe.trace(late.n is shared, shared, repr(late.later), log, log.name, table, table.name, extra[99], none.n, repr(none.tags))
+main()
+""",
+    "generators_of_random_numbers": """
+class Holder:
+    def __init__(self):
+        self.python, self.numpy, self.torch = random.Random(1), np.random.default_rng(2), torch.Generator().manual_seed(3)
+def main():
+    holder, legacy, late = Holder(), np.random.RandomState(4), []
+    for step in range(7):
+        learn()
+        if step == 1:
+            late = [random.Random(5), np.random.default_rng(6), np.random.RandomState(7), torch.Generator().manual_seed(8)]
+        drawn = [holder.python.random(), holder.numpy.random(), torch.rand(1, generator=holder.torch).item(), legacy.rand()]
+        if late:
+            drawn += [late[0].gauss(0, 1), late[1].normal(), late[2].normal(), torch.randn(1, generator=late[3]).item()]
+        probe.trace(step, drawn)
+main()
+""",
+    "modules_without_an_optimizer": """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.calls, self.seen, self.last = torch.nn.Linear(2, 2), 0, [], None
+    def forward(self, x):
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.last = {"sum": x.sum().detach()}
+        return self.layer(x)
+def numbers(module):
+    return [p.flatten().tolist() for p in module.state_dict().values()]
+def main():
+    net = Net()
+    own = torch.optim.SGD(net.parameters(), lr=0.0)
+    ema, teacher = copy.deepcopy(net).requires_grad_(False), copy.deepcopy(net)
+    average = torch.optim.swa_utils.AveragedModel(net)
+    shadow = {name: p.detach().clone() for name, p in net.named_parameters()}
+    late = best = None
+    for step in range(8):
+        net(torch.full((1, 2), float(step)))
+        learn()
+        with torch.no_grad():
+            for p in ema.parameters():
+                p.data.mul_(0.5).add_(step)
+            for p in shadow.values():
+                p.mul_(0.5).add_(step)
+        average.update_parameters(ema)
+        if step == 2:
+            late, best = copy.deepcopy(ema), copy.deepcopy(ema.state_dict())
+            net.layer.weight.requires_grad_(False)
+            ema.layer.eval()
+        if late is not None:
+            with torch.no_grad():
+                late.layer.weight.add_(1)
+            best["layer.bias"].add_(2)
+        probe.trace(step, numbers(ema), numbers(teacher) == numbers(net), int(average.n_averaged), numbers(average))
+        probe.trace(net.calls, net.seen, float(net.last["sum"]), [p.tolist() for p in shadow.values()])
+        probe.trace(net.layer.weight.requires_grad, net.training, ema.layer.training, late and numbers(late))
+        probe.trace(best and {k: v.tolist() for k, v in best.items()}, best and getattr(best, "_metadata", None) is not None)
+        if late is not None:
+            probe.trace(type(late).__name__, late.layer.weight.requires_grad, late(torch.ones(1, 2)).tolist())
+main()
+""",
+    "closures_methods_and_partials": """
+class Callbacks:
+    def __init__(self):
+        self.calls = 0
+        self.hooks = [self.on_step, functools.partial(self.on_value, 2)]
+    def on_step(self):
+        self.calls += 1
+    def on_value(self, by):
+        self.calls += by
+def counter():
+    count, history = 0, []
+    def tick():
+        nonlocal count
+        count += 1
+        history.append(count)
+        return count, list(history)
+    return tick
+tick_global = counter()
+def main():
+    registry = {"ticks": [counter(), counter()], "callbacks": Callbacks().hooks}
+    for step in range(7):
+        learn()
+        for hook in registry["callbacks"]:
+            hook()
+        probe.trace(step, [tick() for tick in registry["ticks"]], registry["callbacks"][0].__self__.calls, tick_global())
+main()
+""",
+    "generators_at_other_yields": """
+def batches(items, size):
+    buffer = []
+    for item in items:
+        buffer.append(item)
+        if len(buffer) == size:
+            yield buffer
+            buffer = []
+    if buffer:
+        yield buffer
+def both(a, b):
+    yield from batches(a, 2)
+    for x in b:
+        yield [x]
+class Reader:
+    def stream(self, start):
+        for i in range(start, start + 3):
+            yield i
+def main():
+    unused, reader, late = batches([7, 8, 9], 2), Reader(), None
+    for step, batch in enumerate(both(range(5), "abc")):
+        learn()
+        if step == 2:
+            late = reader.stream(10)
+        probe.trace(step, batch, next(late, None) if late else None, next(unused, None) if step > 3 else 0)
+    for batch in batches(range(5), 2):
+        learn()
+        probe.trace(batch)
+main()
+""",
+    "datasets_with_state": """
+class Cached(Dataset):
+    def __init__(self):
+        self.data, self.cache, self.log, self.rng = list(range(1000)), {}, [], random.Random(3)
+    def __len__(self):
+        return 12
+    def __getitem__(self, i):
+        self.log.append(i)
+        self.cache[i] = self.cache.get(i, 0) + 1
+        return torch.full((3,), self.data[i] + self.rng.random())
+def main():
+    dataset = Cached()
+    for epoch in range(3):
+        for x in DataLoader(dataset, 4, shuffle=True):
+            learn(x)
+            probe.trace(epoch, x.tolist(), dataset.log, dataset.cache)
+main()
+""",
+    "lbfgs_closure": """
+def main():
+    weight = torch.nn.Parameter(torch.zeros(2))
+    lbfgs = torch.optim.SGD([weight], lr=0.0)
+    scale = 0
+    def closure():
+        nonlocal scale
+        scale += 1
+        return ((weight + scale) ** 2).sum()
+    for step in range(6):
+        loss = lbfgs.step(closure)
+        probe.trace(step, float(loss), scale)
+main()
+""",
+    "progress_bars": """
+from tqdm import tqdm, trange
+from tqdm.auto import tqdm as automatic
+def main():
+    loader = DataLoader(TensorDataset(torch.arange(8.0).reshape(8, 1).expand(8, 3)), 3, shuffle=True)
+    for epoch in trange(3, mininterval=0):
+        bar = tqdm(loader, mininterval=0)
+        for i, (x,) in enumerate(bar):
+            learn(x)
+            bar.set_postfix(epoch=epoch)
+            probe.trace(epoch, i, x.tolist(), bar.n >= i)
+    for i in automatic(range(3)):
+        learn()
+        probe.trace(i)
+main()
+""",
+}
+
+
+@pytest.mark.parametrize("at", [3, 6])
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_values_come_back(run_script: Run, name: str, at: int) -> None:
+    if name == "progress_bars":
+        pytest.importorskip("tqdm")
+    result = run_script(HEADER + SCRIPTS[name], at)
+    result.check()
+    assert result.captured["uncaptured"] == []
+
+
+def test_numbers_of_this_process_keep_their_live_values(run_script: Run) -> None:
+    script = """
+class Writer:
+    def __init__(self):
+        self.descriptor = os.open(os.devnull, os.O_WRONLY)
+def main():
+    writer, pair, own, address, moved = Writer(), os.pipe(), os.getpid(), id(model), 0
+    local = os.dup(writer.descriptor)
+    pid = os.getpid()
+    moved = local
+    for step in range(6):
+        learn()
+        moved += 1
+        os.fstat(writer.descriptor), os.fstat(local), os.fstat(pair[0]), os.fstat(pair[1])
+        probe.trace(step, pid == os.getpid(), address == id(model), moved - local)
+    del own
+main()
+"""
+    run_script(HEADER + script, 4).check()
+
+
+def test_what_does_not_fit_is_named_with_the_setting(run_script: Run) -> None:
+    script = """
+def main():
+    ema = torch.nn.Linear(300, 300)
+    text = "x" * 200_000
+    for step in range(5):
+        learn()
+        with torch.no_grad():
+            ema.weight.add_(1)
+        probe.trace(step, len(text))
+main()
+"""
+    result = run_script(HEADER + script, 3, limit=100_000)
+    said = {place: reason for place, _, reason in result.captured["uncaptured"]}
+    assert "REFT_RESUME_FRAME_BYTES" in said["main:text"]
+    assert "reft.register" in said["main:ema"]
+    assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_an_object_that_fails_when_looked_at_loses_only_itself(run_script: Run) -> None:
+    script = """
+class Hostile(dict):
+    def items(self):
+        raise RuntimeError("no")
+    def __len__(self):
+        raise RuntimeError("no")
+def main():
+    hostile, total = Hostile(), 0
+    for step in range(5):
+        learn()
+        total += step
+        probe.trace(step, total, type(hostile).__name__)
+main()
+"""
+    result = run_script(HEADER + script, 3)
+    assert [place for place, _, reason in result.captured["uncaptured"]] == ["main:hostile"]
+    assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_renamed_local_and_deeper_change_are_refused(run_script: Run) -> None:
+    script = HEADER + """
+def inner(x):
+    return learn() * x
+def main():
+    for step in range(5):
+        value = inner(step)
+        probe.trace(step, float(value))
+main()
+"""
+    renamed = run_script(script, 3, restore_source=script.replace("value", "result"))
+    assert "main: the code has changed" in renamed.restored["mismatch"]
+    deeper = run_script(script, 3, restore_source=script.replace("learn() * x", "learn() * x * 2"))
+    assert "inner: the code has changed" in deeper.restored["mismatch"]
