@@ -33,6 +33,8 @@ constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTickNs = kSecond / 4;
 constexpr int64_t kStackWaitNs = 2 * kSecond;
+// A launcher ends or restarts the others within this time after a death, and then there is nothing to tell.
+constexpr int64_t kDeathNs = 2 * kSecond;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
@@ -441,7 +443,11 @@ void Agent::lost(RankState& rank) {
     return;
   }
   rank.alive = false;
+  gone_ns_[rank.hello.rank] = clock_.nowNs();
   if (!rank.said_bye) {
+    if (death_due_ns_ == 0) {
+      death_due_ns_ = clock_.nowNs() + kDeathNs;
+    }
     logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end; its vault is kept");
   }
   if (rank.pidfd) {
@@ -481,9 +487,24 @@ void Agent::tick() {
       }
     }
   }
-  if (hang_watch_.suspect(live, now)) {
-    logWarn("agent", "no rank made progress for ", options_.hang_suspect_sec, " s: collecting stacks");
+  // The answers to an earlier look may still be on their way.
+  const bool looking = std::any_of(collections_.begin(), collections_.end(),
+                                   [](const StackCollection& open) { return open.requester == 0; });
+  if (!looking && hang_watch_.suspect(live, now)) {
+    logInfo("agent", "no rank made progress for ", options_.hang_suspect_sec, " s: collecting stacks");
     collectStacks(0, {});
+  }
+  if (hang_watch_.halfway(now)) {
+    noted_.clear();
+    for (const auto& [number, progress] : live) {
+      noted_[number] = {now, processCounters(ranks_.find(number)->pid)};
+    }
+  }
+  if (death_due_ns_ != 0 && now >= death_due_ns_) {
+    death_due_ns_ = 0;
+    if (ranks_.anyLive()) {  // else the launcher has ended the job, and says why
+      collectStacks(0, {});
+    }
   }
   std::erase_if(http_, [now](const auto& entry) { return entry.second.deadline_ns < now; });
 }
@@ -522,18 +543,23 @@ void Agent::finishCollections() {
       ++it;
       continue;
     }
-    const auto [report, text] =
-        writeReport(ranks_, *it, options_.job, options_.node, it->requester == 0 ? options_.hang_suspect_sec : 0, now);
-    if (it->requester == 0) {
+    const auto report = writeReport(ranks_, *it, options_.job, options_.node,
+                                    it->requester == 0 ? options_.hang_suspect_sec : 0, now, noted_, gone_ns_);
+    if (it->requester != 0) {
+      if (const auto peer = peers_.find(it->requester); peer != peers_.end()) {
+        peer->second->send(wire::Type::kStacks, report.json);
+      }
+    } else if (report.state == VerdictState::kHang) {
+      hang_watch_.reported();
       ++counters_.hang_reports;
       const auto folder = options_.directory() + "/verdicts";
       ::mkdir(folder.c_str(), 0700);
       const auto path = folder + "/" + utcName();
-      writeWhole(path + ".json", report);
-      writeWhole(path + ".txt", text);
-      logWarn("agent", "hang report written: ", path, ".txt");
-    } else if (const auto peer = peers_.find(it->requester); peer != peers_.end()) {
-      peer->second->send(wire::Type::kStacks, report);
+      writeWhole(path + ".json", report.json);
+      writeWhole(path + ".txt", report.text);
+      logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
+    } else {
+      logInfo("agent", "no hang:\n", report.screen);
     }
     it = collections_.erase(it);
   }

@@ -70,6 +70,9 @@ class Agent {
   RankTable ranks_;
   CommitLedger ledger_;
   HangWatch hang_watch_;
+  std::map<int, Noted> noted_;      // by rank; of the present episode
+  std::map<int, int64_t> gone_ns_;  // by rank: when its end was noticed
+  int64_t death_due_ns_ = 0;        // a death is to be reported then; 0: none
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
   AgentCounters counters_;

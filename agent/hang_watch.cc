@@ -42,12 +42,21 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
   if (newest != seen_ns_ || live.size() != seen_ranks_) {
     seen_ns_ = newest;
     seen_ranks_ = live.size();
-    reported_ = false;
+    reported_ = noted_ = false;
+    next_ns_ = static_cast<int64_t>(newest) + suspect_ns_;
   }
-  if (reported_ || newest == 0 || !pending || now_ns - static_cast<int64_t>(newest) < suspect_ns_) {
+  if (reported_ || newest == 0 || !pending || now_ns < next_ns_) {
     return false;
   }
-  reported_ = true;
+  next_ns_ = now_ns + suspect_ns_;
+  return true;
+}
+
+bool HangWatch::halfway(int64_t now_ns) {
+  if (noted_ || seen_ns_ == 0 || now_ns - static_cast<int64_t>(seen_ns_) < suspect_ns_ / 2) {
+    return false;
+  }
+  noted_ = true;
   return true;
 }
 
@@ -55,8 +64,9 @@ bool StackCollection::complete() const {
   return std::all_of(replies.begin(), replies.end(), [](const auto& reply) { return reply.second.has_value(); });
 }
 
-std::pair<std::string, std::string> writeReport(RankTable& ranks, const StackCollection& collection,
-                                                const std::string& job, int node, double suspect_sec, int64_t now_ns) {
+Report writeReport(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
+                   double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted,
+                   const std::map<int, int64_t>& gone_ns) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   HangEvidence evidence;
@@ -76,7 +86,24 @@ std::pair<std::string, std::string> writeReport(RankTable& ranks, const StackCol
       continue;
     }
     entry.pid = rank->pid;
+    entry.said_bye = rank->said_bye;
     addProcessState(entry);
+    if (!rank->alive) {
+      entry.alive = false;  // the number may be another process's by now
+      const auto gone = gone_ns.find(number);
+      entry.gone_ns = gone == gone_ns.end() ? 0 : gone->second;
+    }
+    if (const auto before = noted.find(number); entry.alive && before != noted.end() && before->second.at_ns < now_ns) {
+      const auto& then = before->second;
+      const auto used = processCounters(rank->pid);
+      if (used.cpu_ns >= 0 && then.counters.cpu_ns >= 0) {
+        entry.cpu_share =
+            static_cast<double>(used.cpu_ns - then.counters.cpu_ns) / static_cast<double>(now_ns - then.at_ns);
+      }
+      if (used.io_bytes >= 0 && then.counters.io_bytes >= 0) {
+        entry.io_bytes = used.io_bytes - then.counters.io_bytes;
+      }
+    }
     if (const auto* vault = rank->readable()) {
       addOpLog(entry, vault->opLogArea(), vault->opLogBytes(), now_ns, kTail);
       entry.committed_step = static_cast<int64_t>(vault->stats().committed_step.load(std::memory_order_relaxed));
@@ -91,7 +118,9 @@ std::pair<std::string, std::string> writeReport(RankTable& ranks, const StackCol
     }
     evidence.ranks.push_back(std::move(entry));
   }
-  return {hangReportJson(evidence), hangReportText(evidence)};
+  const Verdict verdict = decide(evidence);
+  return {verdict.state, hangReportJson(evidence, verdict), hangReportText(evidence, verdict),
+          verdictText(evidence, verdict)};
 }
 
 }  // namespace reft::agent

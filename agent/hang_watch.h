@@ -1,4 +1,5 @@
-// When the ranks of a node look hung: no rank moved its op log for a while and some op is pending. One report an episode.
+// When the ranks of a node look hung: no rank moved its op log for a while and some op is pending; or a rank has died
+// under the others. The verdict on it is hang_detect's; one report an episode.
 //
 // Threads: the agent's loop only. Errors: none.
 #pragma once
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "agent/rank_table.h"
+#include "hang_detect/verdict.h"
 
 namespace reft::agent {
 
@@ -26,15 +28,21 @@ class HangWatch {
  public:
   explicit HangWatch(int64_t suspect_ns) : suspect_ns_(suspect_ns) {}
 
-  // True once per episode: every live rank stood still for suspect_ns and some live rank has a pending op. Any progress
-  // (or a rank that joins or goes) ends the episode.
+  // True when a verdict is due: every live rank stood still for suspect_ns and some live rank has a pending op. Then
+  // again after every further suspect_ns, until reported() or until some rank moves, joins or goes.
   bool suspect(const std::map<int, Progress>& live, int64_t now_ns);
+  // This episode needs no further verdict.
+  void reported() { reported_ = true; }
+  // True once an episode, when half of suspect_ns is over: the time to note what processes have used so far.
+  bool halfway(int64_t now_ns);
 
  private:
   int64_t suspect_ns_;
   bool reported_ = false;
+  bool noted_ = false;
   uint64_t seen_ns_ = 0;
   size_t seen_ranks_ = 0;
+  int64_t next_ns_ = 0;
 };
 
 // Answers to one stack_request, waited for until `deadline_ns`.
@@ -46,8 +54,19 @@ struct StackCollection {
   bool complete() const;
 };
 
-// (JSON, text) of the report.
-std::pair<std::string, std::string> writeReport(RankTable& ranks, const StackCollection& collection,
-                                                const std::string& job, int node, double suspect_sec, int64_t now_ns);
+// What a rank's process had used when the episode was half over.
+struct Noted {
+  int64_t at_ns = 0;
+  ProcessCounters counters;
+};
+
+struct Report {
+  VerdictState state;
+  std::string json, text, screen;
+};
+// `noted` and `gone_ns` (when a rank's end was noticed) may lack ranks.
+Report writeReport(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
+                   double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted = {},
+                   const std::map<int, int64_t>& gone_ns = {});
 
 }  // namespace reft::agent

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 
@@ -64,27 +66,86 @@ void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
   }
 }
 
+namespace {
+
+// Nothing of /proc is longer than what is wanted of it here; "" if it cannot be read.
+std::string procFile(int pid, const char* name, size_t limit = 4096) {
+  const UniqueFd fd(::open(("/proc/" + std::to_string(pid) + "/" + name).c_str(), O_RDONLY | O_CLOEXEC));
+  std::string text(limit, '\0');
+  const ssize_t got = fd ? ::read(fd.get(), text.data(), text.size()) : -1;
+  text.resize(got > 0 ? static_cast<size_t>(got) : 0);
+  return text;
+}
+
+int64_t numberAfter(const std::string& text, const char* key) {
+  const size_t at = text.find(key);
+  return at == std::string::npos ? -1 : std::strtoll(text.c_str() + at + std::strlen(key), nullptr, 10);
+}
+
+// (name, state, rest) of /proc/<pid>/stat. The state follows the last parenthesis: the name before may hold anything.
+struct Stat {
+  std::string name, state, rest;
+};
+Stat statOf(int pid) {
+  const std::string text = procFile(pid, "stat");
+  const size_t open = text.find('(');
+  const size_t close = text.rfind(')');
+  if (open == std::string::npos || close == std::string::npos || close < open || close + 3 >= text.size()) {
+    return {};
+  }
+  return {text.substr(open + 1, close - open - 1), text.substr(close + 2, 1), text.substr(close + 3)};
+}
+
+constexpr size_t kMaxChildren = 256;
+
+}  // namespace
+
+ProcessCounters processCounters(int pid) noexcept {
+  ProcessCounters result;
+  try {
+    const Stat stat = statOf(pid);
+    long long utime = 0, stime = 0, cutime = 0, cstime = 0;
+    if (std::sscanf(stat.rest.c_str(), "%*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lld %lld %lld %lld", &utime, &stime,
+                    &cutime, &cstime) == 4) {
+      result.cpu_ns = (utime + stime + cutime + cstime) * (1'000'000'000 / ::sysconf(_SC_CLK_TCK));
+    }
+    const std::string io = procFile(pid, "io");
+    const int64_t read = numberAfter(io, "rchar: ");
+    const int64_t written = numberAfter(io, "wchar: ");
+    result.io_bytes = read < 0 || written < 0 ? -1 : read + written;
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory left; unknown is said as such
+  }
+  return result;
+}
+
 void addProcessState(RankEvidence& rank) noexcept {
   rank.alive = false;
   rank.proc_state.clear();
+  rank.children.clear();
   if (rank.pid <= 0) {
     return;
   }
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/%d/stat", rank.pid);
-  UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
-  char text[512];
-  const ssize_t got = fd ? ::read(fd.get(), text, sizeof(text)) : -1;
-  if (got <= 0) {
-    return;
+  try {
+    rank.proc_state = statOf(rank.pid).state;
+    rank.alive = !rank.proc_state.empty() && rank.proc_state != "Z" && rank.proc_state != "X";
+    if (!rank.alive) {
+      return;
+    }
+    rank.tracer_pid = static_cast<int>(std::max<int64_t>(0, numberAfter(procFile(rank.pid, "status"), "TracerPid:\t")));
+    rank.wait_channel = procFile(rank.pid, "wchan", 64);
+    const std::string pid = std::to_string(rank.pid);
+    std::string list = procFile(rank.pid, ("task/" + pid + "/children").c_str());
+    for (char *at = list.data(), *end = nullptr; rank.children.size() < kMaxChildren; at = end) {
+      const long child = std::strtol(at, &end, 10);
+      if (end == at) {
+        break;
+      }
+      const Stat stat = statOf(static_cast<int>(child));
+      rank.children.push_back({static_cast<int>(child), stat.state, stat.name});
+    }
+  } catch (const std::exception& problem) {
+    addError(rank, "process state", problem.what());
   }
-  // The state follows the last parenthesis: the name before may hold anything.
-  const auto* close = static_cast<const char*>(::memrchr(text, ')', static_cast<size_t>(got)));
-  if (close == nullptr || close + 2 >= text + got) {
-    return;
-  }
-  rank.proc_state.assign(1, close[2]);
-  rank.alive = close[2] != 'Z' && close[2] != 'X';
 }
 
 }  // namespace reft

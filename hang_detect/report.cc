@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/verdict.h"
 #include "hang_detect/words.h"
 
 namespace reft {
@@ -82,7 +83,14 @@ json opJson(const OpEntry& op, const RankEvidence& rank, int64_t now_ns) {
                  {"wait_begin_ns", op.wait_begin_ns},
                  {"wait_end_ns", op.wait_end_ns},
                  {"done_ns", op.done_ns},
-                 {"signature", op.signature}};
+                 {"signature", op.signature},
+                 {"ticket", op.ticket},
+                 {"kind", static_cast<int>(op.kind)},
+                 {"group_index", op.group},
+                 {"call_site_id", op.call_site},
+                 {"dtype", op.dtype},
+                 {"reduce_op", op.reduce_op},
+                 {"failed", op.failed}};
   const std::string site = siteOf(op, rank);
   result["call_site"] = site.empty() ? json() : json(site);
   return result;
@@ -120,6 +128,18 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
   const Stacks stacks = parseStacks(rank.stacks_text);
   json native;
   json threads = stacksJson(stacks, native);
+  json groups = json::array();
+  for (const OpGroup& group : rank.groups) {
+    groups.push_back({{"name", words::groupName(group)}, {"rank", group.rank}, {"size", group.size}});
+  }
+  json children = json::array();
+  for (const ChildProcess& child : rank.children) {
+    children.push_back({{"pid", child.pid}, {"state", child.state}, {"name", child.name}});
+  }
+  json call_sites = json::object();
+  for (const auto& [id, site] : rank.call_sites) {
+    call_sites[std::to_string(id)] = site;
+  }
   return {{"rank", rank.rank},
           {"pid", rank.pid},
           {"host", rank.host},
@@ -130,6 +150,17 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
           {"committed_step", rank.committed_step},
           {"ops_begun", rank.ops_begun},
           {"heartbeat_age_sec", static_cast<double>(rank.heartbeat_age_ns) * 1e-9},
+          {"heartbeat_age_ns", rank.heartbeat_age_ns},
+          {"said_bye", rank.said_bye},
+          {"gone_ns", rank.gone_ns},
+          {"tracer_pid", rank.tracer_pid},
+          {"wait_channel", rank.wait_channel},
+          {"cpu_share", rank.cpu_share},
+          {"io_bytes", rank.io_bytes},
+          {"children", std::move(children)},
+          {"groups", std::move(groups)},
+          {"call_sites", std::move(call_sites)},
+          {"stacks_text", rank.stacks_text},
           {"pending", std::move(pending)},
           {"tail", std::move(tail)},
           {"threads", std::move(threads)},
@@ -145,6 +176,8 @@ class Page {
     text_ += words::wrap(text, indent);
     text_ += '\n';
   }
+  // As they are.
+  void lines(const std::string& text) { text_ += text; }
   // Table rows and paths are cut rather than wrapped.
   void row(const std::string& text) {
     text_ += text.substr(0, 80);
@@ -260,41 +293,66 @@ void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns) {
 
 }  // namespace
 
-std::string hangReportJson(const HangEvidence& evidence) {
-  const FirstSuspects suspects = firstSuspects(evidence);
-  json groups = json::array();
-  for (const SuspectGroup& group : suspects.groups) {
-    groups.push_back({{"finding", group.finding},
-                      {"group", group.group},
-                      {"op", group.op},
-                      {"seq", group.seq},
-                      {"waiting", group.waiting},
-                      {"not_entered", group.not_entered},
-                      {"unknown", group.unknown},
-                      {"elsewhere", group.elsewhere},
-                      {"text", group.text}});
+std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict) {
+  const auto culpritsJson = [](const std::vector<Culprit>& culprits) {
+    json list = json::array();
+    for (const Culprit& culprit : culprits) {
+      json frame;
+      if (culprit.frame) {
+        frame = {{"file", culprit.frame->file}, {"line", culprit.frame->line}, {"function", culprit.frame->function}};
+      }
+      list.push_back({{"rank", culprit.rank},
+                      {"host", culprit.host},
+                      {"pid", culprit.pid},
+                      {"thread", culprit.thread},
+                      {"frame", std::move(frame)},
+                      {"reason", culprit.reason},
+                      {"text", culprit.text}});
+    }
+    return list;
+  };
+  json disagreements = json::array();
+  for (const Disagreement& found : verdict.disagreements) {
+    disagreements.push_back({{"class", found.what},
+                             {"group", found.group},
+                             {"seq", found.seq},
+                             {"minority", found.minority},
+                             {"ranks", found.ranks},
+                             {"waited_for", found.waited_for},
+                             {"text", found.text}});
   }
   json ranks = json::array();
   for (const RankEvidence& rank : evidence.ranks) {
     ranks.push_back(rankJson(rank, evidence.now_ns));
   }
-  const json report = {
-      {"report", "hang"},
-      {"version", 1},
-      {"job", evidence.job},
-      {"node", evidence.node},
-      {"world", evidence.world},
-      {"now_ns", evidence.now_ns},
-      {"suspect_sec", evidence.suspect_sec},
-      {"first_suspects",
-       {{"clear", suspects.clear}, {"ranks", suspects.ranks}, {"text", suspects.text}, {"groups", std::move(groups)}}},
-      {"ranks", std::move(ranks)},
-      {"text", hangReportText(evidence)}};
+  const json report = {{"report", "hang"},
+                       {"version", kVerdictVersion},
+                       {"state", stateName(verdict.state)},
+                       {"class", verdict.what},
+                       {"pattern", verdict.pattern},
+                       {"confidence", confidenceName(verdict.confidence)},
+                       {"culprits", culpritsJson(verdict.culprits)},
+                       {"candidates", culpritsJson(verdict.candidates)},
+                       {"victims", verdict.victims},
+                       {"group", verdict.group},
+                       {"op", verdict.op},
+                       {"seq", verdict.seq},
+                       {"detected_after_sec", verdict.waited_sec},
+                       {"disagreements", std::move(disagreements)},
+                       {"evidence", verdict.evidence},
+                       {"advice", verdict.advice},
+                       {"job", evidence.job},
+                       {"node", evidence.node},
+                       {"world", evidence.world},
+                       {"now_ns", evidence.now_ns},
+                       {"suspect_sec", evidence.suspect_sec},
+                       {"ranks", std::move(ranks)},
+                       {"screen", verdictText(evidence, verdict)},
+                       {"text", hangReportText(evidence, verdict)}};
   return report.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::string hangReportText(const HangEvidence& evidence) {
-  const FirstSuspects suspects = firstSuspects(evidence);
+std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict) {
   Page page;
   std::string head = "job " + words::printable(evidence.job, 128) + ", node " + std::to_string(evidence.node) + ": ";
   head += std::to_string(evidence.ranks.size());
@@ -306,11 +364,7 @@ std::string hangReportText(const HangEvidence& evidence) {
                                    : ", asked for (the job may be healthy)";
   page.line(head);
   page.line();
-  page.line("first suspects (from op logs and liveness, no verdict)");
-  page.line("  " + suspects.text, 4);
-  for (const SuspectGroup& group : suspects.groups) {
-    page.line("  - " + group.text, 4);
-  }
+  page.lines(verdictText(evidence, verdict));
   for (const RankEvidence& rank : evidence.ranks) {
     writeRank(page, rank, evidence.now_ns);
   }

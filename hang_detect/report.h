@@ -1,9 +1,7 @@
-// The hang report: what is known about each rank of a node when nothing progresses, and the first plain grouping of it.
+// The hang report: what is known about each rank of a node when nothing progresses, and the verdict on it.
 //
-// The agent collects the evidence (op logs, liveness, stacks) and calls this folder to put it into words. A report says
-// only what the evidence shows: who waits in which op, who has not entered it, where that one's main thread stands.
-// `first_suspects` is such a grouping, not a verdict; where the evidence does not decide, `clear` is false and the text
-// says so.
+// The agent collects the evidence (op logs, liveness, process states, stacks) and calls this folder to put it into
+// words. Who holds up the job is decided by `decide()`, verdict.h.
 //
 // Threads: free functions, re-entrant.
 // Errors:  none: op logs and stack texts may be damaged or hostile. What cannot be read is named in the rank's `error`.
@@ -20,6 +18,13 @@
 
 namespace reft {
 
+// A process that a rank started: data workers, checkpoint writers, compilers.
+struct ChildProcess {
+  int pid = 0;
+  std::string state;  // as RankEvidence::proc_state
+  std::string name;
+};
+
 // What is known about one rank. Every field may be left at its default: unknown is said as such.
 struct RankEvidence {
   int rank = -1;
@@ -35,6 +40,13 @@ struct RankEvidence {
   std::map<uint32_t, std::string> call_sites;  // OpEntry::call_site → "train.py:88 load_batch"
   std::string stacks_text;                     // as faulthandler prints it, plus the lines that dumpStacks() adds
   int64_t committed_step = -1;
+  bool said_bye = false;     // it ended cleanly
+  int64_t gone_ns = 0;       // when its end was noticed; 0 = it lives, or that is unknown
+  int tracer_pid = 0;        // a debugger is attached to it
+  std::string wait_channel;  // kernel function that its main thread sleeps in
+  double cpu_share = -1;     // processors that it kept busy in the last seconds; < 0 = unknown
+  int64_t io_bytes = -1;     // that it read and wrote in that time; < 0 = unknown
+  std::vector<ChildProcess> children;
   std::string error;  // why something above is missing
 };
 
@@ -53,12 +65,21 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
 // Fills answered, stacks_text and call_sites from the payload of a kStackReply. Damage goes to `rank.error`.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
 
-// Fills alive and proc_state from /proc.
+// Processor time and I/O so far, of a process and of those it started and that ended. < 0 = unknown.
+struct ProcessCounters {
+  int64_t cpu_ns = -1;
+  int64_t io_bytes = -1;
+};
+ProcessCounters processCounters(int pid) noexcept;
+
+// Fills alive, proc_state, tracer_pid, wait_channel and children from /proc.
 void addProcessState(RankEvidence& rank) noexcept;
 
+struct Verdict;  // verdict.h
+
 // Never throw, whatever the evidence holds (except std::bad_alloc).
-std::string hangReportJson(const HangEvidence& evidence);  // holds the text form as `text`
-std::string hangReportText(const HangEvidence& evidence);  // at most 80 columns
+std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict);  // fields: docs/hang.md
+std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict);  // at most 80 columns
 
 struct StackFrame {
   std::string file;
@@ -90,26 +111,5 @@ struct Stacks {
 
 // Reads what faulthandler and dumpStacks() write. Lines that it does not know are skipped.
 Stacks parseStacks(std::string_view text);
-
-// Who holds up whom, from op logs and liveness alone.
-struct SuspectGroup {
-  std::string finding;  // not_entered | mismatch | all_wait | point_to_point | coalesced | dead | stopped
-  std::string group;
-  std::string op;
-  uint32_t seq = 0;
-  std::vector<int> waiting, not_entered;  // global ranks
-  std::vector<int> unknown;               // ranks whose part of the log does not reach back far enough
-  int64_t elsewhere = 0;                  // members that this report has no evidence of, as on other nodes
-  std::string text;
-};
-
-struct FirstSuspects {
-  bool clear = false;      // false: the evidence does not single anybody out
-  std::vector<int> ranks;  // who the others wait for
-  std::vector<SuspectGroup> groups;
-  std::string text;
-};
-
-FirstSuspects firstSuspects(const HangEvidence& evidence);
 
 }  // namespace reft

@@ -8,6 +8,13 @@ namespace reft::words {
 
 namespace {
 
+std::string place(const StackFrame& frame) {
+  return fileName(frame.file) + ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " +
+         printable(frame.function, 60);
+}
+
+}  // namespace
+
 bool isOfLibrary(std::string_view file) {
   for (const std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python", "<frozen"}) {
     if (file.find(part) != std::string_view::npos) {
@@ -16,13 +23,6 @@ bool isOfLibrary(std::string_view file) {
   }
   return false;
 }
-
-std::string place(const StackFrame& frame) {
-  return fileName(frame.file) + ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " +
-         printable(frame.function, 60);
-}
-
-}  // namespace
 
 std::string printable(std::string_view text, size_t limit) {
   std::string clean(text.substr(0, limit));

@@ -14,7 +14,8 @@ namespace reft::words {
 
 std::string printable(std::string_view text, size_t limit = 1000);  // no control characters: it may reach a terminal
 std::string groupName(const OpGroup& group);                        // up to the NUL, if there is one
-std::string groupName(const RankEvidence& rank, uint32_t group);    // "#7" if the rank has no such group
+bool isOfLibrary(std::string_view file);                          // of the interpreter or of a package, not the user's
+std::string groupName(const RankEvidence& rank, uint32_t group);  // "#7" if the rank has no such group
 bool isOpen(const OpEntry& op);  // begun, and not known to be done: ops on a device are seldom known to be
 bool isHeld(const OpEntry& op);  // open, and its caller is inside the call or inside wait()
 std::string opName(const OpEntry& op, const RankEvidence& rank);  // "recv seq 7 of group pp from 0"

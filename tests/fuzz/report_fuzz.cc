@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "hang_detect/report.h"
+#include "hang_detect/verdict.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
   if (bytes < 2) {
@@ -43,8 +43,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     reft::addOpLog(rank, raw, area_bytes, evidence.now_ns);
     evidence.ranks.push_back(rank);
   }
-  const std::string report = reft::hangReportText(evidence) + reft::hangReportJson(evidence);
-  if (report.empty()) {
+  const reft::Verdict verdict = reft::decide(evidence);
+  if (reft::hangReportText(evidence, verdict).empty() || reft::hangReportJson(evidence, verdict).empty()) {
     std::abort();
   }
   return 0;

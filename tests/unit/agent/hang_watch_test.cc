@@ -10,7 +10,23 @@ TEST(HangWatch, ReportsOnceWhenEveryRankStandsStillWithAPendingOp) {
   std::map<int, Progress> live{{0, {5, 1000, true}}, {1, {5, 950, false}}};
   EXPECT_FALSE(watch.suspect(live, 1099));
   EXPECT_TRUE(watch.suspect(live, 1100));
+  EXPECT_FALSE(watch.suspect(live, 1199));
+  EXPECT_TRUE(watch.suspect(live, 1200));  // no hang so far: a later look may find one
+  watch.reported();
   EXPECT_FALSE(watch.suspect(live, 5000));
+}
+
+TEST(HangWatch, IsHalfwayOnceAnEpisode) {
+  HangWatch watch(100);
+  EXPECT_FALSE(watch.halfway(5000));
+  std::map<int, Progress> live{{0, {5, 1000, true}}};
+  watch.suspect(live, 1010);
+  EXPECT_FALSE(watch.halfway(1049));
+  EXPECT_TRUE(watch.halfway(1050));
+  EXPECT_FALSE(watch.halfway(1060));
+  live[0].heartbeat_ns = 1070;
+  watch.suspect(live, 1080);
+  EXPECT_TRUE(watch.halfway(1130));
 }
 
 TEST(HangWatch, ProgressStartsANewEpisode) {

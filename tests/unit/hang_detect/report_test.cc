@@ -1,4 +1,5 @@
 #include "hang_detect/report.h"
+#include "hang_detect/verdict.h"
 
 #include <cstring>
 #include <limits>
@@ -15,9 +16,7 @@ namespace reft {
 namespace {
 
 using nlohmann::json;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 
 constexpr int64_t kNow = 100'000'000'000;
@@ -77,158 +76,34 @@ HangEvidence job(std::vector<RankEvidence> ranks) {
   return result;
 }
 
-TEST(FirstSuspects, NameTheRankThatHasNotEntered) {
-  const OpEntry before = op(OpKind::kAllreduce, 411, true);
-  const OpEntry open = op(OpKind::kAllreduce, 412, false);
-  const HangEvidence evidence =
-      job({rankOf(0, 3, {before, open}), rankOf(1, 3, {before, open}), rankOf(2, 3, {before})});
-  const FirstSuspects found = firstSuspects(evidence);
-  EXPECT_TRUE(found.clear);
-  EXPECT_THAT(found.ranks, ElementsAre(2));
-  ASSERT_EQ(found.groups.size(), 1u);
-  EXPECT_EQ(found.groups[0].finding, "not_entered");
-  EXPECT_EQ(found.groups[0].text,
-            "ranks 0 1 wait in all_reduce seq 412 of group default; rank 2 has not entered it: its main thread is at "
-            "train.py:88 load_batch");
-}
-
-TEST(FirstSuspects, FollowTheEdgesToTheRankThatWaitsForNobody) {
-  // 0 waits for 1 in dp; 1 waits in recv from 2; 2 computes.
-  RankEvidence zero = rankOf(0, 3, {op(OpKind::kAllreduce, 5, false)});
-  RankEvidence one = rankOf(1, 3, {op(OpKind::kRecv, 9, false, 2)});
-  const FirstSuspects found = firstSuspects(job({zero, one, rankOf(2, 3, {op(OpKind::kAllreduce, 5, false)})}));
-  // Rank 2 has entered the all_reduce, too: 0 and 2 wait for 1, and 1 for 2.
-  EXPECT_FALSE(found.clear);
-  EXPECT_THAT(found.ranks, IsEmpty());
-  EXPECT_THAT(found.text, HasSubstr("circle"));
-  const FirstSuspects busy = firstSuspects(job({zero, one, rankOf(2, 3, {op(OpKind::kAllreduce, 4, true)})}));
-  EXPECT_TRUE(busy.clear);
-  EXPECT_THAT(busy.ranks, ElementsAre(2));
-}
-
-TEST(FirstSuspects, SayThatRanksDisagree) {
-  OpEntry other = op(OpKind::kBroadcast, 5, false, 0);
-  other.signature = 8;
-  const FirstSuspects found =
-      firstSuspects(job({rankOf(0, 2, {op(OpKind::kAllreduce, 5, false)}), rankOf(1, 2, {other})}));
-  EXPECT_FALSE(found.clear);
-  ASSERT_EQ(found.groups.size(), 1u);
-  EXPECT_EQ(found.groups[0].finding, "mismatch");
-  EXPECT_THAT(found.groups[0].text, HasSubstr("rank 0 calls all_reduce; rank 1 calls broadcast"));
-}
-
-TEST(FirstSuspects, NameNobodyWhenEveryMemberHasEntered) {
-  const FirstSuspects found = firstSuspects(
-      job({rankOf(0, 2, {op(OpKind::kAllreduce, 5, false)}), rankOf(1, 2, {op(OpKind::kAllreduce, 5, false)})}));
-  EXPECT_FALSE(found.clear);
-  EXPECT_THAT(found.ranks, IsEmpty());
-  EXPECT_THAT(found.text, HasSubstr("every member has entered"));
-}
-
-TEST(FirstSuspects, NameNobodyWhenTheMissingMemberIsOnAnotherNode) {
-  const FirstSuspects found = firstSuspects(
-      job({rankOf(0, 4, {op(OpKind::kAllreduce, 5, false)}), rankOf(1, 4, {op(OpKind::kAllreduce, 5, false)})}));
-  EXPECT_FALSE(found.clear);
-  EXPECT_THAT(found.ranks, IsEmpty());
-  EXPECT_THAT(found.groups.at(0).text, HasSubstr("2 members are not visible from this node"));
-}
-
-TEST(FirstSuspects, NameTheStoppedAndTheDead) {
-  RankEvidence stopped = rankOf(1, 3, {op(OpKind::kAllreduce, 5, false)});
-  stopped.proc_state = "T";
-  RankEvidence dead = rankOf(2, 3, {op(OpKind::kAllreduce, 4, true)});
-  dead.alive = false;
-  const FirstSuspects found = firstSuspects(job({rankOf(0, 3, {op(OpKind::kAllreduce, 5, false)}), stopped, dead}));
-  EXPECT_THAT(found.ranks, ElementsAre(1, 2));
-  EXPECT_TRUE(found.clear);
-}
-
-TEST(FirstSuspects, IgnoreOpsThatNobodyWaitsFor) {
-  OpEntry background = op(OpKind::kAllreduce, 5, false);
-  background.wait_begin_ns = 0;
-  const FirstSuspects found = firstSuspects(job({rankOf(0, 2, {background}), rankOf(1, 2, {})}));
-  EXPECT_FALSE(found.clear);
-  EXPECT_THAT(found.ranks, IsEmpty());
-  EXPECT_THAT(found.text, HasSubstr("no rank waits"));
-}
-
-OpEntry onDevice(uint32_t seq) {  // wait() returned at once, and nobody asked whether it is done
-  OpEntry result = op(OpKind::kAllreduce, seq, false);
-  result.wait_end_ns = result.wait_begin_ns + 100;
-  return result;
-}
-
-TEST(FirstSuspects, SeeThroughDeviceOpsThatAreNeverMarkedDone) {
-  const std::vector<OpEntry> ahead = {onDevice(410), onDevice(411), onDevice(412)};
-  const FirstSuspects found =
-      firstSuspects(job({rankOf(0, 3, ahead), rankOf(1, 3, ahead), rankOf(2, 3, {onDevice(410), onDevice(411)})}));
-  EXPECT_TRUE(found.clear);
-  EXPECT_THAT(found.ranks, ElementsAre(2));
-  ASSERT_EQ(found.groups.size(), 1u);
-  EXPECT_EQ(found.groups[0].seq, 412u);
-  const FirstSuspects all_there = firstSuspects(job({rankOf(0, 2, ahead), rankOf(1, 2, ahead)}));
-  EXPECT_FALSE(all_there.clear);
-  EXPECT_THAT(all_there.ranks, IsEmpty());
-}
-
-TEST(FirstSuspects, CountAWaitBehindAnOpInTheBackground) {
-  OpEntry background = op(OpKind::kAllreduce, 5, false);
-  background.wait_begin_ns = 0;
-  const RankEvidence late = rankOf(1, 2, {op(OpKind::kAllreduce, 4, true)});
-  const OpEntry held = op(OpKind::kBarrier, 6, false);
-  const FirstSuspects root = firstSuspects(job({rankOf(0, 2, {op(OpKind::kBroadcast, 5, true, 0), held}), late}));
-  EXPECT_THAT(root.ranks, ElementsAre(1));
-  EXPECT_THAT(root.groups.at(0).text, HasSubstr("rank 0 waits in or behind broadcast seq 5"));
-  const FirstSuspects found = firstSuspects(job({rankOf(0, 2, {background, held}), late}));
-  EXPECT_TRUE(found.clear);
-  EXPECT_THAT(found.ranks, ElementsAre(1));
-  EXPECT_EQ(found.groups.at(0).seq, 5u);
-}
-
-TEST(FirstSuspects, DoNotBlameARankThatIsHeldInAnEarlierOpThatAllEntered) {
-  // Rank 0, the root, is through broadcast 5 and waits in 6; rank 1 calls something else as 5.
-  OpEntry root = op(OpKind::kBroadcast, 5, true, 0);
-  root.signature = 8;
-  const FirstSuspects found = firstSuspects(
-      job({rankOf(0, 2, {root, op(OpKind::kAllreduce, 6, false)}), rankOf(1, 2, {op(OpKind::kAllreduce, 5, false)})}));
-  EXPECT_FALSE(found.clear);
-  EXPECT_THAT(found.ranks, IsEmpty());
-  EXPECT_EQ(found.groups.at(0).finding, "mismatch");
-}
-
-TEST(FirstSuspects, DoNotBlameARankWhoseLogDoesNotReachBack) {
-  RankEvidence other = rankOf(1, 2, {});
-  other.ops_begun = 5000;
-  const FirstSuspects found = firstSuspects(job({rankOf(0, 2, {op(OpKind::kAllreduce, 5, false)}), other}));
-  EXPECT_FALSE(found.clear);
-  EXPECT_THAT(found.ranks, IsEmpty());
-  EXPECT_THAT(found.groups.at(0).unknown, ElementsAre(1));
-}
-
-TEST(FirstSuspects, PairSendWithRecv) {
-  const FirstSuspects found = firstSuspects(
-      job({rankOf(0, 2, {op(OpKind::kSend, 1, false, 1)}), rankOf(1, 2, {op(OpKind::kRecv, 1, false, 0)})}));
-  EXPECT_FALSE(found.clear);
-  EXPECT_THAT(found.ranks, IsEmpty());
-  EXPECT_THAT(found.groups.at(0).text, HasSubstr("matching op"));
-  const FirstSuspects both_receive = firstSuspects(
-      job({rankOf(0, 2, {op(OpKind::kRecv, 1, false, 1)}), rankOf(1, 2, {op(OpKind::kRecv, 1, false, 0)})}));
-  EXPECT_THAT(both_receive.text, HasSubstr("circle"));
-}
-
 TEST(HangReport, JsonHoldsEveryRankWithItsThreads) {
   HangEvidence evidence = job({rankOf(0, 2, {op(OpKind::kAllreduce, 5, false)}), rankOf(1, 2, {})});
   evidence.ranks[0].tail[0].call_site = 3;
   evidence.ranks[0].call_sites[3] = "train.py:120 step";
-  const json report = json::parse(hangReportJson(evidence));
+  const json report = json::parse(hangReportJson(evidence, decide(evidence)));
   EXPECT_EQ(report["job"], "demo");
-  EXPECT_EQ(report["first_suspects"]["ranks"], json({1}));
+  EXPECT_EQ(report["culprits"][0]["rank"], 1);
+  EXPECT_EQ(report["version"], kVerdictVersion);
   EXPECT_EQ(report["ranks"][0]["pending"][0]["op"], "all_reduce");
   EXPECT_EQ(report["ranks"][0]["pending"][0]["bytes"], 4u << 20);
   EXPECT_EQ(report["ranks"][0]["pending"][0]["call_site"], "train.py:120 step");
   EXPECT_EQ(report["ranks"][0]["threads"][1]["main"], true);
   EXPECT_EQ(report["ranks"][0]["threads"][1]["frames"][0],
             json({{"file", "/home/u/train.py"}, {"line", 88}, {"function", "load_batch"}}));
+}
+
+TEST(HangReport, GivesTheSameVerdictWhenItIsReplayed) {
+  OpEntry other = op(OpKind::kBroadcast, 5, false, 0);
+  other.signature = UINT64_MAX - 5;
+  HangEvidence evidence = job({rankOf(0, 3, {op(OpKind::kAllreduce, 5, false)}), rankOf(1, 3, {other}),
+                               rankOf(2, 3, {op(OpKind::kAllreduce, 5, false)})});
+  evidence.ranks[0].children = {{77, "Z", "python"}};
+  const std::string first = hangReportJson(evidence, decide(evidence));
+  const auto replayed = evidenceFromJson(first);
+  ASSERT_TRUE(replayed);
+  EXPECT_EQ(hangReportJson(*replayed, decide(*replayed)), first);
+  EXPECT_FALSE(evidenceFromJson("{}"));
+  EXPECT_FALSE(evidenceFromJson("no report"));
 }
 
 TEST(HangReport, TextFitsEightyColumnsAndATerminal) {
@@ -239,7 +114,7 @@ TEST(HangReport, TextFitsEightyColumnsAndATerminal) {
   evidence.ranks[0].groups = {group(std::string(87, 'g'), 0, 2)};
   evidence.ranks[0].stacks_text = "Current thread 0x1 (most recent call first):\n  File \"/" + std::string(300, 'p') +
                                   ".py\", line 99999999999 in " + std::string(300, 'f') + "\x1b[2J\n";
-  std::istringstream text(hangReportText(evidence));
+  std::istringstream text(hangReportText(evidence, decide(evidence)));
   for (std::string line; std::getline(text, line);) {
     EXPECT_LE(line.size(), 80u) << line;
     EXPECT_THAT(line, Not(HasSubstr("\x1b")));
@@ -278,8 +153,8 @@ TEST(HangReport, SurvivesHostileEvidence) {
       rank.error = rank.stacks_text;
       evidence.ranks.push_back(rank);
     }
-    EXPECT_FALSE(json::parse(hangReportJson(evidence)).is_discarded());
-    EXPECT_FALSE(hangReportText(evidence).empty());
+    EXPECT_FALSE(json::parse(hangReportJson(evidence, decide(evidence))).is_discarded());
+    EXPECT_FALSE(hangReportText(evidence, decide(evidence)).empty());
   }
 }
 

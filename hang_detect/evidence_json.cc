@@ -1,0 +1,148 @@
+// Reads the evidence back out of a report, so that a verdict can be replayed. The writer is report.cc.
+#include <charconv>
+#include <cstring>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "hang_detect/verdict.h"
+
+namespace reft {
+
+namespace {
+
+using nlohmann::json;
+
+constexpr size_t kMaxRanks = 1u << 20;
+
+template <typename Number>
+Number number(const json& object, const char* key, Number otherwise) {
+  const auto at = object.find(key);
+  if (at == object.end() || !at->is_number()) {
+    return otherwise;
+  }
+  if constexpr (std::is_floating_point_v<Number>) {
+    return at->template get<Number>();
+  } else if (at->is_number_unsigned()) {
+    const auto value = at->template get<uint64_t>();
+    return value <= static_cast<uint64_t>(std::numeric_limits<Number>::max()) ? static_cast<Number>(value) : otherwise;
+  } else if (at->is_number_integer()) {
+    const auto value = at->template get<int64_t>();  // negative: others are unsigned
+    return std::is_signed_v<Number> && value >= static_cast<int64_t>(std::numeric_limits<Number>::min())
+               ? static_cast<Number>(value)
+               : otherwise;
+  }
+  return otherwise;
+}
+
+std::string text(const json& object, const char* key) {
+  const auto at = object.find(key);
+  return at != object.end() && at->is_string() ? at->get<std::string>() : "";
+}
+
+bool flag(const json& object, const char* key) {
+  const auto at = object.find(key);
+  return at != object.end() && at->is_boolean() && at->get<bool>();
+}
+
+// Calls `body` for each object in the list of this name.
+template <typename Body>
+void each(const json& object, const char* key, Body body) {
+  const auto list = object.find(key);
+  if (list == object.end() || !list->is_array()) {
+    return;
+  }
+  for (const json& entry : *list) {
+    if (entry.is_object()) {
+      body(entry);
+    }
+  }
+}
+
+OpEntry opOf(const json& entry) {
+  OpEntry op;
+  op.ticket = number<uint64_t>(entry, "ticket", 0);
+  op.begin_ns = number<uint64_t>(entry, "begin_ns", 0);
+  op.enqueued_ns = number<uint64_t>(entry, "enqueued_ns", 0);
+  op.wait_begin_ns = number<uint64_t>(entry, "wait_begin_ns", 0);
+  op.wait_end_ns = number<uint64_t>(entry, "wait_end_ns", 0);
+  op.done_ns = number<uint64_t>(entry, "done_ns", 0);
+  op.bytes = number<uint64_t>(entry, "bytes", 0);
+  op.signature = number<uint64_t>(entry, "signature", 0);
+  op.group = number<uint32_t>(entry, "group_index", UINT32_MAX);
+  op.seq = number<uint32_t>(entry, "seq", 0);
+  op.call_site = number<uint32_t>(entry, "call_site_id", 0);
+  op.tag = number<uint32_t>(entry, "tag", 0);
+  op.peer = number<int32_t>(entry, "peer", -1);
+  op.kind = static_cast<OpKind>(number<uint8_t>(entry, "kind", 0));
+  op.dtype = number<uint8_t>(entry, "dtype", 255);
+  op.reduce_op = number<uint8_t>(entry, "reduce_op", 255);
+  op.failed = flag(entry, "failed");
+  return op;
+}
+
+RankEvidence rankOf(const json& entry) {
+  RankEvidence rank;
+  rank.rank = number<int>(entry, "rank", -1);
+  rank.pid = number<int>(entry, "pid", 0);
+  rank.host = text(entry, "host");
+  rank.alive = flag(entry, "alive");
+  rank.answered = flag(entry, "answered");
+  rank.proc_state = text(entry, "proc_state");
+  rank.ops_begun = number<uint64_t>(entry, "ops_begun", 0);
+  rank.heartbeat_age_ns = number<uint64_t>(entry, "heartbeat_age_ns", 0);
+  rank.stacks_text = text(entry, "stacks_text");
+  rank.committed_step = number<int64_t>(entry, "committed_step", -1);
+  rank.said_bye = flag(entry, "said_bye");
+  rank.gone_ns = number<int64_t>(entry, "gone_ns", 0);
+  rank.tracer_pid = number<int>(entry, "tracer_pid", 0);
+  rank.wait_channel = text(entry, "wait_channel");
+  rank.cpu_share = number<double>(entry, "cpu_share", -1);
+  rank.io_bytes = number<int64_t>(entry, "io_bytes", -1);
+  rank.error = text(entry, "error");
+  each(entry, "children", [&](const json& child) {
+    rank.children.push_back({number<int>(child, "pid", 0), text(child, "state"), text(child, "name")});
+  });
+  each(entry, "groups", [&](const json& group) {
+    OpGroup read{};
+    const std::string name = text(group, "name");
+    std::memcpy(read.name, name.data(), std::min(name.size(), OpGroup::kNameBytes - 1));
+    read.rank = number<int32_t>(group, "rank", -1);
+    read.size = number<int32_t>(group, "size", 0);
+    rank.groups.push_back(read);
+  });
+  each(entry, "tail", [&](const json& op) { rank.tail.push_back(opOf(op)); });
+  if (const auto sites = entry.find("call_sites"); sites != entry.end() && sites->is_object()) {
+    for (const auto& [id, site] : sites->items()) {
+      uint32_t value = 0;
+      const auto [end, problem] = std::from_chars(id.data(), id.data() + id.size(), value);
+      if (problem == std::errc() && end == id.data() + id.size() && site.is_string()) {
+        rank.call_sites.emplace(value, site.get<std::string>());
+      }
+    }
+  }
+  return rank;
+}
+
+}  // namespace
+
+std::optional<HangEvidence> evidenceFromJson(std::string_view given) {
+  const json report = json::parse(given, nullptr, /*allow_exceptions=*/false);
+  if (!report.is_object() || text(report, "report") != "hang" || number<int>(report, "version", 0) != kVerdictVersion) {
+    return std::nullopt;
+  }
+  HangEvidence evidence;
+  evidence.job = text(report, "job");
+  evidence.node = number<int>(report, "node", 0);
+  evidence.world = number<int>(report, "world", 0);
+  evidence.now_ns = number<int64_t>(report, "now_ns", 0);
+  evidence.suspect_sec = number<double>(report, "suspect_sec", 0);
+  each(report, "ranks", [&](const json& rank) {
+    if (evidence.ranks.size() < kMaxRanks) {
+      evidence.ranks.push_back(rankOf(rank));
+    }
+  });
+  return evidence;
+}
+
+}  // namespace reft

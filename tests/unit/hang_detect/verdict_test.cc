@@ -1,0 +1,379 @@
+#include "hang_detect/verdict.h"
+
+#include <sstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/unit/hang_detect/evidence_maker.h"
+
+namespace reft {
+namespace {
+
+using namespace testing_evidence;  // NOLINT(google-build-using-namespace)
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr OpKind kReduce = OpKind::kAllreduce;
+
+void expectNamed(const Verdict& verdict, const std::string& what, const std::vector<int>& ranks,
+                 VerdictState state = VerdictState::kHang) {
+  EXPECT_EQ(stateName(verdict.state), std::string(stateName(state)));
+  EXPECT_EQ(verdict.what, what);
+  EXPECT_NE(confidenceName(verdict.confidence), std::string("undecidable"));
+  EXPECT_EQ(ranksOf(verdict.culprits), ranks);
+  EXPECT_THAT(verdict.candidates, IsEmpty());
+}
+
+void expectUndecidable(const Verdict& verdict, const std::string& what, const std::vector<int>& between) {
+  EXPECT_EQ(verdict.what, what);
+  EXPECT_EQ(confidenceName(verdict.confidence), std::string("undecidable"));
+  EXPECT_THAT(verdict.culprits, IsEmpty());
+  EXPECT_EQ(ranksOf(verdict.candidates), between);
+}
+
+// Ranks 0 and 1 wait in all_reduce 6, rank 2 has not begun it.
+HangEvidence missing() {
+  const OpEntry open = op(kReduce, 6, false);
+  return job({rankOf(0, 3, after(5, {open})), rankOf(1, 3, after(5, {open})), rankOf(2, 3, after(5))});
+}
+
+TEST(Verdict, NamesTheRankThatHasNotBegunTheOpWithItsLine) {
+  const Verdict verdict = decide(missing());
+  expectNamed(verdict, "user_code", {2});
+  EXPECT_EQ(verdict.pattern, "P1");
+  EXPECT_EQ(verdict.confidence, Confidence::kCertain);
+  EXPECT_THAT(verdict.victims, ElementsAre(0, 1));
+  ASSERT_TRUE(verdict.culprits[0].frame);
+  EXPECT_EQ(verdict.culprits[0].frame->line, 88);
+  EXPECT_EQ(verdict.culprits[0].thread, "0x00007f0000000002");
+  EXPECT_EQ(verdict.group, "default");
+  EXPECT_EQ(verdict.op, "all_reduce");
+  EXPECT_EQ(verdict.seq, 6u);
+  EXPECT_NEAR(verdict.waited_sec, kStillSec, 0.1);
+}
+
+TEST(Verdict, TellsWhatTheMissingRankDoes) {
+  const std::pair<const char*, const char*> kCases[] = {
+      {"data_loading", "  File \"/x/site-packages/torch/utils/data/dataloader.py\", line 1 in _try_get_data\n"},
+      {"checkpoint_io", "  File \"/x/site-packages/torch/serialization.py\", line 1 in save\n"},
+      {"debugger", "  File \"/usr/lib/python3.11/pdb.py\", line 1 in interaction\n"},
+      {"waits_for_thread", "  File \"/usr/lib/python3.11/threading.py\", line 1 in join\n"},
+      {"waits_for_child", "  File \"/usr/lib/python3.11/subprocess.py\", line 1 in wait\n"},
+      {"ended_early",
+       "  File \"/x/site-packages/torch/distributed/distributed_c10d.py\", line 1 in destroy_process_group\n"},
+  };
+  for (const auto& [what, frame] : kCases) {
+    HangEvidence evidence = missing();
+    evidence.ranks[2].stacks_text = stackOf(std::string(frame) + "  File \"/home/u/train.py\", line 9 in f\n");
+    const Verdict verdict = decide(evidence);
+    expectNamed(verdict, what, {2});
+    EXPECT_EQ(verdict.culprits[0].frame->line, 9);
+  }
+}
+
+TEST(Verdict, TellsWhatTheKernelSays) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].proc_state = "D";
+  evidence.ranks[2].wait_channel = "nfs_wait";
+  expectNamed(decide(evidence), "uninterruptible", {2});
+  evidence = missing();
+  evidence.ranks[2].wait_channel = "pipe_read";
+  expectNamed(decide(evidence), "blocking_io", {2});
+  evidence = missing();
+  evidence.ranks[2].cpu_share = 1;
+  expectNamed(decide(evidence), "busy", {2});
+}
+
+TEST(Verdict, NamesADeadDataWorker) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].stacks_text = stackOf("  File \"/x/torch/utils/data/dataloader.py\", line 1 in _next_data\n");
+  evidence.ranks[2].children = {{4711, "Z", "pt_data_worker"}};
+  EXPECT_THAT(decide(evidence).culprits.at(0).text, HasSubstr("worker pid 4711 is dead"));
+}
+
+TEST(Verdict, FollowsTheEdgesToTheEnd) {
+  // 0 waits for 1 in a collective, 1 in a receive from 2, 2 computes: most are victims.
+  const RankEvidence zero = rankOf(0, 3, after(4, {op(kReduce, 5, false)}));
+  const RankEvidence one = rankOf(1, 3, after(4, {op(OpKind::kRecv, 9, false, 2)}));
+  expectNamed(decide(job({zero, one, rankOf(2, 3, after(4))})), "user_code", {2}, VerdictState::kHang);
+}
+
+TEST(Verdict, NamesTheDeadButNotThoseThatFailedBecauseOfThem) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].alive = false;
+  evidence.ranks[2].gone_ns = kNow - kSec;
+  evidence.ranks[1].alive = false;
+  evidence.ranks[1].gone_ns = kNow - kSec + 1000;
+  evidence.ranks[1].tail.back().failed = true;
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "dead", {2});
+  EXPECT_EQ(verdict.pattern, "P4");
+}
+
+TEST(Verdict, NamesOnlyTheFirstOfThoseThatTheLauncherEnded) {
+  HangEvidence evidence = missing();
+  for (int i = 0; i < 2; ++i) {
+    evidence.ranks[static_cast<size_t>(2 - i)].alive = false;
+    evidence.ranks[static_cast<size_t>(2 - i)].gone_ns = kNow - kSec + i * 100'000'000;
+  }
+  expectNamed(decide(evidence), "dead", {2});
+}
+
+TEST(Verdict, SaysNothingWhenAllEndTogether) {
+  HangEvidence evidence = missing();
+  for (RankEvidence& rank : evidence.ranks) {
+    rank.alive = false;
+    rank.gone_ns = kNow - kSec;
+  }
+  EXPECT_EQ(decide(evidence).state, VerdictState::kHealthy);
+}
+
+TEST(Verdict, NamesARankThatSaidByeAndIsWaitedFor) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].alive = false;
+  evidence.ranks[2].said_bye = true;
+  expectNamed(decide(evidence), "ended_early", {2});
+}
+
+TEST(Verdict, NamesTheStoppedEvenInsideTheOp) {
+  const OpEntry open = op(kReduce, 6, false);
+  HangEvidence evidence = missing();
+  evidence.ranks[2].tail.push_back(open);
+  evidence.ranks[2].proc_state = "T";
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "stopped", {2});
+  EXPECT_THAT(verdict.advice, HasSubstr("kill -CONT 1002"));
+}
+
+TEST(Verdict, NamesTheMinorityOfADisagreement) {
+  const auto with = [](auto change) {
+    const OpEntry open = op(kReduce, 6, false);
+    OpEntry other = open;
+    other.signature = 8;
+    change(other);
+    return decide(
+        job({rankOf(0, 3, after(5, {open})), rankOf(1, 3, after(5, {other})), rankOf(2, 3, after(5, {open}))}));
+  };
+  expectNamed(with([](OpEntry& o) { o.kind = OpKind::kBroadcast; }), "op_mismatch", {1});
+  expectNamed(with([](OpEntry& o) { o.bytes = 1000; }), "size_mismatch", {1});
+  expectNamed(with([](OpEntry& o) { o.dtype = 5; }), "dtype_mismatch", {1});
+}
+
+TEST(Verdict, NamesTheRankWithAnotherRoot) {
+  const auto rank = [](int number, int root) {
+    return rankOf(number, 3, after(5, {op(OpKind::kBroadcast, 6, false, root)}));
+  };
+  expectNamed(decide(job({rank(0, 0), rank(1, 0), rank(2, 1)})), "root_mismatch", {2});
+}
+
+TEST(Verdict, DoesNotChooseBetweenTwo) {
+  OpEntry other = op(OpKind::kBroadcast, 6, false, 0);
+  other.signature = 8;
+  expectUndecidable(decide(job({rankOf(0, 2, after(5, {op(kReduce, 6, false)})), rankOf(1, 2, after(5, {other}))})),
+                    "op_mismatch", {0, 1});
+}
+
+TEST(Verdict, SaysThatRanksDisagreedAlthoughNothingHangs) {
+  HangEvidence evidence = job({rankOf(0, 3, after(6)), rankOf(1, 3, after(6)), rankOf(2, 3, after(6))});
+  evidence.ranks[1].tail[3].dtype = 5;
+  evidence.ranks[1].tail[3].signature = 9;
+  const Verdict verdict = decide(evidence);
+  EXPECT_EQ(verdict.state, VerdictState::kHealthy);
+  ASSERT_EQ(verdict.disagreements.size(), 1u);
+  EXPECT_EQ(verdict.disagreements[0].what, "dtype_mismatch");
+  EXPECT_THAT(verdict.disagreements[0].minority, ElementsAre(1));
+  EXPECT_FALSE(verdict.disagreements[0].waited_for);
+}
+
+TEST(Verdict, FindsCirclesOfSendsAndReceives) {
+  for (const OpKind kind : {OpKind::kSend, OpKind::kRecv}) {
+    const Verdict verdict = decide(job({rankOf(0, 2, {op(kind, 1, false, 1)}), rankOf(1, 2, {op(kind, 1, false, 0)})}));
+    expectUndecidable(verdict, kind == OpKind::kSend ? "crossed_sends" : "crossed_recvs", {0, 1});
+    EXPECT_EQ(verdict.pattern, "P6");
+  }
+}
+
+TEST(Verdict, FindsACircleOverTwoGroups) {
+  const auto rank = [](int number, uint32_t in) {
+    RankEvidence result = rankOf(number, 2, {op(kReduce, 1, false, -1, in)});
+    result.groups.push_back(group("other", number, 2));
+    return result;
+  };
+  expectUndecidable(decide(job({rank(0, 0), rank(1, 1)})), "cycle", {0, 1});
+}
+
+TEST(Verdict, NamesTheRankOfACircleWhoseOrderIsNotTheOthers) {
+  // Groups {0 1} and {2 3} of 4 ranks; all do an op in their pair, then one in the world. Rank 1 leaves the first out.
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 4; ++r) {
+    std::vector<OpEntry> tail = after(5);
+    if (r != 1) {
+      tail.push_back(op(kReduce, 1, r >= 2, -1, 1));
+    }
+    if (r != 0) {
+      tail.push_back(op(kReduce, 6, false));
+    }
+    ranks.push_back(rankOf(r, 4, tail));
+    ranks.back().groups.push_back(group(r < 2 ? "a" : "b", r % 2, 2));
+  }
+  expectNamed(decide(job(ranks)), "cycle", {1});
+}
+
+TEST(Verdict, DoesNotChooseBetweenSenderAndReceiver) {
+  OpEntry send = op(OpKind::kSend, 1, false, 1);
+  OpEntry receive = op(OpKind::kRecv, 1, false, 0);
+  receive.tag = 3;
+  expectUndecidable(decide(job({rankOf(0, 2, {send}), rankOf(1, 2, {receive})})), "p2p_mismatch", {0, 1});
+  receive.tag = 0;
+  receive.signature = 9;
+  expectUndecidable(decide(job({rankOf(0, 2, {send}), rankOf(1, 2, {receive})})), "p2p_mismatch", {0, 1});
+  // A receive without a send, and the sender has gone on to a collective.
+  expectUndecidable(
+      decide(job({rankOf(0, 2, {op(kReduce, 1, false)}), rankOf(1, 2, {op(OpKind::kRecv, 1, false, 0)})})),
+      "p2p_count_mismatch", {0, 1});
+}
+
+TEST(Verdict, BlamesNobodyWhenAllAreIn) {
+  const OpEntry open = op(kReduce, 6, false);
+  const Verdict verdict = decide(job({rankOf(0, 2, after(5, {open})), rankOf(1, 2, after(5, {open}))}));
+  expectUndecidable(verdict, "all_in", {});
+  EXPECT_EQ(verdict.pattern, "P3");
+  EXPECT_EQ(verdict.state, VerdictState::kHang);
+}
+
+TEST(Verdict, BlamesNobodyHereForMembersElsewhere) {
+  const OpEntry open = op(kReduce, 6, false);
+  expectUndecidable(decide(job({rankOf(0, 4, after(5, {open})), rankOf(1, 4, after(5, {open}))})), "elsewhere", {});
+  // One that is missing here, too: others may be missing on the other node.
+  expectUndecidable(decide(job({rankOf(0, 4, after(5, {open})), rankOf(1, 4, after(5))})), "user_code", {1});
+}
+
+TEST(Verdict, BlamesNobodyWhoseLogDoesNotReachBack) {
+  RankEvidence other = rankOf(1, 2, {});
+  other.ops_begun = 5000;
+  expectUndecidable(decide(job({rankOf(0, 2, after(5, {op(kReduce, 6, false)})), other})), "elsewhere", {});
+}
+
+OpEntry onDevice(uint32_t seq) {  // wait() returned at once, and nobody asked whether it is done
+  OpEntry result = op(kReduce, seq, false);
+  result.wait_end_ns = result.wait_begin_ns + 100;
+  return result;
+}
+
+TEST(Verdict, SeesThroughDeviceOpsThatAreNeverMarkedDone) {
+  const std::vector<OpEntry> ahead = {onDevice(410), onDevice(411), onDevice(412)};
+  const Verdict verdict =
+      decide(job({rankOf(0, 3, ahead), rankOf(1, 3, ahead), rankOf(2, 3, {onDevice(410), onDevice(411)})}));
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{2});
+  EXPECT_EQ(verdict.seq, 412u);
+  EXPECT_THAT(decide(job({rankOf(0, 2, ahead), rankOf(1, 2, ahead)})).culprits, IsEmpty());
+}
+
+TEST(Verdict, CountsAWaitBehindAnOpThatIsOverForTheWaiter) {
+  const RankEvidence late = rankOf(1, 2, after(4));
+  const OpEntry held = op(OpKind::kBarrier, 6, false);
+  const Verdict verdict = decide(job({rankOf(0, 2, after(4, {op(OpKind::kBroadcast, 5, true, 0), held})), late}));
+  EXPECT_EQ(ranksOf(verdict.culprits), std::vector<int>{1});
+  EXPECT_EQ(verdict.seq, 5u);
+}
+
+// --- what only looks like a hang
+
+TEST(Healthy, NobodyWaits) {
+  const Verdict verdict = decide(job({rankOf(0, 2, after(5)), rankOf(1, 2, after(5))}));
+  EXPECT_EQ(verdict.state, VerdictState::kHealthy);
+  EXPECT_EQ(verdict.pattern, "P7");
+}
+
+TEST(Healthy, AWaitThatIsYoungIsSlowAtMost) {
+  HangEvidence evidence = missing();
+  evidence.suspect_sec = 60;
+  expectNamed(decide(evidence), "user_code", {2}, VerdictState::kSlow);
+}
+
+TEST(Healthy, TheMissingRankCompiles) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].stacks_text = stackOf("  File \"/x/site-packages/torch/_inductor/codecache.py\", line 1 in f\n");
+  expectNamed(decide(evidence), "compiling", {2}, VerdictState::kSlow);
+}
+
+TEST(Healthy, TheMissingRankWritesACheckpoint) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].stacks_text = stackOf("  File \"/x/site-packages/torch/serialization.py\", line 1 in save\n");
+  evidence.ranks[2].io_bytes = 1 << 30;
+  expectNamed(decide(evidence), "checkpoint_io", {2}, VerdictState::kSlow);
+  evidence.ranks[2].io_bytes = 0;
+  expectNamed(decide(evidence), "checkpoint_io", {2}, VerdictState::kHang);
+}
+
+TEST(Healthy, OthersWaitWhereTheyNeverWaitedUntilItHasTakenTenTimesAsLong) {
+  const OpEntry barrier = op(OpKind::kBarrier, 6, false);
+  HangEvidence evidence = job({rankOf(0, 2, after(5)), rankOf(1, 2, after(5, {barrier}))});
+  evidence.ranks[0].cpu_share = 1;
+  expectNamed(decide(evidence), "busy", {0}, VerdictState::kSlow);
+  evidence.suspect_sec = 3;
+  expectNamed(decide(evidence), "busy", {0}, VerdictState::kHang);
+}
+
+TEST(Healthy, OthersHaveWaitedAsLongThereBefore) {
+  HangEvidence evidence = missing();
+  for (size_t r = 0; r < 2; ++r) {
+    evidence.ranks[r].tail[2].begin_ns -= 20 * kSec;
+  }
+  expectNamed(decide(evidence), "user_code", {2}, VerdictState::kSlow);
+}
+
+TEST(Healthy, ATracerHoldsTheRank) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].proc_state = "t";
+  evidence.ranks[2].tracer_pid = 9;
+  expectNamed(decide(evidence), "traced", {2}, VerdictState::kSlow);
+}
+
+TEST(Slow, NamesTheRankThatTheOthersAlwaysWaitFor) {
+  const auto ranks = [](auto isLast) {
+    std::vector<RankEvidence> result;
+    for (int r = 0; r < 3; ++r) {
+      std::vector<OpEntry> tail;
+      for (uint32_t seq = 1; seq <= 12; ++seq) {
+        OpEntry entry = op(kReduce, seq, true);
+        entry.begin_ns = static_cast<uint64_t>(kNow - (20 - static_cast<int64_t>(seq)) * 100'000'000);
+        entry.done_ns = entry.begin_ns + (isLast(r, seq) ? 1'000'000 : 50'000'000);
+        entry.wait_begin_ns = entry.begin_ns;
+        entry.wait_end_ns = entry.done_ns;
+        tail.push_back(entry);
+      }
+      result.push_back(rankOf(r, 3, tail));
+    }
+    return job(result);
+  };
+  expectNamed(decide(ranks([](int r, uint32_t) { return r == 1; })), "straggler", {1}, VerdictState::kSlow);
+  EXPECT_THAT(decide(ranks([](int r, uint32_t seq) { return static_cast<uint32_t>(r) == seq % 3; })).culprits,
+              IsEmpty());
+}
+
+TEST(VerdictText, FitsOneScreen) {
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 40; ++r) {
+    ranks.push_back(
+        rankOf(r, 40, after(5, r % 2 == 0 ? std::vector<OpEntry>{op(kReduce, 6, false)} : std::vector<OpEntry>{})));
+    ranks.back().host = std::string(200, 'h');
+    ranks.back().stacks_text =
+        stackOf("  File \"/" + std::string(300, 'p') + ".py\", line 99999999999 in " + std::string(300, 'f') + "\n");
+  }
+  HangEvidence evidence = job(ranks);
+  evidence.job = std::string(300, 'j') + "\x1b[2J";
+  std::istringstream text(verdictText(evidence, decide(evidence)));
+  size_t lines = 0;
+  for (std::string line; std::getline(text, line); ++lines) {
+    EXPECT_LE(line.size(), 80u);
+    EXPECT_EQ(line.find('\x1b'), std::string::npos);
+  }
+  EXPECT_LE(lines, 24u);
+  EXPECT_GT(lines, 6u);
+}
+
+}  // namespace
+}  // namespace reft
