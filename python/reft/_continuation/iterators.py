@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import sys
 import warnings
 from typing import Any
 
@@ -62,6 +63,7 @@ for _kind, _label in _REDUCED.items():
         _CALLABLES[_label] = _kind
 
 NO_STATE = object()
+_WARNS = sys.version_info >= (3, 12)  # that iterators of itertools will not be taken apart some day
 
 
 def is_reduced(kind: type) -> bool:
@@ -78,8 +80,11 @@ def reduce(iterator: Any) -> tuple[str, tuple[Any, ...], Any]:
     Raises:
         TypeError: This interpreter cannot take it apart.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    if _WARNS and type(iterator).__module__ == "itertools":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            parts = iterator.__reduce__()
+    else:
         parts = iterator.__reduce__()
     name = parts[0].__name__
     if name not in _CALLABLES:

@@ -211,7 +211,7 @@ def install() -> None:
             origin.take(_replay.fixed)
             self._base_seed = origin.base_seed
         origin.base_seed = self._base_seed
-        if self._num_workers == 0:
+        if self._num_workers == 0 and _kind(self) == "single":  # others look at the kind of their sampler's iterator
             self._sampler_iter = _FirstDraw(self._sampler_iter, self)
         elif isinstance(self, multi):
             self._collate_fn = workers.Track(self._collate_fn)

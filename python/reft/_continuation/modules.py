@@ -14,7 +14,9 @@ import weakref
 from typing import Any
 
 # Their classes keep configuration in attributes, nothing that training moves.
-_STATIC_ROOTS = frozenset({"torch", "builtins", "typing", "abc", "transformers", "timm", "torchvision", "diffusers", "peft"})
+_STATIC_ROOTS = frozenset(
+    {"torch", "builtins", "typing", "abc", "transformers", "timm", "torchvision", "diffusers", "peft"}
+)
 _SAMPLED_PER_STEP = 8
 _SAMPLE_ELEMENTS = 16
 
@@ -29,7 +31,18 @@ class Tree:
         tensors: Parameters and buffers, in the same order.
     """
 
-    __slots__ = ("_counts", "_cursor", "_holders", "_samples", "_versions", "changed", "modules", "names", "own", "tensors")
+    __slots__ = (
+        "_counts",
+        "_cursor",
+        "_holders",
+        "_samples",
+        "_versions",
+        "changed",
+        "modules",
+        "names",
+        "own",
+        "tensors",
+    )
 
     def __init__(self, root: Any) -> None:
         self.modules = list(root.modules())

@@ -162,6 +162,7 @@ class Encoder:
         self._capture_frame = capture_frame
         self.note_births = note_births
         self._handles = handles.now() if note_births else frozenset[int]()
+        self._inside_data = 0  # how many datasets are around what is being encoded
         self._index: dict[int, int] = {}
         self._objects: list[Any] = []  # of each node; an id means something only while its object lives
         self._alive: list[Any] = []
@@ -203,8 +204,13 @@ class Encoder:
             birth = births.place(value)
         # Below an object that stood somewhere at the first point, places are the same however it is reached now.
         try:
-            node = handler(self, value, birth or place, depth)
-        except Exception as error:  # a user's object may do anything when it is looked at; the others are still worth having
+            if self._inside_data and not self._moves(value, birth or place):
+                node = ("owned",)
+            else:
+                node = handler(self, value, birth or place, depth)
+        except (
+            Exception
+        ) as error:  # a user's object may do anything when it is looked at; the others are still worth having
             node = self.lost(place, type_name(kind), f"looking at it failed: {type(error).__name__}: {error}")
         self.nodes[index] = (node[0], birth, type_name(kind), *node[1:])
         return ("r", index)
@@ -303,21 +309,22 @@ class Encoder:
         for name, item in list(getattr(value, "__dict__", {}).items()):
             if name in loaders.WHOSE:
                 continue
-            bulky = isinstance(item, _CONTAINERS) or hasattr(item, "nbytes")
-            if bulky and not self._moves(item, f"{place}.{name}"):
-                continue
-            attributes.append((name, self.encode(item, f"{place}.{name}", depth + 1)))
+            self._inside_data += 1
+            try:
+                attributes.append((name, self.encode(item, f"{place}.{name}", depth + 1)))
+            finally:
+                self._inside_data -= 1
         return ("shallow", attributes)
 
     def _moves(self, item: Any, place: str) -> bool:
-        """Says whether a dataset's list, dict or array is small, or has changed since the first program point."""
-        try:
-            size = item.nbytes // 8 if hasattr(item, "nbytes") else len(item)
-            mark = (id(item), size, getattr(item, "_version", 0))
-        except Exception:
-            return False
+        """Says whether a part of a dataset is no list, dict or array, or a small one, or has changed since the first point."""
+        nbytes = getattr(item, "nbytes", None)
+        if nbytes is None and not isinstance(item, _CONTAINERS):
+            return True
+        size = len(item) if nbytes is None else nbytes // 8
         if size <= _SMALL_ITEMS:
             return True
+        mark = (id(item), size, getattr(item, "_version", 0))
         if self.note_births:
             births.bulky[place] = mark
         return births.bulky.get(place) != mark
@@ -369,12 +376,16 @@ class Encoder:
         if unowned and tree.has_changed(unowned):
             size = sum(tree.tensors[i].nbytes for i in unowned)
             if size > self._left:
-                self.lost(place, type_name(type(value)), f'weights of no optimizer, {no_room(size)}; or reft.register("name", it)')
+                self.lost(
+                    place,
+                    type_name(type(value)),
+                    f'weights of no optimizer, {no_room(size)}; or reft.register("name", it)',
+                )
             else:
-                tensors = [(tree.names[i], self.encode(tree.tensors[i], f"{place}.{tree.names[i]}", depth)) for i in unowned]
-        attributes = [
-            (i, name, self.encode(item, f"{place}.{name}", depth + 1)) for i, name, item in tree.attributes()
-        ]
+                tensors = [
+                    (tree.names[i], self.encode(tree.tensors[i], f"{place}.{tree.names[i]}", depth)) for i in unowned
+                ]
+        attributes = [(i, name, self.encode(item, f"{place}.{name}", depth + 1)) for i, name, item in tree.attributes()]
         return ("module", len(tree.modules), tree.training(), tree.requires_grad(), attributes, tensors)
 
     def _note_module(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -690,7 +701,9 @@ class Decoder:
         foreign: The nodes are another rank's: what is called a rank keeps its live value.
     """
 
-    def __init__(self, nodes: list[Any], born: dict[str, Any], plan_generator: GeneratorPlan, foreign: bool = False) -> None:
+    def __init__(
+        self, nodes: list[Any], born: dict[str, Any], plan_generator: GeneratorPlan, foreign: bool = False
+    ) -> None:
         self._foreign = foreign
         self.problems: Report = []
         self._nodes = nodes
@@ -1154,8 +1167,10 @@ class Decoder:
             return self._problem(place, node, "its DataLoader was made after the first step")
         fresh = loaders.rebuild(loader, node[4])
         if target is MISSING:
-            if fresh is not None and "_iterator" in loader.__dict__ and (
-                loader.persistent_workers or node[4]["kind"] == "stateful"
+            if (
+                fresh is not None
+                and "_iterator" in loader.__dict__
+                and (loader.persistent_workers or node[4]["kind"] == "stateful")
             ):
                 self._positions.append(lambda: loader.__dict__.__setitem__("_iterator", fresh))
             return iter(()) if fresh is None else fresh

@@ -171,6 +171,59 @@ def main():
                     probe.trace(i, j, hits, [k * hits for k in range(2)])
 main()
 """,
+    "generators_at_other_yields": """
+def batches(items, size):
+    buffer = []
+    for item in items:
+        buffer.append(item)
+        if len(buffer) == size:
+            yield buffer
+            buffer = []
+    if buffer:
+        yield buffer
+def both(a, b):
+    yield from batches(a, 2)
+    for x in b:
+        yield [x]
+class Reader:
+    def stream(self, start):
+        for i in range(start, start + 3):
+            yield i
+def main():
+    unused, reader, late = batches([7, 8, 9], 2), Reader(), None
+    for step, batch in enumerate(both(range(5), "abcdefgh")):
+        probe.step()
+        if step == 2:
+            late = reader.stream(10)
+        probe.trace(step, batch, next(late, None) if late else None, next(unused, None) if step > 3 else 0)
+main()
+""",
+    "closures_in_containers": """
+import functools
+class Callbacks:
+    def __init__(self):
+        self.calls = 0
+    def on_value(self, by):
+        self.calls += by
+def counter():
+    count, history = 0, []
+    def tick():
+        nonlocal count
+        count += 1
+        history.append(count)
+        return count, list(history)
+    return tick
+tick_global = counter()
+def main():
+    registry = {"ticks": [counter(), counter()], "hooks": [Callbacks().on_value, functools.partial(Callbacks().on_value, 2)]}
+    for step in range(9):
+        probe.step()
+        registry["hooks"][0](3)
+        registry["hooks"][1]()
+        owners = [registry["hooks"][0].__self__, registry["hooks"][1].func.__self__]
+        probe.trace(step, [tick() for tick in registry["ticks"]], [owner.calls for owner in owners], tick_global())
+main()
+""",
     "stages_of_objects": """
 class Stage:
     def __init__(self, name):

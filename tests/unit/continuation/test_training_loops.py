@@ -299,3 +299,42 @@ def test_loader_with_workers_continues(run_script: Run, name: str, at: int) -> N
     result = run_script(HEADER + WORKERS + WORKER_LOOPS[name], at)
     result.check()
     assert "Traceback" not in result.restored["said"] and "Exception ignored" not in result.restored["said"]
+
+
+STATEFUL = """
+from torchdata.stateful_dataloader import StatefulDataLoader
+class Counted(IterableDataset):
+    def __init__(self):
+        self.at = 0
+    def __iter__(self):
+        while self.at < 9:
+            self.at += 1
+            yield torch.tensor([float(self.at), torch.rand(()).item()])
+        self.at = 0
+    def state_dict(self):
+        return {"at": self.at}
+    def load_state_dict(self, state):
+        self.at = state["at"]
+"""
+
+STATEFUL_LOOPS = {
+    "shuffled": "train(StatefulDataLoader(Augmented(), 3, shuffle=True, num_workers=2), 2)",
+    "alone": "train(StatefulDataLoader(TensorDataset2(), 4, shuffle=True), 3)",
+    "iterable": "train(StatefulDataLoader(Counted(), 2), 2)",
+}
+
+
+@pytest.mark.parametrize("name", STATEFUL_LOOPS)
+def test_stateful_loader_continues_by_its_own_state(run_script: Run, name: str) -> None:
+    pytest.importorskip("torchdata")
+    plain = """
+class Augmented(Augmented):
+    def __init__(self):
+        super().__init__(random=False)
+class TensorDataset2(Dataset):
+    def __len__(self):
+        return 14
+    def __getitem__(self, i):
+        return torch.tensor([float(i)])
+"""
+    run_script(HEADER + WORKERS + STATEFUL + plain + STATEFUL_LOOPS[name], 5).check()

@@ -327,7 +327,9 @@ main()
 
 
 def test_renamed_local_and_deeper_change_are_refused(run_script: Run) -> None:
-    script = HEADER + """
+    script = (
+        HEADER
+        + """
 def inner(x):
     return learn() * x
 def main():
@@ -336,6 +338,7 @@ def main():
         probe.trace(step, float(value))
 main()
 """
+    )
     renamed = run_script(script, 3, restore_source=script.replace("value", "result"))
     assert "main: the code has changed" in renamed.restored["mismatch"]
     deeper = run_script(script, 3, restore_source=script.replace("learn() * x", "learn() * x * 2"))
