@@ -46,10 +46,11 @@ def newer(live: Counts, saved: Counts) -> str | None:
         saved: `counts` at the program point of the snapshot.
 
     Returns:
-        None if the snapshot is at least as new, or nothing can be compared. The first step of a script that starts anew
-        counts 1, which is never ahead of a snapshot.
+        None if the snapshot is at least as new, or nothing can be compared. One step is what the restarted script has
+        taken since it loaded its file: only more than that is ahead. At the same count the snapshot wins, because it has the
+        random state and the place in the loop too.
     """
-    ahead = [name for name, count in saved.items() if name in live and live[name] > count]
+    ahead = [name for name, count in saved.items() if name in live and live[name] > count + 1]
     behind = [name for name, count in saved.items() if name in live and live[name] < count]
     if not ahead or behind:
         return None  # undecided: the snapshot is whole, a mixture of both would not be

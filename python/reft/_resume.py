@@ -39,7 +39,9 @@ def resume(defaults: dict[str, Any], saved: dict[str, Any]) -> Resumed:
     """
     for name in defaults:
         if name.startswith("_") or hasattr(Resumed, name):
-            raise ValueError(f"name is {name}; allowed: names without a leading underscore, other than state_dict and load_state_dict")
+            raise ValueError(
+                f"name is {name}; allowed: names without a leading underscore, other than state_dict and load_state_dict"
+            )
     state = _registry.objects.get(NAME)
     if not isinstance(state, Resumed):
         state = Resumed()

@@ -73,6 +73,9 @@ def test_snapshot_wins_over_an_older_or_no_checkpoint() -> None:
     older = _own_checkpoints.counts(run(1, run(10)[0][0].state_dict())[0], [])
     assert older == {"optimizer 0": 11.0}
     assert _own_checkpoints.newer(older, saved) is None
+    same = _own_checkpoints.counts(run(1, run(20)[0][0].state_dict())[0], [])
+    assert same == {"optimizer 0": 21.0}
+    assert _own_checkpoints.newer(same, saved) is None
 
 
 def test_checkpoint_of_the_script_that_is_ahead_wins() -> None:
@@ -85,7 +88,7 @@ def test_checkpoint_of_the_script_that_is_ahead_wins() -> None:
 
 def test_counts_that_disagree_or_are_absent_decide_nothing() -> None:
     assert (
-        _own_checkpoints.newer({"optimizer 0": 5.0, "scheduler 0": 1.0}, {"optimizer 0": 3.0, "scheduler 0": 3.0})
+        _own_checkpoints.newer({"optimizer 0": 9.0, "scheduler 0": 1.0}, {"optimizer 0": 3.0, "scheduler 0": 3.0})
         is None
     )
     assert _own_checkpoints.newer({}, {"optimizer 0": 3.0}) is None
