@@ -34,25 +34,25 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
-def vault_holders(pids: set[int]) -> list[str]:
-    """Processes, other than those that ran before, that hold a vault's memfd."""
+def vault_holders(job: str) -> list[str]:
+    """Processes that hold a memfd with a vault of this job; other jobs of the machine are none of ours."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
-        if int(process.name) in pids:
-            continue
         try:
             for fd in (process / "fd").iterdir():
                 if "memfd:reft-vault" in os.readlink(fd):
-                    found.append(process.name)
+                    with open(fd, "rb") as vault:
+                        if b"\0" + job.encode() + b"\0" in vault.read(512):
+                            found.append(process.name)
         except OSError:
             continue
     return found
 
 
-def leftovers(job: TrainJob, before: set[int], vaults: Path | None, clean: bool) -> list[str]:
+def leftovers(job: TrainJob, vaults: Path | None, clean: bool) -> list[str]:
     found = [f"agent {pid}" for pid in job.agents]
     found += [f"rank {pid}" for pid in rank_pids(job.job)]
-    found += [f"memfd in process {pid}" for pid in vault_holders(before)]
+    found += [f"memfd in process {pid}" for pid in vault_holders(job.job)]
     found += [str(path) for path in job.run.rglob("*")]
     kept = (
         set()
@@ -72,7 +72,6 @@ def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
     if vaults:
         vaults.mkdir()
         env["REFT_VAULT_DIR"] = str(vaults)
-    before = {int(p.name) for p in Path("/proc").glob("[0-9]*")}
     clean = ending in ("normal", "kill9_torchrun")  # ranks of a torchrun that is gone come to their end
     job = TrainJob(Torchrun(), folder, f"cleanup-{ending}")
     try:
@@ -93,9 +92,9 @@ def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
             while rank_pids(job.job) and time.monotonic() < end:
                 time.sleep(0.05)
         end = time.monotonic() + LINGER_SEC + SLACK_SEC
-        while leftovers(job, before, vaults, clean) and time.monotonic() < end:
+        while leftovers(job, vaults, clean) and time.monotonic() < end:
             time.sleep(0.05)
-        assert leftovers(job, before, vaults, clean) == []
+        assert leftovers(job, vaults, clean) == []
     finally:
         kill_all(rank_pids(job.job) + job.agents)
 
