@@ -29,6 +29,7 @@ from reft import (
     _discovery,
     _groups,
     _job,
+    _own_checkpoints,
     _registry,
     _restore,
 )
@@ -397,6 +398,7 @@ class Session:
         saved: dict[str, Any] = {
             "step": self.step,
             "closing": self.boundary.closing,
+            "counts": _own_checkpoints.counts(state.optimizers, state.schedulers),
             "groups": [
                 [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in o.param_groups] for o in state.optimizers
             ],
@@ -502,15 +504,18 @@ class Session:
             _restore.check(self.sources, point, state, job.rank)
             self._check_optimizers(state)
         except Exception as error:
-            problem = str(error) or type(error).__name__
+            problem = (
+                f"what the script builds has changed: {str(error) or type(error).__name__}. Training starts from its beginning"
+            )
+        if not problem and self.saved is not None:
+            live = _own_checkpoints.counts(state.optimizers, state.schedulers)
+            newer = _own_checkpoints.newer(live, self.saved["counts"])
+            problem = f"the script has loaded a newer checkpoint of its own, which is kept: {newer}" if newer else ""
         self.store.set(f"match/{job.rank}", problem)
         problems = [(r, bytes(self.store.get(f"match/{r}")).decode()) for r in range(job.world)]
         found = [(r, text) for r, text in problems if text]
         if found and job.rank == found[0][0]:
-            _banner.say(
-                f"rank {job.rank}: step {point.step} is not resumed, what the script builds has changed: {problem}. Training starts"
-                " from its beginning"
-            )
+            _banner.say(f"rank {job.rank}: step {point.step} is not resumed, {problem}")
         return not found
 
     # -- telling -------------------------------------------------------------------------------------------------------

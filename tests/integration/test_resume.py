@@ -252,3 +252,45 @@ def test_ranks_that_die_on_their_way_out_resume_at_the_last_step(folder: Path) -
     while agent_pids(folder) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not agent_pids(folder), "the launcher is gone, so the agent has nothing to wait for"
+
+
+OWN_CHECKPOINT = """
+import os, signal, sys, torch, torch.distributed as dist
+
+dist.init_process_group("reft")
+attempt, path = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), sys.argv[1]
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.AdamW(model.parameters())
+start = 0
+if attempt == 1:
+    saved = torch.load(path)
+    optimizer.load_state_dict(saved["optimizer"])
+    start = saved["step"]
+for step in range(start, 33):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if dist.get_rank() == 0:
+        print("attempt", attempt, "step", step, flush=True)
+    if attempt == 0 and step == 8:
+        if dist.get_rank() == 0:  # as if a later run had saved it
+            state = {k: dict(v, step=torch.tensor(30.0)) for k, v in optimizer.state_dict()["state"].items()}
+            groups = optimizer.state_dict()["param_groups"]
+            torch.save({"optimizer": {"state": state, "param_groups": groups}, "step": 30}, path)
+        dist.barrier()
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_newer_checkpoint_of_the_script_stays(folder: Path) -> None:
+    script = folder / "train.py"
+    script.write_text(OWN_CHECKPOINT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    env = os.environ | {"REFT_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    words = [*command, str(script), str(folder / "own.pt")]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "the script has loaded a newer checkpoint of its own, which is kept" in done.stderr, done.stderr
+    assert re.findall(r"attempt 1 step (\d+)", done.stdout) == ["30", "31", "32"]
