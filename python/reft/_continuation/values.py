@@ -444,13 +444,18 @@ class Encoder:
         except (TypeError, AttributeError) as error:
             return self.lost(place, type_name(type(value)), str(error))
         self._alive.append((arguments, state))
-        encoded = [self.encode(part, f"{place}<{name}>", depth + 1) for part in arguments]
+        # A position is a number of its own, whatever else that number may be in this process.
+        encoded = [
+            part if type(part) is int else self.encode(part, f"{place}<{name}>", depth + 1) for part in arguments
+        ]
         for part in encoded:
             reason = self.lost_position(part)
             if reason is not None:
                 return ("lost", reason)  # reported where it was found
         has_state = state is not iterators.NO_STATE
-        return ("iterator", name, encoded, has_state, self.encode(state, place, depth + 1) if has_state else None)
+        if has_state and type(state) is not int:
+            state = self.encode(state, place, depth + 1)
+        return ("iterator", name, encoded, has_state, state if has_state else None)
 
     def _advanced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("advanced", iterators.items_left(value))
@@ -997,6 +1002,7 @@ class Decoder:
         tree = tree_of(target)
         if len(tree.modules) != count or len(tree.tensors) != len(grads):
             return self._problem(place, node, "has other parts than the saved one")
+        tree.changed = tree.changed or bool(tensors)  # what is written now is not what this process began with
         tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
         for name, item in tensors:
             if self.resolve(item, tensor_of.get(name, MISSING), f"{place}.{name}") is not tensor_of.get(name, MISSING):

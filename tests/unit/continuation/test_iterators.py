@@ -224,6 +224,19 @@ def main():
         probe.trace(step, [tick() for tick in registry["ticks"]], [owner.calls for owner in owners], tick_global())
 main()
 """,
+    "positions_that_equal_descriptors": """
+import os
+def main():
+    opened = [os.dup(1) for _ in range(8)]
+    ids = list(range(100, 130))
+    first, second = iter(ids), enumerate(ids, 3)
+    for _ in range(4):
+        next(first)
+    for a, (b, c) in zip(itertools.islice(ids, 4, 30), second):
+        probe.step()
+        probe.trace(a, b, c, next(first))
+main()
+""",
     "stages_of_objects": """
 class Stage:
     def __init__(self, name):
