@@ -93,8 +93,6 @@ _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 _OWN_OUTSIDE = frozenset({"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"})
 
 _SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
-_PAIR = 4  # so few numbers may be descriptors: what os.pipe() gives
-
 Report = list[tuple[str, str, str]]
 GeneratorCapture = Callable[["Encoder", Any, str], Any]
 GeneratorPlan = Callable[["Decoder", Any, Any, str], Any]
@@ -113,7 +111,7 @@ class Births:
         self.recorded = False
         self.bulky: dict[str, tuple[int, int, int]] = {}
         """Identity, size and version of a dataset's large attributes by place."""
-        self.handles: dict[str, int] = {}
+        self.handles: dict[str, Any] = {}
         """Numbers by place that were descriptors, processes, threads or addresses then; see `handles`."""
 
     def note(self, value: Any, place: str) -> None:
@@ -179,12 +177,12 @@ class Encoder:
         if kind in ATOMS:
             if (kind is str or kind is bytes) and not self._take(len(value)):
                 return self._give_up(value, place, no_room(len(value)))
-            if kind is int:
-                if self.note_births and (value in self._handles or handles.is_address(value)):
-                    births.handles.setdefault(place, value)
-                elif births.handles and births.handles.get(place) == value:
-                    return KEEP  # of this process; the next one has its own
+            # Not in containers: an item that is left alone cannot be told from one that has been moved there.
+            if kind is int and place[-1:] != "]" and self._is_handle(value, place):
+                return KEEP  # of this process; the next one has its own
             return value
+        if kind is tuple and len(value) == 2 and set(map(type, value)) == {int} and self._is_handle(value, place):
+            return KEEP  # what os.pipe() gives
         known = self._index.get(id(value))
         if known is not None:
             return ("r", known)
@@ -215,9 +213,18 @@ class Encoder:
         self.nodes[index] = (node[0], birth, type_name(kind), *node[1:])
         return ("r", index)
 
+    def _is_handle(self, value: Any, place: str) -> bool:
+        """Whether a number, or a pair, was a handle of this process at the first program point and has not changed."""
+        if self.note_births:
+            numbers = value if type(value) is tuple else (value,)
+            if all(number in self._handles or handles.is_address(number) for number in numbers):
+                births.handles.setdefault(place, value)
+            return False
+        return bool(births.handles) and births.handles.get(place) == value
+
     def encode_all(self, values: Collection[Any], place: str, depth: int) -> list[Any]:
         """Encodes the items of a sequence."""
-        if set(map(type, values)) <= _NUMBERS and not (len(values) <= _PAIR and (self.note_births or births.handles)):
+        if set(map(type, values)) <= _NUMBERS:
             items = list(values)
             if self._take(9 * len(items)):
                 return items
