@@ -9,6 +9,7 @@
 
 #include "agent/agent.h"
 #include "agent/daemon.h"
+#include "agent/status.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -100,6 +101,10 @@ int main(int argc, char** argv) {
   }
   if (options.help) {
     std::fputs(reft::agent::kUsage, stdout);
+    return 0;
+  }
+  if (options.version) {
+    std::printf("reft-agent %s\n", reft::agent::kAgentVersion);
     return 0;
   }
   reft::UniqueFd parent;

@@ -10,6 +10,7 @@ namespace reft::agent {
 const char kUsage[] =
     "usage: reft-agent --run-dir DIR --job ID --node N [--vault-dir DIR] [--linger-sec S]\n"
     "                  [--metrics-port P] [--hang-suspect-sec S] [--foreground]\n"
+    "       reft-agent --version\n"
     "Keeps the vaults of one job on one node. Ranks start it; it ends by itself.\n";
 
 namespace {
@@ -37,6 +38,10 @@ Options parseOptions(const std::vector<std::string>& arguments) {
     const auto& name = arguments[i];
     if (name == "--help" || name == "-h") {
       options.help = true;
+      return options;
+    }
+    if (name == "--version") {
+      options.version = true;
       return options;
     }
     if (name == "--foreground") {

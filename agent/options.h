@@ -18,6 +18,7 @@ struct Options {
   int metrics_port = 0;
   bool foreground = false;  // no fork, log on stderr
   bool help = false;
+  bool version = false;
 
   std::string directory() const;  // <run_dir>/<job>/node-<n>
 };

@@ -155,7 +155,10 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
     modules, schedulers, scalers = live(torch.nn.Module, _SCHEDULERS, torch.amp.GradScaler)
     for module in modules:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel) and dist.is_initialized():
-            ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+            try:
+                ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+            except (KeyError, ValueError, RuntimeError):
+                continue  # of a process group that was destroyed
             for parameter in module.parameters():
                 parameter_home[id(parameter)] = ranks if len(ranks) > 1 else ()
 

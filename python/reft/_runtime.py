@@ -36,6 +36,7 @@ from reft import (
 from reft._boundary import Boundary
 
 _session: Session | None = None
+_sessions_made = 0
 _exit_failed = False
 
 
@@ -44,10 +45,15 @@ class RestoreFailed(RuntimeError):
 
 
 class Session:
-    """One rank under one default process group."""
+    """One rank under one default process group.
 
-    def __init__(self, env: dict[str, Any], job: _job.Job, store: Any) -> None:
-        self.env, self.job, self.store = env, job, store
+    Attributes:
+        number: how many default process groups this process has made, this one included: a script may train one model after
+            the other, and a snapshot belongs to one of them.
+    """
+
+    def __init__(self, env: dict[str, Any], job: _job.Job, store: Any, number: int) -> None:
+        self.env, self.job, self.store, self.number = env, job, store, number
         self.step = 0
         self.state: _discovery.State | None = None
         self.point: _restore.RestorePoint | None = None
@@ -211,6 +217,16 @@ class Session:
         self.point = _restore.RestorePoint.from_agreement(agreement)
         self.sources = _restore.Sources(self.client, self.point, job.rank, job.node)
         self.saved = pickle.loads(self._saved_objects())
+        if self.saved["session"] != self.number:
+            if job.rank == 0 and self.saved["session"] > self.number:
+                _banner.say(
+                    f"step {self.point.step} of the script's process group number {self.saved['session']} is not resumed in number"
+                    f" {self.number}, which starts from its beginning"
+                )
+            self.point = self.sources = self.saved = None
+            if own_fd >= 0:
+                os.close(own_fd)
+            return -1
         if self.point.node_of_rank[job.rank] != job.node and own_fd >= 0:
             os.close(own_fd)
             own_fd = -1
@@ -397,6 +413,7 @@ class Session:
         state = self.state
         saved: dict[str, Any] = {
             "step": self.step,
+            "session": self.number,
             "closing": self.boundary.closing,
             "counts": _own_checkpoints.counts(state.optimizers, state.schedulers),
             "groups": [
@@ -609,7 +626,8 @@ def _available_bytes(vault_dir: str) -> float:
 
 def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> None:
     """Called by the backend's creator for the default group. `store`: keys that no other attempt sees."""
-    global _session
+    global _session, _sessions_made
+    _sessions_made += 1
     if _session is not None:
         _session.stop(clean=False)
         _session = None
@@ -623,7 +641,7 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
             _banner.say(f"warning: {name} is not a setting of reft" + (f"; did you mean {nearest}?" if nearest else ""))
     if env["disable"]:
         return
-    session = Session(env, _job.identify(rank, world_size, env["job_id"]), store)
+    session = Session(env, _job.identify(rank, world_size, env["job_id"]), store, _sessions_made)
     try:
         _C.configure_faults(env["fault"], rank)
         session.start()

@@ -12,10 +12,20 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+
+
+def torchrun(script: Path | str, *arguments: str, ranks: int, options: Sequence[str] = ("--standalone",)) -> list[str]:
+    """The command that runs a script; lines that ranks print stay whole.
+
+    torchrun itself would say `python -u`, with which `print` writes a line and its end apart, as with PYTHONUNBUFFERED.
+    """
+    command = [sys.executable, "-m", "torch.distributed.run", *options, f"--nproc-per-node={ranks}"]
+    return [*command, "--no-python", "env", "-u", "PYTHONUNBUFFERED", sys.executable, str(script), *arguments]
 
 
 class Forkrun:
@@ -29,7 +39,7 @@ class Forkrun:
         """`argv`: a script and its arguments; `log` gets what all ranks say."""
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "forkrun.py")],
+                ["env", "-u", "PYTHONUNBUFFERED", sys.executable, str(HERE / "forkrun.py")],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -95,8 +105,8 @@ class Torchrun:
 
     def start(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int) -> None:
         """As Forkrun's."""
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nproc}"]
-        command += [f"--max-restarts={max_restarts}", "--monitor-interval=0.1", *argv]
+        options = ["--standalone", f"--max-restarts={max_restarts}", "--monitor-interval=0.1"]
+        command = torchrun(*argv, ranks=nproc, options=options)
         self._job = env["REFT_JOB_ID"]
         with open(log, "ab") as out:
             self._process = subprocess.Popen(

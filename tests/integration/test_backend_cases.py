@@ -11,6 +11,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("reft._C")
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
+
+from launchers import torchrun  # noqa: E402
 
 WORKER = Path(__file__).with_name("backend_worker.py")
 
@@ -24,8 +27,8 @@ def run(case: str, tmp_path: Path, ranks: int = 2, restarts: int = 0, **env: str
         "REFT_SNAPSHOT": "0",
         **env,
     }
-    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0"]
-    command += [f"--nproc-per-node={ranks}", f"--max-restarts={restarts}", "--monitor-interval=0.1", str(WORKER), case]
+    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
+    command = torchrun(WORKER, case, ranks=ranks, options=options)
     return subprocess.run(command, env=merged, text=True, capture_output=True, timeout=170, check=False)
 
 

@@ -293,6 +293,13 @@ def test_doctor_reports_an_agent_that_does_not_run(run_dir: Path, tmp_path: Path
     assert "cannot" in finding["text"]
 
 
+def test_doctor_finds_the_agent_that_is_installed(run_dir: Path) -> None:
+    native_module()
+    done = reft("doctor", "--json", run_dir=run_dir)
+    (finding,) = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "agent"]
+    assert finding["result"] == "ok" and finding["text"].startswith("reft-agent "), finding
+
+
 def test_verify_and_ls_of_something_that_is_no_vault(tmp_path: Path) -> None:
     native_module()
     (tmp_path / "rank-0.vault").write_bytes(b"x" * 10000)

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
+
+from launchers import torchrun  # noqa: E402
 
 # Two pipeline stages, as a script may write them: no data-parallel replicas whose hashes could tell the difference.
 SCRIPT = """
@@ -53,8 +56,8 @@ def folder() -> Path:
 def test_steps_that_ranks_count_differently_are_not_resumed(folder: Path) -> None:
     script = folder / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = torchrun(script, ranks=2, options=("--standalone", "--max-restarts=1"))
     env = os.environ | {"REFT_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*command, str(script)], env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 5: state and place in the loop" in done.stderr, done.stderr

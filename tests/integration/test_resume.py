@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent / "fault")]
 
-from launchers import Forkrun, TrainJob, agent_pids, kill_all, rank_pids  # noqa: E402
+from launchers import Forkrun, TrainJob, agent_pids, kill_all, rank_pids, torchrun  # noqa: E402
 
 MODELS = ["ddp", "fsdp", "plain", "two"]
 
@@ -166,16 +166,10 @@ def gpt(
         "REFT_JOB_ID": job,
         "REFT_AGENT_LINGER_SEC": "60",
     }
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        f"--nproc-per-node={ranks}",
-        "--max-restarts=2",
-    ]
-    command += [str(ROOT / "python" / "examples" / "gpt" / f"train_{script}.py"), "--backend", backend, "--steps", "12"]
-    command += ["--layers", "2", "--width", "32", "--context", "32", "--samples", "512", "--loss-log", str(log)]
+    arguments = ["--backend", backend, "--steps", "12", "--layers", "2", "--width", "32", "--context", "32", "--samples", "512"]
+    arguments += ["--loss-log", str(log)]
+    program = ROOT / "python" / "examples" / "gpt" / f"train_{script}.py"
+    command = torchrun(program, *arguments, ranks=ranks, options=("--standalone", "--max-restarts=2"))
     with open(folder / f"{name}.out", "wb") as out:
         process = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
     end = time.monotonic() + 150
@@ -242,9 +236,9 @@ def test_ranks_that_die_on_their_way_out_resume_at_the_last_step(folder: Path) -
     """The agent has heard good-bye from all, but the launcher starts them again: nothing is trained twice."""
     script = folder / "train.py"
     script.write_text(DIES_AT_EXIT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = torchrun(script, ranks=2, options=("--standalone", "--max-restarts=1"))
     env = os.environ | {"REFT_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([*command, str(script)], env=env, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "resumed at step 7" in done.stderr, done.stderr
     assert re.findall(r"attempt 1 step (\d+)", done.stdout) == ["7"]
@@ -287,10 +281,51 @@ for step in range(start, 33):
 def test_a_newer_checkpoint_of_the_script_stays(folder: Path) -> None:
     script = folder / "train.py"
     script.write_text(OWN_CHECKPOINT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    command = torchrun(script, ranks=2, options=("--standalone", "--max-restarts=1"))
     env = os.environ | {"REFT_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    words = [*command, str(script), str(folder / "own.pt")]
+    words = [*command, str(folder / "own.pt")]
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "the script has loaded a newer checkpoint of its own, which is kept" in done.stderr, done.stderr
     assert re.findall(r"attempt 1 step (\d+)", done.stdout) == ["30", "31", "32"]
+
+
+TWO_TRAININGS = """
+import sys, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+again = sys.argv[1] == "reft"  # gloo alone meets stale addresses when a group is made again under torchrun
+
+def train(seed):
+    torch.manual_seed(seed)
+    if again or not dist.is_initialized():
+        dist.init_process_group(sys.argv[1])
+    model = DistributedDataParallel(torch.nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        optimizer.step()
+        print(dist.get_rank(), seed, step, loss.item().hex(), flush=True)
+    if again:
+        dist.destroy_process_group()
+
+train(1)
+train(2)
+"""
+
+
+@pytest.mark.timeout(120)
+def test_a_second_training_in_the_same_process_gets_nothing_of_the_first(folder: Path) -> None:
+    script = folder / "train.py"
+    script.write_text(TWO_TRAININGS)
+    command = torchrun(script, ranks=2)
+    env = os.environ | {"REFT_RUN_DIR": str(folder), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    lines = []
+    for backend in ("gloo", "reft"):
+        done = subprocess.run([*command, backend], env=env, capture_output=True, text=True, timeout=100)
+        assert done.returncode == 0, done.stderr
+        assert "resum" not in done.stderr, done.stderr
+        lines.append(sorted(done.stdout.splitlines()))
+    assert lines[0] == lines[1] and len(lines[0]) == 20

@@ -14,6 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "fault")]
+
+from launchers import torchrun  # noqa: E402
+
 TRAIN = ROOT / "python" / "examples" / "gpt" / "train_ddp.py"
 STEPS = 14
 
@@ -34,10 +38,10 @@ class Job:
         environment |= {"OMP_NUM_THREADS": "1"} | env
         self.nodes = []
         for node, output in enumerate(self.outputs):
-            command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
-                       "--max-restarts=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{self.port}", f"--rdzv-id={self.id}",
-                       str(TRAIN), "--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0",
-                       "--step-delay-ms", "50", "--loss-log", str(self.log)]  # fmt: skip
+            options = ["--nnodes=2", f"--node-rank={node}", "--max-restarts=3", "--rdzv-backend=c10d",
+                       f"--rdzv-endpoint=localhost:{self.port}", f"--rdzv-id={self.id}"]  # fmt: skip
+            arguments = ["--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0", "--step-delay-ms", "50"]
+            command = torchrun(TRAIN, *arguments, "--loss-log", str(self.log), ranks=1, options=options)
             self.nodes.append(subprocess.Popen(command, env=environment, stdout=output.open("w"), stderr=subprocess.STDOUT))
 
     def wait_for_step(self, step: int) -> None:

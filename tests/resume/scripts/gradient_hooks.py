@@ -1,4 +1,4 @@
-# ranks: 2; kills: 2 5 8
+# ranks: 2; kills: 6 7 9
 # Evaluation inside the loop that moves the random state; weights clipped after the step; a frozen part; global counters.
 import torch
 import torch.distributed as dist
