@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-SOURCES = Path(__file__).parents[2] / "python"
+_found = importlib.util.find_spec("reft_autoload")
+assert _found is not None and _found.origin is not None
+SOURCES = Path(_found.origin).parent  # the sources if the install is editable
 
 USE = """
 import tempfile
