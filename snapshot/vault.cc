@@ -56,15 +56,20 @@ uint64_t fileBytes(int fd) {
   return static_cast<uint64_t>(info.st_size);
 }
 
-// Touches every page, so that the first snapshot does not pay for it.
-void populate(std::byte* data, uint64_t bytes) {
+// Touches every page of a mapping of `fd` at `offset`, so that the first snapshot does not pay for it.
+void populate(int fd, uint64_t offset, std::byte* data, uint64_t bytes) {
   if (::madvise(data, bytes, MADV_POPULATE_WRITE) == 0) {
     return;
   }
+  const std::string what = "taking " + std::to_string(bytes) + " bytes for the vault";
   if (errno == ENOMEM || errno == EFAULT || errno == ENOSPC) {
-    throw SystemError("touching " + std::to_string(bytes) + " bytes of vault");
+    throw SystemError(what, errno == EFAULT ? ENOSPC : errno);  // EFAULT: the file system had no page to give
   }
-  for (uint64_t at = 0; at < bytes; at += kPage) {  // kernels before 5.14
+  // Kernels before 5.14. Touching a page that cannot be had would kill the process, so all are allocated first.
+  if (const int failed = ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes)); failed != 0) {
+    throw SystemError(what, failed);
+  }
+  for (uint64_t at = 0; at < bytes; at += kPage) {
     auto* byte = reinterpret_cast<volatile std::byte*>(data + at);
     *byte = *byte;
   }
@@ -144,7 +149,7 @@ std::unique_ptr<Vault> Vault::create(const VaultIdentity& identity, uint32_t slo
     throw SystemError("sealing the vault");
   }
   vault->fixed_ = Mapping(vault->fd_.get(), 0, bytes, true);
-  populate(vault->fixed_.data(), bytes);
+  populate(vault->fd_.get(), 0, vault->fixed_.data(), bytes);
   std::memcpy(static_cast<void*>(vault->superblock()), &block, sizeof(block));
   if (!temporary.empty() && ::rename(temporary.c_str(), path.c_str()) != 0) {
     throw SystemError("renaming the vault to " + path);
@@ -247,7 +252,7 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
     throw SystemError("growing the vault by " + std::to_string(extent.bytes) + " bytes");
   }
   try {
-    populate(mapping.data(), extent.bytes);
+    populate(fd_.get(), extent.offset, mapping.data(), extent.bytes);
   } catch (...) {
     // Give back what was touched before memory ran out. The length stays (a memfd is sealed against shrinking), for the
     // next attempt to use.

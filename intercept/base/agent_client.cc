@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
@@ -36,6 +37,29 @@ Milliseconds until(SteadyTime deadline) {
   return std::max(Milliseconds(0), std::chrono::ceil<Milliseconds>(deadline - std::chrono::steady_clock::now()));
 }
 
+// Who listened at the other end of a connected socket.
+ucred listenerOf(int socket) {
+  ucred peer{};
+  socklen_t size = sizeof(peer);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+    throw SystemError("getsockopt SO_PEERCRED");
+  }
+  return peer;
+}
+
+// What the agent answers when it refuses, {"what", "hint"}, as a sentence.
+std::string refusalText(const std::string& payload) {
+  const auto fields = nlohmann::json::parse(payload, nullptr, false);
+  if (!fields.is_object() || !fields.contains("what") || !fields["what"].is_string()) {
+    return payload;
+  }
+  std::string text = fields["what"].get<std::string>();
+  if (fields.contains("hint") && fields["hint"].is_string() && !fields["hint"].get_ref<const std::string&>().empty()) {
+    text += "; " + fields["hint"].get<std::string>();
+  }
+  return text;
+}
+
 // An empty descriptor means that nobody listens (yet).
 UniqueFd tryConnect(const std::string& path) {
   sockaddr_un address{};
@@ -57,11 +81,7 @@ UniqueFd tryConnect(const std::string& path) {
     }
     throw SystemError("connect " + path);
   }
-  ucred peer{};
-  socklen_t size = sizeof(peer);
-  if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
-    throw SystemError("getsockopt SO_PEERCRED");
-  }
+  const ucred peer = listenerOf(socket.get());
   if (peer.uid != ::geteuid()) {
     throw Corruption(path + ": whoever listens runs as user " + std::to_string(peer.uid) + ", expected " +
                      std::to_string(::geteuid()));
@@ -196,7 +216,7 @@ wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire
   if (!ended) {
     throw Timeout("the agent did not answer within " + std::to_string(timeout.count()) + " ms");
   }
-  throw PeerFailure(refusal ? "the agent answered: " + refusal.mapped().payload : "the agent left before it answered");
+  throw PeerFailure(refusal ? "the agent answered: " + refusalText(refusal.mapped().payload) : "the agent left before it answered");
 }
 
 void AgentClient::bye() {
@@ -255,9 +275,16 @@ void AgentClient::connectOnce(Milliseconds timeout) {
 bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
   decoder_ = wire::FrameDecoder();
   wire::sendFrame(socket.get(), wire::Type::kHello, options_.hello);
-  wire::Frame frame = wire::receiveFrame(socket.get(), decoder_, timeout);
+  wire::Frame frame{};
+  try {
+    frame = wire::receiveFrame(socket.get(), decoder_, timeout);
+  } catch (const Timeout&) {
+    const std::string pid = std::to_string(listenerOf(socket.get()).pid);
+    throw Timeout("the agent at " + options_.socket_path + " (pid " + pid + ") does not answer; if it is stopped, `kill -CONT " +
+                  pid + "` lets it go on");
+  }
   if (frame.type == wire::Type::kError) {
-    throw Unavailable("the agent refuses this rank: " + frame.payload);
+    throw Unavailable("the agent refuses this rank: " + refusalText(frame.payload));
   }
   if (frame.type != wire::Type::kWelcome) {
     throw Corruption("the agent at " + options_.socket_path + " answered hello with message " +

@@ -105,9 +105,8 @@ class Session:
         try:
             path = ""
             if env["vault_dir"]:
-                folder = Path(env["vault_dir"]) / job.id
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                path = str(folder / f"rank-{job.rank}.vault")
+                path = self._vault_path(job.rank)
+                Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.engine = _C.SnapshotEngine(
                 client=self.client,
                 job=job.id,
@@ -168,6 +167,9 @@ class Session:
             argv += ["--metrics-port", str(env["metrics_port"])]
         return argv
 
+    def _vault_path(self, rank: int) -> str:
+        return str(Path(self.env["vault_dir"]) / self.job.id / f"rank-{rank}.vault")
+
     def _agree(self) -> int:
         """Publishes what this node has of this rank, and decides with all others. Returns the own vault or -1."""
         job = self.job
@@ -188,7 +190,8 @@ class Session:
                 for fault in faults:
                     _banner.say(f"damaged snapshot: {fault}; another source is used if there is one")
             except _C.Corruption as error:
-                _banner.say(f"vault of rank {rank} is not usable: {error}")
+                place = f" ({self._vault_path(rank)})" if self.env["vault_dir"] else ""
+                _banner.say(f"vault of rank {rank}{place} is not usable: {error}; another source is used if there is one")
             finally:
                 if rank == job.rank:
                     own_fd = fd
@@ -404,7 +407,8 @@ class Session:
             raise _C.Unavailable(
                 f"snapshots need {_banner.size(need)} of host memory on this node ({_banner.size(per_rank)} per rank,"
                 f" {self.env['snapshot_slots']} slots, {self.job.local_world} ranks) and {_banner.size(limit)} may be taken;"
-                " training goes on without snapshots. Use more data-parallel ranks, or set REFT_SNAPSHOT_HOST_BYTES"
+                " training goes on without snapshots. More data-parallel ranks make the shares smaller, REFT_VAULT_DIR puts the"
+                " vaults on a disk, REFT_SNAPSHOT_HOST_BYTES says how much may be taken"
             )
 
     def _objects(self, frame: FrameType) -> bytes:
@@ -648,7 +652,8 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
     except Exception as error:
         if env["strict"]:
             raise
-        _banner.say(f"rank {rank}: training goes on without snapshots: {error}")
+        beginning = " and from its beginning" if session.job.attempt > 0 and session.point is None else ""
+        _banner.say(f"rank {rank}: training goes on without snapshots{beginning}: {error}")
         session.stop(clean=False)
         return
     _session = session
