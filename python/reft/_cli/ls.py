@@ -36,6 +36,25 @@ def rows(listing: dict[str, Any]) -> list[tuple[int, str, int, dict[str, Any] | 
     return result
 
 
+def _table(listings: list[dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in ("rank", "slot", "state", "step", "payload", "regions", "vault"):
+        table.add_column(name, justify="left" if name == "state" else "right", no_wrap=True)
+    for listing in listings:
+        for index, state, step, found in rows(listing):
+            first = index == 0
+            table.add_row(
+                str(listing["rank"]) if first else "",
+                str(index),
+                Text(state, style={"sealed": "green", "damaged": "bold red"}.get(state, "")),
+                words.step(step) if state != "empty" else "-",
+                words.size(found["payload_bytes"]) if found else "-",
+                str(found["regions"]) if found else "-",
+                words.size(listing["bytes"]) if first else "",
+            )
+    return table
+
+
 @click.command("ls")
 @click.option("--vault-dir", metavar="DIR", help="List the vault files there instead of asking agents.")
 @agents.common_options
@@ -49,25 +68,10 @@ def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json
     if as_json:
         agents.print_json({"vaults": listings})
     else:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("rank", "slot", "state", "step", "payload", "regions", "vault", "job"):
-            table.add_column(name, justify="left" if name in ("state", "job") else "right", no_wrap=True)
-        for listing in listings:
-            for index, state, step, found in rows(listing):
-                first = index == 0
-                table.add_row(
-                    str(listing["rank"]) if first else "",
-                    str(index),
-                    Text(state, style={"sealed": "green", "damaged": "bold red"}.get(state, "")),
-                    words.step(step) if state != "empty" else "-",
-                    words.size(found["payload_bytes"]) if found else "-",
-                    str(found["regions"]) if found else "-",
-                    words.size(listing["bytes"]) if first else "",
-                    str(listing["job"]) if first else "",
-                )
         console = words.console()
-        if table.row_count:
-            console.print(table)
+        for job in dict.fromkeys(str(listing["job"]) for listing in listings if "job" in listing):
+            console.print(Text(f"job {job}", style="bold"), soft_wrap=True)
+            console.print(_table([listing for listing in listings if listing.get("job") == job]))
         for listing in listings:
             if "error" in listing:
                 console.print(Text(f"{listing['vault']}: {listing['error']}", style="bold red"))
