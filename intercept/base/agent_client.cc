@@ -64,12 +64,17 @@ std::string refusalText(const std::string& payload) {
 UniqueFd tryConnect(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  if (path.size() >= sizeof(address.sun_path)) {
-    throw InvalidArgument(
-        "path of the agent's socket", "'" + path + "'",
-        "at most " + std::to_string(sizeof(address.sun_path) - 1) + " bytes; set a shorter REFT_RUN_DIR");
+  UniqueFd directory;
+  std::string name = path;
+  if (name.size() >= sizeof(address.sun_path)) {  // too long for the kernel: by way of its folder
+    const size_t slash = path.rfind('/');
+    directory.reset(::open(path.substr(0, slash).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    if (!directory) {
+      return UniqueFd();  // nobody has made it (yet)
+    }
+    name = "/proc/self/fd/" + std::to_string(directory.get()) + path.substr(slash);
   }
-  std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+  std::memcpy(address.sun_path, name.c_str(), name.size() + 1);
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket) {
     throw SystemError("socket");

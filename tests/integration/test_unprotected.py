@@ -40,7 +40,7 @@ dist.destroy_process_group()
 def test_a_loop_without_an_optimizer_is_said_to_be_unprotected(tmp_path: Path) -> None:
     script, enough, said = tmp_path / "train.py", tmp_path / "enough", tmp_path / "said"
     script.write_text(SCRIPT)
-    run_dir = tempfile.mkdtemp(prefix="reft-un-")
+    run_dir = tempfile.mkdtemp(prefix="reft-" + "long-" * 25)  # longer than the address of a socket can be
     env = os.environ | {
         "REFT_RUN_DIR": run_dir, "REFT_JOB_ID": "unprotected", "REFT_SNAPSHOT_ALARM_SEC": "1", "REFT_AGENT_LINGER_SEC": "1",
         "OMP_NUM_THREADS": "1",
