@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("reft._C")
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
 
-from launchers import torchrun  # noqa: E402
+from launchers import kill_all, rank_pids, torchrun  # noqa: E402
 
 # An update that no torch.optim optimizer makes, until somebody says that it is enough.
 SCRIPT = """
@@ -56,5 +56,6 @@ def test_a_loop_without_an_optimizer_is_said_to_be_unprotected(tmp_path: Path) -
             assert job.wait(60) == 0, said.read_text()
         finally:
             job.kill()
+            kill_all(rank_pids("unprotected"))  # they do not end with their launcher
             shutil.rmtree(run_dir, ignore_errors=True)
     assert "call reft.step() after each training step" in said.read_text()
