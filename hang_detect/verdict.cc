@@ -16,8 +16,10 @@
 // part of it waits behind them; and ranks in a circle hold up each other for good. Dead and stopped ranks wait for
 // nobody, whatever their op log says, and are waited for by those who share an open op with them.
 //
-// An op is *held* while its caller is inside the call or inside wait(). An op on a device lets the caller go on, and
-// the log seldom learns that it is done; so an open op that is not held counts only where a member has not begun it.
+// An op is *held* while its caller is inside the call or inside wait(); or, without such a mark, while the main thread
+// stands where futures are waited for: DDP asks each op for its future, and waits for them at the end of backward. An op
+// on a device lets the caller go on, and the log seldom learns that it is done; so an open op that is not held counts
+// only where a member has not begun it, and not if the stack shows that the rank is about something else.
 //
 // Where ranks disagree about what op n of a group is, the numbers after n mean nothing: that is looked at first. Where an
 // edge leads out of what is seen, where ends and circles are both found, or where two sides are equally likely, the
@@ -51,6 +53,10 @@ bool hasRoot(OpKind kind) {
 
 bool mayRunOnDevice(const OpEntry& op) {
   return words::isOpen(op) && op.wait_end_ns != 0;
+}
+
+bool isUnwaited(const OpEntry& op) {
+  return words::isOpen(op) && op.enqueued_ns != 0 && op.wait_begin_ns == 0;
 }
 
 bool stopped(const RankEvidence& rank) {
@@ -114,6 +120,7 @@ class Engine {
     edges_.resize(ranks_.size());
     outside_.resize(ranks_.size());
     stuck_.resize(ranks_.size());
+    place_.resize(ranks_.size(), Place::kNotLooked);
   }
 
   Verdict run() {
@@ -130,6 +137,43 @@ class Engine {
   }
 
  private:
+  // --- where ranks stand
+
+  enum class Place : uint8_t {
+    kNotLooked,
+    kUnknown,    // no stack, or one that may wait for an op in a call that has no name
+    kFutures,    // waits for whatever futures it took
+    kElsewhere,  // waits for something that is no op
+  };
+
+  Place placeOf(size_t r) const {
+    if (place_[r] == Place::kNotLooked) {
+      place_[r] = look(ranks_[r]);
+    }
+    return place_[r];
+  }
+
+  static Place look(const RankEvidence& rank) {
+    const Culprit place = describe(rank);
+    const Stacks stacks = parseStacks(rank.stacks_text);
+    for (const ThreadStack& thread : stacks.threads) {
+      if (thread.main && !thread.frames.empty()) {
+        const StackFrame& top = thread.frames.front();
+        // What backward() itself computes shows here, too, but not for long.
+        if ((top.file.ends_with("torch/autograd/graph.py") && top.function == "_engine_run_backward") ||
+            (top.file.ends_with("torch/futures/__init__.py") && (top.function == "wait" || top.function == "value"))) {
+          return Place::kFutures;
+        }
+      }
+    }
+    const bool waits_otherwise = !place.reason.empty() && place.reason != "user_code" && place.reason != "busy";
+    return waits_otherwise || contains(rank.wait_channel, {"nanosleep"}) ? Place::kElsewhere : Place::kUnknown;
+  }
+
+  bool held(size_t r, const OpEntry& op) const {
+    return words::isHeld(op) || (isUnwaited(op) && placeOf(r) == Place::kFutures);
+  }
+
   // --- the graph
 
   void index() {
@@ -214,8 +258,8 @@ class Engine {
         op_of[member.rank] = op;
         found.ranks.push_back(ranks_[member.rank].rank);
       }
-      found.waited_for = found.waited_for || std::any_of(member.from(seq), member.ops.end(), [](const OpEntry* op) {
-                           return words::isHeld(*op) || op->failed;
+      found.waited_for = found.waited_for || std::any_of(member.from(seq), member.ops.end(), [&](const OpEntry* op) {
+                           return held(member.rank, *op) || op->failed;
                          });
     }
     if (sides.size() < 2) {
@@ -259,17 +303,17 @@ class Engine {
   }
 
   // The ops of a group that are worth looking at: where members are held, and the first that a member has not begun.
-  static std::set<uint32_t> questionable(const Group& group) {
+  std::set<uint32_t> questionable(const Group& group) const {
     std::set<uint32_t> result;
     std::optional<uint32_t> slowest, first_missed;
     for (const Member& member : group.members) {
       if (member.reaches) {
         slowest = std::min(slowest.value_or(member.newest), member.newest);
       }
-      const auto held =
-          std::find_if(member.ops.begin(), member.ops.end(), [](const OpEntry* op) { return words::isHeld(*op); });
-      if (held != member.ops.end()) {
-        result.insert((*held)->seq);
+      const auto first = std::find_if(member.ops.begin(), member.ops.end(),
+                                      [&](const OpEntry* op) { return held(member.rank, *op); });
+      if (first != member.ops.end()) {
+        result.insert((*first)->seq);
       }
     }
     for (const Member& member : group.members) {
@@ -309,13 +353,15 @@ class Engine {
         continue;
       }
       const auto at = member.from(seq);
-      bool held = at != member.ops.end() && (*at)->seq == seq && words::isHeld(**at);
-      if (!held && !missing.empty()) {
+      bool waits = at != member.ops.end() && (*at)->seq == seq && held(member.rank, **at);
+      if (!waits && !missing.empty()) {
         // Later ops of the group wait behind this one, which may be over for this rank (as for a broadcast's root).
-        held = std::any_of(at, member.ops.end(),
-                           [](const OpEntry* later) { return words::isHeld(*later) || mayRunOnDevice(*later); });
+        waits = std::any_of(at, member.ops.end(), [&](const OpEntry* later) {
+          return held(member.rank, *later) || mayRunOnDevice(*later) ||
+                 (isUnwaited(*later) && placeOf(member.rank) != Place::kElsewhere);
+        });
       }
-      if (held) {
+      if (waits) {
         waiting.push_back(member.rank);
         sample = sample != nullptr ? sample : member.find(seq);
       }
@@ -375,7 +421,7 @@ class Engine {
         continue;
       }
       for (const OpEntry* op : member.p2p) {
-        if (words::isHeld(*op)) {
+        if (held(member.rank, *op)) {
           message(group, member, *op);
         }
       }
@@ -436,7 +482,7 @@ class Engine {
   void coalesced() {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       for (const OpEntry& op : ranks_[r].tail) {
-        if (op.kind == OpKind::kCoalesced && words::isHeld(op) && !outOfAction(ranks_[r])) {
+        if (op.kind == OpKind::kCoalesced && held(r, op) && !outOfAction(ranks_[r])) {
           outside_[r] = true;
           waits_.insert(r);
           told_.emplace_back(1, "rank " + std::to_string(ranks_[r].rank) +
@@ -715,16 +761,16 @@ class Engine {
   bool familiar() const {
     for (const size_t r : waits_) {
       const RankEvidence& rank = ranks_[r];
-      for (const OpEntry& held : rank.tail) {
-        if (held.kind == OpKind::kStep || !words::isHeld(held)) {
+      for (const OpEntry& open : rank.tail) {
+        if (open.kind == OpKind::kStep || !held(r, open)) {
           continue;
         }
         size_t before = 0;
         uint64_t longest = 0;
         for (const OpEntry& op : rank.tail) {
-          const bool same = op.kind == held.kind && op.group == held.group && op.call_site == held.call_site &&
-                            op.bytes == held.bytes;
-          if (same && !words::isHeld(op) && !op.failed) {
+          const bool same = op.kind == open.kind && op.group == open.group && op.call_site == open.call_site &&
+                            op.bytes == open.bytes;
+          if (same && !held(r, op) && !op.failed) {
             ++before;
             longest = std::max(longest, op.done_ns > op.begin_ns ? op.done_ns - op.begin_ns : 0);
           }
@@ -847,7 +893,7 @@ class Engine {
 
   OpKind heldKind(size_t r) const {
     for (auto op = ranks_[r].tail.rbegin(); op != ranks_[r].tail.rend(); ++op) {
-      if (op->kind != OpKind::kStep && words::isHeld(*op)) {
+      if (op->kind != OpKind::kStep && held(r, *op)) {
         return op->kind;
       }
     }
@@ -855,12 +901,13 @@ class Engine {
   }
 
   std::string whereInOp(int number) const {
-    for (const RankEvidence& rank : ranks_) {
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      const RankEvidence& rank = ranks_[r];
       if (rank.rank != number) {
         continue;
       }
       for (auto op = rank.tail.rbegin(); op != rank.tail.rend(); ++op) {
-        if (op->kind != OpKind::kStep && words::isHeld(*op)) {
+        if (op->kind != OpKind::kStep && held(r, *op)) {
           const auto site = rank.call_sites.find(op->call_site);
           return ": it is in " + words::opName(*op, rank) +
                  (site == rank.call_sites.end() ? "" : ", called at " + words::printable(site->second, 100));
@@ -991,7 +1038,10 @@ class Engine {
               (dead_child != rank.children.end() ? ", whose worker pid " + std::to_string(dead_child->pid) + " is dead"
                                                  : std::string()) +
               at);
-    } else if (contains(names, {"torch/_dynamo", "torch/_inductor", "/triton/"})) {
+    } else if (contains(names, {"torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py:compile_fx",
+                                "torch/_inductor/graph.py:", "torch/_inductor/async_compile.py",
+                                "triton_heuristics.py:autotune", "/triton/compiler/", "/triton/runtime/autotuner.py"})) {
+      // Frames of compiled code that only runs are in those folders, too.
       say("compiling", "compiles" + at);
     } else if (contains(names, {"profiler/profiler.py", "autograd/profiler.py:__exit__"})) {
       say("profiling", "writes a profile" + at);
@@ -1022,6 +1072,7 @@ class Engine {
   std::vector<std::vector<size_t>> edges_;  // ranks first, then ops
   std::vector<bool> outside_;               // waits for somebody who is not seen
   std::vector<bool> stuck_;                 // waits for nobody, and does not go on
+  mutable std::vector<Place> place_;        // by rank, where it was looked for
   std::set<size_t> waits_;
   std::set<std::pair<size_t, size_t>> p2p_mismatch_;
   std::map<std::string, std::vector<size_t>> odd_ranks_;  // by group: the minority, or all sides

@@ -1,0 +1,597 @@
+"""Hangs jobs in every way that needs no GPU, lets others look as if they hung, and checks who is named.
+
+    hang_campaign.py [--cases N] [--seed S] [--only REGEX] [--suspect SEC] [--jobs J] [--json FILE] [--keep] [--list]
+
+Each case is a job of real ranks over reft's backend (gloo inside) that trains a few steps before `hang_worker.py` does what
+the case says. Ground truth is in the table below, and comes from the injection alone: who must be named, or between whom it
+is right to be undecided; and the classes that are right. The instant of injection is written by the rank that errs, on the
+clock that the verdict's time is on.
+
+Results: `exact`, `undecidable` (said where the table allows it: right; elsewhere: not reached, no more than that), `none` (no
+verdict in time), `WRONG` (anybody named who is not at fault). Healthy cases (N, S): `quiet`, or `WRONG` if a verdict of state
+hang was written. The exit status is that of the worst: 1 if anything is WRONG.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import ctypes
+import json
+import os
+import queue
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
+
+from launchers import Forkrun, agent_pids, kill_all, rank_pids  # noqa: E402
+
+OPS = {"op_mismatch", "size_mismatch", "dtype_mismatch", "root_mismatch"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job.
+
+    Attributes:
+        row: of the fault matrix.
+        fault: function of the worker.
+        named: who must be named; empty for healthy cases and where nobody can be.
+        between: the candidates of a verdict that is rightly undecidable.
+        may_be_open: undecidable is right, or as good as naming.
+        classes: that are right; empty: any.
+        outside: what the campaign does to the job after the injection.
+        ask: the verdict is asked for by `reft stack` rather than waited for.
+        quick: in the tests' subset.
+    """
+
+    row: str
+    fault: str
+    layout: str = "plain"
+    world: int = 4
+    rank: int = 0
+    named: frozenset[int] = frozenset()
+    between: frozenset[int] | None = None
+    may_be_open: bool = False
+    classes: frozenset[str] = frozenset()
+    where: str = "between"
+    hold: bool = False
+    outside: str = ""
+    ask: str = ""
+    healthy: bool = False
+    late: bool = False
+    quick: bool = False
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        place = "" if self.where == "between" else ".middle"
+        outside = f".{self.outside}" if self.outside else ""
+        return f"{self.row}.{self.fault}{outside}{place}.{self.layout}{self.world}.r{self.rank}"
+
+
+def matrix() -> list[Case]:
+    """All cases."""
+    cases: list[Case] = []
+
+    def positions(world: int) -> list[int]:
+        return [0, world - 1] if world == 2 else [0, world // 2, world - 1]
+
+    def add(row: str, fault: str, classes: str, layouts: str, ranks: Iterable[int] | None = None, **more: Any) -> None:
+        """`layouts`: as "ddp2 pipe4"; `ranks`: all positions by default."""
+        for layout in layouts.split():
+            kind, world = layout.rstrip("0123456789"), int(re.sub(r"\D", "", layout))
+            for rank in positions(world) if ranks is None else [r if r >= 0 else world + r for r in ranks]:
+                case = Case(
+                    row, fault, kind, world, rank, frozenset({rank}), classes=frozenset(classes.split()), **more
+                )
+                cases.append(case)
+
+    # A: the host side of one rank.
+    add("H01", "fault_data_sleep", "data_loading", "plain2 ddp4", [-1])
+    add("H01", "fault_data_loop", "data_loading", "pipe4", [0])
+    add("H01", "fault_data_inline", "data_loading user_code", "ddp2", [0])
+    add("H03", "fault_data_lock", "data_loading", "ddp2 plain4", [0])
+    add("H04", "fault_fifo", "blocking_io", "plain2 tpdp4", [-1])
+    add("H04", "fault_socket", "blocking_io", "pipe4", [1])
+    add("H05", "fault_uninterruptible", "uninterruptible", "plain2 ddp4", [-1])
+    add("H06", "fault_regex", "busy", "ddp2 plain4", [0])
+    add("H06", "fault_gil", "user_code", "pipe4", [2])
+    add("H07", "fault_locks", "user_code waits_for_thread", "plain4", [2])
+    add("H08", "fault_inversion", "user_code waits_for_thread", "ddp2", [-1])
+    add("H09", "fault_loop", "busy", "plain2 pipe4", [-1])
+    add("H10", "fault_save", "checkpoint_io", "plain4 ddp2", [0])
+    add("H11", "fault_async_save", "checkpoint_io waits_for_thread", "plain4", [0])
+    add("H12", "fault_stop", "stopped", "plain2 ddp4 pipe4", [-1])
+    add("H12", "fault_none", "stopped", "ddp4 plain4 tpdp4 pipe4", None, outside="stop")
+    add("H13", "fault_debugger", "debugger", "plain2 ddp4", [0])
+    add("H14", "fault_child", "waits_for_child", "plain4", [0])
+    add("H15", "fault_left", "user_code ended_early", "plain2 ddp4", [-1])
+    add("H15", "fault_shutdown", "ended_early", "plain4 pipe4", [0])
+    add("H16", "fault_dead_thread", "waits_for_thread", "plain4 ddp2", [-1])
+    add("H16", "fault_join", "waits_for_thread", "plain2", [0])
+    add("H00", "fault_sleep", "user_code", "plain2 ddp2 ddp4 plain4")
+    # D42: pipelines and layouts of several groups, where most ranks wait behind others that wait.
+    add("H42", "fault_sleep", "user_code", "pipe4 tpdp4 pipedp4")
+    add("H42", "fault_sleep", "user_code", "ddp4 pipe4 tpdp4 pipedp4", [1], where="middle")
+    add("H42", "fault_sleep", "user_code", "pipe8 pipedp8")
+    add("H42", "fault_stop", "stopped", "pipedp8", [4])
+    add("H42", "fault_loop", "busy", "pipe8", [7])
+    # B: dead ranks. The launcher is slow to notice, and the others' clean-up hangs.
+    dead: dict[str, Any] = {"hold": True, "outside": "slow_launcher"}
+    add("H20", "fault_exit", "dead", "ddp4 plain2", [-1], **dead)
+    add("H20", "fault_raise", "dead", "plain4", [0], **dead)
+    add("H21", "fault_kill", "dead", "plain2 ddp4 pipe4 tpdp4", None, **dead)
+    add("H21", "fault_kill", "dead", "ddp4 pipe4", [2], where="middle", **dead)
+    add("H21", "fault_kill", "dead", "pipedp8", [3], **dead)
+    add("H22", "fault_segv", "dead", "ddp4", [1], **dead)
+    add("H22", "fault_abort", "dead", "plain4", [3], **dead)
+    # C: wrong use of collectives.
+    for fault, row, classes in [
+        ("ops_extra_barrier", "H14", "op_mismatch"),
+        ("ops_extra_reduce", "H14", "size_mismatch op_mismatch"),
+        ("ops_skip", "H35", "op_mismatch size_mismatch"),
+        ("ops_order", "H30", "op_mismatch"),
+        ("ops_size", "H31", "size_mismatch"),
+        ("ops_root", "H33", "root_mismatch"),
+    ]:
+        add(row, fault, classes, "plain4", hold=True)
+        for rank in (0, 1):
+            cases.append(
+                Case(
+                    "H36",
+                    fault,
+                    "plain",
+                    2,
+                    rank,
+                    between=frozenset({0, 1}),
+                    classes=frozenset(classes.split()),
+                    hold=True,
+                )
+            )
+    add("H32", "ops_dtype", "dtype_mismatch", "plain4", [0, 2], ask="disagreement", hold=True)
+    add("H35", "ops_subgroup", "cycle", "plain4", may_be_open=True, between=None, hold=True)
+    add("H40", "ops_two_groups", "cycle", "plain4 plain8", [0, -1], may_be_open=True, hold=True)
+    everyone = frozenset(range(4))
+    cases.append(Case("H40", "ops_ring", between=everyone, classes=frozenset({"cycle"})))
+    cases.append(Case("H30", "ops_half", rank=1, between=everyone, classes=frozenset({"op_mismatch"}), hold=True))
+    cases.append(Case("H30", "ops_half", world=8, rank=6, between=frozenset(range(8)), classes=frozenset({"op_mismatch"}), hold=True))
+    # D: messages.
+    for rank in (0, 3):
+        pair = frozenset({rank, rank ^ 1})
+        for fault, row, classes in [
+            ("ops_crossed_sends", "H41", "crossed_sends"),
+            ("ops_crossed_recvs", "H41", "crossed_recvs"),
+            ("ops_tag", "H44", "p2p_mismatch"),
+        ]:
+            cases.append(Case(row, fault, rank=rank, between=pair, classes=frozenset({classes})))
+        more = frozenset({"p2p_count_mismatch", "op_mismatch"})
+        cases.append(Case("H43", "ops_one_message_more", rank=rank, between=pair, classes=more))
+    cases.append(Case("H43", "ops_any_source", rank=2, between=frozenset({2}), may_be_open=True))
+    add("H00", "ops_uneven_then_sleep", "user_code", "plain4")
+    add("H00", "ops_object", "user_code", "plain4", [1])
+    add("H00", "ops_async", "user_code", "plain2 plain4", [0, -1])
+    # P7: three ranks wait for a key, the fourth for them.
+    cases.append(Case("H25", "ops_store", rank=0, named=frozenset({1, 2, 3}), may_be_open=True))
+
+    # Healthy.
+    def well(row: str, fault: str, layout: str = "plain4", rank: int = 0, **more: Any) -> None:
+        kind, world = layout.rstrip("0123456789"), int(re.sub(r"\D", "", layout))
+        cases.append(Case(row, fault, kind, world, rank, healthy=True, **more))
+
+    well("N01", "busy_all_compute")
+    well("N02", "busy_compile")
+    well("N02", "busy_compile", "ddp2", 1)
+    well("N03", "busy_all_idle")
+    well("N04", "busy_one_sleep_new_place")
+    well("N04", "busy_one_sleep_new_place", "ddp4", 2)
+    well("N05", "busy_checkpoint")
+    well("N05", "busy_checkpoint", "ddp4", 3)
+    well("N06", "busy_load")
+    well("N07", "busy_one_compute", "ddp4")
+    well("N08", "busy_data_warmup")
+    well("N09", "busy_gc")
+    well("N10", "busy_new_group", "plain4", 1)
+    well("N13", "busy_all_idle", "ddp2")
+    well("N14", "busy_teardown")
+    well("N15", "fault_none", "plain4", 3, late=True)
+    well("N17", "busy_all_idle", "ddp4", outside="pause_all")
+    well("N18", "busy_steps", "plain4", 2, outside="trace")
+    well("N20", "busy_rollouts")
+    well("N21", "busy_never_again")
+    well("N22", "busy_steps", "ddp4", outside="pause_agent")
+    well("H24", "busy_steps", "plain4", outside="kill_agent")
+    well("N03", "busy_steps", "plain2")
+    well("N03", "busy_slow_steps", "plain4", 2)
+    well("N05", "busy_mapped", "plain4", 1)
+    cases.append(Case("S01", "busy_straggler", rank=2, named=frozenset({2}), classes=frozenset({"straggler"}), healthy=True, ask="straggler"))
+    cases.append(Case("S01", "busy_straggler", world=2, rank=0, named=frozenset({0}), classes=frozenset({"straggler"}), healthy=True, ask="straggler"))
+    cases.append(Case("S06", "busy_jitter", healthy=True, ask="straggler"))
+    seen: set[str] = set()
+    unique = [case for case in cases if case.name not in seen and not seen.add(case.name)]  # type: ignore[func-returns-value]
+    return [replace(case, quick=case.name in QUICK) for case in unique]
+
+
+# One case at least of each class and each kind of layout.
+QUICK: set[str] = set()
+
+
+@dataclass
+class Outcome:
+    case: Case
+    result: str
+    right_class: bool | None = None
+    found: str = ""
+    named: list[int] = field(default_factory=list)
+    candidates: list[int] = field(default_factory=list)
+    after_sec: float | None = None
+    problem: str = ""
+    out: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        return self.result.startswith("WRONG")
+
+
+class Runner:
+    """Runs cases one at a time; several runners may work beside each other."""
+
+    def __init__(self, scratch: Path, suspect: float | None, deadline: float) -> None:
+        self.scratch, self.suspect, self.deadline = scratch, suspect, deadline
+        self.launcher = Forkrun()
+
+    def close(self) -> None:
+        self.launcher.close()
+
+    @property
+    def suspect_sec(self) -> float:
+        return self.suspect or 30.0  # the default
+
+    def run(self, case: Case) -> Outcome:
+        out = Path(tempfile.mkdtemp(prefix=f"{case.name}-", dir=self.scratch))
+        job = f"hang-{os.getpid()}-{out.name.rsplit('-', 1)[1]}"
+        env = {"REFT_JOB_ID": job, "REFT_RUN_DIR": str(out / "run"), "REFT_AGENT_LINGER_SEC": "1"}
+        if self.suspect is not None:
+            env["REFT_HANG_SUSPECT_SEC"] = str(self.suspect)
+        argv = [str(HERE / "hang_worker.py"), "--layout", case.layout, "--fault", case.fault, "--rank", str(case.rank)]
+        argv += ["--where", case.where, "--out", str(out), "--sec", str(2.5 * self.suspect_sec)]
+        argv += ["--hold"] * case.hold + ["--late", str(case.rank)] * case.late
+        self.launcher.start(argv, env, out / "log", case.world, 0)
+        over = False
+        outcome = Outcome(case, "no injection", out=str(out))
+        try:
+            over = self._watch(case, out, job, outcome)
+        finally:
+            if not over:
+                self._thaw(job, out)
+                self.launcher.kill()
+            kill_all(rank_pids(job))
+            kill_all(agent_pids(out / "run"))
+        return outcome
+
+    def _watch(self, case: Case, out: Path, job: str, outcome: Outcome) -> bool:
+        """Fills `outcome`; true if the job is over."""
+        end = time.monotonic() + 90
+        while not (case.late or (injected := injections(out))):
+            if time.monotonic() > end:
+                outcome.problem = tail(out)
+                return False
+            if self.launcher.poll() is not None:
+                outcome.problem = "the job ended before the injection\n" + tail(out)
+                return True
+            time.sleep(0.01)
+        if case.outside == "slow_launcher":
+            os.kill(self.launcher.pid, signal.SIGSTOP)
+        elif case.outside:
+            OUTSIDE[case.outside](self, case, out)
+        injected = injections(out) if not case.late else [time.monotonic()]
+        if case.healthy:
+            return self._healthy(case, out, job, outcome)
+        end = time.monotonic() + self.deadline
+        while time.monotonic() < end:
+            if case.ask == "disagreement":
+                if self._asked(case, out, job, outcome, injected):
+                    return False
+            elif report := first_verdict(out):
+                judge(case, report, outcome)
+                outcome.after_sec = report["now_ns"] * 1e-9 - max(injected)
+                return False
+            if case.outside != "slow_launcher" and self.launcher.poll() is not None:
+                if (report := first_verdict(out)) is not None:
+                    continue
+                outcome.result, outcome.problem = "none", "the job ended by itself\n" + tail(out)
+                return True
+            time.sleep(0.02)
+        outcome.result, outcome.problem = "none", tail(out)
+        return False
+
+    def _asked(self, case: Case, out: Path, job: str, outcome: Outcome, injected: list[float]) -> bool:
+        report = self.stack(out, job)
+        for found in (report or {}).get("disagreements", []):
+            if found["class"] in case.classes:
+                outcome.found, outcome.named, outcome.right_class = found["class"], found["minority"], True
+                outcome.result = "exact" if set(found["minority"]) == case.named else "WRONG"
+                outcome.after_sec = time.monotonic() - max(injected)
+                return True
+        time.sleep(0.2)
+        return False
+
+    def stack(self, out: Path, job: str) -> dict[str, Any] | None:
+        """What `reft stack` says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "reft._cli.main", "stack", "--json"],
+            env=os.environ | {"REFT_RUN_DIR": str(out / "run"), "REFT_JOB_ID": job},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        agents = json.loads(done.stdout)["agents"] if done.returncode == 0 else []
+        return agents[0] if agents else None
+
+    def _healthy(self, case: Case, out: Path, job: str, outcome: Outcome) -> bool:
+        end = time.monotonic() + 4 * self.suspect_sec + 60
+        asked: list[str] = []
+        outcome.result = "quiet"
+        while (code := self.launcher.poll()) is None and time.monotonic() < end:
+            if case.ask and any(out.glob("straggling.*")) and len(asked) < 3:
+                time.sleep(1.5)  # into it: the log should show this phase only
+                if report := self.stack(out, job):
+                    named = [culprit["rank"] for culprit in report["culprits"]]
+                    asked.append(report["class"])
+                    outcome.found, outcome.named = report["class"], named
+                    if report["state"] == "hang" or not set(named) <= case.named:
+                        outcome.result = "WRONG"
+                    elif named and set(named) == case.named:
+                        outcome.right_class = report["class"] in case.classes
+            time.sleep(0.02)
+        if report := first_verdict(out):
+            judge(case, report, outcome)
+            outcome.result = "WRONG"
+            outcome.problem = "a healthy job: " + str(report["screen"])
+        if code is None:
+            outcome.problem, outcome.result = "did not end\n" + tail(out), outcome.result + ", not ended"
+            return False
+        if code != 0:
+            outcome.problem, outcome.result = f"exit status {code}\n" + tail(out), outcome.result + ", failed"
+        return True
+
+    def _thaw(self, job: str, out: Path) -> None:
+        for pid in [self.launcher.pid, *rank_pids(job), *agent_pids(out / "run")]:
+            try:
+                os.kill(pid, signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+
+
+# --- what is done from outside ---------------------------------------------------------------------------------------
+
+
+def pids_of(out: Path) -> dict[int, int]:
+    return {int(path.suffix[2:]): int(path.read_text()) for path in out.glob("pid.r*")}
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        os.kill(pid, number)
+
+
+def stop_outside(runner: Runner, case: Case, out: Path) -> None:
+    """At a random instant of a job that trains for long."""
+    time.sleep(random.random() * 0.3)
+    (out / "injected.outside").write_text(repr(time.monotonic()))
+    os.kill(pids_of(out)[case.rank], signal.SIGSTOP)
+
+
+def pause_all(runner: Runner, case: Case, out: Path) -> None:
+    """As a virtual machine that is suspended: nothing runs, but the clock does."""
+    pids = [*pids_of(out).values(), *agent_pids(out / "run")]
+    send(pids, signal.SIGSTOP)
+    time.sleep(2 * runner.suspect_sec)
+    send(pids, signal.SIGCONT)
+
+
+def pause_agent(runner: Runner, case: Case, out: Path) -> None:
+    pids = agent_pids(out / "run")
+    send(pids, signal.SIGSTOP)
+    time.sleep(1.5 * runner.suspect_sec)
+    send(pids, signal.SIGCONT)
+
+
+def kill_agent(runner: Runner, case: Case, out: Path) -> None:
+    kill_all(agent_pids(out / "run"))
+
+
+def trace(runner: Runner, case: Case, out: Path) -> None:
+    """A debugger is attached from outside for a while."""
+    code = (
+        "import ctypes, os, sys, time\n"
+        "libc, pid = ctypes.CDLL(None, use_errno=True), int(sys.argv[1])\n"
+        "assert libc.ptrace(16, pid, None, None) == 0, os.strerror(ctypes.get_errno())\n"
+        "os.waitpid(pid, 0)\n"
+        "time.sleep(float(sys.argv[2]))\n"
+        "libc.ptrace(17, pid, None, None)\n"
+    )
+    pid = pids_of(out)[case.rank]
+    subprocess.run([sys.executable, "-c", code, str(pid), str(2 * runner.suspect_sec)], check=True)
+
+
+OUTSIDE: dict[str, Callable[[Runner, Case, Path], None]] = {
+    "stop": stop_outside,
+    "pause_all": pause_all,
+    "pause_agent": pause_agent,
+    "kill_agent": kill_agent,
+    "trace": trace,
+}
+
+
+# --- judging -----------------------------------------------------------------------------------------------------------
+
+
+def injections(out: Path) -> list[float]:
+    return [float(path.read_text()) for path in out.glob("injected.*")]
+
+
+def first_verdict(out: Path) -> dict[str, Any] | None:
+    for path in sorted(out.glob("run/*/node-*/verdicts/*.json")):
+        try:
+            return dict(json.loads(path.read_text()))
+        except ValueError:
+            return None  # it is being written
+    return None
+
+
+def tail(out: Path) -> str:
+    text = (out / "log").read_text(errors="replace") if (out / "log").exists() else ""
+    agent = [path.read_text(errors="replace") for path in out.glob("run/*/node-*/agent.log")]
+    return text[-1500:] + "\n--- agent\n" + "\n".join(agent)[-2500:]
+
+
+def judge(case: Case, report: dict[str, Any], outcome: Outcome) -> None:
+    outcome.found = report["class"]
+    outcome.named = [culprit["rank"] for culprit in report["culprits"]]
+    outcome.candidates = [culprit["rank"] for culprit in report["candidates"]]
+    outcome.right_class = not case.classes or report["class"] in case.classes
+    named, candidates = set(outcome.named), set(outcome.candidates)
+    if case.named and named == case.named:
+        outcome.result = "exact"
+    elif named:
+        outcome.result = "WRONG single" if len(named) == 1 else "WRONG set"
+    elif case.between is not None and candidates == case.between:
+        outcome.result = "exact"
+    elif case.may_be_open and (not candidates or candidates & (case.named or candidates)):
+        outcome.result = "undecidable, as allowed"
+    elif candidates and case.named and not candidates & case.named:
+        outcome.result = "undecidable, truth not among them"
+    else:
+        outcome.result = "undecidable"
+
+
+def line(outcome: Outcome) -> str:
+    case = outcome.case
+    want = "healthy" if case.healthy else f"{sorted(case.named or case.between or [])}"
+    seconds = f"{outcome.after_sec:6.1f} s" if outcome.after_sec is not None else "       -"
+    got = f"{outcome.named}" if outcome.named else f"of {outcome.candidates}" if outcome.candidates else "-"
+    good = {True: "", False: " (class not expected)", None: ""}[outcome.right_class]
+    return f"{case.name:46} {want:18} {outcome.result:24} {seconds}  {got:12} {outcome.found}{good}"
+
+
+def run_all(cases: list[Case], scratch: Path, suspect: float | None, jobs: int) -> Iterable[Outcome]:
+    deadline = (suspect or 30) * 2.5 + 20
+    runners: queue.Queue[Runner] = queue.Queue()
+    for _ in range(jobs):
+        runners.put(Runner(scratch, suspect, deadline))
+
+    def one(case: Case) -> Outcome:
+        runner = runners.get()
+        try:
+            return runner.run(case)
+        except Exception as error:
+            return Outcome(case, "campaign failed", problem=repr(error))
+        finally:
+            runners.put(runner)
+
+    try:
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            for future in concurrent.futures.as_completed([pool.submit(one, case) for case in cases]):
+                yield future.result()
+    finally:
+        while not runners.empty():
+            runners.get().close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, help="draw so many (default: all)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", metavar="REGEX", help="names of cases")
+    parser.add_argument("--quick", action="store_true", help="the tests' subset")
+    parser.add_argument("--suspect", type=float, default=2.5, help="REFT_HANG_SUSPECT_SEC; 0: the default setting")
+    parser.add_argument("--jobs", type=int, default=2, help="how many beside each other")
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--keep", action="store_true", help="keep the files of all cases, not only of odd ones")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    cases = [case for case in matrix() if not args.only or re.search(args.only, case.name)]
+    if args.quick:
+        cases = [case for case in cases if case.quick]
+    if args.cases is not None and args.cases < len(cases):
+        cases = random.Random(args.seed).sample(cases, args.cases)
+    if args.list:
+        print("\n".join(case.name for case in cases))
+        return 0
+    import report
+
+    scratch = Path(tempfile.mkdtemp(prefix="reft-hang-"))
+    began = time.monotonic()
+    outcomes: list[Outcome] = []
+    for outcome in run_all(cases, scratch, args.suspect or None, args.jobs):
+        outcomes.append(outcome)
+        print(line(outcome), flush=True)
+        fine = outcome.result in ("exact", "quiet", "undecidable, as allowed") and outcome.right_class is not False
+        if outcome.problem:
+            print("    " + outcome.problem.strip().replace("\n", "\n    "), flush=True)
+        if not fine:
+            print(f"    files: {outcome.out}", flush=True)
+        elif not args.keep and outcome.out:
+            shutil.rmtree(outcome.out, ignore_errors=True)
+    return conclude(outcomes, args, report, time.monotonic() - began)
+
+
+def conclude(outcomes: list[Outcome], args: argparse.Namespace, report: Any, duration: float) -> int:
+    hangs = [outcome for outcome in outcomes if not outcome.case.healthy]
+    well = [outcome for outcome in outcomes if outcome.case.healthy]
+    results = Counter(outcome.result for outcome in hangs)
+    print()
+    for name, count in results.most_common():
+        print(f"hangs: {name:36} {count:4}")
+    for name, count in Counter(outcome.result for outcome in well).most_common():
+        print(f"healthy: {name:34} {count:4}")
+    right = results["exact"] + results["undecidable, as allowed"]
+    times = [outcome.after_sec for outcome in hangs if outcome.after_sec is not None and "dead" not in outcome.found]
+    dead = [outcome.after_sec for outcome in hangs if outcome.after_sec is not None and "dead" in outcome.found]
+    wrong = [outcome for outcome in outcomes if outcome.wrong]
+    single = [outcome for outcome in wrong if not outcome.case.healthy and len(outcome.named) == 1]
+    broken = [outcome for outcome in outcomes if outcome.result in ("no injection", "campaign failed")]
+    share = right / len(hangs) if hangs else 1.0
+    false = sum(outcome.wrong for outcome in well)
+    metrics = {
+        "hang_cases": report.metric(len(hangs), "cases", None, ">= 60", len(hangs) >= 60),
+        "healthy_cases": report.metric(len(well), "cases"),
+        "right": report.metric(share, "of hang cases", None, ">= 0.95", share >= 0.95),
+        "class_right": report.metric(sum(o.right_class is True for o in hangs), "cases"),
+        "undecidable": report.metric(sum(n for r, n in results.items() if r.startswith("undecidable")), "cases"),
+        "no_verdict": report.metric(results["none"], "cases"),
+        "wrong_single": report.metric(len(single), "cases", None, "0", not single),
+        "false_verdicts": report.metric(false, "healthy cases", None, "0", not false),
+        "to_verdict_sec": report.metric(report.median(times), "s", report.mad(times)),
+        "to_verdict_dead_sec": report.metric(report.median(dead), "s", report.mad(dead), "<= 5", report.median(dead) <= 5),
+        "duration_sec": report.metric(duration, "s"),
+    }
+    notes = [f"REFT_HANG_SUSPECT_SEC {args.suspect or 'default'}", f"seed {args.seed}"]
+    notes += [line(outcome) for outcome in sorted(outcomes, key=lambda outcome: outcome.case.name)]
+    report.write(
+        args.json,
+        "tools/dev fault hang",
+        metrics,
+        run=len(outcomes),
+        failed=len(wrong) + len(broken) + results["none"],
+        notes=notes,
+    )
+    return 1 if wrong or broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
