@@ -30,6 +30,7 @@ from launchers import agent_pids, kill_all
 
 HERE = Path(__file__).resolve().parent
 DEADLINE_SEC = 200
+BESIDE = {path.stem for path in HERE.glob("scripts/*.py")}  # modules that scripts import from their own folder
 # Scripts that cannot be continued at some of their kills, what reft says then, and what comes back instead: nothing, so that
 # all lines are as undisturbed from the first on; or tensors, so that the first line ends with the hash of the resumed step.
 KNOWN = {
@@ -88,7 +89,7 @@ def missing(script: Script) -> list[str]:
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.partition(".")[0])
-    return sorted(name for name in names - {"digest"} if importlib.util.find_spec(name) is None)
+    return sorted(name for name in names - BESIDE if importlib.util.find_spec(name) is None)
 
 
 def run(launcher: Any, script: Script, max_restarts: int = 3, **env: str) -> Run:

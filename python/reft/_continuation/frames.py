@@ -20,11 +20,11 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from . import values
+from . import statics, values
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
-_VERSION = 1
+_VERSION = 2
 _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 
@@ -68,10 +68,11 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
     encoder = Encoder(limit_bytes, owned_tensors, _capture_generator)
     try:
         path = _encode_path(encoder, start_frame)
+        outside = statics.capture(encoder)
     except Unsupported as error:
         raise FrameMismatch(str(error)) from error
     lost = any(encoder.lost_position(part) for frame in path if frame["user"] for part in frame["stack"])
-    data = pickle.dumps((_VERSION, sys.version_info[:2], path, encoder.nodes), protocol=5)
+    data = pickle.dumps((_VERSION, sys.version_info[:2], path, outside, encoder.nodes), protocol=5)
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
 
 
@@ -86,7 +87,9 @@ def observe(start_frame: FrameType) -> None:
         return
     values.births.recorded = True
     try:
-        _encode_path(Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True), start_frame)
+        encoder = Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True)
+        _encode_path(encoder, start_frame)
+        statics.capture(encoder)
     except Unsupported:
         return
 
@@ -106,11 +109,12 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
     Raises:
         FrameMismatch: The live frames are not the captured ones; nothing was written.
     """
-    version, python, path, nodes = values.loads(captured["frames"])
+    version, python, *parts = values.loads(captured["frames"])
     if version != _VERSION or tuple(python) != sys.version_info[:2]:
         raise FrameMismatch(
             f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
         )
+    path, outside, nodes = parts
     observe(start_frame)
     live = _walk(start_frame)
     _compare_paths(path, live)
@@ -123,6 +127,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
                 user += 1
             else:
                 _plan_results(decoder, record, frame)
+        statics.plan(decoder, outside)
     except FrameMismatch:
         raise
     except Exception as error:

@@ -80,7 +80,6 @@ _OWNED_TYPES: tuple[type, ...] = (
     weakref.ProxyType,
     weakref.CallableProxyType,
     BaseException,
-    io.IOBase,
 )
 
 # Values that pickle as names of these modules and plain arguments.
@@ -88,6 +87,7 @@ _PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathl
 _PICKLED_NAMES = frozenset({("builtins", "range"), ("builtins", "slice"), ("builtins", "complex")})
 
 _STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random"})
+_QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
 _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 # Loggers and their like: what they hold lives outside of the process.
 _OWN_OUTSIDE = frozenset({"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"})
@@ -113,6 +113,8 @@ class Births:
         """Identity, size and version of a dataset's large attributes by place."""
         self.handles: dict[str, Any] = {}
         """Numbers by place that were descriptors, processes, threads or addresses then; see `handles`."""
+        self.constants: dict[str, Any] = {}
+        """Numbers and strings by place outside of frames; see `statics`."""
 
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; objects that cannot be referred to weakly have none."""
@@ -186,9 +188,7 @@ class Encoder:
         known = self._index.get(id(value))
         if known is not None:
             return ("r", known)
-        handler = _handlers.get(kind)
-        if handler is None:
-            handler = _handlers[kind] = _classify(kind)
+        handler = _handler_of(kind)
         index = len(self.nodes)
         if index >= _MAX_NODES or depth > _MAX_DEPTH:
             return self._give_up(value, place, "too many objects" if index >= _MAX_NODES else "too deep")
@@ -212,6 +212,14 @@ class Encoder:
             node = self.lost(place, type_name(kind), f"looking at it failed: {type(error).__name__}: {error}")
         self.nodes[index] = (node[0], birth, type_name(kind), *node[1:])
         return ("r", index)
+
+    def begin_bulky(self) -> None:
+        """From here on, lists, dicts and arrays that are large and have not changed their size are left out."""
+        self._inside_data += 1
+
+    def end_bulky(self) -> None:
+        """Ends what `begin_bulky` began."""
+        self._inside_data -= 1
 
     def _is_handle(self, value: Any, place: str) -> bool:
         """Whether a number, or a pair, was a handle of this process at the first program point and has not changed."""
@@ -354,15 +362,16 @@ class Encoder:
 
     def _function(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         root = (value.__module__ or "").partition(".")[0]
-        if not value.__closure__ or root in _FOREIGN_ROOTS or root in sys.stdlib_module_names:
+        if root in _FOREIGN_ROOTS or root in sys.stdlib_module_names or not has_state(value):
             return ("owned",)
         cells: list[Any] = []
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
                 cells.append(self.encode(cell.cell_contents, f"{place}:{name}", depth + 1))
             except ValueError:
                 cells.append(KEEP)  # empty
-        return ("function", value.__qualname__, cells)
+        defaults = [(name, self.encode(item, f"{place}({name})", depth + 1)) for name, item in _mutable_defaults(value)]
+        return ("function", value.__qualname__, cells, self._attributes(value, place, depth), defaults)
 
     def _method(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("method", value.__func__.__name__, self.encode(value.__self__, f"{place}.__self__", depth + 1))
@@ -444,6 +453,34 @@ class Encoder:
         if hasattr(value, "__next__"):
             return self.lost(place, type_name(type(value)), "iterator of unknown kind")
         return self.lost(place, type_name(type(value)), "unknown type")
+
+    def _file(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births or value.closed or not value.readable() or value.writable():
+            return ("owned",)
+        if not value.seekable():
+            return self.lost(place, type_name(type(value)), "what is read from it only moves forward")
+        try:
+            position = value.tell()
+        except OSError:  # of text that a `for` loop reads
+            return self.lost(
+                place, type_name(type(value)), "file that a `for` loop reads: use readline(), or list(file)"
+            )
+        return ("file", position, str(getattr(value, "name", "")))
+
+    def _buffer(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if value.closed:
+            return ("owned",)
+        contents = value.getvalue()
+        if not self._take(len(contents)):
+            return self._no_room(value, place, len(contents))
+        return ("buffer", contents, value.tell())
+
+    def _queue(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if not self.note_births and not value.empty():
+            return self.lost(
+                place, type_name(type(value)), "queue: what is in it stays as it is; a list or deque comes back"
+            )
+        return ("owned",)
 
     def _reduced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         try:
@@ -560,6 +597,23 @@ def no_room(size: int) -> str:
     return f"{size} bytes are more than what is left of the limit REFT_RESUME_FRAME_BYTES"
 
 
+def has_state(function: FunctionType) -> bool:
+    """Says whether a function keeps anything between its calls: a closure, attributes, defaults that can change."""
+    if function.__dict__ or (function.__closure__ and function.__code__.co_freevars != ("__class__",)):
+        return True
+    return bool((function.__defaults__ or function.__kwdefaults__) and _mutable_defaults(function))
+
+
+def _mutable_defaults(function: FunctionType) -> list[tuple[str, Any]]:
+    """Gives the default arguments that can change, by name."""
+    defaults = function.__defaults__ or ()
+    code = function.__code__
+    named = list(zip(code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount], defaults, strict=True))
+    named += (function.__kwdefaults__ or {}).items()
+    fixed = (tuple, frozenset)
+    return [(name, item) for name, item in named if type(item) not in fixed and _handler_of(type(item)) in _MUTABLE]
+
+
 def _short(key: Any) -> str:
     return repr(key) if type(key) in ATOMS else type(key).__name__
 
@@ -594,6 +648,30 @@ _UNBORN: frozenset[Any] = frozenset(
 )
 
 
+# Of default arguments, those that can change in place.
+_MUTABLE: frozenset[Any] = frozenset(
+    {
+        Encoder._sequence,
+        Encoder._mapping,
+        Encoder._set,
+        Encoder._bytearray,
+        Encoder._instance,
+        Encoder._tensor,
+        Encoder._array,
+        Encoder._random,
+        Encoder._generator,
+        Encoder._reduced,
+    }
+)
+
+
+def _handler_of(kind: type) -> _Handler:
+    handler = _handlers.get(kind)
+    if handler is None:
+        handler = _handlers[kind] = _classify(kind)
+    return handler
+
+
 def _classify(kind: type) -> _Handler:
     """Chooses how values of a type are encoded. The result is cached per type."""
     root = kind.__module__.partition(".")[0]
@@ -613,6 +691,10 @@ def _classify(kind: type) -> _Handler:
         return Encoder._partial
     if issubclass(kind, _OWNED_TYPES):
         return Encoder._owned_object
+    if issubclass(kind, io.IOBase):
+        return Encoder._buffer if kind in (io.BytesIO, io.StringIO) else Encoder._file
+    if kind.__module__ in _QUEUES:
+        return Encoder._queue if hasattr(kind, "empty") else Encoder._owned_object
     handler = _classify_torch(kind, root)
     if handler is not None:
         return handler
@@ -773,7 +855,7 @@ class Decoder:
 
     def is_iterator(self, encoded: Any) -> bool:
         """Says whether `encoded` is a position in a loop."""
-        kinds = ("iterator", "advanced", "generator", "finished_generator", "loader_iterator")
+        kinds = ("iterator", "advanced", "generator", "finished_generator", "loader_iterator", "file")
         return type(encoded) is tuple and encoded[0] == "r" and self._nodes[encoded[1]][0] in kinds
 
     def _target(self, node: Any, live: Any) -> Any:
@@ -972,7 +1054,7 @@ class Decoder:
         if target is MISSING or target.__qualname__ != node[3] or len(target.__closure__ or ()) != len(node[4]):
             return KEEP if live is not MISSING else self._problem(place, node, "function made after the first step")
         self._done[index] = target
-        for name, cell, item in zip(target.__code__.co_freevars, target.__closure__, node[4], strict=True):
+        for name, cell, item in zip(target.__code__.co_freevars, target.__closure__ or (), node[4], strict=True):
             try:
                 current = cell.cell_contents
             except ValueError:
@@ -980,6 +1062,31 @@ class Decoder:
             value = self.resolve(item, current, f"{place}:{name}")
             if value is not KEEP:
                 self._contents.append(functools.partial(setattr, cell, "cell_contents", value))
+        self._put_attributes(node[5], target, place)
+        defaults = dict(_mutable_defaults(target))
+        for name, item in node[6]:
+            self.resolve(item, defaults.get(name, MISSING), f"{place}({name})")  # written in place
+        return target
+
+    def _file(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING or target.closed or str(getattr(target, "name", "")) != node[4]:
+            return self._problem(place, node, f"file {node[4]} was opened after the first step")
+        self._positions.append(lambda: target.seek(node[3]))
+        return target
+
+    def _buffer(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        if target is MISSING or target.closed:
+            target = io.BytesIO() if node[2] == "_io.BytesIO" else io.StringIO()
+
+        def write() -> None:
+            target.seek(0)
+            target.truncate()
+            target.write(node[3])
+            target.seek(node[4])
+
+        self._contents.append(write)
         return target
 
     def _method(self, index: int, node: Any, live: Any, place: str) -> Any:

@@ -1,0 +1,209 @@
+"""What a script keeps outside of its frames: globals of its other modules, attributes of classes and functions, defaults.
+
+Looked at are the script's own modules: those whose file is neither the interpreter's nor that of an installed package. Of the
+main module only classes and functions, because its globals belong to the frames. Numbers and strings that are what they
+were at the first program point are not copied: the restarted script has set them, perhaps to something new on purpose.
+
+Threads: the training thread. Errors: none of its own; what cannot be captured or put back is reported by the coders.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+import sysconfig
+from functools import partial
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any
+
+from . import values
+from .values import ATOMS, KEEP, MISSING, Decoder, Encoder
+
+_MOST_MODULES = 256
+_NOT_OWN = frozenset({"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"})
+_STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
+
+# Methods with special names that a script writes; others are made by decorators, with closures that hold nothing.
+_SPECIAL = frozenset({"__init__", "__call__", "__getitem__", "__iter__", "__next__", "__len__"})
+
+Named = list[tuple[str, Any]]
+
+
+class _Module:
+    """One module of the script's own, as it was when it had `size` names."""
+
+    __slots__ = ("classes", "functions", "name", "names", "namespace", "size")
+
+    def __init__(self, name: str, namespace: dict[str, Any]) -> None:
+        self.name = name
+        self.namespace = namespace
+        self.size = len(namespace)
+        self.names = [key for key in namespace if not _is_special(key)] if name != "__main__" else []
+        self.classes: list[_Class] = []
+        self.functions: list[tuple[str, FunctionType]] = []
+        for key, value in list(namespace.items()):
+            if isinstance(value, type) and value.__module__ == name and key == value.__qualname__:
+                self._add_class(value, 0)
+            elif isinstance(value, FunctionType) and (value.__globals__ is namespace or value.__module__ == name):
+                self.functions.append((key, value))
+
+    def _add_class(self, kind: type, depth: int) -> None:
+        if issubclass(kind, enum.Enum):
+            return
+        self.classes.append(_Class(kind))
+        for key, value in list(vars(kind).items()):
+            function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+            if isinstance(function, FunctionType) and (not _is_special(key) or key in _SPECIAL):
+                self.functions.append((f"{kind.__qualname__}.{key}", function))
+            elif isinstance(value, type) and depth < 2 and value.__qualname__ == f"{kind.__qualname__}.{key}":
+                self._add_class(value, depth + 1)
+
+
+class _Class:
+    """One class, and those of its attributes that may be state."""
+
+    __slots__ = ("_names", "_size", "kind")
+
+    def __init__(self, kind: type) -> None:
+        self.kind = kind
+        self._size = -1
+        self._names: list[str] = []
+
+    def names(self) -> list[str]:
+        """Attributes that are no functions or descriptors."""
+        attributes = vars(self.kind)
+        if len(attributes) != self._size:
+            self._size = len(attributes)
+            self._names = [
+                name
+                for name, value in list(attributes.items())
+                if not (_is_special(name) or name.startswith("_abc_") or isinstance(value, _STATELESS))
+                and not hasattr(type(value), "__get__")
+            ]
+        return self._names
+
+
+def capture(encoder: Encoder) -> list[tuple[str, Named, list[tuple[str, Named]], Named]]:
+    """Encodes the state of all own modules: (module, its globals, attributes by class, functions).
+
+    Args:
+        encoder: What has encoded the frames; large containers that have not changed their size are left out.
+    """
+    found: list[tuple[str, Named, list[tuple[str, Named]], Named]] = []
+    encoder.begin_bulky()
+    try:
+        for module in _own_modules(encoder):
+            name = module.name
+            names = _capture_names(encoder, module.names, module.namespace, f"{name}:")
+            classes: list[tuple[str, Named]] = []
+            for known in module.classes:
+                candidates = known.names()
+                if candidates:
+                    place = f"{name}:{known.kind.__qualname__}."
+                    attributes = _capture_names(encoder, candidates, vars(known.kind), place)
+                    if attributes:
+                        classes.append((known.kind.__qualname__, attributes))
+            functions = [
+                (key, encoder.encode(function, f"{name}:{key}"))
+                for key, function in module.functions
+                if values.has_state(function)
+            ]
+            if names or classes or functions:
+                found.append((name, names, classes, functions))
+    finally:
+        encoder.end_bulky()
+    return found
+
+
+def plan(decoder: Decoder, captured: list[tuple[str, Named, list[tuple[str, Named]], Named]]) -> None:
+    """Plans the writes that give own modules, classes and functions what `capture` took."""
+    for name, names, classes, functions in captured:
+        module = sys.modules.get(name)
+        if module is None:
+            decoder.problems.append((name, "module", "imported after the first step"))
+            continue
+        namespace = vars(module)
+        for key, encoded in names:
+            value = decoder.resolve(encoded, namespace.get(key, MISSING), f"{name}:{key}")
+            if value is not KEEP and value is not namespace.get(key, MISSING):
+                decoder.write(partial(namespace.__setitem__, key, value))
+        for qualname, attributes in classes:
+            kind = _find(module, qualname)
+            if not isinstance(kind, type):
+                decoder.problems.append((f"{name}:{qualname}", "class", "not found"))
+                continue
+            for key, encoded in attributes:
+                live = vars(kind).get(key, MISSING)
+                value = decoder.resolve(encoded, live, f"{name}:{qualname}.{key}")
+                if value is not KEEP and value is not live:
+                    decoder.write(partial(setattr, kind, key, value))
+        for key, encoded in functions:
+            decoder.resolve(encoded, _find(module, key), f"{name}:{key}")
+
+
+def _capture_names(encoder: Encoder, names: list[str], namespace: Any, prefix: str) -> Named:
+    found: Named = []
+    first = values.births.constants
+    for name in names:
+        value = namespace.get(name, MISSING)
+        kind = type(value)
+        if kind in ATOMS:
+            place = prefix + name
+            if encoder.note_births:
+                first[place] = value
+                encoder.encode(value, place)  # it may be a handle
+            elif place not in first or type(first[place]) is not kind or first[place] != value:
+                found.append((name, encoder.encode(value, place)))
+        elif value is not MISSING and not isinstance(value, _STATELESS):
+            found.append((name, encoder.encode(value, prefix + name)))
+    return found
+
+
+def _find(module: ModuleType, qualname: str) -> Any:
+    value: Any = module
+    for part in qualname.split("."):
+        value = vars(value).get(part, MISSING) if hasattr(value, "__dict__") else MISSING
+        if value is MISSING:
+            return MISSING
+    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _own_modules(encoder: Encoder) -> list[_Module]:
+    global _known, _known_count
+    if len(sys.modules) != _known_count:
+        _known_count = len(sys.modules)
+        namespaces = {name: vars(module) for name, module in list(sys.modules.items()) if _is_own(name, module)}
+        before = {module.name: module for module in _known}
+        _known = []
+        for name, namespace in namespaces.items():
+            module = before.get(name)
+            _known.append(module if module is not None and module.namespace is namespace else _Module(name, namespace))
+    for i, module in enumerate(_known):
+        if len(module.namespace) != module.size:
+            _known[i] = _Module(module.name, module.namespace)
+    if len(_known) > _MOST_MODULES:
+        encoder.lost(
+            _known[_MOST_MODULES].name, "module", f"the script has more than {_MOST_MODULES} modules of its own"
+        )
+        return _known[:_MOST_MODULES]
+    return _known
+
+
+def _is_own(name: str, module: Any) -> bool:
+    if name == "__main__":
+        return True
+    if type(module) is not ModuleType or module.__name__ != name or name.partition(".")[0] in _NOT_OWN:
+        return False  # a lazy module must not be made to load
+    file = vars(module).get("__file__")
+    if not isinstance(file, str) or not file.endswith(".py"):
+        return False
+    return not (file.startswith(_INTERPRETER) or "site-packages" in file or "dist-packages" in file)
+
+
+_INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
+_known: list[_Module] = []
+_known_count = -1
