@@ -223,6 +223,38 @@ def main():
             probe.trace(epoch, x.tolist(), dataset.log, dataset.cache)
 main()
 """,
+    "classes_functions_and_files": """
+import io
+class Counter:
+    total, names, stream = 0, [], None
+    class Inner:
+        depth = 0
+    def bump(self, seen={}):
+        seen[len(seen)] = Counter.total
+        type(self).total += 1
+        Counter.Inner.depth -= 1
+        return len(seen)
+def tag(n, *, log=[]):
+    tag.calls = getattr(tag, "calls", 0) + n
+    log.append(tag.calls)
+    return list(log)
+def numbers():
+    for i in range(20):
+        yield i
+def main():
+    text, raw, buffer = open(probe.__file__), open(probe.__file__, "rb"), io.BytesIO()
+    Counter.stream = numbers()
+    counter = Counter()
+    for step in range(8):
+        learn()
+        Counter.names.append(str(step))
+        if step == 2:
+            Counter.late = step
+        buffer.write(bytes([step]))
+        probe.trace(step, counter.bump(), Counter.total, Counter.names, Counter.Inner.depth, getattr(Counter, "late", None))
+        probe.trace(tag(step), next(Counter.stream), text.readline(), list(raw.read(step + 3)), list(buffer.getvalue()))
+main()
+""",
     "lbfgs_closure": """
 def main():
     weight = torch.nn.Parameter(torch.zeros(2))
@@ -304,6 +336,40 @@ main()
     assert "REFT_RESUME_FRAME_BYTES" in said["main:text"]
     assert "reft.register" in said["main:ema"]
     assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_queues_and_what_only_moves_forward_are_named(run_script: Run) -> None:
+    script = """
+import queue
+def main():
+    filled, empty, (read, write) = queue.Queue(), queue.SimpleQueue(), os.pipe()
+    pipe = os.fdopen(read)
+    for step in range(5):
+        learn()
+        filled.put(step)
+        probe.trace(step, empty.empty(), pipe.closed, filled.qsize() > 0)
+main()
+"""
+    result = run_script(HEADER + script, 3)
+    said = {place: reason for place, _, reason in result.captured["uncaptured"]}
+    assert set(said) == {"main:filled", "main:pipe"}
+    assert "what is in it stays" in said["main:filled"] and "only moves forward" in said["main:pipe"]
+    assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_a_loop_over_the_lines_of_a_file_is_refused(run_script: Run) -> None:
+    script = """
+def main():
+    for number, line in enumerate(open(probe.__file__)):
+        learn()
+        probe.trace(number, line)
+        if number == 6:
+            break
+main()
+"""
+    result = run_script(HEADER + script, 3)
+    assert not result.captured["exact"]
+    assert "file that a `for` loop reads" in result.restored["mismatch"]
 
 
 def test_an_object_that_fails_when_looked_at_loses_only_itself(run_script: Run) -> None:
