@@ -36,6 +36,7 @@ constexpr double kAskedSec = 10;       // "no progress" where no time was config
 constexpr double kHardCapFactor = 10;  // after so many times that, even a rank that may be busy for good reason hangs
 constexpr size_t kToldRanks = 8;
 constexpr double kBusyShare = 0.5;
+constexpr double kBusyShareOfACrowd = 0.1;  // on a machine with more work than processors, and seen running
 constexpr int64_t kMovingIoBytes = 64 << 10;
 
 bool isPointToPoint(OpKind kind) {
@@ -1055,7 +1056,7 @@ class Engine {
       say("waits_for_thread", "waits for another thread or process" + at);
     } else if (contains(names, {"subprocess.py"})) {
       say("waits_for_child", "waits for a process that it started" + at);
-    } else if (rank.cpu_share >= kBusyShare) {
+    } else if (rank.cpu_share >= kBusyShare || (rank.proc_state == "R" && rank.cpu_share >= kBusyShareOfACrowd)) {
       say("busy", "is busy outside any op" + at);
     } else if (contains(rank.wait_channel,
                         {"pipe_read", "pipe_wait", "fifo", "sk_wait", "unix_stream", "nfs", "fuse", "n_tty"})) {

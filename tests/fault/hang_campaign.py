@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
-import ctypes
 import json
 import os
 import queue
@@ -168,7 +167,17 @@ def matrix() -> list[Case]:
     everyone = frozenset(range(4))
     cases.append(Case("H40", "ops_ring", between=everyone, classes=frozenset({"cycle"})))
     cases.append(Case("H30", "ops_half", rank=1, between=everyone, classes=frozenset({"op_mismatch"}), hold=True))
-    cases.append(Case("H30", "ops_half", world=8, rank=6, between=frozenset(range(8)), classes=frozenset({"op_mismatch"}), hold=True))
+    cases.append(
+        Case(
+            "H30",
+            "ops_half",
+            world=8,
+            rank=6,
+            between=frozenset(range(8)),
+            classes=frozenset({"op_mismatch"}),
+            hold=True,
+        )
+    )
     # D: messages.
     for rank in (0, 3):
         pair = frozenset({rank, rank ^ 1})
@@ -217,8 +226,29 @@ def matrix() -> list[Case]:
     well("N03", "busy_steps", "plain2")
     well("N03", "busy_slow_steps", "plain4", 2)
     well("N05", "busy_mapped", "plain4", 1)
-    cases.append(Case("S01", "busy_straggler", rank=2, named=frozenset({2}), classes=frozenset({"straggler"}), healthy=True, ask="straggler"))
-    cases.append(Case("S01", "busy_straggler", world=2, rank=0, named=frozenset({0}), classes=frozenset({"straggler"}), healthy=True, ask="straggler"))
+    cases.append(
+        Case(
+            "S01",
+            "busy_straggler",
+            rank=2,
+            named=frozenset({2}),
+            classes=frozenset({"straggler"}),
+            healthy=True,
+            ask="straggler",
+        )
+    )
+    cases.append(
+        Case(
+            "S01",
+            "busy_straggler",
+            world=2,
+            rank=0,
+            named=frozenset({0}),
+            classes=frozenset({"straggler"}),
+            healthy=True,
+            ask="straggler",
+        )
+    )
     cases.append(Case("S06", "busy_jitter", healthy=True, ask="straggler"))
     seen: set[str] = set()
     unique = [case for case in cases if case.name not in seen and not seen.add(case.name)]  # type: ignore[func-returns-value]
@@ -268,6 +298,7 @@ class Runner:
             env["REFT_HANG_SUSPECT_SEC"] = str(self.suspect)
         argv = [str(HERE / "hang_worker.py"), "--layout", case.layout, "--fault", case.fault, "--rank", str(case.rank)]
         argv += ["--where", case.where, "--out", str(out), "--sec", str(2.5 * self.suspect_sec)]
+        argv += ["--steps", "1000000"] * (case.outside == "stop")
         argv += ["--hold"] * case.hold + ["--late", str(case.rank)] * case.late
         self.launcher.start(argv, env, out / "log", case.world, 0)
         over = False
@@ -577,7 +608,9 @@ def conclude(outcomes: list[Outcome], args: argparse.Namespace, report: Any, dur
         "wrong_single": report.metric(len(single), "cases", None, "0", not single),
         "false_verdicts": report.metric(false, "healthy cases", None, "0", not false),
         "to_verdict_sec": report.metric(report.median(times), "s", report.mad(times)),
-        "to_verdict_dead_sec": report.metric(report.median(dead), "s", report.mad(dead), "<= 5", report.median(dead) <= 5),
+        "to_verdict_dead_sec": report.metric(
+            report.median(dead), "s", report.mad(dead), "<= 5", report.median(dead) <= 5
+        ),
         "duration_sec": report.metric(duration, "s"),
     }
     notes = [f"REFT_HANG_SUSPECT_SEC {args.suspect or 'default'}", f"seed {args.seed}"]

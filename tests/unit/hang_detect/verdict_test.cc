@@ -73,6 +73,43 @@ TEST(Verdict, TellsWhatTheMissingRankDoes) {
   }
 }
 
+// DDP takes the future of its op and never calls wait(): there is no mark of a wait.
+HangEvidence futures(const std::string& frames) {
+  OpEntry open = op(kReduce, 6, false);
+  open.wait_begin_ns = 0;
+  HangEvidence evidence = job({rankOf(0, 2, after(5, {open})), rankOf(1, 2, after(5))});
+  evidence.ranks[0].stacks_text = stackOf(frames);
+  return evidence;
+}
+
+TEST(Verdict, AnOpWhoseFutureIsWaitedForIsAWait) {
+  const char* kBackward = "  File \"/x/site-packages/torch/autograd/graph.py\", line 1 in _engine_run_backward\n";
+  const Verdict verdict = decide(futures(kBackward));
+  expectNamed(verdict, "user_code", {1});
+  EXPECT_THAT(verdict.victims, ElementsAre(0));
+
+  HangEvidence all_in = futures(kBackward);
+  all_in.ranks[1] = all_in.ranks[0];
+  all_in.ranks[1].rank = 1;
+  all_in.ranks[1].groups = {group("default", 1, 2)};
+  expectUndecidable(decide(all_in), "all_in", {});
+}
+
+TEST(Verdict, AnOpInFlightIsNoWaitOfARankThatIsElsewhere) {
+  HangEvidence evidence = futures("  File \"/home/u/train.py\", line 9 in f\n");
+  evidence.ranks[0].wait_channel = "hrtimer_nanosleep";
+  EXPECT_EQ(decide(evidence).what, "outside");
+}
+
+TEST(Verdict, RunningCompiledCodeIsNotCompiling) {
+  HangEvidence evidence = missing();
+  const std::string top = "  File \"/x/site-packages/torch/";
+  evidence.ranks[2].stacks_text = stackOf(top + "_dynamo/eval_frame.py\", line 1 in _fn\n");
+  expectNamed(decide(evidence), "user_code", {2});
+  evidence.ranks[2].stacks_text = stackOf(top + "_dynamo/convert_frame.py\", line 1 in _compile\n");
+  expectNamed(decide(evidence), "compiling", {2}, VerdictState::kSlow);
+}
+
 TEST(Verdict, TellsWhatTheKernelSays) {
   HangEvidence evidence = missing();
   evidence.ranks[2].proc_state = "D";
