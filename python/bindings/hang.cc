@@ -20,6 +20,7 @@
 #include "hang_detect/report.h"
 #include "hang_detect/stack_dump.h"
 #include "hang_detect/stack_reply.h"
+#include "hang_detect/verdict.h"
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
 
@@ -296,6 +297,23 @@ void bindHang(py::module_& module) {
         return threads;
       },
       py::arg("text"), "Threads of a faulthandler-style text: thread, name, main, truncated, frames (newest first).");
+  module.attr("verdict_version") = kVerdictVersion;
+  module.def(
+      "replay_verdict",
+      [](const std::string& report) {
+        std::string result;
+        {
+          const py::gil_scoped_release release;
+          const auto evidence = evidenceFromJson(report);
+          if (!evidence) {
+            throw Corruption("not a hang report of version " + std::to_string(kVerdictVersion));
+          }
+          result = hangReportJson(*evidence, decide(*evidence));
+        }
+        return py::bytes(result);
+      },
+      py::arg("report"),
+      "The JSON of a hang report, made anew from the evidence in `report` (JSON, too). Raises Corruption if that is none.");
 }
 
 }  // namespace reft

@@ -146,6 +146,10 @@ def dump_stacks(timeout_ms: int = ..., by_signal: bool = ...) -> tuple[str, str]
 def parse_stacks(text: str) -> list[Any]: ...
 def install_stack_replies(client: AgentClient, rank: int) -> None: ...
 
+verdict_version: int
+
+def replay_verdict(report: bytes) -> bytes: ...
+
 # frames.cc
 
 frames_supported: bool

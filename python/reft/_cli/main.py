@@ -15,6 +15,7 @@ import reft
 _COMMANDS = {
     "doctor": "Check this machine and environment, say what to do.",
     "ls": "List vaults and the snapshots in them.",
+    "replay": "Decide a written hang verdict anew from its evidence.",
     "run": "torchrun, with restarts switched on.",
     "stack": "Where every rank stands: open collectives and stacks.",
     "top": "Steps, snapshots and alarms of running jobs, live.",

@@ -1,0 +1,370 @@
+"""A verdict as one HTML file: who, where and why on top, who waits for whom, and the stacks of all ranks as one tree.
+
+The page loads nothing and runs no script. All text of the job is escaped; it may come from anybody's file names.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+_MOST_DEPTH = 60
+_MOST_OPS = 12
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #ffffff; --text: #1c2024; --soft: #5c646c; --line: #d4d9de; --card: #f5f7f9;
+  --bad: #b3261e; --bad-back: #fbe3e1; --wait: #1d4f91; --wait-back: #e1ebf8; --mixed-back: #eceae4; }
+@media (prefers-color-scheme: dark) { :root { --back: #14171a; --text: #e3e6e9; --soft: #9aa3ac; --line: #383f46;
+  --card: #1c2126; --bad: #ff9d94; --bad-back: #55211d; --wait: #9fc6ff; --wait-back: #1d3554; --mixed-back: #35332d; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 24px; max-width: 1400px; background: var(--back); color: var(--text);
+  font: 15px/1.45 system-ui, sans-serif; }
+h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
+code, .frame, svg text { font-family: ui-monospace, "DejaVu Sans Mono", monospace; }
+code { overflow-wrap: anywhere; }
+.soft { color: var(--soft); }
+.badge { display: inline-block; padding: 1px 9px; border-radius: 10px; border: 1px solid var(--line); font-size: 13px;
+  vertical-align: middle; font-weight: 400; }
+.hang { background: var(--bad-back); color: var(--bad); border-color: var(--bad); }
+.card { background: var(--card); border: 1px solid var(--line); border-left: 5px solid var(--line); border-radius: 6px;
+  padding: 12px 16px; margin: 12px 0; }
+.card.bad { border-left-color: var(--bad); }
+.card p { margin: 0 0 4px; } .card p:last-child { margin: 0; }
+.key { display: inline-block; min-width: 64px; color: var(--soft); }
+ul { margin: 4px 0; padding-left: 22px; }
+.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 8px; }
+.node { min-width: 0; flex-basis: 0; display: flex; flex-direction: column; }
+.row { display: flex; align-items: flex-start; }
+.frame { font-size: 12px; line-height: 16px; padding: 2px 6px; border: 1px solid var(--back); border-radius: 3px;
+  background: var(--mixed-back); min-width: 0; }
+.frame b, .frame span { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.frame span { color: var(--soft); }
+.frame.lib { opacity: .8; } .frame.lib b { font-weight: 400; }
+.bad > .frame, i.bad { background: var(--bad-back); } .wait > .frame, i.wait { background: var(--wait-back); }
+i.swatch { display: inline-block; width: 12px; height: 12px; border-radius: 3px; border: 1px solid var(--line);
+  margin: 0 4px 0 12px; vertical-align: -1px; } i.mixed { background: var(--mixed-back); }
+table { border-collapse: collapse; width: 100%; font-size: 13px; }
+th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+summary { cursor: pointer; } pre { font-size: 12px; overflow-x: auto; }
+svg { display: block; } svg text { font-size: 12px; fill: var(--text); } svg .soft { fill: var(--soft); }
+svg rect { stroke: var(--line); fill: var(--card); } svg .bad rect { fill: var(--bad-back); stroke: var(--bad); }
+svg .wait rect { fill: var(--wait-back); stroke: var(--wait); } svg path { stroke: var(--soft); fill: none; }
+svg marker path { fill: var(--soft); stroke: none; }
+"""
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value), quote=True)
+
+
+def rank_list(ranks: Iterable[int]) -> str:
+    """[0, 1, 2, 5] → 'ranks 0-2 5'."""
+    numbers = sorted(set(ranks))
+    if not numbers:
+        return "no rank"
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    spans = [str(low) if low == high else f"{low}-{high}" for low, high in parts]
+    return ("rank " if len(numbers) == 1 else "ranks ") + " ".join(spans)
+
+
+def _named(report: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(report.get("culprits") or report.get("candidates") or [])
+
+
+# -- stacks --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Node:
+    label: str
+    place: str
+    library: bool = False
+    ranks: set[int] = field(default_factory=set)
+    children: dict[tuple[Any, ...], _Node] = field(default_factory=dict)
+
+
+def stack_tree(ranks: Sequence[dict[str, Any]], main: bool = True) -> _Node:
+    """Stacks of all ranks from the outermost call inwards; equal calls of several ranks are one node.
+
+    Args:
+        ranks: `ranks[]` of a report.
+        main: of main threads; else of all others, each below its name.
+    """
+    root = _Node("all stacks", "")
+    for entry in ranks:
+        rank = entry["rank"]
+        root.ranks.add(rank)
+        threads = [thread for thread in entry.get("threads", []) if bool(thread.get("main")) == main]
+        if not threads and main:
+            why = "process is gone" if not entry.get("alive") else "no stack"
+            root.children.setdefault((why,), _Node(why, str(entry.get("error", "")))).ranks.add(rank)
+        for thread in threads:
+            node = root
+            frames = list(reversed(thread.get("frames", [])))
+            keys = [(frame["file"], frame["function"], frame["line"]) for frame in frames]
+            if not main:
+                keys.insert(0, ("", thread.get("name") or "thread", 0))
+            for file, function, line in keys[:_MOST_DEPTH]:
+                place = f"{file.rsplit('/', 1)[-1]}:{line or '?'}" if file else ""
+                library = any(part in file for part in _LIBRARIES)
+                node = node.children.setdefault((file, function, line), _Node(function, place, library))
+                node.ranks.add(rank)
+    return root
+
+
+def _tree_html(node: _Node, bad: set[int]) -> str:
+    """One node and what is below it; the width is the number of ranks."""
+    out = []
+    todo: list[_Node | str] = [node]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            out.append(item)
+            continue
+        kind = "bad" if item.ranks <= bad else "" if item.ranks & bad else "wait"
+        who = rank_list(item.ranks)
+        tip = f"{item.label}\n{item.place}\n{who}"
+        out.append(
+            f'<div class="node {kind}" style="flex-grow:{len(item.ranks)}"><div class="frame{" lib" if item.library else ""}"'
+            f' title="{_text(tip)}"><b>{_text(item.label)}</b><span>{_text(" · ".join(filter(None, (who, item.place))))}</span></div><div class="row">'
+        )
+        todo.append("</div></div>")
+        below: list[_Node] = sorted(item.children.values(), key=lambda child: -min(child.ranks))
+        todo += below
+    return "".join(out)
+
+
+# -- who waits for whom --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Ranks that are held in one op, and those who have not begun their part of it."""
+
+    op: str
+    held: tuple[int, ...]
+    missing: tuple[int, ...]
+    unseen: int  # members whose ranks are not in the report
+
+
+def waits(report: dict[str, Any]) -> list[Wait]:
+    """What `ranks[]` of a report says about who waits for whom; ops for which nobody is missing come with none."""
+    members: dict[str, dict[int, int]] = defaultdict(dict)  # group → rank in it → rank
+    sizes: dict[str, int] = {}
+    begun: dict[tuple[str, int], int] = {}  # newest collective that a rank has begun
+    for entry in report["ranks"]:
+        for group in entry.get("groups", []):
+            members[group["name"]][group["rank"]] = entry["rank"]
+            sizes[group["name"]] = group["size"]
+        for op in entry.get("tail", []):
+            if op["op"] not in ("send", "recv", "recv_anysource", "step"):
+                of = (op["group"], entry["rank"])
+                begun[of] = max(begun.get(of, -1), op["seq"])
+    key: tuple[Any, ...]
+    held: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    missing: dict[tuple[Any, ...], set[int]] = defaultdict(set)
+    unseen: dict[tuple[Any, ...], int] = {}
+    for entry in report["ranks"]:
+        if not entry.get("alive"):
+            continue
+        for op in entry.get("pending", []):
+            if op["op"] == "step" or op["phase"] not in ("waiting", "in the call"):
+                continue
+            group = op["group"]
+            if op["op"] in ("send", "recv"):
+                key = (op["op"], group, op["tag"], op["peer"], entry["rank"])
+                peer = members[group].get(op["peer"])
+                missing[key] |= set() if peer is None else {peer}
+                unseen[key] = int(peer is None)
+            else:
+                key = (op["op"], group, op["seq"])
+                known = members[group].values()
+                missing[key] |= {rank for rank in known if begun.get((group, rank), -1) < op["seq"]}
+                unseen[key] = max(0, sizes.get(group, 0) - len(members[group]))
+            held[key].add(entry["rank"])
+    result = []
+    for key, ranks in held.items():
+        name = f"{key[0]} tag {key[2]}" if len(key) == 5 else f"{key[0]} seq {key[2]}"
+        result.append(Wait(f"{name} of group {key[1]}", tuple(sorted(ranks)), tuple(sorted(missing[key])), unseen[key]))
+    return sorted(result, key=lambda wait: (-len(wait.held), wait.op))
+
+
+def _classes(found: Sequence[Wait]) -> dict[tuple[int, ...], tuple[list[int], list[int]]]:
+    """Ranks that stand alike, and the ops (by index) that they are held in and missing from."""
+    roles: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for index, wait in enumerate(found):
+        for rank in wait.held:
+            roles[rank][0].append(index)
+        for rank in wait.missing:
+            roles[rank][1].append(index)
+    alike: dict[tuple[tuple[int, ...], tuple[int, ...]], list[int]] = defaultdict(list)
+    for rank, (held, missing) in sorted(roles.items()):
+        alike[tuple(held), tuple(missing)].append(rank)
+    return {tuple(ranks): (list(role[0]), list(role[1])) for role, ranks in alike.items()}
+
+
+def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
+    """Boxes in columns: who waits stands left of what it waits for."""
+    found = waits(report)
+    left_out = len(found) - _MOST_OPS
+    found = found[:_MOST_OPS]
+    if not found:
+        return '<p class="soft">No rank is held in an op.</p>'
+    labels: list[tuple[str, str, str]] = []  # first line, second line, class
+    edges: list[tuple[int, int]] = []
+    for wait in found:
+        who = rank_list(wait.missing)
+        needed = "all have begun it" if not wait.missing else f"not begun by {who}" if " seq " in wait.op else f"with {who}"
+        labels.append((wait.op, needed, ""))
+    for ranks, (held, missing) in _classes(found).items():
+        kind = "bad" if set(ranks) <= bad else "wait" if held and not set(ranks) & bad else ""
+        box = len(labels)
+        labels.append((rank_list(ranks), "waits" if held else "does not wait", kind))
+        edges += [(box, op) for op in held] + [(op, box) for op in missing]
+    for index, wait in enumerate(found):
+        if wait.unseen:
+            labels.append((f"{wait.unseen} ranks elsewhere", "not in this report", ""))
+            edges.append((index, len(labels) - 1))
+    # The longest way to an end is the column from the right; a circle stops growing after as many rounds as there are boxes.
+    column = [0] * len(labels)
+    for _ in range(min(len(labels), 24)):
+        for start, end in edges:
+            if column[start] <= column[end] < len(labels) - 1:
+                column[start] = column[end] + 1
+    used = sorted(set(column), reverse=True)
+    rows: dict[int, int] = defaultdict(int)
+    clipped = [tuple(line if len(line) <= 40 else line[:39] + "…" for line in label[:2]) for label in labels]
+    widths = {c: max(len(line) for i in range(len(labels)) if column[i] == c for line in clipped[i]) * 7.4 + 24 for c in used}
+    lefts, x = {}, 4.0
+    for c in used:
+        lefts[c] = x
+        x += widths[c] + 70
+    # From right to left, each box at the mean height of what it leads to: fewer edges cross.
+    row = [0.0] * len(labels)
+    for c in reversed(used):
+        boxes = [i for i in range(len(labels)) if column[i] == c]
+        ends = {i: [row[end] for start, end in edges if start == i and column[end] < c] for i in boxes}
+        boxes.sort(key=lambda i: (sum(ends[i]) / len(ends[i]) if ends[i] else 0.0, i))
+        rows[c] = len(boxes)
+        for place, i in enumerate(boxes):
+            row[i] = place - (len(boxes) - 1) / 2
+    tallest = max(rows.values())
+    at = [(int(lefts[column[i]]), int(6 + 62 * (row[i] + (tallest - 1) / 2))) for i in range(len(labels))]
+    width, height = int(x - 62), 6 + 62 * tallest
+    out = [
+        f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" aria-label="who waits for whom">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<path d="M0 0L8 4L0 8z"/></marker></defs>'
+    ]
+    for start, end in edges:
+        x1, y1 = at[start][0] + widths[column[start]], at[start][1] + 23
+        x2, y2 = at[end][0], at[end][1] + 23
+        bend = 35 if x2 > x1 else 90
+        out.append(f'<path marker-end="url(#tip)" d="M{x1:.0f} {y1}C{x1 + bend:.0f} {y1} {x2 - bend} {y2} {x2} {y2}"/>')
+    for i, (_, _, kind) in enumerate(labels):
+        left, top = at[i]
+        out.append(
+            f'<g class="{kind}"><title>{_text(labels[i][0])}\n{_text(labels[i][1])}</title>'
+            f'<rect x="{left}" y="{top}" width="{widths[column[i]]:.0f}" height="46" rx="5"/>'
+            f'<text x="{left + 12}" y="{top + 20}">{_text(clipped[i][0])}</text>'
+            f'<text class="soft" x="{left + 12}" y="{top + 37}">{_text(clipped[i][1])}</text></g>'
+        )
+    out.append("</svg>")
+    if left_out > 0:
+        out.append(f'<p class="soft">and {left_out} more ops</p>')
+    return "".join(out)
+
+
+# -- the page ------------------------------------------------------------------------------------------------------------
+
+
+def _head(report: dict[str, Any]) -> str:
+    state, sure = report["state"], report["confidence"]
+    out = [
+        f'<h1>{_text(report["job"])}: {_text(state)} <span class="badge {"hang" if state == "hang" else ""}">'
+        f'{_text(report["class"])}</span> <span class="badge">{_text(sure)}</span></h1>'
+    ]
+    facts = [f"{len(report['ranks'])} of {report['world']} ranks, node {report['node']}"]
+    if report["detected_after_sec"] > 0:
+        facts.append(f"no progress for {report['detected_after_sec']:.1f} s")
+    if report["op"]:
+        facts.append(f"most wait in {report['op']} seq {report['seq']} of group {report['group']}")
+    out.append(f'<div class="soft">{_text(" · ".join(facts))}</div>')
+    named = bool(report["culprits"])
+    for one in _named(report)[:16]:
+        frame = one.get("frame")
+        where = f"{frame['file']}:{frame['line']} in {frame['function']}" if frame else "unknown"
+        title = f"rank {one['rank']}" + ("" if named else ", possibly")
+        out.append(
+            f'<div class="card {"bad" if named else ""}"><p><span class="key">who</span><b>{_text(title)}</b>'
+            f' <span class="soft">pid {_text(one["pid"])} on {_text(one["host"] or "?")}</span></p>'
+            f'<p><span class="key">where</span><code>{_text(where)}</code></p>'
+            f'<p><span class="key">why</span>{_text(one["reason"])}: {_text(one["text"])}</p></div>'
+        )
+    if not _named(report):
+        out.append('<div class="card"><p>Nobody can be named from what is known.</p></div>')
+    out.append('<div class="card">')
+    if report["victims"]:
+        out.append(f'<p><span class="key">waiting</span>{_text(rank_list(report["victims"]))}</p>')
+    out.append(f'<p><span class="key">next</span><b>{_text(report["advice"])}</b></p></div>')
+    sentences = [*report["evidence"], *(found["text"] for found in report["disagreements"])]
+    if sentences:
+        out.append("<h2>Evidence</h2><ul>" + "".join(f"<li>{_text(line)}</li>" for line in sentences) + "</ul>")
+    return "".join(out)
+
+
+def _ranks_html(report: dict[str, Any], bad: set[int]) -> str:
+    rows = []
+    for entry in report["ranks"]:
+        held = [op for op in entry.get("pending", []) if op["phase"] in ("waiting", "in the call") and op["op"] != "step"]
+        place = "; ".join(
+            f"{op['op']} seq {op['seq']} of {op['group']}, {op['age_sec']:.1f} s"
+            + (f", {op['call_site']}" if op.get("call_site") else "")
+            for op in held[:2]
+        )
+        state = "gone" if not entry["alive"] else entry["proc_state"] or "?"
+        mark = ' style="color:var(--bad)"' if entry["rank"] in bad else ""
+        cells = (entry["rank"], entry["pid"], entry["host"], state, entry["step"], place or "in no op", entry["error"])
+        rows.append(f"<tr{mark}>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
+    titles = ("rank", "pid", "host", "state", "step", "held in", "problem")
+    return "<table><tr>" + "".join(f"<th>{title}</th>" for title in titles) + "</tr>" + "".join(rows) + "</table>"
+
+
+def page(report: dict[str, Any]) -> str:
+    """The whole HTML file for one report (docs/hang.md lists its fields)."""
+    ranks = report["ranks"]
+    bad = {one["rank"] for one in _named(report)}
+    others = stack_tree(ranks, main=False)
+    legend = (
+        '<p class="soft">Outermost call on top, as wide as it has ranks.<i class="swatch bad"></i>named above'
+        '<i class="swatch wait"></i>the others<i class="swatch mixed"></i>both</p>'
+    )
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width">'
+        f"<title>{_text(report['job'])}: {_text(report['state'])}, {_text(report['class'])}</title><style>{_STYLE}</style></head><body>",
+        _head(report),
+        f'<h2>Who waits for whom</h2><div class="scroll">{_graph_svg(report, bad)}</div>',
+        f'<h2>Main threads</h2>{legend}<div class="scroll">{_tree_html(stack_tree(ranks), bad)}</div>',
+    ]
+    if others.children:
+        parts.append(
+            f'<details><summary><h2 style="display:inline-block">Other threads</h2></summary><div class="scroll">{_tree_html(others, bad)}'
+            "</div></details>"
+        )
+    parts += [
+        f'<h2>Ranks</h2><div class="scroll">{_ranks_html(report, bad)}</div>',
+        f"<details><summary><h2 style=\"display:inline-block\">Whole text</h2></summary><pre>{_text(report['text'])}</pre></details>",
+        "</body></html>\n",
+    ]
+    return "".join(parts)

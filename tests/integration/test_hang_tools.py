@@ -1,0 +1,195 @@
+"""What is left of a hang for those who look at it: the verdict replayed, and as a page."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("click")
+_C = pytest.importorskip("reft._C", reason="needs the native module")
+
+from click.testing import CliRunner, Result  # noqa: E402
+from reft._cli.main import cli  # noqa: E402
+
+PACKAGE = Path(_C.__file__).resolve().parent
+pytestmark = pytest.mark.skipif(
+    not os.access(os.environ.get("REFT_AGENT_PATH") or PACKAGE / "bin" / "reft-agent", os.X_OK), reason="needs reft-agent"
+)
+
+SCRIPT = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("reft")
+rank = dist.get_rank()
+
+
+def load_batch(step):
+    if rank == 2 and step == 5:
+        time.sleep(600)
+
+
+for step in range(100):
+    load_batch(step)
+    dist.all_reduce(torch.ones(4))
+"""
+
+
+def environment_for(root: Path, **settings: str) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
+    environment.update(REFT_RUN_DIR=str(root / "run"), REFT_JOB_ID="hang", REFT_AGENT_LINGER_SEC="1", **settings)
+    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), environment.get("PYTHONPATH", "")])
+    return environment
+
+
+def reft(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(cli, [str(argument) for argument in arguments])
+
+
+@dataclass
+class Hung:
+    """A job of three ranks that has hung and was ended."""
+
+    path: Path  # of the verdict
+    output: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        return dict(json.loads(self.path.read_bytes()))
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hung]:
+    root = tmp_path_factory.mktemp("hung")
+    script, output = root / "train.py", root / "output"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    with output.open("wb") as sink:
+        job = subprocess.Popen(command, env=environment_for(root, REFT_HANG_SUSPECT_SEC="2"), stdout=sink, stderr=sink)
+        try:
+            deadline = time.monotonic() + 120
+            folder = root / "run" / "hang" / "node-0" / "verdicts"
+            # The text is written after the JSON.
+            while not (found := list(folder.glob("*.txt"))):
+                assert time.monotonic() < deadline and job.poll() is None, output.read_text()
+                time.sleep(0.1)
+        finally:
+            job.terminate()  # torchrun ends its ranks, which have sessions of their own
+            try:
+                job.wait(timeout=40)
+            except subprocess.TimeoutExpired:
+                job.kill()
+                job.wait()
+    yield Hung(found[0].with_suffix(".json"), output.read_text(errors="replace"))
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A verdict on evidence that is made up: ranks 0 and 1 wait in all_reduce 6, rank 2 loads data."""
+    second = 1_000_000_000
+    ranks = []
+    for rank in range(3):
+        tail = []
+        for seq in range(1, 6 if rank == 2 else 7):
+            op = {"kind": 2, "group_index": 0, "seq": seq, "ticket": seq, "bytes": 16, "signature": 7, "call_site_id": 0}
+            begin = (900 + seq) * second
+            op |= {"begin_ns": begin, "enqueued_ns": begin + 1000, "wait_begin_ns": begin + 2000, "peer": -1}
+            op |= {"wait_end_ns": begin + 5000, "done_ns": begin + 5000} if seq < 6 else {}
+            tail.append(op)
+        where = "load_batch" if rank == 2 else "train"
+        stack = f'Current thread 0x0000000000000002 (most recent call first):\n  File "/home/u/train.py", line 12 in {where}\n'
+        entry = {"rank": rank, "pid": 100 + rank, "host": "n0", "alive": True, "answered": True, "proc_state": "S", "tail": tail}
+        entry |= {"groups": [{"name": "default_pg", "rank": rank, "size": 3}], "ops_begun": len(tail), "stacks_text": stack}
+        ranks.append(entry | {"heartbeat_age_ns": 94 * second})
+    evidence = {"report": "hang", "version": _C.verdict_version, "job": "demo", "world": 3, "now_ns": 1000 * second}
+    path = tmp_path_factory.mktemp("written") / "verdict.json"
+    path.write_bytes(_C.replay_verdict(json.dumps({**evidence, "suspect_sec": 30, "ranks": ranks}).encode()))
+    path.with_suffix(".txt").write_text("text")
+    return path
+
+
+def decided(report: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in report.items() if key not in ("ranks", "text", "screen")}
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_replaying_a_verdict_gives_the_same_verdict(real: bool, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue("hung").path if real else request.getfixturevalue("written")
+    report = json.loads(path.read_bytes())
+    assert report["state"] == "hang"
+    assert [culprit["rank"] for culprit in report["culprits"]] == [2]
+    assert report["culprits"][0]["frame"]["function"] == "load_batch"
+    done = reft("replay", "--json", path)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout) == report
+    done = reft("replay", path)
+    assert (done.exit_code, done.stdout, done.stderr) == (0, report["screen"], "")
+
+
+def test_replaying_takes_nothing_but_the_evidence(written: Path, tmp_path: Path) -> None:
+    changed = json.loads(written.read_bytes())
+    changed["culprits"] = [{**changed["culprits"][0], "rank": 0}]
+    changed["screen"] = changed["class"] = "made up"
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(changed))
+    done = reft("replay", "--json", path)
+    assert done.exit_code == 1
+    assert decided(json.loads(done.stdout)) == decided(json.loads(written.read_bytes()))
+    assert 'class was "made up"' in done.stderr
+
+    # Without the stack, the place is not known any more; so it is the evidence that is read.
+    less = json.loads(written.read_bytes())
+    less["ranks"][2]["stacks_text"] = ""
+    path.write_text(json.dumps({"agents": [less]}))
+    done = reft("replay", "--json", path)
+    assert done.exit_code == 1
+    (again,) = json.loads(done.stdout)["agents"]
+    assert again["culprits"][0]["rank"] == 2 and again["culprits"][0]["frame"] is None
+
+
+def test_replay_of_what_is_no_report_is_one_clear_error(written: Path, tmp_path: Path) -> None:
+    whole = written.read_bytes()
+    older = {**json.loads(written.read_bytes()), "version": 1}
+    bare = copy.deepcopy(json.loads(written.read_bytes()))
+    del bare["ranks"]
+    cases = {
+        "cut off": whole[: len(whole) // 2],
+        "not a hang report: no JSON": b"\x80\x04 pickle",
+        "is not a hang report; those are": b'{"loss": 3}',
+        "holds no report": b'{"agents": []}',
+        "of version 1; this reft reads": json.dumps(older).encode(),
+        "without evidence": json.dumps(bare).encode(),
+        "is not a hang report": b"[" * 100_000,
+    }
+    for number, (expected, content) in enumerate(cases.items()):
+        path = tmp_path / f"{number}.json"
+        path.write_bytes(content)
+        done = reft("replay", path)
+        assert done.exit_code == 1 and done.stdout == "", expected
+        assert expected in done.stderr and len(done.stderr.splitlines()) == 1, done.stderr
+    done = reft("replay", written.with_suffix(".txt"))
+    assert done.exit_code == 1 and f"its evidence is in {written}" in done.stderr
+    done = reft("replay", tmp_path / "absent.json")
+    assert done.exit_code == 3 and "No such file" in done.stderr
+
+
+def test_replay_writes_a_page(hung: Hung, tmp_path: Path) -> None:
+    done = reft("replay", hung.path, "--html", tmp_path / "verdict.html")
+    assert done.exit_code == 0, done.stderr
+    page = (tmp_path / "verdict.html").read_text()
+    for expected in ("rank 2", "train.py:12 in load_batch", "all_reduce seq ", "not begun by rank 2", "ranks 0-1"):
+        assert expected in page, expected
+    done = reft("replay", hung.path, "--html", tmp_path / "absent" / "verdict.html")
+    assert done.exit_code == 1 and "cannot write" in done.stderr
