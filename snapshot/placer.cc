@@ -87,11 +87,7 @@ bool Placer::isGap() const {
 
 // Whole chunks that fit into a foretold gap. Never more than the gap less its guard: copies are planned to end before it.
 uint64_t Placer::roomIn(const ForecastSpan& span) const {
-  if (!span.bubble && options_.shared_link) {
-    return 0;
-  }
-  if (span.wait_ns < options_.model.min_gap_ns ||
-      static_cast<double>(span.wait_ns) <= options_.model.min_gap_jitters * static_cast<double>(span.jitter_ns)) {
+  if (!span.gap || (!span.bubble && options_.shared_link)) {
     return 0;
   }
   const auto guard = static_cast<int64_t>(guard_ * static_cast<double>(span.jitter_ns));

@@ -12,6 +12,7 @@ constexpr int64_t kMaxTimeNs = int64_t{1} << 62;
 constexpr int kShapesUntilIgnored = 4;
 constexpr int kShapesUntilTrusted = 16;
 constexpr uint64_t kSlowPercent = 150;
+constexpr uint32_t kSamplesForJitter = 4;
 
 int64_t elapsed(int64_t from_ns, int64_t to_ns) {
   if (to_ns <= from_ns) {
@@ -35,6 +36,11 @@ T medianOf(std::vector<T>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
   return *middle;
+}
+
+bool isGap(const ScheduleModelOptions& options, int64_t wait_ns, int64_t jitter_ns) {
+  return wait_ns >= options.min_gap_ns &&
+         static_cast<double>(wait_ns) > options.min_gap_jitters * static_cast<double>(jitter_ns);
 }
 
 bool isMessage(OpKind kind) {
@@ -80,6 +86,7 @@ void RecentSamples::add(int64_t value) {
         std::abs(value - before) <= std::max(std::abs(off), std::abs(off_before)) / 3) {
       values_[0] = before;
       count_ = 1;
+      carried_jitter_ = jitter_;
     }
   }
   if (count_ == kCapacity) {
@@ -98,8 +105,9 @@ void RecentSamples::add(int64_t value) {
   }
   const int64_t deviation = middle() * 3 / 2;  // 1.48 for a normal distribution
   // Few samples say little about the spread.
-  const int64_t floor = expected_ / (count_ == 1 ? 6 : count_ < 4 ? 20 : 100);
-  jitter_ = std::max({deviation, floor, int64_t{1}});
+  const bool few = count_ < kSamplesForJitter;
+  const int64_t floor = expected_ / (count_ == 1 ? 4 : few ? 20 : 100);
+  jitter_ = std::max({deviation, floor, few ? carried_jitter_ : 0, int64_t{1}});
 }
 
 // One sequence of waits, and what its steps were like.
@@ -119,17 +127,29 @@ struct ScheduleModel::Pattern {
   int successor_votes = 0;
   Forecast forecast;
 
-  void renew() {
+  void renew(const ScheduleModelOptions& options) {
+    std::vector<int64_t> work;
+    work.reserve(spans.size() + 1);
+    for (const Span& span : spans) {
+      work.push_back(span.compute.jitter());
+    }
+    work.push_back(tail_compute.jitter());
+    const int64_t noise_ns = medianOf(work);
     forecast.period_ns = period.expected();
     forecast.until_gate_ns = until_gate.expected();
     forecast.steps_seen = steps;
     forecast.spans.resize(spans.size() + 1);
     for (size_t i = 0; i < spans.size(); ++i) {
       const Span& span = spans[i];
-      forecast.spans[i] = {span.compute.expected(), span.communication.expected(), span.wait.expected(),
-                           span.wait.jitter(), span.bubble};
+      forecast.spans[i] = {span.compute.expected(),
+                           span.communication.expected(),
+                           span.wait.expected(),
+                           span.wait.jitter(),
+                           span.bubble,
+                           false};
+      forecast.spans[i].gap = isGap(options, span.wait.expected(), std::max(span.wait.jitter(), noise_ns));
     }
-    forecast.spans.back() = {tail_compute.expected(), tail_communication.expected(), 0, 0, false};
+    forecast.spans.back() = {tail_compute.expected(), tail_communication.expected(), 0, 0, false, false};
   }
 };
 
@@ -218,13 +238,11 @@ const ForecastSpan* ScheduleModel::waitBegin(const ScheduleOp& op, int64_t now_n
   if (active_ == nullptr) {
     return nullptr;
   }
-  const ForecastSpan& span = active_->forecast.spans[waits_begun_ - 1];
-  foretold_copy_ = span;
-  if (!exact) {
-    foretold_copy_.jitter_ns = std::max(span.jitter_ns, span.wait_ns / 4);
+  foretold_copy_ = active_->forecast.spans[waits_begun_ - 1];
+  if (!exact) {  // other sizes: nothing to rely on
+    foretold_copy_.gap = false;
   }
-  if (span.wait_ns >= options_.min_gap_ns &&
-      static_cast<double>(span.wait_ns) > options_.min_gap_jitters * static_cast<double>(foretold_copy_.jitter_ns)) {
+  if (foretold_copy_.gap) {
     foretold_ = &foretold_copy_;
   }
   return foretold_;
@@ -242,8 +260,10 @@ void ScheduleModel::waitEnd(int64_t now_ns) {
   wait.wait_ns = elapsed(wait_begin_ns_, now_ns);
   if (foretold_ != nullptr) {
     foretold_ns_ = plus(foretold_ns_, foretold_->wait_ns);
-    const double off = static_cast<double>(std::abs(foretold_->wait_ns - wait.wait_ns));
-    step_errors_.push_back(static_cast<float>(off / static_cast<double>(std::max<int64_t>(wait.wait_ns, 1))));
+    const int64_t off_ns = std::abs(foretold_->wait_ns - wait.wait_ns);
+    off_ns_ = plus(off_ns_, off_ns);
+    step_errors_.push_back(
+        static_cast<float>(static_cast<double>(off_ns) / static_cast<double>(std::max<int64_t>(wait.wait_ns, 1))));
   } else if (wait.wait_ns >= options_.min_gap_ns) {
     unforetold_ns_ = plus(unforetold_ns_, wait.wait_ns);
   }
@@ -358,6 +378,7 @@ void ScheduleModel::closeStep(int64_t now_ns, bool learn) {
   if (!step_errors_.empty()) {
     errors_.last_median = static_cast<double>(medianOf(step_errors_));
   }
+  errors_.last_weighted = foretold_ns_ > 0 ? static_cast<double>(off_ns_) / static_cast<double>(foretold_ns_) : 0;
   ++errors_.steps;
   if (!learn || overfull_) {
     return;
@@ -394,7 +415,7 @@ void ScheduleModel::closeStep(int64_t now_ns, bool learn) {
   pattern->until_gate.add(until_gate);
   ++pattern->steps;
   pattern->last_use = ++next_use_;
-  pattern->renew();
+  pattern->renew(options_);
 
   if (last_ != nullptr) {
     if (last_->successor == pattern) {
@@ -432,7 +453,7 @@ void ScheduleModel::beginStep(int64_t now_ns, bool learn) {
   prefix_structure_ = prefix_shape_ = ops_shape_ = 0;
   waits_.clear();
   step_errors_.clear();
-  foretold_ns_ = unforetold_ns_ = 0;
+  foretold_ns_ = unforetold_ns_ = off_ns_ = 0;
 }
 
 ScheduleModel::Errors ScheduleModel::errors() const {

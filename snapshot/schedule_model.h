@@ -49,6 +49,7 @@ class RecentSamples {
   uint32_t count_ = 0;
   int64_t expected_ = 0;
   int64_t jitter_ = 0;
+  int64_t carried_jitter_ = 0;  // of the level before, until this one has shown its own
 };
 
 // One span of the step that is forecast: work up to a wait, and the wait. The last one has no wait.
@@ -58,6 +59,7 @@ struct ForecastSpan {
   int64_t wait_ns = 0;
   int64_t jitter_ns = 0;  // of wait_ns
   bool bubble = false;    // else the wait is for a collective
+  bool gap = false;       // the wait is long and regular enough to be relied on
 };
 
 struct Forecast {
@@ -81,8 +83,9 @@ const char* stepClassName(StepClass step_class);
 
 struct ScheduleModelOptions {
   int64_t min_gap_ns = 100'000;  // shorter waits are no gaps
-  // A gap is foretold only if it is longer than so many times its jitter.
-  double min_gap_jitters = 2.0;
+  // A gap is foretold only if it is longer than so many times its jitter and that of the step's work: shorter ones are noise
+  // between ranks.
+  double min_gap_jitters = 4.0;
 };
 
 class ScheduleModel {
@@ -126,6 +129,7 @@ class ScheduleModel {
     uint64_t steps = 0;          // ended
     uint64_t foretold_gaps = 0;  // that came, over all steps
     double last_median = 0;      // |foretold - real| / real over the foretold gaps of the last step with one
+    double last_weighted = 0;    // of the last step: sum of |foretold - real| over sum of foretold; 0 without any
     double recent_median = 0;    // the same over the newest kRecentErrors gaps
     int64_t foretold_ns = 0;     // of the last step
     int64_t unforetold_ns = 0;   // waits of the last step that were gaps and not foretold
@@ -184,6 +188,7 @@ class ScheduleModel {
   std::vector<float> recent_errors_;
   size_t next_recent_ = 0;
   int64_t foretold_ns_ = 0;
+  int64_t off_ns_ = 0;
   int64_t unforetold_ns_ = 0;
   Errors errors_;
 };

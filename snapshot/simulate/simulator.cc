@@ -112,7 +112,7 @@ class Simulation {
       // The model closes a step at the next program point: its errors are those of the step before.
       if (step_ > 0) {
         const bool foretold = errors.foretold_gaps > foretold_before_;
-        result.step_errors.push_back(foretold ? errors.last_median : -1);
+        result.step_errors.push_back(foretold ? errors.last_weighted : -1);
       }
       foretold_before_ = errors.foretold_gaps;
     }

@@ -54,7 +54,7 @@ struct SimulationResult {
       0;                        // past a gap's end, by copies that were granted inside it (policies gap and paper)
   std::vector<double> step_ns;  // of rank 0, all steps
   std::vector<double>
-      step_errors;  // of rank `trace_rank` or 0: median error of each step's gaps, all steps; -1: no gap foretold
+      step_errors;  // of rank `trace_rank` or 0: error of each step's gaps, weighted by their length, but the last; -1: no gap foretold
   std::vector<OpEntry> trace;
 };
 
