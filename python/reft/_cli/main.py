@@ -16,6 +16,7 @@ _COMMANDS = {
     "doctor": "Check this machine and environment, say what to do.",
     "ls": "List vaults and the snapshots in them.",
     "run": "torchrun, with restarts switched on.",
+    "simulate": "What snapshots would cost a job that is only described.",
     "stack": "Where every rank stands: open collectives and stacks.",
     "top": "Steps, snapshots and alarms of running jobs, live.",
     "verify": "Hash every sealed snapshot again.",
