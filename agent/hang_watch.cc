@@ -23,9 +23,12 @@ std::optional<Progress> readProgress(RankState& rank) {
   try {
     const OpLogReader log(vault->opLogArea(), vault->opLogBytes());
     Progress progress{log.opsBegun(), log.heartbeatNs(), false};
-    for (const auto& op : log.tail(kTail)) {
+    const auto tail = log.tail(kTail);
+    for (const auto& op : tail) {
       progress.pending = progress.pending || (op.kind != OpKind::kStep && op.done_ns == 0);
     }
+    // A rank that begins nothing after a failed op is on its way out, or stuck there.
+    progress.pending = progress.pending || (!tail.empty() && tail.back().failed);
     return progress;
   } catch (const Error&) {
     return std::nullopt;

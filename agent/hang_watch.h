@@ -18,7 +18,7 @@ namespace reft::agent {
 struct Progress {
   uint64_t ops = 0;
   uint64_t heartbeat_ns = 0;
-  bool pending = false;  // some op of the newest ones has begun and is not done
+  bool pending = false;  // some op of the newest ones has begun and is not done, or the newest of all has failed
 };
 
 // From the mapped op log; nullopt without a (valid) one.
