@@ -59,7 +59,8 @@ simulate::SimulationOptions parse(const std::string& text) {
       {"warm_up_steps", into(options.warm_up_steps)},
   };
   try {
-    for (const auto& [name, value] : json::parse(text).items()) {
+    const json given = json::parse(text);
+    for (const auto& [name, value] : given.items()) {
       const auto field = fields.find(name);
       if (field == fields.end()) {
         throw InvalidArgument("option '" + name + "' is not known");

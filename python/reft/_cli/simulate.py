@@ -180,22 +180,24 @@ _HEADINGS = ["snapshots", "ranks", "step, s", "cost, %", *(f"{tier}, %" for tier
 
 
 def print_report(report: Report) -> None:
+    """Tables that fit 80 columns; what the paper says of a row stands below it."""
     console = words.console()
     console.print(report.title)
-    table: Table | None = None
-    case = ""
-    for row in report.rows:
-        if row.case != case or table is None:
-            if table is not None:
-                console.print(table)
-            case = row.case
-            table = Table(title=case, title_justify="left")
-            for heading in _HEADINGS:
-                right = heading not in ("snapshots", "the paper says")
-                table.add_column(heading, justify="right" if right else "left")
-        table.add_row(*_cells(row))
-    if table is not None:
+    for case in dict.fromkeys(row.case for row in report.rows):
+        rows = [row for row in report.rows if row.case == case]
+        console.print()
+        console.print(f"{case}, {rows[0].ranks} ranks", style="bold")
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+        for heading in ["snapshots", "step s", "cost %", "once %", "gap %", "comp %", "comm %", "gate %"]:
+            table.add_column(heading, justify="left" if heading == "snapshots" else "right", no_wrap=heading != "snapshots")
+        for row in rows:
+            table.add_row(*[cell for i, cell in enumerate(_cells(row)[:-2]) if i != 1])
         console.print(table)
+        for row in rows:
+            if row.paper:
+                console.print(f"the paper, {row.variant}: {row.paper}", style="dim")
+        console.print(f"gaps were mispredicted by {100 * rows[-1].error_median:.1f} % (median)", style="dim")
+    console.print()
     for note in report.notes:
         console.print(note)
 
