@@ -35,6 +35,15 @@ std::optional<Progress> readProgress(RankState& rank) {
   }
 }
 
+void HangWatch::look(int64_t now_ns) {
+  if (tick_ns_ > 0 && looked_ns_ != 0 && now_ns - looked_ns_ > 4 * tick_ns_) {
+    unseen_ns_ = now_ns - looked_ns_;
+    back_ns_ = now_ns;
+    next_ns_ += unseen_ns_;
+  }
+  looked_ns_ = now_ns;
+}
+
 bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
   uint64_t newest = 0;
   bool pending = false;
@@ -46,7 +55,8 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
     seen_ns_ = newest;
     seen_ranks_ = live.size();
     reported_ = noted_ = false;
-    next_ns_ = static_cast<int64_t>(newest) + suspect_ns_;
+    const auto mark_ns = static_cast<int64_t>(newest);
+    next_ns_ = mark_ns + suspect_ns_ + (mark_ns < back_ns_ ? unseen_ns_ : 0);
   }
   if (reported_ || newest == 0 || !pending || now_ns < next_ns_) {
     return false;

@@ -688,10 +688,11 @@ def busy_jitter(job: Job) -> None:
 
 
 def busy_teardown(job: Job) -> None:
-    """After the end of training: nobody is in an op, one rank uploads."""
+    """After the end of training: nobody is in an op, one rank uploads, the others are gone."""
     dist.barrier()
     if job.chosen:
         time.sleep(job.busy_sec)
+    sys.exit(0)
 
 
 def busy_compile(job: Job) -> None:
