@@ -585,6 +585,7 @@ class Engine {
 
   std::vector<int> numbers(const std::vector<size_t>& indices) const {
     std::vector<int> result;
+    result.reserve(indices.size());
     for (const size_t index : indices) {
       result.push_back(ranks_[index].rank);
     }
@@ -1153,6 +1154,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   }
   if (list.size() > 4) {
     std::vector<int> ranks;
+    ranks.reserve(list.size());
     for (const Culprit& culprit : list) {
       ranks.push_back(culprit.rank);
     }
