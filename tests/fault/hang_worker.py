@@ -538,7 +538,10 @@ def ops_async(job: Job) -> None:
 
 
 def busy_all_idle(job: Job) -> None:
-    time.sleep(job.busy_sec)
+    """All do nothing until the same moment, so that nobody is late who was stopped for a while."""
+    end = torch.tensor([time.monotonic() + job.busy_sec], dtype=torch.float64)
+    dist.broadcast(end, 0)
+    time.sleep(max(0.0, end.item() - time.monotonic()))
 
 
 def until(end: float) -> Iterator[int]:
