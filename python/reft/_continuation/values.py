@@ -116,6 +116,10 @@ class Births:
         self.constants: dict[str, Any] = {}
         """Numbers and strings by place outside of frames; see `statics`."""
 
+    def forget(self) -> None:
+        """Another point is to be the first one."""
+        self.__init__()  # type: ignore[misc]
+
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; objects that cannot be referred to weakly have none."""
         if id(value) not in self._places:
@@ -182,10 +186,10 @@ class Encoder:
                 return self._give_up(value, place, no_room(len(value)))
             # Not in containers: an item that is left alone cannot be told from one that has been moved there.
             if kind is int and place[-1:] != "]" and self._is_handle(value, place):
-                return KEEP  # of this process; the next one has its own
+                return ("handle", value)  # of this process; the next one has its own
             return value
         if kind is tuple and len(value) == 2 and set(map(type, value)) == {int} and self._is_handle(value, place):
-            return KEEP  # what os.pipe() gives
+            return ("handle", value)  # what os.pipe() gives
         known = self._index.get(id(value))
         if known is not None:
             return ("r", known)
@@ -815,6 +819,7 @@ class Decoder:
         self, nodes: list[Any], born: dict[str, Any], plan_generator: GeneratorPlan, foreign: bool = False
     ) -> None:
         self._foreign = foreign
+        self._handles: frozenset[int] | None = None
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -850,6 +855,8 @@ class Decoder:
             return KEEP
         if type(encoded) is not tuple:
             return encoded
+        if encoded[0] == "handle":
+            return KEEP if live is MISSING or self._is_handle(live) else encoded[1]
         if encoded[0] != "r":
             return KEEP
         index = encoded[1]
@@ -883,6 +890,13 @@ class Decoder:
             self._alive.append(candidate)
             return candidate
         return MISSING
+
+    def _is_handle(self, live: Any) -> bool:
+        """Whether a number, or a pair, is one of this process, too: else a counter only happened to have a descriptor's number."""
+        if self._handles is None:
+            self._handles = handles.now()
+        numbers = live if type(live) is tuple else (live,)
+        return all(type(n) is int and (n in self._handles or handles.is_address(n)) for n in numbers)
 
     def _problem(self, place: str, node: Any, reason: str) -> Any:
         self.problems.append((place, node[2], reason))

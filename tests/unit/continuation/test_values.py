@@ -319,6 +319,21 @@ main()
     run_script(HEADER + script, 4).check()
 
 
+def test_a_counter_that_has_the_number_of_a_descriptor_is_a_counter(run_script: Run) -> None:
+    """The place is captured when `step` is, as at the first point, a descriptor's number, and restored where it is none."""
+    script = """
+def main():
+    held = [os.open(os.devnull, os.O_WRONLY) for _ in range(4)]
+    begin = held[2] if probe.mode != "restore" else 0
+    for start in (begin, held[2] - 2):
+        for step in range(start, held[2] + 3):
+            learn()
+            probe.trace(step, start - held[2])
+main()
+"""
+    run_script(HEADER + script, 6).check()
+
+
 def test_what_does_not_fit_is_named_with_the_setting(run_script: Run) -> None:
     script = """
 def main():
