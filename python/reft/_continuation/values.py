@@ -1069,7 +1069,7 @@ class Decoder:
             return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
         self._done[index] = target
         # After the iterators' replay, which needs older states.
-        self._positions.append(lambda: loaders.parts_of_loader(target).write(node[3]))
+        self._positions.append(lambda: loaders.parts(target).write(node[3]))
         for name, part in node[5]:
             self.resolve(part, getattr(target, name, MISSING), f"{place}.{name}")
         if node[4] is not None:
@@ -1184,7 +1184,9 @@ class Decoder:
             kind = _find_type(node[2])
             if kind is None:
                 return self._problem(place, node, "class not found")
-            target = object.__new__(kind)
+            target, made = object.__new__(kind), True
+        else:
+            made = False
         self._done[index] = target
         before = dict(getattr(target, "__dict__", {}))
         after: dict[str, Any] = {}
@@ -1193,6 +1195,8 @@ class Decoder:
             value = self.resolve(item, current, f"{place}.{name}") if type(item) is tuple else item
             if value is KEEP:
                 if current is MISSING:
+                    if made:  # half an object is worse than none
+                        return self._problem(place, node, f"made after the first step, and so was its {name}")
                     self._problem(f"{place}.{name}", node, "made after the first step")
                     continue
                 value = current

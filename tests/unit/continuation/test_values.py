@@ -407,6 +407,35 @@ main()
     assert result.restored["lines"] == result.expected["lines"]
 
 
+def test_an_object_made_later_comes_back_whole_or_not_at_all(run_script: Run) -> None:
+    script = """
+class Meter:
+    def __init__(self):
+        self.total, self.lock = 0, threading.Lock()
+class Table:
+    pass
+def main():
+    table = Table()
+    table.meters, table.plain = {}, {}
+    for step in range(6):
+        learn()
+        if step > 0:
+            table.meters.setdefault("late", Meter()).total += 1
+            table.plain.setdefault("late", [0])[0] += 1
+        meter = table.meters.get("late")
+        probe.trace(step, meter is None or hasattr(meter, "lock"), table.plain.get("late"), [] if meter is None else meter.total)
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    named = [place for place, _, reason in result.restored["problems"] if "made after the first step" in reason]
+    assert any(place.startswith("main:table.meters") for place in named), result.restored["problems"]
+    expected = result.expected["lines"]
+    restored = result.restored["lines"]
+    assert [line[:3] for line in restored] == [line[:3] for line in expected]
+    # The meter began anew: nothing that is half there.
+    assert [line[3] for line in restored] == [step - 2 for step, *_ in restored]
+
+
 def test_renamed_local_and_deeper_change_are_refused(run_script: Run) -> None:
     script = (
         HEADER
