@@ -328,7 +328,7 @@ class Encoder:
     def _set(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(16 * len(value)):
             return self._no_room(value, place, 16 * len(value))
-        return ("set", [self._key(item, place, depth) for item in value])
+        return ("set", [self._key(item, place, depth) for item in value], self._attributes(value, place, depth))
 
     def _bytearray(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(len(value)):
@@ -724,7 +724,7 @@ def _classify(kind: type) -> _Handler:
         return Encoder._sequence
     if issubclass(kind, dict):
         return Encoder._mapping
-    if kind in (set, frozenset):
+    if kind is frozenset or issubclass(kind, set):
         return Encoder._set
     if kind is bytearray:
         return Encoder._bytearray
@@ -1026,9 +1026,13 @@ class Decoder:
             return frozenset(items)
         target = self._target(node, live)
         if target is MISSING:
-            return set(items)
-        self._contents.append(target.clear)
-        self._contents.append(lambda: target.update(items))
+            target = self._made(node, set)
+            if target is MISSING:
+                return self._problem(place, node, "its class is not found")
+        # Not the class's own methods: they may look at what is not there yet.
+        self._contents.append(lambda: set.clear(target))
+        self._contents.append(lambda: set.update(target, items))
+        self._put_attributes(node[4], target, place)
         return target
 
     def _bytearray(self, index: int, node: Any, live: Any, place: str) -> Any:

@@ -44,7 +44,10 @@ class Log(list):
     pass
 class Table(dict):
     pass
+class Warned(set):
+    pass
 def main():
+    warned, later = Warned(), None
     state = {"when": datetime.datetime(2020, 1, 1), "z": 1j, "d": decimal.Decimal("1.1"), "f": fractions.Fraction(1, 3)}
     path, data, none, mode, slots = pathlib.Path("a"), b"", None, Mode.A, Slots()
     slots.n = 0
@@ -69,7 +72,10 @@ def main():
         ordered.move_to_end(0, last=True)
         seen.add((step, "x"))
         keys[mode] = keys.get(mode, 0) + 1
+        warned.add(step)
+        warned.count = len(warned)
         if step == 1:
+            later = Warned("b")
             late = Slots()
             late.n, late.later = shared, collections.deque([1], maxlen=2)
             log, table, extra = Log([5]), Table(a=1), collections.defaultdict(int)
@@ -82,6 +88,8 @@ def main():
             table[step] = step
             extra[step] += 1
             none.n += 1
+            later.add(str(step))
+        probe.trace(warned.count, sorted(warned), sorted(later or []), type(later).__name__)
         probe.trace(step, repr(state), str(path), list(data), str(mode), slots.n, repr(frozen), repr(groups), repr(counts), repr(last))
         probe.trace(repr(ordered), sorted(map(repr, seen)), sorted((str(k), v) for k, v in keys.items()))
         if late is not None:
