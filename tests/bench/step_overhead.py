@@ -152,7 +152,7 @@ def main() -> int:
         for name in ("wall", "cpu"):
             middle, error = report.interval(r[f"{name}_ratio"])
             extra = 100 * (middle - 1)
-            goal = ("<= 1", extra <= 1) if name == "wall" else ("", None)
+            goal = ("<= 1", report.at_most(extra, 100 * error, 1)) if name == "wall" else ("", None)
             metrics[p + ("overhead" if name == "wall" else "overhead_cpu")] = report.metric(extra, "%", 100 * error, *goal)
         metrics[p + "accounted"] = report.metric(100 * report.median(r["accounted"]), "%", 100 * report.mad(r["accounted"]))
         metrics[p + "copy_threads_cpu_per_step"] = report.metric(report.median(r["copy_cpu_ms"]), "ms", report.mad(r["copy_cpu_ms"]))
