@@ -419,8 +419,10 @@ Grant Placer::ask(int64_t now_ns) {
   }
   const double spacing =
       needed_ns <= 0 ? 1.0 : std::max(1.0, static_cast<double>(compute_ns) / static_cast<double>(needed_ns));
-  next_compute_copy_ns_ = now_ns + static_cast<int64_t>(spacing * static_cast<double>(chunkNs(Tier::kCompute)));
-  return give(chunk, next_compute_copy_ns_);
+  const auto chunk_ns = static_cast<double>(chunkNs(Tier::kCompute));
+  // Without room to spare there is no pause, however fast the copy was.
+  next_compute_copy_ns_ = spacing > 1.0 ? now_ns + static_cast<int64_t>(spacing * chunk_ns) : now_ns;
+  return give(chunk, now_ns + static_cast<int64_t>(spacing * chunk_ns));
 }
 
 uint64_t Placer::gate(int64_t now_ns) {
