@@ -11,6 +11,7 @@
 #include "intercept/base/error.h"
 #include "intercept/base/fault.h"
 #include "snapshot/copy.h"
+#include "snapshot/placement.h"
 
 namespace reft {
 
@@ -21,6 +22,14 @@ constexpr uint32_t kMinPieceSamples = 4;
 constexpr uint32_t kDigestSamples = 256;  // cache lines per sharding group
 constexpr int kCopyNice = 10;
 constexpr int64_t kRunPerVainWait = 100;  // waits in vain take a hundredth of the run
+
+// Copies yield to training; the gate helps with what is left, so a low priority cannot delay the next step for long.
+// Relative to training, which may itself run with another priority than 0.
+void beginCopyThread() {
+  ::pthread_setname_np(::pthread_self(), "reft-copy");
+  const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
+  ::setpriority(PRIO_PROCESS, thread, ::getpriority(PRIO_PROCESS, thread) + kCopyNice);
+}
 
 }  // namespace
 
@@ -75,6 +84,9 @@ struct SnapshotEngine::Job {
   std::atomic<uint64_t> next_chunk{0};
   std::atomic<uint64_t> chunks_left{0};
   std::atomic<bool> failed{false};
+  std::atomic<bool> released{false};  // whoever is there copies, nothing is held back
+  std::atomic<bool> at_gate{false};
+  PlacementPolicy policy = PlacementPolicy::kEager;
   std::atomic<int64_t> copy_ns{0};
   std::mutex late_mutex;
   std::vector<uint32_t> late;
@@ -86,25 +98,31 @@ SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vot
       vault_(vault),
       vote_(std::move(vote)),
       clock_(clock),
+      own_events_(options_.events == nullptr ? std::make_unique<OpEvents>() : nullptr),
+      events_(options_.events == nullptr ? *own_events_ : *options_.events),
+      placement_(std::make_unique<Placement>(events_)),
+      policy_(options_.policy),
       book_(static_cast<int>(vault.slots())) {
   vault_.stats().incarnation.store(options_.incarnation);
   vault_.stats().committed_step.store(static_cast<uint64_t>(-1));
   vault_.stats().sealed_step.store(static_cast<uint64_t>(-1));
   protected_ns_ = started_ns_ = clock_.nowNs();
-  for (uint32_t i = 0; i < std::max(options_.copy_threads, 1u); ++i) {
-    threads_.emplace_back([this, i] { run(i == 0); });
+  threads_.emplace_back([this] { decide(); });
+  for (uint32_t i = 1; i < options_.copy_threads; ++i) {
+    threads_.emplace_back([this] { help(); });
   }
 }
 
 SnapshotEngine::~SnapshotEngine() {
   {
     const std::lock_guard lock(mutex_);
-    stopping_ = true;
+    stopping_.store(true);
     if (job_ != nullptr) {
       job_->failed.store(true);
     }
   }
-  work_arrived_.notify_all();
+  help_wanted_.notify_all();
+  events_.wake();
   for (std::thread& thread : threads_) {
     thread.join();
   }
@@ -131,7 +149,7 @@ void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
 }
 
 void SnapshotEngine::setTable(SnapshotTable table) {
-  gate();
+  finishRunning();
   auto plan = std::make_shared<const Plan>(std::move(table));
   {
     const std::lock_guard lock(mutex_);
@@ -186,7 +204,7 @@ bool SnapshotEngine::prepareSlot(int slot, const Plan& plan, size_t object_bytes
 
 CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   const int64_t start = clock_.nowNs();
-  gate();  // a loop whose gate never ran (optimizers outside torch.optim) still never mixes two steps
+  finishRunning();  // a loop whose gate never ran (optimizers outside torch.optim) still never mixes two steps
   RankStats& stats = vault_.stats();
   faultPoint(FaultPoint::capture, input.step);
   auto job = std::make_shared<Job>();
@@ -273,28 +291,60 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   faultPoint(FaultPoint::early_copy, input.step);
   for (uint64_t chunk = 0; chunk < plan.early_chunks; ++chunk) {
-    copyChunk(*job, chunk);
+    copyChunk(*job, chunk, Tier::kAtOnce);
   }
   job->next_chunk.store(plan.early_chunks);
   job->chunks_left.store(plan.chunk_count - plan.early_chunks);
+  job->policy = policy_.load();
   stats.captured.fetch_add(1);
   stats.object_bytes.store(input.objects.size());
-  const int64_t spent = clock_.nowNs() - start;
-  stats.capture_ns.fetch_add(static_cast<uint64_t>(spent));
-  stats.capture_last_ns.store(static_cast<uint64_t>(spent));
+  const uint64_t early_bytes = std::min(plan.early_chunks * plan.table.chunk_bytes, plan.table.payload_bytes);
+  events_.push({.what = OpEvent::kSnapshot,
+                .group = static_cast<uint32_t>(job->policy),
+                .tag = static_cast<uint32_t>(std::min<uint64_t>(plan.table.chunk_bytes, UINT32_MAX)),
+                .ticket = static_cast<uint64_t>(input.step),
+                .at_ns = clock_.nowNs(),
+                .bytes = plan.table.payload_bytes,
+                .signature = job->policy == PlacementPolicy::kSync ? plan.table.payload_bytes : early_bytes});
   {
     const std::lock_guard lock(mutex_);
     job_ = job;
   }
   if (plan.chunk_count == plan.early_chunks) {
     finish(*job);
+  } else if (job->policy == PlacementPolicy::kGap) {
+    attention_.store(true);
+    events_.wake();
   } else {
-    work_arrived_.notify_all();
+    release(*job, /*at_gate=*/false);
   }
+  if (job->policy == PlacementPolicy::kSync) {
+    work(*job);
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return job->finished; });
+  }
+  const int64_t spent = clock_.nowNs() - start;
+  stats.capture_ns.fetch_add(static_cast<uint64_t>(spent));
+  stats.capture_last_ns.store(static_cast<uint64_t>(spent));
   return CaptureResult::kTaken;
 }
 
-void SnapshotEngine::copyChunk(Job& job, uint64_t chunk) {
+void SnapshotEngine::release(Job& job, bool at_gate) {
+  if (at_gate) {
+    job.at_gate.store(true);
+  }
+  job.released.store(true);
+  attention_.store(true);
+  events_.wake();
+  if (threads_.size() > 1) {
+    // Under the mutex, so that a helper cannot miss it between its look and its sleep.
+    { const std::lock_guard lock(mutex_); }
+    help_wanted_.notify_all();
+  }
+}
+
+// Returns its bytes.
+uint64_t SnapshotEngine::copyChunk(Job& job, uint64_t chunk, Tier tier) {
   thread_local ChunkHasher hasher;
   const SnapshotTable& table = job.plan->table;
   const int64_t start = clock_.nowNs();
@@ -328,25 +378,63 @@ void SnapshotEngine::copyChunk(Job& job, uint64_t chunk) {
   }
   vault_.chunkHashes(static_cast<uint32_t>(job.slot))[chunk] = hasher.digest();
   job.copy_ns.fetch_add(clock_.nowNs() - start);
-  vault_.stats().bytes_copied.fetch_add(end - begin, std::memory_order_relaxed);
+  RankStats& stats = vault_.stats();
+  stats.bytes_copied.fetch_add(end - begin, std::memory_order_relaxed);
+  std::atomic<uint64_t>* const by_tier[kTiers] = {&stats.at_once_copied_bytes, &stats.gap_copied_bytes,
+                                                  &stats.compute_copied_bytes, &stats.communication_copied_bytes,
+                                                  &stats.gate_copied_bytes};
+  by_tier[static_cast<size_t>(tier)]->fetch_add(end - begin, std::memory_order_relaxed);
+  return end - begin;
 }
 
-void SnapshotEngine::work(Job& job, bool training_thread) {
-  while (true) {
-    const uint64_t chunk = job.next_chunk.fetch_add(1);
-    if (chunk >= job.plan->chunk_count) {
-      return;
-    }
-    if (!job.failed.load(std::memory_order_relaxed)) {
-      copyChunk(job, chunk);
-      if (training_thread) {
-        vault_.stats().gate_copied_bytes.fetch_add(job.plan->table.chunk_bytes, std::memory_order_relaxed);
-      }
-    }
-    if (job.chunks_left.fetch_sub(1) == 1) {
-      finish(job);
-    }
+template <typename Copied>
+bool SnapshotEngine::copyNext(Job& job, Tier tier, Copied copied) {
+  const uint64_t chunk = job.next_chunk.fetch_add(1);
+  if (chunk >= job.plan->chunk_count) {
+    return false;
   }
+  if (!job.failed.load(std::memory_order_relaxed)) {
+    if (job.policy == PlacementPolicy::kSync) {
+      tier = Tier::kAtOnce;
+    } else if (job.at_gate.load(std::memory_order_relaxed)) {
+      tier = Tier::kGate;
+    }
+    copied(copyChunk(job, chunk, tier), tier);
+  }
+  if (job.chunks_left.fetch_sub(1) == 1) {
+    finish(job);
+  }
+  return true;
+}
+
+// Everything that is left, at once: the training thread at the gate, and helpers.
+void SnapshotEngine::work(Job& job) {
+  while (copyNext(job, tier_now_.load(std::memory_order_relaxed), [](uint64_t, Tier) {})) {
+  }
+}
+
+// What the first copy thread does with a snapshot: chunk by chunk, when the placement says so.
+void SnapshotEngine::place(Job& job) {
+  bool more = true;
+  while (more && job.next_chunk.load() < job.plan->chunk_count) {
+    placement_->hear();
+    const int64_t begin = clock_.nowNs();
+    const Grant grant = placement_->ask(job.step, begin);
+    const auto let_go = [&] { return job.released.load() || job.failed.load() || stopping_.load(); };
+    if (grant.bytes == 0 && !let_go()) {
+      events_.sleep(placement_->awaited(), grant.retry_ns, clock_, let_go);
+      continue;
+    }
+    tier_now_.store(grant.tier, std::memory_order_relaxed);
+    more = copyNext(job, grant.tier, [&](uint64_t bytes, Tier tier) {
+      const int64_t end = clock_.nowNs();
+      placement_->hear();  // whether the gap ended meanwhile
+      placement_->copied(bytes, tier, begin, end);
+    });
+  }
+  RankStats& stats = vault_.stats();
+  stats.forecast_error_ppm.store(static_cast<uint64_t>(placement_->placer().model().errors().recent_median * 1e6));
+  stats.op_events_lost.store(events_.lost());
 }
 
 void SnapshotEngine::finish(Job& job) {
@@ -402,6 +490,15 @@ void SnapshotEngine::finish(Job& job) {
 }
 
 int64_t SnapshotEngine::gate() {
+  const int64_t start = clock_.nowNs();
+  const int64_t waited = finishRunning();
+  events_.push({.what = OpEvent::kGate,
+                .at_ns = waited == 0 ? start : clock_.nowNs(),
+                .signature = static_cast<uint64_t>(start)});
+  return waited;
+}
+
+int64_t SnapshotEngine::finishRunning() {
   std::shared_ptr<Job> job;
   {
     const std::lock_guard lock(mutex_);
@@ -412,7 +509,8 @@ int64_t SnapshotEngine::gate() {
   }
   const int64_t start = clock_.nowNs();
   faultPoint(FaultPoint::gate, job->step);
-  work(*job, true);
+  release(*job, /*at_gate=*/true);
+  work(*job);
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return job->finished; });
@@ -460,7 +558,7 @@ std::vector<uint32_t> SnapshotEngine::takeLateWritten() {
 }
 
 bool SnapshotEngine::drain(std::chrono::milliseconds timeout) {
-  gate();
+  finishRunning();
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return newest_settled_ >= newest_captured_; });
 }
@@ -483,34 +581,48 @@ void SnapshotEngine::checkAlarm() {
   }
 }
 
-void SnapshotEngine::run(bool watches) {
-  ::pthread_setname_np(::pthread_self(), "reft-copy");
-  // Copies yield to training; the gate helps with what is left, so a low priority cannot delay the next step for long.
-  // Relative to training, which may itself run with another priority than 0.
-  const auto thread = static_cast<id_t>(::syscall(SYS_gettid));
-  ::setpriority(PRIO_PROCESS, thread, ::getpriority(PRIO_PROCESS, thread) + kCopyNice);
+void SnapshotEngine::help() {
+  beginCopyThread();
   while (true) {
     std::shared_ptr<Job> job;
     {
       std::unique_lock lock(mutex_);
-      const auto ready = [&] {
-        return stopping_ || (job_ != nullptr && job_->next_chunk.load() < job_->plan->chunk_count);
-      };
-      if (watches && options_.alarm.count() > 0 && options_.ops_begun) {
-        work_arrived_.wait_for(lock, std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1)),
-                               ready);
-      } else {
-        work_arrived_.wait(lock, ready);
-      }
+      help_wanted_.wait(lock, [&] {
+        return stopping_ ||
+               (job_ != nullptr && job_->released.load() && job_->next_chunk.load() < job_->plan->chunk_count);
+      });
       if (stopping_) {
         return;
       }
-      job = ready() ? job_ : nullptr;
+      job = job_;
+    }
+    work(*job);
+  }
+}
+
+// The first copy thread: places, keeps the model up to date in between, and looks at the alarm.
+void SnapshotEngine::decide() {
+  beginCopyThread();
+  const bool watches = options_.alarm.count() > 0 && options_.ops_begun != nullptr;
+  while (true) {
+    std::shared_ptr<Job> job;
+    attention_.store(false);
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) {
+        return;
+      }
+      job = job_ != nullptr && job_->next_chunk.load() < job_->plan->chunk_count ? job_ : nullptr;
     }
     if (job != nullptr) {
-      work(*job, false);
+      place(*job);
+    } else {
+      placement_->hear();
+      const auto period = std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1));
+      events_.sleep(0, watches ? clock_.nowNs() + period.count() : Grant::kNever, clock_,
+                    [&] { return attention_.load() || stopping_.load(); });
     }
-    if (watches && options_.alarm.count() > 0 && options_.ops_begun) {
+    if (watches) {
       checkAlarm();
     }
   }

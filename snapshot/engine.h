@@ -1,6 +1,10 @@
 // The snapshot engine of one rank: takes the state at the program point of a step, copies it into the vault while the
 // next step is computed, and seals it. ARCHITECTURE.md, "Life of a snapshot", is the sequence.
 //
+// When its chunks are copied is decided by a Placement (REFT_SNAPSHOT_POLICY): as soon as possible, in the rank's gaps, or before
+// capture() returns. The first copy thread asks it between chunks; the others help when nothing is held back: under `eager`,
+// and at the gate. The training thread never waits for a decision.
+//
 // Between capture() and the return of the next gate() the memory at `addresses` must stay mapped. It may be written (that is
 // what verification is for), but then the snapshot is dropped and counted.
 //
@@ -24,12 +28,16 @@
 #include <vector>
 
 #include "intercept/base/clock.h"
+#include "intercept/base/op_events.h"
 #include "intercept/base/wire.h"
 #include "snapshot/commit.h"
+#include "snapshot/placer.h"
 #include "snapshot/table.h"
 #include "snapshot/vault.h"
 
 namespace reft {
+
+class Placement;
 
 // Version counters of the regions, in table order. Called from copy threads: no lock, no GIL.
 class VersionReader {
@@ -42,6 +50,9 @@ struct EngineOptions {
   int rank = 0;
   uint64_t incarnation = 1;
   uint32_t copy_threads = 1;
+  PlacementPolicy policy = PlacementPolicy::kEager;  // all but kPaper
+  // What the ops of this process do, by the same clock; has to outlive the engine. nullptr: nothing is known of them.
+  OpEvents* events = nullptr;
   bool verify_full = false;  // hash everything at capture instead of samples
   std::chrono::nanoseconds slot_wait{std::chrono::seconds(5)};
   uint64_t object_bytes = uint64_t{256} << 10;  // first capacity of a slot's object area
@@ -81,6 +92,10 @@ class SnapshotEngine {
   // waits in vain take at most a hundredth of the run: ranks that do not count the same steps would wait for each other.
   CaptureResult capture(const CaptureInput& input);
 
+  // Takes effect with the next capture. From any thread.
+  void setPolicy(PlacementPolicy policy) { policy_.store(policy); }
+  PlacementPolicy policy() const { return policy_.load(); }
+
   // Before the next optimizer step: returns when the copy is finished, helping with it. Returns nanoseconds waited.
   int64_t gate();
 
@@ -98,10 +113,17 @@ class SnapshotEngine {
   struct Plan;
   struct Job;
 
-  void run(bool watches);
+  void decide();
+  void help();
   void checkAlarm();
-  void work(Job& job, bool training_thread);
-  void copyChunk(Job& job, uint64_t chunk);
+  void place(Job& job);
+  void work(Job& job);
+  // False: all chunks are taken.
+  template <typename Copied>
+  bool copyNext(Job& job, Tier tier, Copied copied);
+  uint64_t copyChunk(Job& job, uint64_t chunk, Tier tier);
+  int64_t finishRunning();
+  void release(Job& job, bool at_gate);
   void finish(Job& job);
   void note(const std::string& text);
   void vote(int64_t step, uint64_t cut, bool sealed);
@@ -112,8 +134,15 @@ class SnapshotEngine {
   VoteSink vote_;
   const Clock& clock_;
 
+  std::unique_ptr<OpEvents> own_events_;  // if the owner has none
+  OpEvents& events_;
+  std::unique_ptr<Placement> placement_;  // of the first copy thread
+  std::atomic<PlacementPolicy> policy_;
+  std::atomic<bool> attention_{false};  // there is something new for the first copy thread
+  std::atomic<Tier> tier_now_{Tier::kCompute};
+
   std::mutex mutex_;
-  std::condition_variable work_arrived_;
+  std::condition_variable help_wanted_;
   std::condition_variable changed_;  // job finished, outcome arrived
   SlotBook book_;
   std::shared_ptr<const Plan> plan_;
@@ -124,7 +153,7 @@ class SnapshotEngine {
   std::atomic<int64_t> committed_step_{-1};
   bool starved_ = false;  // a capture waited for a slot in vain, and no outcome has come since
   int64_t waited_in_vain_ns_ = 0;
-  bool stopping_ = false;
+  std::atomic<bool> stopping_{false};  // set under the mutex
   int64_t started_ns_ = 0;
   int64_t protected_ns_ = 0;  // newest commit, or the start
   uint64_t ops_at_alarm_check_ = 0;

@@ -16,6 +16,11 @@ constexpr double kRateGain = 0.2;
 constexpr int64_t kSurpriseChunks = 2;
 // A step that is so much longer than foretold is another one: nothing is kept back for its gaps.
 constexpr double kLatePercent = 110;
+// Compute that is kept free at the end when copies are spread over it, in parts of the whole: training must not wait at the
+// gate because this step was a little shorter than usual.
+constexpr double kReserve = 0.15;
+// When the time to the gate is so many times what the rest needs, nothing is kept back for gaps any more.
+constexpr double kLastCall = 2.0;
 constexpr size_t kPeriods = 16;
 constexpr size_t kFewestControls = 3;
 constexpr size_t kFewestSnapshots = 4;
@@ -214,8 +219,8 @@ void Placer::learnOverhead(int64_t now_ns) {
   }
 }
 
-bool Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes) {
-  model_.beginStep(now_ns);
+bool Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, bool learn) {
+  model_.beginStep(now_ns, learn);
   learnOverhead(now_ns);
   step_begin_ns_ = now_ns;
   snapshot_ = bytes > 0 && wantsSnapshot();
@@ -236,6 +241,21 @@ bool Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes) {
     plan_.bytes[static_cast<size_t>(Tier::kAtOnce)] = bytes - left_;
   }
   return snapshot_;
+}
+
+void Placer::take(PlacementPolicy policy, uint64_t chunk_bytes, int64_t now_ns, uint64_t bytes,
+                  uint64_t at_once_bytes) {
+  options_.policy = policy;
+  options_.chunk_bytes = std::max<uint64_t>(chunk_bytes, 1);
+  snapshot_ = with_snapshot_ = true;
+  since_snapshot_ = 0;
+  at_once_bytes = std::min(bytes, at_once_bytes);
+  granted_[static_cast<size_t>(Tier::kAtOnce)] += at_once_bytes;
+  left_ = bytes - at_once_bytes;
+  next_compute_copy_ns_ = now_ns;
+  rebuild();
+  makePlan();
+  plan_.bytes[static_cast<size_t>(Tier::kAtOnce)] = at_once_bytes;
 }
 
 void Placer::opBegin(const ScheduleOp& op, int64_t now_ns) {
@@ -324,7 +344,7 @@ Grant Placer::ask(int64_t now_ns) {
   }
   const uint64_t chunk = std::min(options_.chunk_bytes, left_);
   const bool in_gap = gap_open_;
-  const Tier tier = in_gap ? Tier::kGap : model_.communicating() ? Tier::kCommunication : Tier::kCompute;
+  const Tier tier = this->tier();
   const auto give = [&](uint64_t bytes, int64_t until_ns) {
     grant.bytes = std::min(bytes, left_);
     grant.until_ns = until_ns;
@@ -353,9 +373,14 @@ Grant Placer::ask(int64_t now_ns) {
 
   // What the gaps that are still to come will not hold.
   const size_t next_gap = model_.waitsBegun();
-  const bool known =
-      !gap_room_from_.empty() && next_gap < gap_room_from_.size() &&
-      static_cast<double>(now_ns - step_begin_ns_) <= static_cast<double>(until_gate_ns_) * (kLatePercent / 100);
+  const int64_t late_ns =
+      step_begin_ns_ + static_cast<int64_t>(static_cast<double>(until_gate_ns_) * (kLatePercent / 100)) + 1;
+  const bool known = !gap_room_from_.empty() && next_gap < gap_room_from_.size() && now_ns < late_ns;
+  const auto all_ns = static_cast<int64_t>(static_cast<double>(left_) / rate(Tier::kCompute));
+  const int64_t to_gate_ns = until_gate_ns_ - (now_ns - step_begin_ns_);
+  if (known && static_cast<double>(to_gate_ns) < kLastCall * static_cast<double>(all_ns)) {
+    return give(chunk, now_ns + chunkNs(tier));
+  }
   const uint64_t to_come = known ? gap_room_from_[next_gap] : 0;
   if (in_gap) {
     const int64_t chunk_ns = chunkNs(Tier::kGap);
@@ -372,9 +397,7 @@ Grant Placer::ask(int64_t now_ns) {
     return later(gap_surprise_ns_);
   }
   if (left_ <= to_come) {
-    return known ? later(step_begin_ns_ +
-                         static_cast<int64_t>(static_cast<double>(until_gate_ns_) * (kLatePercent / 100)) + 1)
-                 : grant;
+    return known ? later(late_ns) : grant;
   }
   const uint64_t short_of = left_ - to_come;
   // The compute that is left, from this span on, less what of it has passed.
@@ -383,11 +406,12 @@ Grant Placer::ask(int64_t now_ns) {
     const Forecast& forecast = *model_.forecast();
     const int64_t here = next_gap < forecast.spans.size() ? forecast.spans[next_gap].compute_ns : 0;
     const int64_t passed = std::min(here, std::max<int64_t>(0, now_ns - span_begin_ns_));
-    compute_ns = compute_from_[std::min(next_gap, compute_from_.size() - 1)] - passed;
+    compute_ns = compute_from_[std::min(next_gap, compute_from_.size() - 1)] - passed -
+                 static_cast<int64_t>(kReserve * static_cast<double>(compute_from_.front()));
   }
   const auto needed_ns = static_cast<int64_t>(static_cast<double>(short_of) / rate(Tier::kCompute));
   if (tier == Tier::kCommunication) {
-    return needed_ns > compute_ns ? give(chunk, Grant::kNever) : grant;
+    return needed_ns > compute_ns ? give(chunk, Grant::kNever) : later(late_ns);
   }
   // Evenly over the compute that is left: bursts hurt more than a trickle.
   if (now_ns < next_compute_copy_ns_) {
@@ -395,8 +419,10 @@ Grant Placer::ask(int64_t now_ns) {
   }
   const double spacing =
       needed_ns <= 0 ? 1.0 : std::max(1.0, static_cast<double>(compute_ns) / static_cast<double>(needed_ns));
-  next_compute_copy_ns_ = now_ns + static_cast<int64_t>(spacing * static_cast<double>(chunkNs(Tier::kCompute)));
-  return give(chunk, next_compute_copy_ns_);
+  const auto chunk_ns = static_cast<double>(chunkNs(Tier::kCompute));
+  // Without room to spare there is no pause, however fast the copy was.
+  next_compute_copy_ns_ = spacing > 1.0 ? now_ns + static_cast<int64_t>(spacing * chunk_ns) : now_ns;
+  return give(chunk, now_ns + static_cast<int64_t>(spacing * chunk_ns));
 }
 
 uint64_t Placer::gate(int64_t now_ns) {

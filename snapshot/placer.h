@@ -79,7 +79,9 @@ class Placer {
 
   // The program point. `bytes`: of the snapshot, `at_once_bytes` of them already dealt with by the caller. Returns whether a
   // snapshot shall be taken at all; if not, nothing is granted in this step.
-  bool beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes = 0);
+  bool beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes = 0, bool learn = true);
+  // For an owner that learns only after beginStep(now, 0) what is to be copied, and how: a snapshot begins in this step.
+  void take(PlacementPolicy policy, uint64_t chunk_bytes, int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes);
   void opBegin(const ScheduleOp& op, int64_t now_ns);
   void opDone(const ScheduleOp& op, int64_t now_ns);
   void waitBegin(const ScheduleOp& op, int64_t now_ns);
@@ -91,6 +93,10 @@ class Placer {
   Grant ask(int64_t now_ns);
   // A copy of `bytes` from a grant ran from `begin_ns` to `end_ns`.
   void copied(uint64_t bytes, Tier tier, int64_t begin_ns, int64_t end_ns);
+
+  // What a copy that began now would count as.
+  Tier tier() const { return gap_open_ ? Tier::kGap : model_.communicating() ? Tier::kCommunication : Tier::kCompute; }
+  bool inGap() const { return gap_open_; }
 
   const ScheduleModel& model() const { return model_; }
   const PlacementPlan& plan() const { return plan_; }

@@ -47,7 +47,9 @@ static_assert(sizeof(Superblock) <= kPage);
   X(pid) X(incarnation) X(attempt) X(steps) X(step_ns) X(step_end_ns) X(captured) X(sealed) X(dropped)              \
   X(skipped) X(sealed_step) X(committed_step) X(commit_ns) X(bytes_copied) X(copy_ns) X(gate_ns)                    \
   X(gate_last_ns) X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) X(state_bytes) X(slot_bytes)     \
-  X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)
+  X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)  \
+  X(at_once_copied_bytes) X(gap_copied_bytes) X(compute_copied_bytes) X(communication_copied_bytes)                 \
+  X(forecast_error_ppm) X(op_events_lost)
 // clang-format on
 
 struct RankStats {

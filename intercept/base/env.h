@@ -30,6 +30,7 @@ namespace reft {
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", "Snapshot every so many steps.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", "Unit of copying and of checksums.") \
   X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", "Copy threads per rank.") \
+  X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "eager", "eager|gap|sync", "When copies run: as soon as possible at low priority, while the rank waits for others and else spread over its work, or before the optimizer step returns.") \
   X(snapshot_verify, "REFT_SNAPSHOT_VERIFY", kChoice, "sampled", "sampled|full", "How writes that bypass version counters (`.data`) are looked for: hashes of samples, or of everything.") \
   X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or bytes", "Most host memory that the vaults of this node may take; 0: nine tenths of what is available.") \
   X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", "How long the gate waits for a free slot before it skips (and counts) a snapshot.") \

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "intercept/base/error.h"
+#include "intercept/base/op_events.h"
 
 namespace reft {
 
@@ -147,6 +148,17 @@ uint64_t OpLog::begin(const Op& op) noexcept {
   record.tag = op.tag;
   record.ticket.store(index + 1, std::memory_order_release);
   header->heartbeat_ns.store(now, std::memory_order_relaxed);
+  if (OpEvents* events = events_.load(std::memory_order_acquire)) {
+    events->push({.what = OpEvent::kBegin,
+                  .kind = op.kind,
+                  .group = op.group,
+                  .peer = op.peer,
+                  .tag = op.tag,
+                  .ticket = index + 1,
+                  .at_ns = static_cast<int64_t>(now),
+                  .bytes = op.bytes,
+                  .signature = op.signature});
+  }
   return index + 1;
 }
 
@@ -159,29 +171,42 @@ OpRecord* OpLog::recordOf(uint64_t ticket) const noexcept {
   return record.ticket.load(std::memory_order_relaxed) == ticket ? &record : nullptr;
 }
 
-void OpLog::mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase) noexcept {
+void OpLog::mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase, int64_t now_ns) noexcept {
   if (OpRecord* record = recordOf(ticket)) {
-    const auto now = static_cast<uint64_t>(clock_.nowNs());
+    const auto now = static_cast<uint64_t>(now_ns);
     (record->*phase).store(now, std::memory_order_relaxed);
     header_.load(std::memory_order_relaxed)->heartbeat_ns.store(now, std::memory_order_relaxed);
   }
 }
 
+// Also when the record was overwritten meanwhile: a wait that begins has to end for the listener, too.
+void OpLog::tellMark(int what, uint64_t ticket, int64_t now_ns) noexcept {
+  if (OpEvents* events = events_.load(std::memory_order_acquire)) {
+    events->push({.what = static_cast<OpEvent::What>(what), .ticket = ticket, .at_ns = now_ns});
+  }
+}
+
 void OpLog::markEnqueued(uint64_t ticket) noexcept {
-  mark(ticket, &OpRecord::enqueued_ns);
+  mark(ticket, &OpRecord::enqueued_ns, clock_.nowNs());
 }
 void OpLog::markWaitBegin(uint64_t ticket) noexcept {
-  mark(ticket, &OpRecord::wait_begin_ns);
+  const int64_t now = clock_.nowNs();
+  mark(ticket, &OpRecord::wait_begin_ns, now);
+  tellMark(OpEvent::kWaitBegin, ticket, now);
 }
 void OpLog::markWaitEnd(uint64_t ticket) noexcept {
-  mark(ticket, &OpRecord::wait_end_ns);
+  const int64_t now = clock_.nowNs();
+  mark(ticket, &OpRecord::wait_end_ns, now);
+  tellMark(OpEvent::kWaitEnd, ticket, now);
 }
 
 void OpLog::markDone(uint64_t ticket, bool failed) noexcept {
+  const int64_t now = clock_.nowNs();
   if (OpRecord* record = recordOf(ticket)) {
     record->failed.store(failed ? 1 : 0, std::memory_order_relaxed);
-    mark(ticket, &OpRecord::done_ns);
+    mark(ticket, &OpRecord::done_ns, now);
   }
+  tellMark(OpEvent::kDone, ticket, now);
 }
 
 OpLog& processOpLog() {

@@ -98,6 +98,8 @@ struct OpLogHeader {
 };
 static_assert(sizeof(OpLogHeader) == 64);
 
+class OpEvents;
+
 class OpLog {
  public:
   struct Op {
@@ -131,6 +133,9 @@ class OpLog {
   const void* area() const { return header_.load(std::memory_order_acquire); }
   size_t areaBytes() const { return areaBytes(header_.load(std::memory_order_acquire)->capacity); }
 
+  // From now on every begin and mark is told to `events` as well (nullptr: no more), which must outlive the log.
+  void tell(OpEvents* events) { events_.store(events, std::memory_order_release); }
+
   // Registers a group once; returns its index. More than kMaxGroups share the last index.
   uint32_t addGroup(const std::string& name, int rank, int size);
 
@@ -143,10 +148,12 @@ class OpLog {
 
  private:
   OpRecord* recordOf(uint64_t ticket) const noexcept;  // nullptr if it was overwritten meanwhile
-  void mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase) noexcept;
+  void mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase, int64_t now_ns) noexcept;
+  void tellMark(int what, uint64_t ticket, int64_t now_ns) noexcept;
 
   const Clock& clock_;
   std::atomic<OpLogHeader*> header_{nullptr};
+  std::atomic<OpEvents*> events_{nullptr};
   void* own_area_ = nullptr;
 };
 

@@ -10,6 +10,7 @@
 #include "c10d_backend/store_commit.h"
 #include "intercept/base/cut.h"
 #include "intercept/base/error.h"
+#include "intercept/base/op_events.h"
 #include "intercept/base/op_log.h"
 #include "python/bindings/base.h"
 #include "snapshot/agreement.h"
@@ -55,12 +56,21 @@ bool dense(const at::Tensor& tensor) {
          !tensor.is_conj();
 }
 
+PlacementPolicy policyNamed(const std::string& name) {
+  for (const auto policy : {PlacementPolicy::kEager, PlacementPolicy::kGap, PlacementPolicy::kSync}) {
+    if (name == placementPolicyName(policy)) {
+      return policy;
+    }
+  }
+  throw InvalidArgument("policy", name, "eager, gap or sync");
+}
+
 class Engine {
  public:
   Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world, uint32_t slots,
          uint32_t op_log_records, const std::string& path, int adopt_fd, uint64_t incarnation, uint64_t attempt,
          const c10::intrusive_ptr<c10d::Store>& store, int nodes, uint32_t threads, bool verify_full,
-         double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes)
+         double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes, const std::string& policy)
       : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
@@ -77,6 +87,8 @@ class Engine {
     options.rank = rank;
     options.incarnation = incarnation;
     options.copy_threads = threads;
+    options.policy = policyNamed(policy);
+    options.events = &processOpEvents();
     options.verify_full = verify_full;
     options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));
     options.alarm = std::chrono::nanoseconds(static_cast<int64_t>(alarm_sec * 1e9));
@@ -98,6 +110,7 @@ class Engine {
     auto* client_raw = client_.get();
     engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
                                                [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
+    processOpLog().tell(&processOpEvents());
     client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
       if (const auto ballot = wire::decodeBallot(frame.payload)) {
         engine_->outcome(*ballot);
@@ -121,6 +134,7 @@ class Engine {
     client_->handle(wire::Type::kOutcome, [](const wire::Frame&) {});
     client_->handle(wire::Type::kNodeVote, [](const wire::Frame&) {});
     commit_.reset();
+    processOpLog().tell(nullptr);
     engine_.reset();
     processOpLog().moveTo(nullptr, 0);  // back to private memory: ops may still be marked after the vault is unmapped
   }
@@ -219,6 +233,8 @@ class Engine {
     return waited;
   }
 
+  void setPolicy(const std::string& policy) { engine_->setPolicy(policyNamed(policy)); }
+
   std::vector<uint32_t> takeLateWritten() { return engine_->takeLateWritten(); }
   int64_t committedStep() const { return engine_->committedStep(); }
   bool drain(int64_t timeout_ms) {
@@ -246,6 +262,7 @@ class Engine {
 #undef REFT_STATS_ITEM
     result["note"] = std::string(stats.note, ::strnlen(stats.note, sizeof(stats.note)));
     result["vault_bytes"] = vault_->bytes();
+    result["policy"] = placementPolicyName(engine_->policy());
     return result;
   }
   int fd() const {
@@ -501,16 +518,17 @@ void bindSnapshot(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "SnapshotEngine")
       .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t, const std::string&,
                     int, uint64_t, uint64_t, const c10::intrusive_ptr<c10d::Store>&, int, uint32_t, bool, double,
-                    double, uint64_t>(),
+                    double, uint64_t, const std::string&>(),
            py::arg("client"), py::arg("job"), py::arg("rank"), py::arg("world"), py::arg("slots"),
            py::arg("op_log_records"), py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"),
            py::arg("store"), py::arg("nodes"), py::arg("threads"), py::arg("verify_full"), py::arg("slot_wait_sec"),
-           py::arg("alarm_sec"), py::arg("chunk_bytes"))
+           py::arg("alarm_sec"), py::arg("chunk_bytes"), py::arg("policy"))
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
            py::arg("protection"), py::arg("copies"))
       .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"))
       .def("gate", &Engine::gate)
+      .def("set_policy", &Engine::setPolicy, py::arg("policy"))
       .def("take_late_written", &Engine::takeLateWritten)
       .def_property_readonly("committed_step", &Engine::committedStep)
       .def("drain", &Engine::drain, py::arg("timeout_ms"))

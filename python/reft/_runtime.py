@@ -125,6 +125,7 @@ class Session:
                 slot_wait_sec=env["snapshot_wait_sec"],
                 alarm_sec=0.0 if self._disabled else env["snapshot_alarm_sec"],
                 chunk_bytes=env["snapshot_chunk_bytes"],
+                policy=env["snapshot_policy"],
             )
         finally:
             if own_fd >= 0:

@@ -1,11 +1,13 @@
 """Kills ranks and agents with SIGKILL at every point that has a name and at random instants, and checks what comes back.
 
-    kill_campaign.py --cases 300 [--seed N] [--only CASE …] [--kinds KIND …] [--json FILE] [--keep]
+    kill_campaign.py --cases 300 [--seed N] [--only CASE …] [--kinds KIND …] [--models MODEL …] [--json FILE] [--keep]
 
 Four ranks train `train_worker.py`. Every case is drawn from (seed, case number) alone, so `--only CASE --seed N` repeats it. A
 case passes if the job ends with status 0 before its deadline, every logged loss and the final hash of every rank equal those of
 a run under plain gloo bit for bit, and no restart went back further than the case's promise (design: at most one step; an agent
 that dies together with its ranks and without REFT_VAULT_DIR: to the beginning, said aloud).
+
+REFT_SNAPSHOT_POLICY and other settings that no case draws are taken from the environment.
 
 Nine cases of ten run under `forkrun.py`, which restarts ranks as torchrun does but quicker; the tenth under torchrun.
 """
@@ -98,12 +100,12 @@ class Case:
         return f"{self.number:4} {self.kind:18} {self.model:5} {self.launcher:8} {what.strip()}"
 
 
-def draw(seed: int, number: int, kinds: list[str] | None = None) -> Case:
+def draw(seed: int, number: int, kinds: list[str] | None = None, models: list[str] | None = None) -> Case:
     """Case `number` of a campaign."""
     rng = random.Random(f"{seed}:{number}")
     names = kinds or list(KINDS)
     kind = rng.choices(names, [KINDS[name] for name in names])[0]
-    case = Case(number, kind, rng.choice(MODELS), "torchrun" if rng.random() < 0.1 else "forkrun", {})
+    case = Case(number, kind, rng.choice(models or MODELS), "torchrun" if rng.random() < 0.1 else "forkrun", {})
     case.env["REFT_SNAPSHOT_SLOTS"] = rng.choice(["2", "2", "3"])
     case.env["REFT_SNAPSHOT_THREADS"] = rng.choice(["1", "1", "2"])
     case.env["REFT_SNAPSHOT_CHUNK_BYTES"] = rng.choice(["64K", "64K", "4M"])
@@ -118,7 +120,7 @@ def draw(seed: int, number: int, kinds: list[str] | None = None) -> Case:
         case.env["REFT_VAULT_DIR"] = "vaults"  # made absolute when the case runs
     if rest.startswith("point"):
         case.point = rng.choice(POINTS)
-        if case.point == "early_copy":
+        if case.point == "early_copy" and models is None:
             case.model = rng.choice(["ddp", "plain"])  # they have buffers that forward writes
         targets = ["*"] if who == "all" else [str(r) for r in ranks]
         case.env["REFT_FAULT"] = ";".join(f"{t}:{step}:{case.point}:kill" for t in targets)
@@ -340,6 +342,9 @@ def main() -> int:
     parser.add_argument(
         "--kinds", nargs="+", choices=list(KINDS), help="draw from these kinds only (other numbers, other cases)"
     )
+    parser.add_argument(
+        "--models", nargs="+", choices=[*MODELS, "pipe"], help="draw from these only (other cases; `pipe` is in no other)"
+    )
     parser.add_argument("--deadline", type=float, default=45, help="seconds; three times as long under torchrun")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--keep", action="store_true", help="keep the files of all cases, not only of failed ones")
@@ -355,7 +360,7 @@ def main() -> int:
     began = time.monotonic()
     try:
         for number in numbers:
-            case = draw(args.seed, number, args.kinds)
+            case = draw(args.seed, number, args.kinds, args.models)
             result = campaign.run(case)
             problems = result["problems"]
             if problems:
@@ -376,6 +381,7 @@ def main() -> int:
                 print(f"       {problem}", flush=True)
             if problems:
                 kinds = f" --kinds {' '.join(args.kinds)}" if args.kinds else ""
+                kinds += f" --models {' '.join(args.models)}" if args.models else ""
                 print(
                     f"       files: {result['out']}; again: tools/dev fault kill --only {number} --seed {args.seed}{kinds}",
                     flush=True,
@@ -413,6 +419,7 @@ def main() -> int:
     }
     notes = [
         f"seed {args.seed}",
+        f"policy {os.environ.get('REFT_SNAPSHOT_POLICY', 'eager')}",
         f"failed cases: {failed}" if failed else "",
         f"the fault point was never reached: {unfired}" if unfired else "",
     ]

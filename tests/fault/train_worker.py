@@ -3,7 +3,9 @@
 Everything that exact resume has to put back takes part: dropout, shuffled DataLoader, NumPy's and Python's random numbers, a
 schedule, running sums, BatchNorm buffers, gradient accumulation, two optimizers.
 
-    train_worker.py --backend reft --model ddp|fsdp|plain|two --steps 24 --out DIR
+    train_worker.py --backend reft --model ddp|fsdp|plain|two|pipe --steps 24 --out DIR
+
+With `pipe` each rank holds a stage of a pipeline; only the last one knows the loss, the others log a sum of their weights.
 
 Writes r<rank>.a<attempt>.log (one line `step loss.hex()` after each optimizer step), r<rank>.a<attempt>.pid and, at the end,
 r<rank>.final with a hash of everything that training changed.
@@ -95,7 +97,7 @@ def everything(model: nn.Module, optimizers: Iterable[Any], schedulers: Iterable
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="reft")
-    parser.add_argument("--model", choices=["ddp", "fsdp", "plain", "two"], default="ddp")
+    parser.add_argument("--model", choices=["ddp", "fsdp", "plain", "two", "pipe"], default="ddp")
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")
     parser.add_argument("--crash-at", type=int, default=-1, help="raise after this step")
@@ -119,6 +121,22 @@ def main() -> None:
 
         fully_shard(net.body)
         fully_shard(net)
+    elif args.model == "pipe":
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        net = model = nn.Sequential(nn.Linear(32, args.width), nn.GELU(), nn.Dropout(0.1), nn.Linear(args.width, 32))
+        schedule = Schedule1F1B(
+            PipelineStage(net, rank, world, torch.device("cpu")), 4, loss_fn=nn.functional.mse_loss
+        )
+
+        def train_stage(x: torch.Tensor) -> torch.Tensor:
+            losses: list[torch.Tensor] = []
+            if rank == world - 1:
+                schedule.step(target=x.tanh(), losses=losses)
+                return torch.stack(losses).mean()
+            schedule.step(*([x] if rank == 0 else []))
+            return sum((p.detach().sum() for p in net.parameters()), torch.zeros(()))
+
     torch.manual_seed(100 + rank)
     np.random.seed(200 + rank)
     random.seed(300 + rank)
@@ -139,8 +157,11 @@ def main() -> None:
             if step == args.steps:
                 break
             x = x + float(np.random.rand()) * 1e-2 + random.random() * 1e-2
-            loss = nn.functional.cross_entropy(model(x), y) * (1.0 + 0.01 * i + 0.1 * epoch)
-            loss.backward()
+            if args.model == "pipe":
+                loss = train_stage(x)
+            else:
+                loss = nn.functional.cross_entropy(model(x), y) * (1.0 + 0.01 * i + 0.1 * epoch)
+                loss.backward()
             if args.model == "plain":
                 for parameter in model.parameters():
                     assert parameter.grad is not None

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <csignal>
@@ -79,15 +80,18 @@ class EngineTest : public testing::Test {
     options.incarnation = kInc;
     engine_.reset();
     vault_ = Vault::create({"job", 0, 1}, slots, 64);
-    engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [this](const wire::Ballot& ballot) {
-      {
-        const std::lock_guard lock(mutex_);
-        votes_.push_back(ballot);
-      }
-      if (commit_) {
-        engine_->outcome(ballot);
-      }
-    });
+    engine_ = std::make_unique<SnapshotEngine>(
+        options, *vault_,
+        [this](const wire::Ballot& ballot) {
+          {
+            const std::lock_guard lock(mutex_);
+            votes_.push_back(ballot);
+          }
+          if (commit_) {
+            engine_->outcome(ballot);
+          }
+        },
+        *clock_);
   }
   void start() { start(EngineOptions{}); }
   // Regions with contents of their own.
@@ -145,6 +149,14 @@ class EngineTest : public testing::Test {
     }
   }
 
+  void expectTiersAddUp() {
+    const RankStats& stats = vault_->stats();
+    EXPECT_EQ(stats.at_once_copied_bytes + stats.gap_copied_bytes + stats.compute_copied_bytes +
+                  stats.communication_copied_bytes + stats.gate_copied_bytes,
+              stats.bytes_copied.load());
+  }
+
+  const Clock* clock_ = &SteadyClock::instance();
   bool commit_ = false;
   std::mutex mutex_;
   std::vector<wire::Ballot> votes_;
@@ -161,6 +173,7 @@ TEST_F(EngineTest, SealsTheBytesAtCaptureForRandomRegionsAndThreads) {
     EngineOptions options;
     options.copy_threads = 1 + round % 3;
     options.verify_full = round % 2 == 1;
+    options.policy = std::array{PlacementPolicy::kEager, PlacementPolicy::kGap, PlacementPolicy::kSync}[random() % 3];
     commit_ = true;
     start(options);
     std::vector<RegionInfo> regions;
@@ -175,10 +188,14 @@ TEST_F(EngineTest, SealsTheBytesAtCaptureForRandomRegionsAndThreads) {
         }
       }
       ASSERT_EQ(capture(step), CaptureResult::kTaken);
+      if (options.policy == PlacementPolicy::kSync) {
+        expectSealed(step, data_);
+      }
       engine_->gate();
       expectSealed(step, data_);
       EXPECT_EQ(engine_->committedStep(), step);
     }
+    expectTiersAddUp();
     EXPECT_TRUE(engine_->takeLateWritten().empty());
     EXPECT_EQ(vault_->stats().sealed.load(), 5u);
     EXPECT_EQ(vault_->stats().dropped.load(), 0u);
@@ -202,6 +219,145 @@ TEST_F(EngineTest, SnapshotOfObjectsAloneIsSealed) {
   const VaultReader reader(vault_->fd());
   ASSERT_TRUE(sealed(reader, 1));
   EXPECT_EQ(reader.objects(*sealed(reader, 1)), "only objects");
+}
+
+// --- when chunks are copied: time stands still unless the test moves it, so that what the copy thread decides does not depend on
+// when it comes to decide
+
+class PlacedEngineTest : public EngineTest {
+ protected:
+  static constexpr int64_t kStepNs = 50'000'000;
+
+  void startPlaced(uint32_t threads = 1) {
+    clock_ = &time_;
+    commit_ = true;
+    log_.tell(&events_);
+    EngineOptions options;
+    options.policy = PlacementPolicy::kGap;
+    options.events = &events_;
+    options.copy_threads = threads;
+    start(options);
+    state({region("early", 5 * kChunk, -1, true), region("a", 300 * kChunk + 11)});
+  }
+  void TearDown() override {
+    engine_.reset();  // before the ring
+  }
+
+  void pass(int64_t ns) { time_.advance(std::chrono::nanoseconds(ns)); }
+  void point() {
+    OpLog::Op op;
+    op.kind = OpKind::kStep;
+    log_.markDone(log_.begin(op));
+  }
+  uint64_t beginWait() {
+    OpLog::Op op;
+    op.kind = OpKind::kRecv;
+    op.peer = 1;
+    const uint64_t ticket = log_.begin(op);
+    log_.markWaitBegin(ticket);
+    return ticket;
+  }
+  void endWait(uint64_t ticket) {
+    log_.markWaitEnd(ticket);
+    log_.markDone(ticket);
+  }
+  void learn() {
+    point();
+    for (int i = 0; i < 6; ++i) {
+      pass(kStepNs / 5);
+      const uint64_t ticket = beginWait();
+      pass(3 * kStepNs / 5);
+      endWait(ticket);
+      pass(kStepNs / 5);
+      engine_->gate();
+      point();
+    }
+  }
+  void untilCopied(uint64_t bytes) {
+    while (vault_->stats().bytes_copied.load() < bytes) {
+      std::this_thread::yield();
+    }
+  }
+
+  ManualClock time_;
+  OpEvents events_;
+  OpLog log_{nullptr, 64, time_};
+};
+
+TEST_F(PlacedEngineTest, CopiesInTheGapAndNothingIsLeftForTheGate) {
+  startPlaced();
+  learn();
+  const RankStats& stats = vault_->stats();
+  for (int64_t step = 1; step <= 20; ++step) {
+    data_[1][0] = static_cast<char>(step);
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    pass(kStepNs / 5);
+    const uint64_t ticket = beginWait();
+    untilCopied(static_cast<uint64_t>(step) * table_.payload_bytes);
+    pass(3 * kStepNs / 5);
+    endWait(ticket);
+    pass(kStepNs / 5);
+    engine_->gate();
+    expectSealed(step, data_);
+    point();
+  }
+  EXPECT_EQ(stats.at_once_copied_bytes.load(), 20 * table_.early_bytes);
+  EXPECT_EQ(stats.gap_copied_bytes.load(), 20 * (table_.payload_bytes - table_.early_bytes));
+  EXPECT_EQ(stats.compute_copied_bytes + stats.communication_copied_bytes + stats.gate_copied_bytes, 0u);
+  EXPECT_EQ(stats.op_events_lost.load(), 0u);
+  expectTiersAddUp();
+}
+
+TEST_F(PlacedEngineTest, WhatIsHeldBackIsCopiedAtTheGate) {
+  startPlaced(3);
+  learn();
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  pass(kStepNs / 5);
+  engine_->gate();  // the wait that was foretold has not come
+  expectSealed(1, data_);
+  const RankStats& stats = vault_->stats();
+  EXPECT_EQ(stats.gate_copied_bytes.load(), table_.payload_bytes - table_.early_bytes);
+  EXPECT_EQ(stats.gap_copied_bytes + stats.compute_copied_bytes + stats.communication_copied_bytes, 0u);
+  expectTiersAddUp();
+}
+
+TEST_F(PlacedEngineTest, EndsWhileACopyIsHeldBack) {
+  startPlaced();
+  learn();
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_.reset();
+  EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
+}
+
+TEST_F(PlacedEngineTest, AStepThatDoesNotComeToItsGapIsCopiedInTheEnd) {
+  startPlaced();
+  learn();
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  pass(10 * kStepNs);  // an evaluation, or a hang
+  events_.wake();
+  untilCopied(table_.payload_bytes);
+  engine_->gate();
+  expectSealed(1, data_);
+  EXPECT_EQ(vault_->stats().gate_copied_bytes.load(), 0u);
+}
+
+TEST_F(PlacedEngineTest, ThePolicyCanBeChangedBetweenSnapshots) {
+  startPlaced();
+  learn();
+  engine_->setPolicy(PlacementPolicy::kSync);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  expectSealed(1, data_);
+  const RankStats& stats = vault_->stats();
+  EXPECT_EQ(stats.at_once_copied_bytes.load(), table_.payload_bytes);
+  EXPECT_EQ(engine_->gate(), 0);
+  engine_->setPolicy(PlacementPolicy::kEager);
+  point();
+  ASSERT_EQ(capture(2), CaptureResult::kTaken);
+  untilCopied(2 * table_.payload_bytes);
+  engine_->gate();
+  expectSealed(2, data_);
+  EXPECT_EQ(stats.gap_copied_bytes + stats.gate_copied_bytes, 0u);
+  expectTiersAddUp();
 }
 
 TEST_F(EngineTest, DrainFinishesTheCopyInPlaceOfTheGate) {
