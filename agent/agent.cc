@@ -7,15 +7,18 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <set>
 
+#include "hang_detect/verdict_notice.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -37,10 +40,15 @@ constexpr int64_t kStackWaitNs = 2 * kSecond;
 constexpr int64_t kDeathNs = 2 * kSecond;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30'000'000'000;
+// A rank that was told to end and has not by then is stopped, or its threads do not run.
+constexpr int64_t kAbortNs = 5 * kSecond;
+// After so many times REFT_HANG_SUSPECT_SEC without any progress, it does not matter whose fault it is.
+constexpr double kHardCapFactor = 10;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
 constexpr int64_t kFirstWaitNs = 30 * kSecond;
 
-void writeWhole(const std::string& path, const std::string& text) {
+// Whether it is there; the reason why not is logged.
+bool writeWhole(const std::string& path, const std::string& text) {
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   size_t done = 0;
   while (file && done < text.size()) {
@@ -50,9 +58,12 @@ void writeWhole(const std::string& path, const std::string& text) {
     }
     done += static_cast<size_t>(count);
   }
-  if (!file || done < text.size()) {
+  // On disk before anybody acts on it.
+  if (!file || done < text.size() || ::fsync(file.get()) != 0) {
     logWarn("agent", "cannot write ", path, ": ", std::strerror(errno));
+    return false;
   }
+  return true;
 }
 
 std::string utcName() {
@@ -445,7 +456,8 @@ void Agent::lost(RankState& rank) {
   rank.alive = false;
   gone_ns_[rank.hello.rank] = clock_.nowNs();
   if (!rank.said_bye) {
-    if (death_due_ns_ == 0) {
+    const bool told = rank.hello.incarnation == aborted_incarnation_;
+    if (death_due_ns_ == 0 && !told) {
       death_due_ns_ = clock_.nowNs() + kDeathNs;
     }
     logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end; its vault is kept");
@@ -500,6 +512,7 @@ void Agent::tick() {
       noted_[number] = {now, processCounters(ranks_.find(number)->pid)};
     }
   }
+  checkAbort(now);
   if (death_due_ns_ != 0 && now >= death_due_ns_) {
     death_due_ns_ = 0;
     if (ranks_.anyLive()) {  // else the launcher has ended the job, and says why
@@ -552,16 +565,70 @@ void Agent::finishCollections() {
     } else if (report.state == VerdictState::kHang) {
       hang_watch_.reported();
       ++counters_.hang_reports;
-      const auto folder = options_.directory() + "/verdicts";
-      ::mkdir(folder.c_str(), 0700);
-      const auto path = folder + "/" + utcName();
-      writeWhole(path + ".json", report.json);
-      writeWhole(path + ".txt", report.text);
-      logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
+      reportHang(report, *it);
     } else {
       logInfo("agent", "no hang:\n", report.screen);
     }
     it = collections_.erase(it);
+  }
+}
+
+void Agent::reportHang(const Report& report, const StackCollection& collection) {
+  const auto folder = options_.directory() + "/verdicts";
+  ::mkdir(folder.c_str(), 0700);
+  const auto path = folder + "/" + utcName();
+  const bool written = writeWhole(path + ".json", report.json);
+  writeWhole(path + ".txt", report.text);
+  logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
+  // Somebody who sits at a debugger's prompt is not to lose it.
+  may_abort_ = options_.abort_on_hang && written && report.what != "debugger";
+  const bool now = may_abort_ && report.confidence != Confidence::kUndecidable;
+  // The first rank that has shown that its threads run; else the first.
+  Connection* speaker = nullptr;
+  for (const bool answered : {true, false}) {
+    for (const auto& [number, reply] : collection.replies) {
+      auto* rank = ranks_.find(number);
+      if (speaker == nullptr && rank != nullptr && reply.has_value() == answered) {
+        speaker = connectionOf(*rank);
+      }
+    }
+  }
+  if (speaker != nullptr) {
+    const char* action = now ? "now: the ranks end, to be started again (REFT_HANG_ACTION=abort)" : "";
+    speaker->send(wire::Type::kVerdict, verdictNoticeJson(terminalText(report.screen, path + ".txt", action)));
+  }
+  if (now) {
+    abortRanks("the verdict is " + std::string(confidenceName(report.confidence)));
+  }
+}
+
+void Agent::abortRanks(const std::string& why) {
+  may_abort_ = false;
+  logWarn("agent", "the ranks are told to end (REFT_HANG_ACTION=abort): ", why);
+  kill_due_ns_ = clock_.nowNs() + kAbortNs;
+  for (auto& [number, rank] : ranks_.all()) {
+    if (rank.live()) {
+      aborted_incarnation_ = rank.hello.incarnation;
+      if (auto* peer = connectionOf(rank)) {
+        peer->send(wire::Type::kAbort, "{}");
+      }
+    }
+  }
+}
+
+void Agent::checkAbort(int64_t now) {
+  const double still_sec = static_cast<double>(hang_watch_.reportedStillNs(now)) * 1e-9;
+  if (may_abort_ && still_sec >= kHardCapFactor * options_.hang_suspect_sec) {
+    abortRanks("nothing has moved for " + std::to_string(static_cast<int64_t>(still_sec)) + " s");
+  }
+  if (kill_due_ns_ != 0 && now >= kill_due_ns_) {
+    kill_due_ns_ = 0;
+    for (auto& [number, rank] : ranks_.all()) {
+      if (rank.live() && rank.pidfd && rank.hello.incarnation == aborted_incarnation_) {
+        logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is killed");
+        ::syscall(SYS_pidfd_send_signal, rank.pidfd.get(), SIGKILL, nullptr, 0);
+      }
+    }
   }
 }
 

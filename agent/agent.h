@@ -8,6 +8,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,9 @@ class Agent {
   void tick();
   void collectStacks(uint64_t requester, const std::vector<int>& wanted);
   void finishCollections();
+  void reportHang(const Report& report, const StackCollection& collection);
+  void abortRanks(const std::string& why);
+  void checkAbort(int64_t now);
   void openMetricsPort();
 
   Options options_;
@@ -72,7 +76,11 @@ class Agent {
   HangWatch hang_watch_;
   std::map<int, Noted> noted_;      // by rank; of the present episode
   std::map<int, int64_t> gone_ns_;  // by rank: when its end was noticed
-  int64_t death_due_ns_ = 0;        // a death is to be reported then; 0: none
+  // REFT_HANG_ACTION=abort
+  bool may_abort_ = false;                       // the hang that was reported last is one to end the ranks for
+  int64_t kill_due_ns_ = 0;                      // whoever has not ended by then is killed; 0: nobody was told
+  std::optional<uint64_t> aborted_incarnation_;  // of the ranks that were told to end
+  int64_t death_due_ns_ = 0;                     // a death is to be reported then; 0: none
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
   AgentCounters counters_;

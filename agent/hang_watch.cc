@@ -119,7 +119,11 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
     evidence.ranks.push_back(std::move(entry));
   }
   const Verdict verdict = decide(evidence);
-  return {verdict.state, hangReportJson(evidence, verdict), hangReportText(evidence, verdict),
+  return {verdict.state,
+          verdict.confidence,
+          verdict.what,
+          hangReportJson(evidence, verdict),
+          hangReportText(evidence, verdict),
           verdictText(evidence, verdict)};
 }
 

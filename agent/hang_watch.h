@@ -31,6 +31,8 @@ class HangWatch {
   // True when a verdict is due: every live rank stood still for suspect_ns and some live rank has a pending op. Then
   // again after every further suspect_ns, until reported() or until some rank moves, joins or goes.
   bool suspect(const std::map<int, Progress>& live, int64_t now_ns);
+  // How long nothing has moved in an episode whose report is written; 0: there is none.
+  int64_t reportedStillNs(int64_t now_ns) const { return reported_ ? now_ns - static_cast<int64_t>(seen_ns_) : 0; }
   // This episode needs no further verdict.
   void reported() { reported_ = true; }
   // True once an episode, when half of suspect_ns is over: the time to note what processes have used so far.
@@ -62,6 +64,8 @@ struct Noted {
 
 struct Report {
   VerdictState state;
+  Confidence confidence;
+  std::string what;  // class
   std::string json, text, screen;
 };
 // `noted` and `gone_ns` (when a rank's end was noticed) may lack ranks.

@@ -15,6 +15,7 @@ struct Options {
   std::string vault_dir;
   double linger_sec = 60;
   double hang_suspect_sec = 30;
+  bool abort_on_hang = false;
   int metrics_port = 0;
   bool foreground = false;  // no fork, log on stderr
   bool help = false;

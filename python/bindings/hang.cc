@@ -17,10 +17,12 @@
 #include <unistd.h>
 
 #include "c10d_backend/call_site.h"
+#include "c10d_backend/live_backends.h"
 #include "hang_detect/report.h"
 #include "hang_detect/stack_dump.h"
 #include "hang_detect/stack_reply.h"
 #include "hang_detect/verdict.h"
+#include "hang_detect/verdict_notice.h"
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
 
@@ -251,6 +253,9 @@ void bindHang(py::module_& module) {
       },
       py::arg("client"), py::arg("rank"),
       "Lets `client` answer stack requests without the GIL. Call on the main thread, once per client.");
+  module.def(
+      "install_verdict_notices", [](AgentClient& client) { installVerdictNotices(client, &abortBackends); },
+      py::arg("client"), "Lets the agent print its verdict on standard error, and end this process if that is its action.");
   module.def(
       "dump_stacks",
       [](int64_t timeout_ms, bool by_signal) {

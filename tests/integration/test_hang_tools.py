@@ -1,4 +1,4 @@
-"""What is left of a hang for those who look at it: the verdict replayed, and as a page."""
+"""What is left of a hang for those who look at it: the verdict on the terminal of the job, replayed, and as a page."""
 
 from __future__ import annotations
 
@@ -124,6 +124,18 @@ def decided(report: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in report.items() if key not in ("ranks", "text", "screen")}
 
 
+def test_the_verdict_reaches_the_terminal_of_the_job_on_one_screen(hung: Hung) -> None:
+    lines = hung.output.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("reft: job hang: hang, "))
+    end = next(number for number, line in enumerate(lines) if str(hung.path.with_suffix(".txt")) in line)
+    screen = lines[begin : end + 1]
+    assert len(screen) <= 24 and max(map(len, screen[: -1])) <= 80, screen
+    assert any(line.startswith("culprit: rank 2") for line in screen)
+    assert any(line.startswith("next: ") for line in screen)
+    # By one rank, once.
+    assert sum(line.startswith("reft: job hang: hang, ") for line in lines) == 1
+
+
 @pytest.mark.parametrize("real", [False, True])
 def test_replaying_a_verdict_gives_the_same_verdict(real: bool, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue("hung").path if real else request.getfixturevalue("written")
@@ -185,11 +197,61 @@ def test_replay_of_what_is_no_report_is_one_clear_error(written: Path, tmp_path:
     assert done.exit_code == 3 and "No such file" in done.stderr
 
 
-def test_replay_writes_a_page(hung: Hung, tmp_path: Path) -> None:
-    done = reft("replay", hung.path, "--html", tmp_path / "verdict.html")
+@pytest.mark.parametrize("real", [False, True])
+def test_replay_writes_a_page(real: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    path: Path = request.getfixturevalue("hung").path if real else request.getfixturevalue("written")
+    done = reft("replay", path, "--html", tmp_path / "verdict.html")
     assert done.exit_code == 0, done.stderr
     page = (tmp_path / "verdict.html").read_text()
     for expected in ("rank 2", "train.py:12 in load_batch", "all_reduce seq ", "not begun by rank 2", "ranks 0-1"):
         assert expected in page, expected
-    done = reft("replay", hung.path, "--html", tmp_path / "absent" / "verdict.html")
+    done = reft("replay", path, "--html", tmp_path / "absent" / "verdict.html")
     assert done.exit_code == 1 and "cannot write" in done.stderr
+
+
+RESUMED = """
+import os, signal, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("reft")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+for step in range(12):
+    print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} rank {rank} step {step}", flush=True)
+    if first and rank == 1 and step == 8:
+        {"sleep": lambda: time.sleep(600), "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP)}[sys.argv[1]]()
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("fault", ["sleep", "stop"])
+def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "output"
+    script.write_text(RESUMED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort")
+    with output.open("wb") as sink:
+        job = subprocess.Popen([*command, str(script), fault], env=environment, stdout=sink, stderr=sink)
+        try:
+            job.wait(timeout=240)
+        finally:
+            job.terminate()
+            job.wait(timeout=60)
+    text = output.read_text(errors="replace")
+    assert job.returncode == 0, text
+    (verdict,) = (tmp_path / "run" / "hang" / "node-0" / "verdicts").glob("*.json")
+    report = json.loads(verdict.read_bytes())
+    assert report["state"] == "hang" and [culprit["rank"] for culprit in report["culprits"]] == [1], text
+    assert "now: the ranks end" in text and "next: " in text
+    assert "exitcode: 75" in text.replace("  ", " "), text
+    # Memory is restored: the second attempt does not begin from the beginning, and neither does it leave out a step.
+    for rank in (0, 1):
+        steps = [int(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"attempt 1 rank {rank} step ")]
+        assert steps[-1] == 11 and len(steps) < 12 and steps[1:] == list(range(steps[1], 12)), text
+        assert 7 <= steps[1] <= 9, text
