@@ -100,7 +100,7 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
             std::find_if(keys.begin(), keys.end(), [&](const auto& entry) { return entry.first == key; });
         return found == keys.end() ? CommitLedger::Held{} : CommitLedger::Held{true, found->second};
       }),
-      hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
+      hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9), kTickNs),
       empty_since_ns_(clock.nowNs()) {
   if (!epoll_ || !timer_ || !wake_) {
     throw SystemError("epoll, timerfd or eventfd");
@@ -499,6 +499,7 @@ void Agent::tick() {
       }
     }
   }
+  hang_watch_.look(now);
   // The answers to an earlier look may still be on their way.
   const bool looking = std::any_of(collections_.begin(), collections_.end(),
                                    [](const StackCollection& open) { return open.requester == 0; });

@@ -23,13 +23,25 @@ std::optional<Progress> readProgress(RankState& rank) {
   try {
     const OpLogReader log(vault->opLogArea(), vault->opLogBytes());
     Progress progress{log.opsBegun(), log.heartbeatNs(), false};
-    for (const auto& op : log.tail(kTail)) {
+    const auto tail = log.tail(kTail);
+    for (const auto& op : tail) {
       progress.pending = progress.pending || (op.kind != OpKind::kStep && op.done_ns == 0);
     }
+    // A rank that begins nothing after a failed op is on its way out, or stuck there.
+    progress.pending = progress.pending || (!tail.empty() && tail.back().failed);
     return progress;
   } catch (const Error&) {
     return std::nullopt;
   }
+}
+
+void HangWatch::look(int64_t now_ns) {
+  if (tick_ns_ > 0 && looked_ns_ != 0 && now_ns - looked_ns_ > 4 * tick_ns_) {
+    unseen_ns_ = now_ns - looked_ns_;
+    back_ns_ = now_ns;
+    next_ns_ += unseen_ns_;
+  }
+  looked_ns_ = now_ns;
 }
 
 bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
@@ -43,7 +55,8 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
     seen_ns_ = newest;
     seen_ranks_ = live.size();
     reported_ = noted_ = false;
-    next_ns_ = static_cast<int64_t>(newest) + suspect_ns_;
+    const auto mark_ns = static_cast<int64_t>(newest);
+    next_ns_ = mark_ns + suspect_ns_ + (mark_ns < back_ns_ ? unseen_ns_ : 0);
   }
   if (reported_ || newest == 0 || !pending || now_ns < next_ns_) {
     return false;

@@ -18,7 +18,7 @@ namespace reft::agent {
 struct Progress {
   uint64_t ops = 0;
   uint64_t heartbeat_ns = 0;
-  bool pending = false;  // some op of the newest ones has begun and is not done
+  bool pending = false;  // some op of the newest ones has begun and is not done, or the newest of all has failed
 };
 
 // From the mapped op log; nullopt without a (valid) one.
@@ -26,8 +26,12 @@ std::optional<Progress> readProgress(RankState& rank);
 
 class HangWatch {
  public:
-  explicit HangWatch(int64_t suspect_ns) : suspect_ns_(suspect_ns) {}
+  // `tick_ns`: how often look() comes when nothing is wrong; 0: not known.
+  explicit HangWatch(int64_t suspect_ns, int64_t tick_ns = 0) : suspect_ns_(suspect_ns), tick_ns_(tick_ns) {}
 
+  // To be called at each tick, before suspect(). What the agent has not seen itself is not held against the ranks: a virtual
+  // machine that was suspended, or a whole node that was stopped, stood still with its observer.
+  void look(int64_t now_ns);
   // True when a verdict is due: every live rank stood still for suspect_ns and some live rank has a pending op. Then
   // again after every further suspect_ns, until reported() or until some rank moves, joins or goes.
   bool suspect(const std::map<int, Progress>& live, int64_t now_ns);
@@ -40,6 +44,10 @@ class HangWatch {
 
  private:
   int64_t suspect_ns_;
+  int64_t tick_ns_;
+  int64_t looked_ns_ = 0;
+  int64_t unseen_ns_ = 0;  // how long the agent itself was away, last
+  int64_t back_ns_ = 0;    // until then
   bool reported_ = false;
   bool noted_ = false;
   uint64_t seen_ns_ = 0;

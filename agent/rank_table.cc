@@ -89,7 +89,8 @@ void RankTable::adoptVaultFiles() {
         rank > kMaxRank) {
       continue;
     }
-    const auto path = directory + "/" + name;
+    std::string path = directory;
+    path.append("/").append(name);
     try {
       UniqueFd fd(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
       if (!fd) {

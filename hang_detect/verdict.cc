@@ -311,8 +311,8 @@ class Engine {
       if (member.reaches) {
         slowest = std::min(slowest.value_or(member.newest), member.newest);
       }
-      const auto first = std::find_if(member.ops.begin(), member.ops.end(),
-                                      [&](const OpEntry* op) { return held(member.rank, *op); });
+      const auto first =
+          std::find_if(member.ops.begin(), member.ops.end(), [&](const OpEntry* op) { return held(member.rank, *op); });
       if (first != member.ops.end()) {
         result.insert((*first)->seq);
       }
@@ -585,6 +585,7 @@ class Engine {
 
   std::vector<int> numbers(const std::vector<size_t>& indices) const {
     std::vector<int> result;
+    result.reserve(indices.size());
     for (const size_t index : indices) {
       result.push_back(ranks_[index].rank);
     }
@@ -1039,9 +1040,10 @@ class Engine {
               (dead_child != rank.children.end() ? ", whose worker pid " + std::to_string(dead_child->pid) + " is dead"
                                                  : std::string()) +
               at);
-    } else if (contains(names, {"torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py:compile_fx",
-                                "torch/_inductor/graph.py:", "torch/_inductor/async_compile.py",
-                                "triton_heuristics.py:autotune", "/triton/compiler/", "/triton/runtime/autotuner.py"})) {
+    } else if (contains(names,
+                        {"torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py:compile_fx",
+                         "torch/_inductor/graph.py:", "torch/_inductor/async_compile.py",
+                         "triton_heuristics.py:autotune", "/triton/compiler/", "/triton/runtime/autotuner.py"})) {
       // Frames of compiled code that only runs are in those folders, too.
       say("compiling", "compiles" + at);
     } else if (contains(names, {"profiler/profiler.py", "autograd/profiler.py:__exit__"})) {
@@ -1152,6 +1154,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   }
   if (list.size() > 4) {
     std::vector<int> ranks;
+    ranks.reserve(list.size());
     for (const Culprit& culprit : list) {
       ranks.push_back(culprit.rank);
     }

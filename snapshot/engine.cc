@@ -82,7 +82,11 @@ struct SnapshotEngine::Job {
 };
 
 SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vote, const Clock& clock)
-    : options_(options), vault_(vault), vote_(std::move(vote)), clock_(clock), book_(static_cast<int>(vault.slots())) {
+    : options_(std::move(options)),
+      vault_(vault),
+      vote_(std::move(vote)),
+      clock_(clock),
+      book_(static_cast<int>(vault.slots())) {
   vault_.stats().incarnation.store(options_.incarnation);
   vault_.stats().committed_step.store(static_cast<uint64_t>(-1));
   vault_.stats().sealed_step.store(static_cast<uint64_t>(-1));

@@ -42,12 +42,13 @@ static_assert(sizeof(Superblock) <= kPage);
 
 // Page 1: counters that the rank moves and the agent reads. Relaxed atomics; no consistency between fields is promised.
 // X(name) in the order of the file: append only.
-#define REFT_RANK_STATS(X)                                                                                       \
-  X(pid)                                                                                                         \
-  X(incarnation) X(attempt) X(steps) X(step_ns) X(step_end_ns) X(captured) X(sealed) X(dropped) X(skipped)       \
-      X(sealed_step) X(committed_step) X(commit_ns) X(bytes_copied) X(copy_ns) X(gate_ns) X(gate_last_ns)        \
-          X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) X(state_bytes) X(slot_bytes) X(plans) \
-              X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)
+// clang-format off
+#define REFT_RANK_STATS(X)                                                                                          \
+  X(pid) X(incarnation) X(attempt) X(steps) X(step_ns) X(step_end_ns) X(captured) X(sealed) X(dropped)              \
+  X(skipped) X(sealed_step) X(committed_step) X(commit_ns) X(bytes_copied) X(copy_ns) X(gate_ns)                    \
+  X(gate_last_ns) X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) X(state_bytes) X(slot_bytes)     \
+  X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)
+// clang-format on
 
 struct RankStats {
 #define REFT_STATS_FIELD(name) std::atomic<uint64_t> name;

@@ -221,7 +221,8 @@ wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire
   if (!ended) {
     throw Timeout("the agent did not answer within " + std::to_string(timeout.count()) + " ms");
   }
-  throw PeerFailure(refusal ? "the agent answered: " + refusalText(refusal.mapped().payload) : "the agent left before it answered");
+  throw PeerFailure(refusal ? "the agent answered: " + refusalText(refusal.mapped().payload)
+                            : "the agent left before it answered");
 }
 
 void AgentClient::bye() {
@@ -285,8 +286,8 @@ bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
     frame = wire::receiveFrame(socket.get(), decoder_, timeout);
   } catch (const Timeout&) {
     const std::string pid = std::to_string(listenerOf(socket.get()).pid);
-    throw Timeout("the agent at " + options_.socket_path + " (pid " + pid + ") does not answer; if it is stopped, `kill -CONT " +
-                  pid + "` lets it go on");
+    throw Timeout("the agent at " + options_.socket_path + " (pid " + pid +
+                  ") does not answer; if it is stopped, `kill -CONT " + pid + "` lets it go on");
   }
   if (frame.type == wire::Type::kError) {
     throw Unavailable("the agent refuses this rank: " + refusalText(frame.payload));

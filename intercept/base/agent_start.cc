@@ -20,6 +20,7 @@ void startAgent(const std::vector<std::string>& argv, std::chrono::milliseconds 
   UniqueFd read_end(ends[0]);
   UniqueFd write_end(ends[1]);
   std::vector<char*> arguments;
+  arguments.reserve(argv.size() + 1);
   for (const std::string& argument : argv) {
     arguments.push_back(const_cast<char*>(argument.c_str()));
   }

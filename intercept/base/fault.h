@@ -14,11 +14,11 @@
 namespace reft {
 
 // Names of the points, in the order of a snapshot's life. The table is what `tools/dev fault` enumerates.
-#define REFT_FAULT_POINTS(X)                                                                                       \
-  X(capture)                                                                                                       \
-  X(early_copy)                                                                                                    \
-  X(mid_chunk) X(before_seal) X(after_seal) X(after_vote) X(gate) X(after_commit) X(restore_agree) X(restore_copy) \
-      X(restore_done) X(collective)
+// clang-format off
+#define REFT_FAULT_POINTS(X)                                                                                        \
+  X(capture) X(early_copy) X(mid_chunk) X(before_seal) X(after_seal) X(after_vote) X(gate) X(after_commit)          \
+  X(restore_agree) X(restore_copy) X(restore_done) X(collective)
+// clang-format on
 
 enum class FaultPoint : uint8_t {
 #define REFT_FAULT_ENUM(name) name,

@@ -318,7 +318,8 @@ void bindHang(py::module_& module) {
         return py::bytes(result);
       },
       py::arg("report"),
-      "The JSON of a hang report, made anew from the evidence in `report` (JSON, too). Raises Corruption if that is none.");
+      "The JSON of a hang report, made anew from the evidence in `report` (JSON, too). Raises Corruption if that is "
+      "none.");
 }
 
 }  // namespace reft

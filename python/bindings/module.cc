@@ -5,6 +5,7 @@
 #include "python/bindings/base.h"
 #include "python/bindings/frames.h"
 #include "python/bindings/hang.h"
+#include "python/bindings/simulate.h"
 #include "python/bindings/snapshot.h"
 
 PYBIND11_MODULE(_C, module) {
@@ -14,4 +15,5 @@ PYBIND11_MODULE(_C, module) {
   reft::bindSnapshot(module);
   reft::bindHang(module);
   reft::bindFrames(module);
+  reft::bindSimulate(module);
 }

@@ -163,3 +163,7 @@ def generator_position(generator: GeneratorType[Any, Any, Any]) -> tuple[int, in
 def generator_set_position(
     generator: GeneratorType[Any, Any, Any], unit: int, state: int, stack: list[Any]
 ) -> None: ...
+
+# simulate.cc
+
+def simulate(options: str) -> str: ...

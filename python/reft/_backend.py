@@ -6,6 +6,7 @@ unless REFT_STRICT=1.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -234,6 +235,10 @@ def _wrap(owner: Any, name: str, make: Callable[[Any], Any], *others: Any) -> No
 
 def install_patches() -> None:
     """Makes torch's name and type checks accept groups of backend "reft". Again is harmless; other groups see no change."""
+    global _watching_exit
+    if not _watching_exit:
+        _watching_exit = True
+        atexit.register(_let_workers_finish)
     _wrap(c10d, "monitored_barrier", _monitored_barrier, dist)
     _wrap(c10d, "_set_pg_timeout", _set_pg_timeout, dist)
     _wrap(c10d, "_add_ephemeral_timeout_for_all_pgs", _add_ephemeral_timeout, dist)
@@ -246,6 +251,31 @@ def install_patches() -> None:
         _patch_all_gather_base()
     with contextlib.suppress(ImportError, AttributeError):
         _patch_gloo_options()
+
+
+_WORKERS = "pt_gloo"  # how the names of gloo's threads begin
+_watching_exit = False
+
+
+def _let_workers_finish() -> None:
+    """At exit, gives gloo's threads time to let go of the tensors of finished ops. Nothing runs after it that they could need.
+
+    A thread that drops the last reference to a tensor which Python has seen takes the GIL. When the interpreter is ending,
+    Python ends such a thread in the midst of a destructor, and that aborts the process: training that has succeeded then
+    fails, and is restarted. Plain gloo has the same fault if something still refers to the group (a device mesh, a cycle).
+    """
+    end, quiet = time.monotonic() + 2, 0
+    while quiet < 3 and time.monotonic() < end:
+        time.sleep(0.001)  # without the GIL: now they can have it
+        quiet = 0 if any(_is_runnable(task) for task in Path("/proc/self/task").iterdir()) else quiet + 1
+
+
+def _is_runnable(task: Path) -> bool:
+    try:
+        name, state = (task / "stat").read_text().split(" (", 1)[1].rsplit(") ", 1)
+    except (OSError, IndexError, ValueError):
+        return False
+    return name.startswith(_WORKERS) and state[0] == "R"
 
 
 def _monitored_barrier(original: Any) -> Any:

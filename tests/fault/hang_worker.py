@@ -538,7 +538,10 @@ def ops_async(job: Job) -> None:
 
 
 def busy_all_idle(job: Job) -> None:
-    time.sleep(job.busy_sec)
+    """All do nothing until the same moment, so that nobody is late who was stopped for a while."""
+    end = torch.tensor([time.monotonic() + job.busy_sec], dtype=torch.float64)
+    dist.broadcast(end, 0)
+    time.sleep(max(0.0, end.item() - time.monotonic()))
 
 
 def until(end: float) -> Iterator[int]:
@@ -688,10 +691,11 @@ def busy_jitter(job: Job) -> None:
 
 
 def busy_teardown(job: Job) -> None:
-    """After the end of training: nobody is in an op, one rank uploads."""
+    """After the end of training: nobody is in an op, one rank uploads, the others are gone."""
     dist.barrier()
     if job.chosen:
         time.sleep(job.busy_sec)
+    sys.exit(0)
 
 
 def busy_compile(job: Job) -> None:

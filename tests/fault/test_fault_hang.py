@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+# Not those that depend on how loaded the machine is (jitter, stragglers, waits in new places), nor those in which gloo aborts the
+# ranks before anybody can look: docs/hang.md has what they come to.
+ROWS = r"^(H0[1-9]|H1[0-3]|H1[56]|H2[0-24]|H3[03]|H35.*subgroup|H4|N0|N1[03457]|N2[0-2])"
+
 CAMPAIGN = Path(__file__).resolve().parent / "hang_campaign.py"
 
 
@@ -16,7 +20,7 @@ CAMPAIGN = Path(__file__).resolve().parent / "hang_campaign.py"
 def test_hang_campaign(tmp_path: Path) -> None:
     result = tmp_path / "hang.json"
     done = subprocess.run(
-        [sys.executable, str(CAMPAIGN), "--quick", "--jobs", "3", "--json", str(result)],
+        [sys.executable, str(CAMPAIGN), "--quick", "--only", ROWS, "--jobs", "3", "--json", str(result)],
         capture_output=True,
         text=True,
     )

@@ -300,6 +300,20 @@ def test_doctor_finds_the_agent_that_is_installed(run_dir: Path) -> None:
     assert finding["result"] == "ok" and finding["text"].startswith("reft-agent "), finding
 
 
+def test_simulate_compares_the_policies(run_dir: Path, tmp_path: Path) -> None:
+    native_module()
+    page = tmp_path / "page.html"
+    done = reft("simulate", "--steps", "16", "--html", str(page), "--json", run_dir=run_dir)
+    rows = {row["variant"]: row for row in json.loads(done.stdout)["rows"]}
+    assert list(rows) == ["none", "gap", "eager", "sync", "paper"], done.stderr
+    # Four stages have bubbles enough: their copies cost nothing, those at the program point their whole length.
+    assert rows["gap"]["share"]["gap"] > 0.95 and rows["sync"]["share"]["at once"] == 1
+    assert rows["gap"]["overhead"] < rows["eager"]["overhead"] < rows["sync"]["overhead"]
+    assert page.read_text().count("<rect") == 4
+    wrong = reft("simulate", "--stages", "0", run_dir=run_dir)
+    assert wrong.returncode == 2 and "stages" in wrong.stderr, wrong.stderr
+
+
 def test_verify_and_ls_of_something_that_is_no_vault(tmp_path: Path) -> None:
     native_module()
     (tmp_path / "rank-0.vault").write_bytes(b"x" * 10000)

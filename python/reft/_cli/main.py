@@ -17,6 +17,7 @@ _COMMANDS = {
     "ls": "List vaults and the snapshots in them.",
     "replay": "Decide a written hang verdict anew from its evidence.",
     "run": "torchrun, with restarts switched on.",
+    "simulate": "What snapshots would cost a job that is only described.",
     "stack": "Where every rank stands: open collectives and stacks.",
     "top": "Steps, snapshots and alarms of running jobs, live.",
     "verify": "Hash every sealed snapshot again.",

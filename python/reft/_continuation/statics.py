@@ -87,12 +87,13 @@ def capture(encoder: Encoder) -> list[tuple[str, Named, list[tuple[str, Named]],
     """Encodes the state of all own modules: (module, its globals, attributes by class, functions).
 
     Args:
-        encoder: What has encoded the frames; large containers that have not changed their size are left out.
+        encoder: What has encoded the frames.
     """
     found: list[tuple[str, Named, list[tuple[str, Named]], Named]] = []
-    encoder.begin_bulky()
+    modules = _own_modules(encoder)
+    encoder.begin_outside({module.name for module in modules})
     try:
-        for module in _own_modules(encoder):
+        for module in modules:
             name = module.name
             names = _capture_names(encoder, module.names, module.namespace, f"{name}:")
             classes: list[tuple[str, Named]] = []
@@ -111,7 +112,7 @@ def capture(encoder: Encoder) -> list[tuple[str, Named, list[tuple[str, Named]],
             if names or classes or functions:
                 found.append((name, names, classes, functions))
     finally:
-        encoder.end_bulky()
+        encoder.end_outside()
     return found
 
 

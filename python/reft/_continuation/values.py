@@ -162,6 +162,7 @@ class Encoder:
         self._capture_frame = capture_frame
         self.note_births = note_births
         self._handles = handles.now() if note_births else frozenset[int]()
+        self._own: Collection[str] | None = None
         self._inside_data = 0  # how many datasets are around what is being encoded
         self._index: dict[int, int] = {}
         self._objects: list[Any] = []  # of each node; an id means something only while its object lives
@@ -202,7 +203,7 @@ class Encoder:
             birth = births.place(value)
         # Below an object that stood somewhere at the first point, places are the same however it is reached now.
         try:
-            if self._inside_data and not self._moves(value, birth or place):
+            if self._inside_data and (self._is_foreign(kind, handler) or not self._moves(value, birth or place)):
                 node = ("owned",)
             else:
                 node = handler(self, value, birth or place, depth)
@@ -213,13 +214,28 @@ class Encoder:
         self.nodes[index] = (node[0], birth, type_name(kind), *node[1:])
         return ("r", index)
 
-    def begin_bulky(self) -> None:
-        """From here on, lists, dicts and arrays that are large and have not changed their size are left out."""
-        self._inside_data += 1
+    def begin_outside(self, own: Collection[str]) -> None:
+        """From here on values are outside of the frames.
 
-    def end_bulky(self) -> None:
-        """Ends what `begin_bulky` began."""
+        Lists, dicts and arrays that are large and have not changed their size are left out, as are objects of installed
+        packages: trackers, tokenizers, what a decorator hangs on a function.
+
+        Args:
+            own: Names of the script's own modules.
+        """
+        self._inside_data += 1
+        self._own = own
+
+    def end_outside(self) -> None:
+        """Ends what `begin_outside` began."""
         self._inside_data -= 1
+        self._own = None
+
+    def _is_foreign(self, kind: type, handler: Any) -> bool:
+        """Whether an object outside of the frames is an installed package's."""
+        if self._own is None or handler not in (Encoder._instance, Encoder._unknown) or hasattr(kind, "__next__"):
+            return False
+        return kind.__module__ not in self._own and kind.__module__.partition(".")[0] not in _STATEFUL_STDLIB
 
     def _is_handle(self, value: Any, place: str) -> bool:
         """Whether a number, or a pair, was a handle of this process at the first program point and has not changed."""

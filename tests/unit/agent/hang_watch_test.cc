@@ -16,6 +16,22 @@ TEST(HangWatch, ReportsOnceWhenEveryRankStandsStillWithAPendingOp) {
   EXPECT_FALSE(watch.suspect(live, 5000));
 }
 
+TEST(HangWatch, WhatTheAgentHasNotSeenIsNotHeldAgainstTheRanks) {
+  HangWatch watch(100, 10);
+  const std::map<int, Progress> waiting{{0, {1, 1000, true}}};
+  for (int64_t now = 1000; now <= 1050; now += 10) {
+    watch.look(now);
+    EXPECT_FALSE(watch.suspect(waiting, now));
+  }
+  // The machine was suspended for 500: ranks have to be given the rest of their time.
+  for (int64_t now = 1550; now < 1600; now += 10) {
+    watch.look(now);
+    EXPECT_FALSE(watch.suspect(waiting, now)) << now;
+  }
+  watch.look(1600);
+  EXPECT_TRUE(watch.suspect(waiting, 1600));
+}
+
 TEST(HangWatch, IsHalfwayOnceAnEpisode) {
   HangWatch watch(100);
   EXPECT_FALSE(watch.halfway(5000));

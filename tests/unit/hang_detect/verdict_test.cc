@@ -332,7 +332,8 @@ TEST(Healthy, AWaitThatIsYoungIsSlowAtMost) {
 
 TEST(Healthy, TheMissingRankCompiles) {
   HangEvidence evidence = missing();
-  evidence.ranks[2].stacks_text = stackOf("  File \"/x/site-packages/torch/_inductor/codecache.py\", line 1 in f\n");
+  evidence.ranks[2].stacks_text =
+      stackOf("  File \"/x/site-packages/torch/_inductor/compile_fx.py\", line 1 in compile_fx\n");
   expectNamed(decide(evidence), "compiling", {2}, VerdictState::kSlow);
 }
 

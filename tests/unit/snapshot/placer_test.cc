@@ -1,0 +1,321 @@
+#include "snapshot/placer.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "snapshot/simulate/simulator.h"
+
+namespace reft {
+namespace {
+
+constexpr int64_t kMs = 1'000'000;
+constexpr uint64_t kChunk = 1'000'000;  // a millisecond at the rate below
+
+PlacerOptions optionsFor(PlacementPolicy policy) {
+  PlacerOptions options;
+  options.policy = policy;
+  options.chunk_bytes = kChunk;
+  options.bytes_per_sec = 1e9;
+  options.overhead_limit = 0;
+  return options;
+}
+
+ScheduleOp receive(int32_t peer) {
+  return scheduleOp(OpKind::kRecv, 0, peer, 0, 1000);
+}
+const ScheduleOp kReduce = scheduleOp(OpKind::kAllreduce, 1, -1, 0, 1000);
+
+// A step of 10 ms work, 20 ms bubble, 10 ms work, 10 ms bubble, 5 ms work, 8 ms all-reduce, 2 ms work, gate, 5 ms optimizer.
+struct FakeRank {
+  explicit FakeRank(const PlacerOptions& options) : placer(options) { begin(0); }
+
+  void begin(uint64_t bytes, uint64_t at_once = 0) { taken = placer.beginStep(now, bytes, at_once); }
+  // Copies whatever is granted until `until_ns`; returns the bytes copied.
+  uint64_t pass(int64_t until_ns) {
+    uint64_t bytes = 0;
+    while (now < until_ns) {
+      const Grant grant = placer.ask(now);
+      if (grant.bytes == 0) {
+        now = std::min(until_ns, std::max(grant.retry_ns, now + 1));
+        continue;
+      }
+      const uint64_t chunk = std::min(grant.bytes, kChunk);
+      const auto span = static_cast<int64_t>(chunk);  // 1 byte takes 1 ns
+      placer.copied(chunk, grant.tier, now, now + span);
+      now += span;
+      bytes += chunk;
+    }
+    return bytes;
+  }
+  uint64_t work(int64_t ns) { return pass(now + ns); }
+  uint64_t wait(const ScheduleOp& op, int64_t ns) {
+    placer.opBegin(op, now);
+    placer.waitBegin(op, now);
+    const int64_t begun = now;
+    const uint64_t bytes = pass(now + ns);
+    // A copy under way does not end the wait later: what is measured is the wait.
+    placer.waitEnd(begun + ns);
+    placer.opDone(op, begun + ns);
+    return bytes;
+  }
+  // Returns the bytes copied in each part, the gate's last.
+  std::vector<uint64_t> step(uint64_t next_bytes, int64_t slower_ns = 0) {
+    std::vector<uint64_t> bytes;
+    bytes.push_back(work(10 * kMs + slower_ns));
+    bytes.push_back(wait(receive(0), 20 * kMs));
+    bytes.push_back(work(10 * kMs));
+    bytes.push_back(wait(receive(2), 10 * kMs));
+    bytes.push_back(work(5 * kMs));
+    bytes.push_back(wait(kReduce, 8 * kMs));
+    bytes.push_back(work(2 * kMs));
+    const int64_t gate = now;
+    bytes.push_back(placer.gate(gate));
+    now += static_cast<int64_t>(bytes.back());
+    placer.gateDone(gate, now);
+    now += 5 * kMs;
+    begin(next_bytes);
+    return bytes;
+  }
+  void learn() {
+    for (int i = 0; i < 8; ++i) {
+      step(0);
+    }
+  }
+
+  Placer placer;
+  int64_t now = 1'000'000'000;
+  bool taken = false;
+};
+
+uint64_t planned(const FakeRank& rank, Tier tier) {
+  return rank.placer.plan().bytes[static_cast<size_t>(tier)];
+}
+
+TEST(Placer, WithoutAForecastCopiesBesideCompute) {
+  Placer placer(optionsFor(PlacementPolicy::kGap));
+  EXPECT_TRUE(placer.beginStep(1000, 5 * kChunk));
+  EXPECT_FALSE(placer.plan().from_forecast);
+  EXPECT_EQ(placer.plan().bytes[static_cast<size_t>(Tier::kCompute)], 5 * kChunk);
+  const Grant grant = placer.ask(1000);
+  EXPECT_EQ(grant.bytes, kChunk);
+  EXPECT_EQ(grant.tier, Tier::kCompute);
+}
+
+TEST(Placer, WhatFitsIntoGapsIsCopiedThereAndNowhereElse) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(20 * kChunk);
+  const std::vector<uint64_t> bytes = rank.step(0);
+  EXPECT_EQ(bytes[0] + bytes[2] + bytes[4] + bytes[5] + bytes[6] + bytes[7], 0u);
+  EXPECT_EQ(bytes[1] + bytes[3], 20 * kChunk);
+  EXPECT_EQ(rank.placer.longestOverrunNs(), 0);
+}
+
+TEST(Placer, TiersFillInOrderWhenTheGapsAreTooSmall) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  uint64_t before_compute = 0;
+  uint64_t before_communication = 0;
+  bool compute_seen = false;
+  bool communication_seen = false;
+  bool gate_seen = false;
+  for (uint64_t chunks = 10; chunks <= 90; chunks += 5) {
+    rank.begin(chunks * kChunk);
+    const uint64_t compute = planned(rank, Tier::kCompute);
+    const uint64_t communication = planned(rank, Tier::kCommunication);
+    const uint64_t stalled = planned(rank, Tier::kGate);
+    EXPECT_EQ(planned(rank, Tier::kGap) + compute + communication + stalled, chunks * kChunk);
+    // A later tier is used only when the earlier ones hold no more.
+    EXPECT_TRUE(communication == 0 || compute == before_compute || !communication_seen);
+    EXPECT_TRUE(stalled == 0 || communication == before_communication || !gate_seen);
+    EXPECT_TRUE(stalled == 0 || communication > 0);
+    EXPECT_TRUE(communication == 0 || compute > 0);
+    before_compute = compute;
+    before_communication = communication;
+    compute_seen |= compute > 0;
+    communication_seen |= communication > 0;
+    gate_seen |= stalled > 0;
+    const std::vector<uint64_t> bytes = rank.step(0);
+    // What was done agrees with the plan, but for a chunk or two where a tier is just full.
+    if (compute + 2 * kChunk < 27 * kChunk) {
+      EXPECT_EQ(bytes[5], 0u) << chunks;
+    }
+    if (communication >= 2 * kChunk) {
+      EXPECT_GT(bytes[5], 0u) << chunks;
+    }
+    EXPECT_EQ(bytes[0] + bytes[2] + bytes[4] + bytes[6] > 0, compute > 0) << chunks;
+  }
+  EXPECT_TRUE(compute_seen && communication_seen && gate_seen);
+}
+
+TEST(Placer, CollectivesAreGapsWhenTheCopiesHaveAPathOfTheirOwn) {
+  PlacerOptions options = optionsFor(PlacementPolicy::kGap);
+  options.shared_link = false;
+  FakeRank rank(options);
+  rank.learn();
+  rank.begin(34 * kChunk);
+  EXPECT_EQ(planned(rank, Tier::kGap), 34 * kChunk);
+  EXPECT_GT(rank.step(0)[5], 0u);
+}
+
+TEST(Placer, NoGapIsPlannedPastItsEnd) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(200 * kChunk);
+  const Forecast& forecast = *rank.placer.model().forecast();
+  const std::vector<uint64_t>& gaps = rank.placer.plan().gap_bytes;
+  ASSERT_EQ(gaps.size(), forecast.spans.size());
+  for (size_t i = 0; i < gaps.size(); ++i) {
+    EXPECT_LE(static_cast<int64_t>(gaps[i]), forecast.spans[i].wait_ns);
+    EXPECT_EQ(gaps[i] % kChunk, 0u);
+  }
+  EXPECT_GT(gaps[0], 0u);
+  EXPECT_EQ(gaps[2], 0u);  // the collective
+}
+
+TEST(Placer, AGapThatEndsEarlyStopsTheCopyAndWidensTheGuard) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(5 * kChunk);
+  rank.work(10 * kMs);
+  const double guard = rank.placer.guardJitters();
+  rank.placer.opBegin(receive(0), rank.now);
+  rank.placer.waitBegin(receive(0), rank.now);
+  const Grant grant = rank.placer.ask(rank.now);
+  ASSERT_EQ(grant.tier, Tier::kGap);
+  ASSERT_GT(grant.bytes, kChunk);  // several at once are allowed; the end of the gap takes them back
+  rank.placer.waitEnd(rank.now + kMs / 2);
+  rank.placer.copied(kChunk, grant.tier, rank.now, rank.now + kMs);
+  EXPECT_EQ(rank.placer.longestOverrunNs(), kMs / 2);
+  EXPECT_GT(rank.placer.guardJitters(), guard);
+  // The other gap holds the rest.
+  EXPECT_EQ(rank.placer.ask(rank.now + kMs).bytes, 0u);
+}
+
+TEST(Placer, GapsThatAreKeptNarrowTheGuardAgain) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  const double guard = rank.placer.guardJitters();
+  for (int i = 0; i < 5; ++i) {
+    rank.begin(20 * kChunk);
+    rank.step(0);
+  }
+  EXPECT_LT(rank.placer.guardJitters(), guard);
+  EXPECT_GE(rank.placer.guardJitters(), 1.0);
+}
+
+TEST(Placer, AGapOfWhichNothingWasKnownIsUsedOnceItHasLasted) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(20 * kChunk);
+  rank.work(10 * kMs);
+  const ScheduleOp strange = receive(7);
+  rank.placer.opBegin(strange, rank.now);
+  rank.placer.waitBegin(strange, rank.now);
+  const Grant early = rank.placer.ask(rank.now);
+  EXPECT_EQ(early.bytes, 0u);
+  ASSERT_LT(early.retry_ns, rank.now + 5 * kMs);
+  EXPECT_EQ(rank.placer.ask(early.retry_ns).bytes, kChunk);
+}
+
+TEST(Placer, AStepThatTakesMuchLongerKeepsNothingBackForItsGaps) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(5 * kChunk);
+  EXPECT_EQ(rank.placer.ask(rank.now).bytes, 0u);
+  EXPECT_EQ(rank.work(200 * kMs), 5 * kChunk);  // an evaluation, say
+}
+
+TEST(Placer, AtOnceBytesAreNoMatterOfPlacement) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(20 * kChunk, 4 * kChunk);
+  EXPECT_EQ(rank.placer.bytesLeft(), 16 * kChunk);
+  EXPECT_EQ(planned(rank, Tier::kAtOnce), 4 * kChunk);
+  EXPECT_EQ(planned(rank, Tier::kGap), 16 * kChunk);
+}
+
+TEST(Placer, EagerTakesWhateverIsThere) {
+  FakeRank rank(optionsFor(PlacementPolicy::kEager));
+  rank.learn();
+  rank.begin(14 * kChunk);
+  const std::vector<uint64_t> bytes = rank.step(0);
+  EXPECT_EQ(bytes[0], 10 * kChunk);
+  EXPECT_EQ(bytes[1], 4 * kChunk);
+}
+
+TEST(Placer, PaperPutsTheShareOfItsFormulaIntoBubbles) {
+  PlacerOptions options = optionsFor(PlacementPolicy::kPaper);
+  options.stages = 4;
+  options.stage = 1;
+  options.micro_batch_ns = kMs;
+  FakeRank rank(options);
+  rank.learn();
+  rank.begin(100 * kChunk);
+  // (0.8*4 + 2*4 - 1 - 2) * 1 ms = 8.2 ms of the 100 ms that the snapshot takes.
+  EXPECT_NEAR(static_cast<double>(planned(rank, Tier::kGap)), 8.2e6, 1e4);
+  EXPECT_EQ(planned(rank, Tier::kGap) + planned(rank, Tier::kCompute), 100 * kChunk);
+}
+
+TEST(Placer, SlowdownMakesSnapshotsRarerAndTheirCheapnessMoreFrequent) {
+  PlacerOptions options = optionsFor(PlacementPolicy::kGap);
+  options.overhead_limit = 0.01;
+  FakeRank rank(options);
+  const int64_t step_ns = 70 * kMs;
+  const auto train = [&](int steps, int64_t cost_ns) {
+    int taken = 0;
+    for (int i = 0; i < steps; ++i) {
+      taken += rank.taken ? 1 : 0;
+      rank.step(20 * kChunk, rank.taken ? cost_ns : 0);
+    }
+    return taken;
+  };
+  train(100, 0);
+  EXPECT_EQ(rank.placer.every(), 1u);
+  EXPECT_GT(train(100, 0), 90);
+  train(200, step_ns / 20);  // 5 % of a step
+  EXPECT_GE(rank.placer.every(), 5u);
+  EXPECT_LE(rank.placer.every(), 8u);
+  EXPECT_NEAR(rank.placer.overhead(), 0.05, 0.02);
+  EXPECT_LT(train(100, step_ns / 20), 30);
+  train(400, 0);
+  EXPECT_EQ(rank.placer.every(), 1u);
+}
+
+TEST(Placer, WithoutALimitEveryStepIsTaken) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  for (int i = 0; i < 100; ++i) {
+    rank.step(kChunk, 30 * kMs * (i % 2));
+    EXPECT_TRUE(rank.taken);
+  }
+}
+
+// --- all kinds of schedules: what the ranks of a simulated job really did
+
+TEST(Placer, CopiesNeverRunPastAGapByMoreThanAChunk) {
+  using simulate::ScheduleKind;
+  for (const ScheduleKind kind : {ScheduleKind::kGpipe, ScheduleKind::kOneFOneB, ScheduleKind::kInterleaved,
+                                  ScheduleKind::kZeroBubble, ScheduleKind::kDdp, ScheduleKind::kFsdp}) {
+    for (const double jitter : {0.0, 0.02, 0.2}) {
+      simulate::SimulationOptions options;
+      options.schedule.kind = kind;
+      options.schedule.replicas = 2;
+      options.schedule.stages = kind == ScheduleKind::kDdp || kind == ScheduleKind::kFsdp ? 1 : 4;
+      options.jitter = jitter;
+      options.placer.overhead_limit = 0;
+      options.placer.shared_link = false;
+      options.snapshot_bytes = 900'000'000;
+      options.change_at_step = 20;
+      options.change_factor = 0.5;
+      const simulate::SimulationResult result = simulate::runSimulation(options);
+      EXPECT_LE(result.longest_overrun_chunks, 1.001) << simulate::scheduleName(kind) << " " << jitter;
+      EXPECT_GT(result.snapshots_per_step, 0.99);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace reft
