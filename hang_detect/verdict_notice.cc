@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <functional>
 #include <system_error>
 #include <thread>
@@ -10,6 +11,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <nlohmann/json.hpp>
@@ -27,8 +29,35 @@ constexpr size_t kColumns = 80;
 constexpr size_t kLines = 24;
 constexpr milliseconds kPrintWait{1000};
 constexpr milliseconds kEndWait{2000};
+constexpr milliseconds kParkWait{200};
 
 std::atomic<int> printing{0};
+std::atomic<int> park_signal{0};  // 0: none was free
+std::atomic<bool> parked{false};
+
+// The process ends while the thread is in here.
+void onPark(int) {
+  parked = true;
+  for (;;) {
+    ::pause();
+  }
+}
+
+// Does without if none is free.
+void takeParkSignal() {
+  for (int number = SIGRTMAX - 1; park_signal == 0 && number > SIGRTMIN + 1; --number) {
+    struct sigaction now {};
+    if (::sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
+      continue;
+    }
+    struct sigaction ours {};
+    ours.sa_handler = &onPark;
+    ::sigfillset(&ours.sa_mask);
+    if (::sigaction(number, &ours, nullptr) == 0) {
+      park_signal = number;
+    }
+  }
+}
 
 std::vector<std::string> linesOf(std::string_view text) {
   std::vector<std::string> lines;
@@ -48,15 +77,23 @@ void print(const std::string& text) {
   }
 }
 
+// False if there can be no more threads. The new one takes no signals: those of the program are not for it, and a closed or
+// foreign terminal must not end or stop the process (SIGPIPE, SIGTTOU).
 template <typename Body>
-void detached(const char* name, Body body) {
+bool detached(const char* name, Body body) {
+  sigset_t all, before;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);
+  bool started = true;
   try {
     std::thread thread(body);
     ::pthread_setname_np(thread.native_handle(), name);
     thread.detach();  // it may never come back
   } catch (const std::system_error&) {
-    body();  // no more threads: better late than never
+    started = false;
   }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return started;
 }
 
 void waitUntil(const std::function<bool()>& done, milliseconds timeout) {
@@ -66,15 +103,26 @@ void waitUntil(const std::function<bool()>& done, milliseconds timeout) {
   }
 }
 
+bool parkMainThread() {
+  const pid_t pid = ::getpid();
+  if (park_signal == 0 || ::syscall(SYS_tgkill, pid, pid, park_signal.load()) != 0) {
+    return false;
+  }
+  waitUntil([] { return parked.load(); }, kParkWait);
+  return parked;
+}
+
 void abortProcess(EndCommunicators end) {
   waitUntil([] { return printing == 0; }, kPrintWait);
-  if (end != nullptr) {
+  if (end != nullptr && parkMainThread()) {
     static std::atomic<bool> ended{false};
-    detached("reft-abort", [end] {
+    const bool started = detached("reft-abort", [end] {
       end();
       ended = true;
     });
-    waitUntil([] { return ended.load(); }, kEndWait);
+    if (started) {
+      waitUntil([] { return ended.load(); }, kEndWait);
+    }
   }
   ::_exit(kAbortExitCode);
 }
@@ -136,11 +184,17 @@ std::string verdictNoticeText(std::string_view payload) {
 void installVerdictNotices(AgentClient& client, EndCommunicators end) {
   client.handle(wire::Type::kVerdict, [](const wire::Frame& frame) {
     ++printing;
-    detached("reft-verdict", [text = verdictNoticeText(frame.payload)] {
+    const bool started = detached("reft-verdict", [text = verdictNoticeText(frame.payload)] {
       print(text);
       --printing;
     });
+    if (!started) {
+      --printing;
+    }
   });
+  if (end != nullptr) {
+    takeParkSignal();
+  }
   client.handle(wire::Type::kAbort, [end](const wire::Frame&) { abortProcess(end); });
 }
 

@@ -3,6 +3,10 @@
 // Threads: both are received on `reft-agent-io`; what may block is done on threads of their own (`reft-verdict`,
 //          `reft-abort`), as a terminal may be stopped and a communicator may not come back. None takes the GIL.
 // Errors:  none: a text that cannot be written within a second is lost; the agent's log has it, too.
+//
+// On kAbort the main thread is parked in a signal handler before the communicators end: an op that is aborted returns, and
+// a training loop must not go on with what it got, let alone seal a snapshot of it. Where it cannot be parked in time, they
+// end with the process. Neither handlers of exit() nor destructors run.
 #pragma once
 
 #include <string>
@@ -27,7 +31,8 @@ std::string verdictNoticeText(std::string_view payload);
 // Ends the communicators of this process, so that peers do not wait for it; may block.
 using EndCommunicators = void (*)();
 
-// Registers both handlers. On kAbort: `end`, for at most two seconds, then _exit(kAbortExitCode).
+// Registers both handlers, and takes a real-time signal that nobody uses. Call on the main thread. On kAbort: `end`, for at
+// most two seconds, then _exit(kAbortExitCode).
 void installVerdictNotices(AgentClient& client, EndCommunicators end = nullptr);
 
 }  // namespace reft
