@@ -42,13 +42,11 @@ constexpr int64_t kDeathNs = 2 * kSecond;
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // A rank that was told to end and has not by then is stopped, or its threads do not run.
 constexpr int64_t kAbortNs = 5 * kSecond;
-// After so many times REFT_HANG_SUSPECT_SEC without any progress, it does not matter whose fault it is.
-constexpr double kHardCapFactor = 10;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
 constexpr int64_t kFirstWaitNs = 30 * kSecond;
 
-// Whether it is there; the reason why not is logged.
-bool writeWhole(const std::string& path, const std::string& text) {
+// Whether it is there, and with `durably` on disk; the reason why not is logged.
+bool writeWhole(const std::string& path, const std::string& text, bool durably) {
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   size_t done = 0;
   while (file && done < text.size()) {
@@ -58,8 +56,7 @@ bool writeWhole(const std::string& path, const std::string& text) {
     }
     done += static_cast<size_t>(count);
   }
-  // On disk before anybody acts on it.
-  if (!file || done < text.size() || ::fsync(file.get()) != 0) {
+  if (!file || done < text.size() || (durably && ::fsync(file.get()) != 0)) {
     logWarn("agent", "cannot write ", path, ": ", std::strerror(errno));
     return false;
   }
@@ -101,6 +98,7 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
         return found == keys.end() ? CommitLedger::Held{} : CommitLedger::Held{true, found->second};
       }),
       hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9), kTickNs),
+      abort_policy_(options_.abort_on_hang, static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
       empty_since_ns_(clock.nowNs()) {
   if (!epoll_ || !timer_ || !wake_) {
     throw SystemError("epoll, timerfd or eventfd");
@@ -328,6 +326,7 @@ void Agent::hello(Connection& peer, const wire::Frame& frame) {
     }
     peer.rank = hello.rank;
     auto& rank = *ranks_.find(hello.rank);
+    rank.pid_is_own = peer.pid() > 0;
     std::erase_if(pidfd_ranks_, [&](const auto& entry) { return entry.second == hello.rank; });
     if (rank.pidfd) {
       const auto token = next_token_++;
@@ -343,6 +342,9 @@ void Agent::hello(Connection& peer, const wire::Frame& frame) {
                                             {"version", kAgentVersion},
                                             {"run_dir", options_.directory()},
                                             {"linger_sec", options_.linger_sec}}));
+  if (hello.is_rank && kill_due_ns_ != 0 && hello.incarnation == aborted_incarnation_) {
+    peer.send(wire::Type::kAbort, "{}");  // it was not connected when the others were told
+  }
   act(actions);
 }
 
@@ -508,10 +510,7 @@ void Agent::tick() {
     collectStacks(0, {});
   }
   if (hang_watch_.halfway(now)) {
-    noted_.clear();
-    for (const auto& [number, progress] : live) {
-      noted_[number] = {now, processCounters(ranks_.find(number)->pid)};
-    }
+    noteUsed(now);
   }
   checkAbort(now);
   if (death_due_ns_ != 0 && now >= death_due_ns_) {
@@ -523,14 +522,27 @@ void Agent::tick() {
   std::erase_if(http_, [now](const auto& entry) { return entry.second.deadline_ns < now; });
 }
 
-void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted) {
-  if (collections_.size() >= kMaxCollections) {
+void Agent::noteUsed(int64_t now) {
+  noted_.clear();
+  for (const auto& [number, rank] : ranks_.all()) {
+    if (rank.live()) {
+      noted_[number] = {now, processCounters(rank.pid)};
+    }
+  }
+}
+
+void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, bool confirms) {
+  // The watch itself asks once at a time, and has nobody to tell that it may not.
+  if (requester != 0 && collections_.size() >= kMaxCollections) {
     throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
   }
   StackCollection collection;
   collection.id = next_collection_++;
   collection.requester = requester;
-  collection.deadline_ns = clock_.nowNs() + kStackWaitNs;
+  collection.confirms = confirms;
+  collection.incarnation = ranks_.incarnation();
+  const auto now = clock_.nowNs();
+  collection.deadline_ns = now + kStackWaitNs;
   const std::set<int> only(wanted.begin(), wanted.end());
   const auto request = dumpJson({{"id", collection.id}});
   for (auto& [number, rank] : ranks_.all()) {
@@ -538,6 +550,9 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted) {
       continue;
     }
     collection.replies[number];
+    if (requester == 0) {
+      collection.used[number] = {now, processCounters(rank.pid)};
+    }
     if (auto* peer = connectionOf(rank)) {
       peer->send(wire::Type::kStackRequest, request);
     }
@@ -557,12 +572,24 @@ void Agent::finishCollections() {
       ++it;
       continue;
     }
-    const auto report = writeReport(ranks_, *it, options_.job, options_.node,
-                                    it->requester == 0 ? options_.hang_suspect_sec : 0, now, noted_, gone_ns_);
+    if (it->requester == 0 && it->incarnation != ranks_.incarnation()) {
+      logInfo("agent", "the ranks were started again while evidence was collected");
+      it = collections_.erase(it);
+      continue;
+    }
+    const auto report =
+        writeReport(ranks_, *it, options_.job, options_.node, it->requester == 0 ? options_.hang_suspect_sec : 0, now,
+                    noted_, gone_ns_, hang_watch_.awayNs());
+    if (it->requester == 0) {
+      noteUsed(now);  // for the next look
+    }
     if (it->requester != 0) {
       if (const auto peer = peers_.find(it->requester); peer != peers_.end()) {
         peer->second->send(wire::Type::kStacks, report.json);
       }
+    } else if (it->confirms) {
+      abort_policy_.lookedAgain(report);
+      logInfo("agent", "second look:\n", report.screen);
     } else if (report.state == VerdictState::kHang) {
       hang_watch_.reported();
       ++counters_.hang_reports;
@@ -574,62 +601,83 @@ void Agent::finishCollections() {
   }
 }
 
+// Who is to speak for the job: the first rank that has shown that its threads run; else the first.
+Connection* Agent::speaker(const StackCollection& collection) {
+  for (const bool answered : {true, false}) {
+    for (const auto& [number, reply] : collection.replies) {
+      auto* rank = ranks_.find(number);
+      auto* peer = rank == nullptr || reply.has_value() != answered ? nullptr : connectionOf(*rank);
+      if (peer != nullptr) {
+        return peer;
+      }
+    }
+  }
+  return nullptr;
+}
+
 void Agent::reportHang(const Report& report, const StackCollection& collection) {
   const auto folder = options_.directory() + "/verdicts";
   ::mkdir(folder.c_str(), 0700);
   const auto path = folder + "/" + utcName();
-  const bool written = writeWhole(path + ".json", report.json);
-  writeWhole(path + ".txt", report.text);
+  // On disk before anybody acts on it.
+  const bool written = writeWhole(path + ".json", report.json, options_.abort_on_hang);
+  writeWhole(path + ".txt", report.text, false);
   logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
-  // Somebody who sits at a debugger's prompt is not to lose it.
-  may_abort_ = options_.abort_on_hang && written && report.what != "debugger";
-  const bool now = may_abort_ && report.confidence != Confidence::kUndecidable;
-  // The first rank that has shown that its threads run; else the first.
-  Connection* speaker = nullptr;
-  for (const bool answered : {true, false}) {
-    for (const auto& [number, reply] : collection.replies) {
-      auto* rank = ranks_.find(number);
-      if (speaker == nullptr && rank != nullptr && reply.has_value() == answered) {
-        speaker = connectionOf(*rank);
-      }
-    }
-  }
-  if (speaker != nullptr) {
-    const char* action = now ? "now: the ranks end, to be started again (REFT_HANG_ACTION=abort)" : "";
-    speaker->send(wire::Type::kVerdict, verdictNoticeJson(terminalText(report.screen, path + ".txt", action)));
-  }
-  if (now) {
-    abortRanks("the verdict is " + std::string(confidenceName(report.confidence)));
+  const auto action = written ? abort_policy_.reported(report, collection.incarnation, clock_.nowNs()) : "";
+  if (auto* peer = speaker(collection)) {
+    speaker_ = peer->id();
+    peer->send(wire::Type::kVerdict, verdictNoticeJson(terminalText(report.screen, path + ".txt", action)));
   }
 }
 
-void Agent::abortRanks(const std::string& why) {
-  may_abort_ = false;
-  logWarn("agent", "the ranks are told to end (REFT_HANG_ACTION=abort): ", why);
+void Agent::abortRanks(uint64_t incarnation, const std::string& why) {
+  const auto text = "the ranks end now, to be started again (REFT_HANG_ACTION=abort): " + why;
+  logWarn("agent", text);
+  aborted_incarnation_ = incarnation;
   kill_due_ns_ = clock_.nowNs() + kAbortNs;
   for (auto& [number, rank] : ranks_.all()) {
-    if (rank.live()) {
-      aborted_incarnation_ = rank.hello.incarnation;
-      if (auto* peer = connectionOf(rank)) {
-        peer->send(wire::Type::kAbort, "{}");
+    auto* peer = rank.live() && rank.hello.incarnation == incarnation ? connectionOf(rank) : nullptr;
+    if (peer != nullptr) {
+      if (peer->id() == speaker_) {
+        peer->send(wire::Type::kVerdict, verdictNoticeJson("reft: job " + options_.job + ": " + text + "\n"));
       }
+      peer->send(wire::Type::kAbort, "{}");
     }
+  }
+}
+
+// Whether a debugger or tracer is attached to a rank of this node.
+bool Agent::debugged() {
+  return std::any_of(ranks_.all().begin(), ranks_.all().end(),
+                     [](const auto& entry) { return entry.second.live() && tracerOf(entry.second.pid) > 0; });
+}
+
+void Agent::killStayers() {
+  for (auto& [number, rank] : ranks_.all()) {
+    if (!rank.live() || rank.hello.incarnation != aborted_incarnation_) {
+      continue;
+    }
+    if (!rank.pidfd || !rank.pid_is_own || tracerOf(rank.pid) > 0) {
+      logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is left alone: ",
+              tracerOf(rank.pid) > 0 ? "it is traced" : "its process is not known for certain");
+      continue;
+    }
+    logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is killed");
+    ::syscall(SYS_pidfd_send_signal, rank.pidfd.get(), SIGKILL, nullptr, 0);
   }
 }
 
 void Agent::checkAbort(int64_t now) {
-  const double still_sec = static_cast<double>(hang_watch_.reportedStillNs(now)) * 1e-9;
-  if (may_abort_ && still_sec >= kHardCapFactor * options_.hang_suspect_sec) {
-    abortRanks("nothing has moved for " + std::to_string(static_cast<int64_t>(still_sec)) + " s");
+  const auto still_ns = hang_watch_.reportedStillNs(now);
+  switch (
+      abort_policy_.tick(now, still_ns, ranks_.incarnation(), still_ns > 0 && options_.abort_on_hang && debugged())) {
+    case AbortPolicy::Act::kNothing: break;
+    case AbortPolicy::Act::kLookAgain: collectStacks(0, {}, true); break;
+    case AbortPolicy::Act::kAbort: abortRanks(abort_policy_.incarnation(), abort_policy_.why()); break;
   }
   if (kill_due_ns_ != 0 && now >= kill_due_ns_) {
     kill_due_ns_ = 0;
-    for (auto& [number, rank] : ranks_.all()) {
-      if (rank.live() && rank.pidfd && rank.hello.incarnation == aborted_incarnation_) {
-        logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is killed");
-        ::syscall(SYS_pidfd_send_signal, rank.pidfd.get(), SIGKILL, nullptr, 0);
-      }
-    }
+    killStayers();
   }
 }
 

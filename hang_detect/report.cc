@@ -346,6 +346,7 @@ std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict)
                        {"world", evidence.world},
                        {"now_ns", evidence.now_ns},
                        {"suspect_sec", evidence.suspect_sec},
+                       {"away_sec", evidence.away_sec},
                        {"ranks", std::move(ranks)},
                        {"screen", verdictText(evidence, verdict)},
                        {"text", hangReportText(evidence, verdict)}};
