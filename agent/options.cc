@@ -11,7 +11,7 @@ const char kUsage[] =
     "usage: reft-agent --run-dir DIR --job ID --node N [--vault-dir DIR] [--linger-sec S]\n"
     "                  [--metrics-port P] [--hang-suspect-sec S]\n"
     "                  [--hang-action report|abort] [--foreground]\n"
-    "       reft-agent --version\n"
+    "       reft-agent --version | --stack PID\n"
     "Keeps the vaults of one job on one node. Ranks start it; it ends by itself.\n";
 
 namespace {
@@ -53,6 +53,10 @@ Options parseOptions(const std::vector<std::string>& arguments) {
       throw InvalidArgument(name, "without a value", "see --help");
     }
     const auto& value = arguments[++i];
+    if (name == "--stack") {
+      options.stack_pid = static_cast<int>(number(name, value, 1, INT32_MAX));
+      return options;
+    }
     if (name == "--run-dir") {
       options.run_dir = value;
     } else if (name == "--job") {
