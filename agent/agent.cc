@@ -36,6 +36,7 @@ constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTickNs = kSecond / 4;
 constexpr int64_t kStackWaitNs = 2 * kSecond;
+constexpr int64_t kOutsideNs = kSecond;  // for the memory of those that have not answered by then
 // A launcher ends or restarts the others within this time after a death, and then there is nothing to tell.
 constexpr int64_t kDeathNs = 2 * kSecond;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
@@ -553,21 +554,41 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, bo
     if (requester == 0) {
       collection.used[number] = {now, processCounters(rank.pid)};
     }
-    if (auto* peer = connectionOf(rank)) {
+    auto* peer = connectionOf(rank);
+    if (peer != nullptr) {
       peer->send(wire::Type::kStackRequest, request);
+    }
+    if (rank.alive && (peer == nullptr || processIsStopped(rank.pid))) {
+      collection.outside.read(number, rank.pid);  // it will not answer
     }
   }
   collections_.push_back(std::move(collection));
+}
+
+// Who has not answered in time may hang in C, or have no time.
+void Agent::askOutside(StackCollection& collection) {
+  collection.asked_outside = true;
+  collection.deadline_ns = clock_.nowNs() + kOutsideNs;
+  for (const auto& [number, reply] : collection.replies) {
+    const auto* rank = ranks_.find(number);
+    if (!reply && rank != nullptr && rank->alive) {
+      collection.outside.read(number, rank->pid);
+    }
+  }
 }
 
 void Agent::finishCollections() {
   const auto now = clock_.nowNs();
   for (auto it = collections_.begin(); it != collections_.end();) {
     // Ranks that cannot answer are not waited for.
-    const bool nobody_left = std::all_of(it->replies.begin(), it->replies.end(), [this](const auto& reply) {
+    const bool nobody_left = std::all_of(it->replies.begin(), it->replies.end(), [this, it](const auto& reply) {
       const auto* rank = ranks_.find(reply.first);
-      return reply.second || rank == nullptr || rank->connection == 0;
+      return reply.second || rank == nullptr || it->outside.of(reply.first) ||
+             (rank->connection == 0 && !it->outside.asked(reply.first));
     });
+    if (!nobody_left && now >= it->deadline_ns && !it->asked_outside) {
+      askOutside(*it);
+    }
     if (!nobody_left && now < it->deadline_ns) {
       ++it;
       continue;

@@ -59,6 +59,7 @@ class Agent {
   void sweep();
   void tick();
   void collectStacks(uint64_t requester, const std::vector<int>& wanted, bool confirms = false);
+  void askOutside(StackCollection& collection);
   void finishCollections();
   void reportHang(const Report& report, const StackCollection& collection);
   void noteUsed(int64_t now);

@@ -79,6 +79,21 @@ bool StackCollection::complete() const {
   return std::all_of(replies.begin(), replies.end(), [](const auto& reply) { return reply.second.has_value(); });
 }
 
+namespace {
+
+void addOutside(RankEvidence& rank, const std::optional<RemoteStacks>& read) {
+  if (!read) {
+    return;
+  }
+  rank.stacks_text = read->text;
+  rank.error += read->version.empty() ? "; its memory cannot be read for them: " : "; they were read from its memory";
+  if (!read->error.empty()) {
+    rank.error += (read->version.empty() ? "" : ": ") + read->error;
+  }
+}
+
+}  // namespace
+
 Report writeReport(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
                    double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted,
                    const std::map<int, int64_t>& gone_ns, int64_t away_ns) {
@@ -134,6 +149,7 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
     } else {
       const auto why = rank->connection == 0 ? "is not connected" : "did not answer the request for its stacks";
       entry.error += (entry.error.empty() ? "" : "; ") + std::string(why);
+      addOutside(entry, collection.outside.of(number));
     }
     evidence.ranks.push_back(std::move(entry));
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/outside_stacks.h"
 #include "agent/rank_table.h"
 #include "hang_detect/verdict.h"
 
@@ -75,6 +76,8 @@ struct StackCollection {
   int64_t deadline_ns = 0;
   std::map<int, std::optional<std::string>> replies;  // rank → payload
   std::map<int, Noted> used;                          // by rank, before it was asked: an answer costs time, too
+  OutsideStacks outside;                              // of those that do not answer
+  bool asked_outside = false;                         // of all of them
   bool complete() const;
 };
 

@@ -126,6 +126,15 @@ int tracerOf(int pid) noexcept {
   }
 }
 
+bool processIsStopped(int pid) noexcept {
+  try {
+    const std::string state = statOf(pid).state;
+    return state == "T" || state == "t";
+  } catch (...) {  // no memory left
+    return false;
+  }
+}
+
 void addProcessState(RankEvidence& rank) noexcept {
   rank.alive = false;
   rank.proc_state.clear();

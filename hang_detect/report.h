@@ -76,6 +76,9 @@ ProcessCounters processCounters(int pid) noexcept;
 // Process that traces `pid`; 0 = none, or that is unknown.
 int tracerOf(int pid) noexcept;
 
+// State T or t.
+bool processIsStopped(int pid) noexcept;
+
 // Fills alive, proc_state, tracer_pid, wait_channel and children from /proc.
 void addProcessState(RankEvidence& rank) noexcept;
 

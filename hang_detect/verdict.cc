@@ -1032,7 +1032,7 @@ class Engine {
     } else if (!rank.alive) {
       say("dead", "is dead (pid " + std::to_string(rank.pid) + "); the launcher's log has its exit status");
     } else if (rank.proc_state == "T") {
-      say("stopped", "is stopped (SIGSTOP or a frozen shell job)");
+      say("stopped", "is stopped (SIGSTOP or a frozen shell job)" + at);
     } else if (rank.proc_state == "t" || rank.tracer_pid > 0) {
       say("traced", "is under a debugger or tracer, pid " + std::to_string(rank.tracer_pid) + at);
     } else if (rank.proc_state == "D") {

@@ -49,7 +49,7 @@ for step in range(100):
 
 def environment_for(root: Path, **settings: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
-    environment.update(REFT_RUN_DIR=str(root / "run"), REFT_JOB_ID="hang", REFT_AGENT_LINGER_SEC="1", **settings)
+    environment.update({"REFT_RUN_DIR": str(root / "run"), "REFT_JOB_ID": "hang", "REFT_AGENT_LINGER_SEC": "1", **settings})
     environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), environment.get("PYTHONPATH", "")])
     return environment
 
@@ -218,12 +218,12 @@ dist.init_process_group("reft")
 rank = dist.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-if first:
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     atexit.register(print, f"exit handlers of rank {rank} run", flush=True)
 for step in range(12):
     print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} rank {rank} step {step}", flush=True)
-    if first and rank == 1 and step == 8:
+    # Not a variable: those come back with the loop.
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1 and step == 8:
         {"sleep": lambda: time.sleep(600), "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP)}[sys.argv[1]]()
     optimizer.zero_grad()
     try:
@@ -241,7 +241,7 @@ def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "output"
     script.write_text(RESUMED)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort")
+    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort", REFT_AGENT_LINGER_SEC="60")
     with output.open("wb") as sink:
         job = subprocess.Popen([*command, str(script), fault], env=environment, stdout=sink, stderr=sink)
         try:
@@ -254,12 +254,18 @@ def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
     (verdict,) = (tmp_path / "run" / "hang" / "node-0" / "verdicts").glob("*.json")
     report = json.loads(verdict.read_bytes())
     assert report["state"] == "hang" and [culprit["rank"] for culprit in report["culprits"]] == [1], text
-    assert "now: the ranks end" in text and "next: " in text
+    assert "the ranks end now" in text and "next: " in text
+    if fault == "stop":  # read from outside: it cannot answer
+        (culprit,) = report["culprits"]
+        assert culprit["reason"] == "stopped" and Path(culprit["frame"]["file"]).name == "train.py", report
+        line = next(number for number, text in enumerate(RESUMED.splitlines(), 1) if "SIGSTOP" in text)
+        assert culprit["frame"]["line"] == line, report
     assert "if nothing moves within 2 s, the ranks end" in text
     assert "exitcode: 75" in " ".join(text.split()).replace("exitcode : 75", "exitcode: 75"), text
     assert "goes on after an aborted op" not in text and "exit handlers of rank" not in text
     # Memory is restored: the second attempt does not begin from the beginning, and neither does it leave out a step.
     for rank in (0, 1):
-        steps = [int(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(f"attempt 1 rank {rank} step ")]
+        begin = f"attempt 1 rank {rank} step "
+        steps = [int(line.removeprefix(begin)) for line in text.splitlines() if line.startswith(begin)]
         assert steps[-1] == 11 and len(steps) < 12 and steps[1:] == list(range(steps[1], 12)), text
         assert 7 <= steps[1] <= 9, text
