@@ -1130,8 +1130,10 @@ bool atWork(const RankEvidence& rank, const Culprit& culprit) {
   const bool child = std::any_of(rank.children.begin(), rank.children.end(), [](const ChildProcess& process) {
     return process.state == "R" || process.state == "D";
   });
-  return child || culprit.reason == "compiling" || culprit.reason == "profiling" || rank.cpu_share < 0 ||
-         rank.cpu_share >= kBusyShare || rank.io_bytes >= kMovingIoBytes;
+  // Who wants a processor and gets little of it shows by its state only.
+  return child || rank.proc_state == "R" || culprit.reason == "busy" || culprit.reason == "compiling" ||
+         culprit.reason == "profiling" || rank.cpu_share < 0 || rank.cpu_share >= kBusyShare ||
+         rank.io_bytes >= kMovingIoBytes;
 }
 
 bool atDebuggerPrompt(const RankEvidence& rank) {

@@ -218,13 +218,21 @@ dist.init_process_group("reft")
 rank = dist.get_rank()
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def evaluate():
+    end = time.monotonic() + 12
+    while time.monotonic() < end:
+        torch.ones(100).sum()
+
+
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     atexit.register(print, f"exit handlers of rank {rank} run", flush=True)
 for step in range(12):
     print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} rank {rank} step {step}", flush=True)
     # Not a variable: those come back with the loop.
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1 and step == 8:
-        {"sleep": lambda: time.sleep(600), "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP)}[sys.argv[1]]()
+        {"sleep": lambda: time.sleep(600), "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP), "evaluate": evaluate}[sys.argv[1]]()
     optimizer.zero_grad()
     try:
         model(torch.ones(2, 4)).sum().backward()
@@ -234,6 +242,19 @@ for step in range(12):
     optimizer.step()
 dist.destroy_process_group()
 """
+
+
+def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RESUMED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort")
+    job = subprocess.run([*command, str(script), "evaluate"], env=environment, capture_output=True, text=True, timeout=240)
+    text = job.stdout + job.stderr
+    assert job.returncode == 0, text
+    assert "attempt 0 rank 0 step 11" in text and "attempt 1" not in text and "the ranks end now" not in text, text
+    # It was found, as what it is.
+    assert "if nothing moves for 30 s, the ranks end" in text, text
 
 
 @pytest.mark.parametrize("fault", ["sleep", "stop"])

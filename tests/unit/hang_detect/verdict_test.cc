@@ -384,12 +384,13 @@ TEST(AtWork, IsWhoUsesAProcessorFilesOrChildrenOrIsNotKnown) {
   idle.io_bytes = 100;
   Culprit culprit;
   EXPECT_FALSE(atWork(idle, culprit));
-  RankEvidence busy = idle, reads = idle, loads = idle, unknown = idle, frozen = idle, dead = idle;
+  RankEvidence busy = idle, starved = idle, reads = idle, loads = idle, unknown = idle, frozen = idle, dead = idle;
+  starved.proc_state = "R";
   busy.cpu_share = 0.9;
   reads.io_bytes = 1 << 20;
   loads.children = {{2000, "S", "python"}, {2001, "R", "python"}};
   unknown.cpu_share = -1;
-  for (const RankEvidence& rank : {busy, reads, loads, unknown}) {
+  for (const RankEvidence& rank : {busy, starved, reads, loads, unknown}) {
     EXPECT_TRUE(atWork(rank, culprit));
   }
   frozen.proc_state = "T";
