@@ -7,15 +7,18 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/timerfd.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <ctime>
 #include <set>
 
+#include "hang_detect/verdict_notice.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -33,14 +36,18 @@ constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTickNs = kSecond / 4;
 constexpr int64_t kStackWaitNs = 2 * kSecond;
+constexpr int64_t kOutsideNs = kSecond;  // for the memory of those that have not answered by then
 // A launcher ends or restarts the others within this time after a death, and then there is nothing to tell.
 constexpr int64_t kDeathNs = 2 * kSecond;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30'000'000'000;
+// A rank that was told to end and has not by then is stopped, or its threads do not run.
+constexpr int64_t kAbortNs = 5 * kSecond;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
 constexpr int64_t kFirstWaitNs = 30 * kSecond;
 
-void writeWhole(const std::string& path, const std::string& text) {
+// Whether it is there, and with `durably` on disk; the reason why not is logged.
+bool writeWhole(const std::string& path, const std::string& text, bool durably) {
   const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   size_t done = 0;
   while (file && done < text.size()) {
@@ -50,9 +57,11 @@ void writeWhole(const std::string& path, const std::string& text) {
     }
     done += static_cast<size_t>(count);
   }
-  if (!file || done < text.size()) {
+  if (!file || done < text.size() || (durably && ::fsync(file.get()) != 0)) {
     logWarn("agent", "cannot write ", path, ": ", std::strerror(errno));
+    return false;
   }
+  return true;
 }
 
 std::string utcName() {
@@ -90,6 +99,7 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
         return found == keys.end() ? CommitLedger::Held{} : CommitLedger::Held{true, found->second};
       }),
       hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9), kTickNs),
+      abort_policy_(options_.abort_on_hang, static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
       empty_since_ns_(clock.nowNs()) {
   if (!epoll_ || !timer_ || !wake_) {
     throw SystemError("epoll, timerfd or eventfd");
@@ -317,6 +327,7 @@ void Agent::hello(Connection& peer, const wire::Frame& frame) {
     }
     peer.rank = hello.rank;
     auto& rank = *ranks_.find(hello.rank);
+    rank.pid_is_own = peer.pid() > 0;
     std::erase_if(pidfd_ranks_, [&](const auto& entry) { return entry.second == hello.rank; });
     if (rank.pidfd) {
       const auto token = next_token_++;
@@ -332,6 +343,9 @@ void Agent::hello(Connection& peer, const wire::Frame& frame) {
                                             {"version", kAgentVersion},
                                             {"run_dir", options_.directory()},
                                             {"linger_sec", options_.linger_sec}}));
+  if (hello.is_rank && kill_due_ns_ != 0 && hello.incarnation == aborted_incarnation_) {
+    peer.send(wire::Type::kAbort, "{}");  // it was not connected when the others were told
+  }
   act(actions);
 }
 
@@ -445,7 +459,8 @@ void Agent::lost(RankState& rank) {
   rank.alive = false;
   gone_ns_[rank.hello.rank] = clock_.nowNs();
   if (!rank.said_bye) {
-    if (death_due_ns_ == 0) {
+    const bool told = rank.hello.incarnation == aborted_incarnation_;
+    if (death_due_ns_ == 0 && !told) {
       death_due_ns_ = clock_.nowNs() + kDeathNs;
     }
     logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end; its vault is kept");
@@ -496,11 +511,9 @@ void Agent::tick() {
     collectStacks(0, {});
   }
   if (hang_watch_.halfway(now)) {
-    noted_.clear();
-    for (const auto& [number, progress] : live) {
-      noted_[number] = {now, processCounters(ranks_.find(number)->pid)};
-    }
+    noteUsed(now);
   }
+  checkAbort(now);
   if (death_due_ns_ != 0 && now >= death_due_ns_) {
     death_due_ns_ = 0;
     if (ranks_.anyLive()) {  // else the launcher has ended the job, and says why
@@ -510,14 +523,27 @@ void Agent::tick() {
   std::erase_if(http_, [now](const auto& entry) { return entry.second.deadline_ns < now; });
 }
 
-void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted) {
-  if (collections_.size() >= kMaxCollections) {
+void Agent::noteUsed(int64_t now) {
+  noted_.clear();
+  for (const auto& [number, rank] : ranks_.all()) {
+    if (rank.live()) {
+      noted_[number] = {now, processCounters(rank.pid)};
+    }
+  }
+}
+
+void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, bool confirms) {
+  // The watch itself asks once at a time, and has nobody to tell that it may not.
+  if (requester != 0 && collections_.size() >= kMaxCollections) {
     throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
   }
   StackCollection collection;
   collection.id = next_collection_++;
   collection.requester = requester;
-  collection.deadline_ns = clock_.nowNs() + kStackWaitNs;
+  collection.confirms = confirms;
+  collection.incarnation = ranks_.incarnation();
+  const auto now = clock_.nowNs();
+  collection.deadline_ns = now + kStackWaitNs;
   const std::set<int> only(wanted.begin(), wanted.end());
   const auto request = dumpJson({{"id", collection.id}});
   for (auto& [number, rank] : ranks_.all()) {
@@ -525,44 +551,154 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted) {
       continue;
     }
     collection.replies[number];
-    if (auto* peer = connectionOf(rank)) {
+    if (requester == 0) {
+      collection.used[number] = {now, processCounters(rank.pid)};
+    }
+    auto* peer = connectionOf(rank);
+    if (peer != nullptr) {
       peer->send(wire::Type::kStackRequest, request);
+    }
+    if (rank.alive && (peer == nullptr || processIsStopped(rank.pid))) {
+      collection.outside.read(number, rank.pid);  // it will not answer
     }
   }
   collections_.push_back(std::move(collection));
+}
+
+// Who has not answered in time may hang in C, or have no time.
+void Agent::askOutside(StackCollection& collection) {
+  collection.asked_outside = true;
+  collection.deadline_ns = clock_.nowNs() + kOutsideNs;
+  for (const auto& [number, reply] : collection.replies) {
+    const auto* rank = ranks_.find(number);
+    if (!reply && rank != nullptr && rank->alive) {
+      collection.outside.read(number, rank->pid);
+    }
+  }
 }
 
 void Agent::finishCollections() {
   const auto now = clock_.nowNs();
   for (auto it = collections_.begin(); it != collections_.end();) {
     // Ranks that cannot answer are not waited for.
-    const bool nobody_left = std::all_of(it->replies.begin(), it->replies.end(), [this](const auto& reply) {
+    const bool nobody_left = std::all_of(it->replies.begin(), it->replies.end(), [this, it](const auto& reply) {
       const auto* rank = ranks_.find(reply.first);
-      return reply.second || rank == nullptr || rank->connection == 0;
+      return reply.second || rank == nullptr || it->outside.of(reply.first) ||
+             (rank->connection == 0 && !it->outside.asked(reply.first));
     });
+    if (!nobody_left && now >= it->deadline_ns && !it->asked_outside) {
+      askOutside(*it);
+    }
     if (!nobody_left && now < it->deadline_ns) {
       ++it;
       continue;
     }
-    const auto report = writeReport(ranks_, *it, options_.job, options_.node,
-                                    it->requester == 0 ? options_.hang_suspect_sec : 0, now, noted_, gone_ns_);
+    if (it->requester == 0 && it->incarnation != ranks_.incarnation()) {
+      logInfo("agent", "the ranks were started again while evidence was collected");
+      it = collections_.erase(it);
+      continue;
+    }
+    const auto report =
+        writeReport(ranks_, *it, options_.job, options_.node, it->requester == 0 ? options_.hang_suspect_sec : 0, now,
+                    noted_, gone_ns_, hang_watch_.awayNs());
+    if (it->requester == 0) {
+      noteUsed(now);  // for the next look
+    }
     if (it->requester != 0) {
       if (const auto peer = peers_.find(it->requester); peer != peers_.end()) {
         peer->second->send(wire::Type::kStacks, report.json);
       }
+    } else if (it->confirms) {
+      abort_policy_.lookedAgain(report);
+      logInfo("agent", "second look:\n", report.screen);
     } else if (report.state == VerdictState::kHang) {
       hang_watch_.reported();
       ++counters_.hang_reports;
-      const auto folder = options_.directory() + "/verdicts";
-      ::mkdir(folder.c_str(), 0700);
-      const auto path = folder + "/" + utcName();
-      writeWhole(path + ".json", report.json);
-      writeWhole(path + ".txt", report.text);
-      logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
+      reportHang(report, *it);
     } else {
       logInfo("agent", "no hang:\n", report.screen);
     }
     it = collections_.erase(it);
+  }
+}
+
+// Who is to speak for the job: the first rank that has shown that its threads run; else the first.
+Connection* Agent::speaker(const StackCollection& collection) {
+  for (const bool answered : {true, false}) {
+    for (const auto& [number, reply] : collection.replies) {
+      auto* rank = ranks_.find(number);
+      auto* peer = rank == nullptr || reply.has_value() != answered ? nullptr : connectionOf(*rank);
+      if (peer != nullptr) {
+        return peer;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void Agent::reportHang(const Report& report, const StackCollection& collection) {
+  const auto folder = options_.directory() + "/verdicts";
+  ::mkdir(folder.c_str(), 0700);
+  const auto path = folder + "/" + utcName();
+  // On disk before anybody acts on it.
+  const bool written = writeWhole(path + ".json", report.json, options_.abort_on_hang);
+  writeWhole(path + ".txt", report.text, false);
+  logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
+  const auto action = written ? abort_policy_.reported(report, collection.incarnation, clock_.nowNs()) : "";
+  if (auto* peer = speaker(collection)) {
+    speaker_ = peer->id();
+    peer->send(wire::Type::kVerdict, verdictNoticeJson(terminalText(report.screen, path + ".txt", action)));
+  }
+}
+
+void Agent::abortRanks(uint64_t incarnation, const std::string& why) {
+  const auto text = "the ranks end now, to be started again (REFT_HANG_ACTION=abort): " + why;
+  logWarn("agent", text);
+  aborted_incarnation_ = incarnation;
+  kill_due_ns_ = clock_.nowNs() + kAbortNs;
+  for (auto& [number, rank] : ranks_.all()) {
+    auto* peer = rank.live() && rank.hello.incarnation == incarnation ? connectionOf(rank) : nullptr;
+    if (peer != nullptr) {
+      if (peer->id() == speaker_) {
+        peer->send(wire::Type::kVerdict, verdictNoticeJson("reft: job " + options_.job + ": " + text + "\n"));
+      }
+      peer->send(wire::Type::kAbort, "{}");
+    }
+  }
+}
+
+// Whether a debugger or tracer is attached to a rank of this node.
+bool Agent::debugged() {
+  return std::any_of(ranks_.all().begin(), ranks_.all().end(),
+                     [](const auto& entry) { return entry.second.live() && tracerOf(entry.second.pid) > 0; });
+}
+
+void Agent::killStayers() {
+  for (auto& [number, rank] : ranks_.all()) {
+    if (!rank.live() || rank.hello.incarnation != aborted_incarnation_) {
+      continue;
+    }
+    if (!rank.pidfd || !rank.pid_is_own || tracerOf(rank.pid) > 0) {
+      logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is left alone: ",
+              tracerOf(rank.pid) > 0 ? "it is traced" : "its process is not known for certain");
+      continue;
+    }
+    logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is killed");
+    ::syscall(SYS_pidfd_send_signal, rank.pidfd.get(), SIGKILL, nullptr, 0);
+  }
+}
+
+void Agent::checkAbort(int64_t now) {
+  const auto still_ns = hang_watch_.reportedStillNs(now);
+  switch (
+      abort_policy_.tick(now, still_ns, ranks_.incarnation(), still_ns > 0 && options_.abort_on_hang && debugged())) {
+    case AbortPolicy::Act::kNothing: break;
+    case AbortPolicy::Act::kLookAgain: collectStacks(0, {}, true); break;
+    case AbortPolicy::Act::kAbort: abortRanks(abort_policy_.incarnation(), abort_policy_.why()); break;
+  }
+  if (kill_due_ns_ != 0 && now >= kill_due_ns_) {
+    kill_due_ns_ = 0;
+    killStayers();
   }
 }
 

@@ -8,9 +8,11 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "agent/abort_policy.h"
 #include "agent/connection.h"
 #include "agent/hang_watch.h"
 #include "agent/options.h"
@@ -56,8 +58,16 @@ class Agent {
   void lost(RankState& rank);
   void sweep();
   void tick();
-  void collectStacks(uint64_t requester, const std::vector<int>& wanted);
+  void collectStacks(uint64_t requester, const std::vector<int>& wanted, bool confirms = false);
+  void askOutside(StackCollection& collection);
   void finishCollections();
+  void reportHang(const Report& report, const StackCollection& collection);
+  void noteUsed(int64_t now);
+  Connection* speaker(const StackCollection& collection);
+  void abortRanks(uint64_t incarnation, const std::string& why);
+  void killStayers();
+  bool debugged();
+  void checkAbort(int64_t now);
   void openMetricsPort();
 
   Options options_;
@@ -70,9 +80,14 @@ class Agent {
   RankTable ranks_;
   CommitLedger ledger_;
   HangWatch hang_watch_;
+  AbortPolicy abort_policy_;
   std::map<int, Noted> noted_;      // by rank; of the present episode
   std::map<int, int64_t> gone_ns_;  // by rank: when its end was noticed
-  int64_t death_due_ns_ = 0;        // a death is to be reported then; 0: none
+  // REFT_HANG_ACTION=abort
+  int64_t kill_due_ns_ = 0;                      // whoever has not ended by then is killed; 0: nobody was told
+  std::optional<uint64_t> aborted_incarnation_;  // of the ranks that were told to end
+  uint64_t speaker_ = 0;                         // connection that the last report went to
+  int64_t death_due_ns_ = 0;                     // a death is to be reported then; 0: none
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
   AgentCounters counters_;

@@ -38,6 +38,7 @@ std::optional<Progress> readProgress(RankState& rank) {
 void HangWatch::look(int64_t now_ns) {
   if (tick_ns_ > 0 && looked_ns_ != 0 && now_ns - looked_ns_ > 4 * tick_ns_) {
     unseen_ns_ = now_ns - looked_ns_;
+    away_ns_ += unseen_ns_;
     back_ns_ = now_ns;
     next_ns_ += unseen_ns_;
   }
@@ -56,7 +57,8 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
     seen_ranks_ = live.size();
     reported_ = noted_ = false;
     const auto mark_ns = static_cast<int64_t>(newest);
-    next_ns_ = mark_ns + suspect_ns_ + (mark_ns < back_ns_ ? unseen_ns_ : 0);
+    away_ns_ = mark_ns < back_ns_ ? unseen_ns_ : 0;
+    next_ns_ = mark_ns + suspect_ns_ + away_ns_;
   }
   if (reported_ || newest == 0 || !pending || now_ns < next_ns_) {
     return false;
@@ -66,7 +68,7 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
 }
 
 bool HangWatch::halfway(int64_t now_ns) {
-  if (noted_ || seen_ns_ == 0 || now_ns - static_cast<int64_t>(seen_ns_) < suspect_ns_ / 2) {
+  if (noted_ || seen_ns_ == 0 || now_ns - static_cast<int64_t>(seen_ns_) - away_ns_ < suspect_ns_ / 2) {
     return false;
   }
   noted_ = true;
@@ -77,9 +79,24 @@ bool StackCollection::complete() const {
   return std::all_of(replies.begin(), replies.end(), [](const auto& reply) { return reply.second.has_value(); });
 }
 
+namespace {
+
+void addOutside(RankEvidence& rank, const std::optional<RemoteStacks>& read) {
+  if (!read) {
+    return;
+  }
+  rank.stacks_text = read->text;
+  rank.error += read->version.empty() ? "; its memory cannot be read for them: " : "; they were read from its memory";
+  if (!read->error.empty()) {
+    rank.error += (read->version.empty() ? "" : ": ") + read->error;
+  }
+}
+
+}  // namespace
+
 Report writeReport(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
                    double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted,
-                   const std::map<int, int64_t>& gone_ns) {
+                   const std::map<int, int64_t>& gone_ns, int64_t away_ns) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   HangEvidence evidence;
@@ -88,6 +105,7 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
   evidence.world = ranks.world();
   evidence.now_ns = now_ns;
   evidence.suspect_sec = suspect_sec;
+  evidence.away_sec = static_cast<double>(away_ns) * 1e-9;
   for (const auto& [number, reply] : collection.replies) {
     auto* rank = ranks.find(number);
     RankEvidence entry;
@@ -106,15 +124,18 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
       const auto gone = gone_ns.find(number);
       entry.gone_ns = gone == gone_ns.end() ? 0 : gone->second;
     }
-    if (const auto before = noted.find(number); entry.alive && before != noted.end() && before->second.at_ns < now_ns) {
+    const auto before = noted.find(number);
+    const auto asked = collection.used.find(number);
+    if (entry.alive && before != noted.end() && asked != collection.used.end() &&
+        before->second.at_ns < asked->second.at_ns) {
       const auto& then = before->second;
-      const auto used = processCounters(rank->pid);
-      if (used.cpu_ns >= 0 && then.counters.cpu_ns >= 0) {
-        entry.cpu_share =
-            static_cast<double>(used.cpu_ns - then.counters.cpu_ns) / static_cast<double>(now_ns - then.at_ns);
+      const auto& used = asked->second;
+      if (used.counters.cpu_ns >= 0 && then.counters.cpu_ns >= 0) {
+        entry.cpu_share = static_cast<double>(used.counters.cpu_ns - then.counters.cpu_ns) /
+                          static_cast<double>(used.at_ns - then.at_ns);
       }
-      if (used.io_bytes >= 0 && then.counters.io_bytes >= 0) {
-        entry.io_bytes = used.io_bytes - then.counters.io_bytes;
+      if (used.counters.io_bytes >= 0 && then.counters.io_bytes >= 0) {
+        entry.io_bytes = used.counters.io_bytes - then.counters.io_bytes;
       }
     }
     if (const auto* vault = rank->readable()) {
@@ -128,12 +149,32 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
     } else {
       const auto why = rank->connection == 0 ? "is not connected" : "did not answer the request for its stacks";
       entry.error += (entry.error.empty() ? "" : "; ") + std::string(why);
+      addOutside(entry, collection.outside.of(number));
     }
     evidence.ranks.push_back(std::move(entry));
   }
   const Verdict verdict = decide(evidence);
-  return {verdict.state, hangReportJson(evidence, verdict), hangReportText(evidence, verdict),
-          verdictText(evidence, verdict)};
+  Report report{verdict.state,
+                verdict.confidence,
+                verdict.what,
+                hangReportJson(evidence, verdict),
+                hangReportText(evidence, verdict),
+                verdictText(evidence, verdict),
+                verdict.what};
+  for (const Culprit& culprit : verdict.culprits) {
+    report.finding += " " + std::to_string(culprit.rank) + " " + culprit.reason;
+    if (culprit.frame) {
+      report.finding += " " + culprit.frame->file + ":" + std::to_string(culprit.frame->line);
+    }
+    const auto rank = std::find_if(evidence.ranks.begin(), evidence.ranks.end(),
+                                   [&](const RankEvidence& entry) { return entry.rank == culprit.rank; });
+    report.at_work = report.at_work || (rank != evidence.ranks.end() && atWork(*rank, culprit));
+  }
+  report.prompt = std::any_of(evidence.ranks.begin(), evidence.ranks.end(), atDebuggerPrompt);
+  report.somebody_died = std::any_of(evidence.ranks.begin(), evidence.ranks.end(), [](const RankEvidence& rank) {
+    return !rank.alive && !rank.said_bye && rank.pid > 0;
+  });
+  return report;
 }
 
 }  // namespace reft::agent

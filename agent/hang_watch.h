@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/outside_stacks.h"
 #include "agent/rank_table.h"
 #include "hang_detect/verdict.h"
 
@@ -35,6 +36,12 @@ class HangWatch {
   // True when a verdict is due: every live rank stood still for suspect_ns and some live rank has a pending op. Then
   // again after every further suspect_ns, until reported() or until some rank moves, joins or goes.
   bool suspect(const std::map<int, Progress>& live, int64_t now_ns);
+  // How long nothing has moved in an episode whose report is written; 0: there is none.
+  int64_t reportedStillNs(int64_t now_ns) const {
+    return reported_ ? now_ns - static_cast<int64_t>(seen_ns_) - awayNs() : 0;
+  }
+  // How long of that time the agent itself was away.
+  int64_t awayNs() const { return away_ns_; }
   // This episode needs no further verdict.
   void reported() { reported_ = true; }
   // True once an episode, when half of suspect_ns is over: the time to note what processes have used so far.
@@ -46,6 +53,7 @@ class HangWatch {
   int64_t looked_ns_ = 0;
   int64_t unseen_ns_ = 0;  // how long the agent itself was away, last
   int64_t back_ns_ = 0;    // until then
+  int64_t away_ns_ = 0;    // in this episode
   bool reported_ = false;
   bool noted_ = false;
   uint64_t seen_ns_ = 0;
@@ -53,28 +61,41 @@ class HangWatch {
   int64_t next_ns_ = 0;
 };
 
-// Answers to one stack_request, waited for until `deadline_ns`.
-struct StackCollection {
-  uint64_t id = 0;
-  uint64_t requester = 0;  // connection of the tool; 0: the watch, the report goes to files
-  int64_t deadline_ns = 0;
-  std::map<int, std::optional<std::string>> replies;  // rank → payload
-  bool complete() const;
-};
-
-// What a rank's process had used when the episode was half over.
+// What a rank's process had used at some time.
 struct Noted {
   int64_t at_ns = 0;
   ProcessCounters counters;
 };
 
+// Answers to one stack_request, waited for until `deadline_ns`.
+struct StackCollection {
+  uint64_t id = 0;
+  uint64_t requester = 0;  // connection of the tool; 0: the watch, the report goes to files
+  bool confirms = false;   // the second look of AbortPolicy
+  uint64_t incarnation = 0;
+  int64_t deadline_ns = 0;
+  std::map<int, std::optional<std::string>> replies;  // rank → payload
+  std::map<int, Noted> used;                          // by rank, before it was asked: an answer costs time, too
+  OutsideStacks outside;                              // of those that do not answer
+  bool asked_outside = false;                         // of all of them
+  bool complete() const;
+};
+
 struct Report {
   VerdictState state;
+  Confidence confidence;
+  std::string what;  // class
   std::string json, text, screen;
+  // For AbortPolicy:
+  std::string finding;         // class, and who is named at which lines: equal if two looks found the same
+  bool at_work = false;        // somebody who is named uses processors, files or children, or that is not known
+  bool prompt = false;         // somebody sits at a Python debugger's prompt
+  bool somebody_died = false;  // without a clean end
 };
-// `noted` and `gone_ns` (when a rank's end was noticed) may lack ranks.
+// `noted` (what was used at the beginning of the time that is looked at) and `gone_ns` (when a rank's end was noticed) may
+// lack ranks.
 Report writeReport(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
                    double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted = {},
-                   const std::map<int, int64_t>& gone_ns = {});
+                   const std::map<int, int64_t>& gone_ns = {}, int64_t away_ns = 0);
 
 }  // namespace reft::agent

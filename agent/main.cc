@@ -10,6 +10,7 @@
 #include "agent/agent.h"
 #include "agent/daemon.h"
 #include "agent/status.h"
+#include "hang_detect/remote_stack.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -106,6 +107,11 @@ int main(int argc, char** argv) {
   if (options.version) {
     std::printf("reft-agent %s\n", reft::agent::kAgentVersion);
     return 0;
+  }
+  if (options.stack_pid != 0) {
+    const auto stacks = reft::readRemoteStacks(options.stack_pid);
+    std::printf("%s\n", reft::remoteStacksJson(options.stack_pid, stacks).c_str());
+    return stacks.error.empty() ? 0 : 1;
   }
   reft::UniqueFd parent;
   try {

@@ -9,8 +9,9 @@ namespace reft::agent {
 
 const char kUsage[] =
     "usage: reft-agent --run-dir DIR --job ID --node N [--vault-dir DIR] [--linger-sec S]\n"
-    "                  [--metrics-port P] [--hang-suspect-sec S] [--foreground]\n"
-    "       reft-agent --version\n"
+    "                  [--metrics-port P] [--hang-suspect-sec S]\n"
+    "                  [--hang-action report|abort] [--foreground]\n"
+    "       reft-agent --version | --stack PID\n"
     "Keeps the vaults of one job on one node. Ranks start it; it ends by itself.\n";
 
 namespace {
@@ -52,6 +53,10 @@ Options parseOptions(const std::vector<std::string>& arguments) {
       throw InvalidArgument(name, "without a value", "see --help");
     }
     const auto& value = arguments[++i];
+    if (name == "--stack") {
+      options.stack_pid = static_cast<int>(number(name, value, 1, INT32_MAX));
+      return options;
+    }
     if (name == "--run-dir") {
       options.run_dir = value;
     } else if (name == "--job") {
@@ -65,6 +70,11 @@ Options parseOptions(const std::vector<std::string>& arguments) {
       options.linger_sec = number(name, value, 0, 86400);
     } else if (name == "--hang-suspect-sec") {
       options.hang_suspect_sec = number(name, value, 0.1, 86400);
+    } else if (name == "--hang-action") {
+      if (value != "report" && value != "abort") {
+        throw InvalidArgument(name, value, "report|abort");
+      }
+      options.abort_on_hang = value == "abort";
     } else if (name == "--metrics-port") {
       options.metrics_port = static_cast<int>(number(name, value, 0, 65535));
     } else {

@@ -15,10 +15,12 @@ struct Options {
   std::string vault_dir;
   double linger_sec = 60;
   double hang_suspect_sec = 30;
+  bool abort_on_hang = false;
   int metrics_port = 0;
   bool foreground = false;  // no fork, log on stderr
   bool help = false;
   bool version = false;
+  int stack_pid = 0;  // not 0: print the stacks of that process and end
 
   std::string directory() const;  // <run_dir>/<job>/node-<n>
 };

@@ -20,6 +20,7 @@ struct RankState {
   Hello hello;
   int pid = 0;  // 0: never seen by this agent (only its vault was found)
   UniqueFd pidfd;
+  bool pid_is_own = false;  // the kernel says so; else the number may be of another pid namespace
   UniqueFd launcher;        // pidfd of the parent process
   uint64_t connection = 0;  // 0: none
   bool alive = false;       // the process exists
@@ -58,6 +59,7 @@ class RankTable {
   // restarts left begins anew.
   bool mayComeBack() const;
   int world() const;
+  uint64_t incarnation() const { return incarnation_; }  // the newest
 
   std::vector<std::pair<CommitKey, uint64_t>> sealed(RankState& rank);
   // Deletes the vault files of this node's ranks, each with a log line.

@@ -6,6 +6,7 @@
 
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/gil.h"
+#include "c10d_backend/live_backends.h"
 #include "intercept/base/cut.h"
 #include "intercept/base/fault.h"
 #include "intercept/base/log.h"
@@ -101,9 +102,11 @@ ReftBackend::ReftBackend(Parts parts, int rank, int size, OpLog& log)
   TORCH_CHECK_VALUE(parts_.cpu || parts_.cuda,
                     "backend reft needs gloo or NCCL, and this torch has neither for this machine");
   init();
+  addLiveBackend(this, [this] { ReftBackend::abort(); });
 }
 
 ReftBackend::~ReftBackend() {
+  withoutGil([this] { removeLiveBackend(this); });
   withoutGil([this] {
     region_.works.clear();
     parts_.cuda.reset();

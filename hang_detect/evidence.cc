@@ -118,6 +118,23 @@ ProcessCounters processCounters(int pid) noexcept {
   return result;
 }
 
+int tracerOf(int pid) noexcept {
+  try {
+    return static_cast<int>(std::max<int64_t>(0, numberAfter(procFile(pid, "status"), "TracerPid:\t")));
+  } catch (...) {  // no memory left
+    return 0;
+  }
+}
+
+bool processIsStopped(int pid) noexcept {
+  try {
+    const std::string state = statOf(pid).state;
+    return state == "T" || state == "t";
+  } catch (...) {  // no memory left
+    return false;
+  }
+}
+
 void addProcessState(RankEvidence& rank) noexcept {
   rank.alive = false;
   rank.proc_state.clear();
@@ -131,7 +148,7 @@ void addProcessState(RankEvidence& rank) noexcept {
     if (!rank.alive) {
       return;
     }
-    rank.tracer_pid = static_cast<int>(std::max<int64_t>(0, numberAfter(procFile(rank.pid, "status"), "TracerPid:\t")));
+    rank.tracer_pid = tracerOf(rank.pid);
     rank.wait_channel = procFile(rank.pid, "wchan", 64);
     const std::string pid = std::to_string(rank.pid);
     std::string list = procFile(rank.pid, ("task/" + pid + "/children").c_str());

@@ -137,6 +137,7 @@ std::optional<HangEvidence> evidenceFromJson(std::string_view given) {
   evidence.world = number<int>(report, "world", 0);
   evidence.now_ns = number<int64_t>(report, "now_ns", 0);
   evidence.suspect_sec = number<double>(report, "suspect_sec", 0);
+  evidence.away_sec = number<double>(report, "away_sec", 0);
   each(report, "ranks", [&](const json& rank) {
     if (evidence.ranks.size() < kMaxRanks) {
       evidence.ranks.push_back(rankOf(rank));

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/remote_stack.h"
 #include "hang_detect/verdict.h"
 #include "hang_detect/words.h"
 
@@ -236,7 +237,7 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
 void writeStacks(Page& page, const RankEvidence& rank) {
   const Stacks stacks = parseStacks(rank.stacks_text);
   if (stacks.threads.empty()) {
-    page.line(rank.answered ? "  its stacks are empty" : "  no stacks: it did not answer");
+    page.line(rank.answered ? "  its stacks are empty" : "  no stacks");
     return;
   }
   std::vector<const ThreadStack*> threads;
@@ -346,10 +347,22 @@ std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict)
                        {"world", evidence.world},
                        {"now_ns", evidence.now_ns},
                        {"suspect_sec", evidence.suspect_sec},
+                       {"away_sec", evidence.away_sec},
                        {"ranks", std::move(ranks)},
                        {"screen", verdictText(evidence, verdict)},
                        {"text", hangReportText(evidence, verdict)}};
   return report.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+std::string remoteStacksJson(int pid, const RemoteStacks& stacks) {
+  json native;
+  json threads = stacksJson(parseStacks(stacks.text), native);
+  const json result = {{"pid", pid},
+                       {"python", stacks.version},
+                       {"threads", std::move(threads)},
+                       {"native_threads", std::move(native)},
+                       {"error", stacks.error}};
+  return result.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict) {

@@ -56,6 +56,7 @@ struct HangEvidence {
   int world = 0;           // ranks of the whole job; 0 = unknown
   int64_t now_ns = 0;      // CLOCK_MONOTONIC, as the op logs
   double suspect_sec = 0;  // what was configured; 0: the report was asked for
+  double away_sec = 0;     // since the newest mark, the observer stood still itself for so long
   std::vector<RankEvidence> ranks;
 };
 
@@ -71,6 +72,12 @@ struct ProcessCounters {
   int64_t io_bytes = -1;
 };
 ProcessCounters processCounters(int pid) noexcept;
+
+// Process that traces `pid`; 0 = none, or that is unknown.
+int tracerOf(int pid) noexcept;
+
+// State T or t.
+bool processIsStopped(int pid) noexcept;
 
 // Fills alive, proc_state, tracer_pid, wait_channel and children from /proc.
 void addProcessState(RankEvidence& rank) noexcept;

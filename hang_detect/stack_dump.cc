@@ -43,9 +43,9 @@ std::string readAll(int fd, size_t limit) {
 }
 
 // "1234 (comm) S …" → "S comm". The name may hold blanks and parentheses.
-std::string describeTask(const char* tid) {
+std::string describeTask(int pid, const char* tid) {
   char path[64];
-  std::snprintf(path, sizeof(path), "/proc/self/task/%.20s/stat", tid);
+  std::snprintf(path, sizeof(path), "/proc/%d/task/%.20s/stat", pid, tid);
   UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
   char text[512];
   const ssize_t got = fd ? ::read(fd.get(), text, sizeof(text) - 1) : -1;
@@ -64,9 +64,11 @@ std::string describeTask(const char* tid) {
   return std::string(1, line[close + 2]) + " " + name;
 }
 
-std::string nativeThreads() {
+}  // namespace
+
+std::string nativeThreads(int pid) {
   std::string text;
-  DIR* directory = ::opendir("/proc/self/task");
+  DIR* directory = ::opendir(("/proc/" + std::to_string(pid) + "/task").c_str());
   if (directory == nullptr) {
     return text;
   }
@@ -75,7 +77,7 @@ std::string nativeThreads() {
     if (std::isdigit(static_cast<unsigned char>(entry->d_name[0])) == 0 || ++count > kMaxNativeThreads) {
       continue;
     }
-    const std::string task = describeTask(entry->d_name);
+    const std::string task = describeTask(pid, entry->d_name);
     if (!task.empty()) {
       text.append("Native thread ").append(entry->d_name).append(" ").append(task).append("\n");
     }
@@ -83,8 +85,6 @@ std::string nativeThreads() {
   ::closedir(directory);
   return text;
 }
-
-}  // namespace
 
 StackDumper::StackDumper(StackPrinter printer) : printer_(printer) {
   if (::syscall(SYS_gettid) == ::getpid()) {
@@ -132,7 +132,7 @@ StackDump StackDumper::dump(std::chrono::milliseconds timeout) {
     std::snprintf(line, sizeof(line), "Main thread 0x%016lx\n", main_thread_);
     result.text += line;
   }
-  result.text += nativeThreads();
+  result.text += nativeThreads(::getpid());
   return result;
 }
 

@@ -23,6 +23,9 @@ struct StackDump {
   std::string error;  // empty = complete
 };
 
+// A line for each thread of the process as the kernel sees it: "Native thread <tid> <state> <name>".
+std::string nativeThreads(int pid);
+
 class StackDumper {
  public:
   static constexpr std::chrono::milliseconds kMaxTimeout{1000};

@@ -22,7 +22,8 @@ using CallSites = std::map<uint32_t, std::string> (*)();
 std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump,
                            const std::map<uint32_t, std::string>& call_sites = {});
 
-// Registers the handler. Call on the main thread.
+// Registers the handler. Call on the main thread. The agent is allowed to read this process's memory where the kernel allows
+// that to parents only (Yama), for the time when it cannot answer any more.
 void installStackReplies(AgentClient& client, int rank, StackPrinter printer, CallSites call_sites = nullptr);
 
 }  // namespace reft

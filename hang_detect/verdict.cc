@@ -39,6 +39,11 @@ constexpr double kBusyShare = 0.5;
 constexpr double kBusyShareOfACrowd = 0.1;  // on a machine with more work than processors, and seen running
 constexpr int64_t kMovingIoBytes = 64 << 10;
 
+// Files and functions of Python debuggers and of prompts that a script opens. Not debugpy's own: a rank that was started by
+// it has them at the bottom of its stack for ever.
+const std::initializer_list<std::string_view> kPrompts = {
+    "/pdb.py:", "/bdb.py:", "/ipdb/", "/pdbpp.py:", "_wait_suspend", "/code.py:interact", "/IPython/terminal/"};
+
 bool isPointToPoint(OpKind kind) {
   return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kRecvAnysource;
 }
@@ -225,6 +230,9 @@ class Engine {
     }
     const auto now = static_cast<uint64_t>(evidence_.now_ns);
     result_.waited_sec = newest != 0 && newest < now ? static_cast<double>(now - newest) * 1e-9 : 0;
+    if (evidence_.away_sec > 0) {
+      result_.waited_sec = std::max(0.0, result_.waited_sec - evidence_.away_sec);
+    }
   }
 
   void disagreements() {
@@ -1024,13 +1032,13 @@ class Engine {
     } else if (!rank.alive) {
       say("dead", "is dead (pid " + std::to_string(rank.pid) + "); the launcher's log has its exit status");
     } else if (rank.proc_state == "T") {
-      say("stopped", "is stopped (SIGSTOP or a frozen shell job)");
+      say("stopped", "is stopped (SIGSTOP or a frozen shell job)" + at);
     } else if (rank.proc_state == "t" || rank.tracer_pid > 0) {
       say("traced", "is under a debugger or tracer, pid " + std::to_string(rank.tracer_pid) + at);
     } else if (rank.proc_state == "D") {
       say("uninterruptible",
           "is in the kernel and cannot be interrupted (" + words::printable(rank.wait_channel, 40) + ")" + at);
-    } else if (contains(names, {"/pdb.py", "/bdb.py", "/ipdb/"})) {
+    } else if (contains(names, kPrompts)) {
       say("debugger", "stands at a debugger's prompt" + at);
     } else if (contains(names, {"destroy_process_group", "threading.py:_shutdown", "atexit"})) {
       say("ended_early", "has left the training loop and is shutting down" + at);
@@ -1113,6 +1121,31 @@ Verdict decide(const HangEvidence& evidence) {
   Verdict verdict = Engine(evidence).run();
   verdict.advice = adviceFor(verdict);
   return verdict;
+}
+
+bool atWork(const RankEvidence& rank, const Culprit& culprit) {
+  if (outOfAction(rank)) {
+    return false;
+  }
+  const bool child = std::any_of(rank.children.begin(), rank.children.end(), [](const ChildProcess& process) {
+    return process.state == "R" || process.state == "D";
+  });
+  // Who wants a processor and gets little of it shows by its state only.
+  return child || rank.proc_state == "R" || culprit.reason == "busy" || culprit.reason == "compiling" ||
+         culprit.reason == "profiling" || rank.cpu_share < 0 || rank.cpu_share >= kBusyShare ||
+         rank.io_bytes >= kMovingIoBytes;
+}
+
+bool atDebuggerPrompt(const RankEvidence& rank) {
+  const Stacks stacks = parseStacks(rank.stacks_text);
+  for (const ThreadStack& thread : stacks.threads) {
+    for (size_t i = 0; thread.main && i < thread.frames.size(); ++i) {
+      if (contains(thread.frames[i].file + ":" + thread.frames[i].function, kPrompts)) {
+        return true;
+      }
+    }
+  }
+  return false;
 }
 
 const char* stateName(VerdictState state) {

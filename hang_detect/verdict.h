@@ -69,6 +69,13 @@ struct Verdict {
 
 Verdict decide(const HangEvidence& evidence);
 
+// Whether there are signs that the rank does something, in spite of the verdict: it uses a processor, reads or writes, has
+// children that do, or compiles; or nothing is known about that. Who is stopped or dead does not.
+bool atWork(const RankEvidence& rank, const Culprit& culprit);
+
+// Whether somebody sits at a Python debugger's or interpreter's prompt in its main thread.
+bool atDebuggerPrompt(const RankEvidence& rank);
+
 const char* stateName(VerdictState state);
 const char* confidenceName(Confidence confidence);
 

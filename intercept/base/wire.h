@@ -39,6 +39,8 @@ enum class Type : uint16_t {
   kJobOutcome = 23,
   kStackRequest = 40,
   kStackReply = 41,
+  kVerdict = 42,
+  kAbort = 43,
   kStatusRequest = 50,
   kStatus = 51,
   kMetricsRequest = 52,

@@ -17,10 +17,13 @@
 #include <unistd.h>
 
 #include "c10d_backend/call_site.h"
+#include "c10d_backend/live_backends.h"
+#include "hang_detect/python_memory.h"
 #include "hang_detect/report.h"
 #include "hang_detect/stack_dump.h"
 #include "hang_detect/stack_reply.h"
 #include "hang_detect/verdict.h"
+#include "hang_detect/verdict_notice.h"
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
 
@@ -252,6 +255,10 @@ void bindHang(py::module_& module) {
       py::arg("client"), py::arg("rank"),
       "Lets `client` answer stack requests without the GIL. Call on the main thread, once per client.");
   module.def(
+      "install_verdict_notices", [](AgentClient& client) { installVerdictNotices(client, &abortBackends); },
+      py::arg("client"),
+      "Lets the agent print its verdict on standard error, and end this process if that is its action.");
+  module.def(
       "dump_stacks",
       [](int64_t timeout_ms, bool by_signal) {
         if (by_signal) {
@@ -297,6 +304,18 @@ void bindHang(py::module_& module) {
         return threads;
       },
       py::arg("text"), "Threads of a faulthandler-style text: thread, name, main, truncated, frames (newest first).");
+  module.def(
+      "python_layout",
+      [](int minor) {
+        py::dict fields;
+        if (const PythonLayout* layout = pythonLayout(minor)) {
+#define REFT_PYTHON_FIELD(name) fields[#name] = layout->name;
+          REFT_PYTHON_LAYOUT(REFT_PYTHON_FIELD)
+#undef REFT_PYTHON_FIELD
+        }
+        return fields;
+      },
+      py::arg("minor"), "Offsets of fields of CPython 3.`minor`, as far as they are in the table; for its test.");
   module.attr("verdict_version") = kVerdictVersion;
   module.def(
       "replay_verdict",

@@ -1,4 +1,4 @@
-"""Stacks of this rank for the agent."""
+"""Stacks of this rank for the agent, and what the agent says about a hang."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 def install(client: _C.AgentClient, rank: int) -> None:
     """Lets the agent ask this process where its threads stand, even when the GIL is never free again.
 
-    Call on the main thread, once per client. This registers one free real-time signal with faulthandler.
+    Its verdict on a hang is printed on standard error, and with REFT_HANG_ACTION=abort it may end this process. Call on the
+    main thread, once per client. This takes two free real-time signals, one of them registered with faulthandler.
 
     Args:
         client: the rank's connection to its agent.
@@ -22,4 +23,5 @@ def install(client: _C.AgentClient, rank: int) -> None:
     """
     from reft import _C
 
+    _C.install_verdict_notices(client)
     _C.install_stack_replies(client, rank)

@@ -164,6 +164,7 @@ class Session:
         binary = env["agent_path"] or str(Path(_C.__file__).parent / "bin" / "reft-agent")
         argv = [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
         argv += ["--linger-sec", str(env["agent_linger_sec"]), "--hang-suspect-sec", str(env["hang_suspect_sec"])]
+        argv += ["--hang-action", env["hang_action"]]
         if env["vault_dir"]:
             argv += ["--vault-dir", env["vault_dir"]]
         if env["metrics_port"]:

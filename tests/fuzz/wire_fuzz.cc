@@ -5,6 +5,7 @@
 
 #include "agent/messages.h"
 #include "hang_detect/report.h"
+#include "hang_detect/verdict_notice.h"
 #include "intercept/base/error.h"
 #include "intercept/base/wire.h"
 
@@ -27,6 +28,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   tryParse([&] { reft::agent::parseVaultGet(whole); });
   tryParse([&] { reft::agent::parseStacksRequest(whole); });
   tryParse([&] { reft::agent::parseStackReplyId(whole); });
+  if (reft::verdictNoticeText(whole).size() > 4096) {
+    __builtin_trap();
+  }
   reft::RankEvidence evidence;
   reft::addStackReply(evidence, whole);
 

@@ -1,4 +1,4 @@
-"""What is left of a hang for those who look at it: the verdict replayed, and as a page."""
+"""What is left of a hang for those who look at it: the verdict on the terminal of the job, replayed, and as a page."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ for step in range(100):
 
 def environment_for(root: Path, **settings: str) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
-    environment.update(REFT_RUN_DIR=str(root / "run"), REFT_JOB_ID="hang", REFT_AGENT_LINGER_SEC="1", **settings)
+    environment.update({"REFT_RUN_DIR": str(root / "run"), "REFT_JOB_ID": "hang", "REFT_AGENT_LINGER_SEC": "1", **settings})
     environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), environment.get("PYTHONPATH", "")])
     return environment
 
@@ -124,6 +124,18 @@ def decided(report: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in report.items() if key not in ("ranks", "text", "screen")}
 
 
+def test_the_verdict_reaches_the_terminal_of_the_job_on_one_screen(hung: Hung) -> None:
+    lines = hung.output.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("reft: job hang: hang, "))
+    end = next(number for number, line in enumerate(lines) if str(hung.path.with_suffix(".txt")) in line)
+    screen = lines[begin : end + 1]
+    assert len(screen) <= 24 and max(map(len, screen[: -1])) <= 80, screen
+    assert any(line.startswith("culprit: rank 2") for line in screen)
+    assert any(line.startswith("next: ") for line in screen)
+    # By one rank, once.
+    assert sum(line.startswith("reft: job hang: hang, ") for line in lines) == 1
+
+
 @pytest.mark.parametrize("real", [False, True])
 def test_replaying_a_verdict_gives_the_same_verdict(real: bool, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue("hung").path if real else request.getfixturevalue("written")
@@ -185,11 +197,96 @@ def test_replay_of_what_is_no_report_is_one_clear_error(written: Path, tmp_path:
     assert done.exit_code == 3 and "No such file" in done.stderr
 
 
-def test_replay_writes_a_page(hung: Hung, tmp_path: Path) -> None:
-    done = reft("replay", hung.path, "--html", tmp_path / "verdict.html")
+@pytest.mark.parametrize("real", [False, True])
+def test_replay_writes_a_page(real: bool, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    path: Path = request.getfixturevalue("hung").path if real else request.getfixturevalue("written")
+    done = reft("replay", path, "--html", tmp_path / "verdict.html")
     assert done.exit_code == 0, done.stderr
     page = (tmp_path / "verdict.html").read_text()
     for expected in ("rank 2", "train.py:12 in load_batch", "all_reduce seq ", "not begun by rank 2", "ranks 0-1"):
         assert expected in page, expected
-    done = reft("replay", hung.path, "--html", tmp_path / "absent" / "verdict.html")
+    done = reft("replay", path, "--html", tmp_path / "absent" / "verdict.html")
     assert done.exit_code == 1 and "cannot write" in done.stderr
+
+
+RESUMED = """
+import atexit, os, signal, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("reft")
+rank = dist.get_rank()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def evaluate():
+    end = time.monotonic() + 12
+    while time.monotonic() < end:
+        torch.ones(100).sum()
+
+
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    atexit.register(print, f"exit handlers of rank {rank} run", flush=True)
+for step in range(12):
+    print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']} rank {rank} step {step}", flush=True)
+    # Not a variable: those come back with the loop.
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and rank == 1 and step == 8:
+        {"sleep": lambda: time.sleep(600), "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP), "evaluate": evaluate}[sys.argv[1]]()
+    optimizer.zero_grad()
+    try:
+        model(torch.ones(2, 4)).sum().backward()
+    except Exception as error:
+        print(f"rank {rank} goes on after an aborted op: {error}", flush=True)
+        raise
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RESUMED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort")
+    job = subprocess.run([*command, str(script), "evaluate"], env=environment, capture_output=True, text=True, timeout=240)
+    text = job.stdout + job.stderr
+    assert job.returncode == 0, text
+    assert "attempt 0 rank 0 step 11" in text and "attempt 1" not in text and "the ranks end now" not in text, text
+    # It was found, as what it is.
+    assert "if nothing moves for 30 s, the ranks end" in text, text
+
+
+@pytest.mark.parametrize("fault", ["sleep", "stop"])
+def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
+    script, output = tmp_path / "train.py", tmp_path / "output"
+    script.write_text(RESUMED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort", REFT_AGENT_LINGER_SEC="60")
+    with output.open("wb") as sink:
+        job = subprocess.Popen([*command, str(script), fault], env=environment, stdout=sink, stderr=sink)
+        try:
+            job.wait(timeout=240)
+        finally:
+            job.terminate()
+            job.wait(timeout=60)
+    text = output.read_text(errors="replace")
+    assert job.returncode == 0, text
+    (verdict,) = (tmp_path / "run" / "hang" / "node-0" / "verdicts").glob("*.json")
+    report = json.loads(verdict.read_bytes())
+    assert report["state"] == "hang" and [culprit["rank"] for culprit in report["culprits"]] == [1], text
+    assert "the ranks end now" in text and "next: " in text
+    if fault == "stop":  # read from outside: it cannot answer
+        (culprit,) = report["culprits"]
+        assert culprit["reason"] == "stopped" and Path(culprit["frame"]["file"]).name == "train.py", report
+        line = next(number for number, text in enumerate(RESUMED.splitlines(), 1) if "SIGSTOP" in text)
+        assert culprit["frame"]["line"] == line, report
+    assert "if nothing moves within 2 s, the ranks end" in text
+    assert "exitcode: 75" in " ".join(text.split()).replace("exitcode : 75", "exitcode: 75"), text
+    assert "goes on after an aborted op" not in text and "exit handlers of rank" not in text
+    # Memory is restored: the second attempt does not begin from the beginning, and neither does it leave out a step.
+    for rank in (0, 1):
+        begin = f"attempt 1 rank {rank} step "
+        steps = [int(line.removeprefix(begin)) for line in text.splitlines() if line.startswith(begin)]
+        assert steps[-1] == 11 and len(steps) < 12 and steps[1:] == list(range(steps[1], 12)), text
+        assert 7 <= steps[1] <= 9, text

@@ -1,23 +1,43 @@
-"""`reft stack`: where every rank of a job stands."""
+"""`reft stack`: where every rank of a job stands, or any Python process."""
 
 from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
 
 import click
 
 from reft import _agent_protocol as protocol
 from reft._cli import agents
 
+_READ_SEC = 20
+_STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "t": "stopped by a debugger", "Z": "ended"}
+
 
 @click.command("stack")
 @click.option(
     "--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only this rank; may be repeated."
 )
+@click.option(
+    "--pid",
+    type=click.IntRange(min=1),
+    metavar="PID",
+    help="This process instead of a job: CPython 3.11 to 3.13, with or without reft, also if it is stopped.",
+)
 @agents.common_options
-def command(ranks: tuple[int, ...], job: str | None, run_dir: str | None, as_json: bool) -> None:
+def command(ranks: tuple[int, ...], pid: int | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
     """Prints open collectives and the Python stacks of all threads of every rank, and who waits for whom.
 
     Works on running and on hanging jobs; nothing is stopped. --json prints {"agents": [report, ...]}.
     """
+    if pid is not None:
+        if ranks or job:
+            raise click.UsageError("--pid is about one process, --rank and --job are about a job")
+        _process(pid, as_json)
+        return
     wanted = {"ranks": list(ranks)} if ranks else {}
     reports = []
     for agent in agents.select(agents.run_dir(run_dir), job):
@@ -29,3 +49,60 @@ def command(ranks: tuple[int, ...], job: str | None, run_dir: str | None, as_jso
         click.echo("\n\n".join(str(report.get("text", "")).rstrip("\n") for report in reports))
     if ranks and not any(report.get("ranks") for report in reports):
         raise agents.Failure("no such rank here: " + " ".join(map(str, ranks)), agents.EXIT_NOTHING)
+
+
+def _process(pid: int, as_json: bool) -> None:
+    if not Path(f"/proc/{pid}").exists():
+        raise agents.Failure(f"there is no process {pid}", agents.EXIT_NOTHING)
+    # The agent's binary needs no torch, for which a command would wait longer than for anything else.
+    binary = os.environ.get("REFT_AGENT_PATH") or Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
+    try:
+        reader = subprocess.Popen([binary, "--stack", str(pid)], stdout=subprocess.PIPE)
+        output, _ = reader.communicate(timeout=_READ_SEC)
+        read: dict[str, Any] = json.loads(output)
+    except subprocess.TimeoutExpired:
+        reader.kill()  # and it is not waited for: it may be where no signal reaches it
+        raise agents.Failure(f"the memory of process {pid} cannot be read within {_READ_SEC} s", agents.EXIT_WRONG) from None
+    except (OSError, ValueError) as error:
+        raise agents.Failure(f"{binary} cannot be used: {error}", agents.EXIT_WRONG) from error
+    state = next((thread["state"] for thread in read["native_threads"] if thread["tid"] == pid), "")
+    found: dict[str, Any] = {**read, "command": _command_of(pid), "state": state}
+    if as_json:
+        agents.print_json(found)
+    else:
+        click.echo("\n".join(_lines_of(found)))
+        if read["error"]:
+            click.echo(f"reft: {read['error']}", err=True)
+    if read["error"]:
+        click.get_current_context().exit(agents.EXIT_WRONG)
+
+
+def _command_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return _printable(b" ".join(words).decode(errors="replace").strip())[:1000]
+
+
+def _printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def _lines_of(found: dict[str, Any]) -> list[str]:
+    version = f", CPython {found['python']}" if found["python"] else ""
+    lines = [f"process {found['pid']}: {_STATES.get(found['state'], 'state unknown')}{version}"]
+    if found["command"]:
+        lines.append("  " + found["command"])
+    for thread in found["threads"]:
+        kind = "main thread" if thread["main"] else "thread"
+        lines += ["", " ".join(filter(None, [kind, thread["thread"], thread["name"]])) + ", newest call first"]
+        for frame in thread["frames"]:
+            lines.append(_printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}"))
+        if not thread["frames"]:
+            lines.append("  (no Python frames)")
+        elif thread["truncated"]:
+            lines.append("  ...")
+    lines += ["", f"{len(found['native_threads'])} threads in all, as the kernel sees them:"]
+    lines += [f"  {thread['tid']} {thread['state']} {thread['name']}" for thread in found["native_threads"]]
+    return lines

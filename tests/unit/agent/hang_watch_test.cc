@@ -30,6 +30,9 @@ TEST(HangWatch, WhatTheAgentHasNotSeenIsNotHeldAgainstTheRanks) {
   }
   watch.look(1600);
   EXPECT_TRUE(watch.suspect(waiting, 1600));
+  watch.reported();
+  EXPECT_EQ(watch.awayNs(), 500);
+  EXPECT_EQ(watch.reportedStillNs(1600), 100);
 }
 
 TEST(HangWatch, IsHalfwayOnceAnEpisode) {

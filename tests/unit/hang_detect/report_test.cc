@@ -1,6 +1,7 @@
 #include "hang_detect/report.h"
 #include "hang_detect/verdict.h"
 
+#include <csignal>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -9,6 +10,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/ptrace.h>
+#include <sys/wait.h>
 #include <unistd.h>
 #include <nlohmann/json.hpp>
 
@@ -193,6 +196,24 @@ TEST(Evidence, KnowsWhetherAProcessIsAlive) {
   rank.pid = std::numeric_limits<int>::max();
   addProcessState(rank);
   EXPECT_FALSE(rank.alive);
+}
+
+TEST(ProcessState, TellsWhoIsStoppedAndByWhom) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::ptrace(PTRACE_TRACEME, 0, nullptr, nullptr);
+    ::raise(SIGSTOP);
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(pid, &status, WUNTRACED), pid);
+  EXPECT_EQ(tracerOf(pid), ::getpid());
+  EXPECT_TRUE(processIsStopped(pid));
+  EXPECT_FALSE(processIsStopped(::getpid()));
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, &status, 0);
+  EXPECT_EQ(tracerOf(pid), 0);
+  EXPECT_FALSE(processIsStopped(pid));
 }
 
 }  // namespace

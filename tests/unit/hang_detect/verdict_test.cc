@@ -370,6 +370,49 @@ TEST(Healthy, ATracerHoldsTheRank) {
   expectNamed(decide(evidence), "traced", {2}, VerdictState::kSlow);
 }
 
+TEST(Healthy, TheObserverWasAwayForMostOfTheTime) {
+  HangEvidence evidence = missing();
+  evidence.away_sec = 20;
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "user_code", {2}, VerdictState::kSlow);
+  EXPECT_NEAR(verdict.waited_sec, kStillSec - 20, 0.1);
+}
+
+TEST(AtWork, IsWhoUsesAProcessorFilesOrChildrenOrIsNotKnown) {
+  RankEvidence idle = missing().ranks[2];
+  idle.cpu_share = 0.1;
+  idle.io_bytes = 100;
+  Culprit culprit;
+  EXPECT_FALSE(atWork(idle, culprit));
+  RankEvidence busy = idle, starved = idle, reads = idle, loads = idle, unknown = idle, frozen = idle, dead = idle;
+  starved.proc_state = "R";
+  busy.cpu_share = 0.9;
+  reads.io_bytes = 1 << 20;
+  loads.children = {{2000, "S", "python"}, {2001, "R", "python"}};
+  unknown.cpu_share = -1;
+  for (const RankEvidence& rank : {busy, starved, reads, loads, unknown}) {
+    EXPECT_TRUE(atWork(rank, culprit));
+  }
+  frozen.proc_state = "T";
+  frozen.cpu_share = dead.cpu_share = -1;
+  dead.alive = false;
+  EXPECT_FALSE(atWork(frozen, culprit));
+  EXPECT_FALSE(atWork(dead, culprit));
+  culprit.reason = "compiling";
+  EXPECT_TRUE(atWork(idle, culprit));
+}
+
+TEST(AtDebuggerPrompt, IsToldByTheMainThread) {
+  RankEvidence rank = missing().ranks[2];
+  EXPECT_FALSE(atDebuggerPrompt(rank));
+  for (const char* frame :
+       {"File \"/usr/lib/python3.11/pdb.py\", line 1 in user_line", "File \"/x/pydevd.py\", line 1 in do_wait_suspend",
+        "File \"/usr/lib/python3.11/code.py\", line 1 in interact"}) {
+    rank.stacks_text = stackOf(std::string("  File \"/usr/lib/python3.11/bdb/x.py\", line 1 in f\n  ") + frame + "\n");
+    EXPECT_TRUE(atDebuggerPrompt(rank)) << frame;
+  }
+}
+
 TEST(Slow, NamesTheRankThatTheOthersAlwaysWaitFor) {
   const auto ranks = [](auto isLast) {
     std::vector<RankEvidence> result;

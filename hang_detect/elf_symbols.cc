@@ -1,0 +1,88 @@
+#include "hang_detect/elf_symbols.h"
+
+#include <elf.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace reft {
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr size_t kMaxSegments = 256;
+constexpr size_t kMaxSections = 4096;
+constexpr uint64_t kMaxSymbols = 1u << 20;
+constexpr uint64_t kMaxNames = 64u << 20;
+constexpr size_t kChunk = 1024;  // symbols
+
+void symbolsOf(const ReadAt& read, const Elf64_Shdr& table, const Elf64_Shdr& names_section,
+               const std::vector<std::string_view>& names, ElfSymbols& found) {
+  if (table.sh_entsize != sizeof(Elf64_Sym) || names_section.sh_size > kMaxNames || names_section.sh_size == 0) {
+    return;
+  }
+  // The last bytes first: a size that the file does not have is not worth its memory.
+  char last = 0;
+  if (!read(names_section.sh_offset + names_section.sh_size - 1, &last, 1)) {
+    return;
+  }
+  std::string text(names_section.sh_size, '\0');
+  if (!read(names_section.sh_offset, text.data(), text.size())) {
+    return;
+  }
+  const uint64_t count = std::min(table.sh_size / sizeof(Elf64_Sym), kMaxSymbols);
+  std::vector<Elf64_Sym> symbols(kChunk);
+  for (uint64_t first = 0; first < count && found.value.size() < names.size(); first += kChunk) {
+    const auto some = static_cast<size_t>(std::min<uint64_t>(kChunk, count - first));
+    if (!read(table.sh_offset + first * sizeof(Elf64_Sym), symbols.data(), some * sizeof(Elf64_Sym))) {
+      return;
+    }
+    for (size_t i = 0; i < some; ++i) {
+      if (symbols[i].st_shndx == SHN_UNDEF || symbols[i].st_name >= text.size()) {
+        continue;
+      }
+      const std::string_view name = text.c_str() + symbols[i].st_name;
+      if (std::find(names.begin(), names.end(), name) != names.end()) {
+        found.value.emplace(name, symbols[i].st_value);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::optional<ElfSymbols> findElfSymbols(const ReadAt& read, const std::vector<std::string_view>& names) {
+  Elf64_Ehdr header;
+  if (!read(0, &header, sizeof(header)) || std::memcmp(header.e_ident, ELFMAG, SELFMAG) != 0 ||
+      header.e_ident[EI_CLASS] != ELFCLASS64 || header.e_ident[EI_DATA] != ELFDATA2LSB ||
+      (header.e_type != ET_EXEC && header.e_type != ET_DYN) || header.e_phentsize != sizeof(Elf64_Phdr) ||
+      header.e_phnum > kMaxSegments || header.e_shentsize != sizeof(Elf64_Shdr) || header.e_shnum > kMaxSections) {
+    return std::nullopt;
+  }
+  ElfSymbols found;
+  found.moves = header.e_type == ET_DYN;
+  std::vector<Elf64_Phdr> segments(header.e_phnum);
+  if (!read(header.e_phoff, segments.data(), segments.size() * sizeof(Elf64_Phdr))) {
+    return std::nullopt;
+  }
+  const auto first = std::find_if(segments.begin(), segments.end(),
+                                  [](const Elf64_Phdr& segment) { return segment.p_type == PT_LOAD; });
+  if (first == segments.end()) {
+    return std::nullopt;
+  }
+  found.first_address = first->p_vaddr & ~(kPage - 1);
+  std::vector<Elf64_Shdr> sections(header.e_shnum);
+  if (!read(header.e_shoff, sections.data(), sections.size() * sizeof(Elf64_Shdr))) {
+    return found;
+  }
+  for (const uint32_t kind : {SHT_DYNSYM, SHT_SYMTAB}) {
+    for (const Elf64_Shdr& section : sections) {
+      if (section.sh_type == kind && section.sh_link < sections.size() && found.value.size() < names.size()) {
+        symbolsOf(read, section, sections[section.sh_link], names, found);
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace reft

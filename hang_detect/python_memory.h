@@ -1,0 +1,85 @@
+// Python stacks from the memory of another process, which may run, stand still, or hold anything.
+//
+// CPython 3.13 says in its own memory where its fields are; for 3.11 and 3.12, which do not, the places are in a table here,
+// which a test compares with the headers of those versions (this folder knows no Python).
+//
+// Threads: free functions, re-entrant.
+// Errors:  none: whatever the memory holds, walking it ends, after a bounded number of bytes; what it could not follow is said.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "hang_detect/report.h"
+
+namespace reft {
+
+// Reads exactly `bytes` at `address`; false if that is not possible.
+using ReadMemory = std::function<bool(uint64_t address, void* into, size_t bytes)>;
+
+// Offsets of fields, in bytes; of sizes, the size. kAbsent: this version has no such field.
+#define REFT_PYTHON_LAYOUT(X) \
+  X(runtime_interpreters)     \
+  X(interpreter_next)         \
+  X(interpreter_threads)      \
+  X(thread_next)              \
+  X(thread_interpreter)       \
+  X(thread_id)                \
+  X(thread_native_id)         \
+  X(thread_frame)             \
+  X(cframe_frame)             \
+  X(frame_code)               \
+  X(frame_previous)           \
+  X(frame_instruction)        \
+  X(frame_owner)              \
+  X(code_filename)            \
+  X(code_name)                \
+  X(code_linetable)           \
+  X(code_first_line)          \
+  X(code_first_traceable)     \
+  X(code_instructions)        \
+  X(unicode_length)           \
+  X(unicode_state)            \
+  X(unicode_ascii_size)       \
+  X(unicode_compact_size)     \
+  X(bytes_size)               \
+  X(bytes_data)               \
+  X(object_type)
+
+struct PythonLayout {
+  static constexpr uint64_t kAbsent = UINT64_MAX;
+#define REFT_PYTHON_FIELD(name) uint64_t name = kAbsent;
+  REFT_PYTHON_LAYOUT(REFT_PYTHON_FIELD)
+#undef REFT_PYTHON_FIELD
+};
+
+// Of CPython 3.`minor`; nullptr if it is not in the table.
+const PythonLayout* pythonLayout(int minor);
+
+// What the interpreter at `runtime` (symbol _PyRuntime) says about itself, 3.13. nullopt and `problem` if it says nothing
+// that makes sense.
+std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t runtime, std::string& problem);
+
+struct PythonThread {
+  uint64_t id = 0;                 // pthread_t
+  uint64_t native_id = 0;          // as the kernel numbers it
+  bool truncated = false;          // more frames than are read
+  bool moving = false;             // it went on while it was read, so the frames may be of different times
+  std::string problem;             // why frames are missing
+  std::vector<StackFrame> frames;  // most recent call first
+};
+
+struct PythonThreads {
+  std::vector<PythonThread> threads;
+  std::string problem;  // why threads are missing
+};
+
+// `code_type`: address of PyCode_Type; what a frame holds must be of that type, or it is left out.
+PythonThreads readPythonThreads(const ReadMemory& read, const PythonLayout& layout, uint64_t runtime,
+                                uint64_t code_type);
+
+}  // namespace reft
