@@ -38,11 +38,12 @@ class Boundary:
         on_error: Callable[[str, Exception], None],
         expected_closing: Callable[[], int | None],
         on_replaced: Callable[[], None] = lambda: None,
+        on_unsettled: Callable[[FrameType], None] = lambda frame: None,
     ) -> None:
         self._known: list[Optimizer | None] = []  # None: was replaced and is gone; the others keep their index
         self.closing: int | None = None
         self._on_gate, self._on_point, self._on_error = on_gate, on_point, on_error
-        self._expected_closing, self._on_replaced = expected_closing, on_replaced
+        self._expected_closing, self._on_replaced, self._on_unsettled = expected_closing, on_replaced, on_unsettled
         self._last = -1
         self._round: set[int] = set()  # optimizers that stepped since the last program point
         self._nesting: list[int] = []  # ids of optimizers whose step is running: ZeRO's outer step calls an inner one
@@ -76,6 +77,8 @@ class Boundary:
                 return
             if self._ends_iteration(optimizer):
                 self._on_point(sys._getframe(1))
+            elif self.closing is None:
+                self._on_unsettled(sys._getframe(1))
         except Exception as error:
             self._on_error("step", error)
 
@@ -118,6 +121,8 @@ class Boundary:
 
         def others() -> bool:
             found = [o for o in _discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner]
+            # One that wraps it (Accelerate's) steps nothing of its own.
+            found = [o for o in found if all(value is not optimizer for value in vars(o).values())]
             return any(group["params"] for other in found for group in other.param_groups)
 
         if not others():

@@ -136,7 +136,9 @@ class Session:
         if not self._disabled:
             _discovery.install()
             self._install_continuation()
-            self.boundary = Boundary(self.gate, self.program_point, self.failed, self._expected_closing, self._replaced)
+            self.boundary = Boundary(
+                self.gate, self.program_point, self.failed, self._expected_closing, self._replaced, self._unsettled
+            )
         if job.rank == 0 and env["banner"]:
             self._banner()
 
@@ -274,6 +276,11 @@ class Session:
     def _replaced(self) -> None:
         """An optimizer may be gone: nothing of it is held, and the next snapshot is planned anew."""
         self.state = self._restored = None
+
+    def _unsettled(self, frame: FrameType) -> None:
+        """This step may turn out to be the first of those that end iterations: a restarted script is put back at that one."""
+        if self.env["resume"] == "exact":
+            _continuation.observe(frame, anew=True)
 
     def _expected_closing(self) -> int | None:
         return None if self.saved is None else self.saved["closing"]

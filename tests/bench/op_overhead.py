@@ -121,7 +121,8 @@ def main() -> int:
         value, error = report.ratio(ours, base)
         percent, spread = 100 * (value - 1), 100 * error
         goal_text = "" if goal is None else f"<= {goal:g}"
-        return report.metric(percent, "%", spread, goal_text, None if goal is None else percent <= goal)
+        meets = None if goal is None else report.at_most(percent, spread, goal)
+        return report.metric(percent, "%", spread, goal_text, meets)
 
     metrics = {
         "all_reduce_4_bytes_gloo": metric(both["gloo"], "us"),

@@ -42,6 +42,13 @@ def metric(value: Any, unit: str, spread: float | None = None, goal: str = "", m
     return {"value": value, "unit": unit, "spread": spread, "goal": goal, "meets": meets}
 
 
+def at_most(value: float, spread: float, goal: float) -> bool | None:
+    """Whether a figure with a 95 % interval of half width `spread` keeps to a goal; None if the interval holds both answers."""
+    if value - spread > goal:
+        return False
+    return True if value + spread <= goal else None
+
+
 def _commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     return done.stdout.strip()
@@ -72,7 +79,8 @@ def write(
     for name, m in metrics.items():
         value = f"{m['value']:.4g}" if isinstance(m["value"], float) else str(m["value"])
         spread = f" ± {m['spread']:.2g}" if m["spread"] is not None else ""
-        goal = f"  goal {m['goal']}: {'met' if m['meets'] else 'NOT met'}" if m["goal"] else ""
+        verdict = {True: "met", False: "NOT met", None: "undecided, the noise is larger"}[m["meets"]]
+        goal = f"  goal {m['goal']}: {verdict}" if m["goal"] else ""
         print(f"{name:<{width}}  {value}{spread} {m['unit']}{goal}")
     for note in result["notes"]:
         print(f"note: {note}")

@@ -22,6 +22,11 @@ from launchers import Forkrun, Torchrun  # noqa: E402
 SCRIPTS = runs.scripts("scripts")
 # Started by the real torchrun too, not only by the fork server that stands for it.
 UNDER_TORCHRUN = ["module_level_for", "trainer_class"]
+# Run under every supported version of Python, the others under one: between them they meet all that is read from its frames.
+EVERY_PYTHON = [
+    "callbacks_registry", "function_while", "gan", "generator_source", "list_data_sorted", "module_level_for", "shuffle_workers",
+    "tallies", "tqdm_progress", "trainer_class", "try_except", "two_modules",
+]  # fmt: skip
 
 _references: dict[str, runs.Run] = {}
 
@@ -39,6 +44,8 @@ def cases() -> list[Any]:
     for number, script in enumerate(SCRIPTS):
         for which in range(len(script.kills)):
             marks = [] if which == (number + 1) % len(script.kills) else [pytest.mark.slow]
+            if script.name not in EVERY_PYTHON:
+                marks.append(pytest.mark.one_python)
             found.append(pytest.param(script, which, id=f"{script.name}-{script.kills[which]}", marks=marks))
     return found
 
@@ -52,6 +59,7 @@ def test_continues(forkrun: Forkrun, script: runs.Script, which: int) -> None:
     assert not wrong, wrong
 
 
+@pytest.mark.one_python
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", UNDER_TORCHRUN)
 def test_under_torchrun(name: str) -> None:

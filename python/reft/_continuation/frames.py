@@ -76,15 +76,19 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
 
 
-def observe(start_frame: FrameType) -> None:
+def observe(start_frame: FrameType, anew: bool = False) -> None:
     """Notes where objects stand at the process's first program point, if that has not been done.
 
     Later captures name objects by these places, so that a loop variable that means another object by then still
     finds it. The first `capture` and `restore` do this on their own; call it when the first step is not captured.
     Copies nothing.
+
+    Args:
+        anew: Forget an earlier point: it turned out not to be the one at which a restarted process is restored.
     """
-    if values.births.recorded:
+    if values.births.recorded and not anew:
         return
+    values.births.forget()
     values.births.recorded = True
     try:
         encoder = Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True)
@@ -115,7 +119,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
             f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
         )
     path, outside, nodes = parts
-    observe(start_frame)
+    observe(start_frame, anew=True)
     live = _walk(start_frame)
     _compare_paths(path, live)
     decoder = Decoder(nodes, values.births.by_place(), _plan_generator, foreign)

@@ -2,8 +2,8 @@
 
 A script may keep them in plain variables (`self.fd = os.open(…)`, `pid = os.getpid()`). Written into another process they
 would name something else there: a write to an old descriptor's number lands in whatever the new process has opened. Their
-kind cannot be told from the number alone, so a number is taken for one if it was one at the first program point; while the
-variable still holds it, it is not captured, and the restarted script keeps its own.
+kind cannot be told from the number alone, so a number is taken for one if it was one at the first program point, the variable
+still holds it, and what the variable holds in the restarted script is one there: then that stays.
 
 Threads: the training thread. Errors: none; what cannot be read is not taken for a handle.
 """

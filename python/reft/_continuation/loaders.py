@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import workers
-from .rng import capture_rng, object_state, restore_rng, set_object_state
+from .rng import capture_rng, is_random, object_state, restore_rng, set_object_state
 
 _ORIGIN = "_reft_origin"
 _PLAIN = (int, float, bool, str, type(None))
@@ -34,17 +34,13 @@ Attributes = list[dict[str, Any]]
 class Parts:
     """The objects whose attributes decide what a loader yields: samplers and datasets, outermost first."""
 
-    __slots__ = ("_parts", "generators", "tensors")
+    __slots__ = ("_generators", "_parts")
 
     def __init__(self, *roots: Any) -> None:
         self._parts = workers.parts_of(*roots)
-        self.generators = workers.generators_of(self._parts)
-        torch: Any = sys.modules["torch"]
-        self.tensors = [
-            value
-            for part in self._parts
-            for value in part.__dict__.values()
-            if type(value) is torch.Tensor and value.numel() <= _SMALL_ELEMENTS and value.device.type == "cpu"
+        # Kept: a sampler may make its generator when it is first used, and before that it has none.
+        self._generators = [
+            {name: value for name, value in part.__dict__.items() if is_random(value)} for part in self._parts
         ]
 
     def kinds(self) -> list[str]:
@@ -52,12 +48,20 @@ class Parts:
         return [type(part).__qualname__ for part in self._parts]
 
     def capture(self) -> tuple[Any, ...]:
-        """Copies attributes, generators and small tensors."""
-        return (
-            [plain_attributes(part) for part in self._parts],
-            [object_state(generator) for generator in self.generators],
-            [tensor.tolist() for tensor in self.tensors],
-        )
+        """Copies attributes, generators and small tensors: of each part, by name."""
+        torch: Any = sys.modules["torch"]
+        generators, tensors = [], []
+        for part in self._parts:
+            items = part.__dict__.items()
+            generators.append({name: object_state(value) for name, value in items if is_random(value)})
+            tensors.append(
+                {
+                    name: value.tolist()
+                    for name, value in items
+                    if type(value) is torch.Tensor and value.numel() <= _SMALL_ELEMENTS and value.device.type == "cpu"
+                }
+            )
+        return [plain_attributes(part) for part in self._parts], generators, tensors
 
     def write(self, captured: tuple[Any, ...]) -> None:
         """Writes back what `capture` gave.
@@ -65,16 +69,27 @@ class Parts:
         Raises:
             ValueError: There are other parts now; nothing was written.
         """
-        attributes, states, tensors = captured
-        if (len(attributes), len(states), len(tensors)) != (len(self._parts), len(self.generators), len(self.tensors)):
-            raise ValueError("samplers or datasets of the DataLoader differ")
         torch: Any = sys.modules["torch"]
-        for part, values in zip(self._parts, attributes, strict=True):
-            part.__dict__.update(values)
-        for generator, state in zip(self.generators, states, strict=True):
-            set_object_state(generator, state)
-        for tensor, values in zip(self.tensors, tensors, strict=True):
-            tensor.data.copy_(torch.tensor(values, dtype=tensor.dtype))
+        writes = []
+        if any(len(values) != len(self._parts) for values in captured):
+            raise ValueError("samplers or datasets of the DataLoader differ")
+        for part, known, plain, states, tensors in zip(self._parts, self._generators, *captured, strict=True):
+            # One that a replay has made is the one that the replayed sampler draws from.
+            there = part.__dict__
+            generators = {name: there[name] if is_random(there.get(name)) else known.get(name) for name in states}
+            held = {name: part.__dict__.get(name) for name in tensors}
+            if not all(is_random(generator) for generator in generators.values()):
+                raise ValueError(f"generators of the DataLoader's {type(part).__qualname__} differ")
+            if not all(type(tensor) is torch.Tensor for tensor in held.values()):
+                raise ValueError(f"tensors of the DataLoader's {type(part).__qualname__} differ")
+            writes.append((part, plain, generators, states, held, tensors))
+        for part, plain, generators, states, held, tensors in writes:
+            part.__dict__.update(plain)
+            for name, generator in generators.items():
+                part.__dict__[name] = generator
+                set_object_state(generator, states[name])
+            for name, tensor in held.items():
+                tensor.data.copy_(torch.tensor(tensors[name], dtype=tensor.dtype))
 
 
 def parts(loader: Any) -> Parts:

@@ -116,6 +116,10 @@ class Births:
         self.constants: dict[str, Any] = {}
         """Numbers and strings by place outside of frames; see `statics`."""
 
+    def forget(self) -> None:
+        """Another point is to be the first one."""
+        self.__init__()  # type: ignore[misc]
+
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; objects that cannot be referred to weakly have none."""
         if id(value) not in self._places:
@@ -182,10 +186,10 @@ class Encoder:
                 return self._give_up(value, place, no_room(len(value)))
             # Not in containers: an item that is left alone cannot be told from one that has been moved there.
             if kind is int and place[-1:] != "]" and self._is_handle(value, place):
-                return KEEP  # of this process; the next one has its own
+                return ("handle", value)  # of this process; the next one has its own
             return value
         if kind is tuple and len(value) == 2 and set(map(type, value)) == {int} and self._is_handle(value, place):
-            return KEEP  # what os.pipe() gives
+            return ("handle", value)  # what os.pipe() gives
         known = self._index.get(id(value))
         if known is not None:
             return ("r", known)
@@ -324,7 +328,7 @@ class Encoder:
     def _set(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(16 * len(value)):
             return self._no_room(value, place, 16 * len(value))
-        return ("set", [self._key(item, place, depth) for item in value])
+        return ("set", [self._key(item, place, depth) for item in value], self._attributes(value, place, depth))
 
     def _bytearray(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(len(value)):
@@ -720,7 +724,7 @@ def _classify(kind: type) -> _Handler:
         return Encoder._sequence
     if issubclass(kind, dict):
         return Encoder._mapping
-    if kind in (set, frozenset):
+    if kind is frozenset or issubclass(kind, set):
         return Encoder._set
     if kind is bytearray:
         return Encoder._bytearray
@@ -815,6 +819,7 @@ class Decoder:
         self, nodes: list[Any], born: dict[str, Any], plan_generator: GeneratorPlan, foreign: bool = False
     ) -> None:
         self._foreign = foreign
+        self._handles: frozenset[int] | None = None
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -850,6 +855,8 @@ class Decoder:
             return KEEP
         if type(encoded) is not tuple:
             return encoded
+        if encoded[0] == "handle":
+            return KEEP if live is MISSING or self._is_handle(live) else encoded[1]
         if encoded[0] != "r":
             return KEEP
         index = encoded[1]
@@ -883,6 +890,13 @@ class Decoder:
             self._alive.append(candidate)
             return candidate
         return MISSING
+
+    def _is_handle(self, live: Any) -> bool:
+        """Whether a number, or a pair, is one of this process, too: else a counter only happened to have a descriptor's number."""
+        if self._handles is None:
+            self._handles = handles.now()
+        numbers = live if type(live) is tuple else (live,)
+        return all(type(n) is int and (n in self._handles or handles.is_address(n)) for n in numbers)
 
     def _problem(self, place: str, node: Any, reason: str) -> Any:
         self.problems.append((place, node[2], reason))
@@ -1012,9 +1026,13 @@ class Decoder:
             return frozenset(items)
         target = self._target(node, live)
         if target is MISSING:
-            return set(items)
-        self._contents.append(target.clear)
-        self._contents.append(lambda: target.update(items))
+            target = self._made(node, set)
+            if target is MISSING:
+                return self._problem(place, node, "its class is not found")
+        # Not the class's own methods: they may look at what is not there yet.
+        self._contents.append(lambda: set.clear(target))
+        self._contents.append(lambda: set.update(target, items))
+        self._put_attributes(node[4], target, place)
         return target
 
     def _bytearray(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -1055,7 +1073,7 @@ class Decoder:
             return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
         self._done[index] = target
         # After the iterators' replay, which needs older states.
-        self._positions.append(lambda: loaders.parts_of_loader(target).write(node[3]))
+        self._positions.append(lambda: loaders.parts(target).write(node[3]))
         for name, part in node[5]:
             self.resolve(part, getattr(target, name, MISSING), f"{place}.{name}")
         if node[4] is not None:
@@ -1170,7 +1188,9 @@ class Decoder:
             kind = _find_type(node[2])
             if kind is None:
                 return self._problem(place, node, "class not found")
-            target = object.__new__(kind)
+            target, made = object.__new__(kind), True
+        else:
+            made = False
         self._done[index] = target
         before = dict(getattr(target, "__dict__", {}))
         after: dict[str, Any] = {}
@@ -1179,6 +1199,8 @@ class Decoder:
             value = self.resolve(item, current, f"{place}.{name}") if type(item) is tuple else item
             if value is KEEP:
                 if current is MISSING:
+                    if made:  # half an object is worse than none
+                        return self._problem(place, node, f"made after the first step, and so was its {name}")
                     self._problem(f"{place}.{name}", node, "made after the first step")
                     continue
                 value = current

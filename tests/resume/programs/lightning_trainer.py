@@ -36,7 +36,7 @@ class Classifier(L.LightningModule):
 
     def validation_step(self, batch, batch_idx):
         _, x, y = batch
-        self.log("val_loss", nn.functional.cross_entropy(self.net(x), y))
+        self.log("val_loss", nn.functional.cross_entropy(self.net(x), y), sync_dist=True)
 
     def on_validation_epoch_end(self):
         value = self.trainer.callback_metrics.get("val_loss", torch.zeros(())).item()

@@ -70,6 +70,22 @@ def main():
             probe.trace(epoch, i, x.tolist(), sampler.epoch)
 main()
 """,
+    "sampler_that_makes_its_generator_late": """
+class Seeded(RandomSampler):
+    epoch = 0
+    def __iter__(self):
+        if self.generator is None:
+            self.generator = torch.Generator()
+        self.generator.manual_seed(5 + self.epoch)
+        yield from super().__iter__()
+        self.epoch += 1
+sampler = Seeded(data)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+for epoch in range(3):
+    for i, (x,) in enumerate(loader):
+        learn(x)
+        probe.trace(epoch, i, x.tolist(), sampler.epoch, torch.rand(1).item())
+""",
     "infinite_loader_and_late_first_batch": """
 def cycle(loader):
     while True:

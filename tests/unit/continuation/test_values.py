@@ -44,7 +44,10 @@ class Log(list):
     pass
 class Table(dict):
     pass
+class Warned(set):
+    pass
 def main():
+    warned, later = Warned(), None
     state = {"when": datetime.datetime(2020, 1, 1), "z": 1j, "d": decimal.Decimal("1.1"), "f": fractions.Fraction(1, 3)}
     path, data, none, mode, slots = pathlib.Path("a"), b"", None, Mode.A, Slots()
     slots.n = 0
@@ -69,7 +72,10 @@ def main():
         ordered.move_to_end(0, last=True)
         seen.add((step, "x"))
         keys[mode] = keys.get(mode, 0) + 1
+        warned.add(step)
+        warned.count = len(warned)
         if step == 1:
+            later = Warned("b")
             late = Slots()
             late.n, late.later = shared, collections.deque([1], maxlen=2)
             log, table, extra = Log([5]), Table(a=1), collections.defaultdict(int)
@@ -82,6 +88,8 @@ def main():
             table[step] = step
             extra[step] += 1
             none.n += 1
+            later.add(str(step))
+        probe.trace(warned.count, sorted(warned), sorted(later or []), type(later).__name__)
         probe.trace(step, repr(state), str(path), list(data), str(mode), slots.n, repr(frozen), repr(groups), repr(counts), repr(last))
         probe.trace(repr(ordered), sorted(map(repr, seen)), sorted((str(k), v) for k, v in keys.items()))
         if late is not None:
@@ -319,6 +327,21 @@ main()
     run_script(HEADER + script, 4).check()
 
 
+def test_a_counter_that_has_the_number_of_a_descriptor_is_a_counter(run_script: Run) -> None:
+    """The place is captured when `step` is, as at the first point, a descriptor's number, and restored where it is none."""
+    script = """
+def main():
+    held = [os.open(os.devnull, os.O_WRONLY) for _ in range(4)]
+    begin = held[2] if probe.mode != "restore" else 0
+    for start in (begin, held[2] - 2):
+        for step in range(start, held[2] + 3):
+            learn()
+            probe.trace(step, start - held[2])
+main()
+"""
+    run_script(HEADER + script, 6).check()
+
+
 def test_what_does_not_fit_is_named_with_the_setting(run_script: Run) -> None:
     script = """
 def main():
@@ -390,6 +413,35 @@ main()
     result = run_script(HEADER + script, 3)
     assert [place for place, _, reason in result.captured["uncaptured"]] == ["main:hostile"]
     assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_an_object_made_later_comes_back_whole_or_not_at_all(run_script: Run) -> None:
+    script = """
+class Meter:
+    def __init__(self):
+        self.total, self.lock = 0, threading.Lock()
+class Table:
+    pass
+def main():
+    table = Table()
+    table.meters, table.plain = {}, {}
+    for step in range(6):
+        learn()
+        if step > 0:
+            table.meters.setdefault("late", Meter()).total += 1
+            table.plain.setdefault("late", [0])[0] += 1
+        meter = table.meters.get("late")
+        probe.trace(step, meter is None or hasattr(meter, "lock"), table.plain.get("late"), [] if meter is None else meter.total)
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    named = [place for place, _, reason in result.restored["problems"] if "made after the first step" in reason]
+    assert any(place.startswith("main:table.meters") for place in named), result.restored["problems"]
+    expected = result.expected["lines"]
+    restored = result.restored["lines"]
+    assert [line[:3] for line in restored] == [line[:3] for line in expected]
+    # The meter began anew: nothing that is half there.
+    assert [line[3] for line in restored] == [step - 2 for step, *_ in restored]
 
 
 def test_renamed_local_and_deeper_change_are_refused(run_script: Run) -> None:

@@ -17,6 +17,7 @@ class Recorder:
             lambda frame: self.events.append("point"),
             lambda what, error: self.events.append(f"error {what} {error}"),
             lambda: expected,
+            on_unsettled=lambda frame: self.events.append("unsettled"),
         )
 
     @property
@@ -57,6 +58,33 @@ def test_gan_ends_with_the_second_optimizer(recorder: Recorder) -> None:
         b.step()
     assert recorder.boundary.closing == 1
     assert recorder.points == [4, 6]  # known when `a` steps for the second time
+
+
+def test_the_first_round_says_where_a_restarted_script_will_be_put_back(recorder: Recorder) -> None:
+    a, b = optimizer(), optimizer()
+    for _ in range(2):
+        a.step()
+        b.step()
+    # The last of them, after b's first step, is where `a` and `b` stand when a restarted script sees b close.
+    assert recorder.events == ["gate", "unsettled", "gate", "unsettled", "gate", "gate", "point"]
+
+
+def test_a_wrapper_that_shares_the_optimizers_parameters_is_no_second_optimizer(recorder: Recorder) -> None:
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, wrapped: torch.optim.Optimizer) -> None:
+            self.wrapped = wrapped
+
+        @property
+        def param_groups(self) -> list[dict[str, object]]:  # type: ignore[override]
+            return self.wrapped.param_groups
+
+        def step(self) -> None:  # type: ignore[override]
+            self.wrapped.step()
+
+    only = Wrapper(optimizer())
+    for _ in range(3):
+        only.step()
+    assert recorder.points == [1, 2, 3]
 
 
 def test_every_step_of_a_critic_ends_an_iteration(recorder: Recorder) -> None:
