@@ -103,6 +103,7 @@ def _lines_of(found: dict[str, Any]) -> list[str]:
             lines.append("  (no Python frames)")
         elif thread["truncated"]:
             lines.append("  ...")
-    lines += ["", f"{len(found['native_threads'])} threads in all, as the kernel sees them:"]
+    count = len(found["native_threads"])
+    lines += ["", f"{count} thread{'s' if count != 1 else ''} in all, as the kernel sees them:"]
     lines += [f"  {thread['tid']} {thread['state']} {thread['name']}" for thread in found["native_threads"]]
     return lines
