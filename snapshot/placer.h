@@ -152,7 +152,7 @@ class Placer {
   uint32_t every_ = 1;
   uint32_t since_snapshot_ = 0;
   uint32_t since_control_ = 0;
-  bool with_snapshot_ = false;  // the step that runs
+  bool with_snapshot_ = false;           // the step that runs
   std::vector<int64_t> with_, without_;  // newest periods
   double overhead_ = -1;
 };
