@@ -62,7 +62,9 @@ class Boundary:
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
-            if id(optimizer) in self._nesting:  # an earlier step raised and never came to its post-hook
+            begun = self._nesting.count(id(optimizer))
+            if begun and begun != self._running_steps(optimizer, sys._getframe(1)):
+                # An earlier step raised and never came to its post-hook.
                 del self._nesting[self._nesting.index(id(optimizer)) :]
             self._nesting.append(id(optimizer))
             self._on_gate()
@@ -72,7 +74,8 @@ class Boundary:
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
             if id(optimizer) in self._nesting:
-                del self._nesting[self._nesting.index(id(optimizer)) :]
+                last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
+                del self._nesting[last:]
             if self._nesting or torch.compiler.is_compiling():
                 return
             if self._ends_iteration(optimizer):
@@ -81,6 +84,15 @@ class Boundary:
                 self._on_unsettled(sys._getframe(1))
         except Exception as error:
             self._on_error("step", error)
+
+    @staticmethod
+    def _running_steps(optimizer: Optimizer, hook_caller: FrameType) -> int:
+        """How many steps of it are under way around this one: a class may call its base's step, which is hooked, too."""
+        running, frame = 0, hook_caller.f_back
+        while frame is not None:
+            running += frame.f_code is hook_caller.f_code and frame.f_locals.get("self") is optimizer
+            frame = frame.f_back
+        return running
 
     def _ends_iteration(self, optimizer: Optimizer) -> bool:
         index = next((i for i, known in enumerate(self._known) if known is optimizer), -1)

@@ -25,7 +25,7 @@ UNDER_TORCHRUN = ["module_level_for", "trainer_class"]
 # Run under every supported version of Python, the others under one: between them they meet all that is read from its frames.
 EVERY_PYTHON = [
     "callbacks_registry", "function_while", "gan", "generator_source", "list_data_sorted", "module_level_for", "shuffle_workers",
-    "tallies", "tqdm_progress", "trainer_class", "try_except", "two_modules",
+    "switched_functions", "tallies", "tqdm_progress", "trainer_class", "try_except", "two_modules",
 ]  # fmt: skip
 
 _references: dict[str, runs.Run] = {}

@@ -258,9 +258,10 @@ def _encode_names(
     result: list[tuple[str, Any]] = []
     for name in sorted(names):
         value = namespace.get(name, UNBOUND)
-        if isinstance(value, _STATELESS) or (name.startswith("__") and name.endswith("__")):
+        if isinstance(value, ModuleType) or (name.startswith("__") and name.endswith("__")):
             continue
-        if type(value) is FunctionType and not value.__closure__:
+        stateless = isinstance(value, _STATELESS) or (type(value) is FunctionType and not value.__closure__)
+        if stateless and not encoder.is_switched(value, prefix + name):
             continue
         if value is not UNBOUND:
             result.append((name, encoder.encode(value, prefix + name)))

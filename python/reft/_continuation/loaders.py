@@ -160,6 +160,7 @@ class _Origin:
     def drawn(self) -> None:
         """The sampler of an iterator without workers is about to draw its first index."""
         self.first_draw = capture_rng(cuda=False)
+        self.begun_with = self.parts.capture()  # another loader may have drawn from the same generator meanwhile
         self._fixed = None
 
 
@@ -435,6 +436,7 @@ def rebuild(loader: Any, description: dict[str, Any]) -> Any:
             if description["started"]:
                 if fixed["first_draw"] is not None:
                     restore_rng(fixed["first_draw"])
+                    pieces.write(fixed["begun_with"])
                 for _ in range(description["yielded"]):
                     if description["iterable"]:
                         iterator._next_data()
@@ -496,7 +498,10 @@ def plain_attributes(part: Any) -> dict[str, Any]:
 
 def fingerprint(loader: Any) -> str:
     """What two DataLoaders must share to yield the same items: an object that only stands at the same place does not."""
-    size = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+    try:
+        size = len(loader.dataset)
+    except TypeError:  # a ChainDataset has a length only if all in it have one
+        size = None
     kinds = parts_of_loader(loader).kinds()
     return (
         f"{type(loader.dataset).__qualname__} of {size}, batch {loader.batch_size}, {loader.drop_last}, {kinds}, "

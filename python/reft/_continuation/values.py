@@ -59,7 +59,6 @@ _MAX_NODES = 50_000
 # Things with an owner, or without state of their own.
 _OWNED_TYPES: tuple[type, ...] = (
     ModuleType,
-    BuiltinFunctionType,
     MethodWrapperType,
     WrapperDescriptorType,
     MemberDescriptorType,
@@ -86,7 +85,8 @@ _OWNED_TYPES: tuple[type, ...] = (
 _PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
 _PICKLED_NAMES = frozenset({("builtins", "range"), ("builtins", "slice"), ("builtins", "complex")})
 
-_STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random"})
+_OPTIMIZERS_OWN = frozenset({"defaults", "param_groups", "state"})
+_STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random", "contextlib"})
 _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
 _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 # Loggers and their like: what they hold lives outside of the process.
@@ -115,6 +115,8 @@ class Births:
         """Numbers by place that were descriptors, processes, threads or addresses then; see `handles`."""
         self.constants: dict[str, Any] = {}
         """Numbers and strings by place outside of frames; see `statics`."""
+        self.named: dict[str, Any] = {}
+        """Functions and classes by place: what means another one later is captured by name."""
 
     def forget(self) -> None:
         """Another point is to be the first one."""
@@ -338,6 +340,33 @@ class Encoder:
     def _owned_object(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("owned",)
 
+    def _optimizer(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes what an optimizer class of the script's own keeps besides state and groups, which are saved elsewhere."""
+        own = [(name, item) for name, item in vars(value).items() if name not in _OPTIMIZERS_OWN and name[:1] != "_"]
+        return ("shallow", [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in own])
+
+    def _named(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes a function or a class: the restarted script has it, but may mean another one here."""
+        if not self.is_switched(value, place):
+            return ("owned",)
+        owner = getattr(value, "__self__", None)
+        if type(value) is BuiltinFunctionType and owner is not None and not isinstance(owner, ModuleType):
+            return ("method", value.__name__, self.encode(owner, f"{place}.__self__", depth + 1))
+        for name in (value.__qualname__, value.__name__):
+            if find_named(value.__module__, name) is value:
+                return ("named", value.__module__, name)
+        if place in births.named:
+            why = f"another one than after the first step, and {value.__qualname__} cannot be found by its name"
+            return self.lost(place, type_name(type(value)), why)
+        return ("owned",)
+
+    def is_switched(self, value: Any, place: str) -> bool:
+        """Whether a function or a class is not what stood there at the first program point, which is noted."""
+        if self.note_births:
+            births.named[place] = value
+            return False
+        return births.named.get(place, MISSING) is not value
+
     def _shallow(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes a dataset or sampler: all but the data itself, which is large and stays as it is."""
         attributes: list[tuple[str, Any]] = []
@@ -382,8 +411,9 @@ class Encoder:
 
     def _function(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         root = (value.__module__ or "").partition(".")[0]
-        if root in _FOREIGN_ROOTS or root in sys.stdlib_module_names or not has_state(value):
-            return ("owned",)
+        foreign = root in _FOREIGN_ROOTS or (root in sys.stdlib_module_names and root not in _STATEFUL_STDLIB)
+        if foreign or not has_state(value):
+            return self._named(value, place, depth)
         cells: list[Any] = []
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
             try:
@@ -685,6 +715,14 @@ _MUTABLE: frozenset[Any] = frozenset(
 )
 
 
+def find_named(module: str | None, qualname: str) -> Any:
+    """The function or class of that name, None if there is none."""
+    value: Any = sys.modules.get(module or "")
+    for part in qualname.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
 def _handler_of(kind: type) -> _Handler:
     handler = _handlers.get(kind)
     if handler is None:
@@ -705,6 +743,8 @@ def _classify(kind: type) -> _Handler:
         return Encoder._constant
     if kind is FunctionType:
         return Encoder._function
+    if kind is BuiltinFunctionType or issubclass(kind, type):
+        return Encoder._named
     if kind is MethodType:
         return Encoder._method
     if kind is functools.partial:
@@ -764,6 +804,8 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
             return Encoder._loader
     if issubclass(kind, torch.nn.Module):
         return Encoder._module
+    if issubclass(kind, torch.optim.Optimizer) and root != "torch":
+        return Encoder._optimizer
     owners = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     if issubclass(kind, owners) or root == "torch":
         return Encoder._owned_object
@@ -1124,10 +1166,15 @@ class Decoder:
         return target
 
     def _method(self, index: int, node: Any, live: Any, place: str) -> Any:
-        owner = self.resolve(node[4], getattr(live, "__self__", MISSING), f"{place}.__self__")
-        if owner is KEEP or owner is getattr(live, "__self__", MISSING):
+        there = getattr(live, "__self__", MISSING)
+        owner = self.resolve(node[4], there, f"{place}.__self__")
+        if owner is KEEP or (owner is there and getattr(live, "__name__", "") == node[3]):
             return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
         return getattr(owner, node[3], KEEP)
+
+    def _named(self, index: int, node: Any, live: Any, place: str) -> Any:
+        found = find_named(node[3], node[4])
+        return self._problem(place, node, f"{node[4]} not found") if found is None else found
 
     def _partial(self, index: int, node: Any, live: Any, place: str) -> Any:
         there: list[Any] = []

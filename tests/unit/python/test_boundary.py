@@ -87,6 +87,28 @@ def test_a_wrapper_that_shares_the_optimizers_parameters_is_no_second_optimizer(
     assert recorder.points == [1, 2, 3]
 
 
+def test_a_step_that_calls_its_bases_step_is_one_step(recorder: Recorder) -> None:
+    class Clipped(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            if self.fails:
+                raise ValueError
+            super().step()
+
+        fails = False
+
+    optimizer()  # from now on the base's step has hooks of its own
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.ones(2)
+    only = Clipped([parameter], lr=0.1)
+    only.step()
+    only.fails = True
+    with pytest.raises(ValueError):
+        only.step()
+    only.fails = False
+    only.step()
+    assert recorder.points == [2, 5]  # after the outer steps only; the gate comes with each
+
+
 def test_every_step_of_a_critic_ends_an_iteration(recorder: Recorder) -> None:
     critic, generator = optimizer(), optimizer()
     for _ in range(2):
