@@ -24,7 +24,7 @@ from . import statics, values
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
-_VERSION = 2
+_VERSION = 3
 _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 
