@@ -354,6 +354,7 @@ def vault(agent: FakeAgent, run_dir: Path, tmp_path: Path) -> Path:
         slot_wait_sec=5.0,
         alarm_sec=0.0,
         chunk_bytes=65536,
+        policy="eager",
     )
     tensor = torch.arange(262144, dtype=torch.float32)
     engine.set_table([("weight", tensor, -1, False)], [], 0, 1, "none", 0)

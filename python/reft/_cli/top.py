@@ -31,13 +31,15 @@ def _state(stats: dict[str, Any]) -> Text:
     return Text("protected", style="green")
 
 
-def _places(stats: dict[str, Any]) -> str:
-    """Shares of the copied bytes: in gaps, beside work, beside collectives, while training waited."""
-    copied = int(stats.get("bytes_copied", 0))
-    if not copied:
-        return "-"
-    tiers = ("gap", "compute", "communication", "gate")
-    return "/".join(f"{100 * int(stats.get(f'{tier}_copied_bytes', 0)) / copied:.0f}" for tier in tiers)
+def _places(ranks: list[dict[str, Any]]) -> str:
+    """Where the copied bytes of all ranks fell; empty if nothing is known of it."""
+    every = [_stats(rank) for rank in ranks]
+    copied = sum(int(stats.get("bytes_copied", 0)) for stats in every)
+    names = {"gap": "gaps", "compute": "work", "communication": "collectives", "gate": "gate"}
+    bytes_of = {name: sum(int(stats.get(f"{tier}_copied_bytes", 0)) for stats in every) for tier, name in names.items()}
+    if not copied or not any(bytes_of.values()):
+        return ""
+    return "copied in: " + ", ".join(f"{name} {100 * count / copied:.0f} %" for name, count in bytes_of.items())
 
 
 def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
@@ -51,7 +53,6 @@ def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
         words.step(stats.get("committed_step", -1)),
         words.nanoseconds(stall) if words.signed(stats.get("sealed_step", -1)) >= 0 else "-",
         words.size(int(stats.get("bytes_copied", 0))),
-        _places(stats),
         f"{stats.get('dropped', 0)}/{stats.get('skipped', 0)}",
     ]
     return cells, _state(stats)
@@ -71,7 +72,7 @@ def render(statuses: list[dict[str, Any]]) -> Group:
             + Text(f"{alive} of {len(ranks)} ranks alive", style="red bold" if alive < len(ranks) else "")
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for name in ("rank", "step", "step time", "committed", "stall", "copied", "where %", "drop/skip"):
+        for name in ("rank", "step", "step time", "committed", "stall", "copied", "drop/skip"):
             table.add_column(name, justify="right", no_wrap=True)
         table.add_column("state", no_wrap=True)
         notes: dict[str, list[int]] = {}
@@ -82,6 +83,8 @@ def render(statuses: list[dict[str, Any]]) -> Group:
             if note:
                 notes.setdefault(note, []).append(int(rank.get("rank", -1)))
         parts.append(table)
+        if places := _places(ranks):
+            parts.append(Text(places, style="dim"))
         for note, who in notes.items():
             clean = "".join(c if c.isprintable() else "?" for c in note)
             parts.append(Text(f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {clean}", style="yellow"))
@@ -133,9 +136,9 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     \b
     stall      what the last snapshot cost the training thread
     copied     bytes copied into the vault so far
-    where %    of them: while the rank waited for others / beside its work /
-               beside a collective / while training waited for the copy; the
-               rest was copied before an optimizer step returned
+    copied in  where they fell: gaps (the rank waited for others), work,
+               collectives (one was under way), gate (training waited for the
+               copy); the rest was copied before an optimizer step returned
     drop/skip  snapshots given up because tensors were written meanwhile, or
                because no slot was free
     state      protected, starting, UNPROTECTED (training runs, but nothing is
