@@ -1,5 +1,6 @@
 #include "hang_detect/python_memory.h"
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 
@@ -55,7 +56,7 @@ class FakePython {
     const uint64_t at = make(layout.code_instructions + 64);
     const uint64_t table = make(layout.bytes_data + lines.size());
     set(table + layout.bytes_size, lines.size());
-    std::memcpy(bytes.data() + (table + layout.bytes_data - kBase), lines.data(), lines.size());
+    std::copy(lines.begin(), lines.end(), bytes.begin() + static_cast<ptrdiff_t>(table + layout.bytes_data - kBase));
     set(at + layout.object_type, code_type);
     set(at + layout.code_filename, file);
     set(at + layout.code_name, name);

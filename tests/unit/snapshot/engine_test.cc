@@ -325,6 +325,7 @@ TEST_F(PlacedEngineTest, EndsWhileACopyIsHeldBack) {
   startPlaced();
   learn();
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  commit_ = false;  // what an engine votes while it ends comes too late for an outcome
   engine_.reset();
   EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
 }
