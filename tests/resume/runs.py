@@ -117,7 +117,8 @@ def run(launcher: Any, script: Script, max_restarts: int = 3, **env: str) -> Run
                 launcher.kill()
                 raise TimeoutError(f"{script.name} has not ended:\n{log.read_text(errors='replace')[-6000:]}")
             time.sleep(0.005)
-        return Run(int(code), log.read_text(errors="replace"))
+        # Progress bars of one rank move the cursor in the middle of what another one prints.
+        return Run(int(code), re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", log.read_text(errors="replace")))
     finally:
         kill_all(agent_pids(folder / "run"))
         shutil.rmtree(folder, ignore_errors=True)
