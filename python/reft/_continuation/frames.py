@@ -30,7 +30,7 @@ _OBSERVE_BYTES = 1 << 26
 
 # Frames of these packages are on the path but hold nothing of the script's.
 _INTERNAL = frozenset({"torch", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"})
-_STATELESS = (ModuleType, BuiltinFunctionType, type)
+_STATELESS = (BuiltinFunctionType, type)
 # What a closure returned to torch's wrapper of `step`: the script gets it from there.
 _RESULTS = frozenset({"out"})
 
@@ -88,7 +88,7 @@ def observe(start_frame: FrameType, anew: bool = False) -> None:
     """
     if values.births.recorded and not anew:
         return
-    values.births.forget()
+    values.births = values.Births()
     values.births.recorded = True
     try:
         encoder = Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from typing import Any
 
 # Where user-space mappings of 64-bit Linux lie: heap of position-independent programs, and shared memory.
 _ADDRESSES = range(0x5500_0000_0000, 0x8000_0000_0000)
@@ -26,6 +27,12 @@ def now() -> frozenset[int]:
     except OSError:
         pass
     return frozenset(found - {0, 1, 2})
+
+
+def is_handle(value: Any, known: frozenset[int]) -> bool:
+    """Says whether a number, or each of a pair, is one of `known`, which `now` gave, or an address."""
+    numbers = value if type(value) is tuple else (value,)
+    return all(type(number) is int and (number in known or is_address(number)) for number in numbers)
 
 
 def is_address(value: int) -> bool:

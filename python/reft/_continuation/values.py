@@ -118,10 +118,6 @@ class Births:
         self.named: dict[str, Any] = {}
         """Functions and classes by place: what means another one later is captured by name."""
 
-    def forget(self) -> None:
-        """Another point is to be the first one."""
-        self.__init__()  # type: ignore[misc]
-
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; objects that cannot be referred to weakly have none."""
         if id(value) not in self._places:
@@ -246,8 +242,7 @@ class Encoder:
     def _is_handle(self, value: Any, place: str) -> bool:
         """Whether a number, or a pair, was a handle of this process at the first program point and has not changed."""
         if self.note_births:
-            numbers = value if type(value) is tuple else (value,)
-            if all(number in self._handles or handles.is_address(number) for number in numbers):
+            if handles.is_handle(value, self._handles):
                 births.handles.setdefault(place, value)
             return False
         return bool(births.handles) and births.handles.get(place) == value
@@ -898,7 +893,10 @@ class Decoder:
         if type(encoded) is not tuple:
             return encoded
         if encoded[0] == "handle":
-            return KEEP if live is MISSING or self._is_handle(live) else encoded[1]
+            # A counter may only have happened to have a descriptor's number: then what is live is none.
+            if self._handles is None:
+                self._handles = handles.now()
+            return KEEP if live is MISSING or handles.is_handle(live, self._handles) else encoded[1]
         if encoded[0] != "r":
             return KEEP
         index = encoded[1]
@@ -932,13 +930,6 @@ class Decoder:
             self._alive.append(candidate)
             return candidate
         return MISSING
-
-    def _is_handle(self, live: Any) -> bool:
-        """Whether a number, or a pair, is one of this process, too: else a counter only happened to have a descriptor's number."""
-        if self._handles is None:
-            self._handles = handles.now()
-        numbers = live if type(live) is tuple else (live,)
-        return all(type(n) is int and (n in self._handles or handles.is_address(n)) for n in numbers)
 
     def _problem(self, place: str, node: Any, reason: str) -> Any:
         self.problems.append((place, node[2], reason))
