@@ -156,7 +156,6 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
   const Verdict verdict = decide(evidence);
   Report report{verdict.state,
                 verdict.confidence,
-                verdict.what,
                 hangReportJson(evidence, verdict),
                 hangReportText(evidence, verdict),
                 verdictText(evidence, verdict),

@@ -84,7 +84,6 @@ struct StackCollection {
 struct Report {
   VerdictState state;
   Confidence confidence;
-  std::string what;  // class
   std::string json, text, screen;
   // For AbortPolicy:
   std::string finding;         // class, and who is named at which lines: equal if two looks found the same

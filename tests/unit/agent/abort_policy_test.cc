@@ -17,7 +17,6 @@ Report hang() {
   Report report{};
   report.state = VerdictState::kHang;
   report.confidence = Confidence::kCertain;
-  report.what = "user_code";
   report.finding = "user_code 2 train.py:12";
   return report;
 }
