@@ -61,6 +61,24 @@ class Forkrun:
         self._process.stdin.flush()
         self.pid = self._answer()["pid"]
 
+    def run(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, timeout_sec: float) -> str:
+        """Runs a job without restarts to its end; gives what all ranks said.
+
+        Raises:
+            AssertionError: It failed, or had not ended in time and was killed.
+        """
+        self.start(argv, env, log, nproc, 0)
+        deadline = time.monotonic() + timeout_sec
+        code = None
+        while code is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+            code = self.poll()
+        if code is None:
+            self.kill()
+        said = log.read_text(errors="replace")
+        assert code == 0, said[-4000:]
+        return said
+
     def _answer(self) -> dict[str, Any]:
         assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()

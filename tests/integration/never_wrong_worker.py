@@ -425,27 +425,34 @@ SCENARIOS: dict[str, type[Loop]] = {
 }
 
 
-def main() -> None:
-    scenario, out = sys.argv[1], Path(sys.argv[2])
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    checker: Checker | None = None
+def init_checked() -> list[Checker]:
+    """Makes the process group, with hooks around reft's own that call every checker in the list that is returned."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    checkers: list[Checker] = []
 
     def post(*args: Any) -> None:
-        if checker is not None:
+        for checker in checkers:
             checker.post_hook(*args)
 
     def pre(*args: Any) -> None:
-        if checker is not None:
+        for checker in checkers:
             checker.pre_hook(*args)
-
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
     register_optimizer_step_post_hook(post)  # before init_process_group: runs before reft's
     dist.init_process_group("reft")
     register_optimizer_step_pre_hook(pre)  # after it: runs after reft's gate
+    return checkers
+
+
+def main() -> None:
+    scenario, out = sys.argv[1], Path(sys.argv[2])
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    checkers = init_checked()
     loop = SCENARIOS[scenario]()
     checker = Checker(loop.roots)
+    checkers.append(checker)
     torch.manual_seed(10 + dist.get_rank())
     loop.run()
     import reft

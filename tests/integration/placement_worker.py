@@ -11,13 +11,12 @@ import json
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import torch
 import torch.distributed as dist
-from never_wrong_worker import Checker
+from never_wrong_worker import Checker, init_checked
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
@@ -34,21 +33,7 @@ def main() -> None:
     kind, steps, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    checker: Checker | None = None
-
-    def post(*args: Any) -> None:
-        if checker is not None:
-            checker.post_hook(*args)
-
-    def pre(*args: Any) -> None:
-        if checker is not None:
-            checker.pre_hook(*args)
-
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-
-    register_optimizer_step_post_hook(post)  # before init_process_group: runs before reft's
-    dist.init_process_group("reft")
-    register_optimizer_step_pre_hook(pre)  # after it: runs after reft's gate
+    checkers = init_checked()
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank if kind == "pipeline" else 0)
     model: nn.Module = block()
@@ -59,6 +44,7 @@ def main() -> None:
         model = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     checker = Checker(lambda: [model, optimizer])
+    checkers.append(checker)
     torch.manual_seed(100 + rank)
     for _ in range(steps):
         x = torch.randn(32 * MICRO_BATCHES, WIDTH)

@@ -6,7 +6,6 @@ import json
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,16 +39,7 @@ def run(forkrun: Forkrun, scenario: str, **env: str) -> tuple[dict[str, Any], st
             "REFT_AGENT_LINGER_SEC": "1",
         }
         environment |= {"REFT_RESUME": "state"} | env  # else the checker's clones would be taken for loop variables
-        forkrun.start([str(HERE / "never_wrong_worker.py"), scenario, str(out)], environment, scratch / "log", 2, 0)
-        deadline = time.monotonic() + 60
-        code = None
-        while code is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-            code = forkrun.poll()
-        if code is None:
-            forkrun.kill()
-        said = (scratch / "log").read_text(errors="replace")
-        assert code == 0, said[-4000:]
+        said = forkrun.run([str(HERE / "never_wrong_worker.py"), scenario, str(out)], environment, scratch / "log", 2, 60)
         return json.loads(out.read_text()), said
     finally:
         kill_all(agent_pids(scratch / "run"))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,15 +39,7 @@ def run(forkrun: Forkrun, kind: str, ranks: int, **env: str) -> list[dict[str, A
         environment = {"REFT_JOB_ID": f"placement-{kind}", "REFT_RUN_DIR": str(scratch / "run")}
         environment |= {"REFT_AGENT_LINGER_SEC": "1", "REFT_RESUME": "state"} | env
         argv = [str(HERE / "placement_worker.py"), kind, str(STEPS), str(scratch)]
-        forkrun.start(argv, environment, scratch / "log", ranks, 0)
-        deadline = time.monotonic() + 100
-        code = None
-        while code is None and time.monotonic() < deadline:
-            time.sleep(0.02)
-            code = forkrun.poll()
-        if code is None:
-            forkrun.kill()
-        assert code == 0, (scratch / "log").read_text(errors="replace")[-4000:]
+        forkrun.run(argv, environment, scratch / "log", ranks, 100)
         return [json.loads((scratch / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     finally:
         kill_all(agent_pids(scratch / "run"))
