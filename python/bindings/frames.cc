@@ -75,6 +75,18 @@ int frameLocalsplus(const py::handle& frame) {
   return slotsOf(frame).localsplus;
 }
 
+// Whether C code stands between a running frame and the Python code that called it: `list(map(f, …))` runs f that way, a plain
+// call does not.
+bool frameEnteredFromC(const py::handle& object) {
+  slotsOf(object);  // refuses what is no frame
+  _PyInterpreterFrame* inner = reinterpret_cast<PyFrameObject*>(object.ptr())->f_frame;
+#if PY_VERSION_HEX >= 0x030C0000
+  return inner->previous != nullptr && inner->previous->owner == FRAME_OWNED_BY_CSTACK;
+#else
+  return inner->is_entry;
+#endif
+}
+
 PyGenObject* suspended(const py::handle& object) {
   if (!PyGen_CheckExact(object.ptr())) {
     throw py::type_error("generator is " + std::string(Py_TYPE(object.ptr())->tp_name) + "; allowed: generator");
@@ -157,6 +169,10 @@ int frameLocalsplus(const py::handle&) {
   unknownLayout();
 }
 
+bool frameEnteredFromC(const py::handle&) {
+  unknownLayout();
+}
+
 py::tuple generatorPosition(const py::handle&) {
   unknownLayout();
 }
@@ -175,6 +191,7 @@ void bindFrames(py::module_& module) {
   module.def("frame_set_slot", &frameSetSlot, py::arg("frame"), py::arg("index"), py::arg("value"), py::arg("unbound"));
   module.def("frame_stack_depth", &frameStackDepth, py::arg("frame"));
   module.def("frame_localsplus", &frameLocalsplus, py::arg("frame"));
+  module.def("frame_entered_from_c", &frameEnteredFromC, py::arg("frame"));
   module.def("generator_position", &generatorPosition, py::arg("generator"));
   module.def("generator_set_position", &generatorSetPosition, py::arg("generator"), py::arg("unit"), py::arg("state"),
              py::arg("stack"));

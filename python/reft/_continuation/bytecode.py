@@ -29,6 +29,10 @@ class Point:
     """Slots of the value stack that hold live values while the instruction is in progress."""
     live: frozenset[str]
     """Fast locals (or, in a module, names) that may be read before they are assigned again."""
+    name: str = ""
+    """Of the instruction in progress."""
+    callables: tuple[int, int] = (-1, -1)
+    """Of a call: slots of the value stack, both above `stack_depth`, one of which holds what is called."""
 
 
 # Code that can see every name makes each of them live.
@@ -197,7 +201,9 @@ class CodeAnalysis:
         for successor in (*self._successors[index], *self._handlers[index]):
             after |= live_in[successor]
         live = frozenset(names) if self.sees_all else frozenset(n for bit, n in enumerate(names) if after >> bit & 1)
-        return Point(instruction.offset, during, live)
+        if index and self._instructions[index - 1].opname == "PRECALL":  # counted as if it took the arguments
+            depth = self._depths[index - 1]
+        return Point(instruction.offset, during, live, name, _callables(name, depth, instruction.arg or 0))
 
     def _is_yield(self, index: int) -> bool:
         return self._instructions[index].opname == "YIELD_VALUE"
@@ -316,6 +322,17 @@ class CodeAnalysis:
             argument = instruction.arg or 0
             return (self.slot_names[argument >> 4], self.slot_names[argument & 15])
         return (self.slot_names[instruction.arg or 0],)
+
+
+def _callables(name: str, depth: int, argument: int) -> tuple[int, int]:
+    """Where the operands of a call instruction begin, given the stack depth before it."""
+    if name == "CALL_FUNCTION_EX":  # NULL, callable, positional arguments[, keywords]; 3.13: callable, NULL, …
+        first = depth - 3 - (argument & 1)
+    elif name in ("CALL", "CALL_KW"):
+        first = depth - argument - 2 - (name == "CALL_KW")  # the names of CALL_KW lie on top
+    else:
+        return (-1, -1)
+    return (first, first + 1)
 
 
 def _fast_verbs(op: str) -> tuple[str, ...]:

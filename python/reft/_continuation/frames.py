@@ -20,11 +20,11 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from . import statics, values
+from . import calls, statics, values
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
-_VERSION = 3
+_VERSION = 4
 _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 
@@ -71,7 +71,8 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
         outside = statics.capture(encoder)
     except Unsupported as error:
         raise FrameMismatch(str(error)) from error
-    lost = any(encoder.lost_position(part) for frame in path if frame["user"] for part in frame["stack"])
+    user = [frame for frame in path if frame["user"]]
+    lost = any(frame["refused"] or any(map(encoder.lost_position, frame["stack"])) for frame in user)
     data = pickle.dumps((_VERSION, sys.version_info[:2], path, outside, encoder.nodes), protocol=5)
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
 
@@ -125,7 +126,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
     decoder = Decoder(nodes, values.births.by_place(), _plan_generator, foreign)
     user = 0
     try:
-        for record, (frame, _) in zip(path, live, strict=True):
+        for record, (frame, _, _) in zip(path, live, strict=True):
             if record["user"]:
                 _plan_frame(decoder, record, frame, record["name"])
                 user += 1
@@ -140,18 +141,28 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
     return RestoreReport(frames=user, problems=decoder.problems)
 
 
-def _walk(start: FrameType) -> list[tuple[FrameType, bool]]:
-    """Gives the frames from `start` out to the main module, each with whether it is the user's; reft's are left out."""
-    path: list[tuple[FrameType, bool]] = []
+_Path = list[tuple[FrameType, bool, FrameType | None]]
+
+
+def _walk(start: FrameType) -> _Path:
+    """Gives the frames from the main module in to `start`, each with whether it is the user's and which one it called.
+
+    Frames of reft are left out.
+    """
+    path: _Path = []
+    outermost = 0
     frame: FrameType | None = start
+    callee: FrameType | None = None
     while frame is not None:
         module = str(frame.f_globals.get("__name__", ""))
         root = module.partition(".")[0]
         if root != "reft":
-            path.append((frame, root not in _INTERNAL))
+            path.append((frame, root not in _INTERNAL, callee))
         if module == "__main__" and frame.f_code.co_name == "<module>":
-            break
-        frame = frame.f_back
+            outermost = len(path)  # of several: a script may run a part of itself by `exec`
+        frame, callee = frame.f_back, frame
+    if outermost:
+        del path[outermost:]
     path.reverse()  # outermost first: its names for shared objects are the ones that last
     return path
 
@@ -159,12 +170,16 @@ def _walk(start: FrameType) -> list[tuple[FrameType, bool]]:
 def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
     path: list[dict[str, Any]] = []
     modules: set[int] = set()
-    for frame, user in _walk(start):
+    for frame, user, callee in _walk(start):
         code = frame.f_code
         if not user:
             path.append({"user": False, "name": code.co_qualname, "results": _encode_results(encoder, frame)})
             continue
         record = _encode_frame(encoder, frame, code.co_qualname)
+        if callee is not None and not encoder.note_births:
+            record["refused"] = _blocker(frame, callee)
+            if record["refused"]:
+                encoder.lost(f"{code.co_qualname}:{frame.f_lineno}", "call", record["refused"])
         if id(frame.f_globals) not in modules:
             modules.add(id(frame.f_globals))
             names = _module_names(frame.f_globals)
@@ -173,6 +188,19 @@ def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
             record["globals"] = _encode_names(encoder, frame.f_globals, names, "global ")
         path.append(record)
     return path
+
+
+def _blocker(frame: FrameType, callee: FrameType) -> str | None:
+    """Why the place in a loop cannot be put back although both frames can: C code stands between them."""
+    native = _native()
+    if not native.frame_entered_from_c(callee):
+        return None
+    analysis = analyse(frame.f_code)
+    point = analysis.point(frame.f_lasti)
+    count = analysis.slot_count
+    # Operands of the call in progress are still there: C code borrows them from the frame.
+    slots = native.frame_slots(frame, count + calls.operands_end(point), UNBOUND)
+    return calls.blocker(point, slots[count:], UNBOUND)
 
 
 def _encode_results(encoder: Encoder, frame: FrameType) -> list[tuple[str, Any]]:
@@ -242,6 +270,7 @@ def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool 
         "names": names,
         "stack": stack,
         "globals": [],
+        "refused": None,
     }
 
 
@@ -366,17 +395,19 @@ _module_names_cache: dict[int, tuple[dict[str, Any], int, frozenset[str]]] = {}
 _BUILTIN_NAMES = frozenset(dir(__import__("builtins")))
 
 
-def _compare_paths(path: list[dict[str, Any]], live: list[tuple[FrameType, bool]]) -> None:
+def _compare_paths(path: list[dict[str, Any]], live: _Path) -> None:
     there = [record["name"] for record in path]
-    here = [frame.f_code.co_qualname for frame, _ in live]
+    here = [frame.f_code.co_qualname for frame, _, _ in live]
     if there != here:
         raise FrameMismatch(f"call path was {' > '.join(there)}, is {' > '.join(here)}")
     # Innermost first: the hash of a module covers the functions in it, and the function is the better name.
-    for record, (frame, user) in zip(reversed(path), reversed(live), strict=True):
+    for record, (frame, user, _) in zip(reversed(path), reversed(live), strict=True):
         if record["user"] != user:
             raise FrameMismatch(f"{record['name']} is of another module")
         if user:
-            _compare_frame(record, frame)
+            where = _compare_frame(record, frame)
+            if record["refused"]:
+                raise FrameMismatch(f"{where}: {record['refused']}")
 
 
 def _compare_code(record: dict[str, Any], frame: Any) -> str:
@@ -386,7 +417,7 @@ def _compare_code(record: dict[str, Any], frame: Any) -> str:
     return where
 
 
-def _compare_frame(record: dict[str, Any], frame: Any) -> None:
+def _compare_frame(record: dict[str, Any], frame: Any) -> str:
     where = _compare_code(record, frame)
     code = frame.f_code
     try:
@@ -395,6 +426,7 @@ def _compare_frame(record: dict[str, Any], frame: Any) -> None:
         raise FrameMismatch(f"{where}: {error}") from error
     if offset != record["offset"]:
         raise FrameMismatch(f"{where}: the call in progress was at offset {record['offset']}, is at {offset}")
+    return where
 
 
 def _plan_frame(decoder: Decoder, record: dict[str, Any], frame: Any, place: str) -> None:

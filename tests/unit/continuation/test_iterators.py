@@ -298,3 +298,113 @@ for i, row in enumerate(csv.reader(["a", "b", "c", "d"])):
     assert not result.captured["exact"]
     assert any("reader" in kind for _, kind, _ in result.captured["uncaptured"])
     assert "mismatch" in result.restored
+
+
+# C code that runs a loop, and what it is called in the reason.
+C_LOOPS = {
+    "list(map(work, range(6)))": "list",
+    "tuple(map(work, range(6)))": "tuple",
+    "set(work(i) for i in range(6))": "set",
+    "dict((i, work(i)) for i in range(6))": "dict",
+    "sum(work(i) for i in range(6))": "sum",
+    "max(map(work, range(6)))": "max",
+    "sorted(map(work, range(6)))": "sorted",
+    "','.join(str(work(i)) for i in range(6))": "str.join",
+    "functools.reduce(lambda a, i: a + work(i), range(6))": "reduce",
+    "collections.deque(map(work, range(6)))": "deque",
+    "[].extend(map(work, range(6)))": "list.extend",
+    "[*map(work, range(6))]": "taken apart",
+    "7 in map(work, range(6))": "taken apart",
+    "Rows(map(work, range(6)))": "Rows",
+    "[x for x in filter(work, range(6))]": "filter",
+    "[x for x in zip(range(9), steps())]": "zip",
+    "[x for x in enumerate(steps())]": "enumerate",
+    "[x for x in itertools.islice(steps(), 6)]": "islice",
+}
+
+
+@pytest.mark.parametrize("loop", C_LOOPS)
+def test_loop_that_c_code_runs_is_named_and_refused(run_script: Run, any_python: str, loop: str) -> None:
+    source = (
+        HEADER
+        + f"""
+import collections, functools, itertools
+class Rows(list):
+    pass
+def work(i):
+    probe.step()
+    probe.trace(i)
+    return i
+def steps():
+    for i in range(6):
+        yield work(i)
+def main():
+    result = {loop}
+main()
+"""
+    )
+    result = run_script(source, 3, any_python)
+    assert not result.captured["exact"]
+    assert any(C_LOOPS[loop] in reason for _, kind, reason in result.captured["uncaptured"] if kind == "call"), result.captured
+    assert C_LOOPS[loop] in result.restored["mismatch"]
+
+
+# C code that only passes a call through, of which nothing is lost.
+C_CALLS = {
+    "next": "next(source)",
+    "send": "source.send(None)",
+    "partial": "functools.partial(work)()",
+    "class": "Work()",
+    "callable": "worker()",
+    "item": "worker[0]",
+    "attribute": "worker.value",
+    "exec": "exec('work()', globals())",
+    "context": "contextvars.copy_context().run(work)",
+    "cache": "cached(i)",
+    "map": "[None for _ in map(lambda _: work(), [0])]",
+    "metaclass": "Single()",
+}
+
+
+@pytest.mark.parametrize("call", C_CALLS)
+def test_call_through_c_code_continues(run_script: Run, any_python: str, call: str) -> None:
+    source = (
+        HEADER
+        + f"""
+import contextvars, functools
+def work():
+    probe.step()
+def steps():
+    while True:
+        probe.step()
+        yield
+@functools.lru_cache(maxsize=None)
+def cached(i):
+    probe.step()
+class Work:
+    def __init__(self):
+        probe.step()
+class Meta(type):
+    def __call__(cls):
+        return super().__call__()
+class Single(metaclass=Meta):
+    def __init__(self):
+        probe.step()
+class Worker:
+    def __call__(self):
+        probe.step()
+    def __getitem__(self, i):
+        probe.step()
+    @property
+    def value(self):
+        probe.step()
+worker = Worker()
+def main():
+    source = steps()
+    for i in range(7):
+        {C_CALLS[call]}
+        probe.trace(i)
+main()
+"""
+    )
+    run_script(source, 3, any_python).check()

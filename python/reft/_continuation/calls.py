@@ -1,0 +1,131 @@
+"""C code between two frames of a loop.
+
+Python code that calls Python code leaves everything that it still needs on its own frame, where a restore finds it. C code in
+between keeps its part in C variables: `list(map(step, loader))` has a list that nobody can reach, `for i, x in zip(a, steps())`
+the item of `a` that was already taken. Where what it keeps decides how the loop goes on, the place in the loop is refused;
+calls that only pass through (`next`, `functools.partial`, a class, `obj()`) keep nothing.
+
+Threads: any, with the GIL. Errors: none.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextvars
+import functools
+import sys
+from types import (
+    BuiltinFunctionType,
+    CoroutineType,
+    FunctionType,
+    GeneratorType,
+    MethodDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+)
+from typing import Any
+
+from .bytecode import Point
+
+_TRANSPARENT = frozenset(
+    id(getattr(builtins, name))
+    for name in (
+        "next", "iter", "exec", "eval", "__import__", "__build_class__", "getattr", "setattr", "hasattr", "len", "isinstance",
+        "issubclass", "super",
+    )
+)  # fmt: skip
+_TRANSPARENT_OWNERS = (GeneratorType, CoroutineType, contextvars.Context)
+# These operate on one object with one call of its method.
+_TRANSPARENT_WRAPPERS = frozenset({"__call__", "__next__", "__iter__", "__enter__", "__exit__", "__getitem__", "__setattr__"})
+# Instructions that run an iterator to its end, or compare as they go.
+_ITERATING = frozenset(
+    {"LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE", "UNPACK_SEQUENCE", "UNPACK_EX", "CONTAINS_OP"}
+)
+_STEPPING = frozenset({"FOR_ITER", "SEND"})
+_HINT = "use a `for` loop"
+
+
+def blocker(point: Point, stack: list[Any], unbound: object) -> str | None:
+    """Says why the place in a loop cannot be put back: C code was called at `point`, and that called the next frame.
+
+    Args:
+        point: Where the frame stands.
+        stack: Its value stack with the operands of the instruction in progress.
+        unbound: What stands for an empty slot in `stack`.
+
+    Returns:
+        None if nothing is kept there.
+    """
+    if point.name in _ITERATING:
+        return f"an iterable is taken apart while its code trains: {_HINT}"
+    if point.name in _STEPPING:
+        return _iterator_blocker(stack[point.stack_depth - 1] if point.stack_depth else unbound)
+    first, second = point.callables
+    if first < 0:
+        return None
+    called = stack[first] if stack[first] is not unbound else stack[second]
+    return _callable_blocker(called)
+
+
+def operands_end(point: Point) -> int:
+    """How many slots of the value stack `blocker` needs."""
+    return max(point.stack_depth, point.callables[1] + 1)
+
+
+def _iterator_blocker(iterator: Any) -> str | None:
+    kind = type(iterator)
+    # `map` keeps only what it has handed over as arguments.
+    if kind in (GeneratorType, map) or isinstance(kind.__dict__.get("__next__") or _inherited(kind), FunctionType):
+        return None
+    if kind is CoroutineType or kind.__module__.partition(".")[0] not in _known_roots():
+        return None
+    return f"the code behind `{kind.__name__}` trains, and what `{kind.__name__}` has taken is kept in C: {_HINT} around that code"
+
+
+def _inherited(kind: type) -> Any:
+    return next((base.__dict__["__next__"] for base in kind.__mro__ if "__next__" in base.__dict__), None)
+
+
+def _callable_blocker(called: Any) -> str | None:
+    kind = type(called)
+    if kind in (FunctionType, functools._lru_cache_wrapper) or id(called) in _TRANSPARENT:
+        return None
+    if kind is functools.partial:
+        return _callable_blocker(called.func)
+    if kind is MethodType:
+        return _callable_blocker(called.__func__)
+    if isinstance(called, type):
+        made_in_python = isinstance(called.__init__, FunctionType) or isinstance(called.__new__, FunctionType)  # type: ignore[misc]
+        return None if made_in_python or not _iterates(called) else _refusal(called.__qualname__)
+    if kind is BuiltinFunctionType or kind is MethodWrapperType:
+        owner = type(called.__self__)
+        module = called.__module__ if kind is BuiltinFunctionType and called.__module__ else owner.__module__
+    elif kind is MethodDescriptorType or kind is WrapperDescriptorType:
+        owner, module = called.__objclass__, called.__objclass__.__module__
+    else:
+        return None
+    passes = owner in _TRANSPARENT_OWNERS or owner.__module__ == "_asyncio"
+    if kind in (MethodWrapperType, WrapperDescriptorType):
+        passes = passes or called.__name__ in _TRANSPARENT_WRAPPERS
+    return None if passes or not _is_known(str(module)) else _refusal(called.__qualname__)
+
+
+def _iterates(kind: type) -> bool:
+    """Whether making an object of a class is a loop over its argument: what a container of Python's own does."""
+    return any(_is_known(base.__module__) for base in kind.__mro__ if base is not object)
+
+
+def _is_known(module: str) -> bool:
+    return module.partition(".")[0] in _known_roots()
+
+
+@functools.cache
+def _known_roots() -> frozenset[str]:
+    """Python's and NumPy's own C code; other packages' is taken to pass calls through, as autograd does."""
+    return frozenset(sys.stdlib_module_names | {"builtins", "numpy"})
+
+
+def _refusal(name: str) -> str:
+    return f"a loop that `{name}` runs in C: {_HINT}"
+
