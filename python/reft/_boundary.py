@@ -54,6 +54,10 @@ class Boundary:
         """Outermost optimizers in the order of their first step."""
         return [optimizer for optimizer in self._known if optimizer is not None]
 
+    def know(self, others: list[Optimizer]) -> None:
+        """Counts optimizers among the known ones that have not stepped in this process, but had in the one that it takes up."""
+        self._known += others
+
     def remove(self) -> None:
         """Takes the hooks out."""
         for handle in self._handles:

@@ -7,6 +7,7 @@ builds the same objects in the same order, finds each tensor again.
 from __future__ import annotations
 
 import gc
+import hashlib
 import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -71,18 +72,19 @@ class State:
         return sum(region.tensor.nbytes for region in self.regions)
 
 
-# Schedulers and scalers in the order in which they were made; those made before install() are found by the collector.
+# Optimizers, schedulers and scalers in the order in which they were made; those made before install() are found by the collector.
 _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _installed = False
 _SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def install() -> None:
-    """Notes schedulers and scalers as they are constructed. Idempotent."""
+    """Notes optimizers, schedulers and scalers as they are constructed. Idempotent."""
     global _installed
     if _installed:
         return
     _installed = True
+    _watch(Optimizer)
     _watch(torch.optim.lr_scheduler.LRScheduler)
     _watch(torch.optim.lr_scheduler.ReduceLROnPlateau)
     _watch(torch.amp.GradScaler)
@@ -258,6 +260,32 @@ def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
     inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer
     return [inner] if isinstance(inner, Optimizer) else []
+
+
+def signature(optimizer: Optimizer) -> str:
+    """What an optimizer is told by in another process of the same script: its class and the shapes of its parameters."""
+    shapes = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+    kind = type(optimizer)
+    return hashlib.blake2b(f"{kind.__module__}.{kind.__qualname__} {shapes}".encode(), digest_size=8).hexdigest()
+
+
+def state_keys(optimizer: Optimizer) -> list[tuple[str, ...]]:
+    """The orders in which an optimizer keeps the names of its state: mostly one, the same for all parameters."""
+    found = dict.fromkeys(tuple(map(str, entries)) for entries in optimizer.state.values() if isinstance(entries, dict))
+    return list(found)
+
+
+def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer]:
+    """Optimizers of the script that are not among `known`, one for each signature in `wanted`; fewer if one is not there."""
+    taken = {id(optimizer) for o in known for optimizer in (o, *_inner_optimizers(o))}
+    others = [o for o in _in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
+    found: list[Optimizer] = []
+    for text in wanted:
+        match = next((o for o in others if all(o is not f for f in found) and signature(o) == text), None)
+        if match is None:
+            break
+        found.append(match)
+    return found
 
 
 def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:

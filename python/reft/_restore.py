@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from reft import _C, _agent_protocol
 from reft._discovery import State
@@ -119,6 +122,85 @@ def _moves_of(slot: Any, gid: str, shard: int) -> list[tuple[str, int, int, int]
         if (piece_shard == shard and gids[group] == gid) if group >= 0 else gid == "":
             found.append((name, begin, end, offset))
     return found
+
+
+class MissingState:
+    """Optimizer state that was saved and does not exist yet: an optimizer makes its own at its first step, which may come later
+    in the script than the first step of another one, or, for a parameter that begins to train in mid-run, later than its own.
+
+    `make` adds it, with values that `restore_regions` overwrites; `unmake` takes it out again.
+
+    Args:
+        orders: of each optimizer, the orders of names in the saved state.
+    """
+
+    def __init__(self, orders: list[list[tuple[str, ...]]]) -> None:
+        self._orders = orders
+        self._made: list[tuple[torch.optim.Optimizer, torch.Tensor, str]] = []
+
+    def make(self, sources: Sources, point: RestorePoint, state: State, rank: int, strided: dict[str, torch.Tensor]) -> bool:
+        """Makes what is missing. Returns whether there was any: the state is to be discovered anew then."""
+        there = {region.name for region in state.regions} | set(state.strided)
+        for name, dtype, shape, _, _ in sources.table(point.donor.get(rank, rank)).regions:
+            if name not in there:
+                self._add(state, name, lambda like, d=dtype, s=shape: _empty_state(like, d, s))
+        for name, saved in strided.items():
+            if name not in there:
+                self._add(state, name, lambda like, t=saved: t.clone())
+        for optimizer, orders in zip(state.optimizers, self._orders, strict=False):
+            for made_by, parameter, _ in self._made:
+                if made_by is optimizer:
+                    _put_in_order(optimizer.state[parameter], orders)
+        return bool(self._made)
+
+    def unmake(self) -> None:
+        for optimizer, parameter, key in self._made:
+            entries = optimizer.state[parameter]
+            entries.pop(key, None)
+            if not entries:
+                optimizer.state.pop(parameter)
+        self._made = []
+
+    def _add(self, state: State, name: str, make: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+        matched = _STATE_NAME.fullmatch(name)
+        if matched is None or int(matched[1]) >= len(state.optimizers):
+            return
+        optimizer = state.optimizers[int(matched[1])]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if int(matched[2]) >= len(parameters):
+            return
+        parameter = parameters[int(matched[2])]
+        tensor = make(parameter)
+        if tensor is not None:
+            optimizer.state[parameter][matched[3]] = tensor
+            self._made.append((optimizer, parameter, matched[3]))
+
+
+def _put_in_order(entries: dict[str, Any], orders: list[tuple[str, ...]]) -> None:
+    """As the optimizer would have it: what a script saves of it is the same then, byte for byte."""
+    order = next((names for names in orders if set(names) == set(entries)), ())
+    for name in order:
+        entries[name] = entries.pop(name)
+
+
+_STATE_NAME = re.compile(r"o(\d+)\.p(\d+)\.([^\W\d]\w*)")
+
+
+def _empty_state(parameter: torch.Tensor, dtype: str, shape: list[int]) -> torch.Tensor | None:
+    """A tensor for an optimizer's state of a parameter: laid out like it if it has its shape, as torch's optimizers do it."""
+    found = next((d for d in _DTYPES if _C.dtype_name(torch.empty(0, dtype=d)) == dtype), None)
+    if found is None:
+        return None
+    local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+    if list(local.shape) == list(shape):
+        return torch.zeros_like(parameter, dtype=found, memory_format=torch.preserve_format).detach()
+    return torch.zeros(shape, dtype=found)
+
+
+_DTYPES = (
+    torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8,
+    torch.bool,
+)  # fmt: skip
 
 
 def check(sources: Sources, point: RestorePoint, state: State, rank: int) -> None:

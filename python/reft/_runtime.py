@@ -66,6 +66,8 @@ class Session:
         self._said_first = False
         self._uncaptured: list[tuple[str, str, str]] = []
         self._owned: set[int] = set()
+        self._signatures: list[str] = []
+        self._state_keys: list[list[tuple[str, ...]]] = []
         self._with_plain: set[int] = set()
         self._last_point_ns = 0
         self._disabled = not env["snapshot"]
@@ -395,6 +397,8 @@ class Session:
         )
         self.state = state
         # Derived once, because every step needs them.
+        self._signatures = [_discovery.signature(o) for o in state.optimizers]
+        self._state_keys = [_discovery.state_keys(o) for o in state.optimizers]
         self._owned = {id(region.tensor) for region in state.regions} | {
             id(p) for o in state.optimizers for g in o.param_groups for p in g["params"]
         }
@@ -428,6 +432,8 @@ class Session:
             "step": self.step,
             "session": self.number,
             "closing": self.boundary.closing,
+            "optimizers": self._signatures,
+            "state_keys": self._state_keys,
             "counts": _own_checkpoints.counts(state.optimizers, state.schedulers),
             "groups": [
                 [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in o.param_groups] for o in state.optimizers
@@ -463,8 +469,14 @@ class Session:
         assert self.point is not None and self.saved is not None and self.boundary is not None and self.sources is not None
         point, saved, job = self.point, self.saved, self.job
         began = time.monotonic_ns()
+        known = self.boundary.optimizers
+        self.boundary.know(_discovery.not_yet_stepped(known, saved["optimizers"][len(known) :]))
         state = _discovery.discover(self.boundary.optimizers)
+        missing = _restore.MissingState(saved["state_keys"])
+        if missing.make(self.sources, point, state, job.rank, saved["strided"]):
+            state = _discovery.discover(self.boundary.optimizers)
         if not self._all_match(state):
+            missing.unmake()
             self.point, self.saved, self.sources = None, None, None
             return
         # From here on a failure ends this rank: others have resumed, and a rank that has not would train something else.

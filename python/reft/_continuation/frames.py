@@ -29,7 +29,9 @@ _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 
 # Frames of these packages are on the path but hold nothing of the script's.
-_INTERNAL = frozenset({"torch", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"})
+_INTERNAL = frozenset(
+    {"torch", "asyncio", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"}
+)
 _STATELESS = (BuiltinFunctionType, type)
 # What a closure returned to torch's wrapper of `step`: the script gets it from there.
 _RESULTS = frozenset({"out"})
@@ -71,6 +73,9 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
         outside = statics.capture(encoder)
     except Unsupported as error:
         raise FrameMismatch(str(error)) from error
+    handled = sys.exc_info()[1]
+    if handled is not None:
+        encoder.lost("except block", type(handled).__name__, "the exception that is handled is the restarted script's")
     user = [frame for frame in path if frame["user"]]
     lost = any(frame["refused"] or any(map(encoder.lost_position, frame["stack"])) for frame in user)
     data = pickle.dumps((_VERSION, sys.version_info[:2], path, outside, encoder.nodes), protocol=5)
@@ -443,14 +448,18 @@ def _plan_frame(decoder: Decoder, record: dict[str, Any], frame: Any, place: str
     for i, encoded in enumerate(record["stack"]):
         where = f"{place}<stack {i}>"
         lost = decoder.is_lost_iterator(encoded)
-        if lost is not None and hasattr(slots[count + i], "__next__"):
+        there = slots[count + i]
+        if lost is not None and (hasattr(there, "__next__") or hasattr(there, "__anext__")):
             raise FrameMismatch(f"{where}: {lost}")
+        other = decoder.other_block(encoded, there)
+        if other is not None:
+            raise FrameMismatch(f"{place}: {other}")
         try:
-            value = _plan_slot(decoder, encoded, frame, count + i, slots[count + i], where)
+            value = _plan_slot(decoder, encoded, frame, count + i, there, where)
         except Lost as error:
             raise FrameMismatch(str(error)) from error
         if value is KEEP and decoder.is_iterator(encoded):
-            raise FrameMismatch(f"{where}: the position of {type(slots[count + i]).__name__} cannot be put back")
+            raise FrameMismatch(f"{where}: the position of {type(there).__name__} cannot be put back")
 
 
 def _plan_locals(

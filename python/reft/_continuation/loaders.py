@@ -63,6 +63,11 @@ class Parts:
             )
         return [plain_attributes(part) for part in self._parts], generators, tensors
 
+    def is_resized(self, captured: tuple[Any, ...]) -> bool:
+        """Whether a batch size is not what it was when `captured` was captured: a replay would take other batches."""
+        pairs = zip(self._parts, captured[0], strict=True)
+        return any("batch_size" in plain and part.__dict__.get("batch_size") != plain["batch_size"] for part, plain in pairs)
+
     def write(self, captured: tuple[Any, ...]) -> None:
         """Writes back what `capture` gave.
 
@@ -319,6 +324,9 @@ def unrestorable(iterator: Any) -> str | None:
 
     if isinstance(iterator._dataset, (IterDataPipe, MapDataPipe)):
         return "DataLoader over a DataPipe: use torchdata's StatefulDataLoader"
+    origin: _Origin = getattr(iterator, _ORIGIN)
+    if origin.parts.is_resized(origin.begun_with):
+        return "the batch size was changed in the middle of an epoch, so how far it is cannot be told"
     if kind == "multi" and "_reft_origin" in iterator.__dict__ and not hasattr(iterator, "_worker_queue_idx_cycle"):
         return "DataLoader with workers of another torch release"
     return None

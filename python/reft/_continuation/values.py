@@ -70,7 +70,6 @@ _OWNED_TYPES: tuple[type, ...] = (
     TracebackType,
     CellType,
     CoroutineType,
-    AsyncGeneratorType,
     type,
     property,
     staticmethod,
@@ -266,7 +265,8 @@ class Encoder:
         if type(encoded) is not tuple or encoded[0] != "r" or self.nodes[encoded[1]][0] != "lost":
             return None
         value = self._objects[encoded[1]]
-        return str(self.nodes[encoded[1]][3]) if hasattr(value, "__next__") else None
+        position = hasattr(value, "__next__") or hasattr(value, "__anext__")
+        return str(self.nodes[encoded[1]][3]) if position else None
 
     def _give_up(self, value: Any, place: str, reason: str) -> Any:
         self.lost(place, type_name(type(value)), reason)
@@ -497,6 +497,8 @@ class Encoder:
     def _unknown(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if hasattr(value, "__next__"):
             return self.lost(place, type_name(type(value)), "iterator of unknown kind")
+        if hasattr(value, "__anext__"):
+            return self.lost(place, type_name(type(value)), "asynchronous generator: use a `for` loop over a plain one")
         return self.lost(place, type_name(type(value)), "unknown type")
 
     def _file(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -734,6 +736,8 @@ def _classify(kind: type) -> _Handler:
         return Encoder._advanced
     if kind is GeneratorType:
         return Encoder._generator
+    if kind is AsyncGeneratorType:
+        return Encoder._unknown
     if issubclass(kind, enum.Enum):
         return Encoder._constant
     if kind is FunctionType:
@@ -835,6 +839,7 @@ _handlers: dict[type, _Handler] = {
 }
 
 
+_EXITS = frozenset({"__exit__", "__aexit__"})
 _RANK = re.compile(r"(?:^|[ :._])rank$")
 
 
@@ -920,6 +925,16 @@ class Decoder:
         """Says whether `encoded` is a position in a loop."""
         kinds = ("iterator", "advanced", "generator", "finished_generator", "loader_iterator", "file")
         return type(encoded) is tuple and encoded[0] == "r" and self._nodes[encoded[1]][0] in kinds
+
+    def other_block(self, encoded: Any, live: Any) -> str | None:
+        """Says so if a `with` block, known by the `__exit__` on the value stack, is of another class than the live one."""
+        if getattr(live, "__name__", "") not in _EXITS or type(encoded) is not tuple or encoded[0] != "r":
+            return None
+        node = self._nodes[encoded[1]]
+        here, there = type_name(type(live)), node[2]
+        if node[0] == "method" and node[4][0] == "r":
+            here, there = type_name(type(live.__self__)), self._nodes[node[4][1]][2]
+        return None if here == there else f"a `with` block of {there} stands around the loop, in the restarted script one of {here}"
 
     def _target(self, node: Any, live: Any) -> Any:
         """The live object that a node is: its birth place first, else what is at the same place now."""

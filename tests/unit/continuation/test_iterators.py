@@ -408,3 +408,85 @@ main()
 """
     )
     run_script(source, 3, any_python).check()
+
+
+def test_async_for_is_named_and_refused(run_script: Run, any_python: str) -> None:
+    source = (
+        HEADER
+        + """
+import asyncio
+async def batches():
+    for i in range(6):
+        await asyncio.sleep(0)
+        yield i
+async def main():
+    async for i in batches():
+        probe.step()
+        probe.trace(i)
+asyncio.run(main())
+"""
+    )
+    result = run_script(source, 3, any_python)
+    assert not result.captured["exact"]
+    assert "asynchronous generator" in result.restored["mismatch"]
+
+
+def test_loop_inside_a_coroutine_continues(run_script: Run, any_python: str) -> None:
+    source = (
+        HEADER
+        + """
+import asyncio
+async def train(epoch):
+    for i in range(3):
+        probe.step()
+        probe.trace(epoch, i)
+        await asyncio.sleep(0)
+async def main():
+    for epoch in range(3):
+        await train(epoch)
+asyncio.run(main())
+"""
+    )
+    run_script(source, 4, any_python).check()
+
+
+def test_another_with_block_is_refused(run_script: Run, any_python: str) -> None:
+    source = (
+        HEADER
+        + """
+import contextlib
+class Block:
+    def __enter__(self):
+        return self
+    def __exit__(self, *args):
+        pass
+def main():
+    for i in range(6):
+        with Block() if i >= 2 else contextlib.nullcontext():
+            probe.step()
+            probe.trace(i)
+main()
+"""
+    )
+    result = run_script(source, 5, any_python)
+    assert "Block stands around the loop" in result.restored["mismatch"]
+    run_script(source, 2, any_python).check()
+
+
+def test_exception_that_is_handled_is_named(run_script: Run, any_python: str) -> None:
+    source = (
+        HEADER
+        + """
+def main():
+    for i in range(6):
+        try:
+            raise ValueError(i)
+        except ValueError:
+            probe.step()
+            probe.trace(i)
+main()
+"""
+    )
+    result = run_script(source, 3, any_python)
+    assert [["except block", "ValueError"]] == [entry[:2] for entry in result.captured["uncaptured"]]
+    assert result.restored["lines"] == result.expected["lines"]

@@ -354,3 +354,30 @@ class TensorDataset2(Dataset):
         return torch.tensor([float(i)])
 """
     run_script(HEADER + WORKERS + STATEFUL + plain + STATEFUL_LOOPS[name], 5).check()
+
+
+def test_batch_size_changed_in_an_epoch_is_named_and_refused(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+class Growing:
+    def __init__(self, batch_size):
+        self.batch_size = batch_size
+    def __iter__(self):
+        at = 0
+        while at < len(data):
+            yield list(range(at, min(at + self.batch_size, len(data))))
+            at += self.batch_size
+sampler = Growing(1)
+for epoch in range(2):
+    for i, (x,) in enumerate(DataLoader(data, batch_sampler=sampler)):
+        learn(x)
+        probe.trace(i, x.tolist())
+        if i == 2:
+            sampler.batch_size = 3
+"""
+    )
+    result = run_script(source, 5)
+    assert not result.captured["exact"]
+    assert "batch size was changed" in result.restored["mismatch"]
+    run_script(source, 2).check()
