@@ -327,6 +327,7 @@ void Agent::hello(Connection& peer, const wire::Frame& frame) {
     }
     peer.rank = hello.rank;
     auto& rank = *ranks_.find(hello.rank);
+    rank.notes.clear();
     rank.pid_is_own = peer.pid() > 0;
     std::erase_if(pidfd_ranks_, [&](const auto& entry) { return entry.second == hello.rank; });
     if (rank.pidfd) {
@@ -392,6 +393,7 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
       }
       return;
     }
+    case wire::Type::kNotes: rank.notes = parseNotes(frame.payload); return;
     case wire::Type::kBye:
       rank.said_bye = true;
       logInfo("agent", "rank ", rank.hello.rank, " said bye");

@@ -124,6 +124,26 @@ uint64_t parseStackReplyId(std::string_view payload) {
   return static_cast<uint64_t>(integer(object(payload), "id", 0, INT64_MAX));
 }
 
+std::vector<Note> parseNotes(std::string_view payload) {
+  const auto from = object(payload);
+  const auto found = from.find("notes");
+  if (found == from.end() || !found->is_array() || found->size() > kMaxNotes) {
+    throw InvalidArgument("notes", "something else", "an array of up to " + std::to_string(kMaxNotes));
+  }
+  std::vector<Note> notes;
+  for (const auto& entry : *found) {
+    Note note;
+    if (!entry.is_array() || entry.size() != note.size()) {
+      throw InvalidArgument("notes", "an entry of another form", "arrays of four strings");
+    }
+    for (size_t i = 0; i < note.size(); ++i) {
+      note[i] = text(json{{"notes", entry[i]}}, "notes", 512);
+    }
+    notes.push_back(std::move(note));
+  }
+  return notes;
+}
+
 std::string errorPayload(const std::string& what, const std::string& hint) {
   return json{{"what", what}, {"hint", hint}}.dump(-1, ' ', false, json::error_handler_t::replace);
 }

@@ -4,6 +4,7 @@
 // what it should be; the payload may come from anybody of this user.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -39,6 +40,11 @@ VaultPut parseVaultPut(std::string_view payload);
 int parseVaultGet(std::string_view payload);                    // rank
 std::vector<int> parseStacksRequest(std::string_view payload);  // empty = all ranks
 uint64_t parseStackReplyId(std::string_view payload);
+
+// What a rank says about its state: (about, where, kind, why), at most kMaxNotes of them, texts of at most 512 bytes.
+constexpr size_t kMaxNotes = 256;
+using Note = std::array<std::string, 4>;
+std::vector<Note> parseNotes(std::string_view payload);
 
 // {"what", "hint"} of kError.
 std::string errorPayload(const std::string& what, const std::string& hint);

@@ -26,6 +26,8 @@ struct RankState {
   bool alive = false;       // the process exists
   bool said_bye = false;
 
+  std::vector<Note> notes;  // of the process that is connected now
+
   UniqueFd vault_fd;
   std::unique_ptr<VaultReader> vault;
   std::string vault_path;  // "": a memfd

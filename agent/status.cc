@@ -121,6 +121,7 @@ std::string statusJson(const Options& options, RankTable& ranks, const CommitLed
                {"attempt", rank.hello.attempt},
                {"vault", nullptr},
                {"op_log", nullptr},
+               {"notes", rank.notes},
                {"stats", json::object()}};
     if (const auto* vault = rank.readable()) {
       entry["vault"] = {{"bytes", vault->bytes()}, {"path", rank.vault_path}, {"slots", slotsJson(*vault)}};

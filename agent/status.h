@@ -8,6 +8,7 @@
 //    "ranks": [{"rank", "pid", "alive", "connected", "said_bye", "incarnation", "attempt",
 //               "vault": {"bytes", "path", "slots": [{"state", "step", "incarnation"}]} or null,
 //               "op_log": {"ops", "heartbeat_age_sec", "pending"} or null,
+//               "notes": [[about, where, kind, why]],
 //               "stats": {every counter of RankStats, "note"}}]}
 // "stats" is {} without a vault. Incarnations are hexadecimal strings; steps that were never set are 2^64-1.
 //

@@ -41,6 +41,7 @@ enum class Type : uint16_t {
   kStackReply = 41,
   kVerdict = 42,
   kAbort = 43,
+  kNotes = 44,
   kStatusRequest = 50,
   kStatus = 51,
   kMetricsRequest = 52,

@@ -118,6 +118,13 @@ void bindBase(py::module_& module) {
            }),
            py::arg("socket_path"), py::arg("hello"), py::arg("timeout_ms"),
            py::arg("agent_argv") = std::vector<std::string>{}, py::call_guard<py::gil_scoped_release>())
+      .def(
+          "send",
+          [](AgentClient& self, int type, const std::string& payload) {
+            return self.send(static_cast<wire::Type>(type), payload);
+          },
+          py::arg("type"), py::arg("payload"), py::call_guard<py::gil_scoped_release>(),
+          "Sends a message that has no answer; false if the agent is not connected.")
       .def("bye", &AgentClient::bye, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("connected", &AgentClient::connected)
       .def_property_readonly("reconnects", &AgentClient::reconnects)

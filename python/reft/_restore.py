@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,10 +144,10 @@ class MissingState:
         there = {region.name for region in state.regions} | set(state.strided)
         for name, dtype, shape, _, _ in sources.table(point.donor.get(rank, rank)).regions:
             if name not in there:
-                self._add(state, name, lambda like, d=dtype, s=shape: _empty_state(like, d, s))
+                self._add(state, name, partial(_empty_state, dtype=dtype, shape=shape))
         for name, saved in strided.items():
             if name not in there:
-                self._add(state, name, lambda like, t=saved: t.clone())
+                self._add(state, name, partial(_copy_of, saved))
         for optimizer, orders in zip(state.optimizers, self._orders, strict=False):
             for made_by, parameter, _ in self._made:
                 if made_by is optimizer:
@@ -174,6 +175,10 @@ class MissingState:
         if tensor is not None:
             optimizer.state[parameter][matched[3]] = tensor
             self._made.append((optimizer, parameter, matched[3]))
+
+
+def _copy_of(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    return saved.clone()
 
 
 def _put_in_order(entries: dict[str, Any], orders: list[tuple[str, ...]]) -> None:

@@ -29,6 +29,7 @@ from reft import (
     _discovery,
     _groups,
     _job,
+    _notes,
     _own_checkpoints,
     _registry,
     _restore,
@@ -38,6 +39,7 @@ from reft._boundary import Boundary
 _session: Session | None = None
 _sessions_made = 0
 _exit_failed = False
+_LATE_LINES = 5  # about values that turn up after the first snapshot
 
 
 class RestoreFailed(RuntimeError):
@@ -64,7 +66,9 @@ class Session:
         self._restored: tuple[tuple[int, ...], _discovery.State] | None = None
         self._group_list: list[tuple[str, tuple[int, ...]]] = []
         self._said_first = False
-        self._uncaptured: list[tuple[str, str, str]] = []
+        self._notes: _notes.Notes | None = None
+        self._uncaptured: list[_notes.Note] = []
+        self._said_late = 0
         self._owned: set[int] = set()
         self._signatures: list[str] = []
         self._state_keys: list[list[tuple[str, ...]]] = []
@@ -103,6 +107,7 @@ class Session:
         incarnation = int(bytes(self.store.get("incarnation")))
         hello["incarnation"] = f"{incarnation:016x}"
         self._connect(str(directory / "agent.sock"), json.dumps(hello), self._agent_argv(run_dir))
+        self._notes = _notes.Notes(self.client)
         own_fd = self._agree()
         try:
             path = ""
@@ -452,8 +457,10 @@ class Session:
         if self.env["resume"] == "exact":
             try:
                 captured = _continuation.capture(frame, int(self.env["resume_frame_bytes"]), self._owned)
-                self._uncaptured, captured["uncaptured"] = captured["uncaptured"], []
                 saved["frames"] = captured
+                if captured["uncaptured"] != self._uncaptured:
+                    self._uncaptured = captured["uncaptured"]
+                    self._note_uncaptured()
             except Exception as error:
                 self.failed("loop state", error)
         try:
@@ -467,6 +474,7 @@ class Session:
 
     def _restore(self, frame: FrameType) -> None:
         assert self.point is not None and self.saved is not None and self.boundary is not None and self.sources is not None
+        assert self._notes is not None
         point, saved, job = self.point, self.saved, self.job
         began = time.monotonic_ns()
         known = self.boundary.optimizers
@@ -500,10 +508,15 @@ class Session:
             try:
                 done = _continuation.restore(frame, saved["frames"], foreign=job.rank in point.donor)
                 said = "state and place in the loop"
-                if done.problems and job.rank == 0:
-                    where, kind, why = done.problems[0]
-                    more = f" (and {len(done.problems) - 1} more)" if len(done.problems) > 1 else ""
-                    _banner.say(f"not put back: {where} ({kind}): {why}{more}")
+                self._uncaptured = saved["frames"]["uncaptured"]  # said before the restart
+                self._notes.add(_notes.WILL_NOT_COME_BACK, self._uncaptured)
+                there = {where for where, _, _ in done.problems}
+                lost = [note for note in self._uncaptured if note[0] not in there]
+                if problems := [*done.problems, *lost]:
+                    said += f" but for {len(problems)} value{'s' if len(problems) > 1 else ''}"
+                    self._notes.add(_notes.NOT_PUT_BACK, problems)
+                    if job.rank == 0:
+                        _banner.say(f"not put back: {_notes.line(problems)}")
             except Exception as error:
                 _banner.say(
                     f"rank {job.rank}: the place in the loop is not put back ({error}); tensors, optimizer, schedulers and random"
@@ -562,8 +575,17 @@ class Session:
 
     # -- telling -------------------------------------------------------------------------------------------------------
 
+    def _note_uncaptured(self) -> None:
+        """What is new among the values that a resume would not put back: told, and said unless the first snapshot's line says it."""
+        assert self._notes is not None
+        new = self._notes.add(_notes.WILL_NOT_COME_BACK, self._uncaptured)
+        if new and self._said_first and self.job.rank == 0 and self._said_late < _LATE_LINES:
+            self._said_late += 1
+            _banner.say(f"from step {self.step} on a resume will not put back {_notes.line(new)}")
+
     def _say_first(self, object_bytes: int) -> None:
-        assert self.state is not None
+        assert self.state is not None and self._notes is not None
+        self._notes.add(_notes.NOT_PROTECTED, [(what, "", why) for what, why in self.state.missed])
         if self.job.rank != 0 or not self.env["banner"]:
             return
         state, stats = self.state, self.engine.stats()
@@ -575,13 +597,9 @@ class Session:
             f" a step and its vault takes {_banner.size(stats['vault_bytes'])} of host memory"
         )
         if state.missed:
-            what, why = state.missed[0]
-            more = f" (and {len(state.missed) - 1} more)" if len(state.missed) > 1 else ""
-            _banner.say(f"NOT protected: {what}: {why}{more}")
+            _banner.say(f"NOT protected: {_notes.line([(what, '', why) for what, why in state.missed])}")
         if self._uncaptured:
-            where, kind, why = self._uncaptured[0]
-            more = f" (and {len(self._uncaptured) - 1} more)" if len(self._uncaptured) > 1 else ""
-            _banner.say(f"a resume will not put back {where} ({kind}): {why}{more}")
+            _banner.say(f"a resume will not put back {_notes.line(self._uncaptured)}")
 
     def _trouble(self, result: str) -> None:
         note = self.engine.stats()["note"]

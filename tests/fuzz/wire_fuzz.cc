@@ -28,6 +28,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   tryParse([&] { reft::agent::parseVaultGet(whole); });
   tryParse([&] { reft::agent::parseStacksRequest(whole); });
   tryParse([&] { reft::agent::parseStackReplyId(whole); });
+  tryParse([&] { reft::agent::parseNotes(whole); });
   if (reft::verdictNoticeText(whole).size() > 4096) {
     __builtin_trap();
   }

@@ -228,9 +228,24 @@ def check_agents(given: str | None) -> list[Finding]:
             status, _ = agent.ask(protocol.STATUS_REQUEST)
             count = len(status.get("ranks", []))
             findings.append(Finding(OK, "job", f"{agent.job}, node {agent.node}: {count} ranks"))
+            findings += notes_of(agent.job, status)
         except agents.Failure as problem:
             findings.append(Finding(WARN, "job", problem.message, f"if that job is over: rm {agent.path}"))
     return findings or [Finding(OK, "job", "none runs here now")]
+
+
+def notes_of(job: str, status: dict[str, Any]) -> list[Finding]:
+    """What the ranks of a running job say of their state, each once with the ranks that say it."""
+    ranks_of: dict[tuple[str, ...], list[int]] = {}
+    for rank in status.get("ranks", []):
+        for note in rank.get("notes", []):
+            ranks_of.setdefault(tuple(note), []).append(int(rank["rank"]))
+    findings = []
+    for (about, where, kind, why), ranks in ranks_of.items():
+        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+        what = f"{where} ({kind})" if kind else where
+        findings.append(Finding(WARN, job, f"{who}: {about} {what}: {why}"))
+    return findings
 
 
 def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:

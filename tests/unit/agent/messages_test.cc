@@ -47,6 +47,28 @@ TEST(StacksRequest, WithoutRanksMeansAll) {
   EXPECT_THROW(parseStacksRequest(R"({"ranks":7})"), InvalidArgument);
 }
 
+TEST(Messages, NotesAreArraysOfFourShortStrings) {
+  EXPECT_TRUE(parseNotes(R"({"notes":[]})").empty());
+  const auto notes = parseNotes(R"({"notes":[["about","where","kind","why"]]})");
+  ASSERT_EQ(notes.size(), 1u);
+  EXPECT_EQ(notes[0], (Note{"about", "where", "kind", "why"}));
+  const std::string entry = R"(["a","b","c","d"])";
+  std::string many = entry;
+  for (size_t i = 0; i < kMaxNotes; ++i) {
+    many += "," + entry;
+  }
+  const std::string bad[] = {R"({})",
+                             R"({"notes":7})",
+                             R"({"notes":[7]})",
+                             R"({"notes":[["a","b","c"]]})",
+                             R"({"notes":[["a","b","c",7]]})",
+                             R"({"notes":[["a","b","c",")" + std::string(513, 'x') + R"("]]})",
+                             R"({"notes":[)" + many + "]}"};
+  for (const auto& text : bad) {
+    EXPECT_THROW(parseNotes(text), InvalidArgument) << text;
+  }
+}
+
 TEST(JobId, BecomesADirectoryNameSafely) {
   EXPECT_TRUE(validJobId("run-1.a_B"));
   for (const auto* bad : {"", ".", "..", ".x", "a/b", "a b"}) {

@@ -488,5 +488,5 @@ main()
 """
     )
     result = run_script(source, 3, any_python)
-    assert [["except block", "ValueError"]] == [entry[:2] for entry in result.captured["uncaptured"]]
+    assert [entry[:2] for entry in result.captured["uncaptured"]] == [["except block", "ValueError"]]
     assert result.restored["lines"] == result.expected["lines"]
