@@ -20,7 +20,7 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from . import calls, statics, values
+from . import calls, settings, statics, values
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
@@ -78,7 +78,8 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
         encoder.lost("except block", type(handled).__name__, "the exception that is handled is the restarted script's")
     user = [frame for frame in path if frame["user"]]
     lost = any(frame["refused"] or any(map(encoder.lost_position, frame["stack"])) for frame in user)
-    data = pickle.dumps((_VERSION, sys.version_info[:2], path, outside, encoder.nodes), protocol=5)
+    parts = (path, outside, settings.capture(), encoder.nodes)
+    data = pickle.dumps((_VERSION, sys.version_info[:2], *parts), protocol=5)
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
 
 
@@ -96,6 +97,7 @@ def observe(start_frame: FrameType, anew: bool = False) -> None:
         return
     values.births = values.Births()
     values.births.recorded = True
+    settings.note_first()
     try:
         encoder = Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True)
         _encode_path(encoder, start_frame)
@@ -124,7 +126,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
         raise FrameMismatch(
             f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
         )
-    path, outside, nodes = parts
+    path, outside, changed, nodes = parts
     observe(start_frame, anew=True)
     live = _walk(start_frame)
     _compare_paths(path, live)
@@ -142,6 +144,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
         raise
     except Exception as error:
         raise FrameMismatch(f"planning the restore: {type(error).__name__}: {error}") from error
+    decoder.write(lambda: settings.restore(changed))
     decoder.apply()
     return RestoreReport(frames=user, problems=decoder.problems)
 

@@ -17,6 +17,8 @@ from typing import Any
 _STATIC_ROOTS = frozenset(
     {"torch", "builtins", "typing", "abc", "transformers", "timm", "torchvision", "diffusers", "peft"}
 )
+# What schedules move in torch's own modules: dropout, batch normalisation.
+_KNOBS = ("p", "momentum", "drop_prob")
 _SAMPLED_PER_STEP = 8
 _SAMPLE_ELEMENTS = 16
 
@@ -35,8 +37,10 @@ class Tree:
         "_counts",
         "_cursor",
         "_holders",
+        "_knobs",
         "_samples",
         "_versions",
+        "anew",
         "changed",
         "modules",
         "names",
@@ -61,7 +65,14 @@ class Tree:
                     self.names.append(f"{prefix}.{name}" if prefix else name)
                     self.tensors.append(tensor)
                     self._holders.append((holder, name, tensor))
-        self.changed = False
+        own = {i for i, _ in self.own}
+        self._knobs = [
+            (i, name, module.__dict__, module.__dict__[name])
+            for i, module in enumerate(self.modules)
+            for name in _KNOBS
+            if i not in own and isinstance(module.__dict__.get(name), (int, float))
+        ]
+        self.changed = self.anew = False
         self._versions = [_version(tensor) for tensor in self.tensors]
         self._samples: dict[int, bytes] = {}
         self._cursor = 0
@@ -102,14 +113,21 @@ class Tree:
         return bytes([tensor.requires_grad for tensor in self.tensors])
 
     def attributes(self) -> list[tuple[int, str, Any]]:
-        """Plain attributes of modules with code of their own: (module's index, name, value)."""
+        """Plain attributes of modules with code of their own, and settings of others that were moved.
+
+        Returns:
+            (module's index, name, value) of each.
+        """
         standard = _standard_names()
-        return [
+        found = [
             (i, name, value)
             for i, module in self.own
             for name, value in list(module.__dict__.items())
             if name not in standard
         ]
+        # A tree that was looked at anew does not know where they began.
+        found += [(i, name, held.get(name)) for i, name, held, begun in self._knobs if self.anew or held.get(name) != begun]
+        return found
 
 
 def tree_of(root: Any) -> Tree:
@@ -119,7 +137,7 @@ def tree_of(root: Any) -> Tree:
         if found[1].is_current():
             return found[1]
         tree = Tree(root)
-        tree.changed = True  # parts came or went: nothing to compare with
+        tree.changed = tree.anew = True  # parts came or went: nothing to compare with
     else:
         tree = Tree(root)
     _trees[id(root)] = (weakref.ref(root), tree)

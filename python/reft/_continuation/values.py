@@ -45,6 +45,7 @@ from types import (
 from typing import Any
 
 from . import handles, iterators, loaders
+from .bytecode import analyse
 from .modules import tree_of
 from .rng import new_object, object_state, set_object_state
 
@@ -416,7 +417,8 @@ class Encoder:
             except ValueError:
                 cells.append(KEEP)  # empty
         defaults = [(name, self.encode(item, f"{place}({name})", depth + 1)) for name, item in _mutable_defaults(value)]
-        return ("function", value.__qualname__, cells, self._attributes(value, place, depth), defaults)
+        which = f"{value.__qualname__} {analyse(value.__code__).digest.hex()}"
+        return ("function", which, cells, self._attributes(value, place, depth), defaults)
 
     def _method(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("method", value.__func__.__name__, self.encode(value.__self__, f"{place}.__self__", depth + 1))
@@ -528,6 +530,11 @@ class Encoder:
                 place, type_name(type(value)), "queue: what is in it stays as it is; a list or deque comes back"
             )
         return ("owned",)
+
+    def _future(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births:
+            return ("owned",)
+        return self.lost(place, type_name(type(value)), "what another thread computes is the restarted script's")
 
     def _reduced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         try:
@@ -752,6 +759,8 @@ def _classify(kind: type) -> _Handler:
         return Encoder._owned_object
     if issubclass(kind, io.IOBase):
         return Encoder._buffer if kind in (io.BytesIO, io.StringIO) else Encoder._file
+    if kind.__module__ == "concurrent.futures._base" and kind.__qualname__ == "Future":
+        return Encoder._future
     if kind.__module__ in _QUEUES:
         return Encoder._queue if hasattr(kind, "empty") else Encoder._owned_object
     handler = _classify_torch(kind, root)
@@ -1133,8 +1142,10 @@ class Decoder:
 
     def _function(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
-        if target is MISSING or target.__qualname__ != node[3] or len(target.__closure__ or ()) != len(node[4]):
-            return KEEP if live is not MISSING else self._problem(place, node, "function made after the first step")
+        if target is MISSING:
+            return self._problem(place, node, "function made after the first step")
+        if f"{target.__qualname__} {analyse(target.__code__).digest.hex()}" != node[3]:
+            return self._problem(place, node, "another function than after the first step")
         self._done[index] = target
         for name, cell, item in zip(target.__code__.co_freevars, target.__closure__ or (), node[4], strict=True):
             try:

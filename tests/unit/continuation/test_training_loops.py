@@ -381,3 +381,64 @@ for epoch in range(2):
     assert not result.captured["exact"]
     assert "batch size was changed" in result.restored["mismatch"]
     run_script(source, 2).check()
+
+
+def test_settings_that_a_loop_moves_come_back(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+dropout = torch.nn.Dropout(0.1)
+whole = torch.nn.Sequential(model, dropout)
+def main():
+    for i in range(6):
+        learn(torch.ones(1, 1, dtype=torch.float32))
+        if i == 2:
+            torch.set_default_dtype(torch.float64)
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            dropout.p = 0.5
+        probe.trace(i, str(torch.ones(1).dtype), torch.is_deterministic_algorithms_warn_only_enabled(), whole[1].p)
+main()
+"""
+    )
+    run_script(source, 2).check()
+    run_script(source, 5).check()
+
+
+def test_what_another_thread_computes_is_named(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+from concurrent.futures import ThreadPoolExecutor
+pool = ThreadPoolExecutor(1)
+def main():
+    ahead = pool.submit(lambda: torch.ones(1, 1))
+    for i in range(6):
+        batch, ahead = ahead.result(), pool.submit(lambda: torch.ones(1, 1))
+        learn(batch)
+        probe.trace(i)
+main()
+"""
+    )
+    result = run_script(source, 3)
+    assert any("Future" in kind for _, kind, _ in result.captured["uncaptured"])
+
+
+def test_another_closure_of_one_name_is_named(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+def main():
+    factor = 2.0
+    scale = lambda i: i * factor
+    for i in range(6):
+        if i == 2:
+            scale = lambda i: i + factor
+        learn(torch.ones(1, 1))
+        probe.trace(i)
+        scale(i)
+main()
+"""
+    )
+    result = run_script(source, 4)
+    named = result.captured["uncaptured"] + result.restored["problems"]
+    assert any("another" in why for _, _, why in named), named

@@ -1,0 +1,72 @@
+"""Settings of the whole process that a script may change in mid-run: default dtype, precision, determinism, autocast.
+
+Only what has changed since the first program point is captured, so that a restarted script's own beginning counts otherwise.
+
+Threads: the training thread (grad mode and autocast belong to it). Errors: none; a torch without a setting is without it here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+_Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
+_settings: list[_Setting] | None = None
+_at_first: dict[str, Any] = {}
+
+
+def note_first() -> None:
+    """Remembers how they stand at the first program point."""
+    _at_first.clear()
+    _at_first.update({name: get() for name, get, _ in _known()})
+
+
+def capture() -> dict[str, Any]:
+    """Those that have changed since `note_first`, as plain values by name."""
+    if not _at_first:
+        return {}
+    return {name: value for name, get, _ in _known() if (value := get()) != _at_first[name]}
+
+
+def restore(captured: dict[str, Any]) -> None:
+    """Sets what `capture` gave."""
+    for name, get, put in _known():
+        if name in captured and get() != captured[name]:
+            put(captured[name])
+
+
+def _known() -> list[_Setting]:
+    global _settings
+    if _settings is None:
+        torch: Any = sys.modules.get("torch")
+        _settings = [] if torch is None or not hasattr(torch, "get_default_dtype") else _of_torch(torch)
+    return _settings
+
+
+def _of_torch(torch: Any) -> list[_Setting]:
+    found: list[_Setting] = [
+        _dtype_setting(torch, "default dtype", torch.get_default_dtype, torch.set_default_dtype),
+        ("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
+        ("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+        (
+            "deterministic",
+            lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+            lambda modes: torch.use_deterministic_algorithms(modes[0], warn_only=modes[1]),
+        ),
+    ]
+    for device in ("cpu", "cuda"):
+        get, put = partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
+        found.append(_dtype_setting(torch, f"autocast dtype on {device}", get, put))
+        get, put = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        found.append((f"autocast on {device}", get, put))
+    cudnn = torch.backends.cudnn
+    found.append(("cudnn.benchmark", lambda: cudnn.benchmark, lambda on: setattr(cudnn, "benchmark", on)))
+    return found
+
+
+def _dtype_setting(torch: Any, name: str, get: Callable[[], Any], put: Callable[[Any], Any]) -> _Setting:
+    """A setting that is a dtype, by the dtype's name."""
+    return name, lambda: str(get()).rpartition(".")[2], lambda dtype: put(getattr(torch, dtype))
