@@ -6,14 +6,11 @@ and training goes on without snapshots, unless REFT_STRICT=1.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import pickle
 import shutil
-import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,8 +22,10 @@ from reft import (
     __version__,
     _agent_protocol,
     _banner,
+    _begin,
     _continuation,
     _discovery,
+    _exit,
     _groups,
     _job,
     _notes,
@@ -38,7 +37,6 @@ from reft._boundary import Boundary
 
 _session: Session | None = None
 _sessions_made = 0
-_exit_failed = False
 _LATE_LINES = 5  # about values that turn up after the first snapshot
 
 
@@ -89,7 +87,6 @@ class Session:
         attempt_salt = int.from_bytes(os.urandom(8), "little") >> 1
         if job.rank == 0:
             self.store.set("incarnation", str(attempt_salt or 1))
-        directory = run_dir / job.id / f"node-{job.node}"
         hello = {
             "role": "rank",
             "protocol": _agent_protocol.VERSION,
@@ -106,13 +103,14 @@ class Session:
         }
         incarnation = int(bytes(self.store.get("incarnation")))
         hello["incarnation"] = f"{incarnation:016x}"
-        self._connect(str(directory / "agent.sock"), json.dumps(hello), self._agent_argv(run_dir))
+        self.client = _begin.connect(env, job, self.store, run_dir, json.dumps(hello))
         self._notes = _notes.Notes(self.client)
-        own_fd = self._agree()
+        agreed = _begin.agree(env, job, self.store, self.client, self.number)
+        self.point, self.sources, self.saved, own_fd = agreed.point, agreed.sources, agreed.saved, agreed.own_fd
         try:
             path = ""
             if env["vault_dir"]:
-                path = self._vault_path(job.rank)
+                path = _begin.vault_path(env, job, job.rank)
                 Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.engine = _C.SnapshotEngine(
                 client=self.client,
@@ -148,123 +146,6 @@ class Session:
             )
         if job.rank == 0 and env["banner"]:
             self._banner()
-
-    def _connect(self, socket: str, hello: str, argv: list[str]) -> None:
-        """The first rank of a node starts the agent if there is none, and tells the others at once if that failed."""
-        timeout = float(self.env["connect_sec"])
-        key = f"agent/{self.job.node}"
-        if self.job.local_rank != 0:
-            self.store.wait([key], timedelta(seconds=timeout))
-            if problem := bytes(self.store.get(key)).decode():
-                raise _C.Unavailable(f"no agent on this node: {problem}")
-            self.client = _C.AgentClient(socket, hello, int(timeout * 1000), [])
-            return
-        try:
-            self.client = _C.AgentClient(socket, hello, int(timeout * 1000), argv)
-        except Exception as error:
-            self.store.set(key, str(error) or type(error).__name__)
-            raise
-        self.store.set(key, "")
-
-    def _agent_argv(self, run_dir: Path) -> list[str]:
-        env, job = self.env, self.job
-        binary = env["agent_path"] or str(Path(_C.__file__).parent / "bin" / "reft-agent")
-        argv = [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
-        argv += ["--linger-sec", str(env["agent_linger_sec"]), "--hang-suspect-sec", str(env["hang_suspect_sec"])]
-        argv += ["--hang-action", env["hang_action"]]
-        if env["vault_dir"]:
-            argv += ["--vault-dir", env["vault_dir"]]
-        if env["metrics_port"]:
-            argv += ["--metrics-port", str(env["metrics_port"])]
-        return argv
-
-    def _vault_path(self, rank: int) -> str:
-        return str(Path(self.env["vault_dir"]) / self.job.id / f"rank-{rank}.vault")
-
-    def _agree(self) -> int:
-        """Publishes what this node has of this rank, and decides with all others. Returns the own vault or -1."""
-        job = self.job
-        own_fd, inventory = -1, "[]"
-        payload, _ = self.client.request(_agent_protocol.VAULT_LIST, "{}", _agent_protocol.VAULT_INVENTORY)
-        ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
-        wanted = {job.rank}
-        if job.local_rank == 0:  # vaults of ranks that live on other nodes now
-            wanted |= {r for r in ranks_here if r // job.local_world != job.node}
-        texts = []
-        for rank in sorted(wanted & ranks_here):
-            _, fd = _restore.vault_of(self.client, rank)
-            if fd < 0:
-                continue
-            try:
-                text, faults = _C.inventory_of(fd, job.node)
-                texts += json.loads(text)
-                for fault in faults:
-                    _banner.say(f"damaged snapshot: {fault}; another source is used if there is one")
-            except _C.Corruption as error:
-                place = f" ({self._vault_path(rank)})" if self.env["vault_dir"] else ""
-                _banner.say(f"vault of rank {rank}{place} is not usable: {error}; another source is used if there is one")
-            finally:
-                if rank == job.rank:
-                    own_fd = fd
-                else:
-                    os.close(fd)
-        inventory = json.dumps(texts)
-        _C.fault_point("restore_agree", 0)
-        self.store.set(f"inventory/{job.rank}", inventory)
-        keys = [f"inventory/{r}" for r in range(job.world)]
-        inventories = [bytes(self.store.get(key)).decode() for key in keys]
-        agreement: dict[str, Any] = {"step": None, "vaults": 0}
-        if self.env["resume"] != "off":
-            agreement = _C.agree(inventories, job.world)
-        if agreement["step"] is None:
-            if agreement["vaults"] and job.rank == 0:
-                reasons = "; ".join(agreement["rejected"]) or "nothing is sealed by all ranks yet"
-                _banner.say(f"no step can be resumed ({reasons}); training starts from its beginning")
-            elif job.attempt > 0 and job.rank == 0 and self.env["resume"] != "off" and not self._disabled:
-                _banner.say(
-                    "nothing that earlier attempts saved is left: the agents that kept it are gone too; training starts from its"
-                    " beginning. Snapshots in REFT_VAULT_DIR outlive the agent"
-                )
-            if own_fd >= 0:
-                os.close(own_fd)
-            return -1
-        self.point = _restore.RestorePoint.from_agreement(agreement)
-        self.sources = _restore.Sources(self.client, self.point, job.rank, job.node)
-        self.saved = pickle.loads(self._saved_objects())
-        if self.saved["session"] != self.number:
-            if job.rank == 0 and self.saved["session"] > self.number:
-                _banner.say(
-                    f"step {self.point.step} of the script's process group number {self.saved['session']} is not resumed in number"
-                    f" {self.number}, which starts from its beginning"
-                )
-            self.point = self.sources = self.saved = None
-            if own_fd >= 0:
-                os.close(own_fd)
-            return -1
-        if self.point.node_of_rank[job.rank] != job.node and own_fd >= 0:
-            os.close(own_fd)
-            own_fd = -1
-        return own_fd
-
-    def _saved_objects(self) -> bytes:
-        """Own small state from the own node, else through the store from whoever has it."""
-        assert self.point is not None and self.sources is not None
-        job, point = self.job, self.point
-        needed = {}
-        for rank in range(job.world):
-            owner = point.donor.get(rank, rank)
-            if point.node_of_rank[owner] != rank // job.local_world:
-                needed[rank] = owner
-        for owner in sorted(set(needed.values())):
-            if job.rank == point.sender(owner, job.local_world):
-                slot = self.sources.slot(owner)
-                self.store.set(f"table/{owner}", json.dumps([slot.regions, slot.groups, slot.pieces]))
-                self.store.set(f"objects/{owner}", bytes(slot.objects))
-        if job.rank in needed:
-            owner = needed[job.rank]
-            self.sources.tables[owner] = _restore.Table(*json.loads(bytes(self.store.get(f"table/{owner}"))))
-            return bytes(self.store.get(f"objects/{owner}"))
-        return _restore.saved_objects(self.sources, point, job.rank)
 
     def _install_hang(self) -> None:
         try:
@@ -696,41 +577,15 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
         session.stop(clean=False)
         return
     _session = session
-    _watch_exit()
+    _exit.watch(_at_exit)
 
 
-_watching_exit = False
-
-
-def _watch_exit() -> None:
-    """Tells a clean end from a failure: only after a clean one may the agent forget the snapshots."""
-    global _watching_exit
-    if _watching_exit:
-        return
-    _watching_exit = True
-    original_hook, original_exit = sys.excepthook, sys.exit
-
-    def excepthook(*args: Any) -> None:
-        global _exit_failed
-        _exit_failed = True
-        original_hook(*args)
-
-    def exit(status: Any = None) -> Any:
-        global _exit_failed
-        _exit_failed = _exit_failed or status not in (None, 0)
-        original_exit(status)
-
-    sys.excepthook = excepthook
-    sys.exit = exit
-    atexit.register(_at_exit, os.getpid())
-
-
-def _at_exit(pid: int) -> None:
+def _at_exit(clean: bool) -> None:
     global _session
-    if _session is not None and os.getpid() == pid:
+    if _session is not None:
         session, _session = _session, None
         try:
-            session.stop(clean=not _exit_failed)
+            session.stop(clean=clean)
         except Exception as error:
             _banner.say(f"at exit: {error}")
 

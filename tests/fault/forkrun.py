@@ -141,7 +141,8 @@ if __name__ == "__main__":
         serve()
     except Become:
         pass
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    # Not line by line: a line that begins with a newline would be written in two parts, and other ranks come in between.
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.modules["__main__"].__file__ = sys.argv[0]

@@ -19,7 +19,10 @@ pytest.importorskip("torch")
 pytest.importorskip("click")
 _C = pytest.importorskip("reft._C", reason="needs the native module")
 
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
+
 from click.testing import CliRunner, Result  # noqa: E402
+from launchers import torchrun  # noqa: E402
 from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
@@ -75,7 +78,7 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hung]:
     root = tmp_path_factory.mktemp("hung")
     script, output = root / "train.py", root / "output"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", str(script)]
+    command = torchrun(script, ranks=3)
     with output.open("wb") as sink:
         job = subprocess.Popen(command, env=environment_for(root, REFT_HANG_SUSPECT_SEC="2"), stdout=sink, stderr=sink)
         try:
@@ -247,9 +250,9 @@ dist.destroy_process_group()
 def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RESUMED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = torchrun(script, "evaluate", ranks=2, options=("--standalone", "--max-restarts=1"))
     environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort")
-    job = subprocess.run([*command, str(script), "evaluate"], env=environment, capture_output=True, text=True, timeout=240)
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     text = job.stdout + job.stderr
     assert job.returncode == 0, text
     assert "attempt 0 rank 0 step 11" in text and "attempt 1" not in text and "the ranks end now" not in text, text
@@ -261,10 +264,10 @@ def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: P
 def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "output"
     script.write_text(RESUMED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    command = torchrun(script, fault, ranks=2, options=("--standalone", "--max-restarts=1"))
     environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort", REFT_AGENT_LINGER_SEC="60")
     with output.open("wb") as sink:
-        job = subprocess.Popen([*command, str(script), fault], env=environment, stdout=sink, stderr=sink)
+        job = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
         try:
             job.wait(timeout=240)
         finally:

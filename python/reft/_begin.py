@@ -1,0 +1,156 @@
+"""How a rank begins: it finds or starts its node's agent, and decides with all other ranks what to resume from.
+
+Threads: the training thread, before training. Errors: `_C.Unavailable` without an agent; what is wrong with a vault is said and
+another source used.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from reft import _C, _agent_protocol, _banner, _job, _restore
+
+
+@dataclass
+class Agreed:
+    """What all ranks agreed to resume from.
+
+    Attributes:
+        own_fd: descriptor of this rank's vault, which the caller closes; -1 if there is none to go on with.
+        point: None: training starts from its beginning, and there are neither `sources` nor `saved`.
+        saved: the rank's small state.
+    """
+
+    own_fd: int = -1
+    point: _restore.RestorePoint | None = None
+    sources: _restore.Sources | None = None
+    saved: dict[str, Any] | None = None
+
+
+def connect(env: dict[str, Any], job: _job.Job, store: Any, run_dir: Path, hello: str) -> Any:
+    """The first rank of a node starts the agent if there is none, and tells the others at once if that failed."""
+    socket = str(run_dir / job.id / f"node-{job.node}" / "agent.sock")
+    timeout = float(env["connect_sec"])
+    key = f"agent/{job.node}"
+    if job.local_rank != 0:
+        store.wait([key], timedelta(seconds=timeout))
+        if problem := bytes(store.get(key)).decode():
+            raise _C.Unavailable(f"no agent on this node: {problem}")
+        return _C.AgentClient(socket, hello, int(timeout * 1000), [])
+    try:
+        client = _C.AgentClient(socket, hello, int(timeout * 1000), _agent_argv(env, job, run_dir))
+    except Exception as error:
+        store.set(key, str(error) or type(error).__name__)
+        raise
+    store.set(key, "")
+    return client
+
+
+def _agent_argv(env: dict[str, Any], job: _job.Job, run_dir: Path) -> list[str]:
+    binary = env["agent_path"] or str(Path(_C.__file__).parent / "bin" / "reft-agent")
+    argv = [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
+    argv += ["--linger-sec", str(env["agent_linger_sec"]), "--hang-suspect-sec", str(env["hang_suspect_sec"])]
+    argv += ["--hang-action", env["hang_action"]]
+    if env["vault_dir"]:
+        argv += ["--vault-dir", env["vault_dir"]]
+    if env["metrics_port"]:
+        argv += ["--metrics-port", str(env["metrics_port"])]
+    return argv
+
+
+def vault_path(env: dict[str, Any], job: _job.Job, rank: int) -> str:
+    """The file of a rank's vault under REFT_VAULT_DIR."""
+    return str(Path(env["vault_dir"]) / job.id / f"rank-{rank}.vault")
+
+
+def agree(env: dict[str, Any], job: _job.Job, store: Any, client: Any, session: int) -> Agreed:
+    """Publishes what this node has of this rank, and decides with all others.
+
+    Args:
+        session: how many default process groups this process has made: a snapshot belongs to one of them.
+    """
+    own_fd, inventory = -1, "[]"
+    payload, _ = client.request(_agent_protocol.VAULT_LIST, "{}", _agent_protocol.VAULT_INVENTORY)
+    ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
+    wanted = {job.rank}
+    if job.local_rank == 0:  # vaults of ranks that live on other nodes now
+        wanted |= {r for r in ranks_here if r // job.local_world != job.node}
+    texts = []
+    for rank in sorted(wanted & ranks_here):
+        _, fd = _restore.vault_of(client, rank)
+        if fd < 0:
+            continue
+        try:
+            text, faults = _C.inventory_of(fd, job.node)
+            texts += json.loads(text)
+            for fault in faults:
+                _banner.say(f"damaged snapshot: {fault}; another source is used if there is one")
+        except _C.Corruption as error:
+            place = f" ({vault_path(env, job, rank)})" if env["vault_dir"] else ""
+            _banner.say(f"vault of rank {rank}{place} is not usable: {error}; another source is used if there is one")
+        finally:
+            if rank == job.rank:
+                own_fd = fd
+            else:
+                os.close(fd)
+    inventory = json.dumps(texts)
+    _C.fault_point("restore_agree", 0)
+    store.set(f"inventory/{job.rank}", inventory)
+    keys = [f"inventory/{r}" for r in range(job.world)]
+    inventories = [bytes(store.get(key)).decode() for key in keys]
+    agreement: dict[str, Any] = {"step": None, "vaults": 0}
+    if env["resume"] != "off":
+        agreement = _C.agree(inventories, job.world)
+    if agreement["step"] is None:
+        if agreement["vaults"] and job.rank == 0:
+            reasons = "; ".join(agreement["rejected"]) or "nothing is sealed by all ranks yet"
+            _banner.say(f"no step can be resumed ({reasons}); training starts from its beginning")
+        elif job.attempt > 0 and job.rank == 0 and env["resume"] != "off" and env["snapshot"]:
+            _banner.say(
+                "nothing that earlier attempts saved is left: the agents that kept it are gone too; training starts from its"
+                " beginning. Snapshots in REFT_VAULT_DIR outlive the agent"
+            )
+        if own_fd >= 0:
+            os.close(own_fd)
+        return Agreed()
+    point = _restore.RestorePoint.from_agreement(agreement)
+    sources = _restore.Sources(client, point, job.rank, job.node)
+    saved = pickle.loads(_saved_objects(job, store, point, sources))
+    if saved["session"] != session:
+        if job.rank == 0 and saved["session"] > session:
+            _banner.say(
+                f"step {point.step} of the script's process group number {saved['session']} is not resumed in number {session},"
+                " which starts from its beginning"
+            )
+        if own_fd >= 0:
+            os.close(own_fd)
+        return Agreed()
+    if point.node_of_rank[job.rank] != job.node and own_fd >= 0:
+        os.close(own_fd)
+        own_fd = -1
+    return Agreed(own_fd, point, sources, saved)
+
+
+def _saved_objects(job: _job.Job, store: Any, point: _restore.RestorePoint, sources: _restore.Sources) -> bytes:
+    """Own small state from the own node, else through the store from whoever has it."""
+    needed = {}
+    for rank in range(job.world):
+        owner = point.donor.get(rank, rank)
+        if point.node_of_rank[owner] != rank // job.local_world:
+            needed[rank] = owner
+    for owner in sorted(set(needed.values())):
+        if job.rank == point.sender(owner, job.local_world):
+            slot = sources.slot(owner)
+            store.set(f"table/{owner}", json.dumps([slot.regions, slot.groups, slot.pieces]))
+            store.set(f"objects/{owner}", bytes(slot.objects))
+    if job.rank in needed:
+        owner = needed[job.rank]
+        sources.tables[owner] = _restore.Table(*json.loads(bytes(store.get(f"table/{owner}"))))
+        return bytes(store.get(f"objects/{owner}"))
+    return _restore.saved_objects(sources, point, job.rank)
