@@ -24,6 +24,15 @@ def records() -> list[dict[str, Any]]:
     return [r for r in _C.process_op_log().tail(4000) if r["op"] != "step"]
 
 
+def all_done() -> list[dict[str, Any]]:
+    """The records, once all ops are marked done: by the thread that completes them, which may come after the wait has returned."""
+    deadline = time.monotonic() + 10
+    while not all(r["done_ns"] for r in records()) and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert all(r["done_ns"] for r in records()), [r for r in records() if not r["done_ns"]][:3]
+    return records()
+
+
 def raises(what: type[Exception], call: Callable[[], Any]) -> str:
     try:
         call()
@@ -83,7 +92,7 @@ def collectives(rank: int, size: int) -> None:
         pair = [torch.ones(2) * rank, torch.ones(3)]
         dist.all_reduce_coalesced(pair)
         assert pair[1].tolist() == [float(size)] * 3
-    for row in records():
+    for row in all_done():
         assert row["done_ns"] >= row["begin_ns"] > 0, row
         assert not row["failed"], row
     sites = __import__("reft._C", fromlist=["_C"]).call_sites()
@@ -148,14 +157,13 @@ def messages(rank: int, size: int) -> None:
     group._start_coalescing(cpu)
     assert group._end_coalescing(cpu) is None
     dist.barrier()
-    rows = records()
+    rows = all_done()
     assert [r["seq"] for r in rows if r["op"] in ("send", "recv", "recv_anysource")] == list(
         range(1, 1 + sum(r["op"] in ("send", "recv", "recv_anysource") for r in rows))
     )
     sends = {r["signature"] for r in rows if r["op"] == "send" and r["bytes"] == 8}
     recvs = {r["signature"] for r in rows if r["op"] == "recv" and r["bytes"] == 8}
     assert len(sends) == 1 and sends == recvs
-    assert all(r["done_ns"] for r in rows), [r for r in rows if not r["done_ns"]]
 
 
 def groups(rank: int, size: int) -> None:
@@ -216,7 +224,7 @@ def training(rank: int, size: int) -> None:
     others = [torch.empty_like(weights) for _ in range(size)]
     dist.all_gather(others, weights)
     assert all(torch.equal(o, weights) for o in others)
-    assert all(r["done_ns"] for r in records()), [r for r in records() if not r["done_ns"]]
+    all_done()
 
     from torch.distributed.fsdp import fully_shard
 
@@ -281,7 +289,7 @@ def pipeline(rank: int, size: int) -> None:
     )
     vee = [stage(rank, 2 * size), stage(2 * size - 1 - rank, 2 * size)]
     run(ScheduleZBVZeroBubble(vee, 4, loss_fn=loss), rank == 0, rank == 0)
-    assert all(r["done_ns"] for r in records()), [r for r in records() if not r["done_ns"]][:3]
+    all_done()
 
 
 def errors(rank: int, size: int) -> None:
@@ -308,14 +316,9 @@ def errors(rank: int, size: int) -> None:
 def futures(rank: int, size: int) -> None:
     work = dist.all_reduce(torch.ones(4), async_op=True)
     work.get_future().wait()
-    deadline = time.monotonic() + 10
-    while not all(r["done_ns"] for r in records()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert all(r["done_ns"] for r in records())
+    all_done()
     dist.all_reduce(torch.ones(4), async_op=True)  # dropped without wait
-    while not all(r["done_ns"] for r in records()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert all(r["done_ns"] for r in records())
+    all_done()
     dist.all_reduce(torch.zeros(0))
     assert records()[-1]["bytes"] == 0
     dist.barrier()
