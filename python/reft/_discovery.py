@@ -277,6 +277,8 @@ def state_keys(optimizer: Optimizer) -> list[tuple[str, ...]]:
 
 def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer]:
     """Optimizers of the script that are not among `known`, one for each signature in `wanted`; fewer if one is not there."""
+    if not wanted:
+        return []
     taken = {id(optimizer) for o in known for optimizer in (o, *_inner_optimizers(o))}
     others = [o for o in _in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
     found: list[Optimizer] = []

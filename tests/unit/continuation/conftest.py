@@ -129,8 +129,10 @@ def native_for(python: str) -> Path:
 
 
 def other_pythons() -> list[str]:
-    """Gives the interpreters that pure-iterator tests run on, this one first."""
+    """Gives the interpreters that pure-iterator tests run on, this one first; CONTINUATION_PYTHONS=own: no other one."""
     found = [sys.executable]
+    if os.environ.get("CONTINUATION_PYTHONS") == "own":
+        return found
     for minor in (12, 13):
         if sys.version_info[1] != minor:
             found += [str(p) for p in sorted(Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python"))[:1]]
