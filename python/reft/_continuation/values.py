@@ -610,6 +610,7 @@ class Encoder:
             str(value.device),
             _tensor_bytes(torch, value),
             value.requires_grad and value.is_leaf,
+            value.untyped_storage().data_ptr(),
         )
 
     def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -871,6 +872,7 @@ class Decoder:
     ) -> None:
         self._foreign = foreign
         self._handles: frozenset[int] | None = None
+        self._storages: Counter[int] | None = None
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -1286,7 +1288,7 @@ class Decoder:
 
     def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
         torch: Any = sys.modules["torch"]
-        dtype, shape, device, data, requires_grad = node[3:]
+        dtype, shape, device, data, requires_grad, storage = node[3:]
         saved = (
             torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
             if data
@@ -1302,6 +1304,8 @@ class Decoder:
             or target.is_inference()
             or any(stride == 0 and size > 1 for stride, size in zip(target.stride(), shape, strict=True))
         ):
+            if data and self._shared(storage):
+                self._problem(place, node, "shares memory with another tensor, and comes back as a copy of its own")
             made = saved.to(device)
             if node[2] == "torch.nn.parameter.Parameter":
                 return torch.nn.Parameter(made, requires_grad)
@@ -1309,6 +1313,12 @@ class Decoder:
         # `.data` has a version counter of its own: a graph that saved this tensor does not see the write.
         self._contents.append(lambda: target.data.copy_(saved))
         return target
+
+    def _shared(self, storage: int) -> bool:
+        """Whether several of the captured tensors lie in one memory."""
+        if self._storages is None:
+            self._storages = Counter(node[8] for node in self._nodes if node[0] == "tensor" and node[6])
+        return self._storages[storage] > 1
 
     def _array(self, index: int, node: Any, live: Any, place: str) -> Any:
         import numpy

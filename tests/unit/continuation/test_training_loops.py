@@ -442,3 +442,41 @@ main()
     result = run_script(source, 4)
     named = result.captured["uncaptured"] + result.restored["problems"]
     assert any("another" in why for _, _, why in named), named
+
+
+def test_views_that_become_copies_are_named(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+def main():
+    parts = []
+    for i in range(6):
+        if i == 1:
+            whole = torch.zeros(4)
+            parts = list(whole.split(2))
+        learn(torch.ones(1, 1))
+        probe.trace(i, [part.tolist() for part in parts])
+        if parts:
+            whole += 1
+main()
+"""
+    )
+    result = run_script(source, 4)
+    assert any("shares memory" in why for _, _, why in result.restored["problems"]), result.restored
+
+
+def test_views_from_the_beginning_stay_views(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+def main():
+    whole = torch.zeros(4)
+    parts = list(whole.split(2))
+    for i in range(6):
+        learn(torch.ones(1, 1))
+        whole += 1
+        probe.trace(i, [part.tolist() for part in parts])
+main()
+"""
+    )
+    run_script(source, 4).check()
