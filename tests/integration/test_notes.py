@@ -38,7 +38,7 @@ for step in range(8):
     dist.barrier()
     if step == 5 and dist.get_rank() == 0:
         doctor = [sys.executable, "-m", "reft._cli.main", "doctor", "--json"]
-        print("doctor " + json.dumps(json.loads(subprocess.run(doctor, capture_output=True).stdout)))
+        print("doctor " + json.dumps(json.loads(subprocess.run(doctor, capture_output=True).stdout)), flush=True)
     dist.barrier()
     waiting.empty()
 dist.destroy_process_group()

@@ -158,6 +158,7 @@ def _walk(start: FrameType) -> _Path:
     Frames of reft are left out.
     """
     path: _Path = []
+    main = vars(sys.modules["__main__"])
     outermost = 0
     frame: FrameType | None = start
     callee: FrameType | None = None
@@ -166,8 +167,9 @@ def _walk(start: FrameType) -> _Path:
         root = module.partition(".")[0]
         if root != "reft":
             path.append((frame, root not in _INTERNAL, callee))
-        if module == "__main__" and frame.f_code.co_name == "<module>":
-            outermost = len(path)  # of several: a script may run a part of itself by `exec`
+        # The outermost one: a script may run a part of itself by `exec`. Around it may be what runs scripts: a notebook, a profiler.
+        if frame.f_globals is main and frame.f_code.co_name == "<module>":
+            outermost = len(path)
         frame, callee = frame.f_back, frame
     if outermost:
         del path[outermost:]
