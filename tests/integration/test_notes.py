@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,5 +69,5 @@ def test_what_does_not_come_back_is_told_everywhere(forkrun: Forkrun, tmp_path: 
     assert told, run.said
     notes = [finding["text"] for finding in told[0]["findings"] if "put back" in finding["text"]]
     assert len(notes) == 2 and all(note.startswith("ranks 0, 1: a resume will not put back <module>:") for note in notes), notes
-    assert "resumed at step 6: state and place in the loop but for 2 values" in run.said, run.said
+    assert re.search(r"resumed at step [56]: state and place in the loop but for 2 values", run.said), run.said
     assert any(line.startswith("reft: not put back: <module>:rows (_csv.reader)") and "1 more" in line for line in lines), run.said
