@@ -158,7 +158,7 @@ def _walk(start: FrameType) -> _Path:
     Frames of reft are left out.
     """
     path: _Path = []
-    main = vars(sys.modules["__main__"])
+    main: int | None = None
     outermost = 0
     frame: FrameType | None = start
     callee: FrameType | None = None
@@ -167,9 +167,10 @@ def _walk(start: FrameType) -> _Path:
         root = module.partition(".")[0]
         if root != "reft":
             path.append((frame, root not in _INTERNAL, callee))
-        # The outermost one: a script may run a part of itself by `exec`. Around it may be what runs scripts: a notebook, a profiler.
-        if frame.f_globals is main and frame.f_code.co_name == "<module>":
-            outermost = len(path)
+        # The outermost one of the script: it may run a part of itself by `exec`. Around it may be what runs scripts: a notebook,
+        # a profiler, which have globals of their own.
+        if module == "__main__" and frame.f_code.co_name == "<module>" and main in (None, id(frame.f_globals)):
+            main, outermost = id(frame.f_globals), len(path)
         frame, callee = frame.f_back, frame
     if outermost:
         del path[outermost:]
