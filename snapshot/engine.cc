@@ -86,6 +86,10 @@ struct SnapshotEngine::Job {
   std::atomic<bool> failed{false};
   std::atomic<bool> released{false};  // whoever is there copies, nothing is held back
   std::atomic<bool> at_gate{false};
+  bool checkable = false;
+  bool awaits_check = false;  // all is copied; this and the next two are guarded by the engine's mutex
+  bool checked = false;
+  bool claimed = false;  // somebody finishes it
   PlacementPolicy policy = PlacementPolicy::kEager;
   std::atomic<int64_t> copy_ns{0};
   std::mutex late_mutex;
@@ -259,6 +263,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->addresses.push_back(static_cast<const std::byte*>(address));
   }
   job->versions = input.versions;
+  job->checkable = input.checkable && options_.ask_check != nullptr;
   if (job->versions != nullptr) {
     job->versions_at_capture.reserve(input.addresses.size());
     for (size_t i = 0; i < input.addresses.size(); ++i) {
@@ -311,7 +316,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job_ = job;
   }
   if (plan.chunk_count == plan.early_chunks) {
-    finish(*job);
+    finish(*job);  // nothing was copied that the training thread could have written meanwhile
   } else if (job->policy == PlacementPolicy::kGap) {
     attention_.store(true);
     events_.wake();
@@ -402,9 +407,55 @@ bool SnapshotEngine::copyNext(Job& job, Tier tier, Copied copied) {
     copied(copyChunk(job, chunk, tier), tier);
   }
   if (job.chunks_left.fetch_sub(1) == 1) {
-    finish(job);
+    allCopied(job);
   }
   return true;
+}
+
+// A version counter moves when an op has ended. One that was under way while its tensor was copied shows only once the training
+// thread is between two ops: when it is in gate() or capture(), or calls check().
+void SnapshotEngine::allCopied(Job& job) {
+  bool awaits = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const bool between_ops = job.at_gate.load() || job.policy == PlacementPolicy::kSync;
+    awaits = job.versions != nullptr && options_.ask_check != nullptr && !between_ops && !job.failed.load();
+    (awaits ? job.awaits_check : job.claimed) = true;
+  }
+  if (!awaits) {
+    compareVersions(job);
+    finish(job);
+    return;
+  }
+  changed_.notify_all();  // the gate may have begun meanwhile
+  if (job.checkable) {
+    options_.ask_check();
+  }
+}
+
+void SnapshotEngine::compareVersions(Job& job) {
+  if (job.versions == nullptr) {
+    return;
+  }
+  const auto& regions = job.plan->table.regions;
+  for (uint32_t i = 0; i < regions.size(); ++i) {
+    if (!regions[i].early && job.versions->version(i) != job.versions_at_capture[i]) {
+      job.late.push_back(i);
+    }
+  }
+}
+
+void SnapshotEngine::check() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (job_ == nullptr || !job_->awaits_check || job_->checked || job_->claimed) {
+      return;
+    }
+    compareVersions(*job_);
+    job_->checked = true;
+  }
+  attention_.store(true);
+  events_.wake();
 }
 
 // Everything that is left, at once: the training thread at the gate, and helpers.
@@ -513,7 +564,14 @@ int64_t SnapshotEngine::finishRunning() {
   work(*job);
   {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return job->finished; });
+    const auto is_ours = [&] { return job->awaits_check && !job->claimed; };
+    changed_.wait(lock, [&] { return job->finished || is_ours(); });
+    if (is_ours()) {
+      job->claimed = true;
+      lock.unlock();
+      compareVersions(*job);
+      finish(*job);
+    }
   }
   const int64_t waited = clock_.nowNs() - start;
   vault_.stats().gate_ns.fetch_add(static_cast<uint64_t>(waited));
@@ -606,15 +664,22 @@ void SnapshotEngine::decide() {
   const bool watches = options_.alarm.count() > 0 && options_.ops_begun != nullptr;
   while (true) {
     std::shared_ptr<Job> job;
+    bool checked = false;
     attention_.store(false);
     {
       const std::lock_guard lock(mutex_);
       if (stopping_) {
         return;
       }
-      job = job_ != nullptr && job_->next_chunk.load() < job_->plan->chunk_count ? job_ : nullptr;
+      checked = job_ != nullptr && job_->checked && !job_->claimed;
+      if (checked) {
+        job_->claimed = true;
+      }
+      job = checked || (job_ != nullptr && job_->next_chunk.load() < job_->plan->chunk_count) ? job_ : nullptr;
     }
-    if (job != nullptr) {
+    if (checked) {
+      finish(*job);
+    } else if (job != nullptr) {
       place(*job);
     } else {
       placement_->hear();

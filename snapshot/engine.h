@@ -53,6 +53,9 @@ struct EngineOptions {
   PlacementPolicy policy = PlacementPolicy::kEager;  // all but kPaper
   // What the ops of this process do, by the same clock; has to outlive the engine. nullptr: nothing is known of them.
   OpEvents* events = nullptr;
+  // Asks for a call of check() by the training thread when it is next between two ops; false: cannot. From `reft-copy`. Without it
+  // the counters are trusted as they are when the last chunk has been copied.
+  std::function<bool()> ask_check;
   bool verify_full = false;  // hash everything at capture instead of samples
   std::chrono::nanoseconds slot_wait{std::chrono::seconds(5)};
   uint64_t object_bytes = uint64_t{256} << 10;  // first capacity of a slot's object area
@@ -67,7 +70,8 @@ struct CaptureInput {
   std::span<const void* const> addresses;  // one per region of the table
   std::shared_ptr<const VersionReader> versions;
   std::string_view objects;
-  uint64_t cut = 0;  // CutCounter::value() at the program point
+  uint64_t cut = 0;       // CutCounter::value() at the program point
+  bool checkable = true;  // `ask_check` reaches the thread that trains
 };
 
 enum class CaptureResult { kTaken, kNoSlot, kNoTable, kFailed };
@@ -95,6 +99,9 @@ class SnapshotEngine {
   // Takes effect with the next capture. From any thread.
   void setPolicy(PlacementPolicy policy) { policy_.store(policy); }
   PlacementPolicy policy() const { return policy_.load(); }
+
+  // By the training thread, between two ops: whether anything was written since the program point. Then the snapshot is sealed.
+  void check();
 
   // Before the next optimizer step: returns when the copy is finished, helping with it. Returns nanoseconds waited.
   int64_t gate();
@@ -124,6 +131,8 @@ class SnapshotEngine {
   uint64_t copyChunk(Job& job, uint64_t chunk, Tier tier);
   int64_t finishRunning();
   void release(Job& job, bool at_gate);
+  void allCopied(Job& job);
+  static void compareVersions(Job& job);
   void finish(Job& job);
   void note(const std::string& text);
   void vote(int64_t step, uint64_t cut, bool sealed);

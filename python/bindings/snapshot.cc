@@ -65,6 +65,16 @@ PlacementPolicy policyNamed(const std::string& name) {
   throw InvalidArgument("policy", name, "eager, gap or sync");
 }
 
+// The engine whose snapshot the main thread checks between two bytecodes; guarded by the GIL.
+SnapshotEngine* checked_engine = nullptr;
+
+int checkSnapshot(void* /*unused*/) {
+  if (checked_engine != nullptr) {
+    checked_engine->check();
+  }
+  return 0;
+}
+
 class Engine {
  public:
   Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world, uint32_t slots,
@@ -89,6 +99,7 @@ class Engine {
     options.copy_threads = threads;
     options.policy = policyNamed(policy);
     options.events = &processOpEvents();
+    options.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
     options.verify_full = verify_full;
     options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));
     options.alarm = std::chrono::nanoseconds(static_cast<int64_t>(alarm_sec * 1e9));
@@ -110,6 +121,7 @@ class Engine {
     auto* client_raw = client_.get();
     engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
                                                [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
+    checked_engine = engine_.get();
     processOpLog().tell(&processOpEvents());
     client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
       if (const auto ballot = wire::decodeBallot(frame.payload)) {
@@ -131,6 +143,7 @@ class Engine {
   }
 
   ~Engine() {
+    checked_engine = nullptr;
     client_->handle(wire::Type::kOutcome, [](const wire::Frame&) {});
     client_->handle(wire::Type::kNodeVote, [](const wire::Frame&) {});
     commit_.reset();
@@ -211,6 +224,7 @@ class Engine {
       input.versions = versions;
       input.objects = object_view;
       input.cut = processCut().value();
+      input.checkable = ::gettid() == ::getpid();  // pending calls are made by the main thread
       result = engine_->capture(input);
     }
     held_ = std::move(versions);

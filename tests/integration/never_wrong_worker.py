@@ -173,6 +173,32 @@ class Clip(Loop):
                 parameter.clamp_(-0.02, 0.02)
 
 
+class Bulky(nn.Module):
+    """Parameters too large for samples to see a write of a few elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ParameterList(nn.Parameter(torch.randn(1 << 18)) for _ in range(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([part[:10].sum() for part in self.parts]) * x.mean()
+
+
+class SlowWrite(Loop):
+    """An op that writes few elements and is under way while its tensor is copied: the counter moves when it has ended."""
+
+    def __init__(self) -> None:
+        super().__init__(model=Bulky())
+        self.optimizer = torch.optim.SGD(self.ddp.parameters(), lr=1e-3)
+        rows = torch.randint(0, 1 << 18, (40,))
+        self.rows, self.values = rows[torch.randint(0, 40, (4_000_000,))], torch.ones(4_000_000)
+
+    def after(self, step: int) -> None:
+        # In each step another tensor, which is not yet one of those that are copied at once.
+        with torch.no_grad():
+            self.net.parts[step].index_add_(0, self.rows, self.values)  # type: ignore[index,operator,union-attr]
+
+
 class Data(Loop):
     """Writes through .data, which no version counter sees."""
 
@@ -406,6 +432,7 @@ SCENARIOS: dict[str, type[Loop]] = {
     "quiet": Quiet,
     "whole": Whole,
     "clip": Clip,
+    "slow_write": SlowWrite,
     "data": Data,
     "data_now": DataNow,
     "data_one": DataOne,

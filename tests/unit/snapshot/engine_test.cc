@@ -396,6 +396,94 @@ TEST_F(EngineTest, WriteWithAVersionBumpDropsTheSnapshotAndNamesTheRegion) {
   expectSealed(2, data_);
 }
 
+// Counts how often the engine asks for a check, and lets a test wait for that.
+class Asked {
+ public:
+  std::function<bool()> sink() {
+    return [this] {
+      const std::lock_guard lock(mutex_);
+      ++count_;
+      changed_.notify_all();
+      return true;
+    };
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return count_ > 0; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int count_ = 0;
+};
+
+TEST_F(EngineTest, AWriteUnderWayWhileItsTensorIsCopiedIsFoundWhenTheOpHasEnded) {
+  Asked asked;
+  EngineOptions options;
+  options.ask_check = asked.sink();
+  start(options);
+  state({region("a", 2 * kChunk), region("b", 40 * kChunk)});
+  auto versions = std::make_shared<FakeVersions>(2);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  data_[1][20 * kChunk] ^= 1;  // an op has begun to write
+  asked.wait();                // and all is copied
+  EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty()) << "not sealed on trust";
+  versions->bump(1);  // it ends: only now its counter moves
+  engine_->check();
+  engine_->gate();
+  EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
+  EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
+  EXPECT_EQ(vault_->stats().dropped.load(), 1u);
+}
+
+TEST_F(EngineTest, ACheckedSnapshotIsSealedBeforeTheGate) {
+  commit_ = true;
+  Asked asked;
+  EngineOptions options;
+  options.ask_check = asked.sink();
+  start(options);
+  state({region("a", 2 * kChunk), region("b", 40 * kChunk)});
+  auto versions = std::make_shared<FakeVersions>(2);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  asked.wait();
+  engine_->check();
+  engine_->check();  // a second one does no harm
+  while (engine_->committedStep() != 1) {
+    std::this_thread::yield();
+  }
+  data_[1][0] ^= 1;  // after the check: the copy is a copy
+  versions->bump(1);
+  engine_->gate();
+  data_[1][0] ^= 1;
+  expectSealed(1, data_);
+}
+
+TEST_F(EngineTest, WithoutACheckTheGateLooks) {
+  for (const bool checkable : {true, false}) {
+    EngineOptions options;
+    int asked = 0;
+    options.ask_check = [&asked] {
+      ++asked;
+      return false;
+    };
+    start(options);
+    state({region("a", 2 * kChunk), region("b", 40 * kChunk)});
+    auto versions = std::make_shared<FakeVersions>(2);
+    std::vector<const void*> addresses{data_[0].data(), data_[1].data()};
+    CaptureInput input{.step = 1, .addresses = addresses, .versions = versions, .objects = "small"};
+    input.checkable = checkable;
+    ASSERT_EQ(engine_->capture(input), CaptureResult::kTaken);
+    engine_->gate();
+    expectSealed(1, data_);
+    ASSERT_EQ(engine_->capture((input.step = 2, input)), CaptureResult::kTaken);
+    versions->bump(0);
+    engine_->gate();
+    EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({0}));
+    EXPECT_TRUE(checkable || asked == 0);
+  }
+}
+
 TEST_F(EngineTest, WriteOfAWholeTensorWithoutAVersionBumpIsFoundBySamples) {
   start();
   state({region("a", 2 * kChunk), region("b", 400 * kChunk), region("c", 5 * kChunk)});
