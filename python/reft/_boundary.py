@@ -133,7 +133,7 @@ class Boundary:
 
     @staticmethod
     def _alone(optimizer: Optimizer) -> bool:
-        inner = {id(o) for o in _discovery._inner_optimizers(optimizer)}
+        inner = {id(o) for o in _discovery.with_inner([optimizer])}
 
         def others() -> bool:
             found = [o for o in _discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner]

@@ -75,7 +75,7 @@ class State:
 # Optimizers, schedulers and scalers in the order in which they were made; those made before install() are found by the collector.
 _made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _installed = False
-_SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
 def install() -> None:
@@ -151,10 +151,11 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Module] = ()) -> State:
     """Lists the state around `optimizers` (the outermost ones, in the order of their first step)."""
+    optimizers = with_inner(optimizers)
     state = State(optimizers=list(optimizers))
     seen: dict[tuple[int, int], str] = {}
     parameter_home: dict[int, tuple[int, ...]] = {}  # id(parameter) → ranks of its DDP wrapper
-    modules, schedulers, scalers = live(torch.nn.Module, _SCHEDULERS, torch.amp.GradScaler)
+    modules, schedulers, scalers = live(torch.nn.Module, SCHEDULERS, torch.amp.GradScaler)
     for module in modules:
         if isinstance(module, torch.nn.parallel.DistributedDataParallel) and dist.is_initialized():
             try:
@@ -197,25 +198,16 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
                     if isinstance(value, torch.Tensor):
                         add(f"o{k}.p{position}.{key}", value, home)
                 position += 1
-        for inner in _inner_optimizers(optimizer):
-            position = 0
-            for group in inner.param_groups:
-                for parameter in group["params"]:
-                    for key, value in sorted(_state_of(inner, parameter).items(), key=lambda item: str(item[0])):
-                        if isinstance(value, torch.Tensor):
-                            add(f"o{k}.i{position}.{key}", value)
-                    position += 1
         for g, group in enumerate(optimizer.param_groups):
             for key, value in sorted(group.items(), key=lambda item: str(item[0])):
                 if key != "params" and isinstance(value, torch.Tensor):
                     add(f"o{k}.g{g}.{key}", value, early=True)
 
     owned = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-    position_of = {
-        id(p): (k, i)
-        for k, optimizer in enumerate(optimizers)
-        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"])
-    }
+    position_of: dict[int, tuple[int, int]] = {}
+    for k, optimizer in enumerate(optimizers):
+        for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            position_of.setdefault(id(p), (k, i))
     children = {id(child) for module in modules for child in module.children()}
     roots = [m for m in modules if id(m) not in children and any(id(p) in owned for p in m.parameters())]
     roots.sort(key=lambda m: (min(position_of[id(p)] for p in m.parameters() if id(p) in owned), type(m).__qualname__))
@@ -235,7 +227,7 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
         elif isinstance(obj, torch.nn.Module):
             for fqn, tensor in [*obj.named_parameters(), *obj.named_buffers()]:
                 add(f"r.{name}.{fqn}", tensor)
-    state.schedulers = _in_order(schedulers, _SCHEDULERS)
+    state.schedulers = _in_order(schedulers, SCHEDULERS)
     state.scalers = _in_order(scalers, torch.amp.GradScaler)
     return state
 
@@ -258,8 +250,16 @@ def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
 
 
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    inner = getattr(optimizer, "optim", None)  # ZeroRedundancyOptimizer
-    return [inner] if isinstance(inner, Optimizer) else []
+    """Optimizers that this one holds as attributes and steps itself: ZeroRedundancyOptimizer, SAM, Lookahead."""
+    return [value for value in vars(optimizer).values() if isinstance(value, Optimizer) and value is not optimizer]
+
+
+def with_inner(optimizers: list[Optimizer]) -> list[Optimizer]:
+    """The optimizers, then those that they hold, each once."""
+    found = list(optimizers)
+    for optimizer in found:  # which grows
+        found += [inner for inner in _inner_optimizers(optimizer) if all(inner is not known for known in found)]
+    return found
 
 
 def signature(optimizer: Optimizer) -> str:
@@ -279,7 +279,7 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer
     """Optimizers of the script that are not among `known`, one for each signature in `wanted`; fewer if one is not there."""
     if not wanted:
         return []
-    taken = {id(optimizer) for o in known for optimizer in (o, *_inner_optimizers(o))}
+    taken = set(map(id, with_inner(known)))
     others = [o for o in _in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
     found: list[Optimizer] = []
     for text in wanted:
@@ -293,14 +293,13 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer
 def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:
     """Moves when optimizers, parameters or state tensors were replaced, added or removed. Cheap: every step calls it."""
     items: list[int] = [_registry.generation]
-    for optimizer in optimizers:
-        for source in (optimizer, *_inner_optimizers(optimizer)):
-            items.append(id(source))
-            for group in source.param_groups:
-                items.extend(map(id, group["params"]))
-            for value in source.state.values():
-                if isinstance(value, dict):
-                    for entry in value.values():
-                        if isinstance(entry, torch.Tensor):
-                            items.append(id(entry))
+    for source in with_inner(optimizers):
+        items.append(id(source))
+        for group in source.param_groups:
+            items.extend(map(id, group["params"]))
+        for value in source.state.values():
+            if isinstance(value, dict):
+                for entry in value.values():
+                    if isinstance(entry, torch.Tensor):
+                        items.append(id(entry))
     return tuple(items)

@@ -68,6 +68,7 @@ class Session:
         self._uncaptured: list[_notes.Note] = []
         self._said_late = 0
         self._owned: set[int] = set()
+        self._owned_storages: frozenset[int] = frozenset()
         self._signatures: list[str] = []
         self._state_keys: list[list[tuple[str, ...]]] = []
         self._with_plain: set[int] = set()
@@ -283,11 +284,9 @@ class Session:
         )
         self.state = state
         # Derived once, because every step needs them.
-        self._signatures = [_discovery.signature(o) for o in state.optimizers]
+        self._signatures = [_discovery.signature(o) for o in self.boundary.optimizers]
         self._state_keys = [_discovery.state_keys(o) for o in state.optimizers]
-        self._owned = {id(region.tensor) for region in state.regions} | {
-            id(p) for o in state.optimizers for g in o.param_groups for p in g["params"]
-        }
+        self._owned, self._owned_storages = _owned_by(state)
         self._with_plain = {
             index for index, o in enumerate(state.optimizers) if any(entries for entries in _plain_state(o))
         }
@@ -325,7 +324,7 @@ class Session:
                 [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in o.param_groups] for o in state.optimizers
             ],
             "plain_state": [_plain_state(o) if index in self._with_plain else [] for index, o in enumerate(state.optimizers)],
-            "schedulers": [s.state_dict() for s in state.schedulers],
+            "schedulers": [_own_state_dict(s) for s in state.schedulers],
             "scalers": [s.state_dict() for s in state.scalers],
             "strided": {name: tensor.detach().clone() for name, tensor in state.strided.items()},
             "registered": {
@@ -337,7 +336,8 @@ class Session:
         saved["rng"] = _continuation.capture_rng()
         if self.env["resume"] == "exact":
             try:
-                captured = _continuation.capture(frame, int(self.env["resume_frame_bytes"]), self._owned)
+                limit = int(self.env["resume_frame_bytes"])
+                captured = _continuation.capture(frame, limit, self._owned, self._owned_storages)
                 saved["frames"] = captured
                 if captured["uncaptured"] != self._uncaptured:
                     self._uncaptured = captured["uncaptured"]
@@ -387,10 +387,11 @@ class Session:
         said = "state"
         if self.env["resume"] == "exact" and "frames" in saved:
             try:
-                done = _continuation.restore(frame, saved["frames"], foreign=job.rank in point.donor)
-                said = "state and place in the loop"
                 self._uncaptured = saved["frames"]["uncaptured"]  # said before the restart
                 self._notes.add(_notes.WILL_NOT_COME_BACK, self._uncaptured)
+                storages = _owned_by(state)[1]
+                done = _continuation.restore(frame, saved["frames"], job.rank in point.donor, storages)
+                said = "state and place in the loop"
                 there = {where for where, _, _ in done.problems}
                 lost = [note for note in self._uncaptured if note[0] not in there]
                 if problems := [*done.problems, *lost]:
@@ -429,7 +430,17 @@ class Session:
         if len(objects) != len(saved) and self.job.rank == 0:
             _banner.say(f"{len(saved)} {kind}(s) were saved and {len(objects)} exist now: the others are not put back")
         for obj, values in zip(objects, saved, strict=False):
-            obj.load_state_dict(values)
+            try:
+                obj.load_state_dict(values)
+            except Exception as error:
+                self._lose(f"{kind} {type(obj).__name__}", f"{type(error).__name__}: {error}")
+
+    def _lose(self, what: str, why: str) -> None:
+        """Tells what a resume did not put back."""
+        assert self._notes is not None
+        self._notes.add(_notes.NOT_PUT_BACK, [(what, "", why)])
+        if self.job.rank == 0:
+            _banner.say(f"not put back: {what}: {why}")
 
     def _all_match(self, state: _discovery.State) -> bool:
         """Whether every rank can put its snapshot back: all ranks resume or none."""
@@ -506,6 +517,23 @@ class Session:
             self.client.bye()
         self.engine = None
         self.client = None
+
+
+def _owned_by(state: _discovery.State) -> tuple[set[int], frozenset[int]]:
+    """Ids of the tensors that are saved as regions and of their optimizers, and where the tensors' memory lies."""
+    parameters = [p for o in state.optimizers for g in o.param_groups for p in g["params"]]
+    ids = {id(o) for o in (*(region.tensor for region in state.regions), *parameters, *state.optimizers)}
+    return ids, frozenset(region.tensor.untyped_storage().data_ptr() for region in state.regions)
+
+
+def _own_state_dict(scheduler: Any) -> dict[str, Any]:
+    """A scheduler's state without optimizers and schedulers that it holds: those are saved as what they are."""
+    others = (torch.optim.Optimizer, *_discovery.SCHEDULERS)
+
+    def holds_others(value: Any) -> bool:
+        return isinstance(value, others) or (isinstance(value, (list, tuple)) and any(map(holds_others, value)))
+
+    return {key: value for key, value in scheduler.state_dict().items() if not holds_others(value)}
 
 
 def _plain(value: Any) -> bool:

@@ -24,7 +24,7 @@ from . import calls, settings, statics, values
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
-_VERSION = 5
+_VERSION = 6
 _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 
@@ -51,13 +51,19 @@ class RestoreReport:
     """(where, type, reason) of each value that could not be put back."""
 
 
-def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[int] = ()) -> dict[str, Any]:
+def capture(
+    start_frame: FrameType,
+    limit_bytes: int,
+    owned_tensors: Iterable[int] = (),
+    owned_storages: frozenset[int] = frozenset(),
+) -> dict[str, Any]:
     """Copies the state of the loop that calls the optimizer.
 
     Args:
         start_frame: The optimizer step's caller, or a frame that it called.
         limit_bytes: Most bytes of values to copy.
-        owned_tensors: Ids of tensors that are saved elsewhere.
+        owned_tensors: Ids of tensors that are saved elsewhere, and of the optimizers that own them.
+        owned_storages: Addresses of their memory.
 
     Returns:
         A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type, reason)) and "exact"
@@ -67,7 +73,7 @@ def capture(start_frame: FrameType, limit_bytes: int, owned_tensors: Iterable[in
         FrameMismatch: The frames cannot be read at this point.
     """
     observe(start_frame)
-    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator)
+    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator, owned_storages=owned_storages)
     try:
         path = _encode_path(encoder, start_frame)
         outside = statics.capture(encoder)
@@ -106,7 +112,12 @@ def observe(start_frame: FrameType, anew: bool = False) -> None:
         return
 
 
-def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = False) -> RestoreReport:
+def restore(
+    start_frame: FrameType,
+    captured: dict[str, Any],
+    foreign: bool = False,
+    owned_storages: frozenset[int] = frozenset(),
+) -> RestoreReport:
     """Writes a captured loop into the live frames.
 
     Args:
@@ -114,6 +125,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
         captured: What `capture` returned.
         foreign: It was captured by another rank, whose place in the loop this one takes; variables and attributes called
             `rank` or `…_rank` keep their live values.
+        owned_storages: As for `capture`, of this process.
 
     Returns:
         What was written and what could not be.
@@ -130,7 +142,7 @@ def restore(start_frame: FrameType, captured: dict[str, Any], foreign: bool = Fa
     observe(start_frame, anew=True)
     live = _walk(start_frame)
     _compare_paths(path, live)
-    decoder = Decoder(nodes, values.births.by_place(), _plan_generator, foreign)
+    decoder = Decoder(nodes, values.births.by_place(), _plan_generator, foreign, owned_storages)
     user = 0
     try:
         for record, (frame, _, _) in zip(path, live, strict=True):
@@ -190,7 +202,7 @@ def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
         if callee is not None and not encoder.note_births:
             record["refused"] = _blocker(frame, callee)
             if record["refused"]:
-                encoder.lost(f"{code.co_qualname}:{frame.f_lineno}", "call", record["refused"])
+                encoder.lost(f"{code.co_qualname}:{frame.f_lineno}", "place in the loop", record["refused"])
         if id(frame.f_globals) not in modules:
             modules.add(id(frame.f_globals))
             names = _module_names(frame.f_globals)

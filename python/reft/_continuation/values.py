@@ -39,6 +39,7 @@ from types import (
     MethodType,
     MethodWrapperType,
     ModuleType,
+    SimpleNamespace,
     TracebackType,
     WrapperDescriptorType,
 )
@@ -54,6 +55,7 @@ KEEP: Any = ("keep",)
 UNBOUND: Any = ("unbound",)
 
 MISSING = object()
+_MEMBER = "<member>"
 _MAX_DEPTH = 12
 _MAX_NODES = 50_000
 
@@ -86,6 +88,10 @@ _PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathl
 _PICKLED_NAMES = frozenset({("builtins", "range"), ("builtins", "slice"), ("builtins", "complex")})
 
 _OPTIMIZERS_OWN = frozenset({"defaults", "param_groups", "state"})
+# What torch and its schedulers hang on each optimizer, besides its hooks.
+_OPTIMIZERS_PRIVATE = frozenset(
+    {"_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "_opt_called", "_step_supports_amp_scaling", "step"}
+)
 _STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random", "contextlib"})
 _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
 _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
@@ -108,6 +114,8 @@ class Births:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
+        self._at: dict[str, int] = {}
+        self._ambiguous: set[str] = set()
         self.recorded = False
         self.bulky: dict[str, tuple[int, int, int]] = {}
         """Identity, size and version of a dataset's large attributes by place."""
@@ -119,21 +127,30 @@ class Births:
         """Functions and classes by place: what means another one later is captured by name."""
 
     def note(self, value: Any, place: str) -> None:
-        """Remembers the first place of an object; objects that cannot be referred to weakly have none."""
-        if id(value) not in self._places:
-            try:
-                self._places[id(value)] = (weakref.ref(value), place)
-            except TypeError:
-                return
+        """Remembers the first place of an object; objects that cannot be referred to weakly have none.
+
+        Members of a set have none either: their order is another one in each process. A place that two objects have is no name.
+        """
+        known = self._places.get(id(value))
+        if _MEMBER in place or (known is not None and known[0]() is value):
+            return
+        try:
+            self._places[id(value)] = (weakref.ref(value), place)
+        except TypeError:
+            return
+        other = self._places.get(self._at.get(place, 0), (lambda: None, ""))[0]()
+        if other is not None and other is not value:
+            self._ambiguous.add(place)
+        self._at[place] = id(value)
 
     def place(self, value: Any) -> str | None:
         """Gives the place an object was born at, if it was there."""
         found = self._places.get(id(value))
-        return found[1] if found is not None and found[0]() is value else None
+        return found[1] if found is not None and found[0]() is value and found[1] not in self._ambiguous else None
 
     def by_place(self) -> dict[str, Any]:
         """Gives the objects that are still alive, by their place."""
-        pairs = ((place, reference()) for reference, place in self._places.values())
+        pairs = ((place, reference()) for reference, place in self._places.values() if place not in self._ambiguous)
         return {place: value for place, value in pairs if value is not None}
 
 
@@ -145,7 +162,8 @@ class Encoder:
 
     Args:
         limit_bytes: Most bytes to copy in all; what does not fit is reported.
-        owned_tensors: Ids of tensors that are saved elsewhere (parameters, optimizer state).
+        owned_tensors: Ids of tensors that are saved elsewhere (parameters, optimizer state), and of the optimizers.
+        owned_storages: Where their memory lies.
         capture_frame: Encodes the frame of a suspended generator.
         note_births: Only note where objects stand: this is the first program point of the process.
     """
@@ -156,11 +174,13 @@ class Encoder:
         owned_tensors: Iterable[int] = (),
         capture_frame: GeneratorCapture | None = None,
         note_births: bool = False,
+        owned_storages: frozenset[int] = frozenset(),
     ) -> None:
         self.nodes: list[Any] = []
         self.uncaptured: Report = []
         self._left = limit_bytes
         self._owned = owned_tensors if isinstance(owned_tensors, (set, frozenset)) else frozenset(owned_tensors)
+        self._owned_storages = owned_storages
         self._capture_frame = capture_frame
         self.note_births = note_births
         self._handles = handles.now() if note_births else frozenset[int]()
@@ -249,10 +269,12 @@ class Encoder:
 
     def encode_all(self, values: Collection[Any], place: str, depth: int) -> list[Any]:
         """Encodes the items of a sequence."""
-        if set(map(type, values)) <= _NUMBERS:
+        if type(values) in (list, tuple) and set(map(type, values)) <= _NUMBERS:
             items = list(values)
             if self._take(9 * len(items)):
                 return items
+        if isinstance(values, list):  # as it is, whatever its class yields
+            values = list.__getitem__(values, slice(None))
         return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(values)]
 
     def lost(self, place: str, name: str, reason: str) -> tuple[Any, ...]:
@@ -301,7 +323,7 @@ class Encoder:
         return [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in list(attributes.items())]
 
     def _key(self, key: Any, place: str, depth: int) -> Any:
-        return key if _plain_key(key) else self.encode(key, f"{place}<key>", depth + 1)
+        return key if _plain_key(key) else self.encode(key, place, depth + 1)
 
     def _mapping(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if "__builtins__" in value:
@@ -310,10 +332,10 @@ class Encoder:
             return self._no_room(value, place, 16 * len(value))
         items = [
             (
-                key if type(key) in ATOMS else self._key(key, place, depth),
-                item if type(item) in _NUMBERS else self.encode(item, f"{place}[{_short(key)}]", depth + 1),
+                key if type(key) in ATOMS else self._key(key, f"{place}<key {i}>", depth),
+                item if type(item) in _NUMBERS else self.encode(item, f"{place}[{_name_of_key(key, i)}]", depth + 1),
             )
-            for key, item in list(value.items())
+            for i, (key, item) in enumerate(list(dict.items(value)))  # as it is, whatever its class yields
         ]
         factory = getattr(value, "default_factory", None)
         return (
@@ -326,7 +348,8 @@ class Encoder:
     def _set(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(16 * len(value)):
             return self._no_room(value, place, 16 * len(value))
-        return ("set", [self._key(item, place, depth) for item in value], self._attributes(value, place, depth))
+        members = [self._key(item, place + _MEMBER, depth) for item in value]
+        return ("set", members, self._attributes(value, place, depth))
 
     def _bytearray(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(len(value)):
@@ -338,7 +361,12 @@ class Encoder:
 
     def _optimizer(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes what an optimizer class of the script's own keeps besides state and groups, which are saved elsewhere."""
-        own = [(name, item) for name, item in vars(value).items() if name not in _OPTIMIZERS_OWN and name[:1] != "_"]
+        saved = _OPTIMIZERS_OWN if id(value) in self._owned else frozenset()
+        own = [
+            (name, item)
+            for name, item in vars(value).items()
+            if name not in saved and name not in _OPTIMIZERS_PRIVATE and not name.startswith("_optimizer_")
+        ]
         return ("shallow", [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in own])
 
     def _named(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -610,8 +638,15 @@ class Encoder:
             str(value.device),
             _tensor_bytes(torch, value),
             value.requires_grad and value.is_leaf,
-            value.untyped_storage().data_ptr(),
+            self._memory_of(value, size),
         )
+
+    def _memory_of(self, tensor: Any, size: int) -> tuple[Any, ...]:
+        """Where a tensor lies: its storage, offset and strides, whether it is a part of it, and whether that is saved elsewhere."""
+        storage = tensor.untyped_storage()
+        pointer = storage.data_ptr()
+        part = storage.nbytes() != size
+        return (pointer, tensor.storage_offset(), tuple(tensor.stride()), part, pointer in self._owned_storages)
 
     def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if self.note_births:
@@ -620,10 +655,22 @@ class Encoder:
             return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not self._take(value.nbytes):
             return self._no_room(value, place, value.nbytes)
-        return ("array", value.dtype.str, tuple(value.shape), value.tobytes())
+        return ("array", value.dtype.str, tuple(value.shape), value.tobytes(), _array_memory(value))
 
     def _random(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("random", object_state(value))
+
+
+def _array_memory(array: Any) -> tuple[Any, ...] | None:
+    """Where an array lies: address of the array that owns the memory, its own address, and strides; None for a scalar."""
+    if not hasattr(array, "strides") or array.base is array or type(array).__name__ != "ndarray":
+        return None
+    owner = array
+    while type(owner.base).__name__ == "ndarray":
+        owner = owner.base
+    address = array.__array_interface__["data"][0]
+    start = address if owner is array else owner.__array_interface__["data"][0]
+    return (start, address, tuple(array.strides))
 
 
 def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
@@ -669,8 +716,24 @@ def _mutable_defaults(function: FunctionType) -> list[tuple[str, Any]]:
     return [(name, item) for name, item in named if type(item) not in fixed and _handler_of(type(item)) in _MUTABLE]
 
 
+def _set_default(function: FunctionType, name: str, value: Any) -> None:
+    """Gives a default argument another value."""
+    if function.__kwdefaults__ is not None and name in function.__kwdefaults__:
+        function.__kwdefaults__[name] = value
+        return
+    defaults = list(function.__defaults__ or ())
+    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
+    defaults[names.index(name)] = value
+    function.__defaults__ = tuple(defaults)
+
+
 def _short(key: Any) -> str:
     return repr(key) if type(key) in ATOMS else type(key).__name__
+
+
+def _name_of_key(key: Any, position: int) -> str:
+    """What an item is called: two keys are never called alike."""
+    return repr(key) if _plain_key(key) else f"{type(key).__name__} {position}"
 
 
 def _plain_key(key: Any) -> bool:
@@ -846,6 +909,7 @@ _handlers: dict[type, _Handler] = {
     OrderedDict: Encoder._mapping,
     defaultdict: Encoder._mapping,
     Counter: Encoder._mapping,
+    SimpleNamespace: Encoder._instance,
 }
 
 
@@ -865,14 +929,21 @@ class Decoder:
         born: Live objects by the place where they stood at the first program point.
         plan_generator: Plans the writes to a suspended generator, or to a new one if there is none (MISSING), and gives it.
         foreign: The nodes are another rank's: what is called a rank keeps its live value.
+        owned_storages: As of `Encoder`, of this process.
     """
 
     def __init__(
-        self, nodes: list[Any], born: dict[str, Any], plan_generator: GeneratorPlan, foreign: bool = False
+        self,
+        nodes: list[Any],
+        born: dict[str, Any],
+        plan_generator: GeneratorPlan,
+        foreign: bool = False,
+        owned_storages: frozenset[int] = frozenset(),
     ) -> None:
+        self._owned_storages = owned_storages
         self._foreign = foreign
         self._handles: frozenset[int] | None = None
-        self._storages: Counter[int] | None = None
+        self._bases: dict[int, int] | None = None
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -1160,7 +1231,9 @@ class Decoder:
         self._put_attributes(node[5], target, place)
         defaults = dict(_mutable_defaults(target))
         for name, item in node[6]:
-            self.resolve(item, defaults.get(name, MISSING), f"{place}({name})")  # written in place
+            value = self.resolve(item, defaults.get(name, MISSING), f"{place}({name})")
+            if value is not KEEP and value is not defaults.get(name, MISSING):  # an iterator is made anew
+                self._contents.append(functools.partial(_set_default, target, name, value))
         return target
 
     def _file(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -1254,7 +1327,7 @@ class Decoder:
             kind = _find_type(node[2])
             if kind is None:
                 return self._problem(place, node, "class not found")
-            target, made = object.__new__(kind), True
+            target, made = (kind() if kind is SimpleNamespace else object.__new__(kind)), True
         else:
             made = False
         self._done[index] = target
@@ -1288,7 +1361,7 @@ class Decoder:
 
     def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
         torch: Any = sys.modules["torch"]
-        dtype, shape, device, data, requires_grad, storage = node[3:]
+        dtype, shape, device, data, requires_grad, memory = node[3:]
         saved = (
             torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
             if data
@@ -1296,16 +1369,31 @@ class Decoder:
         )
         saved = saved.reshape(shape)
         target = self._target(node, live)
-        if (
-            target is MISSING
-            or tuple(target.shape) != shape
+        if target is not MISSING and (
+            tuple(target.shape) != shape
             or target.dtype != saved.dtype
             or str(target.device) != device
             or target.is_inference()
             or any(stride == 0 and size > 1 for stride, size in zip(target.stride(), shape, strict=True))
         ):
-            if data and self._shared(storage):
-                self._problem(place, node, "shares memory with another tensor, and comes back as a copy of its own")
+            target = MISSING
+        _, offset, strides, _, owned = memory
+        same = target is not MISSING and (target.storage_offset(), tuple(target.stride())) == (offset, strides)
+        base = self._base_of(index) if data else None
+        if owned:
+            if same and target.untyped_storage().data_ptr() in self._owned_storages:
+                return target  # another name for a weight's memory, which is put back as the weight's
+            self._problem(place, node, "view of a weight, and comes back as a copy of its own")
+            target = MISSING
+        elif base is not None:
+            view = self._tensor_view(base, node, target)
+            if view is not None:
+                return view
+            self._problem(place, node, "shares memory with another tensor, and comes back as a copy of its own")
+            target = MISSING
+        elif target is not MISSING and not same and target.untyped_storage().nbytes() != target.nbytes:
+            target = MISSING  # a view of something else: what it is a view of is not this one's to write
+        if target is MISSING:
             made = saved.to(device)
             if node[2] == "torch.nn.parameter.Parameter":
                 return torch.nn.Parameter(made, requires_grad)
@@ -1314,24 +1402,84 @@ class Decoder:
         self._contents.append(lambda: target.data.copy_(saved))
         return target
 
-    def _shared(self, storage: int) -> bool:
-        """Whether several of the captured tensors lie in one memory."""
-        if self._storages is None:
-            self._storages = Counter(node[8] for node in self._nodes if node[0] == "tensor" and node[6])
-        return self._storages[storage] > 1
+    def _base_of(self, index: int) -> int | None:
+        """The node of which another one is a view: the largest of those in the same memory; None if it is that itself."""
+        if self._bases is None:
+            largest: dict[tuple[str, int], int] = {}
+            for i, node in enumerate(self._nodes):
+                where = _memory_key(node)
+                if where is not None and len(_bytes_of(node)) > len(_bytes_of(self._nodes[largest.setdefault(where, i)])):
+                    largest[where] = i
+            self._bases = {}
+            for i, node in enumerate(self._nodes):
+                where = _memory_key(node)
+                if where is not None and largest[where] != i:
+                    self._bases[i] = largest[where]
+        return self._bases.get(index)
+
+    def _tensor_view(self, base_index: int, node: Any, target: Any) -> Any:
+        """A view of the base's live tensor, as the captured one was; None if it cannot be."""
+        base_node = self._nodes[base_index]
+        base = self.resolve(("r", base_index), MISSING, "base")
+        shape, (_, offset, strides, _, _) = node[4], node[8]
+        _, base_offset, base_strides, _, _ = base_node[8]
+        if base is KEEP or node[3] != base_node[3] or tuple(base.stride()) != base_strides:
+            return None
+        storage = base.untyped_storage()
+        first = base.storage_offset() + offset - base_offset
+        last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+        if first < 0 or last >= storage.nbytes() // base.element_size():
+            return None
+        in_it = target is not MISSING and target.untyped_storage().data_ptr() == storage.data_ptr()
+        if in_it and (target.storage_offset(), tuple(target.stride())) == (first, strides):
+            return target
+        view = base.detach().as_strided(shape, strides, first)
+        return view.requires_grad_() if node[7] else view
 
     def _array(self, index: int, node: Any, live: Any, place: str) -> Any:
         import numpy
 
-        dtype, shape, data = node[3:]
+        dtype, shape, data, memory = node[3:]
         saved = numpy.frombuffer(data, dtype=dtype).reshape(shape)
         if node[2] != "numpy.ndarray":
             return saved[()]
         target = self._target(node, live)
-        if target is MISSING or target.shape != shape or target.dtype.str != dtype or not target.flags.writeable:
+        if target is not MISSING and (target.shape != shape or target.dtype.str != dtype or not target.flags.writeable):
+            target = MISSING
+        base = self._base_of(index) if data else None
+        if base is not None:
+            view = self._array_view(base, node, target)
+            if view is not None:
+                return view
+            self._problem(place, node, "shares memory with another array, and comes back as a copy of its own")
+            return saved.copy()
+        if target is not MISSING and target.base is not None:
+            there = _array_memory(target)
+            if there is None or memory is None or (there[1] - there[0], there[2]) != (memory[1] - memory[0], memory[2]):
+                target = MISSING  # a view of something else
+        if target is MISSING:
             return saved.copy()
         self._contents.append(lambda: numpy.copyto(target, saved))
         return target
+
+    def _array_view(self, base_index: int, node: Any, target: Any) -> Any:
+        """A view of the base's live array, as the captured one was; None if it cannot be."""
+        import numpy
+
+        base_node = self._nodes[base_index]
+        base = self.resolve(("r", base_index), MISSING, "base")
+        dtype, shape, (_, address, strides) = node[3], node[4], node[6]
+        _, base_address, base_strides = base_node[6]
+        if not isinstance(base, numpy.ndarray) or base.strides != base_strides:
+            return None
+        if target is not MISSING:
+            offset = target.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+            if (offset, target.strides) == (address - base_address, strides):
+                return target
+        try:
+            return numpy.ndarray(shape, dtype, buffer=base, offset=address - base_address, strides=strides)
+        except (ValueError, TypeError):  # not inside of it, or the base is not one piece
+            return None
 
     def _random(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
@@ -1412,6 +1560,20 @@ class Decoder:
             # First, because parts of the loader are written after it.
             self._positions.insert(0, lambda: loaders.swap(target, fresh))
         return target
+
+
+def _memory_key(node: Any) -> tuple[str, int] | None:
+    """In which memory a node's tensor or array lies; None if it is none, or empty."""
+    if node[0] == "tensor" and node[6]:
+        return ("tensor", node[8][0])
+    if node[0] == "array" and node[5] and node[6] is not None:
+        return ("array", node[6][0])
+    return None
+
+
+def _bytes_of(node: Any) -> bytes:
+    found: bytes = node[6] if node[0] == "tensor" else node[5]
+    return found
 
 
 def _find_type(name: str) -> type | None:
