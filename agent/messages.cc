@@ -59,6 +59,11 @@ bool validJobId(std::string_view job) {
 }
 
 Hello parseHello(std::string_view payload) {
+  // Nobody is known yet: deeply nested JSON of many megabytes would keep the agent busy for seconds.
+  constexpr size_t kMostBytes = size_t{16} << 10;
+  if (payload.size() > kMostBytes) {
+    throw InvalidArgument("hello", std::to_string(payload.size()) + " bytes", "up to " + std::to_string(kMostBytes));
+  }
   const auto from = object(payload);
   const auto protocol = integer(from, "protocol", 0, UINT16_MAX);
   if (protocol != wire::kVersion) {

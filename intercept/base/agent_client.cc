@@ -225,19 +225,12 @@ wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire
                             : "the agent left before it answered");
 }
 
-void AgentClient::bye() {
+UniqueFd AgentClient::connection() const {
   if (!ownProcess()) {
-    return;
+    return {};
   }
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    // Before the frame goes out: the agent may end on it at once, and that is no trouble to tell anybody of.
-    stopping_ = true;
-    sendLocked(wire::Type::kBye, "{}");
-  }
-  answered_.notify_all();
-  const uint64_t one = 1;
-  [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+  std::lock_guard<std::mutex> lock(mutex_);
+  return UniqueFd(connected_ && socket_ ? ::fcntl(socket_.get(), F_DUPFD_CLOEXEC, 3) : -1);
 }
 
 std::string AgentClient::welcome() const {

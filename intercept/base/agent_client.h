@@ -37,7 +37,7 @@ class AgentClient {
   };
 
   explicit AgentClient(Options options);
-  ~AgentClient();  // says nothing: a rank that ends cleanly calls bye() before
+  ~AgentClient();  // says nothing: a rank that ends cleanly says good-bye on what connection() gave
 
   // Registers before messages of that type may arrive; later calls replace, and return when the old handler has returned.
   void handle(wire::Type type, Handler handler);
@@ -50,8 +50,8 @@ class AgentClient {
   void vote(const wire::Ballot& ballot);
   // Sends and waits for a frame of type `answer`. Throws Timeout, PeerFailure.
   wire::Frame request(wire::Type type, std::string_view payload, wire::Type answer, std::chrono::milliseconds timeout);
-  // Tells the agent that this rank ended cleanly and stops reconnecting.
-  void bye();
+  // A duplicate of the connection, to say good-bye on it when this object is gone; none if there is no connection.
+  UniqueFd connection() const;
 
   bool connected() const { return connected_.load(); }
   uint64_t reconnects() const { return reconnects_.load(); }

@@ -1,12 +1,17 @@
 #include "python/bindings/base.h"
 
 #include <pybind11/stl.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 #include "intercept/base/agent_start.h"
 #include "intercept/base/env.h"
 #include "intercept/base/error.h"
 #include "intercept/base/fault.h"
 #include "intercept/base/op_log.h"
+#include "intercept/base/unique_fd.h"
+#include "intercept/base/wire.h"
 
 namespace py = pybind11;
 
@@ -56,6 +61,33 @@ FaultPoint faultPointNamed(const std::string& name) {
 }
 
 }  // namespace
+
+// Only the exit status tells a clean end from `raise SystemExit(3)`; the interpreter is gone by then.
+struct Leaving {
+  pid_t process = 0;
+  UniqueFd connection;
+};
+
+void sayBye(int status, void* argument) {
+  const auto* leaving = static_cast<const Leaving*>(argument);
+  if (status != 0 || leaving->process != ::getpid() || !leaving->connection) {
+    return;
+  }
+  try {
+    wire::sendFrame(leaving->connection.get(), wire::Type::kBye, "{}");
+  } catch (const Error&) {
+    // No agent: nobody to tell.
+  }
+}
+
+void byeAtExit(const AgentClient& client) {
+  static auto* leaving = new Leaving;  // stays until the process is gone
+  if (leaving->process != ::getpid()) {
+    leaving->process = ::getpid();
+    ::on_exit(&sayBye, leaving);
+  }
+  leaving->connection = client.connection();
+}
 
 void bindBase(py::module_& module) {
   bindErrors(module);
@@ -125,7 +157,8 @@ void bindBase(py::module_& module) {
           },
           py::arg("type"), py::arg("payload"), py::call_guard<py::gil_scoped_release>(),
           "Sends a message that has no answer; false if the agent is not connected.")
-      .def("bye", &AgentClient::bye, py::call_guard<py::gil_scoped_release>())
+      .def("bye_at_exit", &byeAtExit,
+           "Tells the agent that this rank ended cleanly, if the process then ends with exit status 0.")
       .def_property_readonly("connected", &AgentClient::connected)
       .def_property_readonly("reconnects", &AgentClient::reconnects)
       .def_property_readonly("welcome", &AgentClient::welcome)

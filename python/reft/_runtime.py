@@ -6,6 +6,7 @@ and training goes on without snapshots, unless REFT_STRICT=1.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import pickle
@@ -25,7 +26,6 @@ from reft import (
     _begin,
     _continuation,
     _discovery,
-    _exit,
     _groups,
     _job,
     _notes,
@@ -37,6 +37,7 @@ from reft._boundary import Boundary
 
 _session: Session | None = None
 _sessions_made = 0
+_registered = False
 _LATE_LINES = 5  # about values that turn up after the first snapshot
 
 
@@ -507,14 +508,14 @@ class Session:
             self._disabled = True
         _banner.warn_once(f"{what} {type(error).__name__}", f"rank {self.job.rank}: {what}: {error}")
 
-    def stop(self, clean: bool) -> None:
-        """At exit: the last snapshot is settled, the agent learns whether this was the end."""
+    def stop(self, at_exit: bool) -> None:
+        """The last snapshot is settled. At exit, the agent learns whether this was a clean end."""
         if self.boundary is not None:
             self.boundary.remove()
         if self.engine is not None and not self._disabled:
             self.engine.drain(2000)
-        if clean and self.client is not None:
-            self.client.bye()
+        if at_exit and self.client is not None:
+            self.client.bye_at_exit()
         self.engine = None
         self.client = None
 
@@ -578,10 +579,10 @@ def _available_bytes(vault_dir: str) -> float:
 
 def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> None:
     """Called by the backend's creator for the default group. `store`: keys that no other attempt sees."""
-    global _session, _sessions_made
+    global _session, _sessions_made, _registered
     _sessions_made += 1
     if _session is not None:
-        _session.stop(clean=False)
+        _session.stop(at_exit=False)
         _session = None
     try:
         env = _C.environment()
@@ -602,18 +603,20 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
             raise
         beginning = " and from its beginning" if session.job.attempt > 0 and session.point is None else ""
         _banner.say(f"rank {rank}: training goes on without snapshots{beginning}: {error}")
-        session.stop(clean=False)
+        session.stop(at_exit=False)
         return
     _session = session
-    _exit.watch(_at_exit)
+    if not _registered:
+        _registered = True
+        atexit.register(_at_exit, os.getpid())
 
 
-def _at_exit(clean: bool) -> None:
+def _at_exit(pid: int) -> None:
     global _session
-    if _session is not None:
+    if _session is not None and os.getpid() == pid:
         session, _session = _session, None
         try:
-            session.stop(clean=clean)
+            session.stop(at_exit=True)
         except Exception as error:
             _banner.say(f"at exit: {error}")
 

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +21,7 @@ import pytest
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "fault")]
 
-from launchers import Forkrun, Torchrun, TrainJob, kill_all, rank_pids  # noqa: E402
+from launchers import Forkrun, Torchrun, TrainJob, agent_pids, kill_all, rank_pids  # noqa: E402
 
 LINGER_SEC = 2
 SLACK_SEC = 3
@@ -135,3 +136,42 @@ def test_memory_is_flat_and_as_planned(folder: Path) -> None:
     assert rows["payload_bytes"] == pytest.approx(rows["state_bytes"] / 2, rel=0.02), rows
     beside = rows["vault_bytes"] - 2 * rows["payload_bytes"]
     assert 0 < beside <= rows["op_log_bytes"] + 2 * (2 << 20), rows
+
+
+ENDING = """
+import sys
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("reft", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+exec(sys.argv[1])
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [("pass", 0), ("sys.exit()", 0), ("raise SystemExit(3)", 3), ("exit(4)", 4), ("sys.exit('no')", 1), ("raise ValueError", 1)],
+)
+def test_only_exit_status_zero_lets_snapshots_go(folder: Path, ending: str, code: int) -> None:
+    script = folder / "script.py"
+    script.write_text(ENDING)
+    environment = os.environ | {
+        "REFT_JOB_ID": "ending",
+        "REFT_RUN_DIR": str(folder / "run"),
+        "REFT_VAULT_DIR": str(folder / "vaults"),
+        "REFT_AGENT_LINGER_SEC": "1",
+    }
+    (folder / "vaults").mkdir()
+    done = subprocess.run([sys.executable, str(script), ending], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == code, done.stderr
+    deadline = time.monotonic() + 20
+    while agent_pids(folder / "run") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not agent_pids(folder / "run")
+    assert (folder / "vaults" / "ending" / "rank-0.vault").exists() == (code != 0), done.stderr
