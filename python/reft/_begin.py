@@ -16,6 +16,20 @@ from typing import Any
 
 from reft import _C, _agent_protocol, _banner, _job, _restore
 
+_REASON_CHARS = 300
+
+
+class OthersGaveUp(_C.Unavailable):
+    """Other ranks train without snapshots, so this one does too.
+
+    Attributes:
+        to_say: whether it is for this rank to say so: the lowest of those that could have had snapshots.
+    """
+
+    def __init__(self, text: str, to_say: bool) -> None:
+        super().__init__(text)
+        self.to_say = to_say
+
 
 @dataclass
 class Agreed:
@@ -33,6 +47,37 @@ class Agreed:
     saved: dict[str, Any] | None = None
 
 
+def give_up(job: _job.Job, store: Any, reason: str) -> None:
+    """Tells the ranks that wait for this one that it trains without snapshots, so that all do; never raises.
+
+    Without it they would wait as long as the process group allows, and then end. What this rank has said already stays: some
+    may have read it.
+    """
+    reason = " ".join(reason.split())[:_REASON_CHARS]
+    answers = {f"inventory/{job.rank}": f"!{reason}"}
+    if job.rank == 0:
+        answers["incarnation"] = "1"
+    if job.local_rank == 0:
+        answers[f"agent/{job.node}"] = f"rank {job.rank}: {reason}"
+    for key, answer in answers.items():
+        try:
+            if not store.check([key]):
+                store.set(key, answer)
+        except Exception as error:  # noqa: BLE001  # training must go on
+            _banner.warn_once("give up", f"rank {job.rank}: other ranks cannot be told that it has no snapshots: {error}")
+
+
+def _all_take_part(inventories: list[str], rank: int) -> None:
+    """Raises OthersGaveUp if a rank has published that it gave up."""
+    refusals = {other: text[1:] for other, text in enumerate(inventories) if text.startswith("!")}
+    if not refusals:
+        return
+    first = min(refusals)
+    others = f", and so {len(refusals) - 1} more" if len(refusals) > 1 else ""
+    taking_part = [other for other in range(len(inventories)) if other not in refusals]
+    raise OthersGaveUp(f"rank {first} cannot take part ({refusals[first]}){others}", rank == min(taking_part, default=rank))
+
+
 def connect(env: dict[str, Any], job: _job.Job, store: Any, run_dir: Path, hello: str) -> Any:
     """The first rank of a node starts the agent if there is none, and tells the others at once if that failed."""
     socket = str(run_dir / job.id / f"node-{job.node}" / "agent.sock")
@@ -41,7 +86,7 @@ def connect(env: dict[str, Any], job: _job.Job, store: Any, run_dir: Path, hello
     if job.local_rank != 0:
         store.wait([key], timedelta(seconds=timeout))
         if problem := bytes(store.get(key)).decode():
-            raise _C.Unavailable(f"no agent on this node: {problem}")
+            raise OthersGaveUp(f"no agent on this node: {problem}", job.local_rank == 1)
         return _C.AgentClient(socket, hello, int(timeout * 1000), [])
     try:
         client = _C.AgentClient(socket, hello, int(timeout * 1000), _agent_argv(env, job, run_dir))
@@ -74,7 +119,12 @@ def agree(env: dict[str, Any], job: _job.Job, store: Any, client: Any, session: 
 
     Args:
         session: how many default process groups this process has made: a snapshot belongs to one of them.
+
+    Raises:
+        OthersGaveUp: a rank cannot take part.
     """
+    if env["vault_dir"]:  # before, because once a rank has published what it has, the others count on it
+        Path(vault_path(env, job, job.rank)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     own_fd, inventory = -1, "[]"
     payload, _ = client.request(_agent_protocol.VAULT_LIST, "{}", _agent_protocol.VAULT_INVENTORY)
     ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
@@ -104,6 +154,12 @@ def agree(env: dict[str, Any], job: _job.Job, store: Any, client: Any, session: 
     store.set(f"inventory/{job.rank}", inventory)
     keys = [f"inventory/{r}" for r in range(job.world)]
     inventories = [bytes(store.get(key)).decode() for key in keys]
+    try:
+        _all_take_part(inventories, job.rank)
+    except OthersGaveUp:
+        if own_fd >= 0:
+            os.close(own_fd)
+        raise
     agreement: dict[str, Any] = {"step": None, "vaults": 0}
     if env["resume"] != "off":
         agreement = _C.agree(inventories, job.world)

@@ -587,6 +587,7 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
     try:
         env = _C.environment()
     except _C.InvalidArgument as error:
+        _begin.give_up(_job.identify(rank, world_size, ""), store, str(error))
         _banner.say(f"error: {error}. Training goes on without snapshots")
         return
     if rank == 0:
@@ -599,10 +600,12 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
         _C.configure_faults(env["fault"], rank)
         session.start()
     except Exception as error:
+        _begin.give_up(session.job, store, str(error) or type(error).__name__)
         if env["strict"]:
             raise
         beginning = " and from its beginning" if session.job.attempt > 0 and session.point is None else ""
-        _banner.say(f"rank {rank}: training goes on without snapshots{beginning}: {error}")
+        if not isinstance(error, _begin.OthersGaveUp) or error.to_say:
+            _banner.say(f"rank {rank}: training goes on without snapshots{beginning}: {error}")
         session.stop(at_exit=False)
         return
     _session = session

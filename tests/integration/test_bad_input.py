@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -240,6 +241,53 @@ def test_two_jobs_with_one_id(job: TrainJob, expected: list[str], folder: Path) 
         assert not job.lines("without snapshots"), job.said
     finally:
         second_launcher.close()
+
+
+# One process with settings of its own, and on a node of its own if wanted.
+ONE_RANK_DIFFERS = """
+import json, os, runpy, sys
+os.environ.update(json.loads(sys.argv.pop(1)).get(os.environ["RANK"], {}))
+if "--nodes" in sys.argv:
+    sys.argv.remove("--nodes")
+    os.environ.update(GROUP_RANK=os.environ["RANK"], LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+sys.argv[0] = sys.argv.pop(1)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("nodes", [False, True], ids=["one_node", "two_nodes"])
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "value", "named"),
+    [
+        ("REFT_SNAPSHOT_SLOTS", "9", "REFT_SNAPSHOT_SLOTS"),
+        ("REFT_RUN_DIR", "/proc/nowhere", "/proc/nowhere"),
+        ("REFT_VAULT_DIR", "/proc/nowhere", "/proc/nowhere"),
+    ],
+)
+def test_one_rank_that_cannot_take_part(
+    job: TrainJob, expected: list[str], folder: Path, name: str, value: str, named: str, rank: int, nodes: bool
+) -> None:
+    """The others do not wait for it: all ranks train without snapshots, and it is said which rank and why."""
+    script = folder / "one_rank_differs.py"
+    script.write_text(ONE_RANK_DIFFERS)
+    worker = [str(HERE.parent / "fault" / "train_worker.py"), "--out", str(job.out)]
+    arguments = [json.dumps({str(rank): {name: value}}), *(["--nodes"] if nodes else []), *worker]
+    environment = {"REFT_JOB_ID": job.job, "REFT_RUN_DIR": str(job.run), "REFT_AGENT_LINGER_SEC": "2"}
+    environment["REFT_CONNECT_SEC"] = "3"
+    started = time.monotonic()
+    job.launcher.run([str(script), *arguments], environment, job.log, 2, 60)
+    assert time.monotonic() - started < 40, job.said
+    assert job.finals() == expected
+    assert "Traceback" not in job.said, job.said
+    said = job.lines("without snapshots")
+    assert 1 <= len(said) <= 2, job.said
+    assert job.lines(named), job.said
+    # The healthy one names it, whatever the other says of itself.
+    assert any(line.startswith(f"reft: rank {1 - rank}:") for line in said), job.said
+    if nodes:
+        assert job.lines(f"rank {1 - rank}:", f"rank {rank} cannot take part"), job.said
 
 
 class Damage:
