@@ -114,6 +114,62 @@ def vault_path(env: dict[str, Any], job: _job.Job, rank: int) -> str:
     return str(Path(env["vault_dir"]) / job.id / f"rank-{rank}.vault")
 
 
+def _damaged_headers(fd: int, rank: int) -> list[str]:
+    """Sealed slots that do not read as such. A kill leaves none: a header is whole before its slot is sealed."""
+    try:
+        listing = _C.list_vault(fd)
+    except _C.Corruption:
+        return []  # a table, of which the inventory tells
+    sealed = sum(state == "sealed" for state, _, _ in listing["raw_slots"])
+    return [f"rank {rank}: checksum of a header does not match"] * (sealed - len(listing["slots"]))
+
+
+def _free_name(path: str) -> str:
+    """Where a file can be moved that is in the way of a vault."""
+    name, number = f"{path}.unusable", 1
+    while os.path.lexists(name):
+        number += 1
+        name = f"{path}.unusable-{number}"
+    return name
+
+
+def _found_at(path: str, job: _job.Job) -> str:
+    """What the agent did not take for the vault of this rank."""
+    if os.path.islink(path):
+        return "a symbolic link"
+    if os.path.isdir(path):
+        return "a directory"
+    if not os.path.isfile(path):
+        return "no regular file"
+    try:
+        with open(path, "rb") as file:
+            listing = _C.list_vault(file.fileno())
+    except (_C.Error, OSError) as error:
+        return str(error).removeprefix("vault: ")
+    if (listing["job"], listing["rank"]) != (job.id, job.rank):
+        return f"the vault of rank {listing['rank']} of job {listing['job']}"
+    return "a vault that the agent of this node does not have"
+
+
+def _keep_what_is_no_vault(path: str, job: _job.Job) -> None:
+    """Moves away what lies where this rank's vault will be made: it may be all that is left of a training.
+
+    Raises:
+        Unavailable: it cannot be moved, so there is no place for a vault.
+    """
+    if not os.path.lexists(path):
+        return
+    found, kept = _found_at(path, job), _free_name(path)
+    try:
+        os.rename(path, kept)
+    except OSError as error:
+        raise _C.Unavailable(f"{path} is in the way ({found}) and cannot be moved: {error}") from error
+    _banner.say(
+        f"rank {job.rank}: {path} is not usable ({found}) and is kept as {Path(kept).name}; training starts from its"
+        " beginning unless another source has the state"
+    )
+
+
 def agree(env: dict[str, Any], job: _job.Job, store: Any, client: Any, session: int) -> Agreed:
     """Publishes what this node has of this rank, and decides with all others.
 
@@ -123,11 +179,14 @@ def agree(env: dict[str, Any], job: _job.Job, store: Any, client: Any, session: 
     Raises:
         OthersGaveUp: a rank cannot take part.
     """
-    if env["vault_dir"]:  # before, because once a rank has published what it has, the others count on it
-        Path(vault_path(env, job, job.rank)).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    own_fd, inventory = -1, "[]"
+    own_fd = -1
     payload, _ = client.request(_agent_protocol.VAULT_LIST, "{}", _agent_protocol.VAULT_INVENTORY)
     ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
+    if env["vault_dir"]:  # before anything is published: once a rank has done so, the others count on it
+        own_path = vault_path(env, job, job.rank)
+        Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if job.rank not in ranks_here:
+            _keep_what_is_no_vault(own_path, job)
     wanted = {job.rank}
     if job.local_rank == 0:  # vaults of ranks that live on other nodes now
         wanted |= {r for r in ranks_here if r // job.local_world != job.node}
@@ -139,7 +198,7 @@ def agree(env: dict[str, Any], job: _job.Job, store: Any, client: Any, session: 
         try:
             text, faults = _C.inventory_of(fd, job.node)
             texts += json.loads(text)
-            for fault in faults:
+            for fault in [*faults, *_damaged_headers(fd, rank)]:
                 _banner.say(f"damaged snapshot: {fault}; another source is used if there is one")
         except _C.Corruption as error:
             place = f" ({vault_path(env, job, rank)})" if env["vault_dir"] else ""

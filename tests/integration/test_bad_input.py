@@ -324,6 +324,16 @@ class Damage:
         at, size = struct.unpack_from("<QQ", header, 48 + 9 * 8)
         return step, offset + at, size
 
+    def sealed(self) -> dict[int, int]:
+        """Step of each sealed slot."""
+        data = self.path.read_bytes()
+        return {i: self.payload(i)[0] for i, (at, _) in enumerate(self.slots()) if struct.unpack_from("<I", data, at + 12)[0] == 2}
+
+    def newest(self) -> int:
+        """The sealed slot of the highest step. One that was being written when the job ended is lost to nobody."""
+        sealed = self.sealed()
+        return max(sealed, key=lambda i: sealed[i])
+
 
 def interrupted(job: TrainJob, vaults: Path) -> list[Path]:
     """Ends a job that keeps its vaults in files, at step 10 or a little later. Returns the files."""
@@ -339,8 +349,7 @@ def interrupted(job: TrainJob, vaults: Path) -> list[Path]:
 
 def flip_newest(files: list[Path]) -> None:
     damage = Damage(files[0])
-    slots = range(len(damage.slots()))
-    _, at, size = damage.payload(max(slots, key=lambda i: damage.payload(i)[0]))
+    _, at, size = damage.payload(damage.newest())
     damage.flip(at + size // 2)
 
 
@@ -353,8 +362,7 @@ def flip_all(files: list[Path]) -> None:
 
 def flip_header(files: list[Path]) -> None:
     damage = Damage(files[0])
-    newest = max(range(len(damage.slots())), key=lambda i: damage.payload(i)[0])
-    damage.flip(damage.slots()[newest][0] + 34)
+    damage.flip(damage.slots()[damage.newest()][0] + 34)
 
 
 def other_version(files: list[Path]) -> None:
@@ -375,7 +383,28 @@ def zeros(files: list[Path]) -> None:
 
 
 def noise(files: list[Path]) -> None:
+    """And an earlier file that was not usable has been kept."""
     files[0].write_bytes(os.urandom(files[0].stat().st_size))
+    files[0].with_name(f"{files[0].name}.unusable").write_text("earlier")
+
+
+def text(files: list[Path]) -> None:
+    files[0].write_text("to do: make room on this disk\n")
+
+
+def directory(files: list[Path]) -> None:
+    files[0].unlink()
+    files[0].mkdir()
+
+
+def link(files: list[Path]) -> None:
+    files[0].rename(files[0].with_suffix(".spare"))
+    files[0].symlink_to(files[0].with_suffix(".spare"))
+
+
+def other_job(files: list[Path]) -> None:
+    """The job that starts finds the files of another one under its name."""
+    files[0].parent.rename(files[0].parent.with_name("other"))
 
 
 def swap(files: list[Path]) -> None:
@@ -399,11 +428,15 @@ def nothing(files: list[Path]) -> None:
         (flip_header, "older"),
         (flip_all, "beginning"),
         (other_version, "beginning"),
-        (truncate, "any"),
+        (truncate, "beginning"),
         (truncate_to_nothing, "beginning"),
         (zeros, "beginning"),
         (noise, "beginning"),
-        (swap, "any"),
+        (text, "beginning"),
+        (directory, "beginning"),
+        (link, "beginning"),
+        (other_job, "beginning"),
+        (swap, "beginning"),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -414,19 +447,37 @@ def test_damaged_vault_files(
     files = interrupted(job, vaults)
     assert len(files) == 2
     completed = min(job.losses(rank)[-1][0] for rank in range(2))
+    sealed = [set(Damage(file).sealed().values()) for file in files]
     damage(files)
-    again = TrainJob(job.launcher, folder, "bad", out=job.out).start(REFT_VAULT_DIR=str(vaults))
+    name = "other" if damage is other_job else "bad"
+    lost = {path: path.read_bytes() for path in (vaults / name).iterdir() if path.is_file() and not path.is_symlink()}
+    again = TrainJob(job.launcher, folder, name, out=job.out).start(REFT_VAULT_DIR=str(vaults))
     unharmed(again, expected)
     said = again.said.split("forkrun:")[-1]  # the same log goes on
     found = re.search(r"resumed at step (\d+)", said)
-    if resumes == "newest":
-        assert found and completed - int(found[1]) <= 1, said
-    elif resumes == "older":
-        # The slot before the newest holds the step before, unless it was being overwritten when the job ended.
-        assert again.lines("damaged") or again.lines("not usable") or found is None or completed - int(found[1]) >= 0, (
-            said
-        )
-        assert found is None or completed - int(found[1]) <= 2, said
-    elif resumes == "beginning":
+    if resumes == "older":  # than the newest of rank 0, which is the damaged one
+        sealed[0].discard(max(sealed[0]))
+    common = sealed[0] & sealed[1]  # no step is whole without both ranks' halves
+    if resumes == "beginning" or not common:
         assert found is None, said
         assert again.lines("beginning"), said
+    else:
+        assert found and int(found[1]) == max(common), (said, sealed)
+    if resumes == "newest":
+        assert found and completed - int(found[1]) <= 1, said
+        assert "damaged" not in said and "not usable" not in said, said
+    elif damage in (flip_newest, flip_header, flip_all):
+        assert "damaged snapshot: rank 0" in said, said
+    else:
+        kept = re.findall(r"(\S+) is not usable \(.+\) and is kept as (\S+);", said)
+        assert len(kept) == (2 if damage in (swap, other_job) else 1), said
+        for path, kept_as in kept:
+            place = Path(path).with_name(kept_as)
+            if damage is directory:
+                assert place.is_dir()
+            elif damage is link:
+                assert place.is_symlink() and place.read_bytes() == lost[Path(path).with_suffix(".spare")]
+            else:
+                assert place.read_bytes() == lost[Path(path)]
+        if damage is noise:
+            assert files[0].with_name(f"{files[0].name}.unusable").read_text() == "earlier"
