@@ -210,6 +210,13 @@ def test_top_reads_unset_steps(agent: FakeAgent, run_dir: Path) -> None:
     assert done.stdout.splitlines()[2].split() == ["0", "412", "-", "-", "-", "5.0", "GiB", "1/2", "starting"]
 
 
+def test_top_without_a_terminal_prints_once(agent: FakeAgent, run_dir: Path) -> None:
+    agent.answers[50] = (51, status(unprotected=1))
+    done = reft("top", run_dir=run_dir, env={"FORCE_COLOR": "1"})
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("job demo") == 1 and "UNPROTECTED" in done.stdout
+
+
 def test_top_json_is_the_status_of_each_agent(agent: FakeAgent, run_dir: Path) -> None:
     agent.answers[50] = (51, status())
     done = reft("top", "--json", run_dir=run_dir)
@@ -229,6 +236,9 @@ def test_stack_prints_the_report(agent: FakeAgent, run_dir: Path) -> None:
 def test_stack_of_an_unknown_rank_is_exit_code_3(agent: FakeAgent, run_dir: Path) -> None:
     agent.answers[54] = (55, {"ranks": [], "text": "\n"})
     assert reft("stack", "--rank", "9", run_dir=run_dir).returncode == 3
+    as_json = reft("stack", "--rank", "9", "--json", run_dir=run_dir)
+    assert as_json.returncode == 3
+    assert "9" in json.loads(as_json.stdout)["error"]
 
 
 def test_an_error_of_the_agent_is_exit_code_4(agent: FakeAgent, run_dir: Path) -> None:

@@ -43,12 +43,12 @@ def command(ranks: tuple[int, ...], pid: int | None, job: str | None, run_dir: s
     for agent in agents.select(agents.run_dir(run_dir), job):
         report, _ = agent.ask(protocol.STACKS_REQUEST, wanted)
         reports.append(report)
+    if ranks and not any(report.get("ranks") for report in reports):
+        raise agents.Failure("no such rank here: " + " ".join(map(str, ranks)), agents.EXIT_NOTHING)
     if as_json:
         agents.print_json({"agents": reports})
     else:
         click.echo("\n\n".join(str(report.get("text", "")).rstrip("\n") for report in reports))
-    if ranks and not any(report.get("ranks") for report in reports):
-        raise agents.Failure("no such rank here: " + " ".join(map(str, ranks)), agents.EXIT_NOTHING)
 
 
 def _process(pid: int, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -144,10 +145,11 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     state      protected, starting, UNPROTECTED (training runs, but nothing is
                committed), gone, ended (said goodbye)
 
-    --json prints {"agents": [status, ...]} once. Exit code 1 with --once or --json if a rank is unprotected or gone.
+    --json prints {"agents": [status, ...]} once. Output that goes to no terminal is as with --once. Exit code 1 with
+    --once or --json if a rank is unprotected or gone.
     """
     directory = agents.run_dir(run_dir)
-    if not once and not as_json:
+    if not once and not as_json and sys.stdout.isatty():  # nobody would see it change
         try:
             _live(directory, job, interval, words.console())
         except KeyboardInterrupt:
