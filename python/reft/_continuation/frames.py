@@ -312,7 +312,8 @@ def _encode_names(
         value = namespace.get(name, UNBOUND)
         if isinstance(value, ModuleType) or (name.startswith("__") and name.endswith("__")):
             continue
-        stateless = isinstance(value, _STATELESS) or (type(value) is FunctionType and not value.__closure__)
+        stateless = isinstance(value, _STATELESS) and not values.is_bound(value)
+        stateless = stateless or (type(value) is FunctionType and not value.__closure__)
         if stateless and not encoder.is_switched(value, prefix + name):
             continue
         if value is not UNBOUND:

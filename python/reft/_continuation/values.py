@@ -371,11 +371,10 @@ class Encoder:
 
     def _named(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes a function or a class: the restarted script has it, but may mean another one here."""
+        if is_bound(value):
+            return self._bound(value, place, depth)
         if not self.is_switched(value, place):
             return ("owned",)
-        owner = getattr(value, "__self__", None)
-        if type(value) is BuiltinFunctionType and owner is not None and not isinstance(owner, ModuleType):
-            return ("method", value.__name__, self.encode(owner, f"{place}.__self__", depth + 1))
         for name in (value.__qualname__, value.__name__):
             if find_named(value.__module__, name) is value:
                 return ("named", value.__module__, name)
@@ -383,6 +382,10 @@ class Encoder:
             why = f"another one than after the first step, and {value.__qualname__} cannot be found by its name"
             return self.lost(place, type_name(type(value)), why)
         return ("owned",)
+
+    def _bound(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes a method that is written in C, of an object that may be held by nothing else."""
+        return ("method", value.__name__, self.encode(value.__self__, f"{place}.__self__", depth + 1))
 
     def is_switched(self, value: Any, place: str) -> bool:
         """Whether a function or a class is not what stood there at the first program point, which is noted."""
@@ -783,6 +786,12 @@ _MUTABLE: frozenset[Any] = frozenset(
 )
 
 
+def is_bound(function: Any) -> bool:
+    """Says whether a function that is written in C is a method of some object."""
+    owner = getattr(function, "__self__", None)
+    return type(function) is BuiltinFunctionType and owner is not None and not isinstance(owner, (ModuleType, type))
+
+
 def find_named(module: str | None, qualname: str) -> Any:
     """The function or class of that name, None if there is none."""
     value: Any = sys.modules.get(module or "")
@@ -817,6 +826,8 @@ def _classify(kind: type) -> _Handler:
         return Encoder._named
     if kind is MethodType:
         return Encoder._method
+    if kind is MethodWrapperType:
+        return Encoder._bound
     if kind is functools.partial:
         return Encoder._partial
     if issubclass(kind, _OWNED_TYPES):
