@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import tempfile
@@ -9,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-_SAFE = re.compile(r"[^A-Za-z0-9._-]+")
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+ID_CHARS = 100  # so that the path of a socket has room for the rest
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,18 @@ def _process_start(pid: int) -> str:
         return "0"
 
 
+def safe_id(text: str) -> str:
+    """A job's name as folders and the agent can have it.
+
+    One that has to be changed for that ends with a hash of what it was: two jobs do not become one.
+    """
+    safe = _UNSAFE.sub("_", text).lstrip(".")[:ID_CHARS] or "job"
+    if safe == text:
+        return text
+    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
+    return f"{safe[: ID_CHARS - len(digest) - 1]}-{digest}"
+
+
 def identify(rank: int, world: int, job_id: str, env: Mapping[str, str] | None = None) -> Job:
     """Reads the launcher's variables.
 
@@ -77,8 +91,7 @@ def identify(rank: int, world: int, job_id: str, env: Mapping[str, str] | None =
             # All ranks of a node share their parent, which stays the same over restarts of the ranks.
             parent = os.getppid()
             job_id = f"{env.get('MASTER_ADDR', 'local')}-{env.get('MASTER_PORT', '0')}-{parent}-{_process_start(parent)}"
-    job_id = _SAFE.sub("_", job_id)[:100] or "job"
-    return Job(job_id, node, rank, world, local_rank, local_world, attempt, restarts_left)
+    return Job(safe_id(job_id), node, rank, world, local_rank, local_world, attempt, restarts_left)
 
 
 def default_run_dir(env: Mapping[str, str] | None = None) -> Path:

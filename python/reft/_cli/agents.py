@@ -103,14 +103,14 @@ def select(directory: Path, job: str | None) -> list[Agent]:
     """The agents of one job.
 
     Args:
-        job: its name; None: the only job there is.
+        job: its name, as it was given to the job or as that calls itself; None: the only job there is.
 
     Raises:
         Failure: there is none, or several jobs run and none was named.
     """
     agents = find(directory)
     if job is not None:
-        agents = [agent for agent in agents if agent.job == job]
+        agents = [agent for agent in agents if agent.job in (job, _job.safe_id(job))]
         if not agents:
             raise Failure(f"no agent of job {job} runs here (looked in {directory})", EXIT_NOTHING)
         return agents

@@ -109,10 +109,9 @@ def _collect(found: list[agents.Agent]) -> list[dict[str, Any]]:
 
 
 def _find(directory: Any, job: str | None) -> list[agents.Agent]:
-    found = [agent for agent in agents.find(directory) if job in (None, agent.job)]
-    if not found:
-        agents.select(directory, job)  # raises with the right sentence
-    return found
+    if job is None and (found := agents.find(directory)):
+        return found
+    return agents.select(directory, job)  # raises with the right sentence
 
 
 def _live(directory: Any, job: str | None, interval: float, console: Console) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reft import _agent_protocol as protocol
+from reft import _job
 from reft._cli import agents
 
 
@@ -51,7 +52,7 @@ def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Va
         root = Path(vault_dir)
         paths = sorted(root.rglob("*.vault")) if root.is_dir() else [root] if root.is_file() else []
         if job is not None:
-            paths = [path for path in paths if job in path.parts]
+            paths = [path for path in paths if not {job, _job.safe_id(job)}.isdisjoint(path.parts)]
         if not paths:
             raise agents.Failure(f"no *.vault under {root}" + (f" of job {job}" if job else ""), agents.EXIT_NOTHING)
         return [Vault(str(path), path=path) for path in paths]

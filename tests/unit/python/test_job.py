@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
+
 from reft import _job
 
-TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "2", "TORCHELASTIC_RUN_ID": "a/b c", "TORCHELASTIC_RESTART_COUNT": "3"}
+TORCHRUN = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "2", "TORCHELASTIC_RUN_ID": "a_b.c", "TORCHELASTIC_RESTART_COUNT": "3"}
 
 
 def test_torchrun_names_job_node_and_attempt() -> None:
     job = _job.identify(9, 12, "", TORCHRUN)
-    assert (job.id, job.node, job.local_rank, job.local_world, job.attempt, job.nodes) == ("run-a_b_c", 2, 1, 4, 3, 3)
+    assert (job.id, job.node, job.local_rank, job.local_world, job.attempt, job.nodes) == ("run-a_b.c", 2, 1, 4, 3, 3)
 
 
 def test_explicit_id_wins_and_is_made_safe_for_paths() -> None:
-    assert _job.identify(0, 1, "../../etc", TORCHRUN).id == ".._.._etc"
-    assert "/" not in _job.identify(0, 1, "x/y", {}).id
+    assert _job.identify(0, 1, "my.job-7_b", TORCHRUN).id == "my.job-7_b"
+    assert re.fullmatch(r"_\.\._etc-[0-9a-f]{8}", _job.identify(0, 1, "../../etc", TORCHRUN).id)
+
+
+def test_ids_that_are_made_safe_stay_different() -> None:
+    given = ["a_b", "a/b", "a b", "a\nb", ".a_b", "..a_b", "..", "...", "/", "é", "\udcff", *("x" * 200 + end for end in "yz")]
+    made = [_job.identify(0, 1, text, {}).id for text in given]
+    assert len(set(made)) == len(given)
+    assert made == [_job.identify(1, 2, text, {}).id for text in given]
+    assert all(re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", text) for text in made)
 
 
 def test_without_a_launcher_the_parent_process_names_the_job() -> None:
