@@ -293,6 +293,34 @@ def test_doctor_names_unknown_and_malformed_settings(run_dir: Path) -> None:
     assert done.returncode == 1
 
 
+@pytest.mark.parametrize(("name", "check"), [("REFT_RUN_DIR", "run dir"), ("REFT_VAULT_DIR", "vault dir")])
+def test_doctor_refuses_relative_directories(run_dir: Path, name: str, check: str) -> None:
+    done = reft("doctor", "--json", run_dir=run_dir, env={name: "some/place"})
+    (finding,) = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == check]
+    assert finding["result"] == "fail" and finding["todo"] == f"set {name}={Path('some/place').absolute()}"
+    assert done.returncode == 1
+
+
+def test_doctor_names_a_job_id_that_is_changed(run_dir: Path) -> None:
+    native_module()
+    for given, changed in (("a/b", True), (".hidden", True), ("x" * 101, True), ("x" * 100, False), ("a.b-c_1", False)):
+        done = reft("doctor", "--json", run_dir=run_dir, env={"REFT_JOB_ID": given})
+        said = [finding for finding in json.loads(done.stdout)["findings"] if "the job is called" in finding["text"]]
+        assert len(said) == changed, given
+        assert all(finding["result"] == "warn" and finding["todo"] for finding in said)
+
+
+def test_a_job_is_found_by_the_id_it_was_given(run_dir: Path) -> None:
+    from reft import _job
+
+    fake = FakeAgent(run_dir, _job.safe_id("team/a"))
+    fake.answers[50] = (51, status())
+    for job in ("team/a", _job.safe_id("team/a")):
+        done = reft("top", "--once", "--job", job, run_dir=run_dir)
+        assert done.returncode == 0, done.stderr
+    fake.close()
+
+
 def test_doctor_reports_an_agent_that_does_not_run(run_dir: Path, tmp_path: Path) -> None:
     broken = tmp_path / "reft-agent"
     broken.write_text("#!/bin/sh\necho cannot >&2\nexit 4\n")

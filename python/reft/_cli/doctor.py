@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reft import _agent_protocol as protocol
+from reft import _job
 from reft._cli import agents, words
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -124,8 +125,15 @@ def check_agent() -> list[Finding]:
     return [Finding(OK, "agent", done.stdout.strip() or str(path))]
 
 
+def _relative(check: str, name: str, directory: Path) -> Finding:
+    """Agents refuse such a directory: they, the ranks and these commands may each start in another."""
+    return Finding(FAIL, check, f"{directory} is no absolute path", f"set {name}={directory.absolute()}")
+
+
 def check_run_dir(given: str | None) -> list[Finding]:
     directory = agents.run_dir(given)
+    if given is None and not directory.is_absolute():
+        return [_relative("run dir", "REFT_RUN_DIR", directory)]
     findings = []
     longest = len(str(directory / "node-0000" / "agent.sock")) + 1 + 40
     if longest > _SOCKET_PATH_BYTES:
@@ -199,6 +207,11 @@ def check_environment() -> list[Finding]:
         _C.environment()
     except _C.InvalidArgument as error:
         findings.append(Finding(FAIL, "settings", str(error), "correct or unset it"))
+    job = os.environ.get("REFT_JOB_ID", "")
+    if job and _job.safe_id(job) != job:
+        text = f"REFT_JOB_ID={job!r} is no name for a folder: the job is called {_job.safe_id(job)}"
+        todo = f"use at most {_job.ID_CHARS} letters, digits, . _ - and no dot at the beginning"
+        findings.append(Finding(WARN, "settings", text, todo))
     if os.environ.get("REFT_DISABLE") == "1":
         findings.append(Finding(WARN, "settings", "REFT_DISABLE=1: nothing of reft runs", "unset it"))
     if findings:
@@ -211,6 +224,8 @@ def check_vault_dir() -> list[Finding]:
     if not given:
         return []
     directory = Path(given)
+    if not directory.is_absolute():
+        return [_relative("vault dir", "REFT_VAULT_DIR", directory)]
     if not directory.is_dir():
         parent = next(path for path in directory.absolute().parents if path.exists())
         if directory.exists() or not os.access(parent, os.W_OK | os.X_OK):
