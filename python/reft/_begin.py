@@ -54,7 +54,8 @@ def give_up(job: _job.Job, store: Any, reason: str) -> None:
     may have read it.
     """
     reason = " ".join(reason.split())[:_REASON_CHARS]
-    answers = {f"inventory/{job.rank}": f"!{reason}"}
+    # The second one for those that have read an inventory: a step that they agreed on is resumed by all or by none.
+    answers = {f"inventory/{job.rank}": f"!{reason}", f"match/{job.rank}": f"!{reason}"}
     if job.rank == 0:
         answers["incarnation"] = "1"
     if job.local_rank == 0:

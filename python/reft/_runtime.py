@@ -462,8 +462,11 @@ class Session:
         self.store.set(f"match/{job.rank}", problem)
         problems = [(r, bytes(self.store.get(f"match/{r}")).decode()) for r in range(job.world)]
         found = [(r, text) for r, text in problems if text]
-        if found and job.rank == found[0][0]:
-            _banner.say(f"rank {job.rank}: step {point.step} is not resumed, {problem}")
+        # A rank that gave up before this says nothing here.
+        present = [r for r, text in problems if not text.startswith("!")]
+        if found and job.rank == (found[0][0] if found[0][0] in present else present[0]):
+            why = found[0][1].removeprefix("!")
+            _banner.say(f"rank {found[0][0]}: step {point.step} is not resumed, {why}")
         return not found
 
     # -- telling -------------------------------------------------------------------------------------------------------
