@@ -424,10 +424,12 @@ TEST_F(EngineTest, AWriteUnderWayWhileItsTensorIsCopiedIsFoundWhenTheOpHasEnded)
   options.ask_check = asked.sink();
   start(options);
   state({region("a", 2 * kChunk), region("b", 40 * kChunk)});
-  auto versions = std::make_shared<FakeVersions>(2);
+  auto versions = std::make_shared<FakeVersions>(2, true);
   ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
-  data_[1][20 * kChunk] ^= 1;  // an op has begun to write
-  asked.wait();                // and all is copied
+  versions->waitUntilBlocked();
+  data_[1][20 * kChunk] ^= 1;  // an op has begun to write; its counter does not move yet
+  versions->release();
+  asked.wait();  // all is copied
   EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty()) << "not sealed on trust";
   versions->bump(1);  // it ends: only now its counter moves
   engine_->check();
