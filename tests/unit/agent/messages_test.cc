@@ -30,12 +30,12 @@ TEST(Hello, OfAToolNeedsNoRank) {
 }
 
 TEST(Hello, RejectsWhatItIsNot) {
-  for (const auto& text :
-       {std::string(), std::string("[]"), std::string("{"), with("\"rank\":3", "\"rank\":4"),
-        with("\"rank\":3", "\"rank\":-1"), with("\"rank\":3", "\"rank\":1.5"),
-        with("\"world\":4", "\"world\":99999999999999999999"), with("\"protocol\":1", "\"protocol\":2"),
-        with("00000000000000ff", "xyz"), with("00000000000000ff", ""), with("\"pid\":7", "\"pid\":-7"),
-        std::string(1 << 20, '['), with("\"local_rank\":1", "\"local_rank\":2"), with("\"job\":\"demo\"", "\"job\":5")}) {
+  for (const auto& text : {std::string(), std::string("[]"), std::string("{"), with("\"rank\":3", "\"rank\":4"),
+                           with("\"rank\":3", "\"rank\":-1"), with("\"rank\":3", "\"rank\":1.5"),
+                           with("\"world\":4", "\"world\":99999999999999999999"),
+                           with("\"protocol\":1", "\"protocol\":2"), with("00000000000000ff", "xyz"),
+                           with("00000000000000ff", ""), with("\"pid\":7", "\"pid\":-7"), std::string(1 << 20, '['),
+                           with("\"local_rank\":1", "\"local_rank\":2"), with("\"job\":\"demo\"", "\"job\":5")}) {
     EXPECT_THROW(parseHello(text), InvalidArgument) << text;
   }
 }
