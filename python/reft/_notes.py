@@ -32,9 +32,7 @@ class Notes:
 
     def add(self, about: str, found: Iterable[Note]) -> list[Note]:
         """Keeps what is new of `found`, tells the agent, and gives it."""
-        # A capture that was saved gives lists.
-        unique: dict[Note, None] = dict.fromkeys(found)
-        new = [note for note in unique if (about, *note) not in self._all][: _MOST - len(self._all)]
+        new = [note for note in dict.fromkeys(found) if (about, *note) not in self._all][: _MOST - len(self._all)]
         if new:
             self._all |= {(about, *note): None for note in new}
             entries = [[text.encode()[:_LONGEST].decode(errors="ignore") for text in note] for note in self._all]

@@ -397,9 +397,7 @@ class Session:
                 lost = [note for note in self._uncaptured if note[0] not in there]
                 if problems := [*done.problems, *lost]:
                     said += f" but for {len(problems)} value{'s' if len(problems) > 1 else ''}"
-                    self._notes.add(_notes.NOT_PUT_BACK, problems)
-                    if job.rank == 0:
-                        _banner.say(f"not put back: {_notes.line(problems)}")
+                    self._lose(problems)
             except Exception as error:
                 _banner.say(
                     f"rank {job.rank}: the place in the loop is not put back ({error}); tensors, optimizer, schedulers and random"
@@ -434,14 +432,14 @@ class Session:
             try:
                 obj.load_state_dict(values)
             except Exception as error:
-                self._lose(f"{kind} {type(obj).__name__}", f"{type(error).__name__}: {error}")
+                self._lose([(f"{kind} {type(obj).__name__}", "", f"{type(error).__name__}: {error}")])
 
-    def _lose(self, what: str, why: str) -> None:
+    def _lose(self, found: list[_notes.Note]) -> None:
         """Tells what a resume did not put back."""
         assert self._notes is not None
-        self._notes.add(_notes.NOT_PUT_BACK, [(what, "", why)])
+        self._notes.add(_notes.NOT_PUT_BACK, found)
         if self.job.rank == 0:
-            _banner.say(f"not put back: {what}: {why}")
+            _banner.say(f"not put back: {_notes.line(found)}")
 
     def _all_match(self, state: _discovery.State) -> bool:
         """Whether every rank can put its snapshot back: all ranks resume or none."""

@@ -76,15 +76,11 @@ def operands_end(point: Point) -> int:
 def _iterator_blocker(iterator: Any) -> str | None:
     kind = type(iterator)
     # `map` keeps only what it has handed over as arguments.
-    if kind in (GeneratorType, map) or isinstance(kind.__dict__.get("__next__") or _inherited(kind), FunctionType):
+    if kind in (GeneratorType, CoroutineType, map) or isinstance(getattr(kind, "__next__", None), FunctionType):
         return None
-    if kind is CoroutineType or kind.__module__.partition(".")[0] not in _known_roots():
+    if not _is_known(kind.__module__):
         return None
     return f"the code behind `{kind.__name__}` trains, and what `{kind.__name__}` has taken is kept in C: {_HINT} around that code"
-
-
-def _inherited(kind: type) -> Any:
-    return next((base.__dict__["__next__"] for base in kind.__mro__ if "__next__" in base.__dict__), None)
 
 
 def _callable_blocker(called: Any) -> str | None:

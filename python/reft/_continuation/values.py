@@ -730,10 +730,6 @@ def _set_default(function: FunctionType, name: str, value: Any) -> None:
     function.__defaults__ = tuple(defaults)
 
 
-def _short(key: Any) -> str:
-    return repr(key) if type(key) in ATOMS else type(key).__name__
-
-
 def _name_of_key(key: Any, position: int) -> str:
     """What an item is called: two keys are never called alike."""
     return repr(key) if _plain_key(key) else f"{type(key).__name__} {position}"
@@ -1142,10 +1138,11 @@ class Decoder:
             if key is KEEP:
                 return self._problem(place, node, "one of its keys was made after the first step")
             current = there.get(key, MISSING)
-            value = self.resolve(item, current, f"{place}[{_short(key)}]") if type(item) is tuple else item
+            name = _name_of_key(key, at)
+            value = self.resolve(item, current, f"{place}[{name}]") if type(item) is tuple else item
             if value is KEEP:
                 if current is MISSING:
-                    return self._problem(place, node, f"item {_short(key)} was made after the first step")
+                    return self._problem(place, node, f"item {name} was made after the first step")
                 value = current
             items[key] = value
 
