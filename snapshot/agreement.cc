@@ -6,6 +6,7 @@
 
 #include "intercept/base/cut.h"
 #include "intercept/base/error.h"
+#include "intercept/base/json_integer.h"
 #include "snapshot/vault.h"
 
 namespace reft {
@@ -166,19 +167,24 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& json_
   for (const std::string& text : json_of_nodes) {
     try {
       for (const Json& v : Json::parse(text)) {
-        VaultSummary vault{v.at("rank").get<int>(), v.at("node").get<int>(), {}};
+        VaultSummary vault{integerOf<int>(v.at("rank")), integerOf<int>(v.at("node")), {}};
         for (const Json& s : v.at("slots")) {
-          SlotSummary slot{
-              s.at(0).get<uint32_t>(), s.at(1).get<int64_t>(), s.at(2).get<uint64_t>(), s.at(3).get<uint64_t>(), {}};
+          SlotSummary slot{integerOf<uint32_t>(s.at(0)),
+                           integerOf<int64_t>(s.at(1)),
+                           integerOf<uint64_t>(s.at(2)),
+                           integerOf<uint64_t>(s.at(3)),
+                           {}};
           for (const Json& g : s.at(4)) {
-            slot.groups.push_back({g.at(0).get<std::string>(), g.at(1).get<std::vector<int>>(),
-                                   g.at(2).get<std::vector<uint32_t>>(), g.at(3).get<uint64_t>()});
+            slot.groups.push_back({g.at(0).get<std::string>(), integersOf<int>(g.at(1)), integersOf<uint32_t>(g.at(2)),
+                                   integerOf<uint64_t>(g.at(3))});
           }
           vault.slots.push_back(std::move(slot));
         }
         vaults.push_back(std::move(vault));
       }
     } catch (const Json::exception& error) {
+      throw Corruption(std::string("inventory of a node: ") + error.what());
+    } catch (const InvalidArgument& error) {
       throw Corruption(std::string("inventory of a node: ") + error.what());
     }
   }

@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "intercept/base/error.h"
+#include "intercept/base/json_integer.h"
 
 namespace reft {
 
@@ -181,31 +182,33 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
   SnapshotTable table;
   try {
     const Json json = Json::parse(text);
-    table.rank = json.at("rank").get<int>();
-    table.world = json.at("world").get<int>();
+    table.rank = integerOf<int>(json.at("rank"));
+    table.world = integerOf<int>(json.at("world"));
     table.protection = json.at("protection").get<std::string>();
-    table.chunk_bytes = json.at("chunk_bytes").get<uint64_t>();
-    table.early_bytes = json.at("early_bytes").get<uint64_t>();
-    table.payload_bytes = json.at("payload_bytes").get<uint64_t>();
+    table.chunk_bytes = integerOf<uint64_t>(json.at("chunk_bytes"));
+    table.early_bytes = integerOf<uint64_t>(json.at("early_bytes"));
+    table.payload_bytes = integerOf<uint64_t>(json.at("payload_bytes"));
     for (const Json& g : json.at("groups")) {
-      table.groups.push_back({g.at(0).get<std::string>(), g.at(1).get<std::vector<int>>()});
+      table.groups.push_back({g.at(0).get<std::string>(), integersOf<int>(g.at(1))});
     }
     for (const Json& r : json.at("regions")) {
       RegionInfo info;
       info.name = r.at(0).get<std::string>();
       info.dtype = r.at(1).get<std::string>();
-      info.shape = r.at(2).get<std::vector<int64_t>>();
-      info.bytes = r.at(3).get<uint64_t>();
-      info.row_bytes = r.at(4).get<uint64_t>();
-      info.group = r.at(5).get<int32_t>();
+      info.shape = integersOf<int64_t>(r.at(2));
+      info.bytes = integerOf<uint64_t>(r.at(3));
+      info.row_bytes = integerOf<uint64_t>(r.at(4));
+      info.group = integerOf<int32_t>(r.at(5));
       info.early = r.at(6).get<bool>();
       table.regions.push_back(std::move(info));
     }
     for (const Json& p : json.at("pieces")) {
-      table.pieces.push_back({p.at(0).get<uint32_t>(), p.at(1).get<uint32_t>(), p.at(2).get<uint64_t>(),
-                              p.at(3).get<uint64_t>(), p.at(4).get<uint64_t>()});
+      table.pieces.push_back({integerOf<uint32_t>(p.at(0)), integerOf<uint32_t>(p.at(1)), integerOf<uint64_t>(p.at(2)),
+                              integerOf<uint64_t>(p.at(3)), integerOf<uint64_t>(p.at(4))});
     }
   } catch (const Json::exception& error) {
+    corrupt(error.what());
+  } catch (const InvalidArgument& error) {
     corrupt(error.what());
   }
   if (table.world < 1 || table.rank < 0 || table.rank >= table.world) {

@@ -195,7 +195,9 @@ TEST(Inventory, RoundTripKeepsEverything) {
 }
 
 TEST(Inventory, RejectsOtherText) {
-  for (const char* text : {"", "{", "3", "[3]", "[{}]", "{\"rank\":0}", "[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]"}) {
+  for (const char* text :
+       {"", "{", "3", "[3]", "[{}]", "{\"rank\":0}", "[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]",
+        "[{\"rank\":4e26,\"node\":0,\"slots\":[]}]", "[{\"rank\":4294967296,\"node\":0,\"slots\":[]}]"}) {
     EXPECT_THROW(parseInventories({text}), Corruption) << text;
   }
 }

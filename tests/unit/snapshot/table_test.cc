@@ -262,6 +262,23 @@ TEST_F(TableJson, RejectsEachMissingField) {
   }
 }
 
+TEST_F(TableJson, RejectsNumbersThatAreNoIntegersOfTheirType) {
+  const Json whole = json;
+  for (const Json& number : {Json(4e26), Json(-1.5), Json(0.5), Json("0"), Json(true), Json(uint64_t{1} << 63)}) {
+    json = whole;
+    json["rank"] = number;
+    expectCorrupt("rank " + number.dump());
+    json = whole;
+    json["groups"][0][1][0] = number;
+    expectCorrupt("rank of a group " + number.dump());
+  }
+  json = whole;
+  json["pieces"][0][0] = (uint64_t{1} << 32) + 1;  // not region 1
+  expectCorrupt("region");
+  json = whole;
+  json["chunk_bytes"] = -4096;
+  expectCorrupt("chunk bytes");
+}
 TEST_F(TableJson, RejectsRankOutsideOfTheWorld) {
   json["rank"] = 2;
   expectCorrupt("rank");
