@@ -275,9 +275,11 @@ def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
             job.wait(timeout=60)
     text = output.read_text(errors="replace")
     assert job.returncode == 0, text
-    (verdict,) = (tmp_path / "run" / "hang" / "node-0" / "verdicts").glob("*.json")
-    report = json.loads(verdict.read_bytes())
-    assert report["state"] == "hang" and [culprit["rank"] for culprit in report["culprits"]] == [1], text
+    # A busy machine may have stood still for 3 s elsewhere, and that is a report too.
+    written = sorted((tmp_path / "run" / "hang" / "node-0" / "verdicts").glob("*.json"))
+    reports = [json.loads(path.read_bytes()) for path in written]
+    report = next((it for it in reports if [culprit["rank"] for culprit in it["culprits"]] == [1]), None)
+    assert report is not None and report["state"] == "hang", text
     assert "the ranks end now" in text and "next: " in text
     if fault == "stop":  # read from outside: it cannot answer
         (culprit,) = report["culprits"]
