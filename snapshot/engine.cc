@@ -87,14 +87,15 @@ struct SnapshotEngine::Job {
   std::atomic<bool> released{false};  // whoever is there copies, nothing is held back
   std::atomic<bool> at_gate{false};
   bool checkable = false;
-  bool awaits_check = false;  // all is copied; this and the next two are guarded by the engine's mutex
-  bool checked = false;
-  bool claimed = false;  // somebody finishes it
+  // In this order; guarded by the engine's mutex.
+  bool copied = false;   // all chunks
+  bool checked = false;  // and the versions were compared: nothing of the live memory is needed any more
+  bool claimed = false;  // somebody seals or drops it
+  bool finished = false;
   PlacementPolicy policy = PlacementPolicy::kEager;
   std::atomic<int64_t> copy_ns{0};
   std::mutex late_mutex;
   std::vector<uint32_t> late;
-  bool finished = false;  // guarded by the engine's mutex
 };
 
 SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vote, const Clock& clock)
@@ -153,7 +154,7 @@ void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
 }
 
 void SnapshotEngine::setTable(SnapshotTable table) {
-  finishRunning();
+  settle();
   auto plan = std::make_shared<const Plan>(std::move(table));
   {
     const std::lock_guard lock(mutex_);
@@ -208,7 +209,7 @@ bool SnapshotEngine::prepareSlot(int slot, const Plan& plan, size_t object_bytes
 
 CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   const int64_t start = clock_.nowNs();
-  finishRunning();  // a loop whose gate never ran (optimizers outside torch.optim) still never mixes two steps
+  settle();  // also for a loop whose gate never ran (optimizers outside torch.optim): two steps are never mixed
   RankStats& stats = vault_.stats();
   faultPoint(FaultPoint::capture, input.step);
   auto job = std::make_shared<Job>();
@@ -316,7 +317,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job_ = job;
   }
   if (plan.chunk_count == plan.early_chunks) {
-    finish(*job);  // nothing was copied that the training thread could have written meanwhile
+    allCopied(*job);
   } else if (job->policy == PlacementPolicy::kGap) {
     attention_.store(true);
     events_.wake();
@@ -325,8 +326,9 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   if (job->policy == PlacementPolicy::kSync) {
     work(*job);
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return job->finished; });
+  }
+  if (job->policy == PlacementPolicy::kSync || plan.chunk_count == plan.early_chunks) {
+    settle();
   }
   const int64_t spent = clock_.nowNs() - start;
   stats.capture_ns.fetch_add(static_cast<uint64_t>(spent));
@@ -413,46 +415,47 @@ bool SnapshotEngine::copyNext(Job& job, Tier tier, Copied copied) {
 }
 
 // A version counter moves when an op has ended. One that was under way while its tensor was copied shows only once the training
-// thread is between two ops: when it is in gate() or capture(), or calls check().
+// thread is between two ops: when it is in capture() or gate(), or calls check().
 void SnapshotEngine::allCopied(Job& job) {
-  bool awaits = false;
+  bool checked = false;
   {
     const std::lock_guard lock(mutex_);
+    job.copied = true;
     const bool between_ops = job.at_gate.load() || job.policy == PlacementPolicy::kSync;
-    awaits = job.versions != nullptr && options_.ask_check != nullptr && !between_ops && !job.failed.load();
-    (awaits ? job.awaits_check : job.claimed) = true;
-  }
-  if (!awaits) {
-    compareVersions(job);
-    finish(job);
-    return;
+    const bool nothing_late = job.plan->chunk_count == job.plan->early_chunks;
+    if (between_ops || nothing_late || options_.ask_check == nullptr || job.failed.load()) {
+      compareVersions(job);
+    }
+    checked = job.checked;
   }
   changed_.notify_all();  // the gate may have begun meanwhile
-  if (job.checkable) {
+  if (checked) {
+    attention_.store(true);
+    events_.wake();
+  } else if (job.checkable) {
     options_.ask_check();
   }
 }
 
+// Under the mutex. Lets the tensors go: whoever drops the last reference to one needs the GIL, so it must not be a copy thread.
 void SnapshotEngine::compareVersions(Job& job) {
-  if (job.versions == nullptr) {
-    return;
-  }
   const auto& regions = job.plan->table.regions;
-  for (uint32_t i = 0; i < regions.size(); ++i) {
+  for (uint32_t i = 0; job.versions != nullptr && i < regions.size(); ++i) {
     if (!regions[i].early && job.versions->version(i) != job.versions_at_capture[i]) {
       job.late.push_back(i);
     }
   }
+  job.versions.reset();
+  job.checked = true;
 }
 
 void SnapshotEngine::check() {
   {
     const std::lock_guard lock(mutex_);
-    if (job_ == nullptr || !job_->awaits_check || job_->checked || job_->claimed) {
+    if (job_ == nullptr || !job_->copied || job_->checked) {
       return;
     }
     compareVersions(*job_);
-    job_->checked = true;
   }
   attention_.store(true);
   events_.wake();
@@ -542,41 +545,54 @@ void SnapshotEngine::finish(Job& job) {
 
 int64_t SnapshotEngine::gate() {
   const int64_t start = clock_.nowNs();
-  const int64_t waited = finishRunning();
+  const int64_t waited = finishCopy() == nullptr ? 0 : clock_.nowNs() - start;
+  if (waited != 0) {
+    vault_.stats().gate_ns.fetch_add(static_cast<uint64_t>(waited));
+    vault_.stats().gate_last_ns.store(static_cast<uint64_t>(waited));
+  }
   events_.push({.what = OpEvent::kGate,
                 .at_ns = waited == 0 ? start : clock_.nowNs(),
                 .signature = static_cast<uint64_t>(start)});
   return waited;
 }
 
-int64_t SnapshotEngine::finishRunning() {
+// By the training thread: until nothing of the live memory is needed any more. nullptr: nothing was under way.
+std::shared_ptr<SnapshotEngine::Job> SnapshotEngine::finishCopy() {
   std::shared_ptr<Job> job;
   {
     const std::lock_guard lock(mutex_);
     job = job_;
+    if (job == nullptr || job->checked) {
+      return job;
+    }
   }
-  if (job == nullptr) {
-    return 0;
-  }
-  const int64_t start = clock_.nowNs();
   faultPoint(FaultPoint::gate, job->step);
   release(*job, /*at_gate=*/true);
   work(*job);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return job->copied; });
+  if (!job->checked) {
+    compareVersions(*job);
+    attention_.store(true);
+    events_.wake();
+  }
+  return job;
+}
+
+void SnapshotEngine::settle() {
+  const auto job = finishCopy();
+  if (job == nullptr) {
+    return;
+  }
   {
     std::unique_lock lock(mutex_);
-    const auto is_ours = [&] { return job->awaits_check && !job->claimed; };
-    changed_.wait(lock, [&] { return job->finished || is_ours(); });
-    if (is_ours()) {
-      job->claimed = true;
-      lock.unlock();
-      compareVersions(*job);
-      finish(*job);
+    if (job->claimed) {
+      changed_.wait(lock, [&] { return job->finished; });
+      return;
     }
+    job->claimed = true;
   }
-  const int64_t waited = clock_.nowNs() - start;
-  vault_.stats().gate_ns.fetch_add(static_cast<uint64_t>(waited));
-  vault_.stats().gate_last_ns.store(static_cast<uint64_t>(waited));
-  return waited;
+  finish(*job);
 }
 
 void SnapshotEngine::outcome(const wire::Ballot& ballot) {
@@ -607,6 +623,7 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
 }
 
 std::vector<uint32_t> SnapshotEngine::takeLateWritten() {
+  settle();
   const std::lock_guard lock(mutex_);
   std::vector<uint32_t> result = std::move(late_);
   late_.clear();
@@ -616,7 +633,7 @@ std::vector<uint32_t> SnapshotEngine::takeLateWritten() {
 }
 
 bool SnapshotEngine::drain(std::chrono::milliseconds timeout) {
-  finishRunning();
+  settle();
   std::unique_lock lock(mutex_);
   return changed_.wait_for(lock, timeout, [&] { return newest_settled_ >= newest_captured_; });
 }

@@ -8,7 +8,7 @@
 // Between capture() and the return of the next gate() the memory at `addresses` must stay mapped. It may be written (that is
 // what verification is for), but then the snapshot is dropped and counted.
 //
-// Threads: setTable, capture and gate belong to the training thread. outcome() may come from any thread. The engine owns
+// Threads: setTable, capture, check, gate, settle, takeLateWritten and drain belong to the training thread. outcome() may come from any thread. The engine owns
 //          the threads `reft-copy`; its destructor stops and joins them (an unfinished snapshot is left unsealed).
 // Errors:  no failure of a snapshot throws: it is counted in RankStats, described in its note, and capture() says so.
 //          setTable throws SystemError when memory for the slots cannot be had; the engine then takes no snapshots.
@@ -103,13 +103,17 @@ class SnapshotEngine {
   // By the training thread, between two ops: whether anything was written since the program point. Then the snapshot is sealed.
   void check();
 
-  // Before the next optimizer step: returns when the copy is finished, helping with it. Returns nanoseconds waited.
+  // Before the next optimizer step: returns when all is copied and its versions were compared, helping with the copy. A copy
+  // thread seals it then. Returns nanoseconds waited.
   int64_t gate();
+
+  // Returns when nothing is under way: what was captured is sealed or dropped, by this thread if no other has begun.
+  void settle();
 
   // From the agent.
   void outcome(const wire::Ballot& ballot);
 
-  // Regions that were written between the program point and their copy, since the last call: to be made early.
+  // Settles. Regions that were written between the program point and their copy, since the last call: to be made early.
   std::vector<uint32_t> takeLateWritten();
 
   int64_t committedStep() const { return committed_step_.load(); }
@@ -129,7 +133,7 @@ class SnapshotEngine {
   template <typename Copied>
   bool copyNext(Job& job, Tier tier, Copied copied);
   uint64_t copyChunk(Job& job, uint64_t chunk, Tier tier);
-  int64_t finishRunning();
+  std::shared_ptr<Job> finishCopy();
   void release(Job& job, bool at_gate);
   void allCopied(Job& job);
   static void compareVersions(Job& job);

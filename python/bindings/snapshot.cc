@@ -249,7 +249,10 @@ class Engine {
 
   void setPolicy(const std::string& policy) { engine_->setPolicy(policyNamed(policy)); }
 
-  std::vector<uint32_t> takeLateWritten() { return engine_->takeLateWritten(); }
+  std::vector<uint32_t> takeLateWritten() {
+    const py::gil_scoped_release release;
+    return engine_->takeLateWritten();
+  }
   int64_t committedStep() const { return engine_->committedStep(); }
   bool drain(int64_t timeout_ms) {
     const py::gil_scoped_release release;

@@ -115,6 +115,10 @@ class EngineTest : public testing::Test {
     }
     return engine_->capture({step, addresses, std::move(versions), objects});
   }
+  void gateAndSettle() {
+    engine_->gate();
+    engine_->settle();
+  }
   void outcome(int64_t step, bool committed) {
     wire::Ballot ballot{};
     ballot.step = step;
@@ -191,7 +195,7 @@ TEST_F(EngineTest, SealsTheBytesAtCaptureForRandomRegionsAndThreads) {
       if (options.policy == PlacementPolicy::kSync) {
         expectSealed(step, data_);
       }
-      engine_->gate();
+      gateAndSettle();
       expectSealed(step, data_);
       EXPECT_EQ(engine_->committedStep(), step);
     }
@@ -207,7 +211,7 @@ TEST_F(EngineTest, SealsRegionsThatSpanManyChunksAndLieAtOddAddresses) {
   start();
   state({region("a", 1), region("b", 100'003), region("c", 63), region("d", 65)}, {}, 64);
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   expectSealed(1, data_);
 }
 
@@ -215,7 +219,7 @@ TEST_F(EngineTest, SnapshotOfObjectsAloneIsSealed) {
   start();
   state({});
   ASSERT_EQ(capture(1, nullptr, "only objects"), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   const VaultReader reader(vault_->fd());
   ASSERT_TRUE(sealed(reader, 1));
   EXPECT_EQ(reader.objects(*sealed(reader, 1)), "only objects");
@@ -269,7 +273,7 @@ class PlacedEngineTest : public EngineTest {
       pass(3 * kStepNs / 5);
       endWait(ticket);
       pass(kStepNs / 5);
-      engine_->gate();
+      gateAndSettle();
       point();
     }
   }
@@ -297,7 +301,7 @@ TEST_F(PlacedEngineTest, CopiesInTheGapAndNothingIsLeftForTheGate) {
     pass(3 * kStepNs / 5);
     endWait(ticket);
     pass(kStepNs / 5);
-    engine_->gate();
+    gateAndSettle();
     expectSealed(step, data_);
     point();
   }
@@ -313,7 +317,7 @@ TEST_F(PlacedEngineTest, WhatIsHeldBackIsCopiedAtTheGate) {
   learn();
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
   pass(kStepNs / 5);
-  engine_->gate();  // the wait that was foretold has not come
+  gateAndSettle();  // the wait that was foretold has not come
   expectSealed(1, data_);
   const RankStats& stats = vault_->stats();
   EXPECT_EQ(stats.gate_copied_bytes.load(), table_.payload_bytes - table_.early_bytes);
@@ -337,7 +341,7 @@ TEST_F(PlacedEngineTest, AStepThatDoesNotComeToItsGapIsCopiedInTheEnd) {
   pass(10 * kStepNs);  // an evaluation, or a hang
   events_.wake();
   untilCopied(table_.payload_bytes);
-  engine_->gate();
+  gateAndSettle();
   expectSealed(1, data_);
   EXPECT_EQ(vault_->stats().gate_copied_bytes.load(), 0u);
 }
@@ -355,7 +359,7 @@ TEST_F(PlacedEngineTest, ThePolicyCanBeChangedBetweenSnapshots) {
   point();
   ASSERT_EQ(capture(2), CaptureResult::kTaken);
   untilCopied(2 * table_.payload_bytes);
-  engine_->gate();
+  gateAndSettle();
   expectSealed(2, data_);
   EXPECT_EQ(stats.gap_copied_bytes + stats.gate_copied_bytes, 0u);
   expectTiersAddUp();
@@ -383,7 +387,7 @@ TEST_F(EngineTest, WriteWithAVersionBumpDropsTheSnapshotAndNamesTheRegion) {
   data_[1][20 * kChunk] ^= 1;  // one byte: samples alone would most likely miss it
   versions->bump(1);
   versions->release();
-  engine_->gate();
+  gateAndSettle();
   EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
   EXPECT_TRUE(engine_->takeLateWritten().empty()) << "told once";
   EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
@@ -392,7 +396,7 @@ TEST_F(EngineTest, WriteWithAVersionBumpDropsTheSnapshotAndNamesTheRegion) {
   EXPECT_EQ(votes()[0].yes, 0);
   EXPECT_NE(std::string(vault_->stats().note).find("step 1 dropped: b"), std::string::npos);
   ASSERT_EQ(capture(2), CaptureResult::kTaken) << "training and snapshots go on";
-  engine_->gate();
+  gateAndSettle();
   expectSealed(2, data_);
 }
 
@@ -433,7 +437,7 @@ TEST_F(EngineTest, AWriteUnderWayWhileItsTensorIsCopiedIsFoundWhenTheOpHasEnded)
   EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty()) << "not sealed on trust";
   versions->bump(1);  // it ends: only now its counter moves
   engine_->check();
-  engine_->gate();
+  gateAndSettle();
   EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
   EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
   EXPECT_EQ(vault_->stats().dropped.load(), 1u);
@@ -456,9 +460,29 @@ TEST_F(EngineTest, ACheckedSnapshotIsSealedBeforeTheGate) {
   }
   data_[1][0] ^= 1;  // after the check: the copy is a copy
   versions->bump(1);
-  engine_->gate();
+  gateAndSettle();
   data_[1][0] ^= 1;
   expectSealed(1, data_);
+}
+
+TEST_F(EngineTest, TheGateDoesNotWaitForTheSeal) {
+  for (const bool asks : {true, false}) {
+    Asked asked;
+    EngineOptions options;
+    options.ask_check = asks ? asked.sink() : nullptr;
+    start(options);
+    state({region("a", 40 * kChunk)});
+    const auto before = data_;
+    ASSERT_EQ(capture(1, std::make_shared<FakeVersions>(1)), CaptureResult::kTaken);
+    {
+      const std::lock_guard nobody_votes(mutex_);
+      engine_->gate();
+      data_[0][7] ^= 1;  // the optimizer
+    }
+    engine_->settle();
+    expectSealed(1, before);
+    EXPECT_EQ(vault_->stats().dropped.load(), 0u);
+  }
 }
 
 TEST_F(EngineTest, WithoutACheckTheGateLooks) {
@@ -476,11 +500,11 @@ TEST_F(EngineTest, WithoutACheckTheGateLooks) {
     CaptureInput input{.step = 1, .addresses = addresses, .versions = versions, .objects = "small"};
     input.checkable = checkable;
     ASSERT_EQ(engine_->capture(input), CaptureResult::kTaken);
-    engine_->gate();
+    gateAndSettle();
     expectSealed(1, data_);
     ASSERT_EQ(engine_->capture((input.step = 2, input)), CaptureResult::kTaken);
     versions->bump(0);
-    engine_->gate();
+    gateAndSettle();
     EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({0}));
     EXPECT_TRUE(checkable || asked == 0);
   }
@@ -496,7 +520,7 @@ TEST_F(EngineTest, WriteOfAWholeTensorWithoutAVersionBumpIsFoundBySamples) {
     c ^= 1;
   }
   versions->release();
-  engine_->gate();
+  gateAndSettle();
   EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
   EXPECT_TRUE(VaultReader(vault_->fd()).slots().empty());
 }
@@ -511,7 +535,7 @@ TEST_F(EngineTest, FullVerificationFindsOneByteWithoutAVersionBump) {
   versions->waitUntilBlocked();
   data_[1][2222 * kChunk + 5] ^= 1;
   versions->release();
-  engine_->gate();
+  gateAndSettle();
   EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>({1}));
 }
 
@@ -526,7 +550,7 @@ TEST_F(EngineTest, EarlyRegionWrittenRightAfterCaptureIsStillRight) {
     c ^= 1;
   }
   versions->bump(1);
-  engine_->gate();
+  gateAndSettle();
   expectSealed(1, before);
   EXPECT_TRUE(engine_->takeLateWritten().empty());
 }
@@ -546,7 +570,7 @@ TEST_F(EngineTest, WithoutOutcomesTheThirdCaptureFindsNoSlotAndVotesDropped) {
   state({region("a", 10'000)});
   for (int64_t step = 1; step <= 2; ++step) {
     ASSERT_EQ(capture(step), CaptureResult::kTaken);
-    engine_->gate();
+    gateAndSettle();
   }
   EXPECT_EQ(capture(3), CaptureResult::kNoSlot);
   ASSERT_EQ(votes().size(), 3u);
@@ -564,7 +588,7 @@ TEST_F(EngineTest, WaitsForASlotOnceAndNotAtEveryStep) {
   for (int64_t step = 1; step <= 2; ++step) {
     ASSERT_EQ(capture(step), CaptureResult::kTaken);
   }
-  engine_->gate();
+  gateAndSettle();
   EXPECT_EQ(capture(3), CaptureResult::kNoSlot);
   const auto from = std::chrono::steady_clock::now();
   for (int64_t step = 4; step <= 13; ++step) {
@@ -574,7 +598,7 @@ TEST_F(EngineTest, WaitsForASlotOnceAndNotAtEveryStep) {
   outcome(1, true);
   outcome(2, true);
   EXPECT_EQ(capture(14), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   // Outcomes come, but always too late: ranks that do not count the same steps. Waits stay a hundredth of the run.
   const auto later = std::chrono::steady_clock::now();
   for (int64_t step = 15; step <= 24; ++step) {
@@ -590,13 +614,13 @@ TEST_F(EngineTest, AbortFreesTheSlotAndCommitFreesTheOlderOne) {
   start(options);
   state({region("a", 10'000)});
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   outcome(1, true);
   ASSERT_EQ(capture(2), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   outcome(2, false);
   ASSERT_EQ(capture(3), CaptureResult::kTaken) << "takes the aborted one";
-  engine_->gate();
+  gateAndSettle();
   {
     const VaultReader reader(vault_->fd());
     EXPECT_TRUE(sealed(reader, 1)) << "the committed one is still there";
@@ -606,7 +630,7 @@ TEST_F(EngineTest, AbortFreesTheSlotAndCommitFreesTheOlderOne) {
   outcome(3, true);
   EXPECT_EQ(engine_->committedStep(), 3);
   ASSERT_EQ(capture(5), CaptureResult::kTaken) << "overwrites step 1";
-  engine_->gate();
+  gateAndSettle();
   const VaultReader reader(vault_->fd());
   EXPECT_TRUE(sealed(reader, 3));
   EXPECT_TRUE(sealed(reader, 5));
@@ -619,7 +643,7 @@ TEST_F(EngineTest, OutcomeOfAnotherIncarnationFreesNothing) {
   state({region("a", 100)});
   for (int64_t step = 1; step <= 2; ++step) {
     ASSERT_EQ(capture(step), CaptureResult::kTaken);
-    engine_->gate();
+    gateAndSettle();
   }
   wire::Ballot ballot{};
   ballot.step = 2;
@@ -636,7 +660,7 @@ TEST_F(EngineTest, AdoptedSlotIsKeptUntilSomethingNewerIsCommitted) {
   start(options);
   state({region("a", 10'000)});
   ASSERT_EQ(capture(9), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   UniqueFd fd(::dup(vault_->fd()));
   engine_.reset();
   const auto old = std::move(vault_);
@@ -647,7 +671,7 @@ TEST_F(EngineTest, AdoptedSlotIsKeptUntilSomethingNewerIsCommitted) {
   engine_->setTable(table_);
   const auto restored = data_;
   ASSERT_EQ(capture(3), CaptureResult::kTaken) << "an older step number, of the new incarnation";
-  engine_->gate();
+  gateAndSettle();
   expectSealed(9, restored);
   EXPECT_EQ(capture(4), CaptureResult::kNoSlot);
   expectSealed(9, restored);
@@ -657,7 +681,7 @@ TEST_F(EngineTest, AdoptedSlotIsKeptUntilSomethingNewerIsCommitted) {
   ballot.yes = 1;
   engine_->outcome(ballot);
   ASSERT_EQ(capture(5), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   EXPECT_FALSE(sealed(VaultReader(vault_->fd()), 9));
 }
 
@@ -672,7 +696,7 @@ TEST_F(EngineTest, ObjectsLargerThanTheirAreaGrowTheSlotAndRarely) {
   for (int64_t step = 1; step <= 200; ++step) {
     const std::string objects(static_cast<size_t>(step) * 1000, static_cast<char>('a' + step % 26));
     ASSERT_EQ(capture(step, nullptr, objects), CaptureResult::kTaken);
-    engine_->gate();
+    gateAndSettle();
     expectSealed(step, data_);
     const VaultReader reader(vault_->fd());
     ASSERT_EQ(reader.objects(*sealed(reader, step)), objects);
@@ -687,23 +711,23 @@ TEST_F(EngineTest, NewTableKeepsTheCommittedSnapshotReadable) {
   start();
   state({region("a", 10'000)});
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   const auto old = data_;
   state({region("a", 200'000), region("b", 300'000)});
   expectSealed(1, old);
   ASSERT_EQ(capture(2), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   expectSealed(1, old);
   expectSealed(2, data_);
   for (int64_t step = 3; step <= 6; ++step) {
     data_[1][5] = static_cast<char>(step);
     ASSERT_EQ(capture(step), CaptureResult::kTaken);
-    engine_->gate();
+    gateAndSettle();
     expectSealed(step, data_);
   }
   state({region("a", 5)});
   ASSERT_EQ(capture(7), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   expectSealed(7, data_);
 }
 
@@ -727,7 +751,7 @@ TEST_F(EngineTest, MisuseOfCaptureDoesNotThrow) {
   EXPECT_EQ(capture(1), CaptureResult::kNoTable);
   state({region("a", 100)});
   EXPECT_EQ(capture(5), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   EXPECT_EQ(capture(5), CaptureResult::kFailed);
   EXPECT_EQ(capture(4), CaptureResult::kFailed);
   EXPECT_EQ(votes().size(), 1u) << "the vote for step 5 stands";
@@ -781,7 +805,7 @@ TEST_F(EngineTest, GroupDigestDoesNotDependOnThePrivateRegionsOfARank) {
     }
     engine_->setTable(buildTable(0, 2, regions, {{"g", {0, 1}}}, "none", 0, kChunk));
     ASSERT_EQ(engine_->capture({1, addresses, nullptr, ""}), CaptureResult::kTaken);
-    engine_->gate();
+    gateAndSettle();
     digests.push_back(VaultReader(vault_->fd()).slots().at(0).group_digests.at(0));
     engine_.reset();
   }
@@ -796,7 +820,7 @@ TEST_F(EngineTest, TheCutGoesIntoTheSlotAndTheVote) {
   input.addresses = {&address, 1};
   input.cut = 4711;
   ASSERT_EQ(engine_->capture(input), CaptureResult::kTaken);
-  engine_->gate();
+  gateAndSettle();
   EXPECT_EQ(VaultReader(vault_->fd()).slots().at(0).cut, 4711u);
   EXPECT_EQ(votes().back().cut, 4711u);
 }
@@ -907,6 +931,7 @@ TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
         resident = residentBytes();
       }
     }
+    engine->settle();
     EXPECT_EQ(vault->stats().sealed.load(), static_cast<uint64_t>(kSteps));
     if (!kSanitized) {
       EXPECT_LT(residentBytes(), resident + (1 << 20));
