@@ -21,6 +21,8 @@ constexpr uint32_t kVerifySamples = 8192;  // cache lines per snapshot; about ha
 constexpr uint32_t kMinPieceSamples = 4;
 constexpr uint32_t kDigestSamples = 256;  // cache lines per sharding group
 constexpr int kCopyNice = 10;
+constexpr int64_t kSameSpanNs = 100'000;  // chunks that follow each other so soon are one span
+constexpr int64_t kToldGateNs = 1000;
 constexpr int64_t kRunPerVainWait = 100;  // waits in vain take a hundredth of the run
 
 // Copies yield to training; the gate helps with what is left, so a low priority cannot delay the next step for long.
@@ -331,6 +333,8 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     settle();
   }
   const int64_t spent = clock_.nowNs() - start;
+  const uint64_t span = vault_.spans().begin(SpanKind::kCapture, input.step, start);
+  vault_.spans().extend(span, start + spent, input.objects.size());
   stats.capture_ns.fetch_add(static_cast<uint64_t>(spent));
   stats.capture_last_ns.store(static_cast<uint64_t>(spent));
   return CaptureResult::kTaken;
@@ -384,7 +388,9 @@ uint64_t SnapshotEngine::copyChunk(Job& job, uint64_t chunk, Tier tier) {
     hasher.zero(payload + at, end - at);
   }
   vault_.chunkHashes(static_cast<uint32_t>(job.slot))[chunk] = hasher.digest();
-  job.copy_ns.fetch_add(clock_.nowNs() - start);
+  const int64_t now = clock_.nowNs();
+  job.copy_ns.fetch_add(now - start);
+  extendCopySpan(job.step, tier, start, now, end - begin);
   RankStats& stats = vault_.stats();
   stats.bytes_copied.fetch_add(end - begin, std::memory_order_relaxed);
   std::atomic<uint64_t>* const by_tier[kTiers] = {&stats.at_once_copied_bytes, &stats.gap_copied_bytes,
@@ -392,6 +398,22 @@ uint64_t SnapshotEngine::copyChunk(Job& job, uint64_t chunk, Tier tier) {
                                                   &stats.gate_copied_bytes};
   by_tier[static_cast<size_t>(tier)]->fetch_add(end - begin, std::memory_order_relaxed);
   return end - begin;
+}
+
+void SnapshotEngine::extendCopySpan(int64_t step, Tier tier, int64_t begin_ns, int64_t end_ns, uint64_t bytes) {
+  thread_local struct {
+    const SpanLog* log = nullptr;
+    uint64_t span = 0;
+    int64_t step = 0;
+    Tier tier{};
+    int64_t end_ns = 0;
+  } newest;
+  SpanLog& log = vault_.spans();
+  if (newest.log != &log || newest.step != step || newest.tier != tier || begin_ns - newest.end_ns > kSameSpanNs) {
+    newest = {&log, log.begin(SpanKind::kCopy, step, begin_ns, static_cast<uint8_t>(tier)), step, tier, end_ns};
+  }
+  newest.end_ns = end_ns;
+  log.extend(newest.span, end_ns, bytes);
 }
 
 template <typename Copied>
@@ -492,6 +514,7 @@ void SnapshotEngine::place(Job& job) {
 }
 
 void SnapshotEngine::finish(Job& job) {
+  const uint64_t span = vault_.spans().begin(SpanKind::kSeal, job.step, clock_.nowNs());
   const SnapshotTable& table = job.plan->table;
   RankStats& stats = vault_.stats();
   const auto slot = static_cast<uint32_t>(job.slot);
@@ -523,6 +546,7 @@ void SnapshotEngine::finish(Job& job) {
     }
   }
   stats.copy_ns.fetch_add(static_cast<uint64_t>(job.copy_ns.load()));
+  vault_.spans().extend(span, clock_.nowNs(), good ? 1 : 0);
   {
     const std::lock_guard lock(mutex_);
     if (good) {
@@ -545,10 +569,15 @@ void SnapshotEngine::finish(Job& job) {
 
 int64_t SnapshotEngine::gate() {
   const int64_t start = clock_.nowNs();
-  const int64_t waited = finishCopy() == nullptr ? 0 : clock_.nowNs() - start;
+  const auto job = finishCopy();
+  const int64_t waited = job == nullptr ? 0 : clock_.nowNs() - start;
   if (waited != 0) {
     vault_.stats().gate_ns.fetch_add(static_cast<uint64_t>(waited));
     vault_.stats().gate_last_ns.store(static_cast<uint64_t>(waited));
+    if (waited > kToldGateNs) {
+      const uint64_t span = vault_.spans().begin(SpanKind::kGate, job->step, start);
+      vault_.spans().extend(span, start + waited, 0);
+    }
   }
   events_.push({.what = OpEvent::kGate,
                 .at_ns = waited == 0 ? start : clock_.nowNs(),

@@ -133,6 +133,7 @@ class SnapshotEngine {
   template <typename Copied>
   bool copyNext(Job& job, Tier tier, Copied copied);
   uint64_t copyChunk(Job& job, uint64_t chunk, Tier tier);
+  void extendCopySpan(int64_t step, Tier tier, int64_t begin_ns, int64_t end_ns, uint64_t bytes);
   std::shared_ptr<Job> finishCopy();
   void release(Job& job, bool at_gate);
   void allCopied(Job& job);

@@ -138,10 +138,12 @@ std::unique_ptr<Vault> Vault::create(const VaultIdentity& identity, uint32_t slo
   block.stats_offset = kPage;
   block.op_log_offset = 2 * kPage;
   block.op_log_bytes = alignUp(OpLog::areaBytes(op_log_records), kPage);
+  block.span_log_offset = block.op_log_offset + block.op_log_bytes;
+  block.span_log_bytes = alignUp(SpanLog::areaBytes(kSpanRecords), kPage);
   std::memcpy(block.job, identity.job.data(), identity.job.size());
   block.magic = kVaultMagic;
   block.check = superblockCheck(block);
-  const uint64_t bytes = block.op_log_offset + block.op_log_bytes;
+  const uint64_t bytes = block.span_log_offset + block.span_log_bytes;
   if (::ftruncate(vault->fd_.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError("sizing the vault to " + std::to_string(bytes) + " bytes");
   }
@@ -151,6 +153,7 @@ std::unique_ptr<Vault> Vault::create(const VaultIdentity& identity, uint32_t slo
   vault->fixed_ = Mapping(vault->fd_.get(), 0, bytes, true);
   populate(vault->fd_.get(), 0, vault->fixed_.data(), bytes);
   std::memcpy(static_cast<void*>(vault->superblock()), &block, sizeof(block));
+  vault->span_log_ = std::make_unique<SpanLog>(vault->fixed_.data() + block.span_log_offset, kSpanRecords);
   if (!temporary.empty() && ::rename(temporary.c_str(), path.c_str()) != 0) {
     throw SystemError("renaming the vault to " + path);
   }
@@ -169,12 +172,9 @@ std::unique_ptr<Vault> Vault::adopt(UniqueFd fd, const VaultIdentity& identity) 
   }
   std::unique_ptr<Vault> vault(new Vault);
   vault->fd_ = std::move(fd);
-  {
-    const Mapping page(vault->fd_.get(), 0, kPage, false);
-    const auto* block = reinterpret_cast<const Superblock*>(page.data());
-    vault->slots_ = block->slots;
-    vault->fixed_ = Mapping(vault->fd_.get(), 0, block->op_log_offset + block->op_log_bytes, true);
-  }
+  vault->slots_ = reader.slots_;
+  vault->fixed_ = Mapping(vault->fd_.get(), 0, reader.fixedBytes(), true);
+  vault->span_log_ = std::make_unique<SpanLog>(vault->fixed_.data() + reader.span_log_offset_, kSpanRecords);
   vault->slot_.resize(vault->slots_);
   const uint64_t length = fileBytes(vault->fd_.get());
   for (uint32_t i = 0; i < vault->slots_; ++i) {
@@ -376,7 +376,10 @@ VaultReader::VaultReader(int fd) {
   }
   if (block.slots < 1 || block.slots > kMaxSlots || block.world < 1 || block.rank < 0 || block.rank >= block.world ||
       block.stats_offset != kPage || block.op_log_offset != 2 * kPage || block.op_log_bytes > bytes ||
-      block.op_log_offset > bytes - block.op_log_bytes) {
+      block.op_log_offset > bytes - block.op_log_bytes || block.op_log_bytes % kPage != 0 ||
+      block.span_log_offset != block.op_log_offset + block.op_log_bytes ||
+      block.span_log_bytes < SpanLog::areaBytes(kSpanRecords) || block.span_log_bytes > bytes ||
+      block.span_log_offset > bytes - block.span_log_bytes) {
     throw Corruption("vault: the superblock does not fit its " + std::to_string(bytes) + " bytes (truncated?)");
   }
   block.job[sizeof(block.job) - 1] = '\0';
@@ -385,6 +388,8 @@ VaultReader::VaultReader(int fd) {
   stats_offset_ = block.stats_offset;
   op_log_offset_ = block.op_log_offset;
   op_log_bytes_ = block.op_log_bytes;
+  span_log_offset_ = block.span_log_offset;
+  span_log_bytes_ = block.span_log_bytes;
 }
 
 const RankStats& VaultReader::stats() const {
@@ -395,6 +400,12 @@ const void* VaultReader::opLogArea() const {
 }
 uint64_t VaultReader::opLogBytes() const {
   return op_log_bytes_;
+}
+const void* VaultReader::spanLogArea() const {
+  return mapping_.data() + span_log_offset_;
+}
+uint64_t VaultReader::spanLogBytes() const {
+  return span_log_bytes_;
 }
 
 void VaultReader::refresh() {
@@ -413,7 +424,7 @@ std::optional<SlotExtent> VaultReader::extent(uint32_t index) const {
     return std::nullopt;
   }
   std::memcpy(&extent, mapping_.data() + offsetof(Superblock, extents) + index * sizeof(SlotExtent), sizeof(extent));
-  if (!validExtent(extent, index, op_log_offset_ + op_log_bytes_, mapping_.bytes())) {
+  if (!validExtent(extent, index, fixedBytes(), mapping_.bytes())) {
     return std::nullopt;
   }
   return extent;

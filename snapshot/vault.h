@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "intercept/base/unique_fd.h"
+#include "snapshot/span_log.h"
 #include "snapshot/table.h"
 #include "snapshot/vault_format.h"
 
@@ -60,7 +61,8 @@ class Vault {
   RankStats& stats() const;
   void* opLogArea() const;
   uint64_t opLogBytes() const;
-  uint64_t bytes() const;  // length of the file
+  SpanLog& spans() { return *span_log_; }  // empty at first, also after adopt()
+  uint64_t bytes() const;                  // length of the file
 
   // Makes slot `index` large enough; contents are lost if it has to move. New memory is touched before this returns,
   // because the first write to a fresh page costs three times a copy.
@@ -96,7 +98,8 @@ class Vault {
   UniqueFd fd_;
   uint32_t slots_ = 0;
   uint64_t unused_from_ = 0;  // start of what a growth that failed left at the end of the file; 0: nothing
-  Mapping fixed_;             // superblock, stats, op log
+  Mapping fixed_;             // superblock, stats, op log, span log
+  std::unique_ptr<SpanLog> span_log_;
   std::vector<Slot> slot_;
 };
 
@@ -138,6 +141,8 @@ class VaultReader {
   const RankStats& stats() const;
   const void* opLogArea() const;
   uint64_t opLogBytes() const;
+  const void* spanLogArea() const;
+  uint64_t spanLogBytes() const;
 
   // Maps what the writer has added since. Call before slots() on a live vault.
   void refresh();
@@ -153,6 +158,8 @@ class VaultReader {
   bool stillSealed(const SlotView& slot) const;
 
  private:
+  friend class Vault;
+  uint64_t fixedBytes() const { return span_log_offset_ + span_log_bytes_; }
   std::optional<SlotExtent> extent(uint32_t index) const;  // nullopt if it is not valid
   const SlotHeader* header(uint32_t index) const;          // nullptr if the extent is not valid
   std::optional<SlotView> view(uint32_t index) const;
@@ -161,7 +168,7 @@ class VaultReader {
   Mapping mapping_;
   VaultIdentity identity_;
   uint32_t slots_ = 0;
-  uint64_t stats_offset_ = 0, op_log_offset_ = 0, op_log_bytes_ = 0;
+  uint64_t stats_offset_ = 0, op_log_offset_ = 0, op_log_bytes_ = 0, span_log_offset_ = 0, span_log_bytes_ = 0;
 };
 
 }  // namespace reft

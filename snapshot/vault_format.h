@@ -12,10 +12,11 @@ namespace reft {
 
 constexpr uint64_t kVaultMagic = 0x31544C5654464552;  // "REFTVLT1"
 constexpr uint64_t kSlotMagic = 0x31544C5354464552;   // "REFTSLT1"
-constexpr uint32_t kVaultVersion = 2;
+constexpr uint32_t kVaultVersion = 3;
 constexpr uint32_t kMaxSlots = 3;
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kMaxGroupDigests = 64;
+constexpr uint32_t kSpanRecords = 4096;
 
 // Where a slot lies in the vault. `check` covers the two others, so a torn update is an absent slot.
 struct SlotExtent {
@@ -34,6 +35,8 @@ struct Superblock {
   uint64_t stats_offset;
   uint64_t op_log_offset;
   uint64_t op_log_bytes;
+  uint64_t span_log_offset;
+  uint64_t span_log_bytes;
   char job[128];   // NUL-terminated
   uint64_t check;  // XXH3-64 of the bytes before
   SlotExtent extents[kMaxSlots];

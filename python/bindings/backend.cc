@@ -91,28 +91,6 @@ py::object innerAttribute(const ReftBackend& self, const std::string& name) {
   throw py::attribute_error("'ReftBackend' object has no attribute '" + name + "'");
 }
 
-py::dict entryDict(const OpEntry& entry) {
-  py::dict row;
-  row["ticket"] = entry.ticket;
-  row["op"] = opKindName(entry.kind);
-  row["group"] = entry.group;
-  row["seq"] = entry.seq;
-  row["peer"] = entry.peer;
-  row["tag"] = entry.tag;
-  row["bytes"] = entry.bytes;
-  row["dtype"] = entry.dtype;
-  row["reduce_op"] = entry.reduce_op;
-  row["signature"] = entry.signature;
-  row["call_site"] = entry.call_site;
-  row["failed"] = entry.failed;
-  row["begin_ns"] = entry.begin_ns;
-  row["enqueued_ns"] = entry.enqueued_ns;
-  row["wait_begin_ns"] = entry.wait_begin_ns;
-  row["wait_end_ns"] = entry.wait_end_ns;
-  row["done_ns"] = entry.done_ns;
-  return row;
-}
-
 void bindBackendClass(py::module_& module) {
   const py::object base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ReftBackend, c10::intrusive_ptr<ReftBackend>>(
@@ -174,6 +152,28 @@ void bindBackendClass(py::module_& module) {
 }
 
 }  // namespace
+
+py::dict entryDict(const OpEntry& entry) {
+  py::dict row;
+  row["ticket"] = entry.ticket;
+  row["op"] = opKindName(entry.kind);
+  row["group"] = entry.group;
+  row["seq"] = entry.seq;
+  row["peer"] = entry.peer;
+  row["tag"] = entry.tag;
+  row["bytes"] = entry.bytes;
+  row["dtype"] = entry.dtype;
+  row["reduce_op"] = entry.reduce_op;
+  row["signature"] = entry.signature;
+  row["call_site"] = entry.call_site;
+  row["failed"] = entry.failed;
+  row["begin_ns"] = entry.begin_ns;
+  row["enqueued_ns"] = entry.enqueued_ns;
+  row["wait_begin_ns"] = entry.wait_begin_ns;
+  row["wait_end_ns"] = entry.wait_end_ns;
+  row["done_ns"] = entry.done_ns;
+  return row;
+}
 
 void bindBackend(py::module_& module) {
   gil_releaser.store(&releaseGil, std::memory_order_release);

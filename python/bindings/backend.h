@@ -4,9 +4,14 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include "intercept/base/op_log.h"
+
 namespace reft {
 
 void bindBackend(pybind11::module_& module);
+
+// A record of an op log, its fields by their names.
+pybind11::dict entryDict(const OpEntry& entry);
 
 // Names places of the user's code for c10d_backend/call_site.h, by looking at the calling thread's frames.
 // Files below one of `skip` (torch's folder, reft's, contextlib) are not the user's.

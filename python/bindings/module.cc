@@ -7,6 +7,7 @@
 #include "python/bindings/hang.h"
 #include "python/bindings/simulate.h"
 #include "python/bindings/snapshot.h"
+#include "python/bindings/timeline.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Native part of reft.";
@@ -16,4 +17,5 @@ PYBIND11_MODULE(_C, module) {
   reft::bindHang(module);
   reft::bindFrames(module);
   reft::bindSimulate(module);
+  reft::bindTimeline(module);
 }

@@ -172,3 +172,7 @@ def generator_set_position(
 # simulate.cc
 
 def simulate(options: str) -> str: ...
+
+# timeline.cc
+
+def timeline_of(fd: int, ops: int = ..., spans: int = ...) -> dict[str, Any]: ...

@@ -312,6 +312,45 @@ TEST_F(PlacedEngineTest, CopiesInTheGapAndNothingIsLeftForTheGate) {
   expectTiersAddUp();
 }
 
+TEST_F(PlacedEngineTest, TheSpanLogHasWhatWasDoneAndWhen) {
+  startPlaced();
+  learn();
+  for (int64_t step = 1; step <= 4; ++step) {
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    pass(kStepNs / 5);
+    const uint64_t ticket = beginWait();
+    untilCopied(static_cast<uint64_t>(step) * table_.payload_bytes);
+    pass(3 * kStepNs / 5);
+    endWait(ticket);
+    pass(kStepNs / 5);
+    gateAndSettle();
+    point();
+  }
+  const VaultReader reader(vault_->fd());
+  const int64_t begin = time_.nowNs() - 4 * kStepNs;
+  std::map<std::pair<SpanKind, int64_t>, std::vector<Span>> found;
+  for (const Span& span : SpanLogReader(reader.spanLogArea(), reader.spanLogBytes()).tail(1000)) {
+    found[{span.kind, span.step}].push_back(span);
+  }
+  for (int64_t step = 1; step <= 4; ++step) {
+    const int64_t point = begin + (step - 1) * kStepNs;
+    ASSERT_EQ((found[{SpanKind::kCapture, step}].size()), 1u);
+    EXPECT_EQ((found[{SpanKind::kCapture, step}][0].begin_ns), point);
+    ASSERT_EQ((found[{SpanKind::kSeal, step}].size()), 1u);
+    EXPECT_EQ((found[{SpanKind::kSeal, step}][0].bytes), 1u) << "sealed";
+    std::map<Tier, uint64_t> bytes;
+    for (const Span& span : found[{SpanKind::kCopy, step}]) {
+      bytes[static_cast<Tier>(span.tier)] += span.bytes;
+      if (static_cast<Tier>(span.tier) == Tier::kGap) {
+        EXPECT_GE(span.begin_ns, point + kStepNs / 5);
+        EXPECT_LE(span.end_ns, point + 4 * kStepNs / 5);
+      }
+    }
+    EXPECT_EQ(bytes[Tier::kAtOnce], table_.early_bytes);
+    EXPECT_EQ(bytes[Tier::kGap], table_.payload_bytes - table_.early_bytes);
+  }
+}
+
 TEST_F(PlacedEngineTest, WhatIsHeldBackIsCopiedAtTheGate) {
   startPlaced(3);
   learn();

@@ -1,0 +1,79 @@
+#include "python/bindings/timeline.h"
+
+#include <string>
+#include <vector>
+
+#include "intercept/base/error.h"
+#include "intercept/base/op_log.h"
+#include "python/bindings/backend.h"
+#include "snapshot/placer.h"
+#include "snapshot/span_log.h"
+#include "snapshot/vault.h"
+
+namespace py = pybind11;
+
+namespace reft {
+
+namespace {
+
+py::dict spanDict(const Span& span) {
+  py::dict row;
+  row["what"] = spanKindName(span.kind);
+  row["step"] = span.step;
+  row["begin_ns"] = span.begin_ns;
+  row["end_ns"] = span.end_ns;
+  row["bytes"] = span.bytes;
+  const bool copy = span.kind == SpanKind::kCopy && span.tier < kTiers;
+  row["tier"] = copy ? py::object(py::str(tierName(static_cast<Tier>(span.tier)))) : py::none();
+  return row;
+}
+
+py::dict timelineOf(int fd, size_t ops, size_t spans) {
+  std::vector<OpEntry> op_entries;
+  std::vector<OpGroup> groups;
+  std::vector<Span> span_entries;
+  VaultIdentity identity;
+  uint64_t payload_bytes = 0;
+  {
+    const py::gil_scoped_release release;
+    const VaultReader reader(fd);
+    identity = reader.identity();
+    payload_bytes = reader.stats().payload_bytes.load();
+    // Spans first: what they lie beside has begun before.
+    span_entries = SpanLogReader(reader.spanLogArea(), reader.spanLogBytes()).tail(spans);
+    const OpLogReader log(reader.opLogArea(), reader.opLogBytes());
+    op_entries = log.tail(ops);
+    groups = log.groups();
+  }
+  py::dict result;
+  result["job"] = identity.job;
+  result["rank"] = identity.rank;
+  result["world"] = identity.world;
+  result["payload_bytes"] = payload_bytes;
+  py::list group_rows;
+  for (const OpGroup& group : groups) {
+    group_rows.append(py::make_tuple(std::string(group.name), group.rank, group.size));
+  }
+  result["groups"] = group_rows;
+  py::list op_rows;
+  for (const OpEntry& entry : op_entries) {
+    op_rows.append(entryDict(entry));
+  }
+  result["ops"] = op_rows;
+  py::list span_rows;
+  for (const Span& span : span_entries) {
+    span_rows.append(spanDict(span));
+  }
+  result["spans"] = span_rows;
+  return result;
+}
+
+}  // namespace
+
+void bindTimeline(py::module_& module) {
+  module.def("timeline_of", &timelineOf, py::arg("fd"), py::arg("ops") = 1 << 16, py::arg("spans") = 1 << 16,
+             "The newest ops and the newest spans of the vault behind `fd`, oldest first; times are CLOCK_MONOTONIC "
+             "nanoseconds of its host, 0 = not yet.");
+}
+
+}  // namespace reft
