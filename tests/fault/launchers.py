@@ -19,6 +19,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 
 
+def job_environment(root: Path, **settings: str) -> dict[str, str]:
+    """Of a job whose run directory is under `root`: nothing of REFT_* from outside but the agent."""
+    import reft
+
+    environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
+    environment.update({"REFT_RUN_DIR": str(root / "run"), "REFT_JOB_ID": "job", "REFT_AGENT_LINGER_SEC": "1", **settings})
+    package = str(Path(reft.__file__).resolve().parent.parent)
+    environment["PYTHONPATH"] = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
+    return environment
+
+
 def torchrun(script: Path | str, *arguments: str, ranks: int, options: Sequence[str] = ("--standalone",)) -> list[str]:
     """The command that runs a script; lines that ranks print stay whole.
 

@@ -22,7 +22,7 @@ _C = pytest.importorskip("reft._C", reason="needs the native module")
 sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
 
 from click.testing import CliRunner, Result  # noqa: E402
-from launchers import torchrun  # noqa: E402
+from launchers import job_environment, torchrun  # noqa: E402
 from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
@@ -50,13 +50,6 @@ for step in range(100):
 """
 
 
-def environment_for(root: Path, **settings: str) -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
-    environment.update({"REFT_RUN_DIR": str(root / "run"), "REFT_JOB_ID": "hang", "REFT_AGENT_LINGER_SEC": "1", **settings})
-    environment["PYTHONPATH"] = os.pathsep.join([str(PACKAGE.parent), environment.get("PYTHONPATH", "")])
-    return environment
-
-
 def reft(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
@@ -80,10 +73,10 @@ def hung(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hung]:
     script.write_text(SCRIPT)
     command = torchrun(script, ranks=3)
     with output.open("wb") as sink:
-        job = subprocess.Popen(command, env=environment_for(root, REFT_HANG_SUSPECT_SEC="2"), stdout=sink, stderr=sink)
+        job = subprocess.Popen(command, env=job_environment(root, REFT_HANG_SUSPECT_SEC="2"), stdout=sink, stderr=sink)
         try:
             deadline = time.monotonic() + 120
-            folder = root / "run" / "hang" / "node-0" / "verdicts"
+            folder = root / "run" / "job" / "node-0" / "verdicts"
             # The text is written after the JSON.
             while not (found := list(folder.glob("*.txt"))):
                 assert time.monotonic() < deadline and job.poll() is None, output.read_text()
@@ -251,7 +244,7 @@ def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: P
     script = tmp_path / "train.py"
     script.write_text(RESUMED)
     command = torchrun(script, "evaluate", ranks=2, options=("--standalone", "--max-restarts=1"))
-    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort")
+    environment = job_environment(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort")
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     text = job.stdout + job.stderr
     assert job.returncode == 0, text
@@ -265,7 +258,7 @@ def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "output"
     script.write_text(RESUMED)
     command = torchrun(script, fault, ranks=2, options=("--standalone", "--max-restarts=1"))
-    environment = environment_for(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort", REFT_AGENT_LINGER_SEC="60")
+    environment = job_environment(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort", REFT_AGENT_LINGER_SEC="60")
     with output.open("wb") as sink:
         job = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
         try:
@@ -276,7 +269,7 @@ def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
     text = output.read_text(errors="replace")
     assert job.returncode == 0, text
     # A busy machine may have stood still for 3 s elsewhere, and that is a report too.
-    written = sorted((tmp_path / "run" / "hang" / "node-0" / "verdicts").glob("*.json"))
+    written = sorted((tmp_path / "run" / "job" / "node-0" / "verdicts").glob("*.json"))
     reports = [json.loads(path.read_bytes()) for path in written]
     report = next((it for it in reports if [culprit["rank"] for culprit in it["culprits"]] == [1]), None)
     assert report is not None and report["state"] == "hang", text

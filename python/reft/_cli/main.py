@@ -16,6 +16,7 @@ _COMMANDS = {
     "doctor": "Check this machine and environment, say what to do.",
     "ls": "List vaults and the snapshots in them.",
     "replay": "Decide a written hang verdict anew from its evidence.",
+    "report": "Where the time of the newest steps went, and the copies.",
     "run": "torchrun, with restarts switched on.",
     "simulate": "What snapshots would cost a job that is only described.",
     "stack": "Where every rank stands: open collectives and stacks.",

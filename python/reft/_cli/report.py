@@ -1,0 +1,152 @@
+"""`reft report`: where the time of the newest steps went, and the copies in it."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from reft._cli import agents, timeline, timeline_page, vaults, words
+
+_HEADINGS = ("rank", "step", "waiting", "capture", "gate", "in gaps", "compute", "comm.", "stalling", "snapshot")
+
+
+def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str]]:
+    import torch  # noqa: F401  (the native module needs its libraries)
+
+    from reft import _C
+
+    job, ranks, problems = "", [], []
+    for vault in found:
+        try:
+            with vault.open() as fd:
+                read = _C.timeline_of(fd)
+        except (_C.Error, OSError) as error:
+            problems.append(f"{vault.name}: {error}")
+            continue
+        job = str(read["job"])
+        ranks.append(timeline.of_vault(read))
+    return job, sorted(ranks, key=lambda rank: rank.rank), problems
+
+
+def summary(rank: timeline.Rank) -> dict[str, Any]:
+    """Medians over the steps, and sums of bytes."""
+    middle = statistics.median
+    copied = {tier: sum(step.copied[tier] for step in rank.steps) for tier in timeline.TIERS}
+    return {
+        "rank": rank.rank,
+        "steps": len(rank.steps),
+        "step_ns": middle(step.end - step.begin for step in rank.steps),
+        "gap_share": sum(step.gap_ns for step in rank.steps) / sum(step.end - step.begin for step in rank.steps),
+        "capture_ns": middle(step.capture_ns for step in rank.steps),
+        "gate_ns": middle(step.gate_ns for step in rank.steps),
+        "copied_bytes": {tier.replace(" ", "_"): count for tier, count in copied.items()},
+    }
+
+
+def sentence(ranks: list[timeline.Rank]) -> str:
+    """What it comes to, over all ranks."""
+    steps = [step for rank in ranks for step in rank.steps]
+    total = sum(sum(step.copied.values()) for step in steps)
+    stalled = sum(step.capture_ns + step.gate_ns for step in steps)
+    waited = f"training waited {words.nanoseconds(stalled / len(steps))} a step for reft"
+    share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
+    if not total:
+        return f"Nothing was copied; {waited} ({share})."
+    in_gaps = 100 * sum(step.copied["gap"] for step in steps) / total
+    return f"{in_gaps:.0f} % of the bytes were copied while the host waited for others anyway; {waited} ({share})."
+
+
+def _row(rank: timeline.Rank) -> list[str]:
+    facts = summary(rank)
+    copied: dict[str, int] = facts["copied_bytes"]
+    total = sum(copied.values())
+
+    def share(count: int) -> str:
+        return f"{100 * count / total:.0f} %" if total else "-"
+
+    return [
+        str(rank.rank),
+        words.nanoseconds(facts["step_ns"]),
+        f"{100 * facts['gap_share']:.0f} %",
+        words.nanoseconds(facts["capture_ns"]),
+        words.nanoseconds(facts["gate_ns"]),
+        share(copied["gap"]),
+        share(copied["compute"]),
+        share(copied["communication"]),
+        share(copied["at_once"] + copied["gate"]),
+        words.size(total / len(rank.steps)),
+    ]
+
+
+def _write(path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise agents.Failure(f"cannot write {path}: {error.strerror}", agents.EXIT_WRONG) from error
+
+
+@click.command("report")
+@click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, metavar="N", help="How many of the newest steps.")
+@click.option("--html", "page", metavar="FILE", help="Draw them as one page.")
+@click.option("--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")
+@click.option("--vault-dir", metavar="DIR", help="Read the vault files there instead of asking agents.")
+@agents.common_options
+def command(
+    steps: int, page: str | None, trace: str | None, vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool
+) -> None:
+    """Shows where the time of a job's newest steps went: computing, waiting, and what reft copied meanwhile.
+
+    \b
+    waiting    share of the step in which the host waits for others: the gaps
+    capture    what the optimizer step takes longer, because a snapshot begins
+    gate       what the next optimizer step waited for the copy
+    in gaps, compute, comm., stalling
+               when the bytes were copied: in gaps, beside computing, beside
+               communication, or while training waited for it
+    snapshot   bytes that the rank copies in a step
+
+    Reads what the ranks of this machine have left in their vaults; a job that has ended in good order has left nothing.
+    --json prints {"job", "ranks": [{"rank", "summary", "steps": [...]}]}. Exit code 1 if a vault cannot be read.
+    """
+    name, all_ranks, problems = _read(vaults.find(vault_dir, job, run_dir))
+    begin, end, ranks = timeline.newest(all_ranks, steps)
+    if ranks:
+        if page:
+            table = _HEADINGS, [_row(rank) for rank in ranks]
+            _write(page, timeline_page.page(name, sentence(ranks), (begin, end), ranks, table))
+        if trace:
+            _write(trace, json.dumps(timeline.trace(ranks, name)))
+    if as_json:
+        described = [
+            {"rank": rank.rank, "summary": summary(rank), "steps": [step.as_json() for step in rank.steps]} for rank in ranks
+        ]
+        agents.print_json({"job": name, "ranks": described, "problems": problems})
+    else:
+        _print(name, ranks)
+        for problem in problems:
+            click.echo(f"reft: {problem}", err=True)
+    if problems:
+        raise SystemExit(agents.EXIT_WRONG)
+    if not ranks:
+        raise agents.Failure("no rank has ended two steps yet", agents.EXIT_NOTHING)
+
+
+def _print(name: str, ranks: list[timeline.Rank]) -> None:
+    if not ranks:
+        return
+    console = words.console()
+    count = max(len(rank.steps) for rank in ranks)
+    console.print(Text(f"job {name}: the newest {count} step{'s' if count != 1 else ''}", style="bold"), soft_wrap=True)
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
+    for heading in _HEADINGS:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for rank in ranks:
+        table.add_row(*_row(rank))
+    console.print(table)
+    console.print(sentence(ranks), soft_wrap=True)

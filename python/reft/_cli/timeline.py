@@ -1,0 +1,205 @@
+"""What a rank did in its newest steps: iterations, gaps, copies in them; and the same as a trace that Perfetto loads.
+
+Pure: from what `_C.timeline_of` read out of a vault. Times are CLOCK_MONOTONIC nanoseconds of the host, so ranks of one node
+share their axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+TIERS = ("at once", "gap", "compute", "communication", "gate")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Something that took from `begin` to `end`; `details` are for a person."""
+
+    begin: int
+    end: int
+    name: str
+    details: str = ""
+    bytes: int = 0
+
+
+@dataclass
+class Step:
+    """One iteration: from the program point before it to its own. Copies in it are of the snapshot taken at its beginning."""
+
+    number: int
+    begin: int
+    end: int
+    gap_ns: int = 0
+    capture_ns: int = 0
+    gate_ns: int = 0
+    seal_ns: int = 0
+    copied: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
+    copied_ns: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TIERS, 0))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "step": self.number,
+            "begin_ns": self.begin,
+            "end_ns": self.end,
+            "gap_ns": self.gap_ns,
+            "capture_ns": self.capture_ns,
+            "gate_ns": self.gate_ns,
+            "seal_ns": self.seal_ns,
+            "copied_bytes": {tier.replace(" ", "_"): count for tier, count in self.copied.items()},
+            "copied_ns": {tier.replace(" ", "_"): count for tier, count in self.copied_ns.items()},
+        }
+
+
+@dataclass
+class Rank:
+    """The timeline of one rank, oldest first in every list."""
+
+    rank: int
+    steps: list[Step]
+    ops: list[Interval]
+    gaps: list[Interval]  # the host waits for an op; never overlapping
+    copies: dict[str, list[Interval]]  # by tier
+    captures: list[Interval]
+    gates: list[Interval]
+    seals: list[Interval]
+
+    def cut(self, begin: int, end: int) -> Rank:
+        """What of it has a part between the two instants; it stays whole."""
+
+        def part(intervals: Iterable[Interval]) -> list[Interval]:
+            return [it for it in intervals if it.end > begin and it.begin < end]
+
+        return Rank(
+            self.rank,
+            [step for step in self.steps if step.end > begin and step.begin < end],
+            part(self.ops),
+            part(self.gaps),
+            {tier: part(copies) for tier, copies in self.copies.items()},
+            part(self.captures),
+            part(self.gates),
+            part(self.seals),
+        )
+
+
+def _op(entry: dict[str, Any], groups: Sequence[tuple[str, int, int]]) -> Interval:
+    index = int(entry["group"])
+    group = groups[index][0] if index < len(groups) else str(index)
+    words = [f"{entry['op']} of group {group}, seq {entry['seq']}", f"{entry['bytes']:,} bytes"]
+    if entry["peer"] >= 0:
+        words.insert(1, f"peer {entry['peer']}")
+    if entry["failed"]:
+        words.append("failed")
+    end = int(entry["done_ns"] or entry["wait_end_ns"] or entry["begin_ns"])
+    return Interval(int(entry["begin_ns"]), end, str(entry["op"]), ", ".join(words), int(entry["bytes"]))
+
+
+def _without_overlap(waits: list[Interval]) -> list[Interval]:
+    """A wait inside of another one is a part of it."""
+    result: list[Interval] = []
+    for wait in sorted(waits, key=lambda it: (it.begin, -it.end)):
+        if not result or wait.begin >= result[-1].end:
+            result.append(wait)
+        elif wait.end > result[-1].end:
+            last = result[-1]
+            result[-1] = Interval(last.begin, wait.end, last.name, last.details, last.bytes)
+    return result
+
+
+def _inside(intervals: Iterable[Interval], begin: int, end: int) -> int:
+    """Nanoseconds of the intervals between the two instants."""
+    return sum(max(0, min(it.end, end) - max(it.begin, begin)) for it in intervals)
+
+
+def of_vault(read: dict[str, Any]) -> Rank:
+    """From what `_C.timeline_of` returned."""
+    groups = read["groups"]
+    marks = [(int(entry["seq"]), int(entry["begin_ns"])) for entry in read["ops"] if entry["op"] == "step"]
+    entries = [entry for entry in read["ops"] if entry["op"] != "step"]
+    waits = [
+        Interval(int(entry["wait_begin_ns"]), int(entry["wait_end_ns"]), str(entry["op"]), f"waits for {_op(entry, groups).details}")
+        for entry in entries
+        if entry["wait_begin_ns"] and entry["wait_end_ns"] > entry["wait_begin_ns"]
+    ]
+    spans: dict[str, list[tuple[Interval, int, str]]] = {"capture": [], "copy": [], "gate": [], "seal": []}
+    for span in read["spans"]:
+        if span["end_ns"] and span["what"] in spans:
+            tier = str(span["tier"] or "")
+            details = f"step {span['step']}" + (f", {span['bytes']:,} bytes, {tier}" if span["what"] == "copy" else "")
+            interval = Interval(span["begin_ns"], span["end_ns"], str(span["what"]), details, int(span["bytes"]))
+            spans[str(span["what"])].append((interval, int(span["step"]), tier))
+    copies: dict[str, list[Interval]] = {tier: [] for tier in TIERS}
+    for interval, _, tier in spans["copy"]:
+        if tier in copies:
+            copies[tier].append(interval)
+    gaps = _without_overlap(waits)
+    steps = []
+    for (before, begin), (number, end) in zip(marks, marks[1:], strict=False):
+        step = Step(number, begin, end, gap_ns=_inside(gaps, begin, end))
+        for what, spent in (("capture", "capture_ns"), ("gate", "gate_ns"), ("seal", "seal_ns")):
+            setattr(step, spent, sum(it.end - it.begin for it, of, _ in spans[what] if of == before))
+        for it, of, tier in spans["copy"]:
+            if of == before and tier in step.copied:
+                step.copied[tier] += it.bytes
+                step.copied_ns[tier] += it.end - it.begin
+        steps.append(step)
+    return Rank(
+        int(read["rank"]),
+        steps,
+        [_op(entry, groups) for entry in entries],
+        gaps,
+        copies,
+        [it for it, _, _ in spans["capture"]],
+        [it for it, _, _ in spans["gate"]],
+        [it for it, _, _ in spans["seal"]],
+    )
+
+
+def newest(ranks: Sequence[Rank], steps: int) -> tuple[int, int, list[Rank]]:
+    """The ranks cut to the time of the newest steps that all of them have ended, and that time; no ranks if there is none."""
+    ended = [rank for rank in ranks if rank.steps]
+    if not ended:
+        return 0, 0, []
+    # Numbers of steps may differ between ranks (who steps only every other time), instants do not.
+    last = min(ended, key=lambda rank: rank.steps[-1].end)
+    begin, end = last.steps[-min(steps, len(last.steps))].begin, last.steps[-1].end
+    cut = [rank.cut(begin, end) for rank in ended]
+    return begin, end, [rank for rank in cut if rank.steps]
+
+
+def lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
+    """The same intervals in as few rows as it takes that none of a row overlap."""
+    rows: list[list[Interval]] = []
+    for interval in sorted(intervals, key=lambda it: it.begin):
+        row = next((row for row in rows if row[-1].end <= interval.begin), None)
+        if row is None:
+            rows.append([interval])
+        else:
+            row.append(interval)
+    return rows
+
+
+def trace(ranks: Sequence[Rank], job: str) -> dict[str, Any]:
+    """Chrome's trace event format, as ui.perfetto.dev loads it: a process for each rank, times in microseconds."""
+    return {"traceEvents": list(_events(ranks, job)), "displayTimeUnit": "ms"}
+
+
+def _events(ranks: Sequence[Rank], job: str) -> Iterator[dict[str, Any]]:
+    for rank in ranks:
+        rows: list[tuple[str, Iterable[Interval]]] = [
+            ("steps", [Interval(step.begin, step.end, f"step {step.number}") for step in rank.steps]),
+            ("gaps (the host waits)", rank.gaps),
+            ("training thread: capture, gate", [*rank.captures, *rank.gates]),
+        ]
+        copies = [
+            Interval(it.begin, it.end, f"copy: {tier}", it.details, it.bytes) for tier in TIERS for it in rank.copies[tier]
+        ]
+        rows += [(f"copies {number}" if number else "copies", row) for number, row in enumerate(lanes([*copies, *rank.seals]))]
+        rows += [(f"ops {number}" if number else "ops", row) for number, row in enumerate(lanes(rank.ops))]
+        yield {"ph": "M", "pid": rank.rank, "name": "process_name", "args": {"name": f"{job} rank {rank.rank}"}}
+        for thread, (name, intervals) in enumerate(rows):
+            yield {"ph": "M", "pid": rank.rank, "tid": thread, "name": "thread_name", "args": {"name": name}}
+            for it in intervals:
+                event = {"ph": "X", "pid": rank.rank, "tid": thread, "name": it.name, "ts": it.begin / 1e3}
+                yield {**event, "dur": (it.end - it.begin) / 1e3, "args": {"details": it.details, "bytes": it.bytes}}

@@ -1,0 +1,141 @@
+"""A timeline as one HTML file: for each rank its steps, the gaps in which the host waits, and the copies that reft placed.
+
+The page loads nothing and runs no script; a pointer on a bar shows what it is. All text of the job is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from reft._cli import words
+from reft._cli.timeline import TIERS, Interval, Rank
+
+_WIDTH, _LEFT = 1340, 96
+_ROW = {"ops": 22, "copies": 16, "reft": 8}
+_BETWEEN, _TOP = 30, 34
+_LEAST_PX = 0.7  # narrower bars are drawn so wide
+_COPY_CLASS = {"at once": "now", "gap": "gap", "compute": "under", "communication": "link", "gate": "late"}
+_MEANING = {
+    "at once": "before the program point returned (training waited)",
+    "gap": "while the host waited anyway",
+    "compute": "beside computing",
+    "communication": "beside communication",
+    "gate": "at the gate, because time had run out (training waited)",
+}
+
+_STYLE = """
+:root { color-scheme: light dark; --back: #ffffff; --text: #1c2024; --soft: #5c646c; --line: #d4d9de; --card: #f5f7f9;
+  --busy: #c9d3dd; --idle: #ffffff; --op: #7a8fa6; --gap: #1a7f4b; --under: #2f6fd0; --link: #8a5fc7; --stall: #c43a2f; --seal: #8b949c; }
+@media (prefers-color-scheme: dark) { :root { --back: #14171a; --text: #e3e6e9; --soft: #9aa3ac; --line: #383f46;
+  --card: #1c2126; --busy: #3d4853; --idle: #14171a; --op: #8299b1; --gap: #46c284; --under: #6ba3ff; --link: #b993ee; --stall: #ff8a7e; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 24px; max-width: 1400px; background: var(--back); color: var(--text);
+  font: 15px/1.45 system-ui, sans-serif; }
+h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 8px; }
+.soft { color: var(--soft); }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 3px 18px 3px 0; border-bottom: 1px solid var(--line); }
+th { color: var(--soft); font-weight: 400; }
+.scroll { overflow-x: auto; }
+.legend span { display: inline-block; margin: 0 18px 4px 0; font-size: 13px; }
+i { display: inline-block; width: 14px; height: 12px; border: 1px solid var(--line); margin-right: 6px; vertical-align: -1px; }
+svg { display: block; min-width: 900px; width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--text); }
+svg .soft { fill: var(--soft); } svg .mark { stroke: var(--soft); stroke-dasharray: 3 3; }
+.busy { fill: var(--busy); background: var(--busy); } .idle { fill: var(--idle); background: var(--idle); }
+svg .idle, svg .busy { stroke: var(--line); stroke-width: .5; } .op { fill: var(--op); background: var(--op); }
+.gap { fill: var(--gap); background: var(--gap); } .under { fill: var(--under); background: var(--under); }
+.link { fill: var(--link); background: var(--link); } .now, .late { fill: var(--stall); background: var(--stall); }
+.stall { fill: var(--stall); background: var(--stall); } .seal { fill: var(--seal); background: var(--seal); }
+"""
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value), quote=True)
+
+
+class _Drawing:
+    def __init__(self, begin: int, end: int) -> None:
+        self.begin = begin
+        self.scale = (_WIDTH - _LEFT) / max(1, end - begin)
+        self.parts: list[str] = []
+
+    def x(self, at: int) -> float:
+        return min(float(_WIDTH), max(float(_LEFT), _LEFT + (at - self.begin) * self.scale))
+
+    def bars(self, intervals: Iterable[Interval], kind: str, top: float, height: float) -> None:
+        drawn_to = -1.0
+        for it in sorted(intervals, key=lambda it: it.begin):
+            left, right = self.x(it.begin), self.x(it.end)
+            width = max(right - left, _LEAST_PX)
+            if left + width <= drawn_to + _LEAST_PX / 2:  # hardly more than the bar that is there: thousands of small ops
+                continue
+            drawn_to = left + width
+            title = f"{it.name}: {words.nanoseconds(it.end - it.begin)}, {it.details}" if it.details else it.name
+            self.parts.append(
+                f'<rect class="{kind}" x="{left:.1f}" y="{top:.0f}" width="{width:.1f}" height="{height:.0f}">'
+                f"<title>{_text(title)}</title></rect>"
+            )
+
+    def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> None:
+        self.parts.append(f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{_text(text)}</text>')
+
+
+def _ticks(nanoseconds: int) -> list[int]:
+    """Round distances, about ten in all, in nanoseconds."""
+    unit = 1
+    while nanoseconds > 100 * unit:
+        unit *= 10
+    unit = next(unit * factor for factor in (1, 2, 5, 10) if nanoseconds <= 12 * unit * factor)
+    return list(range(0, nanoseconds, unit))
+
+
+def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
+    draw = _Drawing(begin, end)
+    for tick in _ticks(end - begin):
+        draw.text(draw.x(begin + tick), 14, f"{tick / 1e6:g} ms", "soft", "middle" if tick else "start")
+    y = float(_TOP)
+    for rank in ranks:
+        draw.text(0, y + 15, f"rank {rank.rank}")
+        draw.bars([Interval(begin, end, "computing")], "busy", y, _ROW["ops"])
+        draw.bars(rank.gaps, "idle", y, _ROW["ops"])
+        draw.bars(rank.ops, "op", y + _ROW["ops"] - 5, 5)
+        copies = y + _ROW["ops"] + 3
+        draw.text(0, copies + 12, "copies", "soft")
+        for tier in TIERS:
+            draw.bars(rank.copies[tier], _COPY_CLASS[tier], copies, _ROW["copies"])
+        stalls = copies + _ROW["copies"] + 2
+        draw.bars([*rank.captures, *rank.gates], "stall", stalls, _ROW["reft"])
+        draw.bars(rank.seals, "seal", stalls, _ROW["reft"])
+        bottom = stalls + _ROW["reft"]
+        for step in rank.steps:
+            x = draw.x(step.begin)
+            if step.begin >= begin:
+                draw.parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4:.0f}" y2="{bottom + 4:.0f}"/>')
+            if draw.x(step.end) - x > 46:
+                draw.text((x + draw.x(step.end)) / 2, bottom + 14, f"step {step.number}", "soft", "middle")
+        y = bottom + _BETWEEN
+    picture = "".join(draw.parts)
+    return f'<svg viewBox="0 0 {_WIDTH} {y:.0f}" role="img" aria-label="Timeline of the ranks">{picture}</svg>'
+
+
+def page(
+    job: str, sentence: str, window: tuple[int, int], ranks: Sequence[Rank], table: tuple[Sequence[str], Sequence[Sequence[str]]]
+) -> str:
+    """The whole page. `window`: first and last instant; `table`: headings, and rows of cells."""
+    head = "".join(f"<th>{_text(name)}</th>" for name in table[0])
+    rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table[1])
+    swatches = [("busy", "the rank computes"), ("idle", "gap: the host waits for others"), ("op", "collective under way")]
+    swatches += [(_COPY_CLASS[tier], f"copied {_MEANING[tier]}") for tier in ("gap", "compute", "communication")]
+    swatches += [("stall", "training waits for reft: capture at the program point, the gate"), ("seal", "verified and sealed")]
+    legend = "".join(f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>{_text(job)}: timeline</title><style>{_STYLE}</style></head><body>"
+        f"<h1>Where the copies went</h1><p class='soft'>job {_text(job)}, the newest steps of the ranks of this machine."
+        " A dashed line is a program point: the optimizer step has returned, and a snapshot begins.</p>"
+        f"<p>{_text(sentence)}</p>"
+        f"<div class='scroll'><table><tr>{head}</tr>{rows}</table></div>"
+        f"<h2>Timeline</h2><p class='legend'>{legend}</p><div class='scroll'>{_drawing(*window, ranks)}</div></body></html>\n"
+    )
