@@ -120,11 +120,11 @@ def test_the_page_is_well_formed_and_escapes_what_the_job_says() -> None:
     page = timeline_page.page("<b>job</b>", "sentence", (begin, end), ranks, (("rank",), [("<i>0</i>",)]))
     assert "<script" not in page and "<b>job" not in page and "<i>0" not in page
     svg = ElementTree.fromstring(page[page.index("<svg") : page.index("</svg>") + len("</svg>")])
-    rects = [element for element in svg.iter("rect")]
+    rects = list(svg.iter("rect"))
     for kind, count in (("gap", 3), ("under", 3), ("now", 3), ("stall", 6), ("seal", 3), ("idle", 3)):
         assert sum(rect.get("class") == kind for rect in rects) == count, kind
     for rect in rects:
-        assert 0 < float(rect.get("width", 0)) and 96 <= float(rect.get("x", 0)) <= 1340
+        assert float(rect.get("width", 0)) > 0 and 96 <= float(rect.get("x", 0)) <= 1340
     assert sum(element.text == f"step {number}" for number in (3, 4, 5) for element in svg.iter("text")) == 3
     # A gap's copy is drawn inside of the gap.
     (gap, *_), (copy, *_) = ([rect for rect in rects if rect.get("class") == kind] for kind in ("idle", "gap"))
