@@ -39,6 +39,8 @@ constexpr int64_t kStackWaitNs = 2 * kSecond;
 constexpr int64_t kOutsideNs = kSecond;  // for the memory of those that have not answered by then
 // A launcher ends or restarts the others within this time after a death, and then there is nothing to tell.
 constexpr int64_t kDeathNs = 2 * kSecond;
+// For the survivors of a crash to say where in their code they called what. Their launcher ends them meanwhile.
+constexpr int64_t kCrashWaitNs = kSecond / 2;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // A rank that was told to end and has not by then is stopped, or its threads do not run.
@@ -464,6 +466,8 @@ void Agent::lost(RankState& rank) {
     const bool told = rank.hello.incarnation == aborted_incarnation_;
     if (death_due_ns_ == 0 && !told) {
       death_due_ns_ = clock_.nowNs() + kDeathNs;
+      // Those that are left end soon, and the ones that are started in their place begin new op logs.
+      collectStacks(0, {}, Why::kCrash);
     }
     logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end; its vault is kept");
   }
@@ -534,7 +538,7 @@ void Agent::noteUsed(int64_t now) {
   }
 }
 
-void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, bool confirms) {
+void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why) {
   // The watch itself asks once at a time, and has nobody to tell that it may not.
   if (requester != 0 && collections_.size() >= kMaxCollections) {
     throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
@@ -542,10 +546,11 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, bo
   StackCollection collection;
   collection.id = next_collection_++;
   collection.requester = requester;
-  collection.confirms = confirms;
+  collection.confirms = why == Why::kConfirm;
+  collection.crash = why == Why::kCrash;
   collection.incarnation = ranks_.incarnation();
   const auto now = clock_.nowNs();
-  collection.deadline_ns = now + kStackWaitNs;
+  collection.deadline_ns = now + (collection.crash ? kCrashWaitNs : kStackWaitNs);
   const std::set<int> only(wanted.begin(), wanted.end());
   const auto request = dumpJson({{"id", collection.id}});
   for (auto& [number, rank] : ranks_.all()) {
@@ -560,7 +565,7 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, bo
     if (peer != nullptr) {
       peer->send(wire::Type::kStackRequest, request);
     }
-    if (rank.alive && (peer == nullptr || processIsStopped(rank.pid))) {
+    if (rank.alive && !collection.crash && (peer == nullptr || processIsStopped(rank.pid))) {
       collection.outside.read(number, rank.pid);  // it will not answer
     }
   }
@@ -588,7 +593,7 @@ void Agent::finishCollections() {
       return reply.second || rank == nullptr || it->outside.of(reply.first) ||
              (rank->connection == 0 && !it->outside.asked(reply.first));
     });
-    if (!nobody_left && now >= it->deadline_ns && !it->asked_outside) {
+    if (!nobody_left && now >= it->deadline_ns && !it->asked_outside && !it->crash) {
       askOutside(*it);
     }
     if (!nobody_left && now < it->deadline_ns) {
@@ -603,7 +608,7 @@ void Agent::finishCollections() {
     const auto report =
         writeReport(ranks_, *it, options_.job, options_.node, it->requester == 0 ? options_.hang_suspect_sec : 0, now,
                     noted_, gone_ns_, hang_watch_.awayNs());
-    if (it->requester == 0) {
+    if (it->requester == 0 && !it->crash) {
       noteUsed(now);  // for the next look
     }
     if (it->requester != 0) {
@@ -613,8 +618,13 @@ void Agent::finishCollections() {
     } else if (it->confirms) {
       abort_policy_.lookedAgain(report);
       logInfo("agent", "second look:\n", report.screen);
+    } else if (it->crash && !report.disagreement) {
+      logInfo("agent", "the ranks did not disagree about an op when one of them ended");
     } else if (report.state == VerdictState::kHang) {
       hang_watch_.reported();
+      if (it->crash) {
+        death_due_ns_ = 0;
+      }
       ++counters_.hang_reports;
       reportHang(report, *it);
     } else {
@@ -695,7 +705,7 @@ void Agent::checkAbort(int64_t now) {
   switch (
       abort_policy_.tick(now, still_ns, ranks_.incarnation(), still_ns > 0 && options_.abort_on_hang && debugged())) {
     case AbortPolicy::Act::kNothing: break;
-    case AbortPolicy::Act::kLookAgain: collectStacks(0, {}, true); break;
+    case AbortPolicy::Act::kLookAgain: collectStacks(0, {}, Why::kConfirm); break;
     case AbortPolicy::Act::kAbort: abortRanks(abort_policy_.incarnation(), abort_policy_.why()); break;
   }
   if (kill_due_ns_ != 0 && now >= kill_due_ns_) {

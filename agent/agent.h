@@ -58,7 +58,8 @@ class Agent {
   void lost(RankState& rank);
   void sweep();
   void tick();
-  void collectStacks(uint64_t requester, const std::vector<int>& wanted, bool confirms = false);
+  enum class Why { kAsked, kConfirm, kCrash };
+  void collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why = Why::kAsked);
   void askOutside(StackCollection& collection);
   void finishCollections();
   void reportHang(const Report& report, const StackCollection& collection);

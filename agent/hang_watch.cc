@@ -169,6 +169,8 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
                                    [&](const RankEvidence& entry) { return entry.rank == culprit.rank; });
     report.at_work = report.at_work || (rank != evidence.ranks.end() && atWork(*rank, culprit));
   }
+  report.disagreement = std::any_of(verdict.disagreements.begin(), verdict.disagreements.end(),
+                                    [&](const Disagreement& found) { return found.what == verdict.what; });
   report.prompt = std::any_of(evidence.ranks.begin(), evidence.ranks.end(), atDebuggerPrompt);
   report.somebody_died = std::any_of(evidence.ranks.begin(), evidence.ranks.end(), [](const RankEvidence& rank) {
     return !rank.alive && !rank.said_bye && rank.pid > 0;

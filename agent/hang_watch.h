@@ -72,6 +72,7 @@ struct StackCollection {
   uint64_t id = 0;
   uint64_t requester = 0;  // connection of the tool; 0: the watch, the report goes to files
   bool confirms = false;   // the second look of AbortPolicy
+  bool crash = false;      // a rank has just ended: only of interest if ranks disagreed about an op
   uint64_t incarnation = 0;
   int64_t deadline_ns = 0;
   std::map<int, std::optional<std::string>> replies;  // rank → payload
@@ -90,6 +91,7 @@ struct Report {
   bool at_work = false;        // somebody who is named uses processors, files or children, or that is not known
   bool prompt = false;         // somebody sits at a Python debugger's prompt
   bool somebody_died = false;  // without a clean end
+  bool disagreement = false;   // about an op; it is what the verdict says
 };
 // `noted` (what was used at the beginning of the time that is looked at) and `gone_ns` (when a rank's end was noticed) may
 // lack ranks.

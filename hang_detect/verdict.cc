@@ -634,8 +634,12 @@ class Engine {
         std::none_of(ranks_.begin(), ranks_.end(), [](const RankEvidence& rank) { return rank.alive; });
     const auto odd = std::find_if(result_.disagreements.begin(), result_.disagreements.end(),
                                   [](const Disagreement& found) { return found.waited_for; });
-    // Out of action is out of action, whatever the ops say; but a rank may have died because of a disagreement.
+    // Out of action is out of action, whatever the ops say; but a rank may have died because of a disagreement. Who died in that very
+    // op did: a transport ends a process that gets more bytes than it expects.
     std::set<size_t> out(gone);
+    if (odd != result_.disagreements.end()) {
+      std::erase_if(out, [&](size_t rank) { return endedIn(rank, *odd); });
+    }
     for (size_t r = 0; r < ranks_.size(); ++r) {
       if (stopped(ranks_[r]) && (ends.sinks.count(r) != 0 || waits_.empty())) {
         out.insert(r);
@@ -695,6 +699,20 @@ class Engine {
     for (const Disagreement& found : result_.disagreements) {
       result_.evidence.push_back("ranks disagree: " + found.text);
     }
+  }
+
+  bool endedIn(size_t rank, const Disagreement& found) {
+    for (const Group& group : groups_) {
+      for (const Member& member : group.members) {
+        const OpEntry* op = group.name == found.group && member.rank == rank ? member.find(found.seq) : nullptr;
+        if (op != nullptr && op->done_ns == 0) {
+          result_.evidence.push_back("rank " + std::to_string(ranks_[rank].rank) + " ended in seq " +
+                                     std::to_string(found.seq) + " of group " + found.group);
+          return true;
+        }
+      }
+    }
+    return false;
   }
 
   VerdictState timed() const { return still_ ? VerdictState::kHang : VerdictState::kSlow; }

@@ -198,6 +198,33 @@ TEST(Verdict, NamesTheMinorityOfADisagreement) {
   expectNamed(with([](OpEntry& o) { o.dtype = 5; }), "dtype_mismatch", {1});
 }
 
+// Gloo ends a process that gets more bytes than it expects.
+TEST(Verdict, WhoDiedInTheOpOfADisagreementDidNotCauseIt) {
+  const OpEntry open = op(kReduce, 6, false);
+  OpEntry larger = open;
+  larger.signature = 8;
+  larger.bytes = 1000;
+  HangEvidence evidence =
+      job({rankOf(0, 3, after(5, {open})), rankOf(1, 3, after(5, {larger})), rankOf(2, 3, after(5, {open}))});
+  evidence.ranks[2].alive = false;
+  evidence.ranks[2].gone_ns = kNow - kSec;
+  Verdict verdict = decide(evidence);
+  expectNamed(verdict, "size_mismatch", {1});
+  EXPECT_EQ(verdict.state, VerdictState::kHang);
+  EXPECT_THAT(verdict.evidence, testing::Contains(HasSubstr("rank 2 ended in seq 6")));
+
+  for (RankEvidence& rank : evidence.ranks) {  // and so they all do in the end
+    rank.alive = false;
+    rank.gone_ns = kNow - kSec + rank.rank;
+  }
+  expectNamed(decide(evidence), "size_mismatch", {1});
+
+  // It had left the op: then it may have died of something else, and the others differ all the same.
+  evidence.ranks[0].alive = evidence.ranks[1].alive = true;
+  evidence.ranks[2].tail.back().done_ns = evidence.ranks[2].tail.back().begin_ns + 1000;
+  expectUndecidable(decide(evidence), "size_mismatch", {1, 2});
+}
+
 TEST(Verdict, NamesTheRankWithAnotherRoot) {
   const auto rank = [](int number, int root) {
     return rankOf(number, 3, after(5, {op(OpKind::kBroadcast, 6, false, root)}));
