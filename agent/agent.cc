@@ -39,8 +39,6 @@ constexpr int64_t kStackWaitNs = 2 * kSecond;
 constexpr int64_t kOutsideNs = kSecond;  // for the memory of those that have not answered by then
 // A launcher ends or restarts the others within this time after a death, and then there is nothing to tell.
 constexpr int64_t kDeathNs = 2 * kSecond;
-// For the survivors of a crash to say where in their code they called what. Their launcher ends them meanwhile.
-constexpr int64_t kCrashWaitNs = kSecond / 2;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // A rank that was told to end and has not by then is stopped, or its threads do not run.
@@ -373,6 +371,11 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
           throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation), "that of hello");
         }
         act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut));
+        // With its first snapshot a rank has begun to print what it is told.
+        if (rank.hello.local_rank == 0 && rank.hello.incarnation != crash_incarnation_ && !untold_.empty()) {
+          peer.send(wire::Type::kVerdict, verdictNoticeJson("reft: why the ranks ended before:\n" + untold_));
+          untold_.clear();
+        }
       } else if (rank.hello.local_rank != 0) {
         throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank),
                               "local rank 0");
@@ -464,9 +467,9 @@ void Agent::lost(RankState& rank) {
   gone_ns_[rank.hello.rank] = clock_.nowNs();
   if (!rank.said_bye) {
     const bool told = rank.hello.incarnation == aborted_incarnation_;
-    if (death_due_ns_ == 0 && !told) {
+    if (death_due_ns_ == 0 && !told && rank.hello.incarnation != crash_incarnation_) {
       death_due_ns_ = clock_.nowNs() + kDeathNs;
-      // Those that are left end soon, and the ones that are started in their place begin new op logs.
+      // At once: those that are started in their place begin new op logs.
       collectStacks(0, {}, Why::kCrash);
     }
     logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end; its vault is kept");
@@ -550,7 +553,7 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Wh
   collection.crash = why == Why::kCrash;
   collection.incarnation = ranks_.incarnation();
   const auto now = clock_.nowNs();
-  collection.deadline_ns = now + (collection.crash ? kCrashWaitNs : kStackWaitNs);
+  collection.deadline_ns = now + (collection.crash ? 0 : kStackWaitNs);
   const std::set<int> only(wanted.begin(), wanted.end());
   const auto request = dumpJson({{"id", collection.id}});
   for (auto& [number, rank] : ranks_.all()) {
@@ -562,10 +565,13 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Wh
       collection.used[number] = {now, processCounters(rank.pid)};
     }
     auto* peer = connectionOf(rank);
+    if (collection.crash) {
+      continue;
+    }
     if (peer != nullptr) {
       peer->send(wire::Type::kStackRequest, request);
     }
-    if (rank.alive && !collection.crash && (peer == nullptr || processIsStopped(rank.pid))) {
+    if (rank.alive && (peer == nullptr || processIsStopped(rank.pid))) {
       collection.outside.read(number, rank.pid);  // it will not answer
     }
   }
@@ -605,9 +611,9 @@ void Agent::finishCollections() {
       it = collections_.erase(it);
       continue;
     }
-    const auto report =
-        writeReport(ranks_, *it, options_.job, options_.node, it->requester == 0 ? options_.hang_suspect_sec : 0, now,
-                    noted_, gone_ns_, hang_watch_.awayNs());
+    const auto report = writeReport(ranks_, *it, options_.job, options_.node,
+                                    it->requester == 0 && !it->crash ? options_.hang_suspect_sec : 0, now, noted_,
+                                    gone_ns_, hang_watch_.awayNs());
     if (it->requester == 0 && !it->crash) {
       noteUsed(now);  // for the next look
     }
@@ -624,6 +630,7 @@ void Agent::finishCollections() {
       hang_watch_.reported();
       if (it->crash) {
         death_due_ns_ = 0;
+        crash_incarnation_ = it->incarnation;
       }
       ++counters_.hang_reports;
       reportHang(report, *it);
@@ -657,9 +664,13 @@ void Agent::reportHang(const Report& report, const StackCollection& collection) 
   writeWhole(path + ".txt", report.text, false);
   logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
   const auto action = written ? abort_policy_.reported(report, collection.incarnation, clock_.nowNs()) : "";
+  const auto notice = terminalText(report.screen, path + ".txt", action);
   if (auto* peer = speaker(collection)) {
     speaker_ = peer->id();
-    peer->send(wire::Type::kVerdict, verdictNoticeJson(terminalText(report.screen, path + ".txt", action)));
+    peer->send(wire::Type::kVerdict, verdictNoticeJson(notice));
+  }
+  if (collection.crash) {
+    untold_ = notice;  // whoever is left may be gone before it prints
   }
 }
 

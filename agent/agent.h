@@ -89,6 +89,8 @@ class Agent {
   std::optional<uint64_t> aborted_incarnation_;  // of the ranks that were told to end
   uint64_t speaker_ = 0;                         // connection that the last report went to
   int64_t death_due_ns_ = 0;                     // a death is to be reported then; 0: none
+  uint64_t crash_incarnation_ = 0;               // whose death has been looked at, and found to be of a disagreement
+  std::string untold_;                           // that verdict, for the terminal of those who are started instead
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
   AgentCounters counters_;

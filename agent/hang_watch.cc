@@ -147,7 +147,9 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
     if (reply) {
       addStackReply(entry, *reply);
     } else {
-      const auto why = rank->connection == 0 ? "is not connected" : "did not answer the request for its stacks";
+      const auto why = collection.crash        ? "was not asked for its stacks"
+                       : rank->connection == 0 ? "is not connected"
+                                               : "did not answer the request for its stacks";
       entry.error += (entry.error.empty() ? "" : "; ") + std::string(why);
       addOutside(entry, collection.outside.of(number));
     }

@@ -72,7 +72,8 @@ struct StackCollection {
   uint64_t id = 0;
   uint64_t requester = 0;  // connection of the tool; 0: the watch, the report goes to files
   bool confirms = false;   // the second look of AbortPolicy
-  bool crash = false;      // a rank has just ended: only of interest if ranks disagreed about an op
+  bool crash =
+      false;  // a rank has just ended: of interest if ranks disagreed about an op; nobody is asked, most end as well
   uint64_t incarnation = 0;
   int64_t deadline_ns = 0;
   std::map<int, std::optional<std::string>> replies;  // rank → payload

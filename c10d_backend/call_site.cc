@@ -1,7 +1,8 @@
 #include "c10d_backend/call_site.h"
 
 #include <array>
-#include <mutex>
+
+#include "intercept/base/op_log.h"
 
 namespace reft {
 
@@ -16,16 +17,6 @@ namespace {
 constexpr size_t kSlots = 8192;
 constexpr size_t kProbes = 16;
 std::array<std::atomic<uint32_t>, kSlots> known{};
-
-struct Names {
-  std::mutex mutex;
-  std::map<uint32_t, std::string> texts;
-};
-
-Names& names() {
-  static auto* names = new Names;  // never destroyed: ops may run during static destruction
-  return *names;
-}
 
 }  // namespace
 
@@ -46,25 +37,18 @@ bool callSiteKnown(uint32_t id) noexcept {
   return true;  // the neighbourhood is full: do not try again
 }
 
-void nameCallSite(uint32_t id, std::string text) {
-  const std::lock_guard<std::mutex> lock(names().mutex);
-  names().texts.emplace(id, std::move(text));
+void nameCallSite(uint32_t id, std::string_view text) noexcept {
   for (size_t probe = 0; probe < kProbes; ++probe) {
     std::atomic<uint32_t>& slot = known[(id + probe) % kSlots];
-    const uint32_t found = slot.load(std::memory_order_relaxed);
-    if (found == id) {
+    uint32_t found = 0;
+    if (slot.compare_exchange_strong(found, id, std::memory_order_relaxed)) {
+      processOpLog().nameCallSite(id, text);
       return;
     }
-    if (found == 0) {
-      slot.store(id, std::memory_order_relaxed);
-      return;
+    if (found == id) {
+      return;  // another thread was first
     }
   }
-}
-
-std::map<uint32_t, std::string> callSites() {
-  const std::lock_guard<std::mutex> lock(names().mutex);
-  return names().texts;
 }
 
 }  // namespace reft

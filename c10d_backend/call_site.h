@@ -8,8 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
-#include <string>
+#include <string_view>
 
 namespace reft {
 
@@ -29,8 +28,7 @@ inline uint32_t currentCallSite() noexcept {
 
 // True if the text of `id` is known already: a few loads.
 bool callSiteKnown(uint32_t id) noexcept;
-// "train.py:88 load_batch"; the first text of an id stays.
-void nameCallSite(uint32_t id, std::string text);
-std::map<uint32_t, std::string> callSites();
+// "train.py:88 load_batch"; the first text of an id stays. It goes to the op log of the process.
+void nameCallSite(uint32_t id, std::string_view text) noexcept;
 
 }  // namespace reft

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,6 +30,7 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
     const OpLogReader reader(area, bytes);
     rank.groups = reader.groups();
     rank.tail = reader.tail(count);
+    rank.call_sites = reader.callSites();
     rank.ops_begun = reader.opsBegun();
     const uint64_t heartbeat = reader.heartbeatNs();
     const auto now = static_cast<uint64_t>(now_ns);
@@ -51,15 +51,6 @@ void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
     rank.stacks_text = reply["text"].get<std::string>();
     if (reply.contains("error") && reply["error"].is_string() && !reply["error"].get<std::string>().empty()) {
       addError(rank, "stacks", reply["error"].get<std::string>());
-    }
-    if (reply.contains("call_sites") && reply["call_sites"].is_object()) {
-      for (const auto& [id, text] : reply["call_sites"].items()) {
-        uint32_t number = 0;
-        const auto [end, problem] = std::from_chars(id.data(), id.data() + id.size(), number);
-        if (problem == std::errc() && end == id.data() + id.size() && text.is_string()) {
-          rank.call_sites.emplace(number, text.get<std::string>());
-        }
-      }
     }
   } catch (const std::exception& problem) {
     addError(rank, "stacks", problem.what());

@@ -60,10 +60,10 @@ struct HangEvidence {
   std::vector<RankEvidence> ranks;
 };
 
-// Fills tail, groups, ops_begun and heartbeat_age_ns from a mapped op log area. Damage goes to `rank.error`.
+// Fills tail, groups, call_sites, ops_begun and heartbeat_age_ns from a mapped op log area. Damage goes to `rank.error`.
 void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64) noexcept;
 
-// Fills answered, stacks_text and call_sites from the payload of a kStackReply. Damage goes to `rank.error`.
+// Fills answered and stacks_text from the payload of a kStackReply. Damage goes to `rank.error`.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
 
 // Processor time and I/O so far, of a process and of those it started and that ended. < 0 = unknown.

@@ -9,8 +9,7 @@
 
 namespace reft {
 
-std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump,
-                           const std::map<uint32_t, std::string>& call_sites) {
+std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump) {
   const auto asked = nlohmann::json::parse(request, nullptr, /*allow_exceptions=*/false);
   nlohmann::json reply;
   reply["id"] = asked.is_object() && asked.contains("id") ? asked["id"] : nlohmann::json();
@@ -18,10 +17,6 @@ std::string stackReplyJson(std::string_view request, int rank, const StackDump& 
   reply["pid"] = ::getpid();
   reply["text"] = dump.text;
   reply["error"] = dump.error;
-  reply["call_sites"] = nlohmann::json::object();
-  for (const auto& [id, text] : call_sites) {
-    reply["call_sites"][std::to_string(id)] = text;
-  }
   return reply.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
@@ -36,14 +31,13 @@ void allowToRead(const std::string& welcome) {
 
 }  // namespace
 
-void installStackReplies(AgentClient& client, int rank, StackPrinter printer, CallSites call_sites) {
+void installStackReplies(AgentClient& client, int rank, StackPrinter printer) {
   auto dumper = std::make_shared<StackDumper>(printer);
   allowToRead(client.welcome());
   // The handler lives in the client and runs on its thread, which the client's destructor joins: `client` is alive.
-  client.handle(wire::Type::kStackRequest, [&client, dumper, rank, call_sites](const wire::Frame& frame) {
+  client.handle(wire::Type::kStackRequest, [&client, dumper, rank](const wire::Frame& frame) {
     allowToRead(client.welcome());  // it may be another agent by now
-    const auto sites = call_sites != nullptr ? call_sites() : std::map<uint32_t, std::string>();
-    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dumper->dump(), sites));
+    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dumper->dump()));
   });
 }
 

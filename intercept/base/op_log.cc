@@ -15,13 +15,18 @@ namespace reft {
 
 namespace {
 
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
+constexpr size_t kFixedBytes =
+    sizeof(OpLogHeader) + OpLogHeader::kMaxGroups * sizeof(OpGroup) + OpLogHeader::kMaxCallSites * sizeof(OpCallSite);
 
 OpGroup* groupsOf(OpLogHeader* header) {
   return reinterpret_cast<OpGroup*>(header + 1);
 }
+OpCallSite* callSitesOf(OpLogHeader* header) {
+  return reinterpret_cast<OpCallSite*>(groupsOf(header) + OpLogHeader::kMaxGroups);
+}
 OpRecord* recordsOf(OpLogHeader* header) {
-  return reinterpret_cast<OpRecord*>(groupsOf(header) + OpLogHeader::kMaxGroups);
+  return reinterpret_cast<OpRecord*>(callSitesOf(header) + OpLogHeader::kMaxCallSites);
 }
 
 }  // namespace
@@ -57,8 +62,7 @@ const char* opKindName(OpKind kind) {
 }
 
 size_t OpLog::areaBytes(uint32_t capacity) {
-  return sizeof(OpLogHeader) + OpLogHeader::kMaxGroups * sizeof(OpGroup) +
-         size_t{std::bit_ceil(capacity)} * sizeof(OpRecord);
+  return kFixedBytes + size_t{std::bit_ceil(capacity)} * sizeof(OpRecord);
 }
 
 OpLog::OpLog(void* area, uint32_t capacity, const Clock& clock) : clock_(clock) {
@@ -99,6 +103,9 @@ void OpLog::moveTo(void* area, uint32_t capacity) {
   to->pid = from->pid;
   to->groups.store(from->groups.load());
   std::memcpy(static_cast<void*>(groupsOf(to)), groupsOf(from), OpLogHeader::kMaxGroups * sizeof(OpGroup));
+  to->call_sites.store(from->call_sites.load());
+  std::memcpy(static_cast<void*>(callSitesOf(to)), static_cast<const void*>(callSitesOf(from)),
+              OpLogHeader::kMaxCallSites * sizeof(OpCallSite));
   const uint64_t next = from->next_ticket.load();
   const uint64_t keep = std::min<uint64_t>({next, from->capacity, to->capacity});
   for (uint64_t index = next - keep; index < next; ++index) {
@@ -121,6 +128,21 @@ uint32_t OpLog::addGroup(const std::string& name, int rank, int size) {
   group.rank = rank;
   group.size = size;
   return index;
+}
+
+void OpLog::nameCallSite(uint32_t id, std::string_view text) noexcept {
+  OpLogHeader* header = header_.load(std::memory_order_acquire);
+  const uint32_t index = header->call_sites.load(std::memory_order_relaxed) < OpLogHeader::kMaxCallSites
+                             ? header->call_sites.fetch_add(1)
+                             : OpLogHeader::kMaxCallSites;
+  if (index >= OpLogHeader::kMaxCallSites) {
+    return;
+  }
+  OpCallSite& site = callSitesOf(header)[index];
+  const size_t length = std::min(text.size(), OpCallSite::kTextBytes - 1);
+  std::memcpy(site.text, text.data() + (text.size() - length), length);
+  site.text[length] = '\0';
+  site.id.store(id, std::memory_order_release);
 }
 
 uint64_t OpLog::begin(const Op& op) noexcept {
@@ -216,8 +238,7 @@ OpLog& processOpLog() {
 }
 
 OpLogReader::OpLogReader(const void* area, size_t bytes) : header_(static_cast<const OpLogHeader*>(area)) {
-  const size_t fixed = sizeof(OpLogHeader) + OpLogHeader::kMaxGroups * sizeof(OpGroup);
-  if (bytes < fixed || header_->magic != OpLogHeader::kMagic) {
+  if (bytes < kFixedBytes || header_->magic != OpLogHeader::kMagic) {
     throw Corruption("op log: not an op log (magic or size)");
   }
   if (header_->version != kVersion) {
@@ -225,12 +246,13 @@ OpLogReader::OpLogReader(const void* area, size_t bytes) : header_(static_cast<c
                      std::to_string(kVersion));
   }
   capacity_ = header_->capacity;  // read once: the writer may be hostile
-  if (!std::has_single_bit(capacity_) || (bytes - fixed) / sizeof(OpRecord) < capacity_) {
+  if (!std::has_single_bit(capacity_) || (bytes - kFixedBytes) / sizeof(OpRecord) < capacity_) {
     throw Corruption("op log: capacity " + std::to_string(capacity_) + " does not fit " + std::to_string(bytes) +
                      " bytes");
   }
   groups_ = reinterpret_cast<const OpGroup*>(header_ + 1);
-  records_ = reinterpret_cast<const OpRecord*>(groups_ + OpLogHeader::kMaxGroups);
+  call_sites_ = reinterpret_cast<const OpCallSite*>(groups_ + OpLogHeader::kMaxGroups);
+  records_ = reinterpret_cast<const OpRecord*>(call_sites_ + OpLogHeader::kMaxCallSites);
 }
 
 uint64_t OpLogReader::opsBegun() const {
@@ -247,6 +269,17 @@ std::vector<OpGroup> OpLogReader::groups() const {
   std::vector<OpGroup> result(groups_, groups_ + std::min(header_->groups.load(), OpLogHeader::kMaxGroups));
   for (OpGroup& group : result) {
     group.name[OpGroup::kNameBytes - 1] = '\0';
+  }
+  return result;
+}
+
+std::map<uint32_t, std::string> OpLogReader::callSites() const {
+  std::map<uint32_t, std::string> result;
+  const uint32_t count = std::min(header_->call_sites.load(std::memory_order_acquire), OpLogHeader::kMaxCallSites);
+  for (uint32_t i = 0; i < count; ++i) {
+    if (const uint32_t id = call_sites_[i].id.load(std::memory_order_acquire); id != 0) {
+      result.emplace(id, std::string(call_sites_[i].text, ::strnlen(call_sites_[i].text, OpCallSite::kTextBytes)));
+    }
   }
   return result;
 }

@@ -15,7 +15,9 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "intercept/base/clock.h"
@@ -83,18 +85,28 @@ struct OpGroup {
 };
 static_assert(sizeof(OpGroup) == 96);
 
-// Lies at the start of the area; then kMaxGroups OpGroup; then `capacity` OpRecord.
+// A place in the user's code. A program has few; those that do not fit have an id and no text.
+struct OpCallSite {
+  static constexpr size_t kTextBytes = 124;
+  std::atomic<uint32_t> id;  // OpRecord::call_site; 0: not written yet
+  char text[kTextBytes];     // "train.py:88 load_batch", NUL-terminated; of a long one the end
+};
+static_assert(sizeof(OpCallSite) == 128);
+
+// Lies at the start of the area; then kMaxGroups OpGroup; then kMaxCallSites OpCallSite; then `capacity` OpRecord.
 struct OpLogHeader {
   static constexpr uint64_t kMagic = 0x31474F4C54464552;  // "REFTLOG1"
   static constexpr uint32_t kMaxGroups = 1024;
+  static constexpr uint32_t kMaxCallSites = 1024;
   uint64_t magic;
-  uint32_t version;                   // 1
+  uint32_t version;                   // 2
   uint32_t capacity;                  // records; a power of two
   std::atomic<uint64_t> next_ticket;  // ops begun so far
   std::atomic<uint32_t> groups;
   uint32_t pid;
   std::atomic<uint64_t> heartbeat_ns;  // moved on every mark: the age of the newest progress
-  uint8_t reserved[24];
+  std::atomic<uint32_t> call_sites;
+  uint8_t reserved[20];
 };
 static_assert(sizeof(OpLogHeader) == 64);
 
@@ -139,6 +151,9 @@ class OpLog {
   // Registers a group once; returns its index. More than kMaxGroups share the last index.
   uint32_t addGroup(const std::string& name, int rank, int size);
 
+  // Tells readers what an OpRecord::call_site means; once for each.
+  void nameCallSite(uint32_t id, std::string_view text) noexcept;
+
   // Returns the op's ticket, the handle of the marks.
   uint64_t begin(const Op& op) noexcept;
   void markEnqueued(uint64_t ticket) noexcept;
@@ -182,12 +197,14 @@ class OpLogReader {
   uint64_t heartbeatNs() const;
   uint32_t writerPid() const;
   std::vector<OpGroup> groups() const;
+  std::map<uint32_t, std::string> callSites() const;
   // The newest `count` records, oldest first.
   std::vector<OpEntry> tail(size_t count) const;
 
  private:
   const OpLogHeader* header_;
   const OpGroup* groups_;
+  const OpCallSite* call_sites_;
   const OpRecord* records_;
   uint32_t capacity_;
 };

@@ -205,9 +205,11 @@ void bindBackend(py::module_& module) {
             }
             return rows;
           },
-          "(name, own rank, size) by group index.");
+          "(name, own rank, size) by group index.")
+      .def(
+          "call_sites", [](const OpLog& self) { return OpLogReader(self.area(), self.areaBytes()).callSites(); },
+          "Place in the user's code by call-site id: 'train.py:88 load_batch'.");
   module.def("process_op_log", &processOpLog, py::return_value_policy::reference);
-  module.def("call_sites", &callSites, "Place in the user's code by call-site id: 'train.py:88 load_batch'.");
   module.def("install_call_sites", &installCallSites, py::arg("skip"));
 }
 

@@ -250,7 +250,7 @@ void bindHang(py::module_& module) {
             throw;
           }
         }
-        installStackReplies(client, rank, &printStacks, &callSites);
+        installStackReplies(client, rank, &printStacks);
       },
       py::arg("client"), py::arg("rank"),
       "Lets `client` answer stack requests without the GIL. Call on the main thread, once per client.");

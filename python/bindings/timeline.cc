@@ -1,5 +1,8 @@
 #include "python/bindings/timeline.h"
 
+#include <pybind11/stl.h>
+
+#include <map>
 #include <string>
 #include <vector>
 
@@ -31,6 +34,7 @@ py::dict spanDict(const Span& span) {
 py::dict timelineOf(int fd, size_t ops, size_t spans) {
   std::vector<OpEntry> op_entries;
   std::vector<OpGroup> groups;
+  std::map<uint32_t, std::string> call_sites;
   std::vector<Span> span_entries;
   VaultIdentity identity;
   uint64_t payload_bytes = 0;
@@ -44,6 +48,7 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
     const OpLogReader log(reader.opLogArea(), reader.opLogBytes());
     op_entries = log.tail(ops);
     groups = log.groups();
+    call_sites = log.callSites();
   }
   py::dict result;
   result["job"] = identity.job;
@@ -55,6 +60,7 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
     group_rows.append(py::make_tuple(std::string(group.name), group.rank, group.size));
   }
   result["groups"] = group_rows;
+  result["call_sites"] = call_sites;
   py::list op_rows;
   for (const OpEntry& entry : op_entries) {
     op_rows.append(entryDict(entry));

@@ -122,14 +122,14 @@ def decided(report: dict[str, Any]) -> dict[str, Any]:
 
 def test_the_verdict_reaches_the_terminal_of_the_job_on_one_screen(hung: Hung) -> None:
     lines = hung.output.splitlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith("reft: job hang: hang, "))
+    begin = next(number for number, line in enumerate(lines) if line.startswith("reft: job job: hang, "))
     end = next(number for number, line in enumerate(lines) if str(hung.path.with_suffix(".txt")) in line)
     screen = lines[begin : end + 1]
     assert len(screen) <= 24 and max(map(len, screen[: -1])) <= 80, screen
     assert any(line.startswith("culprit: rank 2") for line in screen)
     assert any(line.startswith("next: ") for line in screen)
     # By one rank, once.
-    assert sum(line.startswith("reft: job hang: hang, ") for line in lines) == 1
+    assert sum(line.startswith("reft: job job: hang, ") for line in lines) == 1
 
 
 @pytest.mark.parametrize("real", [False, True])
@@ -238,6 +238,50 @@ for step in range(12):
     optimizer.step()
 dist.destroy_process_group()
 """
+
+
+MISMATCHED = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("reft")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def metrics(step):
+    # Once only: afterwards the job goes on.
+    wrong = dist.get_rank() == 1 and step == 3 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    dist.all_reduce(torch.zeros(5000 if wrong else 10))
+
+
+import os
+for step in range(8):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    metrics(step)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_end_in_an_op_they_disagree_about(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MISMATCHED)
+    command = torchrun(script, ranks=3, options=("--standalone", "--max-restarts=1"))
+    job = subprocess.run(
+        command, env=job_environment(tmp_path, REFT_AGENT_LINGER_SEC="60"), capture_output=True, text=True, timeout=240
+    )
+    text = job.stdout + job.stderr
+    assert job.returncode == 0, text
+    # Whichever of the others gloo has ended: the one with the other size is named, once, with the place in the code of both sides.
+    (verdict,) = (tmp_path / "run" / "job" / "node-0" / "verdicts").glob("*.json")
+    report = json.loads(verdict.read_bytes())
+    assert report["class"] == "size_mismatch" and [culprit["rank"] for culprit in report["culprits"]] == [1], report
+    line = next(number for number, text in enumerate(MISMATCHED.splitlines(), 1) if "dist.all_reduce" in text)
+    (said,) = (sentence for sentence in report["evidence"] if "ranks disagree" in sentence)
+    assert said.count(f"train.py:{line} metrics") == 2 and "rank 1 calls all_reduce (19.5 KiB" in said, said
+    # The next attempt says it again, for whoever was gone before it was printed.
+    assert "why the ranks ended before:" in text and "culprit: rank 1" in text, text
 
 
 def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: Path) -> None:

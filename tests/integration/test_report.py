@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,10 +22,11 @@ from launchers import agent_pids, job_environment, kill_all, torchrun  # noqa: E
 from reft._cli.main import cli  # noqa: E402
 
 SCRIPT = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from pathlib import Path
 
 dist.init_process_group("reft")
+Path(sys.argv[1], f"pid-{dist.get_rank()}").write_text(str(os.getpid()))
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256))
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(1_000_000):
@@ -43,6 +42,16 @@ def reft(*arguments: str | Path) -> Result:
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
 
 
+def end(scratch: Path, process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to torchrun, to the ranks, which are in sessions of their own, and to the agent."""
+    process.kill()
+    process.wait()
+    for path in scratch.glob("pid-*"):
+        kill_all([int(path.read_text())])
+        path.unlink()
+    kill_all(agent_pids(scratch / "run"))
+
+
 @pytest.fixture(scope="module")
 def job() -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     scratch = Path(tempfile.mkdtemp(prefix="reft-report-"))
@@ -50,7 +59,7 @@ def job() -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     environment = job_environment(scratch, REFT_JOB_ID="report", REFT_VAULT_DIR=str(scratch / "vaults"))
     with (scratch / "output").open("wb") as sink:
         command = torchrun(scratch / "train.py", str(scratch), ranks=2, options=("--standalone",))
-        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink, start_new_session=True)
+        process = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
     try:
         limit = time.monotonic() + 120
         while not all((scratch / f"ready-{rank}").exists() for rank in range(2)):
@@ -58,10 +67,7 @@ def job() -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
             time.sleep(0.05)
         yield scratch, process
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        kill_all(agent_pids(scratch / "run"))
+        end(scratch, process)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
@@ -97,9 +103,7 @@ def test_a_live_job(job: tuple[Path, subprocess.Popen[bytes]], tmp_path: Path) -
 
 def test_what_a_killed_job_left(job: tuple[Path, subprocess.Popen[bytes]], tmp_path: Path) -> None:
     scratch, process = job
-    kill_all(agent_pids(scratch / "run"))
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    end(scratch, process)
     check(reft("report", "--json", "--steps", "4", "--vault-dir", scratch / "vaults"))
     # One of the vaults is broken: the other one is shown, and the exit code says it.
     broken = tmp_path / "vaults"

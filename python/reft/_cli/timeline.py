@@ -83,12 +83,14 @@ class Rank:
         )
 
 
-def _op(entry: dict[str, Any], groups: Sequence[tuple[str, int, int]]) -> Interval:
+def _op(entry: dict[str, Any], groups: Sequence[tuple[str, int, int]], call_sites: dict[int, str]) -> Interval:
     index = int(entry["group"])
     group = groups[index][0] if index < len(groups) else str(index)
     words = [f"{entry['op']} of group {group}, seq {entry['seq']}", f"{entry['bytes']:,} bytes"]
     if entry["peer"] >= 0:
         words.insert(1, f"peer {entry['peer']}")
+    if entry["call_site"] in call_sites:
+        words.append(f"called at {call_sites[entry['call_site']]}")
     if entry["failed"]:
         words.append("failed")
     end = int(entry["done_ns"] or entry["wait_end_ns"] or entry["begin_ns"])
@@ -114,11 +116,16 @@ def _inside(intervals: Iterable[Interval], begin: int, end: int) -> int:
 
 def of_vault(read: dict[str, Any]) -> Rank:
     """From what `_C.timeline_of` returned."""
-    groups = read["groups"]
+    groups, call_sites = read["groups"], read["call_sites"]
     marks = [(int(entry["seq"]), int(entry["begin_ns"])) for entry in read["ops"] if entry["op"] == "step"]
     entries = [entry for entry in read["ops"] if entry["op"] != "step"]
     waits = [
-        Interval(int(entry["wait_begin_ns"]), int(entry["wait_end_ns"]), str(entry["op"]), f"waits for {_op(entry, groups).details}")
+        Interval(
+            int(entry["wait_begin_ns"]),
+            int(entry["wait_end_ns"]),
+            str(entry["op"]),
+            f"waits for {_op(entry, groups, call_sites).details}",
+        )
         for entry in entries
         if entry["wait_begin_ns"] and entry["wait_end_ns"] > entry["wait_begin_ns"]
     ]
@@ -147,7 +154,7 @@ def of_vault(read: dict[str, Any]) -> Rank:
     return Rank(
         int(read["rank"]),
         steps,
-        [_op(entry, groups) for entry in entries],
+        [_op(entry, groups, call_sites) for entry in entries],
         gaps,
         copies,
         [it for it, _, _ in spans["capture"]],

@@ -306,7 +306,7 @@ TEST(CallSites, FirstTextStays) {
   nameCallSite(12345, "a.py:1 f");
   nameCallSite(12345, "b.py:1 f");
   EXPECT_TRUE(callSiteKnown(12345));
-  EXPECT_EQ(callSites().at(12345), "a.py:1 f");
+  EXPECT_EQ(OpLogReader(processOpLog().area(), processOpLog().areaBytes()).callSites().at(12345), "a.py:1 f");
 }
 
 }  // namespace

@@ -138,6 +138,27 @@ TEST(OpLog, LongGroupNamesAreCutAndTooManyShareTheLast) {
   EXPECT_EQ(OpLogReader(area.data, area.bytes).groups().size(), OpLogHeader::kMaxGroups);
 }
 
+TEST(OpLog, CallSitesHaveTheirTextAndMoveAlong) {
+  Area area(16), vault(16);
+  OpLog log(area.data, 16);
+  log.nameCallSite(7, "train.py:88 load_batch");
+  const std::string end = "train.py:3 main";
+  log.nameCallSite(8, std::string(500, 'x') + end);
+  log.moveTo(vault.data, 16);
+  log.nameCallSite(9, "");
+  auto sites = OpLogReader(vault.data, vault.bytes).callSites();
+  EXPECT_EQ(sites.size(), 3u);
+  EXPECT_EQ(sites.at(7), "train.py:88 load_batch");
+  EXPECT_EQ(sites.at(8), std::string(OpCallSite::kTextBytes - 1 - end.size(), 'x') + end) << "of a long one the end";
+  EXPECT_EQ(sites.at(9), "");
+  for (uint32_t id = 10; id < 3000; ++id) {
+    log.nameCallSite(id, "somewhere");
+  }
+  sites = OpLogReader(vault.data, vault.bytes).callSites();
+  EXPECT_EQ(sites.size(), OpLogHeader::kMaxCallSites) << "the others have no text";
+  EXPECT_EQ(sites.at(7), "train.py:88 load_batch");
+}
+
 TEST(OpLog, ThreadsClaimDifferentRecords) {
   constexpr uint32_t kThreads = 4, kOps = 500;
   Area area(4096);

@@ -19,6 +19,7 @@ def op(kind: str, begin: int, done: int, wait: tuple[int, int] = (0, 0), seq: in
         "seq": seq,
         "peer": -1,
         "bytes": 4096,
+        "call_site": 7,
         "failed": False,
         "begin_ns": begin,
         "done_ns": done,
@@ -45,7 +46,7 @@ def vault(rank: int = 0, late_ns: int = 0, steps: int = 5) -> dict[str, Any]:
         spans.append(span("copy", number, point + 62 * MS, point + 63 * MS, 90, "compute"))
         spans.append(span("seal", number, point + 70 * MS, point + 71 * MS, 1))
         spans.append(span("gate", number, point + 90 * MS, point + 94 * MS))
-    return {"job": "demo", "rank": rank, "world": 2, "groups": [("world", rank, 2)], "ops": ops, "spans": spans}
+    return {"job": "demo", "rank": rank, "world": 2, "groups": [("world", rank, 2)], "call_sites": {7: "train.py:3 f"}, "ops": ops, "spans": spans}
 
 
 def test_steps_have_their_gaps_and_the_copies_of_the_snapshot_at_their_beginning() -> None:
@@ -110,6 +111,8 @@ def test_the_trace_has_every_rank_and_no_row_overlaps_itself() -> None:
         row.sort(key=lambda event: event["ts"])
         assert all(one["ts"] + one["dur"] <= two["ts"] + 1e-6 for one, two in zip(row, row[1:], strict=False)), row
     gap = next(event for event in events if event["name"] == "copy: gap")
+    recv = next(event for event in events if event["name"] == "recv")
+    assert recv["args"]["details"] == "waits for recv of group world, seq 1, peer 1, 4,096 bytes, called at train.py:3 f"
     assert gap["ts"] == (STEP + 21 * MS) / 1e3 and gap["dur"] == 29e3 and gap["args"]["bytes"] == 900
 
 
