@@ -1186,8 +1186,13 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
       at = end + 1;
     }
   };
-  std::string head = "reft: job " + words::printable(evidence.job, 40) + ": " + stateName(verdict.state) + ", " +
-                     verdict.what + " (" + confidenceName(verdict.confidence) + ")";
+  // Ranks that disagree, and one has died of it: "hang" is what it would have been on another transport.
+  const bool crash = verdict.state == VerdictState::kHang && verdict.pattern == "P2" &&
+                     std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
+                                 [](const RankEvidence& rank) { return !rank.alive && !rank.said_bye; });
+  std::string head = "reft: job " + words::printable(evidence.job, 40) + ": " +
+                     (crash ? "crash" : stateName(verdict.state)) + ", " + verdict.what + " (" +
+                     confidenceName(verdict.confidence) + ")";
   if (verdict.waited_sec > 0) {
     head += ", no progress for " + words::seconds(verdict.waited_sec);
   }

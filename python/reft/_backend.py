@@ -114,7 +114,7 @@ def agree_on_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> str
 
 def _pause(deadline: float, seconds: float, what: str) -> None:
     if time.monotonic() > deadline:
-        raise RuntimeError(f"backend reft: {what} before the timeout of the process group; is every rank running?")
+        raise RuntimeError(f"backend reft: {what} before the timeout of the process group; is every rank running, and with the same REFT_DISABLE?")
     time.sleep(seconds)
 
 

@@ -212,6 +212,7 @@ TEST(Verdict, WhoDiedInTheOpOfADisagreementDidNotCauseIt) {
   expectNamed(verdict, "size_mismatch", {1});
   EXPECT_EQ(verdict.state, VerdictState::kHang);
   EXPECT_THAT(verdict.evidence, testing::Contains(HasSubstr("rank 2 ended in seq 6")));
+  EXPECT_THAT(verdictText(evidence, verdict), HasSubstr(": crash, size_mismatch (likely)"));
 
   for (RankEvidence& rank : evidence.ranks) {  // and so they all do in the end
     rank.alive = false;
