@@ -560,6 +560,9 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Wh
     if (rank.pid <= 0 || rank.said_bye || (!only.empty() && only.count(number) == 0)) {
       continue;
     }
+    if (why == Why::kCrash && rank.hello.incarnation != collection.incarnation) {
+      continue;  // what it did in an earlier attempt is not to be compared
+    }
     collection.replies[number];
     if (requester == 0) {
       collection.used[number] = {now, processCounters(rank.pid)};

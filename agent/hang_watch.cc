@@ -139,7 +139,7 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
       }
     }
     if (const auto* vault = rank->readable()) {
-      addOpLog(entry, vault->opLogArea(), vault->opLogBytes(), now_ns, kTail);
+      addOpLog(entry, vault->opLogArea(), vault->opLogBytes(), now_ns, kTail, static_cast<uint32_t>(rank->hello.pid));
       entry.committed_step = static_cast<int64_t>(vault->stats().committed_step.load(std::memory_order_relaxed));
     } else {
       entry.error = "no vault was handed over, so there is no op log";

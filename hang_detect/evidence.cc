@@ -25,9 +25,14 @@ void addError(RankEvidence& rank, const char* what, const std::string& text) noe
 
 }  // namespace
 
-void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count) noexcept {
+void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count,
+              uint32_t writer) noexcept {
   try {
     const OpLogReader reader(area, bytes);
+    if (writer != 0 && reader.writerPid() != writer) {
+      addError(rank, "op log", "the process has not begun its own yet");
+      return;
+    }
     rank.groups = reader.groups();
     rank.tail = reader.tail(count);
     rank.call_sites = reader.callSites();

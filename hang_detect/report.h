@@ -60,8 +60,10 @@ struct HangEvidence {
   std::vector<RankEvidence> ranks;
 };
 
-// Fills tail, groups, call_sites, ops_begun and heartbeat_age_ns from a mapped op log area. Damage goes to `rank.error`.
-void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64) noexcept;
+// Fills tail, groups, call_sites, ops_begun and heartbeat_age_ns from a mapped op log area. Damage goes to `rank.error`. A
+// log that another process than `writer` has written (0: any) is an earlier attempt's, and is left out.
+void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64,
+              uint32_t writer = 0) noexcept;
 
 // Fills answered and stacks_text from the payload of a kStackReply. Damage goes to `rank.error`.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;

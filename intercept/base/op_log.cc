@@ -100,7 +100,7 @@ void OpLog::moveTo(void* area, uint32_t capacity) {
   auto* to = static_cast<OpLogHeader*>(area);
   to->version = kVersion;
   to->capacity = std::bit_ceil(capacity);
-  to->pid = from->pid;
+  to->pid = static_cast<uint32_t>(::getpid());  // the process may be a fork of the one that made the log
   to->groups.store(from->groups.load());
   std::memcpy(static_cast<void*>(groupsOf(to)), groupsOf(from), OpLogHeader::kMaxGroups * sizeof(OpGroup));
   to->call_sites.store(from->call_sites.load());

@@ -178,6 +178,15 @@ TEST(Evidence, ReadsAnOpLog) {
   ASSERT_EQ(rank.tail.size(), 1u);
   EXPECT_EQ(rank.tail[0].kind, OpKind::kAllreduce);
   EXPECT_GE(rank.heartbeat_age_ns, 5'000'000'000u);
+
+  log.nameCallSite(7, "train.py:3 f");
+  RankEvidence own, earlier;
+  addOpLog(own, area.data(), area.size() * 8, clock.nowNs(), 64, static_cast<uint32_t>(::getpid()));
+  EXPECT_EQ(own.tail.size(), 1u);
+  EXPECT_EQ(own.call_sites.at(7), "train.py:3 f");
+  addOpLog(earlier, area.data(), area.size() * 8, clock.nowNs(), 64, static_cast<uint32_t>(::getpid()) + 1);
+  EXPECT_TRUE(earlier.tail.empty()) << "what the rank before it has done is not this one's";
+  EXPECT_THAT(earlier.error, HasSubstr("has not begun its own"));
 }
 
 TEST(Evidence, NamesADamagedOpLog) {
