@@ -324,6 +324,10 @@ class Campaign:
         # A gate that need not wait is passed without stopping there.
         if case.point and not fired and case.point != "gate":
             problems.append(f"the fault point {case.point} was not reached")
+        for path in out.glob("run/*/node-*/verdicts/*.json"):
+            named = json.loads(path.read_bytes())["class"]
+            if named.endswith("_mismatch"):  # the ranks agree about every op, whoever dies
+                problems.append(f"false verdict: {named}, {path}")
         if from_start and BEGINNING not in said:
             problems.append("started from the beginning without saying so")
         if code == 0:
