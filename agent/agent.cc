@@ -39,6 +39,8 @@ constexpr int64_t kStackWaitNs = 2 * kSecond;
 constexpr int64_t kOutsideNs = kSecond;  // for the memory of those that have not answered by then
 // A launcher ends or restarts the others within this time after a death, and then there is nothing to tell.
 constexpr int64_t kDeathNs = 2 * kSecond;
+// torchrun looks at its processes each 100 ms.
+constexpr int64_t kAfterCrashNs = kSecond / 5;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // A rank that was told to end and has not by then is stopped, or its threads do not run.
@@ -605,7 +607,7 @@ void Agent::finishCollections() {
     if (!nobody_left && now >= it->deadline_ns && !it->asked_outside && !it->crash) {
       askOutside(*it);
     }
-    if (!nobody_left && now < it->deadline_ns) {
+    if ((!nobody_left || it->crash) && now < it->deadline_ns) {
       ++it;
       continue;
     }
@@ -627,6 +629,12 @@ void Agent::finishCollections() {
     } else if (it->confirms) {
       abort_policy_.lookedAgain(report);
       logInfo("agent", "second look:\n", report.screen);
+    } else if (it->crash && !it->looked && (!report.disagreement || report.confidence == Confidence::kUndecidable)) {
+      // The others may be about to begin the op, and the launcher has not ended them yet.
+      it->looked = true;
+      it->deadline_ns = now + kAfterCrashNs;
+      ++it;
+      continue;
     } else if (it->crash && !report.disagreement) {
       logInfo("agent", "the ranks did not disagree about an op when one of them ended");
     } else if (report.state == VerdictState::kHang) {

@@ -74,6 +74,7 @@ struct StackCollection {
   bool confirms = false;   // the second look of AbortPolicy
   bool crash =
       false;  // a rank has just ended: of interest if ranks disagreed about an op; nobody is asked, most end as well
+  bool looked = false;  // at the crash, once
   uint64_t incarnation = 0;
   int64_t deadline_ns = 0;
   std::map<int, std::optional<std::string>> replies;  // rank → payload
