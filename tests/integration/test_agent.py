@@ -56,18 +56,21 @@ def xxh3(data: bytes) -> int:
 def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns: int | None = None) -> bytes:
     """A vault without slots, as snapshot/FORMAT.md describes it; optionally with one op that never ends."""
     capacity = 256
-    log = bytearray(64 + 1024 * 96 + capacity * 96)
+    records = 64 + 1024 * 96 + 1024 * 128  # behind header, groups and call sites
+    log = bytearray(-(-(records + capacity * 96) // 4096) * 4096)
+    spans = bytes(266_240)
     heartbeat = time.monotonic_ns() - (pending_op_age_ns or 0)
     ops = 0 if pending_op_age_ns is None else 1
-    struct.pack_into("<QIIQIIQ", log, 0, 0x31474F4C54464552, 1, capacity, ops, 1, os.getpid(), heartbeat if ops else 0)
+    struct.pack_into("<QIIQIIQ", log, 0, 0x31474F4C54464552, 2, capacity, ops, 1, os.getpid(), heartbeat if ops else 0)
     struct.pack_into("<88sii", log, 64, b"default_pg", rank, world)
     if ops:
         # ticket, begin, enqueued, wait_begin, wait_end, done, bytes, signature, group, seq, peer, call_site, kind, …
         record = struct.pack("<8QIIiIBBBBIQ", 1, heartbeat, heartbeat, heartbeat, 0, 0, 4, 0, 0, 1, -1, 0, 2, 255, 255, 0, 0, 0)
-        log[64 + 1024 * 96 : 64 + 1024 * 96 + len(record)] = record
-    block = struct.pack("<QIIiiQQQ128s", 0x31544C5654464552, 2, 2, rank, world, 4096, 8192, len(log), job.encode())
+        log[records : records + len(record)] = record
+    places = (4096, 8192, len(log), 8192 + len(log), len(spans))
+    block = struct.pack("<QIIii5Q128s", 0x31544C5654464552, 3, 2, rank, world, *places, job.encode())
     block += struct.pack("<Q", xxh3(block))
-    return block.ljust(4096, b"\0") + bytes(4096) + bytes(log)
+    return block.ljust(4096, b"\0") + bytes(4096) + bytes(log) + spans
 
 
 def memfd(data: bytes, sealed: bool = True) -> int:
