@@ -43,9 +43,9 @@ PLAIN = {"REFT_DISABLE": "1"}
 UNDISTURBED = {"lightning_trainer": {"REFT_SNAPSHOT": "0", "REFT_RESUME": "off"}}
 # Where in the life of a snapshot each of the three kills falls.
 POINTS = ("capture", "before_seal", "after_vote")
-# Programs that make things after the first step on which nothing depends (a loader for evaluation, signatures of metrics): reft
-# names them.
-NAMED = {"hf_trainer", "lightning_trainer"}
+# Programs that make things after the first step on which nothing depends (a loader for evaluation, signatures of metrics, a cache of
+# file systems): reft names them.
+NAMED = {"hf_datasets_stream", "hf_trainer", "lightning_trainer"}
 # Scripts that write tensors after the step: a snapshot that met such a write is dropped (and reft says so), so it may not live to
 # the later points, and the resume may be earlier by as many steps.
 DROPPING = {"gradient_hooks"}
