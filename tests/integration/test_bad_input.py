@@ -299,7 +299,7 @@ class Damage:
     def slots(self) -> list[tuple[int, int]]:
         """(offset, bytes) of each slot."""
         data = self.path.read_bytes()
-        at = 8 + 4 + 4 + 4 + 4 + 8 * 3 + 128 + 8
+        at = 8 + 4 + 4 + 4 + 4 + 8 * 5 + 128 + 8
         extents = [struct.unpack_from("<QQQ", data, at + 24 * i) for i in range(3)]
         return [(offset, size) for offset, size, _ in extents if offset]
 
