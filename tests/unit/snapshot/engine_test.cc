@@ -283,6 +283,17 @@ class PlacedEngineTest : public EngineTest {
     }
   }
 
+  // An iteration as learn() has shown it, after the capture of `step`: all is copied in its wait.
+  void copyInTheGap(int64_t step) {
+    pass(kStepNs / 5);
+    const uint64_t ticket = beginWait();
+    untilCopied(static_cast<uint64_t>(step) * table_.payload_bytes);
+    pass(3 * kStepNs / 5);
+    endWait(ticket);
+    pass(kStepNs / 5);
+    gateAndSettle();
+  }
+
   ManualClock time_;
   OpEvents events_;
   OpLog log_{nullptr, 64, time_};
@@ -295,13 +306,7 @@ TEST_F(PlacedEngineTest, CopiesInTheGapAndNothingIsLeftForTheGate) {
   for (int64_t step = 1; step <= 20; ++step) {
     data_[1][0] = static_cast<char>(step);
     ASSERT_EQ(capture(step), CaptureResult::kTaken);
-    pass(kStepNs / 5);
-    const uint64_t ticket = beginWait();
-    untilCopied(static_cast<uint64_t>(step) * table_.payload_bytes);
-    pass(3 * kStepNs / 5);
-    endWait(ticket);
-    pass(kStepNs / 5);
-    gateAndSettle();
+    copyInTheGap(step);
     expectSealed(step, data_);
     point();
   }
@@ -317,13 +322,7 @@ TEST_F(PlacedEngineTest, TheSpanLogHasWhatWasDoneAndWhen) {
   learn();
   for (int64_t step = 1; step <= 4; ++step) {
     ASSERT_EQ(capture(step), CaptureResult::kTaken);
-    pass(kStepNs / 5);
-    const uint64_t ticket = beginWait();
-    untilCopied(static_cast<uint64_t>(step) * table_.payload_bytes);
-    pass(3 * kStepNs / 5);
-    endWait(ticket);
-    pass(kStepNs / 5);
-    gateAndSettle();
+    copyInTheGap(step);
     point();
   }
   const VaultReader reader(vault_->fd());
