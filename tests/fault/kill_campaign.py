@@ -15,6 +15,7 @@ Nine cases of ten run under `forkrun.py`, which restarts ranks as torchrun does 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import shutil
