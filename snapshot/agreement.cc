@@ -27,8 +27,20 @@ std::string listOf(const std::vector<int>& ranks) {
   return text;
 }
 
-// Fills `plan` or says why not.
+// Fills `plan` or says why not. `found` may hold ranks that the job has no longer.
 std::optional<std::string> tryPlan(const Found& found, const std::set<int>& present, int world, RestorePlan& plan) {
+  int highest = found.rbegin()->first;
+  for (const auto& [rank, where] : found) {
+    for (const GroupSummary& group : where.second->groups) {
+      for (const int member : group.ranks) {
+        highest = std::max(highest, member);
+      }
+    }
+  }
+  if (highest >= world) {
+    return "it was made by at least " + std::to_string(int64_t{highest} + 1) + " ranks, and there are " +
+           std::to_string(world) + " now: start as many as before to resume from it";
+  }
   plan.node_of_rank.assign(static_cast<size_t>(world), -1);
   std::vector<int> missing;
   for (int rank = 0; rank < world; ++rank) {
@@ -198,7 +210,7 @@ Agreement agreeOnRestore(const std::vector<VaultSummary>& vaults, int world) {
   for (const VaultSummary& vault : vaults) {
     present.insert(vault.rank);
     for (const SlotSummary& slot : vault.slots) {
-      if (vault.rank >= 0 && vault.rank < world) {
+      if (vault.rank >= 0) {
         // Two nodes may show a vault of one rank (it moved): the lower node number is taken on every rank alike.
         auto [at, added] = candidates[{slot.step, slot.incarnation}].try_emplace(vault.rank, &vault, &slot);
         if (!added && vault.node < at->second.first->node) {

@@ -47,6 +47,16 @@ TEST(AgreeOnRestore, NothingSealedMeansNoPlanAndNoComplaint) {
   EXPECT_TRUE(agreeOnRestore({{0, 0, {}}, {1, 0, {}}}, 2).rejected.empty());
 }
 
+TEST(AgreeOnRestore, SaysThatThereAreFewerRanksThanBefore) {
+  for (const auto& vaults : {replicas(2, 10, 0), std::vector<VaultSummary>{replicas(2, 10, 0)[0]}}) {
+    const Agreement result = agreeOnRestore(vaults, 1);
+    EXPECT_FALSE(result.plan);
+    ASSERT_EQ(result.rejected.size(), 1u);
+    EXPECT_NE(result.rejected[0].find("made by at least 2 ranks, and there are 1 now"), std::string::npos)
+        << result.rejected[0];
+  }
+}
+
 TEST(AgreeOnRestore, TakesTheNewestStepThatEverybodyHas) {
   auto vaults = replicas(4, 10, 0);
   addStep(vaults, replicas(4, 11, 0));
