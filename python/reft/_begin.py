@@ -152,6 +152,17 @@ def _found_at(path: str, job: _job.Job) -> str:
     return "a vault that the agent of this node does not have"
 
 
+def _agent_has(client: Any, path: str, rank: int) -> bool:
+    """Whether the vault that the agent keeps for a rank is the file at `path`, and not memory or another file."""
+    _, fd = _restore.vault_of(client, rank)
+    if fd < 0:
+        return False
+    try:
+        return os.path.lexists(path) and os.path.samestat(os.fstat(fd), os.lstat(path))
+    finally:
+        os.close(fd)
+
+
 def _keep_what_is_no_vault(path: str, job: _job.Job) -> None:
     """Moves away what lies where this rank's vault will be made: it may be all that is left of a training.
 
@@ -186,7 +197,7 @@ def agree(env: dict[str, Any], job: _job.Job, store: Any, client: Any, session: 
     if env["vault_dir"]:  # before anything is published: once a rank has done so, the others count on it
         own_path = vault_path(env, job, job.rank)
         Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if job.rank not in ranks_here:
+        if job.rank not in ranks_here or not _agent_has(client, own_path, job.rank):
             _keep_what_is_no_vault(own_path, job)
     wanted = {job.rank}
     if job.local_rank == 0:  # vaults of ranks that live on other nodes now

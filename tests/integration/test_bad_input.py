@@ -481,3 +481,19 @@ def test_damaged_vault_files(
                 assert place.read_bytes() == lost[Path(path)]
         if damage is noise:
             assert files[0].with_name(f"{files[0].name}.unusable").read_text() == "earlier"
+
+
+@pytest.mark.timeout(120)
+def test_foreign_file_while_the_agent_has_the_vault_in_memory(job: TrainJob, expected: list[str], folder: Path) -> None:
+    """A file directory for vaults from the second start on, with something in it: that is kept, and the step comes back."""
+    job.start("--delay", "0.03", REFT_AGENT_LINGER_SEC="60")
+    job.until_step(10)
+    job.kill_ranks()
+    job.wait()
+    place = folder / "vaults" / job.job / "rank-0.vault"
+    place.parent.mkdir(parents=True)
+    place.write_text("somebody's only copy")
+    again = TrainJob(job.launcher, folder, job.job, out=job.out).start(REFT_VAULT_DIR=str(folder / "vaults"))
+    unharmed(again, expected)
+    assert re.search(r"resumed at step 9|resumed at step 1\d", again.said), again.said
+    assert place.with_name("rank-0.vault.unusable").read_text() == "somebody's only copy"
