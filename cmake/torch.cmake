@@ -34,10 +34,12 @@ foreach(name c10 torch_cpu torch_python)
   reft_torch_library(${name})
 endforeach()
 
-# torch's headers come first: the pybind11 among them must be the one that is used.
+# torch's headers come first: the pybind11 among them must be the one that is used. They are found through a link in the build
+# tree: objects of the same torch in another virtual environment have the same command then, and ccache finds them.
 add_library(reft_torch INTERFACE)
+file(CREATE_LINK ${REFT_TORCH_DIR}/include ${CMAKE_BINARY_DIR}/torch-include SYMBOLIC)
 target_include_directories(reft_torch SYSTEM INTERFACE
-  ${REFT_TORCH_DIR}/include ${REFT_TORCH_DIR}/include/torch/csrc/api/include)
+  ${CMAKE_BINARY_DIR}/torch-include ${CMAKE_BINARY_DIR}/torch-include/torch/csrc/api/include)
 target_compile_definitions(reft_torch INTERFACE _GLIBCXX_USE_CXX11_ABI=${REFT_TORCH_ABI} USE_DISTRIBUTED)
 target_link_libraries(reft_torch INTERFACE torch::c10 torch::torch_cpu)
 add_library(reft_torch_python INTERFACE)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.exact
 CAMPAIGN = Path(__file__).resolve().parent / "kill_campaign.py"
 
 

@@ -18,6 +18,7 @@ import torch.distributed as dist  # noqa: E402
 if "reft" not in dist.Backend.backend_list:
     pytest.skip("the package reft is not installed for this Python", allow_module_level=True)
 
+pytestmark = pytest.mark.exact
 WORKER = Path(__file__).with_name("parallelism_worker.py")
 CASES = re.findall(r"^@case\ndef (\w+)\(", WORKER.read_text(encoding="utf-8"), re.MULTILINE)
 

@@ -14,7 +14,7 @@ import runs  # noqa: E402
 from launchers import Torchrun  # noqa: E402
 
 PROGRAMS = {program.name: program for program in runs.scripts("programs")}
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.exact]
 _references: dict[str, runs.Run] = {}
 
 

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reft import _continuation
 
+pytestmark = pytest.mark.exact
 LIMIT_BYTES = 1 << 20
 
 HEADER = """
