@@ -10,8 +10,6 @@ PlacerOptions optionsOfTheCpu() {
   PlacerOptions options;
   options.policy = PlacementPolicy::kEager;
   options.shared_link = false;
-  // Steps without a snapshot, to compare with, would have to be the same ones on all ranks: there is no agreement on that yet.
-  options.overhead_limit = 0;
   return options;
 }
 

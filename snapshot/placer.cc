@@ -21,34 +21,16 @@ constexpr double kLatePercent = 110;
 constexpr double kReserve = 0.15;
 // When the time to the gate is so many times what the rest needs, nothing is kept back for gaps any more.
 constexpr double kLastCall = 2.0;
-constexpr size_t kPeriods = 16;
-constexpr size_t kFewestControls = 3;
-constexpr size_t kFewestSnapshots = 4;
+
+// A part of `bytes`, in proportion to `room` of `all`, in whole chunks, rounded up.
+uint64_t chunksFor(uint64_t bytes, uint64_t room, uint64_t all, uint64_t chunk_bytes) {
+  const double part = all == 0 ? 0 : static_cast<double>(bytes) * static_cast<double>(room) / static_cast<double>(all);
+  constexpr double kRounding = 1e-6;  // of a chunk: the quotient of exact numbers may lie a little above
+  return static_cast<uint64_t>(std::ceil(part / static_cast<double>(chunk_bytes) - kRounding)) * chunk_bytes;
+}
 
 uint64_t bytesIn(int64_t span_ns, double bytes_per_ns) {
   return span_ns <= 0 ? 0 : static_cast<uint64_t>(static_cast<double>(span_ns) * bytes_per_ns);
-}
-
-int64_t medianOf(std::vector<int64_t> values) {
-  std::nth_element(values.begin(), values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2), values.end());
-  return values[values.size() / 2];
-}
-
-void keepNewest(std::vector<int64_t>& values, int64_t value) {
-  if (values.size() == kPeriods) {
-    values.erase(values.begin());
-  }
-  values.push_back(value);
-}
-
-// Standard error of a median, robustly.
-double errorOfMedian(const std::vector<int64_t>& values, int64_t median) {
-  std::vector<int64_t> off;
-  off.reserve(values.size());
-  for (const int64_t value : values) {
-    off.push_back(std::abs(value - median));
-  }
-  return 1.48 * 1.25 * static_cast<double>(medianOf(off)) / std::sqrt(static_cast<double>(values.size()));
 }
 
 }  // namespace
@@ -76,9 +58,7 @@ const char* tierName(Tier tier) {
 
 Placer::Placer(PlacerOptions options) : options_(options), model_(options.model) {
   options_.chunk_bytes = std::max<uint64_t>(options_.chunk_bytes, 1);
-  options_.max_every = std::max(options_.max_every, 1u);
-  options_.control_every = std::max(options_.control_every, 2u);
-  bytes_per_ns_.fill(std::max(options_.bytes_per_sec, 1.0) / 1e9);
+  ns_per_byte_.fill(1e9 / std::max(options_.bytes_per_sec, 1.0));
 }
 
 int64_t Placer::chunkNs(Tier tier) const {
@@ -150,8 +130,14 @@ void Placer::makePlan() {
     return;
   }
   int64_t communication_ns = 0;
+  const uint64_t room = gap_room_from_.front();
+  const uint64_t in_gaps = std::min(rest, room);
+  uint64_t room_so_far = 0;
   for (const ForecastSpan& span : forecast->spans) {
-    const uint64_t here = std::min(rest, roomIn(span));
+    room_so_far += roomIn(span);
+    const uint64_t so_far = std::min(in_gaps, chunksFor(in_gaps, room_so_far, room, options_.chunk_bytes));
+    const uint64_t before = plan_.bytes[static_cast<size_t>(Tier::kGap)];
+    const uint64_t here = std::min(so_far - std::min(before, so_far), roomIn(span));
     plan_.gap_bytes.push_back(here);
     put(Tier::kGap, here);
     rest -= here;
@@ -165,68 +151,11 @@ void Placer::makePlan() {
   put(Tier::kGate, rest - communication);
 }
 
-bool Placer::wantsSnapshot() {
-  if (options_.overhead_limit <= 0) {
-    return true;
-  }
-  if (every_ > 1) {
-    since_control_ = 0;
-    return ++since_snapshot_ >= every_;
-  }
-  // Every step: a few are left out, closer together until the first comparison is possible.
-  const uint32_t control_every = without_.size() < kFewestControls ? 8 : options_.control_every;
-  if (++since_control_ >= control_every) {
-    since_control_ = 0;
-    return false;
-  }
-  return true;
-}
-
-// The step that has ended belongs to one of two samples; when both are large enough, the cadence follows their difference.
-void Placer::learnOverhead(int64_t now_ns) {
-  const ScheduleModel::Errors errors = model_.errors();
-  const bool usual = errors.last_class == StepClass::kKnown || errors.last_class == StepClass::kSlow;
-  if (options_.overhead_limit <= 0 || step_begin_ns_ < 0 || now_ns <= step_begin_ns_) {
-    return;
-  }
-  if (!usual) {
-    if (errors.last_class != StepClass::kShort && errors.last_class != StepClass::kExtended) {
-      with_.clear();  // another schedule: nothing to compare with
-      without_.clear();
-    }
-    return;
-  }
-  keepNewest(with_snapshot_ ? with_ : without_, now_ns - step_begin_ns_);
-  if (with_.size() < kFewestSnapshots || without_.size() < kFewestControls) {
-    return;
-  }
-  const int64_t with = medianOf(with_);
-  const int64_t without = std::max<int64_t>(medianOf(without_), 1);
-  const double noise =
-      std::hypot(errorOfMedian(with_, with), errorOfMedian(without_, without)) / static_cast<double>(without);
-  overhead_ = static_cast<double>(with - without) / static_cast<double>(without);
-  const double now_costs = overhead_ / every_;
-  const uint32_t before = every_;
-  if (now_costs > options_.overhead_limit && overhead_ > 2 * noise) {
-    const double wanted = std::ceil(overhead_ / options_.overhead_limit);
-    every_ = static_cast<uint32_t>(std::clamp<double>(wanted, every_ + 1, options_.max_every));
-    every_ = std::min(every_, options_.max_every);
-  } else if (every_ > 1 && now_costs < options_.overhead_limit / 2) {
-    --every_;
-  }
-  if (every_ != before) {
-    with_.clear();  // the newest steps decide, not those of another cadence
-  }
-}
-
-bool Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, bool learn) {
+void Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, bool learn) {
   model_.beginStep(now_ns, learn);
-  learnOverhead(now_ns);
   step_begin_ns_ = now_ns;
-  snapshot_ = bytes > 0 && wantsSnapshot();
-  with_snapshot_ = snapshot_;
+  snapshot_ = bytes > 0;
   if (snapshot_) {
-    since_snapshot_ = 0;
     granted_[static_cast<size_t>(Tier::kAtOnce)] += std::min(bytes, at_once_bytes);
   }
   left_ = snapshot_ ? bytes - std::min(bytes, at_once_bytes) : 0;
@@ -240,15 +169,13 @@ bool Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, b
   if (snapshot_) {
     plan_.bytes[static_cast<size_t>(Tier::kAtOnce)] = bytes - left_;
   }
-  return snapshot_;
 }
 
 void Placer::take(PlacementPolicy policy, uint64_t chunk_bytes, int64_t now_ns, uint64_t bytes,
                   uint64_t at_once_bytes) {
   options_.policy = policy;
   options_.chunk_bytes = std::max<uint64_t>(chunk_bytes, 1);
-  snapshot_ = with_snapshot_ = true;
-  since_snapshot_ = 0;
+  snapshot_ = true;
   at_once_bytes = std::min(bytes, at_once_bytes);
   granted_[static_cast<size_t>(Tier::kAtOnce)] += at_once_bytes;
   left_ = bytes - at_once_bytes;
@@ -277,11 +204,23 @@ void Placer::waitBegin(const ScheduleOp& op, int64_t now_ns) {
   }
 }
 
+// Of what is left, for a gap that begins: all that fits if the gaps will not hold everything, else its part.
+uint64_t Placer::shareOf(const ForecastSpan& gap) const {
+  const size_t next = model_.waitsBegun();
+  if (next >= gap_room_from_.size()) {
+    return std::numeric_limits<uint64_t>::max();
+  }
+  const uint64_t here = roomIn(gap);
+  const uint64_t room = here + gap_room_from_[next];
+  return left_ > room ? std::numeric_limits<uint64_t>::max() : chunksFor(left_, here, room, options_.chunk_bytes);
+}
+
 void Placer::openGap(const ForecastSpan* foretold, int64_t now_ns) {
   gap_open_ = true;
   overran_ = false;
   gap_begin_ns_ = now_ns;
   const int64_t surprise = kSurpriseChunks * chunkNs(Tier::kGap);
+  gap_share_ = foretold == nullptr ? std::numeric_limits<uint64_t>::max() : shareOf(*foretold);
   if (foretold == nullptr) {
     gap_until_ns_ = now_ns;
     gap_surprise_ns_ = now_ns + std::max(surprise, options_.model.min_gap_ns);
@@ -315,26 +254,40 @@ void Placer::copied(uint64_t bytes, Tier tier, int64_t begin_ns, int64_t end_ns)
   left_ -= bytes;
   granted_[static_cast<size_t>(tier)] += bytes;
   gap_budget_ -= std::min(gap_budget_, bytes);
-  if (end_ns > begin_ns && bytes > 0) {
-    // Times are cut to what a sane machine can do, so that one wrong reading does not stop copying.
-    const double measured = std::clamp(static_cast<double>(bytes) / static_cast<double>(end_ns - begin_ns), 1e-4, 1e4);
-    double& known = bytes_per_ns_[static_cast<size_t>(tier)];
-    known += kRateGain * (measured - known);
-  }
+  gap_share_ -= std::min(gap_share_, bytes);
+  const auto expected_ns = static_cast<int64_t>(static_cast<double>(bytes) / rate(tier));
+  learnRate(tier, bytes, end_ns - begin_ns);
   if (tier != Tier::kGap) {
     return;
   }
   const bool past_the_end = !gap_open_ && last_gap_end_ns_ >= begin_ns && end_ns > last_gap_end_ns_;
   if (past_the_end) {
     longest_overrun_ns_ = std::max(longest_overrun_ns_, end_ns - last_gap_end_ns_);
-    // The last chunk before a shorter end than foretold: the guard was too small.
-    if (!overran_) {
+    // The gap was shorter than foretold, by more than the guard. A copy that was slower than expected says nothing about that.
+    const bool gap_was_short = last_gap_end_ns_ < gap_until_ns_ && begin_ns + expected_ns > last_gap_end_ns_;
+    if (gap_was_short && !overran_) {
       overran_ = true;
       guard_ = std::min(kMostGuard, guard_ * kGuardUp);
     }
   } else {
     guard_ = std::max(kLeastGuard, guard_ * kGuardDown);
   }
+}
+
+void Placer::learnRate(Tier tier, uint64_t bytes, int64_t span_ns) {
+  if (span_ns <= 0 || bytes == 0) {
+    return;
+  }
+  // Times are cut to what a sane machine can do, so that one wrong reading does not stop copying.
+  const double measured = std::clamp(static_cast<double>(span_ns) / static_cast<double>(bytes), 1e-4, 1e4);
+  if (!any_measured_) {
+    ns_per_byte_.fill(measured);  // also for the other tiers: nearer than a guess
+    any_measured_ = true;
+  }
+  double& known = ns_per_byte_[static_cast<size_t>(tier)];
+  bool& was_measured = measured_[static_cast<size_t>(tier)];
+  known += (was_measured ? kRateGain : 1.0) * (measured - known);
+  was_measured = true;
 }
 
 Grant Placer::ask(int64_t now_ns) {
@@ -384,8 +337,12 @@ Grant Placer::ask(int64_t now_ns) {
   const uint64_t to_come = known ? gap_room_from_[next_gap] : 0;
   if (in_gap) {
     const int64_t chunk_ns = chunkNs(Tier::kGap);
+    if (gap_share_ == 0 && left_ <= to_come && now_ns < gap_surprise_ns_) {
+      return later(gap_surprise_ns_);
+    }
     if (now_ns + chunk_ns <= gap_until_ns_) {
-      const uint64_t fits = bytesIn(gap_until_ns_ - now_ns, rate(Tier::kGap)) / options_.chunk_bytes;
+      const uint64_t fits =
+          std::min(bytesIn(gap_until_ns_ - now_ns, rate(Tier::kGap)), gap_share_) / options_.chunk_bytes;
       return give(std::max<uint64_t>(fits, 1) * options_.chunk_bytes, gap_until_ns_);
     }
     // The guard is worth keeping only while what it keeps out has a better place.

@@ -7,10 +7,11 @@
 //
 // The owner tells the Placer what happens to the rank (beginStep, waits, ops, gate); whoever copies asks `ask(now)` for one
 // grant at a time and reports it with `copied`. Nothing is started here. A copier that asks again after each chunk stops
-// within one chunk of a gap's end, however wrong the forecast was.
+// within one chunk of a gap's end, however wrong the forecast was. The gaps of a step get shares in proportion to their room, so that
+// what one of them fails to hold finds room in those after it.
 //
-// Learns in both directions: copies that ran past the end of gaps widen the guard, gaps that were kept well narrow it;
-// measured slowdown (steps with a snapshot against control steps without) makes snapshots rarer or more frequent.
+// Learns in both directions: copies that ran past the end of gaps widen the guard, gaps that were kept well narrow it. How often there
+// is a snapshot is decided elsewhere (cadence.h).
 //
 // No clock inside; replayable. Threads: one at a time (the copy thread's, in an engine). Every call is O(1) besides beginStep, which is
 // O(waits of a step). Errors: none are thrown besides std::bad_alloc.
@@ -41,14 +42,10 @@ const char* tierName(Tier tier);
 struct PlacerOptions {
   PlacementPolicy policy = PlacementPolicy::kGap;
   uint64_t chunk_bytes = uint64_t{4} << 20;
-  double bytes_per_sec = 2e9;  // of copying, until it is measured
+  double bytes_per_sec = 2e9;  // of copying, until the first copy was measured
   // Copies take the way that communication takes (one PCIe switch, the host's memory): waits for collectives are then tier
   // 3. False: the device idles in them as in any gap.
   bool shared_link = true;
-  // Slowdown of training by snapshots above this fraction makes them rarer, below half of it more frequent; 0: never.
-  double overhead_limit = 0.01;
-  uint32_t max_every = 64;      // snapshots at least every so many steps
-  uint32_t control_every = 32;  // with a snapshot at every step, one in so many is left out to measure against
   // kPaper only.
   int stages = 1;
   int stage = 0;
@@ -77,9 +74,8 @@ class Placer {
  public:
   explicit Placer(PlacerOptions options);
 
-  // The program point. `bytes`: of the snapshot, `at_once_bytes` of them already dealt with by the caller. Returns whether a
-  // snapshot shall be taken at all; if not, nothing is granted in this step.
-  bool beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes = 0, bool learn = true);
+  // The program point. `bytes`: of the snapshot, 0 if there is none; `at_once_bytes` of them already dealt with by the caller.
+  void beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes = 0, bool learn = true);
   // For an owner that learns only after beginStep(now, 0) what is to be copied, and how: a snapshot begins in this step.
   void take(PlacementPolicy policy, uint64_t chunk_bytes, int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes);
   void opBegin(const ScheduleOp& op, int64_t now_ns);
@@ -101,10 +97,8 @@ class Placer {
   const ScheduleModel& model() const { return model_; }
   const PlacementPlan& plan() const { return plan_; }
   uint64_t bytesLeft() const { return left_; }
-  uint32_t every() const { return every_; }       // one snapshot in so many steps
   double guardJitters() const { return guard_; }  // the guard, in standard deviations of a gap's length
-  double overhead() const { return overhead_; }   // of a step with a snapshot; < 0: not measured yet
-  double bytesPerSec(Tier tier) const { return bytes_per_ns_[static_cast<size_t>(tier)] * 1e9; }
+  double bytesPerSec(Tier tier) const { return rate(tier) * 1e9; }
   // Longest time by which a granted copy has run past the end of the gap it was granted in.
   int64_t longestOverrunNs() const { return longest_overrun_ns_; }
   uint64_t granted(Tier tier) const { return granted_[static_cast<size_t>(tier)]; }  // bytes copied, over all steps
@@ -115,15 +109,18 @@ class Placer {
   void rebuild();
   void makePlan();
   void openGap(const ForecastSpan* foretold, int64_t now_ns);
-  bool wantsSnapshot();
-  void learnOverhead(int64_t now_ns);
-  double rate(Tier tier) const { return bytes_per_ns_[static_cast<size_t>(tier)]; }
+  double rate(Tier tier) const { return 1 / ns_per_byte_[static_cast<size_t>(tier)]; }
+  void learnRate(Tier tier, uint64_t bytes, int64_t span_ns);
+  uint64_t shareOf(const ForecastSpan& gap) const;
   int64_t chunkNs(Tier tier) const;
 
   PlacerOptions options_;
   ScheduleModel model_;
   PlacementPlan plan_;
-  std::array<double, kTiers> bytes_per_ns_{};
+  // Time per byte, not bytes per time, is what adds up over chunks: the mean of rates would believe the fast ones too much.
+  std::array<double, kTiers> ns_per_byte_{};
+  std::array<bool, kTiers> measured_{};
+  bool any_measured_ = false;
   std::array<uint64_t, kTiers> granted_{};
 
   // Of the running step. Suffix sums over the forecast's spans: room in gaps from wait i on, compute from span i on.
@@ -141,6 +138,7 @@ class Placer {
   int64_t gap_until_ns_ = 0;     // with the guard
   int64_t gap_surprise_ns_ = 0;  // it lasts longer than foretold from here on
   uint64_t gap_budget_ = 0;      // kPaper
+  uint64_t gap_share_ = 0;       // of what is left, for the gap that is open
   int64_t last_gap_end_ns_ = -1;
   bool overran_ = false;
   uint64_t paper_gap_left_ = 0;  // kPaper: bytes assigned to bubbles
@@ -148,13 +146,6 @@ class Placer {
 
   double guard_ = 2.0;
   int64_t longest_overrun_ns_ = 0;
-
-  uint32_t every_ = 1;
-  uint32_t since_snapshot_ = 0;
-  uint32_t since_control_ = 0;
-  bool with_snapshot_ = false;           // the step that runs
-  std::vector<int64_t> with_, without_;  // newest periods
-  double overhead_ = -1;
 };
 
 }  // namespace reft

@@ -47,7 +47,7 @@ simulate::SimulationOptions parse(const std::string& text) {
       {"policy", [&](const json& value) { placer.policy = policyNamed(value.get<std::string>()); }},
       {"chunk_bytes", into(placer.chunk_bytes)},
       {"shared_link", into(placer.shared_link)},
-      {"overhead_limit", into(placer.overhead_limit)},
+      {"overhead_limit", into(options.overhead_limit)},
       {"snapshot_bytes", into(options.snapshot_bytes)},
       {"at_once_bytes", into(options.at_once_bytes)},
       {"copy_bytes_per_sec", into(options.copy_bytes_per_sec)},

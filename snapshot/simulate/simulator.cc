@@ -76,7 +76,9 @@ class Simulation {
       : options_(options),
         schedule_(makeSchedule(options.schedule)),
         stages_(static_cast<int>(schedule_.stages.size())),
-        replicas_(options.schedule.replicas) {
+        replicas_(options.schedule.replicas),
+        cadence_({.limit_ppm = static_cast<int64_t>(options.overhead_limit * 1e6), .decides = true}),
+        meter_(options.control_every) {
     if (options.steps <= options.warm_up_steps || options.warm_up_steps < 0 || !(options.copy_bytes_per_sec > 0) ||
         !(options.compute_slowdown >= 1) || !(options.communication_slowdown >= 1) || !(options.jitter >= 0)) {
       throw InvalidArgument("simulation", "not possible",
@@ -149,10 +151,12 @@ class Simulation {
     std::fill(receivers_.begin(), receivers_.end(), nullptr);
     std::fill(collectives_.begin(), collectives_.end(), Collective());
     ready_.clear();
+    chooseCadence();
     for (const auto& rank : ranks_) {
       beginStep(*rank);
       ready_.push_back(rank.get());
     }
+    begun_ns_ = ranks_.front()->now_ns;
     size_t finished = 0;
     while (!ready_.empty()) {
       Rank& rank = *ready_.front();
@@ -163,6 +167,26 @@ class Simulation {
     if (finished != ranks_.size()) {
       throw InvalidArgument("schedule", "waiting for itself", "actions of which some rank can go on");
     }
+  }
+
+  // Rank 0 measures and decides; what it says is heard by all at once.
+  void chooseCadence() {
+    if (options_.overhead_limit <= 0) {
+      return;
+    }
+    const int64_t now_ns = ranks_.front()->now_ns;
+    if (step_ > 0) {
+      meter_.step(now_ns - (taken_ && !control_ ? point_ns_ : begun_ns_), taken_ && !control_);
+      cadence_.learn(meter_.overhead());
+      cadence_.committed(step_, cadence_.wish());
+    }
+    point_ns_ = now_ns;
+    const uint64_t before = cadence_.every();
+    taken_ = cadence_.ask(step_, true) == Cadence::Answer::kTake;
+    if (cadence_.every() != before) {
+      meter_.restart();
+    }
+    control_ = taken_ && cadence_.every() == 1 && meter_.drawn();
   }
 
   void beginStep(Rank& rank) {
@@ -176,11 +200,12 @@ class Simulation {
       entry.seq = static_cast<uint32_t>(step_);
       trace_.push_back(entry);
     }
-    const bool sync = options_.placer.policy == PlacementPolicy::kSync;
-    const uint64_t bytes = options_.snapshot_bytes;
+    const bool sync = options_.placer.policy == PlacementPolicy::kSync || control_;
+    const uint64_t bytes = taken_ ? options_.snapshot_bytes : 0;
     const uint64_t at_once = sync ? bytes : std::min(options_.at_once_bytes, bytes);
     rank.retry_ns = rank.now_ns;
-    if (!rank.placer.beginStep(rank.now_ns, bytes, at_once)) {
+    rank.placer.beginStep(rank.now_ns, bytes, at_once);
+    if (bytes == 0) {
       return;
     }
     ++rank.snapshots;
@@ -523,6 +548,12 @@ class Simulation {
   int step_ = 0;
   int traced_ = 0;
   uint64_t foretold_before_ = 0;
+  Cadence cadence_;
+  OverheadMeter meter_;
+  int64_t point_ns_ = 0;  // rank 0's newest program point
+  int64_t begun_ns_ = 0;  // and when its step went on
+  bool taken_ = true;     // this step has a snapshot
+  bool control_ = false;
   std::vector<OpEntry> trace_;
 };
 
@@ -532,7 +563,8 @@ void Simulation::summarise(SimulationResult& result) {
   std::vector<double> errors;
   double foretold_ns = 0;
   double unforetold_ns = 0;
-  result.every = 0;
+  result.every = static_cast<double>(cadence_.every());
+  result.overhead = meter_.overhead();
   for (const auto& rank : ranks_) {
     result.iteration_ns += static_cast<double>(rank->now_ns - rank->counted_from_ns) / rank_steps;
     result.bubble_ns += rank->bubble_ns / rank_steps;
@@ -542,7 +574,6 @@ void Simulation::summarise(SimulationResult& result) {
       result.bytes[tier] += rank->bytes[tier];
     }
     result.snapshots_per_step += static_cast<double>(rank->snapshots) / rank_steps;
-    result.every += static_cast<double>(rank->placer.every()) / static_cast<double>(ranks_.size());
     const ScheduleModel::Errors known = rank->placer.model().errors();
     if (known.foretold_gaps > 0) {
       errors.push_back(known.recent_median);

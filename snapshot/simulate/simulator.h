@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "intercept/base/op_log.h"
+#include "snapshot/cadence.h"
 #include "snapshot/placer.h"
 #include "snapshot/simulate/schedule.h"
 
@@ -23,6 +24,9 @@ struct SimulationOptions {
   PlacerOptions placer;                           // stages, stage and micro_batch_ns are filled in
   uint64_t snapshot_bytes = uint64_t{512} << 20;  // of a rank, per snapshot; 0: no snapshots
   uint64_t at_once_bytes = 0;                     // of these, copied before the program point returns
+  // Above 0: snapshots become rarer when they cost more than this fraction, as in a job (cadence.h; rank 0 decides).
+  double overhead_limit = 0;
+  uint32_t control_every = 64;
   double copy_bytes_per_sec = 10e9;
   // A copy at full rate makes what it runs beside take so many times longer.
   double compute_slowdown = 1.3;
@@ -46,7 +50,8 @@ struct SimulationResult {
   std::array<double, kTiers> bytes{};
   double bytes_in_gaps_share = 0;  // of all bytes
   double snapshots_per_step = 0;
-  double every = 1;           // cadence that the ranks have settled on, mean
+  double every = 1;           // cadence that the ranks have settled on
+  Overhead overhead;          // as rank 0 measures it; only with `overhead_limit`
   double error_median = 0;    // of gap forecasts: median over the ranks of their medians
   double error_worst = 0;     // the worst rank's
   double foretold_share = 0;  // of the gap time of the last step

@@ -19,7 +19,6 @@ PlacerOptions optionsFor(PlacementPolicy policy) {
   options.policy = policy;
   options.chunk_bytes = kChunk;
   options.bytes_per_sec = 1e9;
-  options.overhead_limit = 0;
   return options;
 }
 
@@ -32,7 +31,7 @@ const ScheduleOp kReduce = scheduleOp(OpKind::kAllreduce, 1, -1, 0, 1000);
 struct FakeRank {
   explicit FakeRank(const PlacerOptions& options) : placer(options) { begin(0); }
 
-  void begin(uint64_t bytes, uint64_t at_once = 0) { taken = placer.beginStep(now, bytes, at_once); }
+  void begin(uint64_t bytes, uint64_t at_once = 0) { placer.beginStep(now, bytes, at_once); }
   // Copies whatever is granted until `until_ns`; returns the bytes copied.
   uint64_t pass(int64_t until_ns) {
     uint64_t bytes = 0;
@@ -62,9 +61,9 @@ struct FakeRank {
     return bytes;
   }
   // Returns the bytes copied in each part, the gate's last.
-  std::vector<uint64_t> step(uint64_t next_bytes, int64_t slower_ns = 0) {
+  std::vector<uint64_t> step(uint64_t next_bytes) {
     std::vector<uint64_t> bytes;
-    bytes.push_back(work(10 * kMs + slower_ns));
+    bytes.push_back(work(10 * kMs));
     bytes.push_back(wait(receive(0), 20 * kMs));
     bytes.push_back(work(10 * kMs));
     bytes.push_back(wait(receive(2), 10 * kMs));
@@ -87,7 +86,6 @@ struct FakeRank {
 
   Placer placer;
   int64_t now = 1'000'000'000;
-  bool taken = false;
 };
 
 uint64_t planned(const FakeRank& rank, Tier tier) {
@@ -96,7 +94,7 @@ uint64_t planned(const FakeRank& rank, Tier tier) {
 
 TEST(Placer, WithoutAForecastCopiesBesideCompute) {
   Placer placer(optionsFor(PlacementPolicy::kGap));
-  EXPECT_TRUE(placer.beginStep(1000, 5 * kChunk));
+  placer.beginStep(1000, 5 * kChunk);
   EXPECT_FALSE(placer.plan().from_forecast);
   EXPECT_EQ(placer.plan().bytes[static_cast<size_t>(Tier::kCompute)], 5 * kChunk);
   const Grant grant = placer.ask(1000);
@@ -260,37 +258,66 @@ TEST(Placer, PaperPutsTheShareOfItsFormulaIntoBubbles) {
   EXPECT_EQ(planned(rank, Tier::kGap) + planned(rank, Tier::kCompute), 100 * kChunk);
 }
 
-TEST(Placer, SlowdownMakesSnapshotsRarerAndTheirCheapnessMoreFrequent) {
-  PlacerOptions options = optionsFor(PlacementPolicy::kGap);
-  options.overhead_limit = 0.01;
-  FakeRank rank(options);
-  const int64_t step_ns = 70 * kMs;
-  const auto train = [&](int steps, int64_t cost_ns) {
-    int taken = 0;
-    for (int i = 0; i < steps; ++i) {
-      taken += rank.taken ? 1 : 0;
-      rank.step(20 * kChunk, rank.taken ? cost_ns : 0);
-    }
-    return taken;
-  };
-  train(100, 0);
-  EXPECT_EQ(rank.placer.every(), 1u);
-  EXPECT_GT(train(100, 0), 90);
-  train(200, step_ns / 20);  // 5 % of a step
-  EXPECT_GE(rank.placer.every(), 5u);
-  EXPECT_LE(rank.placer.every(), 8u);
-  EXPECT_NEAR(rank.placer.overhead(), 0.05, 0.02);
-  EXPECT_LT(train(100, step_ns / 20), 30);
-  train(400, 0);
-  EXPECT_EQ(rank.placer.every(), 1u);
+TEST(Placer, TheFirstMeasuredRateReplacesTheGuess) {
+  Placer placer(optionsFor(PlacementPolicy::kEager));
+  placer.beginStep(0, 100 * kChunk);
+  placer.copied(kChunk, Tier::kCompute, 0, 4 * kMs);  // a quarter of what was guessed
+  EXPECT_DOUBLE_EQ(placer.bytesPerSec(Tier::kCompute), 0.25e9);
+  EXPECT_DOUBLE_EQ(placer.bytesPerSec(Tier::kGap), 0.25e9) << "nearer than the guess";
+  placer.copied(kChunk, Tier::kGap, 4 * kMs, 6 * kMs);
+  EXPECT_DOUBLE_EQ(placer.bytesPerSec(Tier::kGap), 0.5e9);
+  EXPECT_DOUBLE_EQ(placer.bytesPerSec(Tier::kCompute), 0.25e9);
 }
 
-TEST(Placer, WithoutALimitEveryStepIsTaken) {
-  FakeRank rank(optionsFor(PlacementPolicy::kGap));
-  for (int i = 0; i < 100; ++i) {
-    rank.step(kChunk, 30 * kMs * (i % 2));
-    EXPECT_TRUE(rank.taken);
+TEST(Placer, RatesAreAveragedAsTimePerByte) {
+  Placer placer(optionsFor(PlacementPolicy::kEager));
+  placer.beginStep(0, 1000 * kChunk);
+  int64_t now = 0;
+  for (int i = 0; i < 400; ++i) {
+    const int64_t span = i % 2 == 0 ? kMs : 9 * kMs;  // 5 ms a chunk: the mean of the rates would say 1.8
+    placer.copied(kChunk, Tier::kGap, now, now + span);
+    now += span;
   }
+  EXPECT_GT(placer.bytesPerSec(Tier::kGap), 1e9 / 6);
+  EXPECT_LT(placer.bytesPerSec(Tier::kGap), 1e9 / 4);
+}
+
+TEST(Placer, ASlowCopyThatRunsPastItsGapDoesNotWidenTheGuard) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(5 * kChunk);
+  rank.work(10 * kMs);
+  const double guard = rank.placer.guardJitters();
+  rank.placer.opBegin(receive(0), rank.now);
+  rank.placer.waitBegin(receive(0), rank.now);
+  ASSERT_EQ(rank.placer.ask(rank.now).tier, Tier::kGap);
+  rank.placer.waitEnd(rank.now + 15 * kMs);  // early, but there was time for fifteen such chunks
+  rank.placer.copied(kChunk, Tier::kGap, rank.now, rank.now + 16 * kMs);
+  EXPECT_EQ(rank.placer.longestOverrunNs(), kMs);
+  EXPECT_LE(rank.placer.guardJitters(), guard);
+}
+
+TEST(Placer, GapsGetSharesInProportionToTheirRoom) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(12 * kChunk);
+  const std::vector<uint64_t> planned_bytes = rank.placer.plan().gap_bytes;
+  EXPECT_GE(planned_bytes[0], 7 * kChunk);
+  EXPECT_LE(planned_bytes[0], 9 * kChunk);
+  EXPECT_EQ(planned_bytes[0] + planned_bytes[1], 12 * kChunk);
+  const std::vector<uint64_t> bytes = rank.step(0);
+  EXPECT_EQ(bytes[1], planned_bytes[0]);
+  EXPECT_EQ(bytes[3], planned_bytes[1]);
+}
+
+TEST(Placer, WhatAShortGapDidNotHoldFindsRoomInALaterOne) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(12 * kChunk);
+  EXPECT_EQ(rank.work(10 * kMs), 0u);
+  EXPECT_EQ(rank.wait(receive(0), 4 * kMs), 4 * kChunk);  // a fifth of its length
+  EXPECT_EQ(rank.work(10 * kMs), 0u);
+  EXPECT_EQ(rank.wait(receive(2), 10 * kMs), 8 * kChunk);
 }
 
 // --- all kinds of schedules: what the ranks of a simulated job really did
@@ -305,7 +332,6 @@ TEST(Placer, CopiesNeverRunPastAGapByMoreThanAChunk) {
       options.schedule.replicas = 2;
       options.schedule.stages = kind == ScheduleKind::kDdp || kind == ScheduleKind::kFsdp ? 1 : 4;
       options.jitter = jitter;
-      options.placer.overhead_limit = 0;
       options.placer.shared_link = false;
       options.snapshot_bytes = 900'000'000;
       options.change_at_step = 20;

@@ -22,7 +22,6 @@ SimulationOptions ideal(ScheduleKind kind, int stages = 4) {
   options.schedule.link_latency_ns = 0;
   options.jitter = 0;
   options.snapshot_bytes = 0;
-  options.placer.overhead_limit = 0;
   return options;
 }
 

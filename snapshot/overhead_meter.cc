@@ -1,0 +1,106 @@
+#include "snapshot/overhead_meter.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+
+namespace reft {
+
+namespace {
+
+constexpr double kMillion = 1e6;
+constexpr double kSigmaPerDeviation = 1.48;  // of a normal distribution, from its median absolute deviation
+constexpr double kMedianPerMean = 1.25;      // standard error of a median, in those of a mean
+constexpr double kSure = 2;                  // standard errors
+
+template <size_t N>
+int64_t medianOf(std::array<int64_t, N>& values, size_t count) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(count / 2);
+  std::nth_element(values.begin(), middle, values.begin() + static_cast<std::ptrdiff_t>(count));
+  return *middle;
+}
+
+// splitmix64
+uint64_t scrambled(uint64_t value) {
+  value += 0x9E3779B97F4A7C15ull;
+  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ull;
+  value = (value ^ (value >> 27)) * 0x94D049BB133111EBull;
+  return value ^ (value >> 31);
+}
+
+}  // namespace
+
+int64_t OverheadMeter::Samples::median() {
+  return medianOf(values, size());
+}
+
+OverheadMeter::OverheadMeter(uint32_t control_every) : control_every_(control_every) {
+  drawn_at_ = static_cast<uint32_t>(scrambled(draws_) % blockSteps());
+}
+
+uint32_t OverheadMeter::blockSteps() const {
+  const uint32_t steps = control_every_ == 0 ? kSamples : control_every_;
+  return difference_count_ < kFewestBlocks + 1 ? std::min(steps, kShortBlock) : steps;
+}
+
+bool OverheadMeter::drawn() const {
+  return control_every_ != 0 && warm_up_left_ == 0 && at_ == drawn_at_;
+}
+
+void OverheadMeter::step(int64_t step_ns, bool beside_copy) {
+  if (warm_up_left_ == 0 && step_ns > 0) {
+    (beside_copy ? with_ : without_).add(step_ns);
+  }
+  turn();
+}
+
+void OverheadMeter::skip() {
+  turn();
+}
+
+void OverheadMeter::turn() {
+  if (warm_up_left_ > 0) {
+    --warm_up_left_;
+    return;
+  }
+  if (++at_ < blockSteps()) {
+    return;
+  }
+  // A block without one of the kinds grows by another one's length.
+  if (with_.count > 0 && without_.count > 0) {
+    endBlock();
+  }
+  at_ = 0;
+  drawn_at_ = static_cast<uint32_t>(scrambled(++draws_) % blockSteps());
+}
+
+void OverheadMeter::endBlock() {
+  const int64_t without = without_.median();
+  const double difference = static_cast<double>(with_.median() - without) * kMillion / static_cast<double>(without);
+  differences_[difference_count_++ % kBlocks] = static_cast<int64_t>(difference);
+  with_.count = without_.count = 0;
+  ++blocks_ended_;
+  overhead_.step_ns = without;
+  if (difference_count_ < kFewestBlocks) {
+    return;
+  }
+  const size_t count = std::min(difference_count_, kBlocks);
+  auto values = differences_;
+  overhead_.ppm = medianOf(values, count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = std::abs(differences_[i] - overhead_.ppm);
+  }
+  const double deviation = static_cast<double>(medianOf(values, count));
+  overhead_.noise_ppm = static_cast<int64_t>(kSure * kSigmaPerDeviation * kMedianPerMean * deviation /
+                                             std::sqrt(static_cast<double>(count)));
+  overhead_.known = true;
+}
+
+void OverheadMeter::restart() {
+  difference_count_ = 0;
+  with_.count = without_.count = 0;
+  at_ = 0;
+  drawn_at_ = static_cast<uint32_t>(scrambled(++draws_) % blockSteps());
+}
+
+}  // namespace reft
