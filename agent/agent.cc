@@ -21,6 +21,7 @@
 #include "hang_detect/verdict_notice.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
+#include "snapshot/cadence.h"
 
 namespace reft::agent {
 
@@ -98,7 +99,7 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
         const auto keys = ranks_.sealed(*state);
         const auto found =
             std::find_if(keys.begin(), keys.end(), [&](const auto& entry) { return entry.first == key; });
-        return found == keys.end() ? CommitLedger::Held{} : CommitLedger::Held{true, found->second};
+        return found == keys.end() ? CommitLedger::Held{} : found->second;
       }),
       hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9), kTickNs),
       abort_policy_(options_.abort_on_hang, static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
@@ -363,16 +364,16 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
     case wire::Type::kVote:
     case wire::Type::kJobOutcome: {
       const auto ballot = wire::decodeBallot(frame.payload);
-      if (!ballot || ballot->step < 0 || ballot->yes > 1) {
+      if (!ballot || ballot->step < 0 || ballot->yes > 1 || ballot->wish > Cadence::kMostWish) {
         throw InvalidArgument("ballot", std::to_string(frame.payload.size()) + " bytes",
-                              "32 bytes, step 0 or more, yes 0|1");
+                              "32 bytes, step 0 or more, yes 0|1, wish 0.." + std::to_string(Cadence::kMostWish));
       }
       const CommitKey key{ballot->step, ballot->incarnation};
       if (frame.type == wire::Type::kVote) {
         if (ballot->incarnation != rank.hello.incarnation) {
           throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation), "that of hello");
         }
-        act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut));
+        act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut, ballot->wish));
         // With its first snapshot a rank has begun to print what it is told.
         if (rank.hello.local_rank == 0 && rank.hello.incarnation != crash_incarnation_ && !untold_.empty()) {
           peer.send(wire::Type::kVerdict, verdictNoticeJson("reft: why the ranks ended before:\n" + untold_));
@@ -382,7 +383,7 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
         throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank),
                               "local rank 0");
       } else {
-        act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut));
+        act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut, ballot->wish));
       }
       return;
     }
@@ -447,7 +448,7 @@ Connection* Agent::connectionOf(const RankState& rank) {
 void Agent::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
     const wire::Ballot ballot{
-        action.key.step, action.key.incarnation, action.cut, static_cast<uint8_t>(action.yes), {}};
+        action.key.step, action.key.incarnation, action.cut, static_cast<uint8_t>(action.yes), action.wish, {}};
     for (auto& [number, rank] : ranks_.all()) {
       const bool meant = action.kind == CommitLedger::Action::kNodeVote ? rank.hello.local_rank == 0
                          : action.kind == CommitLedger::Action::kAnswer ? number == action.rank

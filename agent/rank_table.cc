@@ -206,12 +206,12 @@ int RankTable::world() const {
   return newest == ranks_.end() ? 0 : newest->second.hello.world;
 }
 
-std::vector<std::pair<CommitKey, uint64_t>> RankTable::sealed(RankState& rank) {
-  std::vector<std::pair<CommitKey, uint64_t>> keys;
+std::vector<std::pair<CommitKey, CommitLedger::Held>> RankTable::sealed(RankState& rank) {
+  std::vector<std::pair<CommitKey, CommitLedger::Held>> keys;
   if (const auto* vault = rank.readable()) {
     for (const RawSlot& slot : vault->rawSlots()) {
       if (slot.state == SlotState::kSealed) {
-        keys.push_back({{slot.step, slot.incarnation}, slot.cut});
+        keys.push_back({{slot.step, slot.incarnation}, {true, slot.cut, slot.wish}});
       }
     }
   }

@@ -63,7 +63,7 @@ class RankTable {
   int world() const;
   uint64_t incarnation() const { return incarnation_; }  // the newest
 
-  std::vector<std::pair<CommitKey, uint64_t>> sealed(RankState& rank);
+  std::vector<std::pair<CommitKey, CommitLedger::Held>> sealed(RankState& rank);
   // Deletes the vault files of this node's ranks, each with a log line.
   void deleteVaultFiles();
 

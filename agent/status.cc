@@ -60,6 +60,14 @@ constexpr Metric kMetrics[] = {
     {"communication_copied_bytes", "counter", "Bytes copied beside a collective under way."},
     {"gate_copied_bytes", "counter", "Bytes copied while training waited for them."},
     {"op_events_lost", "counter", "Events of ops that the copy thread could not be told."},
+    {"every", "gauge", "Steps from one snapshot to the next."},
+    {"overhead_ppm", "gauge",
+     "What snapshots add to the mean step, in millionths of it, measured by control steps; absent: not known yet."},
+    {"overhead_noise_ppm", "gauge", "Twice the standard error of overhead_ppm."},
+    {"forecast_error_ppm", "gauge", "Median error of the newest foretold gaps, in millionths of their length."},
+    {"forecast_last_ppm", "gauge", "Error of the foretold gaps of the newest step, weighted by their length."},
+    {"foretold_gap_ns", "gauge", "Gap time of the newest step that was foretold."},
+    {"unforetold_gap_ns", "gauge", "Gap time of the newest step that was not foretold."},
     {"unprotected", "gauge", "1: training progresses and nothing is committed."},
     {"errors", "counter", "Failures of snapshots."},
     {"pid", "gauge", "Process id of the rank."},
@@ -210,11 +218,13 @@ std::string metricsText(const Options& options, RankTable& ranks, const CommitLe
         << "\n# TYPE " << name << ' ' << type << '\n';
     for (const auto& sample : samples) {
       if (sample.value == UINT64_MAX) {
-        continue;  // a step that was never set
+        continue;  // never set, or not known
       }
       out << name << '{' << node << ",rank=\"" << sample.rank << "\"} ";
       if (time) {
         out << static_cast<double>(sample.value) / 1e9 << '\n';
+      } else if (field == "overhead_ppm") {
+        out << static_cast<int64_t>(sample.value) << '\n';  // below nothing by noise
       } else {
         out << sample.value << '\n';
       }

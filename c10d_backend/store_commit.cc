@@ -19,6 +19,7 @@ constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds what all nodes together ask of the store
 constexpr int64_t kKeptSteps = 8;
+constexpr int kWishShift = 32;  // of the counter `marks`: below it are nodes whose cut is not known
 constexpr uint64_t kCutMask = (uint64_t{1} << 48) - 1;  // sums of 32,768 nodes stay within the store's signed counter
 
 std::string key(const char* what, const wire::Ballot& ballot, int64_t back = 0) {
@@ -57,16 +58,21 @@ void StoreCommit::cast(const wire::Ballot& ballot) {
     store_->deleteKey(key("outcome", ballot, kKeptSteps));
     return;
   }
-  if (ballot.cut == kUnknownCut) {
-    store_->add(key("unknown", ballot), 1);
-  } else if (ballot.cut != 0) {
+  const bool unknown_cut = ballot.cut == kUnknownCut;
+  if (unknown_cut || ballot.wish != 0) {  // one node has a wish at most
+    store_->add(key("marks", ballot), (int64_t{ballot.wish} << kWishShift) + (unknown_cut ? 1 : 0));
+  }
+  if (!unknown_cut && ballot.cut != 0) {
     store_->add(key("cut", ballot), static_cast<int64_t>(ballot.cut & kCutMask));
   }
   if (store_->add(key("sealed", ballot), 1) == nodes_) {
-    const bool unknown = store_->add(key("unknown", ballot), 0) != 0;
+    const auto marks = static_cast<uint64_t>(store_->add(key("marks", ballot), 0));
+    const bool unknown = (marks & ((uint64_t{1} << kWishShift) - 1)) != 0;
     const auto cut = static_cast<uint64_t>(store_->add(key("cut", ballot), 0)) & kCutMask;
-    store_->set(key("outcome", ballot), value(unknown || cut == 0 ? '1' : 'c'));
-    for (const char* counter : {"sealed", "unknown", "cut"}) {
+    std::vector<uint8_t> outcome = value(unknown || cut == 0 ? '1' : 'c');
+    outcome.push_back(static_cast<uint8_t>(marks >> kWishShift));
+    store_->set(key("outcome", ballot), outcome);
+    for (const char* counter : {"sealed", "marks", "cut"}) {
       store_->deleteKey(key(counter, ballot));
     }
     store_->deleteKey(key("outcome", ballot, kKeptSteps));
@@ -81,6 +87,7 @@ void StoreCommit::await(wire::Ballot ballot) {
       const std::vector<uint8_t> found = store_->get(key("outcome", ballot));
       ballot.yes = !found.empty() && found[0] == '1' ? 1 : 0;
       ballot.cut = !found.empty() && found[0] == 'c' ? 1 : 0;
+      ballot.wish = ballot.yes != 0 && found.size() > 1 ? found[1] : 0;
       decided_(ballot);
       return;
     }

@@ -1,7 +1,8 @@
 // The commit exchange between nodes: one vote per node and step, counted in the job's store.
 //
 // `sealed/<step>` counts nodes whose ranks all sealed; the node that completes the count writes `outcome/<step>` = 1, a node
-// with a dropped snapshot writes 0 (every node votes once, so both cannot happen). Everybody reads the outcome. Keys of old
+// with a dropped snapshot writes 0 (every node votes once, so both cannot happen). Everybody reads the outcome, and beside it the
+// wish for the cadence that one of the nodes voted with (`marks/<step>`, only while there is a limit on the overhead). Keys of old
 // steps are deleted by the node that completed them, so the store does not grow.
 //
 // Threads: vote() from any; one thread `reft-commit` talks to the store over a connection of its own, because a store client

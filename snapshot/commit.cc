@@ -164,16 +164,17 @@ std::vector<CommitLedger::Action> CommitLedger::expect(uint64_t id, int local_wo
   return actions;
 }
 
-void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut,
+void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut, uint8_t wish,
                           std::vector<Action>& actions) {
   const CommitKey key{step, inc.id};
   ballots.outcome = committed;
+  ballots.wish = committed ? wish : 0;
   ++(committed ? counters_.committed : counters_.aborted);
   counters_.inconsistent += !committed && cut != 0;
   if (committed && (!newest_committed_ || newest_committed_->incarnation != inc.id || newest_committed_->step < step)) {
     newest_committed_ = key;
   }
-  actions.push_back({Action::kBroadcast, key, committed, -1, committed ? 0 : cut});
+  actions.push_back({Action::kBroadcast, key, committed, -1, committed ? 0 : cut, ballots.wish});
 }
 
 void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& actions) {
@@ -182,46 +183,48 @@ void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& a
     return;
   }
   const bool any_dropped =
-      std::any_of(ballots.votes.begin(), ballots.votes.end(), [](const auto& vote) { return !vote.second.first; });
+      std::any_of(ballots.votes.begin(), ballots.votes.end(), [](const auto& vote) { return !vote.second.sealed; });
   if (!any_dropped && ballots.votes.size() < static_cast<size_t>(inc.local_world)) {
     return;
   }
   uint64_t cut = 0;
+  uint8_t wish = 0;
   for (const auto& [rank, vote] : ballots.votes) {
-    cut = CutCounter::combine(cut, vote.second);
+    cut = CutCounter::combine(cut, vote.cut);
+    wish = std::max(wish, vote.wish);
   }
   if (inc.multi_node) {
     ballots.node_voted = true;
-    actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut});
+    actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut, wish});
   } else {
     const bool inconsistent = !any_dropped && !CutCounter::consistent(cut);
-    settle(inc, step, ballots, !any_dropped && !inconsistent, inconsistent ? cut : 0, actions);
+    settle(inc, step, ballots, !any_dropped && !inconsistent, inconsistent ? cut : 0, wish, actions);
   }
 }
 
-void CommitLedger::record(Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t cut,
-                          std::vector<Action>& actions) {
+void CommitLedger::record(Incarnation& inc, int rank, int64_t step, const Held& vote, std::vector<Action>& actions) {
   auto& ballots = inc.steps[step];
-  if (ballots.votes.emplace(rank, std::make_pair(sealed, cut)).second) {
+  if (ballots.votes.emplace(rank, vote).second) {
     decide(inc, step, actions);
   }
 }
 
-std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key, bool sealed, uint64_t cut) {
+std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key, bool sealed, uint64_t cut,
+                                                     uint8_t wish) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   const bool repeated = ballots.votes.count(rank) != 0;
   counters_.repeated += repeated;
   if (ballots.outcome) {
-    ballots.votes.emplace(rank, std::make_pair(sealed, cut));
-    actions.push_back({Action::kAnswer, key, *ballots.outcome, rank, 0});
+    ballots.votes.emplace(rank, Held{sealed, cut, wish});
+    actions.push_back({Action::kAnswer, key, *ballots.outcome, rank, 0, ballots.wish});
   } else if (repeated && ballots.node_voted) {
     // The connection may have broken before local rank 0 got the node's vote.
     ballots.node_voted = false;
     decide(inc, key.step, actions);
   } else {
-    record(inc, rank, key.step, sealed, cut, actions);
+    record(inc, rank, key.step, {sealed, cut, wish}, actions);
   }
   if (holds_sealed_) {
     for (auto& [step, earlier] : inc.steps) {
@@ -233,7 +236,7 @@ std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& 
       }
       if (const auto holds = holds_sealed_(rank, {step, inc.id})) {
         ++counters_.inferred;
-        record(inc, rank, step, holds->sealed, holds->cut, actions);
+        record(inc, rank, step, *holds, actions);
       }
     }
   }
@@ -244,13 +247,13 @@ std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& 
 }
 
 std::vector<CommitLedger::Action> CommitLedger::vaultHolds(int rank,
-                                                           const std::vector<std::pair<CommitKey, uint64_t>>& sealed) {
+                                                           const std::vector<std::pair<CommitKey, Held>>& sealed) {
   std::vector<Action> actions;
-  for (const auto& [key, cut] : sealed) {
+  for (const auto& [key, held] : sealed) {
     const auto known = std::find_if(incarnations_.begin(), incarnations_.end(),
                                     [id = key.incarnation](const Incarnation& inc) { return inc.id == id; });
     if (known != incarnations_.end()) {
-      record(*known, rank, key.step, true, cut, actions);
+      record(*known, rank, key.step, held, actions);
       while (known->steps.size() > kRemembered) {
         known->steps.erase(known->steps.begin());
       }
@@ -259,14 +262,15 @@ std::vector<CommitLedger::Action> CommitLedger::vaultHolds(int rank,
   return actions;
 }
 
-std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key, bool committed, uint64_t cut) {
+std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key, bool committed, uint64_t cut,
+                                                           uint8_t wish) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   if (!ballots.outcome) {
-    settle(inc, key.step, ballots, committed, cut, actions);
+    settle(inc, key.step, ballots, committed, cut, wish, actions);
   } else {
-    actions.push_back({Action::kBroadcast, key, *ballots.outcome, -1, 0});
+    actions.push_back({Action::kBroadcast, key, *ballots.outcome, -1, 0, ballots.wish});
   }
   while (inc.steps.size() > kRemembered) {
     inc.steps.erase(inc.steps.begin());

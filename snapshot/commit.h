@@ -102,12 +102,15 @@ class CommitLedger {
     bool yes = false;
     int rank = -1;
     uint64_t cut = 0;  // kNodeVote: of the node's ranks together; outcomes: not 0 if the step was aborted for it
+    uint8_t wish = 0;  // kNodeVote: the greatest of the node's ranks; outcomes: the job's, of a committed step
   };
 
-  // What a vault says of a key: that it is sealed there, and with which part of the consistent-cut check.
+  // What a vault says of a key: that it is sealed there, and what the vote carried: its part of the consistent-cut check, and its
+  // wish for the cadence (snapshot/cadence.h; here it is a number that one rank sets and all are told).
   struct Held {
     bool sealed = false;
     uint64_t cut = 0;
+    uint8_t wish = 0;
   };
   // What the vault of `rank` says of `key` at this moment (nullopt: the vault is not known or not readable); asked only for
   // ranks whose vote is missing.
@@ -124,13 +127,13 @@ class CommitLedger {
   // says how it voted: holds sealed → sealed; else dropped.
   // `cut`: the rank's part of the consistent-cut check (intercept/base/cut.h). A step that every rank sealed at points of the
   // program that do not belong together is aborted.
-  std::vector<Action> vote(int rank, const CommitKey& key, bool sealed, uint64_t cut);
+  std::vector<Action> vote(int rank, const CommitKey& key, bool sealed, uint64_t cut, uint8_t wish = 0);
 
   // Sealed slots found in a vault that was handed over: votes that an earlier agent may have received.
-  std::vector<Action> vaultHolds(int rank, const std::vector<std::pair<CommitKey, uint64_t>>& sealed);
+  std::vector<Action> vaultHolds(int rank, const std::vector<std::pair<CommitKey, Held>>& sealed);
 
-  // The job decided (more than one node); `cut` as in Action.
-  std::vector<Action> jobOutcome(const CommitKey& key, bool committed, uint64_t cut = 0);
+  // The job decided (more than one node); `cut` and `wish` as in Action.
+  std::vector<Action> jobOutcome(const CommitKey& key, bool committed, uint64_t cut = 0, uint8_t wish = 0);
 
   struct Counters {
     uint64_t committed = 0, aborted = 0, repeated = 0, inferred = 0, inconsistent = 0;
@@ -143,9 +146,10 @@ class CommitLedger {
 
  private:
   struct Ballots {
-    std::map<int, std::pair<bool, uint64_t>> votes;  // rank → (sealed, cut)
+    std::map<int, Held> votes;  // by rank
     bool node_voted = false;
     std::optional<bool> outcome;
+    uint8_t wish = 0;  // of the outcome
   };
   struct Incarnation {
     uint64_t id = 0;
@@ -154,9 +158,9 @@ class CommitLedger {
     std::map<int64_t, Ballots> steps;
   };
   Incarnation& incarnation(uint64_t id);
-  void record(Incarnation& inc, int rank, int64_t step, bool sealed, uint64_t cut, std::vector<Action>& actions);
+  void record(Incarnation& inc, int rank, int64_t step, const Held& vote, std::vector<Action>& actions);
   void decide(Incarnation& inc, int64_t step, std::vector<Action>& actions);
-  void settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut,
+  void settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut, uint8_t wish,
               std::vector<Action>& actions);
 
   HoldsSealed holds_sealed_;

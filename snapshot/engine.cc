@@ -83,6 +83,7 @@ struct SnapshotEngine::Job {
   std::vector<uint64_t> sample_hashes;  // per piece
   std::vector<uint64_t> group_digests;
   uint64_t cut = 0;
+  uint8_t wish = 0;
   std::atomic<uint64_t> next_chunk{0};
   std::atomic<uint64_t> chunks_left{0};
   std::atomic<bool> failed{false};
@@ -109,10 +110,14 @@ SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vot
       events_(options_.events == nullptr ? *own_events_ : *options_.events),
       placement_(std::make_unique<Placement>(events_)),
       policy_(options_.policy),
-      book_(static_cast<int>(vault.slots())) {
+      book_(static_cast<int>(vault.slots())),
+      cadence_(options_.cadence),
+      meter_(options_.control_every) {
   vault_.stats().incarnation.store(options_.incarnation);
   vault_.stats().committed_step.store(static_cast<uint64_t>(-1));
   vault_.stats().sealed_step.store(static_cast<uint64_t>(-1));
+  measured_every_ = cadence_.every();
+  tellOverhead();
   protected_ns_ = started_ns_ = clock_.nowNs();
   threads_.emplace_back([this] { decide(); });
   for (uint32_t i = 1; i < options_.copy_threads; ++i) {
@@ -140,12 +145,13 @@ void SnapshotEngine::note(const std::string& text) {
   std::snprintf(stats.note, sizeof(stats.note), "%s", text.c_str());
 }
 
-void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed) {
+void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish) {
   wire::Ballot ballot{};
   ballot.step = step;
   ballot.incarnation = options_.incarnation;
   ballot.cut = cut;
   ballot.yes = sealed ? 1 : 0;
+  ballot.wish = wish;
   vote_(ballot);
   faultPoint(FaultPoint::after_vote, step);
 }
@@ -228,12 +234,8 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
       return CaptureResult::kFailed;
     }
     job->plan = plan_;
-    // Without an agent there is no outcome: one wait is enough, training must not pay for each step.
-    if (!starved_ && !book_.canAcquire() && waited_in_vain_ns_ <= (start - started_ns_) / kRunPerVainWait) {
-      const bool freed = changed_.wait_for(lock, options_.slot_wait, [&] { return book_.canAcquire() || stopping_; });
-      waited_in_vain_ns_ += freed ? 0 : clock_.nowNs() - start;
-    }
-    starved_ = !book_.canAcquire();
+    starved_ = !awaitOutcome(lock, [this] { return book_.canAcquire(); });
+    job->wish = cadence_.wish();
     slot = book_.acquire(input.step, options_.incarnation);
     newest_captured_ = input.step;
   }
@@ -259,7 +261,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   vault_.beginSlot(static_cast<uint32_t>(*slot), input.step, options_.incarnation, plan.json, plan.json_hash,
                    plan.table.chunk_bytes, plan.table.payload_bytes, plan.chunk_count);
   vault_.putObjects(static_cast<uint32_t>(*slot), input.objects);
-  vault_.setCut(static_cast<uint32_t>(*slot), input.cut);
+  vault_.setBallot(static_cast<uint32_t>(*slot), input.cut, job->wish);
   job->cut = input.cut;
   job->addresses.reserve(input.addresses.size());
   for (const void* address : input.addresses) {
@@ -303,7 +305,9 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   job->next_chunk.store(plan.early_chunks);
   job->chunks_left.store(plan.chunk_count - plan.early_chunks);
-  job->policy = policy_.load();
+  // A control step begins when the copy is done, as every step does under `sync`.
+  job->policy = control_ ? PlacementPolicy::kSync : policy_.load();
+  beside_copy_ = !control_;
   stats.captured.fetch_add(1);
   stats.object_bytes.store(input.objects.size());
   const uint64_t early_bytes = std::min(plan.early_chunks * plan.table.chunk_bytes, plan.table.payload_bytes);
@@ -338,6 +342,86 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   stats.capture_ns.fetch_add(static_cast<uint64_t>(spent));
   stats.capture_last_ns.store(static_cast<uint64_t>(spent));
   return CaptureResult::kTaken;
+}
+
+// Under the mutex: waits until `ready`, which an outcome may bring about. Without an agent there is no outcome: one wait is
+// enough, training must not pay for each step.
+bool SnapshotEngine::awaitOutcome(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready) {
+  const int64_t start = clock_.nowNs();
+  if (!starved_ && !ready() && waited_in_vain_ns_ <= (start - started_ns_) / kRunPerVainWait) {
+    const bool came = changed_.wait_for(lock, options_.slot_wait, [&] { return ready() || stopping_; });
+    waited_in_vain_ns_ += came ? 0 : clock_.nowNs() - start;
+  }
+  return ready();
+}
+
+bool SnapshotEngine::beginPoint(int64_t step) {
+  const int64_t now = clock_.nowNs();
+  RankStats& stats = vault_.stats();
+  stats.steps.store(static_cast<uint64_t>(step));
+  stats.step_ns.store(point_begin_ns_ == 0 ? 0 : static_cast<uint64_t>(now - point_begin_ns_));
+  stats.step_end_ns.store(static_cast<uint64_t>(now));
+  if (point_begin_ns_ != 0) {
+    // What was done at the point is a cost of the snapshot, unless this step is there to show what there would be without.
+    meter_.step(now - (beside_copy_ ? point_begin_ns_ : point_end_ns_), beside_copy_);
+  }
+  point_begin_ns_ = point_end_ns_ = now;
+  beside_copy_ = false;
+  const bool taken = decideOn(step);
+  control_ = taken && measured_every_ == 1 && meter_.drawn();
+  if (meter_.blocks() != blocks_told_) {
+    blocks_told_ = meter_.blocks();
+    const std::lock_guard lock(mutex_);
+    cadence_.learn(meter_.overhead());
+    tellOverhead();
+  }
+  return taken;
+}
+
+void SnapshotEngine::endPoint() {
+  point_end_ns_ = clock_.nowNs();
+  control_ = false;
+}
+
+bool SnapshotEngine::decideOn(int64_t step) {
+  bool decides = false;
+  {
+    const std::lock_guard lock(mutex_);
+    decides = cadence_.decidesAt(step);
+  }
+  if (decides) {
+    settle();  // the vote on the snapshot before has to be cast to have an outcome
+    vault_.stats().capture_ns.fetch_add(static_cast<uint64_t>(clock_.nowNs() - point_begin_ns_));
+  }
+  std::unique_lock lock(mutex_);
+  const bool known = !decides || awaitOutcome(lock, [this] { return book_.undecided() == 0; });
+  const Cadence::Answer answer = cadence_.ask(step, known);
+  if (cadence_.every() != measured_every_) {
+    measured_every_ = cadence_.every();
+    meter_.restart();
+    tellOverhead();
+  }
+  if (answer != Cadence::Answer::kVoteAgainst) {
+    return answer == Cadence::Answer::kTake;
+  }
+  starved_ = true;
+  lock.unlock();
+  vault_.stats().skipped.fetch_add(1);
+  note("step " + std::to_string(step) +
+       " skipped: the outcome of the snapshot before is not known, so neither is how often snapshots are to be taken");
+  vote(step, 0, false);
+  return false;
+}
+
+void SnapshotEngine::tellOverhead() {
+  RankStats& stats = vault_.stats();
+  const Overhead& overhead = meter_.overhead();
+  const auto every = static_cast<int64_t>(cadence_.every());
+  stats.every.store(static_cast<uint64_t>(every));
+  // All bits set says "not known": the smallest slowdown below nothing is told as nothing.
+  const int64_t ppm = overhead.ppm / every;
+  stats.overhead_ppm.store(overhead.known ? static_cast<uint64_t>(ppm == -1 ? 0 : ppm) : ~uint64_t{0});
+  stats.overhead_noise_ppm.store(overhead.known ? static_cast<uint64_t>(overhead.noise_ppm / every) : ~uint64_t{0});
 }
 
 void SnapshotEngine::release(Job& job, bool at_gate) {
@@ -509,7 +593,11 @@ void SnapshotEngine::place(Job& job) {
     });
   }
   RankStats& stats = vault_.stats();
-  stats.forecast_error_ppm.store(static_cast<uint64_t>(placement_->placer().model().errors().recent_median * 1e6));
+  const ScheduleModel::Errors errors = placement_->placer().model().errors();
+  stats.forecast_error_ppm.store(static_cast<uint64_t>(errors.recent_median * 1e6));
+  stats.forecast_last_ppm.store(static_cast<uint64_t>(errors.last_weighted * 1e6));
+  stats.foretold_gap_ns.store(static_cast<uint64_t>(errors.foretold_ns));
+  stats.unforetold_gap_ns.store(static_cast<uint64_t>(errors.unforetold_ns));
   stats.op_events_lost.store(events_.lost());
 }
 
@@ -556,7 +644,7 @@ void SnapshotEngine::finish(Job& job) {
     }
     late_.insert(late_.end(), job.late.begin(), job.late.end());
   }
-  vote(job.step, job.cut, good);
+  vote(job.step, job.cut, good, job.wish);
   {
     const std::lock_guard lock(mutex_);
     job.finished = true;
@@ -633,6 +721,9 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
       return;
     }
     newest_settled_ = std::max(newest_settled_, ballot.step);
+    if (ballot.yes != 0) {
+      cadence_.committed(ballot.step, ballot.wish);
+    }
     if (ballot.yes == 0 && ballot.cut != 0) {
       note("step " + std::to_string(ballot.step) +
            " not committed: the ranks were at different points of the program when"

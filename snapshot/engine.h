@@ -8,8 +8,12 @@
 // Between capture() and the return of the next gate() the memory at `addresses` must stay mapped. It may be written (that is
 // what verification is for), but then the snapshot is dropped and counted.
 //
-// Threads: setTable, capture, check, gate, settle, takeLateWritten and drain belong to the training thread. outcome() may come from any thread. The engine owns
-//          the threads `reft-copy`; its destructor stops and joins them (an unfinished snapshot is left unsealed).
+// It measures what snapshots cost (overhead_meter.h): beginPoint() and endPoint() bracket what is done at a program point. A control
+// step's snapshot is copied before capture() returns.
+//
+// Threads: setTable, beginPoint, capture, endPoint, check, gate, settle, takeLateWritten and drain belong to the training thread.
+//          outcome() may come from any thread. The engine owns the threads `reft-copy`; its destructor stops and joins them (an
+//          unfinished snapshot is left unsealed).
 // Errors:  no failure of a snapshot throws: it is counted in RankStats, described in its note, and capture() says so.
 //          setTable throws SystemError when memory for the slots cannot be had; the engine then takes no snapshots.
 #pragma once
@@ -30,7 +34,9 @@
 #include "intercept/base/clock.h"
 #include "intercept/base/op_events.h"
 #include "intercept/base/wire.h"
+#include "snapshot/cadence.h"
 #include "snapshot/commit.h"
+#include "snapshot/overhead_meter.h"
 #include "snapshot/placer.h"
 #include "snapshot/table.h"
 #include "snapshot/vault.h"
@@ -56,7 +62,9 @@ struct EngineOptions {
   // Asks for a call of check() by the training thread when it is next between two ops; false: cannot. From `reft-copy`. Without it
   // the counters are trusted as they are when the last chunk has been copied.
   std::function<bool()> ask_check;
-  bool verify_full = false;  // hash everything at capture instead of samples
+  bool verify_full = false;    // hash everything at capture instead of samples
+  CadenceOptions cadence;      // which steps have a snapshot; what capture() is called for is taken all the same
+  uint32_t control_every = 0;  // steps of a block with one control step; 0: none
   std::chrono::nanoseconds slot_wait{std::chrono::seconds(5)};
   uint64_t object_bytes = uint64_t{256} << 10;  // first capacity of a slot's object area
   // When `ops_begun` moves and nothing was committed for so long, training is unprotected and is told so. 0: never.
@@ -91,6 +99,12 @@ class SnapshotEngine {
   void setTable(SnapshotTable table);
   bool hasTable() const { return plan_ != nullptr; }
 
+  // At the program point of `step`, before anything else: ends the measured step. Whether this one has a snapshot: capture() is
+  // then to be called. May wait for the outcome of the one before, as capture() does.
+  bool beginPoint(int64_t step);
+  // At its end: the next step begins.
+  void endPoint();
+
   // At the program point of `step`, which must grow (kFailed). Copies objects and early regions before it returns. Without a
   // free slot it waits up to `slot_wait`, once: until the next outcome further captures give up immediately. After the first,
   // waits in vain take at most a hundredth of the run: ranks that do not count the same steps would wait for each other.
@@ -124,6 +138,9 @@ class SnapshotEngine {
   struct Plan;
   struct Job;
 
+  bool decideOn(int64_t step);
+  bool awaitOutcome(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready);
+  void tellOverhead();
   void decide();
   void help();
   void checkAlarm();
@@ -140,7 +157,7 @@ class SnapshotEngine {
   static void compareVersions(Job& job);
   void finish(Job& job);
   void note(const std::string& text);
-  void vote(int64_t step, uint64_t cut, bool sealed);
+  void vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish = 0);
   bool prepareSlot(int slot, const Plan& plan, size_t object_bytes);
 
   EngineOptions options_;
@@ -159,6 +176,7 @@ class SnapshotEngine {
   std::condition_variable help_wanted_;
   std::condition_variable changed_;  // job finished, outcome arrived
   SlotBook book_;
+  Cadence cadence_;
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Job> job_;
   std::vector<uint32_t> late_;
@@ -172,6 +190,14 @@ class SnapshotEngine {
   int64_t protected_ns_ = 0;  // newest commit, or the start
   uint64_t ops_at_alarm_check_ = 0;
   bool unprotected_ = false;
+  // Of the training thread.
+  OverheadMeter meter_;
+  int64_t point_begin_ns_ = 0;  // newest program point; 0: none yet
+  int64_t point_end_ns_ = 0;
+  bool beside_copy_ = false;     // the step that runs
+  uint64_t measured_every_ = 1;  // that the meter measures
+  uint64_t blocks_told_ = 0;
+  bool control_ = false;  // the step that begins at this point
   std::vector<std::thread> threads_;
 };
 

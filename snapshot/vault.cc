@@ -320,8 +320,9 @@ bool Vault::putObjects(uint32_t index, std::string_view objects) {
   return true;
 }
 
-void Vault::setCut(uint32_t index, uint64_t cut) {
+void Vault::setBallot(uint32_t index, uint64_t cut, uint8_t wish) {
   header(index)->cut = cut;
+  header(index)->wish = wish;
 }
 
 void Vault::sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns) {
@@ -499,7 +500,8 @@ std::vector<RawSlot> VaultReader::rawSlots() const {
   for (uint32_t i = 0; i < slots_; ++i) {
     if (const SlotHeader* head = header(i)) {
       const uint32_t state = std::min(head->state.load(), static_cast<uint32_t>(SlotState::kSealed));
-      result.push_back({static_cast<SlotState>(state), head->step, head->incarnation, head->cut});
+      result.push_back(
+          {static_cast<SlotState>(state), head->step, head->incarnation, head->cut, static_cast<uint8_t>(head->wish)});
     }
   }
   return result;

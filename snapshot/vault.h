@@ -76,7 +76,8 @@ class Vault {
   bool putObjects(uint32_t index, std::string_view objects);
   std::byte* payload(uint32_t index) const;
   uint64_t* chunkHashes(uint32_t index) const;
-  void setCut(uint32_t index, uint64_t cut);  // 0 after beginSlot
+  // What the vote for it will carry beside the outcome; 0 after beginSlot.
+  void setBallot(uint32_t index, uint64_t cut, uint8_t wish);
   void sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns);
   void clearSlot(uint32_t index);
   uint64_t objectCapacity(uint32_t index) const;
@@ -124,6 +125,7 @@ struct RawSlot {
   int64_t step = -1;
   uint64_t incarnation = 0;
   uint64_t cut = 0;
+  uint8_t wish = 0;
 };
 
 struct ChunkFault {

@@ -12,7 +12,7 @@ namespace reft {
 
 constexpr uint64_t kVaultMagic = 0x31544C5654464552;  // "REFTVLT1"
 constexpr uint64_t kSlotMagic = 0x31544C5354464552;   // "REFTSLT1"
-constexpr uint32_t kVaultVersion = 3;
+constexpr uint32_t kVaultVersion = 4;
 constexpr uint32_t kMaxSlots = 3;
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kMaxGroupDigests = 64;
@@ -52,7 +52,8 @@ static_assert(sizeof(Superblock) <= kPage);
   X(gate_last_ns) X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) X(state_bytes) X(slot_bytes)     \
   X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)  \
   X(at_once_copied_bytes) X(gap_copied_bytes) X(compute_copied_bytes) X(communication_copied_bytes)                 \
-  X(forecast_error_ppm) X(op_events_lost)
+  X(forecast_error_ppm) X(op_events_lost) X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm)       \
+  X(foretold_gap_ns) X(unforetold_gap_ns)
 // clang-format on
 
 struct RankStats {
@@ -82,7 +83,7 @@ struct SlotHeader {
   int64_t sealed_ns;
   uint64_t cut;  // this rank's part of the consistent-cut check (intercept/base/cut.h)
   uint32_t group_count;
-  uint32_t reserved;
+  uint32_t wish;                             // that this rank's vote carried (snapshot/cadence.h)
   uint64_t group_digests[kMaxGroupDigests];  // sampled content hash of each sharding group, in table order
 };
 static_assert(sizeof(SlotHeader) <= kPage);

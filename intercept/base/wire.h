@@ -66,7 +66,9 @@ struct Ballot {
   uint64_t incarnation;
   uint64_t cut;  // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if aborted for it
   uint8_t yes;   // sealed / committed
-  uint8_t reserved[7];
+  uint8_t
+      wish;  // how often snapshots shall be taken, see snapshot/cadence.h; outcomes: of a committed step; 0: nothing said
+  uint8_t reserved[6];
 };
 static_assert(sizeof(Ballot) == 32);
 

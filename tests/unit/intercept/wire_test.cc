@@ -80,7 +80,7 @@ TEST(Wire, RefusesForeignStreams) {
 }
 
 TEST(Wire, BallotKeepsItsBytesAndItsSize) {
-  const Ballot ballot{7, 0x1234, 99, 1, {}};
+  const Ballot ballot{7, 0x1234, 99, 1, 3, {}};
   const std::string frame = encode(Type::kVote, ballot);
   const auto back = decodeBallot(std::string_view(frame).substr(sizeof(Header)));
   ASSERT_TRUE(back);

@@ -261,7 +261,8 @@ TEST(CommitLedger, SeveralNodesWaitForTheOutcomeOfTheJob) {
 TEST(CommitLedger, VaultOfAnsweredRankCompletesAVoteAfterAnAgentRestart) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
-  ledger.vaultHolds(0, {{{4, kInc}, 0}, {{5, kInc}, 0}, {{3, kInc - 1}, 0}});  // told the outcome by the earlier agent
+  ledger.vaultHolds(
+      0, {{{4, kInc}, {true}}, {{5, kInc}, {true}}, {{3, kInc - 1}, {true}}});  // told the outcome by the earlier agent
   const auto actions = ledger.vote(1, {5, kInc}, true, 0);
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_TRUE(actions[0].yes);
@@ -454,10 +455,10 @@ class Cluster {
       rank.from_agent.clear();
     }
     for (size_t i = 0; i < ranks_.size(); ++i) {
-      std::vector<std::pair<CommitKey, uint64_t>> keys;
+      std::vector<std::pair<CommitKey, CommitLedger::Held>> keys;
       for (const auto step : ranks_[i].vault) {
         if (step != SlotBook::kNone) {
-          keys.push_back({{step, kInc}, 0});
+          keys.push_back({{step, kInc}, {true}});
         }
       }
       act(ledger_->vaultHolds(static_cast<int>(i), keys));

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -223,6 +224,137 @@ TEST_F(EngineTest, SnapshotOfObjectsAloneIsSealed) {
   const VaultReader reader(vault_->fd());
   ASSERT_TRUE(sealed(reader, 1));
   EXPECT_EQ(reader.objects(*sealed(reader, 1)), "only objects");
+}
+
+// --- what snapshots cost, and how often they are taken
+
+class CadenceEngineTest : public EngineTest {
+ protected:
+  static constexpr int64_t kWorkNs = 10'000'000;
+
+  void startMeasured(uint32_t control_every, int64_t limit_ppm = 0, bool commit = true) {
+    clock_ = &time_;
+    commit_ = commit;
+    EngineOptions options;
+    options.slot_wait = 0ns;
+    options.control_every = control_every;
+    options.cadence.limit_ppm = limit_ppm;
+    options.cadence.decides = true;
+    start(options, 3);
+    state({region("early", kChunk, -1, true), region("a", 7 * kChunk)});
+  }
+  // Trains up to and including step `last`. A step takes a `cost` longer beside a copy, a snapshot 1 ms of the program point.
+  void train(int64_t last, double cost) {
+    for (++step_; step_ <= last; ++step_) {
+      const uint64_t at_once = vault_->stats().at_once_copied_bytes.load();
+      const bool due = engine_->beginPoint(step_);
+      if (due) {
+        ASSERT_EQ(capture(step_), CaptureResult::kTaken) << step_;
+        taken_.push_back(step_);
+      }
+      const bool control = vault_->stats().at_once_copied_bytes.load() - at_once == table_.payload_bytes;
+      controls_ += control ? 1 : 0;
+      if (control) {
+        EXPECT_EQ(vault_->stats().sealed_step.load(), static_cast<uint64_t>(step_)) << "sealed before the step begins";
+      }
+      pass(due ? kPointNs : 0);
+      engine_->endPoint();
+      pass(kWorkNs + (due && !control ? static_cast<int64_t>(kWorkNs * cost) - kPointNs : 0));
+      engine_->gate();
+    }
+    --step_;
+    engine_->settle();
+  }
+  void pass(int64_t ns) { time_.advance(std::chrono::nanoseconds(ns)); }
+  static int64_t signedOf(const std::atomic<uint64_t>& value) { return static_cast<int64_t>(value.load()); }
+
+  static constexpr int64_t kPointNs = 1'000'000;
+  ManualClock time_;
+  int64_t step_ = 0;
+  int controls_ = 0;
+  std::vector<int64_t> taken_;
+};
+
+TEST_F(CadenceEngineTest, MeasuresTheOverheadAndLeavesNoSnapshotOut) {
+  startMeasured(16);
+  EXPECT_EQ(signedOf(vault_->stats().overhead_noise_ppm), -1) << "not known yet";
+  train(300, 0.2);
+  EXPECT_EQ(taken_.size(), 300u);
+  EXPECT_EQ(vault_->stats().sealed.load(), 300u);
+  EXPECT_EQ(engine_->committedStep(), 300);
+  EXPECT_GE(controls_, 300 / 16 - 1);
+  EXPECT_LT(controls_, 300 / 8);
+  EXPECT_EQ(vault_->stats().every.load(), 1u);
+  EXPECT_EQ(signedOf(vault_->stats().overhead_ppm), 200'000);
+  EXPECT_EQ(signedOf(vault_->stats().overhead_noise_ppm), 0);
+}
+
+TEST_F(CadenceEngineTest, ControlStepsAtEveryStepStarveNoSnapshot) {
+  for (const uint32_t control_every : {1u, 2u}) {
+    SCOPED_TRACE(control_every);
+    engine_.reset();
+    step_ = controls_ = 0;
+    taken_.clear();
+    startMeasured(control_every, 10'000);
+    train(100, 0.0);
+    EXPECT_EQ(taken_.size(), 100u);
+    EXPECT_EQ(vault_->stats().sealed.load(), 100u);
+    EXPECT_GE(controls_, 100 / static_cast<int>(control_every) - 3);
+  }
+}
+
+TEST_F(CadenceEngineTest, SnapshotsBecomeRarerAboveTheLimitAndFrequentAgain) {
+  startMeasured(16, 10'000);
+  train(200, 0.03);  // 3 %: every 4th step keeps to one percent
+  EXPECT_EQ(vault_->stats().every.load(), 4u);
+  EXPECT_EQ(vault_->stats().skipped.load(), 0u);
+  EXPECT_GT(taken_.size(), 60u);
+  taken_.clear();
+  train(600, 0.03);
+  EXPECT_EQ(taken_.size(), 100u);
+  EXPECT_TRUE(std::all_of(taken_.begin(), taken_.end(), [](int64_t step) { return step % 4 == 0; }));
+  EXPECT_EQ(engine_->committedStep(), 600);
+  EXPECT_EQ(signedOf(vault_->stats().overhead_ppm), 7'500) << "of the mean step";
+  train(1200, 0.0);
+  EXPECT_EQ(vault_->stats().every.load(), 1u);
+  EXPECT_EQ(vault_->stats().captured, vault_->stats().sealed.load());
+}
+
+TEST_F(CadenceEngineTest, WithoutALimitSnapshotsNeverBecomeRarer) {
+  startMeasured(8);
+  train(200, 9.0);
+  EXPECT_EQ(taken_.size(), 200u);
+  EXPECT_EQ(signedOf(vault_->stats().overhead_ppm), 9'000'000);
+}
+
+TEST_F(CadenceEngineTest, VotesAgainstAStepThatItCannotDecideOn) {
+  startMeasured(0, 10'000, /*commit=*/false);
+  ASSERT_TRUE(engine_->beginPoint(1));
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->endPoint();
+  engine_->gate();
+  EXPECT_FALSE(engine_->beginPoint(2)) << "the outcome of step 1 is not known, though a slot is free";
+  ASSERT_EQ(votes().size(), 2u);
+  EXPECT_EQ(votes()[0].wish, 1);
+  EXPECT_EQ(votes()[1].step, 2);
+  EXPECT_EQ(votes()[1].yes, 0);
+  EXPECT_EQ(vault_->stats().skipped.load(), 1u);
+  wire::Ballot told = votes()[0];
+  told.wish = 3;  // every 4th
+  engine_->outcome(told);
+  EXPECT_FALSE(engine_->beginPoint(3));
+  EXPECT_EQ(votes().size(), 2u) << "known to have no snapshot: nobody votes";
+  EXPECT_TRUE(engine_->beginPoint(4));
+  EXPECT_EQ(vault_->stats().every.load(), 4u);
+}
+
+TEST_F(CadenceEngineTest, TheWishLiesBesideTheSnapshot) {
+  startMeasured(0, 10'000);
+  ASSERT_TRUE(engine_->beginPoint(1));
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  gateAndSettle();
+  const auto slots = VaultReader(vault_->fd()).rawSlots();
+  EXPECT_EQ(std::count_if(slots.begin(), slots.end(), [](const RawSlot& slot) { return slot.wish == 1; }), 1);
 }
 
 // --- when chunks are copied: time stands still unless the test moves it, so that what the copy thread decides does not depend on
