@@ -80,7 +80,8 @@ class Engine {
   Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world, uint32_t slots,
          uint32_t op_log_records, const std::string& path, int adopt_fd, uint64_t incarnation, uint64_t attempt,
          const c10::intrusive_ptr<c10d::Store>& store, int nodes, uint32_t threads, bool verify_full,
-         double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes, const std::string& policy)
+         double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes, const std::string& policy, uint32_t every,
+         double overhead_percent, uint32_t control_every)
       : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
@@ -103,6 +104,13 @@ class Engine {
     options.verify_full = verify_full;
     options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));
     options.alarm = std::chrono::nanoseconds(static_cast<int64_t>(alarm_sec * 1e9));
+    options.cadence.base = every;
+    options.cadence.limit_ppm = static_cast<int64_t>(overhead_percent * 1e4);
+    options.cadence.decides = rank == 0;
+    if (alarm_sec > 0) {
+      options.cadence.longest_ns = options.alarm.count() / 4;  // rare snapshots are no reason for an alarm
+    }
+    options.control_every = control_every;
     options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()] {
       return OpLogReader(area, bytes).opsBegun();
     };
@@ -259,11 +267,15 @@ class Engine {
     return engine_->drain(std::chrono::milliseconds(timeout_ms));
   }
 
-  void endStep(uint64_t step, uint64_t step_ns, uint64_t end_ns) {
-    RankStats& stats = vault_->stats();
-    stats.steps.store(step);
-    stats.step_ns.store(step_ns);
-    stats.step_end_ns.store(end_ns);
+  bool beginPoint(int64_t step) {
+    const py::gil_scoped_release release;
+    return engine_->beginPoint(step);
+  }
+  void endPoint() { engine_->endPoint(); }
+  std::tuple<int64_t, int64_t, int64_t> cadence() const {
+    const RankStats& stats = vault_->stats();
+    const auto read = [](const std::atomic<uint64_t>& value) { return static_cast<int64_t>(value.load()); };
+    return {read(stats.every), read(stats.overhead_ppm), read(stats.overhead_noise_ppm)};
   }
   void setUnprotected(bool value) { vault_->stats().unprotected.store(value ? 1 : 0); }
   void setRestoreNs(uint64_t value) { vault_->stats().restore_ns.store(value); }
@@ -535,11 +547,12 @@ void bindSnapshot(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "SnapshotEngine")
       .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t, const std::string&,
                     int, uint64_t, uint64_t, const c10::intrusive_ptr<c10d::Store>&, int, uint32_t, bool, double,
-                    double, uint64_t, const std::string&>(),
+                    double, uint64_t, const std::string&, uint32_t, double, uint32_t>(),
            py::arg("client"), py::arg("job"), py::arg("rank"), py::arg("world"), py::arg("slots"),
            py::arg("op_log_records"), py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"),
            py::arg("store"), py::arg("nodes"), py::arg("threads"), py::arg("verify_full"), py::arg("slot_wait_sec"),
-           py::arg("alarm_sec"), py::arg("chunk_bytes"), py::arg("policy"))
+           py::arg("alarm_sec"), py::arg("chunk_bytes"), py::arg("policy"), py::arg("every"),
+           py::arg("overhead_percent"), py::arg("control_every"))
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
            py::arg("protection"), py::arg("copies"))
@@ -549,7 +562,9 @@ void bindSnapshot(py::module_& module) {
       .def("take_late_written", &Engine::takeLateWritten)
       .def_property_readonly("committed_step", &Engine::committedStep)
       .def("drain", &Engine::drain, py::arg("timeout_ms"))
-      .def("end_step", &Engine::endStep, py::arg("step"), py::arg("step_ns"), py::arg("end_ns"))
+      .def("begin_point", &Engine::beginPoint, py::arg("step"))
+      .def("end_point", &Engine::endPoint)
+      .def_property_readonly("cadence", &Engine::cadence)
       .def("set_unprotected", &Engine::setUnprotected)
       .def("set_restore_ns", &Engine::setRestoreNs)
       .def("note", &Engine::note)

@@ -38,11 +38,18 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
   std::vector<Span> span_entries;
   VaultIdentity identity;
   uint64_t payload_bytes = 0;
+  uint64_t every = 1;
+  int64_t overhead_ppm = -1;
+  int64_t overhead_noise_ppm = -1;  // < 0: not known
   {
     const py::gil_scoped_release release;
     const VaultReader reader(fd);
     identity = reader.identity();
-    payload_bytes = reader.stats().payload_bytes.load();
+    const RankStats& stats = reader.stats();
+    payload_bytes = stats.payload_bytes.load();
+    every = stats.every.load();
+    overhead_ppm = static_cast<int64_t>(stats.overhead_ppm.load());
+    overhead_noise_ppm = static_cast<int64_t>(stats.overhead_noise_ppm.load());
     // Spans first: what they lie beside has begun before.
     span_entries = SpanLogReader(reader.spanLogArea(), reader.spanLogBytes()).tail(spans);
     const OpLogReader log(reader.opLogArea(), reader.opLogBytes());
@@ -55,6 +62,11 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
   result["rank"] = identity.rank;
   result["world"] = identity.world;
   result["payload_bytes"] = payload_bytes;
+  py::dict cost;
+  cost["every"] = every;
+  cost["overhead_ppm"] = overhead_ppm;
+  cost["overhead_noise_ppm"] = overhead_noise_ppm;
+  result["cost"] = cost;
   py::list group_rows;
   for (const OpGroup& group : groups) {
     group_rows.append(py::make_tuple(std::string(group.name), group.rank, group.size));

@@ -18,7 +18,7 @@ MAGIC = 0x57544652
 VERSION = 1
 MAX_PAYLOAD = 64 << 20
 HEADER = struct.Struct("<IHHII")
-BALLOT = struct.Struct("<qQQB7x")
+BALLOT = struct.Struct("<qQQBB6x")
 
 HELLO, WELCOME, ERROR = 1, 2, 3
 VAULT_PUT, VAULT_ACK, VAULT_LIST, VAULT_INVENTORY, VAULT_GET, VAULT_FD = 10, 11, 12, 13, 14, 15
@@ -110,15 +110,15 @@ class AgentConnection:
         if frame:  # sending nothing to a peer that has refused the frame would raise before its answer is read
             self._socket.sendall(frame)
 
-    def vote(self, step: int, incarnation: int, sealed: bool, digest: int = 0) -> None:
+    def vote(self, step: int, incarnation: int, sealed: bool, digest: int = 0, wish: int = 0) -> None:
         """Votes on a snapshot, as a rank."""
-        self.send(VOTE, BALLOT.pack(step, incarnation, digest, int(sealed)))
+        self.send(VOTE, BALLOT.pack(step, incarnation, digest, int(sealed), wish))
 
     def receive(self) -> tuple[int, dict[str, Any], int | None]:
         """Waits for the next frame.
 
         Returns:
-            Its type, its payload (ballots as `{step, incarnation, digest, yes}`, metrics as `{text}`), and a descriptor
+            Its type, its payload (ballots as `{step, incarnation, digest, yes, wish}`, metrics as `{text}`), and a descriptor
             if one came with it; the caller closes it.
         """
         header = self._take(HEADER.size)
@@ -128,8 +128,9 @@ class AgentConnection:
         body = self._take(size)
         fd = self._fds.pop(0) if kind in (VAULT_PUT, VAULT_FD) and self._fds else None
         if kind in _BALLOTS:
-            step, incarnation, digest, yes = BALLOT.unpack(body)
-            return kind, {"step": step, "incarnation": incarnation, "digest": digest, "yes": bool(yes)}, fd
+            step, incarnation, digest, yes, wish = BALLOT.unpack(body)
+            ballot = {"step": step, "incarnation": incarnation, "digest": digest, "yes": bool(yes), "wish": wish}
+            return kind, ballot, fd
         if kind == METRICS:
             return kind, {"text": body.decode()}, fd
         value = json.loads(body or b"{}")

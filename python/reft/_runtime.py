@@ -68,12 +68,12 @@ class Session:
         self._notes: _notes.Notes | None = None
         self._uncaptured: list[_notes.Note] = []
         self._said_late = 0
+        self._said_every, self._said_cost = int(env["snapshot_every"]), False
         self._owned: set[int] = set()
         self._owned_storages: frozenset[int] = frozenset()
         self._signatures: list[str] = []
         self._state_keys: list[list[tuple[str, ...]]] = []
         self._with_plain: set[int] = set()
-        self._last_point_ns = 0
         self._disabled = not env["snapshot"]
         self.enabled = True
         self.client: Any = None
@@ -88,7 +88,8 @@ class Session:
         run_dir = Path(env["run_dir"]) if env["run_dir"] else _job.default_run_dir()
         attempt_salt = int.from_bytes(os.urandom(8), "little") >> 1
         if job.rank == 0:
-            self.store.set("incarnation", str(attempt_salt or 1))
+            # The limit too: ranks that did not know that there is one would not take part in how often snapshots are taken.
+            self.store.set("incarnation", f"{attempt_salt or 1} {env['snapshot_overhead_percent']}")
         hello = {
             "role": "rank",
             "protocol": _agent_protocol.VERSION,
@@ -103,7 +104,7 @@ class Session:
             "attempt": job.attempt,
             "restarts_left": job.restarts_left,
         }
-        incarnation = int(bytes(self.store.get("incarnation")))
+        incarnation, overhead_percent = map(int, bytes(self.store.get("incarnation")).split())
         hello["incarnation"] = f"{incarnation:016x}"
         self.client = _begin.connect(env, job, self.store, run_dir, json.dumps(hello))
         self._notes = _notes.Notes(self.client)
@@ -133,6 +134,9 @@ class Session:
                 alarm_sec=0.0 if self._disabled else env["snapshot_alarm_sec"],
                 chunk_bytes=env["snapshot_chunk_bytes"],
                 policy=env["snapshot_policy"],
+                every=env["snapshot_every"],
+                overhead_percent=overhead_percent,
+                control_every=env["snapshot_control_every"],
             )
         finally:
             if own_fd >= 0:
@@ -183,6 +187,8 @@ class Session:
             _banner.say(f"job {job.id}: {job.world} ranks; snapshots are switched off (REFT_SNAPSHOT=0), collectives are logged")
             return
         every = "every step" if env["snapshot_every"] == 1 else f"every {env['snapshot_every']} steps"
+        if env["snapshot_overhead_percent"]:
+            every += f", rarer when that costs more than {env['snapshot_overhead_percent']} %,"
         _banner.say(
             f"job {job.id}: {job.world} ranks, snapshot {every} into {where}; protection {env['snapshot_protection']}"
             f" (survives {'killed processes' if env['snapshot_protection'] == 'none' else 'killed processes and one lost node'})"
@@ -190,7 +196,7 @@ class Session:
         if self.point is not None:
             _banner.say(f"resuming at step {self.point.step} when the first optimizer step returns")
         else:
-            _banner.say("what is protected and what it costs is said after the first step; `reft top` shows it live")
+            _banner.say("what is protected is said after the first step, what it costs when it was measured; `reft top` shows it live")
 
     # -- every step ----------------------------------------------------------------------------------------------------
 
@@ -201,22 +207,22 @@ class Session:
 
     def program_point(self, frame: FrameType) -> None:
         """The last optimizer step of an iteration has returned."""
-        now = time.monotonic_ns()
         if self.point is not None:
             try:
                 self._restore(frame)
             except Exception as error:
                 raise RestoreFailed(f"rank {self.job.rank}: putting the snapshot back failed: {error}") from error
-            self._last_point_ns = time.monotonic_ns()
             return
         self.step += 1
         _C.log_step(0, self.step)
-        if self.enabled and not self._disabled and self.step % int(self.env["snapshot_every"]) == 0:
+        due = self.engine.begin_point(self.step)
+        if due and self.enabled and not self._disabled:
             self._snapshot(frame)
         elif self.step == 1 and self.env["resume"] == "exact":
             _continuation.observe(frame)
-        self.engine.end_step(self.step, now - self._last_point_ns if self._last_point_ns else 0, now)
-        self._last_point_ns = now
+        self.engine.end_point()
+        if self.job.rank == 0:
+            self._say_cost()
 
     def _snapshot(self, frame: FrameType) -> None:
         assert self.boundary is not None
@@ -494,6 +500,18 @@ class Session:
             _banner.say(f"NOT protected: {_notes.line([(what, '', why) for what, why in state.missed])}")
         if self._uncaptured:
             _banner.say(f"a resume will not put back {_notes.line(self._uncaptured)}")
+
+    def _say_cost(self) -> None:
+        """Says once what snapshots cost, and each time that they become rarer or more frequent."""
+        every, overhead_ppm, noise_ppm = self.engine.cadence
+        if every == self._said_every and (self._said_cost or noise_ppm < 0):
+            return
+        cost = f"{overhead_ppm / 1e4:.2f} % ± {noise_ppm / 1e4:.2f} of the mean step (measured)" if noise_ppm >= 0 else "too much"
+        if every != self._said_every:
+            _banner.say(f"from step {self.step} on a snapshot every {every} steps: they would cost {cost}")
+        elif self.env["banner"]:
+            _banner.say(f"snapshots cost {cost}")
+        self._said_every, self._said_cost = every, noise_ppm >= 0
 
     def _trouble(self, result: str) -> None:
         note = self.engine.stats()["note"]

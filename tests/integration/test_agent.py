@@ -68,7 +68,7 @@ def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns:
         record = struct.pack("<8QIIiIBBBBIQ", 1, heartbeat, heartbeat, heartbeat, 0, 0, 4, 0, 0, 1, -1, 0, 2, 255, 255, 0, 0, 0)
         log[records : records + len(record)] = record
     places = (4096, 8192, len(log), 8192 + len(log), len(spans))
-    block = struct.pack("<QIIii5Q128s", 0x31544C5654464552, 3, 2, rank, world, *places, job.encode())
+    block = struct.pack("<QIIii5Q128s", 0x31544C5654464552, 4, 2, rank, world, *places, job.encode())
     block += struct.pack("<Q", xxh3(block))
     return block.ljust(4096, b"\0") + bytes(4096) + bytes(log) + spans
 
@@ -345,8 +345,21 @@ def test_commits_when_all_sealed_and_aborts_when_one_dropped(make: Callable[...,
             assert (kind, outcome["step"], outcome["yes"]) == (protocol.OUTCOME, 5, True)
         second.vote(6, INCARNATION, False)
         for rank in (first, second):
-            assert rank.receive()[1] == {"step": 6, "incarnation": INCARNATION, "digest": 0, "yes": False}
+            assert rank.receive()[1] == {"step": 6, "incarnation": INCARNATION, "digest": 0, "yes": False, "wish": 0}
         assert node.status()["newest_committed"]["step"] == 5
+
+
+def test_what_one_rank_wishes_comes_back_with_the_commit_alone(make: Callable[..., Node]) -> None:
+    node = make()
+    with node.rank(0) as first, node.rank(1) as second:
+        for step, sealed in ((5, True), (6, False)):
+            first.vote(step, INCARNATION, True, wish=3)
+            second.vote(step, INCARNATION, sealed)
+            for rank in (first, second):
+                _, outcome, _ = rank.receive()
+                assert (outcome["step"], outcome["yes"], outcome["wish"]) == (step, sealed, 3 if sealed else 0)
+        first.vote(7, INCARNATION, True, wish=8)  # no such interval
+        assert first.receive()[0] == protocol.ERROR
 
 
 def test_repeated_vote_after_a_reconnect_gets_the_same_outcome(make: Callable[..., Node]) -> None:
@@ -380,15 +393,15 @@ def test_new_agent_decides_from_votes_sent_again(make: Callable[..., Node]) -> N
 def test_several_nodes_ask_local_rank_0_first(make: Callable[..., Node]) -> None:
     node = make()
     with node.rank(0, world=4, local_world=2) as first, node.rank(1, world=4, local_world=2) as second:
-        first.vote(5, INCARNATION, True, digest=9)
+        first.vote(5, INCARNATION, True, digest=9, wish=2)
         second.vote(5, INCARNATION, True, digest=8)
         kind, vote, _ = first.receive()
-        assert (kind, vote["yes"]) == (protocol.NODE_VOTE, True)
-        first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(5, INCARNATION, 0, 1))
+        assert (kind, vote["yes"], vote["wish"]) == (protocol.NODE_VOTE, True, 2)
+        first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(5, INCARNATION, 0, 1, 2))
         for rank in (first, second):
             kind, outcome, _ = rank.receive()
-            assert (kind, outcome["yes"]) == (protocol.OUTCOME, True)
-        second.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(6, INCARNATION, 0, 1))
+            assert (kind, outcome["yes"], outcome["wish"]) == (protocol.OUTCOME, True, 2)
+        second.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(6, INCARNATION, 0, 1, 0))
         assert second.receive()[0] == protocol.ERROR  # not its business
 
 
@@ -463,12 +476,16 @@ def test_status_and_metrics_show_every_rank(make: Callable[..., Node]) -> None:
     with node.rank(0) as rank:
         data = bytearray(vault_bytes(0))
         struct.pack_into("<4Q", data, 4096, os.getpid(), INCARNATION, 0, 412)  # pid incarnation attempt steps
+        struct.pack_into("<QqQ", data, 4096 + 36 * 8, 4, -500, (1 << 64) - 1)  # every overhead_ppm overhead_noise_ppm
         put(rank, 0, bytes(data))
         status = node.status()
         assert status["job"] == "demo" and status["ranks"][0]["stats"]["steps"] == 412
         with node.tool() as tool:
             text = tool.request(protocol.METRICS_REQUEST)[1]["text"]
         assert 'reft_rank_steps_total{job="demo",node="0",rank="0"} 412' in text
+        assert 'reft_rank_every{job="demo",node="0",rank="0"} 4' in text
+        assert 'reft_rank_overhead_ppm{job="demo",node="0",rank="0"} -500' in text
+        assert "reft_rank_overhead_noise_ppm{" not in text, "not known"
         for name in {line.split("{")[0] for line in text.splitlines() if line and line[0] != "#"}:
             assert f"# TYPE {name} " in text and f"# HELP {name} " in text
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:

@@ -210,6 +210,24 @@ def test_top_reads_unset_steps(agent: FakeAgent, run_dir: Path) -> None:
     assert done.stdout.splitlines()[2].split() == ["0", "412", "-", "-", "-", "5.0", "GiB", "1/2", "starting"]
 
 
+@pytest.mark.parametrize(
+    ("counters", "shown"),
+    [
+        ({"overhead_ppm": 12_345, "overhead_noise_ppm": 3_000}, "snapshots at every step cost 1.2 % ± 0.30 % (measured)"),
+        ({"overhead_ppm": (1 << 64) - 700, "overhead_noise_ppm": 900}, "snapshots at every step cost -0.07 % ± 0.09 % (measured)"),
+        ({"overhead_ppm": 50_000, "overhead_noise_ppm": 0, "every": 8}, "snapshots every 8 steps cost 5.0 % ± 0.00 % (measured)"),
+        (
+            {"overhead_ppm": (1 << 64) - 1, "overhead_noise_ppm": (1 << 64) - 1},
+            "snapshots at every step; what they cost is not measured yet",
+        ),
+    ],
+)
+def test_top_says_what_snapshots_cost(agent: FakeAgent, run_dir: Path, counters: dict[str, int], shown: str) -> None:
+    agent.answers[50] = (51, status(**{"every": 1, "forecast_error_ppm": 240_000, **counters}))
+    done = reft("top", "--once", run_dir=run_dir)
+    assert shown + "; gaps foretold to 24 %" in " ".join(done.stdout.split()), done.stdout
+
+
 def test_top_without_a_terminal_prints_once(agent: FakeAgent, run_dir: Path) -> None:
     agent.answers[50] = (51, status(unprotected=1))
     done = reft("top", run_dir=run_dir, env={"FORCE_COLOR": "1"})

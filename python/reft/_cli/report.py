@@ -46,6 +46,7 @@ def summary(rank: timeline.Rank) -> dict[str, Any]:
         "capture_ns": middle(step.capture_ns for step in rank.steps),
         "gate_ns": middle(step.gate_ns for step in rank.steps),
         "copied_bytes": {tier.replace(" ", "_"): count for tier, count in copied.items()},
+        **rank.cost,
     }
 
 
@@ -56,10 +57,12 @@ def sentence(ranks: list[timeline.Rank]) -> str:
     stalled = sum(step.capture_ns + step.gate_ns for step in steps)
     waited = f"training waited {words.nanoseconds(stalled / len(steps))} a step for reft"
     share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
+    known = sorted((rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"])
+    cost = f" Over the run: {words.overhead(known[len(known) // 2].cost)}." if known else ""
     if not total:
-        return f"Nothing was copied; {waited} ({share})."
+        return f"Nothing was copied; {waited} ({share}).{cost}"
     in_gaps = 100 * sum(step.copied["gap"] for step in steps) / total
-    return f"{in_gaps:.0f} % of the bytes were copied while the host waited for others anyway; {waited} ({share})."
+    return f"{in_gaps:.0f} % of the bytes were copied while the host waited for others anyway; {waited} ({share}).{cost}"
 
 
 def _row(rank: timeline.Rank) -> list[str]:

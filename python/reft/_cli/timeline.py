@@ -64,6 +64,7 @@ class Rank:
     captures: list[Interval]
     gates: list[Interval]
     seals: list[Interval]
+    cost: dict[str, int] = field(default_factory=dict)  # what snapshots cost, as counters of the vault
 
     def cut(self, begin: int, end: int) -> Rank:
         """What of it has a part between the two instants; it stays whole."""
@@ -80,6 +81,7 @@ class Rank:
             part(self.captures),
             part(self.gates),
             part(self.seals),
+            self.cost,
         )
 
 
@@ -160,6 +162,7 @@ def of_vault(read: dict[str, Any]) -> Rank:
         [it for it, _, _ in spans["capture"]],
         [it for it, _, _ in spans["gate"]],
         [it for it, _, _ in spans["seal"]],
+        {name: int(value) for name, value in read.get("cost", {}).items()},
     )
 
 

@@ -43,6 +43,19 @@ def _places(ranks: list[dict[str, Any]]) -> str:
     return "copied in: " + ", ".join(f"{name} {100 * count / copied:.0f} %" for name, count in bytes_of.items())
 
 
+def _cost(ranks: list[dict[str, Any]]) -> str:
+    """What snapshots cost and how well gaps are foretold; empty if the ranks do not say."""
+    told = [stats for stats in map(_stats, ranks) if "overhead_ppm" in stats]
+    if not told:
+        return ""
+    known = [stats for stats in told if words.signed(stats["overhead_noise_ppm"]) >= 0]
+    costs = sorted(known, key=lambda stats: words.signed(stats["overhead_ppm"]))
+    text = words.overhead(costs[len(costs) // 2] if costs else told[0])
+    if errors := sorted(error for stats in told if (error := int(stats.get("forecast_error_ppm", 0)))):
+        text += f"; gaps foretold to {errors[len(errors) // 2] / 1e4:.0f} %"
+    return text
+
+
 def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
     stats = _stats(rank)
     stall = int(stats.get("gate_last_ns", 0)) + int(stats.get("capture_last_ns", 0))
@@ -86,6 +99,8 @@ def render(statuses: list[dict[str, Any]]) -> Group:
         parts.append(table)
         if places := _places(ranks):
             parts.append(Text(places, style="dim"))
+        if cost := _cost(ranks):
+            parts.append(Text(cost, style="dim"))
         for note, who in notes.items():
             clean = "".join(c if c.isprintable() else "?" for c in note)
             parts.append(Text(f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {clean}", style="yellow"))
@@ -139,6 +154,8 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     copied in  where they fell: gaps (the rank waited for others), work,
                collectives (one was under way), gate (training waited for the
                copy); the rest was copied before an optimizer step returned
+    cost       how much longer the mean step takes for snapshots, of the middle
+               rank: steps beside a copy against control steps (docs/placement.md)
     drop/skip  snapshots given up because tensors were written meanwhile, or
                because no slot was free
     state      protected, starting, UNPROTECTED (training runs, but nothing is

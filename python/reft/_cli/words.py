@@ -36,6 +36,22 @@ def signed(value: Any) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
+def percent(ppm: int) -> str:
+    """12345 → '1.2 %'; small ones keep two digits."""
+    return f"{ppm / 1e4:.1f} %" if abs(ppm) >= 10_000 else f"{ppm / 1e4:.2f} %"
+
+
+def overhead(stats: dict[str, Any]) -> str:
+    """What snapshots cost a rank, as it has measured by steps without a copy beside them."""
+    every = max(1, int(stats.get("every", 1)))
+    rhythm = "at every step" if every == 1 else f"every {every} steps"
+    noise = signed(stats.get("overhead_noise_ppm", -1))
+    if noise < 0:
+        return f"snapshots {rhythm}; what they cost is not measured yet"
+    cost = percent(signed(stats.get("overhead_ppm", 0)))
+    return f"snapshots {rhythm} cost {cost} ± {percent(noise)} (measured)"
+
+
 def step(value: Any) -> str:
     number = signed(value)
     return str(number) if number >= 0 else "-"

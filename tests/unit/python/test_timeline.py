@@ -95,6 +95,16 @@ def test_the_summary_says_what_it_comes_to() -> None:
     assert report.sentence([timeline.of_vault(nothing)]).startswith("Nothing was copied")
 
 
+def test_the_sentence_tells_what_snapshots_were_measured_to_cost() -> None:
+    read = vault()
+    read["cost"] = {"every": 2, "overhead_ppm": 15_000, "overhead_noise_ppm": 2_000}
+    rank = timeline.of_vault(read)
+    assert report.summary(rank)["overhead_ppm"] == 15_000
+    assert "Over the run: snapshots every 2 steps cost 1.5 % ± 0.20 % (measured)." in report.sentence([rank])
+    read["cost"]["overhead_noise_ppm"] = -1
+    assert "not measured yet" in report.sentence([timeline.of_vault(read)])
+
+
 def test_the_trace_has_every_rank_and_no_row_overlaps_itself() -> None:
     read = vault()
     read["ops"] += [op("all_reduce", begin, begin + 30 * MS) for begin in (STEP, STEP + 10 * MS, STEP + 20 * MS)]

@@ -1,0 +1,91 @@
+"""REFT_SNAPSHOT_OVERHEAD_PERCENT: snapshots become rarer at the same step on all ranks, and what is resumed is the newest of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "fault"))
+
+from launchers import agent_pids, job_environment, kill_all, torchrun  # noqa: E402
+
+STEPS = 460
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="reft-cadence-"))
+    yield path
+    kill_all(agent_pids(path / "run"))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def train(root: Path, kill: bool, **settings: str) -> tuple[Path, str]:
+    """Where the ranks wrote, and what they said."""
+    out = root / ("killed-job" if kill else "whole-job")
+    out.mkdir()
+    if kill:
+        (out / "kill").touch()
+    options = ("--standalone", f"--max-restarts={int(kill)}", "--monitor-interval=0.1")
+    command = torchrun(HERE / "cadence_worker.py", str(STEPS), str(out), ranks=2, options=options)
+    environment = job_environment(root, REFT_JOB_ID=out.name, REFT_AGENT_LINGER_SEC="60", OMP_NUM_THREADS="1", **settings)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    return out, done.stdout + done.stderr
+
+
+def taken(out: Path, attempt: int, rank: int) -> list[int]:
+    return [int(line) for line in (out / f"taken-{attempt}-{rank}").read_text().split()]
+
+
+def ends(out: Path) -> list[dict[str, Any]]:
+    return [json.loads((out / f"end-{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.timeout(600)
+def test_rarer_on_all_ranks_at_the_same_step_and_resumed_from_the_newest(root: Path) -> None:
+    limit = {"REFT_SNAPSHOT_OVERHEAD_PERCENT": "5"}
+    out, said = train(root, kill=True, **limit)
+    assert (out / "killed").exists(), f"snapshots did not become rare enough\n{said[-4000:]}"
+    killed_at, every, committed = map(int, (out / "killed").read_text().split())
+    first, second = taken(out, 0, 0), taken(out, 0, 1)
+    common = min(first[-1], second[-1])
+    assert [s for s in first if s <= common] == [s for s in second if s <= common]
+    assert first[:40] == list(range(2, 42)), "at every step while nothing is known"
+    assert any(b - a > 1 for a, b in zip(first, first[1:], strict=False)), first
+    assert committed == max(s for s in second if s <= killed_at) and committed % every == 0
+    resumed = re.findall(r"resumed at step (\d+)", said)
+    assert resumed == [str(committed)], said[-4000:]
+    # A restart begins with a snapshot at every step again. Its loop's counter is put back too.
+    after = taken(out, 1, 0)
+    assert after[:5] == list(range(after[0], after[0] + 5)) and after[0] - committed in (1, 2)
+    assert re.search(r"from step \d+ on a snapshot every \d+ steps: they would cost .* \(measured\)", said), said[-4000:]
+    for end in ends(out):
+        assert end["status"]["errors"] == end["status"]["dropped"] == 0, end["status"]
+        assert end["status"]["steps"] == STEPS
+
+    whole, _ = train(root, kill=False, **limit)
+    assert [end["exact"] for end in ends(out)] == [end["exact"] for end in ends(whole)]
+    assert [end["weights"] for end in ends(out)] == [end["weights"] for end in ends(whole)]
+
+
+@pytest.mark.timeout(300)
+def test_without_a_limit_every_step_is_protected_and_the_cost_is_measured(root: Path) -> None:
+    out, said = train(root, kill=False, REFT_SNAPSHOT_CONTROL_EVERY="2")
+    for rank, end in enumerate(ends(out)):
+        assert taken(out, 0, rank) == list(range(2, STEPS + 1))
+        status = end["status"]
+        assert status["every"] == 1 and status["captured"] == status["sealed"] == STEPS, status
+        assert status["overhead_noise_ppm"] >= 0, "known"
+        assert status["at_once_copied_bytes"] > 0.4 * status["bytes_copied"], "every second step was a control step"
+    assert re.search(r"snapshots cost -?\d+\.\d+ % ± \d+\.\d+ of the mean step \(measured\)", said), said[-3000:]
