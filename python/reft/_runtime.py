@@ -506,9 +506,10 @@ class Session:
         every, overhead_ppm, noise_ppm = self.engine.cadence
         if every == self._said_every and (self._said_cost or noise_ppm < 0):
             return
-        cost = f"{overhead_ppm / 1e4:.2f} % ± {noise_ppm / 1e4:.2f} of the mean step (measured)" if noise_ppm >= 0 else "too much"
+        cost = f"{overhead_ppm / 1e4:.2f} % ± {noise_ppm / 1e4:.2f} of the mean step (measured)"
         if every != self._said_every:
-            _banner.say(f"from step {self.step} on a snapshot every {every} steps: they would cost {cost}")
+            rhythm = "at every step" if every == 1 else f"every {every} steps"
+            _banner.say(f"from step {self.step} on a snapshot {rhythm}, for about {cost}")
         elif self.env["banner"]:
             _banner.say(f"snapshots cost {cost}")
         self._said_every, self._said_cost = every, noise_ppm >= 0

@@ -126,7 +126,7 @@ def main() -> int:
             for name in ("blocks", "steps", "width", "layers", "tokens"):
                 command += [f"--{name}", str(getattr(args, name))]
             command += ["--out", scratch]
-            done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
+            done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1", "REFT_SNAPSHOT_CONTROL_EVERY": "0"})
             files = [Path(scratch) / f"{rank}.json" for rank in range(ranks)]
             if done.returncode or not all(file.exists() for file in files):
                 failed += 1

@@ -139,6 +139,26 @@ TEST(Simulator, ManyRanks) {
   EXPECT_GE(result.bytes_in_gaps_share, 0.9);
 }
 
+TEST(Simulator, SnapshotsThatCostTooMuchBecomeRarer) {
+  SimulationOptions options = ideal(ScheduleKind::kDdp, 1);
+  options.schedule.replicas = 2;
+  options.jitter = 0.005;
+  options.placer.policy = PlacementPolicy::kEager;
+  options.snapshot_bytes = uint64_t{1} << 30;
+  options.compute_slowdown = 2;
+  options.steps = 500;
+  options.warm_up_steps = 200;
+  const SimulationResult always = runSimulation(options);
+  EXPECT_DOUBLE_EQ(always.snapshots_per_step, 1);
+  options.overhead_limit = 0.02;
+  const SimulationResult limited = runSimulation(options);
+  EXPECT_GT(limited.every, 1);
+  EXPECT_NEAR(limited.snapshots_per_step, 1 / limited.every, 0.01);
+  ASSERT_TRUE(limited.overhead.known);
+  EXPECT_LE(static_cast<double>(limited.overhead.ppm) / limited.every, 20'000);
+  EXPECT_LT(limited.iteration_ns, always.iteration_ns);
+}
+
 TEST(Simulator, SaysWhatMakesNoSense) {
   SimulationOptions options = ideal(ScheduleKind::kInterleaved);
   options.schedule.micro_batches = 6;
