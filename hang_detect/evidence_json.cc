@@ -1,4 +1,6 @@
-// Reads the evidence back out of a report, so that a verdict can be replayed. The writer is report.cc.
+#include "hang_detect/evidence_json.h"
+
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 #include <limits>
@@ -6,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "hang_detect/verdict.h"
+#include "hang_detect/words.h"
 
 namespace reft {
 
@@ -84,6 +87,7 @@ OpEntry opOf(const json& entry) {
 RankEvidence rankOf(const json& entry) {
   RankEvidence rank;
   rank.rank = number<int>(entry, "rank", -1);
+  rank.node = number<int>(entry, "node", 0);
   rank.pid = number<int>(entry, "pid", 0);
   rank.host = text(entry, "host");
   rank.alive = flag(entry, "alive");
@@ -124,10 +128,143 @@ RankEvidence rankOf(const json& entry) {
   return rank;
 }
 
+// Lines of the main thread, and which one it is.
+std::string mainThreadOf(const std::string& stacks) {
+  constexpr size_t kFrames = 64;
+  constexpr std::string_view kMain = "Main thread ";
+  const size_t at = stacks.rfind(kMain);
+  const std::string main = at == std::string::npos ? "" : stacks.substr(at, stacks.find('\n', at) - at);
+  const std::string id = main.empty() ? "Current thread " : "hread " + main.substr(kMain.size()) + " ";
+  std::string result;
+  size_t kept = 0;
+  for (size_t begin = 0; begin < stacks.size();) {
+    const size_t end = std::min(stacks.find('\n', begin), stacks.size());
+    const std::string_view line = std::string_view(stacks).substr(begin, end - begin);
+    if (line.substr(0, 2) != "  ") {
+      kept = line.find(id) != std::string_view::npos ? kFrames : 0;
+    }
+    if (kept > 0) {
+      --kept;
+      result.append(line.substr(0, 512)).push_back('\n');
+    }
+    begin = end + 1;
+  }
+  return main.empty() ? result : result + main + "\n";
+}
+
+json withRanks(const HangEvidence& evidence) {
+  json result = evidenceFields(evidence);
+  json& ranks = result["ranks"] = json::array();
+  for (const RankEvidence& rank : evidence.ranks) {
+    json& entry = ranks.emplace_back(evidenceFields(rank));
+    json& tail = entry["tail"] = json::array();
+    for (const OpEntry& op : rank.tail) {
+      tail.push_back(evidenceFields(op));
+    }
+  }
+  return result;
+}
+
 }  // namespace
 
+json evidenceFields(const OpEntry& op) {
+  return {{"seq", op.seq},
+          {"peer", op.peer},
+          {"tag", op.tag},
+          {"bytes", op.bytes},
+          {"begin_ns", op.begin_ns},
+          {"enqueued_ns", op.enqueued_ns},
+          {"wait_begin_ns", op.wait_begin_ns},
+          {"wait_end_ns", op.wait_end_ns},
+          {"done_ns", op.done_ns},
+          {"signature", op.signature},
+          {"ticket", op.ticket},
+          {"kind", static_cast<int>(op.kind)},
+          {"group_index", op.group},
+          {"call_site_id", op.call_site},
+          {"dtype", op.dtype},
+          {"reduce_op", op.reduce_op},
+          {"failed", op.failed}};
+}
+
+json evidenceFields(const RankEvidence& rank) {
+  json groups = json::array();
+  for (const OpGroup& group : rank.groups) {
+    groups.push_back({{"name", words::groupName(group)}, {"rank", group.rank}, {"size", group.size}});
+  }
+  json children = json::array();
+  for (const ChildProcess& child : rank.children) {
+    children.push_back({{"pid", child.pid}, {"state", child.state}, {"name", child.name}});
+  }
+  json call_sites = json::object();
+  for (const auto& [id, site] : rank.call_sites) {
+    call_sites[std::to_string(id)] = site;
+  }
+  return {{"rank", rank.rank},
+          {"node", rank.node},
+          {"pid", rank.pid},
+          {"host", rank.host},
+          {"alive", rank.alive},
+          {"answered", rank.answered},
+          {"proc_state", rank.proc_state},
+          {"committed_step", rank.committed_step},
+          {"ops_begun", rank.ops_begun},
+          {"heartbeat_age_ns", rank.heartbeat_age_ns},
+          {"said_bye", rank.said_bye},
+          {"gone_ns", rank.gone_ns},
+          {"tracer_pid", rank.tracer_pid},
+          {"wait_channel", rank.wait_channel},
+          {"cpu_share", rank.cpu_share},
+          {"io_bytes", rank.io_bytes},
+          {"children", std::move(children)},
+          {"groups", std::move(groups)},
+          {"call_sites", std::move(call_sites)},
+          {"stacks_text", rank.stacks_text},
+          {"error", rank.error}};
+}
+
+json evidenceFields(const HangEvidence& evidence) {
+  return {{"report", "hang"},
+          {"version", kVerdictVersion},
+          {"job", evidence.job},
+          {"node", evidence.node},
+          {"nodes", evidence.nodes},
+          {"silent_nodes", evidence.silent_nodes},
+          {"nodes_problem", evidence.nodes_problem},
+          {"clock_error_ns", evidence.clock_error_ns},
+          {"world", evidence.world},
+          {"now_ns", evidence.now_ns},
+          {"suspect_sec", evidence.suspect_sec},
+          {"away_sec", evidence.away_sec}};
+}
+
+std::string evidenceJson(HangEvidence evidence, size_t limit) {
+  std::string text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
+  if (text.size() > limit) {
+    for (RankEvidence& rank : evidence.ranks) {
+      rank.stacks_text = mainThreadOf(rank.stacks_text);
+    }
+  }
+  while (text.size() > limit && !evidence.ranks.empty()) {
+    bool shorter = false;
+    for (RankEvidence& rank : evidence.ranks) {
+      const size_t ops = rank.tail.size();
+      shorter = shorter || ops > 1;
+      rank.tail.erase(rank.tail.begin(), rank.tail.begin() + static_cast<ptrdiff_t>(ops > 1 ? ops / 2 : 0));
+    }
+    if (!shorter) {
+      evidence.ranks.pop_back();
+    }
+    text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+  return text;
+}
+
 std::optional<HangEvidence> evidenceFromJson(std::string_view given) {
-  const json report = json::parse(given, nullptr, /*allow_exceptions=*/false);
+  return evidenceOf(json::parse(given, nullptr, /*allow_exceptions=*/false));
+}
+
+std::optional<HangEvidence> evidenceOf(const json& report) {
   if (!report.is_object() || text(report, "report") != "hang" || number<int>(report, "version", 0) != kVerdictVersion) {
     return std::nullopt;
   }
@@ -138,6 +275,16 @@ std::optional<HangEvidence> evidenceFromJson(std::string_view given) {
   evidence.now_ns = number<int64_t>(report, "now_ns", 0);
   evidence.suspect_sec = number<double>(report, "suspect_sec", 0);
   evidence.away_sec = number<double>(report, "away_sec", 0);
+  evidence.nodes = number<int>(report, "nodes", 1);
+  evidence.nodes_problem = text(report, "nodes_problem");
+  evidence.clock_error_ns = std::max<int64_t>(0, number<int64_t>(report, "clock_error_ns", 0));
+  if (const auto silent = report.find("silent_nodes"); silent != report.end() && silent->is_array()) {
+    for (const json& node : *silent) {
+      if (node.is_number_integer() && evidence.silent_nodes.size() < kMaxRanks) {
+        evidence.silent_nodes.push_back(number<int>(json{{"node", node}}, "node", -1));
+      }
+    }
+  }
   each(report, "ranks", [&](const json& rank) {
     if (evidence.ranks.size() < kMaxRanks) {
       evidence.ranks.push_back(rankOf(rank));

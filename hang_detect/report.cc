@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/evidence_json.h"
 #include "hang_detect/remote_stack.h"
 #include "hang_detect/verdict.h"
 #include "hang_detect/words.h"
@@ -71,27 +72,11 @@ std::string stateOf(const RankEvidence& rank) {
 }
 
 json opJson(const OpEntry& op, const RankEvidence& rank, int64_t now_ns) {
-  json result = {{"op", opKindName(op.kind)},
-                 {"group", words::groupName(rank, op.group)},
-                 {"seq", op.seq},
-                 {"peer", op.peer},
-                 {"tag", op.tag},
-                 {"bytes", op.bytes},
-                 {"phase", phaseOf(op)},
-                 {"age_sec", age(op.begin_ns, now_ns)},
-                 {"begin_ns", op.begin_ns},
-                 {"enqueued_ns", op.enqueued_ns},
-                 {"wait_begin_ns", op.wait_begin_ns},
-                 {"wait_end_ns", op.wait_end_ns},
-                 {"done_ns", op.done_ns},
-                 {"signature", op.signature},
-                 {"ticket", op.ticket},
-                 {"kind", static_cast<int>(op.kind)},
-                 {"group_index", op.group},
-                 {"call_site_id", op.call_site},
-                 {"dtype", op.dtype},
-                 {"reduce_op", op.reduce_op},
-                 {"failed", op.failed}};
+  json result = evidenceFields(op);
+  result["op"] = opKindName(op.kind);
+  result["group"] = words::groupName(rank, op.group);
+  result["phase"] = phaseOf(op);
+  result["age_sec"] = age(op.begin_ns, now_ns);
   const std::string site = siteOf(op, rank);
   result["call_site"] = site.empty() ? json() : json(site);
   return result;
@@ -129,45 +114,15 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
   const Stacks stacks = parseStacks(rank.stacks_text);
   json native;
   json threads = stacksJson(stacks, native);
-  json groups = json::array();
-  for (const OpGroup& group : rank.groups) {
-    groups.push_back({{"name", words::groupName(group)}, {"rank", group.rank}, {"size", group.size}});
-  }
-  json children = json::array();
-  for (const ChildProcess& child : rank.children) {
-    children.push_back({{"pid", child.pid}, {"state", child.state}, {"name", child.name}});
-  }
-  json call_sites = json::object();
-  for (const auto& [id, site] : rank.call_sites) {
-    call_sites[std::to_string(id)] = site;
-  }
-  return {{"rank", rank.rank},
-          {"pid", rank.pid},
-          {"host", rank.host},
-          {"alive", rank.alive},
-          {"answered", rank.answered},
-          {"proc_state", rank.proc_state},
-          {"step", stepOf(rank)},
-          {"committed_step", rank.committed_step},
-          {"ops_begun", rank.ops_begun},
-          {"heartbeat_age_sec", static_cast<double>(rank.heartbeat_age_ns) * 1e-9},
-          {"heartbeat_age_ns", rank.heartbeat_age_ns},
-          {"said_bye", rank.said_bye},
-          {"gone_ns", rank.gone_ns},
-          {"tracer_pid", rank.tracer_pid},
-          {"wait_channel", rank.wait_channel},
-          {"cpu_share", rank.cpu_share},
-          {"io_bytes", rank.io_bytes},
-          {"children", std::move(children)},
-          {"groups", std::move(groups)},
-          {"call_sites", std::move(call_sites)},
-          {"stacks_text", rank.stacks_text},
-          {"pending", std::move(pending)},
-          {"tail", std::move(tail)},
-          {"threads", std::move(threads)},
-          {"native_threads", std::move(native)},
-          {"stacks_truncated", stacks.truncated},
-          {"error", rank.error}};
+  json result = evidenceFields(rank);
+  result["step"] = stepOf(rank);
+  result["heartbeat_age_sec"] = static_cast<double>(rank.heartbeat_age_ns) * 1e-9;
+  result["pending"] = std::move(pending);
+  result["tail"] = std::move(tail);
+  result["threads"] = std::move(threads);
+  result["native_threads"] = std::move(native);
+  result["stacks_truncated"] = stacks.truncated;
+  return result;
 }
 
 // Collects lines, none of them longer than 80 columns.
@@ -267,10 +222,13 @@ void writeStacks(Page& page, const RankEvidence& rank) {
   }
 }
 
-void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns) {
+void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns, bool many_nodes) {
   std::string head = "rank " + std::to_string(rank.rank) + ": " + stateOf(rank) + ", pid " + std::to_string(rank.pid);
   if (!rank.host.empty()) {
     head += " on " + words::printable(rank.host, 64);
+  }
+  if (many_nodes) {
+    head += ", node " + std::to_string(rank.node);
   }
   page.line();
   page.line(head);
@@ -326,31 +284,24 @@ std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict)
   for (const RankEvidence& rank : evidence.ranks) {
     ranks.push_back(rankJson(rank, evidence.now_ns));
   }
-  const json report = {{"report", "hang"},
-                       {"version", kVerdictVersion},
-                       {"state", stateName(verdict.state)},
-                       {"class", verdict.what},
-                       {"pattern", verdict.pattern},
-                       {"confidence", confidenceName(verdict.confidence)},
-                       {"culprits", culpritsJson(verdict.culprits)},
-                       {"candidates", culpritsJson(verdict.candidates)},
-                       {"victims", verdict.victims},
-                       {"group", verdict.group},
-                       {"op", verdict.op},
-                       {"seq", verdict.seq},
-                       {"detected_after_sec", verdict.waited_sec},
-                       {"disagreements", std::move(disagreements)},
-                       {"evidence", verdict.evidence},
-                       {"advice", verdict.advice},
-                       {"job", evidence.job},
-                       {"node", evidence.node},
-                       {"world", evidence.world},
-                       {"now_ns", evidence.now_ns},
-                       {"suspect_sec", evidence.suspect_sec},
-                       {"away_sec", evidence.away_sec},
-                       {"ranks", std::move(ranks)},
-                       {"screen", verdictText(evidence, verdict)},
-                       {"text", hangReportText(evidence, verdict)}};
+  json report = evidenceFields(evidence);
+  report.update({{"state", stateName(verdict.state)},
+                 {"class", verdict.what},
+                 {"pattern", verdict.pattern},
+                 {"confidence", confidenceName(verdict.confidence)},
+                 {"culprits", culpritsJson(verdict.culprits)},
+                 {"candidates", culpritsJson(verdict.candidates)},
+                 {"victims", verdict.victims},
+                 {"group", verdict.group},
+                 {"op", verdict.op},
+                 {"seq", verdict.seq},
+                 {"detected_after_sec", verdict.waited_sec},
+                 {"disagreements", std::move(disagreements)},
+                 {"evidence", verdict.evidence},
+                 {"advice", verdict.advice},
+                 {"ranks", std::move(ranks)},
+                 {"screen", verdictText(evidence, verdict)},
+                 {"text", hangReportText(evidence, verdict)}});
   return report.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -379,7 +330,7 @@ std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict)
   page.line();
   page.lines(verdictText(evidence, verdict));
   for (const RankEvidence& rank : evidence.ranks) {
-    writeRank(page, rank, evidence.now_ns);
+    writeRank(page, rank, evidence.now_ns, evidence.nodes > 1);
   }
   return page.take();
 }

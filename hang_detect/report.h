@@ -28,6 +28,7 @@ struct ChildProcess {
 // What is known about one rank. Every field may be left at its default: unknown is said as such.
 struct RankEvidence {
   int rank = -1;
+  int node = 0;
   int pid = 0;
   std::string host;
   bool alive = false;
@@ -53,10 +54,14 @@ struct RankEvidence {
 struct HangEvidence {
   std::string job;
   int node = 0;
-  int world = 0;           // ranks of the whole job; 0 = unknown
-  int64_t now_ns = 0;      // CLOCK_MONOTONIC, as the op logs
-  double suspect_sec = 0;  // what was configured; 0: the report was asked for
-  double away_sec = 0;     // since the newest mark, the observer stood still itself for so long
+  int world = 0;                  // ranks of the whole job; 0 = unknown
+  int64_t now_ns = 0;             // CLOCK_MONOTONIC, as the op logs
+  double suspect_sec = 0;         // what was configured; 0: the report was asked for
+  double away_sec = 0;            // since the newest mark, the observer stood still itself for so long
+  int nodes = 1;                  // that the job has
+  std::vector<int> silent_nodes;  // whose ranks are not in `ranks`, because nobody there answered in time
+  std::string nodes_problem;      // why the other nodes could not be asked as they should
+  int64_t clock_error_ns = 0;     // times of ranks of two nodes may be wrong by so much against each other
   std::vector<RankEvidence> ranks;
 };
 
@@ -83,6 +88,14 @@ bool processIsStopped(int pid) noexcept;
 
 // Fills alive, proc_state, tracer_pid, wait_channel and children from /proc.
 void addProcessState(RankEvidence& rank) noexcept;
+
+// Adds what another node knows about its ranks. `shift_ns`, to be added to its clock's times to have ours, is known to
+// `error_ns`. Ranks that are there already stay as they are.
+void addNode(HangEvidence& evidence, HangEvidence other, int64_t shift_ns, int64_t error_ns);
+
+// The evidence without a verdict, for another node: evidenceFromJson() reads it. Not longer than `limit`: threads besides the
+// main one are left out for that, then older ops, then ranks.
+std::string evidenceJson(HangEvidence evidence, size_t limit = SIZE_MAX);
 
 struct Verdict;  // verdict.h
 

@@ -78,6 +78,12 @@ bool contains(std::string_view text, std::initializer_list<std::string_view> par
                      [text](std::string_view part) { return text.find(part) != text.npos; });
 }
 
+// "node 1", "nodes 1 3-5"
+std::string nodeList(const std::vector<int>& nodes) {
+  std::string text = words::rankList(nodes);
+  return text.replace(0, 4, "node");
+}
+
 std::string plural(size_t count, const char* one, const char* more) {
   return count == 1 ? one : more;
 }
@@ -131,6 +137,7 @@ class Engine {
 
   Verdict run() {
     index();
+    nodes();
     disagreements();
     for (Group& group : groups_) {
       collectives(group);
@@ -232,6 +239,19 @@ class Engine {
     result_.waited_sec = newest != 0 && newest < now ? static_cast<double>(now - newest) * 1e-9 : 0;
     if (evidence_.away_sec > 0) {
       result_.waited_sec = std::max(0.0, result_.waited_sec - evidence_.away_sec);
+    }
+  }
+
+  // What is known of other nodes.
+  void nodes() {
+    std::vector<int> silent(evidence_.silent_nodes);
+    std::sort(silent.begin(), silent.end());
+    if (!silent.empty()) {
+      result_.evidence.push_back(nodeList(silent) + plural(silent.size(), " does not answer", " do not answer") +
+                                 plural(silent.size(), ": its ranks are not seen", ": their ranks are not seen"));
+    }
+    if (!evidence_.nodes_problem.empty()) {
+      result_.evidence.push_back("other nodes: " + words::printable(evidence_.nodes_problem, 200));
     }
   }
 
@@ -601,8 +621,9 @@ class Engine {
     return result;
   }
 
-  // Ranks that ended uncleanly and not because an op of theirs failed: of those, the first.
-  std::set<size_t> firstGone() const {
+  // Ranks that ended uncleanly and not because an op of theirs failed: of those, the first. `doubt_ns`: how wrong the times
+  // may be against each other.
+  std::set<size_t> firstGone(int64_t doubt_ns) const {
     std::set<size_t> gone;
     int64_t first = INT64_MAX;
     for (size_t r = 0; r < ranks_.size(); ++r) {
@@ -618,7 +639,7 @@ class Engine {
       }
     }
     if (first != INT64_MAX) {
-      std::erase_if(gone, [&](size_t r) { return ranks_[r].gone_ns - first > kTogetherNs; });
+      std::erase_if(gone, [&](size_t r) { return ranks_[r].gone_ns - first > kTogetherNs + doubt_ns; });
     }
     return gone;
   }
@@ -629,7 +650,7 @@ class Engine {
     still_ = result_.waited_sec >= limit;
     hard_ = result_.waited_sec >= limit * kHardCapFactor;
     const Ends ends = follow();
-    const std::set<size_t> gone = firstGone();
+    const std::set<size_t> gone = firstGone(std::max<int64_t>(0, evidence_.clock_error_ns));
     const bool all_gone =
         std::none_of(ranks_.begin(), ranks_.end(), [](const RankEvidence& rank) { return rank.alive; });
     const auto odd = std::find_if(result_.disagreements.begin(), result_.disagreements.end(),
@@ -660,8 +681,13 @@ class Engine {
           named.insert(sink);
         }
       }
+      // Somebody on a node that does not answer may have gone before them; and clocks of nodes may differ by more than ends do.
+      const bool open = !evidence_.silent_nodes.empty() || gone.size() > firstGone(0).size();
       finish(VerdictState::kHang, named.size() > gone.size() ? "gone_and_stopped" : "dead", "P4",
-             ends.outside ? Confidence::kLikely : Confidence::kCertain, named);
+             open           ? Confidence::kUndecidable
+             : ends.outside ? Confidence::kLikely
+                            : Confidence::kCertain,
+             named);
     } else if (!out.empty() && odd != result_.disagreements.end()) {
       for (const size_t rank : odd_ranks_[odd->group]) {
         out.insert(rank);
@@ -685,7 +711,9 @@ class Engine {
           "every member has begun the op and it does not end: a network or a device may be at fault");
     } else if (ends.outside) {
       finish(timed(), "elsewhere", "P1", Confidence::kUndecidable, {});
-      result_.evidence.emplace_back("ranks here wait for ranks that are not seen from here");
+      result_.evidence.emplace_back(evidence_.silent_nodes.empty()
+                                        ? "ranks here wait for ranks that are not seen from here"
+                                        : "ranks wait for ranks of which nothing is known");
     } else if (std::any_of(ranks_.begin(), ranks_.end(),
                            [](const RankEvidence& rank) { return !rank.alive && !rank.said_bye && rank.pid > 0; })) {
       finish(VerdictState::kHang, "collective_failed", "P4", Confidence::kUndecidable, {});
@@ -838,7 +866,8 @@ class Engine {
         largest = &group;
       }
     }
-    if (largest == nullptr || largest->members.size() < 3) {
+    if (largest == nullptr || largest->members.size() < 3 ||
+        (!evidence_.silent_nodes.empty() && static_cast<int64_t>(largest->members.size()) < largest->size)) {
       return {};
     }
     uint32_t common = UINT32_MAX;
@@ -1111,20 +1140,23 @@ class Engine {
   Verdict result_;
 };
 
-std::string adviceFor(const Verdict& verdict) {
+std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
   if (verdict.state == VerdictState::kHealthy) {
     return "nothing";
   }
   const std::string& what = verdict.what;
   if (verdict.confidence == Confidence::kUndecidable) {
-    return what == "all_in"             ? "check the nodes and the network between the ranks of this group"
+    return what == "all_in" ? "check the nodes and the network between the ranks of this group"
+           : verdict.candidates.empty() && !evidence.silent_nodes.empty()
+               ? "look after " + nodeList(evidence.silent_nodes) + ": no rank there that runs, or its agent hangs"
            : verdict.candidates.empty() ? "look at the reports of the other nodes, and at the stacks: reft stack"
                                         : "compare the code at the places named above: reft stack --rank N";
   }
   if (what == "dead")
     return "read that rank's last lines in the launcher's log; dmesg tells of the OOM killer";
   if (what == "stopped")
-    return "kill -CONT " + std::to_string(verdict.culprits.empty() ? 0 : verdict.culprits.front().pid);
+    return "kill -CONT " + std::to_string(verdict.culprits.empty() ? 0 : verdict.culprits.front().pid) +
+           (evidence.nodes > 1 && !verdict.culprits.empty() ? ", on " + verdict.culprits.front().host : "");
   if (what == "data_loading")
     return "look at that rank's data workers and at its storage";
   if (verdict.pattern == "P2" || verdict.pattern == "P6")
@@ -1137,7 +1169,7 @@ std::string adviceFor(const Verdict& verdict) {
 
 Verdict decide(const HangEvidence& evidence) {
   Verdict verdict = Engine(evidence).run();
-  verdict.advice = adviceFor(verdict);
+  verdict.advice = adviceFor(evidence, verdict);
   return verdict;
 }
 

@@ -1,0 +1,19 @@
+// The part of a hang report's JSON form that evidenceFromJson() reads back: what every verdict is made of.
+//
+// Threads: free functions, re-entrant. Errors: none (except std::bad_alloc).
+#pragma once
+
+#include <optional>
+
+#include <nlohmann/json.hpp>
+
+#include "hang_detect/report.h"
+
+namespace reft {
+
+nlohmann::json evidenceFields(const OpEntry& op);
+nlohmann::json evidenceFields(const RankEvidence& rank);               // without its `tail`
+nlohmann::json evidenceFields(const HangEvidence& evidence);           // without its `ranks`
+std::optional<HangEvidence> evidenceOf(const nlohmann::json& report);  // as evidenceFromJson()
+
+}  // namespace reft
