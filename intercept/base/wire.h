@@ -19,8 +19,12 @@
 namespace reft::wire {
 
 constexpr uint32_t kMagic = 0x57544652;  // "RFTW"
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr uint32_t kMaxPayload = 64u << 20;
+// So many of the first ranks of a node carry evidence of hangs between nodes: another steps in where one is stopped.
+constexpr int kEvidenceCarriers = 2;
+// Of one node.
+constexpr size_t kMaxEvidence = 4u << 20;
 
 // Values are on the wire: append only.
 enum class Type : uint16_t {
@@ -42,6 +46,10 @@ enum class Type : uint16_t {
   kVerdict = 42,
   kAbort = 43,
   kNotes = 44,
+  kGather = 45,
+  kGathered = 46,
+  kEvidenceRequest = 47,
+  kEvidence = 48,
   kStatusRequest = 50,
   kStatus = 51,
   kMetricsRequest = 52,

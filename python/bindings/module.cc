@@ -3,6 +3,7 @@
 
 #include "python/bindings/backend.h"
 #include "python/bindings/base.h"
+#include "python/bindings/evidence_exchange.h"
 #include "python/bindings/frames.h"
 #include "python/bindings/hang.h"
 #include "python/bindings/simulate.h"
@@ -14,6 +15,7 @@ PYBIND11_MODULE(_C, module) {
   reft::bindBase(module);  // first: it registers the exceptions
   reft::bindBackend(module);
   reft::bindSnapshot(module);
+  reft::bindEvidenceExchange(module);
   reft::bindHang(module);
   reft::bindFrames(module);
   reft::bindSimulate(module);

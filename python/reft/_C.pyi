@@ -74,6 +74,13 @@ class OpLog:
 def process_op_log() -> OpLog: ...
 def install_call_sites(skip: Sequence[str]) -> None: ...
 
+# evidence_exchange.cc
+
+evidence_carriers: int
+
+class EvidenceExchange:
+    def __init__(self, client: AgentClient, store: Any, node: int, nodes: int, incarnation: int) -> None: ...
+
 # snapshot.cc
 
 class SnapshotEngine:

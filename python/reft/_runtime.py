@@ -78,6 +78,7 @@ class Session:
         self.enabled = True
         self.client: Any = None
         self.engine: Any = None
+        self._evidence: Any = None
         self.boundary: Boundary | None = None
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -143,7 +144,7 @@ class Session:
                 os.close(own_fd)
         if self.point is not None and own_fd >= 0:
             self.engine.adopt(self.point.slot_of_rank[job.rank], self.point.step, self.point.incarnation)
-        self._install_hang()
+        self._install_hang(incarnation)
         if not self._disabled:
             _discovery.install()
             self._install_continuation()
@@ -153,13 +154,19 @@ class Session:
         if job.rank == 0 and env["banner"]:
             self._banner()
 
-    def _install_hang(self) -> None:
+    def _install_hang(self, incarnation: int) -> None:
+        job = self.job
         try:
             from reft import _hang
 
-            _hang.install(self.client, self.job.rank)
+            _hang.install(self.client, job.rank)
         except Exception as error:
             self.failed("stack dumps", error)
+        if job.nodes > 1 and job.local_rank < _C.evidence_carriers:
+            try:
+                self._evidence = _C.EvidenceExchange(self.client, self.store, job.node, job.nodes, incarnation)
+            except Exception as error:
+                self.failed("evidence of hangs for other nodes", error)
 
     def _install_continuation(self) -> None:
         if self.env["resume"] == "exact":
@@ -537,6 +544,7 @@ class Session:
         if at_exit and self.client is not None:
             self.client.bye_at_exit()
         self.engine = None
+        self._evidence = None
         self.client = None
 
 

@@ -23,7 +23,7 @@ sys.path[:0] = [str(HERE.parent / "fault")]
 from launchers import Forkrun, TrainJob, kill_all  # noqa: E402
 
 HEADER = struct.Struct("<IHHII")
-MAGIC = 0x57544652
+MAGIC, VERSION = 0x57544652, 2
 
 
 @pytest.fixture(scope="module")
@@ -118,13 +118,13 @@ def talk_nonsense(path: Path, stop: threading.Event) -> None:
     nonsense = [
         b"GET / HTTP/1.1\r\n\r\n",
         os.urandom(4096),
-        HEADER.pack(MAGIC, 1, 1, 0xFFFFFFFF, 0),
+        HEADER.pack(MAGIC, VERSION, 1, 0xFFFFFFFF, 0),
         HEADER.pack(MAGIC, 9, 1, 2, 0) + b"{}",
-        HEADER.pack(MAGIC, 1, 1, len(hello), 0) + hello,
-        HEADER.pack(MAGIC, 1, 1, 2, 0) + b"{}",
-        HEADER.pack(MAGIC, 1, 20, 32, 0) + bytes(32),
-        HEADER.pack(MAGIC, 1, 10, 18, 0) + b'{"rank":0,"bytes":',
-        HEADER.pack(MAGIC, 1, 1, 1000, 0) + b"[" * 500,
+        HEADER.pack(MAGIC, VERSION, 1, len(hello), 0) + hello,
+        HEADER.pack(MAGIC, VERSION, 1, 2, 0) + b"{}",
+        HEADER.pack(MAGIC, VERSION, 20, 32, 0) + bytes(32),
+        HEADER.pack(MAGIC, VERSION, 10, 18, 0) + b'{"rank":0,"bytes":',
+        HEADER.pack(MAGIC, VERSION, 1, 1000, 0) + b"[" * 500,
         b"",
     ]
     turn = 0

@@ -21,7 +21,7 @@ pytest.importorskip("rich")
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = struct.Struct("<IHHII")
 BALLOT = struct.Struct("<qQQB7x")
-MAGIC = 0x57544652
+MAGIC, VERSION = 0x57544652, 2
 
 RANK_STATS = {
     "steps": 412,
@@ -72,11 +72,11 @@ class FakeAgent:
         stream = connection.makefile("rb")
         while header := stream.read(HEADER.size):
             magic, version, kind, size, _ = HEADER.unpack(header)
-            assert (magic, version) == (MAGIC, 1)
+            assert (magic, version) == (MAGIC, VERSION)
             body = stream.read(size)
             if kind == 20:  # a vote: committed at once
                 step, incarnation = BALLOT.unpack(body)[:2]
-                connection.sendall(HEADER.pack(MAGIC, 1, 21, size, 0) + BALLOT.pack(step, incarnation, 0, 1))
+                connection.sendall(HEADER.pack(MAGIC, VERSION, 21, size, 0) + BALLOT.pack(step, incarnation, 0, 1))
                 continue
             payload = json.loads(body or b"{}")
             fd = -1
@@ -91,7 +91,7 @@ class FakeAgent:
                 answer = self.answers.get(kind, (3, {"what": f"unexpected type {kind}", "hint": ""}))
             self.requests.append((kind, payload))
             body = json.dumps(answer[1]).encode()
-            frame = HEADER.pack(MAGIC, 1, answer[0], len(body), 0) + body
+            frame = HEADER.pack(MAGIC, VERSION, answer[0], len(body), 0) + body
             if fd >= 0:
                 socket.send_fds(connection, [frame], [fd])
             else:

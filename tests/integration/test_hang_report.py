@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 _C = pytest.importorskip("reft._C", reason="needs the native module")
 
 HEADER = struct.Struct("<IHHII")
-MAGIC = 0x57544652
+MAGIC, VERSION = 0x57544652, 2
 HELLO, WELCOME, STACK_REQUEST, STACK_REPLY = 1, 2, 40, 41
 
 RANK = """
@@ -83,7 +83,7 @@ class PlayedAgent:
     def send(self, kind: int, payload: dict[str, Any]) -> None:
         assert self._peer is not None
         body = json.dumps(payload).encode()
-        self._peer.sendall(HEADER.pack(MAGIC, 1, kind, len(body), 0) + body)
+        self._peer.sendall(HEADER.pack(MAGIC, VERSION, kind, len(body), 0) + body)
 
     def receive(self) -> tuple[int, dict[str, Any]]:
         assert self._peer is not None
