@@ -9,7 +9,8 @@
 //   likely, and nobody who is named is seen at work: uses a processor, reads or writes, has children that do, compiles. One
 //   rank that evaluates while the others are in the next step's all_reduce looks like a hang in all other respects.
 // - else when nothing has moved for kHardCapFactor times the time after which the user calls it suspicious.
-// - never while somebody debugs a rank, and for a while after: a debugger makes hangs. Somebody who sits at a Python
+// - never while somebody debugs a rank, and for a while after: a debugger makes hangs. On other nodes only a look at them can tell,
+//   so one comes before ranks are ended at that time. Somebody who sits at a Python
 //   debugger's prompt is not to lose it at all.
 // - not by the agent where a rank is dead: launchers end the rest themselves, and give handlers of SIGTERM their time.
 //   Only a launcher that does nothing within kLauncherNs is helped.
@@ -32,7 +33,8 @@ std::string secondsOf(int64_t ns) {
 }  // namespace
 
 std::string AbortPolicy::reported(const Report& report, uint64_t incarnation, int64_t now_ns) {
-  pending_ = decided_ = looking_ = confirmed_ = false;
+  pending_ = decided_ = looking_ = confirmed_ = seen_ = spared_ = false;
+  far_ = report.nodes > 1;
   if (!enabled_) {
     return "";
   }
@@ -55,8 +57,9 @@ void AbortPolicy::lookedAgain(const Report& report) {
     return;  // of an earlier report
   }
   looking_ = false;
+  spared_ = far_ && (report.traced || report.state != VerdictState::kHang);
   confirmed_ = report.state == VerdictState::kHang && report.confidence != Confidence::kUndecidable &&
-               !report.at_work && report.finding == finding_;
+               !report.at_work && !spared_ && report.finding == finding_;
   decided_ = confirmed_;  // else the cap is left
   pending_ = pending_ && !report.prompt;
   why_ = "the verdict is " + std::string(confidenceName(report.confidence)) + ", and so it is on a second look";
@@ -67,15 +70,19 @@ AbortPolicy::Act AbortPolicy::tick(int64_t now_ns, int64_t still_ns, uint64_t in
   if (!pending_) {
     return Act::kNothing;
   }
-  if (debugged) {
+  if (debugged || spared_) {
     next_ns_ = now_ns + suspect_ns_;
-    confirmed_ = false;
+    confirmed_ = seen_ = spared_ = false;
     return Act::kNothing;
   }
   if (now_ns < next_ns_ || looking_) {
     return Act::kNothing;
   }
   if (still_ns >= kHardCapFactor * suspect_ns_ && !confirmed_) {
+    if (far_ && !seen_) {
+      seen_ = looking_ = true;
+      return Act::kLookAgain;
+    }
     why_ = "nothing has moved for " + secondsOf(still_ns);
     pending_ = false;
     return Act::kAbort;

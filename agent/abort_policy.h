@@ -41,6 +41,9 @@ class AbortPolicy {
   bool decided_ = false;    // it need not last until the cap
   bool looking_ = false;    // the second look is under way
   bool confirmed_ = false;  // and has found the same
+  bool far_ = false;        // ranks of other nodes hang with these: what happens there shows in a look only
+  bool seen_ = false;       // such a look came when the cap was reached
+  bool spared_ = false;     // and found a debugger, or progress
   int64_t next_ns_ = 0;     // not before
   uint64_t incarnation_ = 0;
   std::string finding_;

@@ -32,7 +32,6 @@ enum Token : uint64_t { kListener = 1, kTimer = 2, kWake = 3, kHttpListener = 4,
 constexpr size_t kMaxPeers = 4096;
 constexpr size_t kMaxHttp = 64;
 constexpr size_t kMaxHttpRequest = 8192;
-constexpr size_t kMaxCollections = 64;
 constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTickNs = kSecond / 4;
@@ -46,6 +45,8 @@ constexpr int64_t kAfterCrashNs = kSecond / 5;
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // A rank that was told to end and has not by then is stopped, or its threads do not run.
 constexpr int64_t kAbortNs = 5 * kSecond;
+// Nodes that did not answer are asked so many times more.
+constexpr int kLooksForSilent = 3;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
 constexpr int64_t kFirstWaitNs = 30 * kSecond;
 
@@ -103,6 +104,7 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
       }),
       hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9), kTickNs),
       abort_policy_(options_.abort_on_hang, static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
+      turn_(options_.node, static_cast<int64_t>(options_.hang_suspect_sec * 1e9)),
       empty_since_ns_(clock.nowNs()) {
   if (!epoll_ || !timer_ || !wake_) {
     throw SystemError("epoll, timerfd or eventfd");
@@ -402,6 +404,8 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
       return;
     }
     case wire::Type::kNotes: rank.notes = parseNotes(frame.payload); return;
+    case wire::Type::kEvidenceRequest: evidenceRequested(peer, parseEvidenceRequest(frame.payload)); return;
+    case wire::Type::kGathered: gathered(peer, parseGathered(frame.payload)); return;
     case wire::Type::kBye:
       rank.said_bye = true;
       logInfo("agent", "rank ", rank.hello.rank, " said bye");
@@ -516,12 +520,11 @@ void Agent::tick() {
   }
   hang_watch_.look(now);
   // The answers to an earlier look may still be on their way.
-  const bool looking = std::any_of(collections_.begin(), collections_.end(),
-                                   [](const StackCollection& open) { return open.requester == 0; });
-  if (!looking && hang_watch_.suspect(live, now)) {
+  if (!looking() && hang_watch_.suspect(live, now) && turn_.suspect(ranks_.nodes(), now)) {
     logInfo("agent", "no rank made progress for ", options_.hang_suspect_sec, " s: collecting stacks");
     collectStacks(0, {});
   }
+  watchNodes(now);
   if (hang_watch_.halfway(now)) {
     noteUsed(now);
   }
@@ -535,6 +538,12 @@ void Agent::tick() {
   std::erase_if(http_, [now](const auto& entry) { return entry.second.deadline_ns < now; });
 }
 
+// Whether the watch itself waits for answers.
+bool Agent::looking() const {
+  return std::any_of(collections_.begin(), collections_.end(),
+                     [](const StackCollection& open) { return open.requester == 0; });
+}
+
 void Agent::noteUsed(int64_t now) {
   noted_.clear();
   for (const auto& [number, rank] : ranks_.all()) {
@@ -544,7 +553,7 @@ void Agent::noteUsed(int64_t now) {
   }
 }
 
-void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why) {
+StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why) {
   // The watch itself asks once at a time, and has nobody to tell that it may not.
   if (requester != 0 && collections_.size() >= kMaxCollections) {
     throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
@@ -567,9 +576,7 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Wh
       continue;  // what it did in an earlier attempt is not to be compared
     }
     collection.replies[number];
-    if (requester == 0) {
-      collection.used[number] = {now, processCounters(rank.pid)};
-    }
+    collection.used[number] = {now, processCounters(rank.pid)};
     auto* peer = connectionOf(rank);
     if (collection.crash) {
       continue;
@@ -581,7 +588,10 @@ void Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Wh
       collection.outside.read(number, rank.pid);  // it will not answer
     }
   }
-  collections_.push_back(std::move(collection));
+  if (requester == 0 && !collection.crash) {
+    askNodes(collection);
+  }
+  return &collections_.emplace_back(std::move(collection));
 }
 
 // Who has not answered in time may hang in C, or have no time.
@@ -608,48 +618,67 @@ void Agent::finishCollections() {
     if (!nobody_left && now >= it->deadline_ns && !it->asked_outside && !it->crash) {
       askOutside(*it);
     }
-    if ((!nobody_left || it->crash) && now < it->deadline_ns) {
+    const bool nodes_left = it->nodes.wanted && !it->nodes.over && now < it->nodes.deadline_ns;
+    if (((!nobody_left || it->crash) && now < it->deadline_ns) || nodes_left) {
       ++it;
       continue;
     }
-    if (it->requester == 0 && it->incarnation != ranks_.incarnation()) {
+    const bool of_watch = it->requester == 0;
+    if ((of_watch || it->node_request != 0) && it->incarnation != ranks_.incarnation()) {
       logInfo("agent", "the ranks were started again while evidence was collected");
       it = collections_.erase(it);
       continue;
     }
-    const auto report = writeReport(ranks_, *it, options_.job, options_.node,
-                                    it->requester == 0 && !it->crash ? options_.hang_suspect_sec : 0, now, noted_,
-                                    gone_ns_, hang_watch_.awayNs());
-    if (it->requester == 0 && !it->crash) {
+    const bool asked = of_watch || it->node_request != 0;
+    auto evidence =
+        nodeEvidence(ranks_, *it, options_.job, options_.node, of_watch && !it->crash ? options_.hang_suspect_sec : 0,
+                     now, asked ? noted_ : std::map<int, Noted>{}, gone_ns_, hang_watch_.awayNs());
+    if (asked && !it->crash) {
       noteUsed(now);  // for the next look
     }
-    if (it->requester != 0) {
+    if (it->node_request != 0) {
+      answerNode(*it, evidence);
+      it = collections_.erase(it);
+      continue;
+    }
+    addNodes(evidence, *it);
+    const auto report = judge(evidence);
+    if (!of_watch) {
       if (const auto peer = peers_.find(it->requester); peer != peers_.end()) {
         peer->second->send(wire::Type::kStacks, report.json);
       }
-    } else if (it->confirms) {
-      abort_policy_.lookedAgain(report);
-      logInfo("agent", "second look:\n", report.screen);
     } else if (it->crash && !it->looked && (!report.disagreement || report.confidence == Confidence::kUndecidable)) {
       // The others may be about to begin the op, and the launcher has not ended them yet.
       it->looked = true;
       it->deadline_ns = now + kAfterCrashNs;
       ++it;
       continue;
-    } else if (it->crash && !report.disagreement) {
-      logInfo("agent", "the ranks did not disagree about an op when one of them ended");
-    } else if (report.state == VerdictState::kHang) {
-      hang_watch_.reported();
-      if (it->crash) {
-        death_due_ns_ = 0;
-        crash_incarnation_ = it->incarnation;
-      }
-      ++counters_.hang_reports;
-      reportHang(report, *it);
     } else {
-      logInfo("agent", "no hang:\n", report.screen);
+      concluded(*it, report, now);
     }
     it = collections_.erase(it);
+  }
+}
+
+// A look of the watch is over.
+void Agent::concluded(StackCollection& collection, const Report& report, int64_t now) {
+  if (collection.confirms) {
+    abort_policy_.lookedAgain(report);
+    logInfo("agent", "second look:\n", report.screen);
+  } else if (collection.crash && !report.disagreement) {
+    logInfo("agent", "the ranks did not disagree about an op when one of them ended");
+  } else if (report.state != VerdictState::kHang) {
+    logInfo("agent", "no hang:\n", report.screen);
+  } else if (hang_watch_.reportedStillNs(now) > 0 && report.confidence == Confidence::kUndecidable) {
+    logInfo("agent", "looked again, and nobody can be named yet:\n", report.screen);
+  } else {
+    hang_watch_.reported(report.silent && report.confidence == Confidence::kUndecidable ? kLooksForSilent : 0);
+    if (collection.crash) {
+      death_due_ns_ = 0;
+      crash_incarnation_ = collection.incarnation;
+    }
+    ++counters_.hang_reports;
+    reportHang(report, collection);
   }
 }
 

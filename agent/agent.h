@@ -18,6 +18,7 @@
 #include "agent/options.h"
 #include "agent/rank_table.h"
 #include "agent/status.h"
+#include "agent/turn.h"
 #include "intercept/base/clock.h"
 #include "snapshot/commit.h"
 
@@ -25,6 +26,8 @@ namespace reft::agent {
 
 class Agent {
  public:
+  static constexpr size_t kMaxCollections = 64;  // of stacks, at a time
+
   enum class End { kClean, kAbandoned, kStopped };
 
   // `listener` listens already.
@@ -59,9 +62,20 @@ class Agent {
   void sweep();
   void tick();
   enum class Why { kAsked, kConfirm, kCrash };
-  void collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why = Why::kAsked);
+  StackCollection* collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why = Why::kAsked);
   void askOutside(StackCollection& collection);
   void finishCollections();
+  // Other nodes; agent_nodes.cc.
+  Connection* carrier();
+  void askNodes(StackCollection& collection);
+  void tellNodes(NodeRequest kind);
+  void evidenceRequested(Connection& peer, const EvidenceRequest& request);
+  void gathered(const Connection& peer, Gathered gathered);
+  void answerNode(const StackCollection& collection, const HangEvidence& evidence);
+  void addNodes(HangEvidence& evidence, const StackCollection& collection);
+  void watchNodes(int64_t now);
+  bool looking() const;
+  void concluded(StackCollection& collection, const Report& report, int64_t now);
   void reportHang(const Report& report, const StackCollection& collection);
   void noteUsed(int64_t now);
   Connection* speaker(const StackCollection& collection);
@@ -82,6 +96,9 @@ class Agent {
   CommitLedger ledger_;
   HangWatch hang_watch_;
   AbortPolicy abort_policy_;
+  Turn turn_;
+  uint64_t turn_episode_ = 0;
+  int64_t hold_due_ns_ = 0;
   std::map<int, Noted> noted_;      // by rank; of the present episode
   std::map<int, int64_t> gone_ns_;  // by rank: when its end was noticed
   // REFT_HANG_ACTION=abort

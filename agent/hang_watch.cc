@@ -56,13 +56,15 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
     seen_ns_ = newest;
     seen_ranks_ = live.size();
     reported_ = noted_ = false;
+    looks_left_ = 0;
     const auto mark_ns = static_cast<int64_t>(newest);
     away_ns_ = mark_ns < back_ns_ ? unseen_ns_ : 0;
     next_ns_ = mark_ns + suspect_ns_ + away_ns_;
   }
-  if (reported_ || newest == 0 || !pending || now_ns < next_ns_) {
+  if ((reported_ && looks_left_ == 0) || newest == 0 || !pending || now_ns < next_ns_) {
     return false;
   }
+  looks_left_ -= reported_ ? 1 : 0;
   next_ns_ = now_ns + suspect_ns_;
   return true;
 }
@@ -94,15 +96,16 @@ void addOutside(RankEvidence& rank, const std::optional<RemoteStacks>& read) {
 
 }  // namespace
 
-Report writeReport(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
-                   double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted,
-                   const std::map<int, int64_t>& gone_ns, int64_t away_ns) {
+HangEvidence nodeEvidence(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
+                          double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted,
+                          const std::map<int, int64_t>& gone_ns, int64_t away_ns) {
   std::array<char, 256> host{};
   ::gethostname(host.data(), host.size() - 1);
   HangEvidence evidence;
   evidence.job = job;
   evidence.node = node;
   evidence.world = ranks.world();
+  evidence.nodes = ranks.nodes();
   evidence.now_ns = now_ns;
   evidence.suspect_sec = suspect_sec;
   evidence.away_sec = static_cast<double>(away_ns) * 1e-9;
@@ -110,6 +113,7 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
     auto* rank = ranks.find(number);
     RankEvidence entry;
     entry.rank = number;
+    entry.node = node;
     entry.host = host.data();
     if (rank == nullptr) {
       entry.error = "not a rank of this node";
@@ -155,6 +159,10 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
     }
     evidence.ranks.push_back(std::move(entry));
   }
+  return evidence;
+}
+
+Report judge(const HangEvidence& evidence) {
   const Verdict verdict = decide(evidence);
   Report report{verdict.state,
                 verdict.confidence,
@@ -177,6 +185,10 @@ Report writeReport(RankTable& ranks, const StackCollection& collection, const st
   report.somebody_died = std::any_of(evidence.ranks.begin(), evidence.ranks.end(), [](const RankEvidence& rank) {
     return !rank.alive && !rank.said_bye && rank.pid > 0;
   });
+  report.traced = std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
+                              [](const RankEvidence& rank) { return rank.alive && rank.tracer_pid > 0; });
+  report.nodes = evidence.nodes;
+  report.silent = !evidence.silent_nodes.empty();
   return report;
 }
 

@@ -36,14 +36,19 @@ class HangWatch {
   // True when a verdict is due: every live rank stood still for suspect_ns and some live rank has a pending op. Then
   // again after every further suspect_ns, until reported() or until some rank moves, joins or goes.
   bool suspect(const std::map<int, Progress>& live, int64_t now_ns);
+  // The newest mark that was seen: another one is another episode.
+  uint64_t episode() const { return seen_ns_; }
   // How long nothing has moved in an episode whose report is written; 0: there is none.
   int64_t reportedStillNs(int64_t now_ns) const {
     return reported_ ? now_ns - static_cast<int64_t>(seen_ns_) - awayNs() : 0;
   }
   // How long of that time the agent itself was away.
   int64_t awayNs() const { return away_ns_; }
-  // This episode needs no further verdict.
-  void reported() { reported_ = true; }
+  // This episode needs no further verdict; but `more_looks` come, as somebody may answer then who has not so far.
+  void reported(int more_looks = 0) {
+    reported_ = true;
+    looks_left_ = more_looks;
+  }
   // True once an episode, when half of suspect_ns is over: the time to note what processes have used so far.
   bool halfway(int64_t now_ns);
 
@@ -55,6 +60,7 @@ class HangWatch {
   int64_t back_ns_ = 0;    // until then
   int64_t away_ns_ = 0;    // in this episode
   bool reported_ = false;
+  int looks_left_ = 0;  // after the report
   bool noted_ = false;
   uint64_t seen_ns_ = 0;
   size_t seen_ranks_ = 0;
@@ -67,6 +73,22 @@ struct Noted {
   ProcessCounters counters;
 };
 
+// What the agents of other nodes say about a hang.
+struct NodesAsked {
+  bool wanted = false;
+  bool over = false;
+  uint64_t carrier = 0;  // connection of the rank that asks
+  int64_t asked_ns = 0;
+  int64_t deadline_ns = 0;
+  struct Answer {
+    NodeAnswer said;
+    int64_t at_ns = 0;  // when it came
+  };
+  std::vector<Answer> answers;
+  std::vector<int> silent;
+  std::string problem;
+};
+
 // Answers to one stack_request, waited for until `deadline_ns`.
 struct StackCollection {
   uint64_t id = 0;
@@ -74,7 +96,11 @@ struct StackCollection {
   bool confirms = false;   // the second look of AbortPolicy
   bool crash =
       false;  // a rank has just ended: of interest if ranks disagreed about an op; nobody is asked, most end as well
-  bool looked = false;  // at the crash, once
+  bool looked = false;           // at the crash, once
+  uint64_t node_request = 0;     // not 0: for another node; `requester` and `askers` carry the answer
+  std::vector<uint64_t> askers;  // further connections that wait for it
+  int64_t asked_ns = 0;
+  NodesAsked nodes;
   uint64_t incarnation = 0;
   int64_t deadline_ns = 0;
   std::map<int, std::optional<std::string>> replies;  // rank → payload
@@ -94,11 +120,15 @@ struct Report {
   bool prompt = false;         // somebody sits at a Python debugger's prompt
   bool somebody_died = false;  // without a clean end
   bool disagreement = false;   // about an op; it is what the verdict says
+  bool traced = false;         // a debugger or tracer is attached to somebody, on whatever node
+  int nodes = 1;               // of the job
+  bool silent = false;         // some of them are
 };
-// `noted` (what was used at the beginning of the time that is looked at) and `gone_ns` (when a rank's end was noticed) may
-// lack ranks.
-Report writeReport(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
-                   double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted = {},
-                   const std::map<int, int64_t>& gone_ns = {}, int64_t away_ns = 0);
+// What is known here about the ranks of this node. `noted` (what was used at the beginning of the time that is looked at) and
+// `gone_ns` (when a rank's end was noticed) may lack ranks.
+HangEvidence nodeEvidence(RankTable& ranks, const StackCollection& collection, const std::string& job, int node,
+                          double suspect_sec, int64_t now_ns, const std::map<int, Noted>& noted = {},
+                          const std::map<int, int64_t>& gone_ns = {}, int64_t away_ns = 0);
+Report judge(const HangEvidence& evidence);
 
 }  // namespace reft::agent

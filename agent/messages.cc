@@ -4,6 +4,7 @@
 #include <charconv>
 #include <nlohmann/json.hpp>
 
+#include "hang_detect/evidence_json.h"
 #include "intercept/base/error.h"
 #include "intercept/base/wire.h"
 
@@ -147,6 +148,64 @@ std::vector<Note> parseNotes(std::string_view payload) {
     notes.push_back(std::move(note));
   }
   return notes;
+}
+
+const char* nodeRequestName(NodeRequest kind) {
+  return kind == NodeRequest::kEvidence ? "evidence" : kind == NodeRequest::kHold ? "hold" : "please";
+}
+
+std::string gatherPayload(uint64_t id, double seconds, NodeRequest kind) {
+  return json{{"id", id}, {"seconds", seconds}, {"kind", nodeRequestName(kind)}}.dump();
+}
+
+EvidenceRequest parseEvidenceRequest(std::string_view payload) {
+  const auto from = object(payload);
+  EvidenceRequest request;
+  request.id = static_cast<uint64_t>(integer(from, "id", 1, INT64_MAX));
+  request.node = static_cast<int>(integer(from, "node", 0, kMaxRank));
+  const auto kind = text(from, "kind", 16);
+  for (const auto known : {NodeRequest::kEvidence, NodeRequest::kHold, NodeRequest::kPlease}) {
+    if (kind == nodeRequestName(known)) {
+      request.kind = known;
+      return request;
+    }
+  }
+  throw InvalidArgument("kind", "something else", "evidence|hold|please");
+}
+
+std::string evidencePayload(uint64_t id, int node, int64_t asked_ns, const std::string& boot,
+                            const std::string& evidence) {
+  // Put together as text: the evidence is long, and is JSON already.
+  return "{\"id\":" + std::to_string(id) + ",\"answer\":{\"node\":" + std::to_string(node) +
+         ",\"asked_ns\":" + std::to_string(asked_ns) + ",\"boot\":" + json(boot).dump() + ",\"evidence\":" + evidence +
+         "}}";
+}
+
+Gathered parseGathered(std::string_view payload) {
+  const auto from = object(payload);
+  Gathered gathered;
+  gathered.id = static_cast<uint64_t>(integer(from, "id", 0, INT64_MAX));
+  if (const auto answer = from.find("answer"); answer != from.end()) {
+    const auto node = static_cast<int>(integer(from, "node", 0, kMaxRank));
+    const auto evidence = answer->is_object() ? answer->find("evidence") : answer->end();
+    auto read = answer->is_object() && evidence != answer->end() ? evidenceOf(*evidence) : std::nullopt;
+    if (read) {
+      const int64_t zero = 0;
+      gathered.answer = NodeAnswer{node, integer(*answer, "asked_ns", 0, INT64_MAX, &zero), text(*answer, "boot", 64),
+                                   std::move(*read)};
+    }
+    return gathered;
+  }
+  gathered.end = true;
+  gathered.error = text(from, "error", 512);
+  const auto silent = from.find("silent");
+  if (silent == from.end() || !silent->is_array() || silent->size() > static_cast<size_t>(kMaxRank)) {
+    throw InvalidArgument("silent", "something else", "an array of nodes");
+  }
+  for (const auto& node : *silent) {
+    gathered.silent.push_back(static_cast<int>(integer(json{{"silent", node}}, "silent", 0, kMaxRank)));
+  }
+  return gathered;
 }
 
 std::string errorPayload(const std::string& what, const std::string& hint) {

@@ -6,9 +6,12 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "hang_detect/report.h"
 
 namespace reft::agent {
 
@@ -45,6 +48,47 @@ uint64_t parseStackReplyId(std::string_view payload);
 constexpr size_t kMaxNotes = 256;
 using Note = std::array<std::string, 4>;
 std::vector<Note> parseNotes(std::string_view payload);
+
+// What a node is asked for by another.
+enum class NodeRequest {
+  kEvidence,  // the evidence about its ranks, at once
+  kHold,      // nothing: the other has the matter in hand
+  kPlease,    // the first node: to look at the job
+};
+const char* nodeRequestName(NodeRequest kind);
+
+// {"id", "seconds", "kind"} of kGather: answers are waited for so long.
+std::string gatherPayload(uint64_t id, double seconds, NodeRequest kind);
+
+struct EvidenceRequest {
+  uint64_t id = 0;  // of the job's store
+  int node = 0;     // that asks
+  NodeRequest kind = NodeRequest::kHold;
+};
+EvidenceRequest parseEvidenceRequest(std::string_view payload);
+
+// {"id", "answer": {"node", "asked_ns", "boot", "evidence"}} of kEvidence. `evidence`: from evidenceJson().
+std::string evidencePayload(uint64_t id, int node, int64_t asked_ns, const std::string& boot,
+                            const std::string& evidence);
+
+// What another node has answered.
+struct NodeAnswer {
+  int node = 0;
+  int64_t asked_ns = 0;  // when the request came, by that node's clock
+  std::string boot;      // equal on all agents of one machine since it was started
+  HangEvidence evidence;
+};
+
+// kGathered: an answer ({"id", "node", "answer"}), or the end ({"id", "silent", "error"}).
+struct Gathered {
+  uint64_t id = 0;
+  std::optional<NodeAnswer> answer;
+  bool end = false;
+  std::vector<int> silent;
+  std::string error;
+};
+// An answer that is none of ours is left out: its node is not the one to blame who carries it.
+Gathered parseGathered(std::string_view payload);
 
 // {"what", "hint"} of kError.
 std::string errorPayload(const std::string& what, const std::string& hint);

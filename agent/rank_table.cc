@@ -206,6 +206,15 @@ int RankTable::world() const {
   return newest == ranks_.end() ? 0 : newest->second.hello.world;
 }
 
+int RankTable::nodes() const {
+  for (const auto& [number, rank] : ranks_) {
+    if (rank.pid > 0 && rank.hello.incarnation == incarnation_) {
+      return (rank.hello.world + rank.hello.local_world - 1) / rank.hello.local_world;
+    }
+  }
+  return 1;
+}
+
 std::vector<std::pair<CommitKey, CommitLedger::Held>> RankTable::sealed(RankState& rank) {
   std::vector<std::pair<CommitKey, CommitLedger::Held>> keys;
   if (const auto* vault = rank.readable()) {

@@ -61,6 +61,7 @@ class RankTable {
   // restarts left begins anew.
   bool mayComeBack() const;
   int world() const;
+  int nodes() const;                                     // that the newest ranks said the job has
   uint64_t incarnation() const { return incarnation_; }  // the newest
 
   std::vector<std::pair<CommitKey, CommitLedger::Held>> sealed(RankState& rank);

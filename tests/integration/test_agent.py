@@ -86,11 +86,11 @@ def memfd(data: bytes, sealed: bool = True) -> int:
 class Node:
     """One started agent."""
 
-    def __init__(self, root: Path, *options: str, job: str = "demo", linger: float = 60) -> None:
+    def __init__(self, root: Path, *options: str, job: str = "demo", linger: float = 60, node: int = 0) -> None:
         self.root, self.job = root, job
-        self.directory = root / "run" / job / "node-0"
+        self.directory = root / "run" / job / f"node-{node}"
         self.socket = self.directory / "agent.sock"
-        self.arguments = [str(BINARY), "--run-dir", str(root / "run"), "--job", job, "--node", "0"]
+        self.arguments = [str(BINARY), "--run-dir", str(root / "run"), "--job", job, "--node", str(node)]
         self.arguments += ["--linger-sec", str(linger), *options]
         self.pid = 0
 
@@ -226,11 +226,11 @@ def test_wrong_options_are_usage_errors(tmp_path: Path, arguments: list[str]) ->
     [
         b"GET / HTTP/1.1\r\n\r\n",
         struct.pack("<IHHII", protocol.MAGIC, 9, 1, 0, 0),
-        struct.pack("<IHHII", protocol.MAGIC, 1, 1, 0xFFFFFFFF, 0),
-        struct.pack("<IHHII", protocol.MAGIC, 1, 1, 3, 0) + b"{{{",
-        struct.pack("<IHHII", protocol.MAGIC, 1, 12, 2, 0) + b"{}",
-        struct.pack("<IHHII", protocol.MAGIC, 1, 777, 0, 0),
-        struct.pack("<IHHII", protocol.MAGIC, 1, 1, 20000, 0) + b"[" * 20000,
+        struct.pack("<IHHII", protocol.MAGIC, protocol.VERSION, 1, 0xFFFFFFFF, 0),
+        struct.pack("<IHHII", protocol.MAGIC, protocol.VERSION, 1, 3, 0) + b"{{{",
+        struct.pack("<IHHII", protocol.MAGIC, protocol.VERSION, 12, 2, 0) + b"{}",
+        struct.pack("<IHHII", protocol.MAGIC, protocol.VERSION, 777, 0, 0),
+        struct.pack("<IHHII", protocol.MAGIC, protocol.VERSION, 1, 20000, 0) + b"[" * 20000,
     ],
 )
 def test_malformed_frame_gets_one_error_and_a_close(make: Callable[..., Node], garbage: bytes) -> None:
@@ -249,7 +249,7 @@ def test_malformed_frame_gets_one_error_and_a_close(make: Callable[..., Node], g
     assert "refused" in node.log()
 
 
-@pytest.mark.parametrize("fields", [{"job": "other"}, {"node": 3}, {"protocol": 2}, {"role": "king"}])
+@pytest.mark.parametrize("fields", [{"job": "other"}, {"node": 3}, {"protocol": protocol.VERSION + 1}, {"role": "king"}])
 def test_hello_of_somebody_else_is_refused(make: Callable[..., Node], fields: dict[str, Any]) -> None:
     node = make()
     with pytest.raises(ValueError, match="refuses"):

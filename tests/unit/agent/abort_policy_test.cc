@@ -117,6 +117,25 @@ TEST_F(AbortPolicyTest, NewRanksAreNotEndedForOldOnes) {
   EXPECT_EQ(at(400), Act::kNothing);
 }
 
+TEST_F(AbortPolicyTest, WhatHappensOnOtherNodesIsSeenByALookAtTheCap) {
+  Report far = undecided(), traced = undecided(), moving = undecided();
+  far.nodes = traced.nodes = moving.nodes = 2;
+  traced.traced = true;
+  moving.state = VerdictState::kSlow;
+  for (const Report& second : {traced, moving}) {
+    report(far);
+    EXPECT_EQ(at(39), Act::kNothing);
+    EXPECT_EQ(at(40), Act::kLookAgain);
+    EXPECT_EQ(at(41), Act::kNothing);
+    policy.lookedAgain(second);
+    EXPECT_EQ(at(42), Act::kNothing);
+    EXPECT_EQ(at(45), Act::kNothing);
+    EXPECT_EQ(at(46), Act::kLookAgain);
+    policy.lookedAgain(far);
+    EXPECT_EQ(at(47), Act::kAbort);
+  }
+}
+
 TEST_F(AbortPolicyTest, ALauncherHasItsTimeToEndWhatADeadRankLeft) {
   Report dead = hang();
   dead.somebody_died = true;

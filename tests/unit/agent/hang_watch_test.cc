@@ -16,6 +16,23 @@ TEST(HangWatch, ReportsOnceWhenEveryRankStandsStillWithAPendingOp) {
   EXPECT_FALSE(watch.suspect(live, 5000));
 }
 
+TEST(HangWatch, LooksAgainAfterAReportAsOftenAsItIsTold) {
+  HangWatch watch(100);
+  std::map<int, Progress> live{{0, {5, 1000, true}}};
+  EXPECT_TRUE(watch.suspect(live, 1100));
+  watch.reported(2);
+  EXPECT_FALSE(watch.suspect(live, 1199));
+  EXPECT_TRUE(watch.suspect(live, 1200));
+  EXPECT_TRUE(watch.suspect(live, 1300));
+  EXPECT_FALSE(watch.suspect(live, 5000));
+  watch.reported(2);
+  live[0].heartbeat_ns = 5100;
+  EXPECT_FALSE(watch.suspect(live, 5150));
+  EXPECT_TRUE(watch.suspect(live, 5200));  // another hang
+  watch.reported();
+  EXPECT_FALSE(watch.suspect(live, 5300));
+}
+
 TEST(HangWatch, WhatTheAgentHasNotSeenIsNotHeldAgainstTheRanks) {
   HangWatch watch(100, 10);
   const std::map<int, Progress> waiting{{0, {1, 1000, true}}};

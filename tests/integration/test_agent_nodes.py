@@ -1,0 +1,153 @@
+"""The agents of a job over several nodes: who looks at a hang, what they ask each other, and what is said where nobody answers.
+
+The test plays the ranks, which carry what agents say through the job's store, and so all other nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
+import test_agent  # noqa: E402
+from test_agent import Node, make, protocol, put, vault_bytes, wait_for  # noqa: E402, F401
+
+pytestmark = test_agent.pytestmark
+SECOND = 1_000_000_000
+
+
+class Carrier:
+    """Local rank 0 of a node of two ranks in a job of four; it waits in an op since `waits_sec`."""
+
+    def __init__(self, node: Node, number: int, waits_sec: float | None = 2.0) -> None:
+        fields = {"world": 4, "local_world": 2, "local_rank": 0, "node": number}
+        self.connection = node.rank(2 * number, **fields)
+        age = None if waits_sec is None else int(waits_sec * SECOND)
+        put(self.connection, 2 * number, vault_bytes(2 * number, world=4, pending_op_age_ns=age))
+
+    def until(self, wanted: int) -> dict[str, Any]:
+        """The next message of that kind; answers what comes before it."""
+        while True:
+            kind, message, _ = self.connection.receive()
+            if kind == protocol.STACK_REQUEST:
+                reply = {"id": message["id"], "rank": 0, "pid": os.getpid(), "text": "", "error": ""}
+                self.connection.send(protocol.STACK_REPLY, reply)
+            if kind == wanted:
+                return message
+
+    def __enter__(self) -> Carrier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+
+def evidence_of_node_one(asks: dict[str, Any]) -> dict[str, Any]:
+    """Rank 2 waits in the same op, rank 3 has not begun it and is stopped. Its clock has nothing to do with ours."""
+    now = 77 * SECOND
+    op = {"kind": 2, "group_index": 0, "seq": 1, "ticket": 1, "bytes": 4, "signature": 0, "call_site_id": 0, "peer": -1}
+    op |= {"begin_ns": now - 2 * SECOND, "enqueued_ns": now - 2 * SECOND, "wait_begin_ns": now - 2 * SECOND}
+    ranks = []
+    for rank in (2, 3):
+        entry = {"rank": rank, "node": 1, "pid": 900 + rank, "host": "other", "alive": True, "answered": rank == 2}
+        entry |= {"proc_state": "S" if rank == 2 else "T", "groups": [{"name": "default_pg", "rank": rank, "size": 4}]}
+        tail = [op] if rank == 2 else []
+        ranks.append(entry | {"tail": tail, "ops_begun": len(tail), "heartbeat_age_ns": 2 * SECOND})
+    evidence = {"report": "hang", "version": 2, "job": "demo", "node": 1, "now_ns": now, "world": 4, "ranks": ranks}
+    return {"id": asks["id"], "node": 1, "answer": {"node": 1, "asked_ns": now - SECOND // 10, "boot": "b", "evidence": evidence}}
+
+
+def verdicts(node: Node) -> list[dict[str, Any]]:
+    return [json.loads(p.with_suffix(".json").read_bytes()) for p in sorted((node.directory / "verdicts").glob("*.txt"))]
+
+
+def test_the_first_node_names_a_rank_of_another(make: Callable[..., Node]) -> None:  # noqa: F811
+    node = make("--hang-suspect-sec", "1")
+    with Carrier(node, 0) as carrier, node.rank(1, world=4, local_rank=1) as other:
+        put(other, 1, vault_bytes(1, world=4, pending_op_age_ns=2 * SECOND))
+        asks = carrier.until(protocol.GATHER)
+        assert asks["kind"] == "evidence" and asks["seconds"] > 0
+        time.sleep(0.1)  # less than what "other" says it took: its times are not ours
+        carrier.connection.send(protocol.GATHERED, evidence_of_node_one(asks))
+        carrier.connection.send(protocol.GATHERED, {"id": asks["id"], "silent": [], "error": ""})
+        (verdict,) = wait_for(lambda: verdicts(node), 30)
+        assert [(c["rank"], c["pid"], c["host"]) for c in verdict["culprits"]] == [(3, 903, "other")], node.log()
+        assert verdict["class"] == "stopped" and verdict["silent_nodes"] == []
+        assert 1.5 < verdict["detected_after_sec"] < 60
+        # From now on the other nodes are told that it is looked after.
+        assert carrier.until(protocol.GATHER)["kind"] == "hold"
+
+
+def test_a_silent_node_is_listed_and_asked_again(make: Callable[..., Node]) -> None:  # noqa: F811
+    node = make("--hang-suspect-sec", "1")
+    with Carrier(node, 0) as carrier, node.rank(1, world=4, local_rank=1) as other:
+        put(other, 1, vault_bytes(1, world=4, pending_op_age_ns=2 * SECOND))
+        asks = carrier.until(protocol.GATHER)
+        carrier.connection.send(protocol.GATHERED, {"id": asks["id"], "silent": [1], "error": ""})
+        (verdict,) = wait_for(lambda: verdicts(node), 30)
+        assert verdict["silent_nodes"] == [1] and verdict["confidence"] == "undecidable" and verdict["culprits"] == []
+        while (asks := carrier.until(protocol.GATHER))["kind"] != "evidence":
+            pass
+        carrier.connection.send(protocol.GATHERED, evidence_of_node_one(asks))
+        carrier.connection.send(protocol.GATHERED, {"id": asks["id"], "silent": [], "error": ""})
+        wait_for(lambda: len(verdicts(node)) == 2, 30)
+        assert [c["rank"] for c in verdicts(node)[1]["culprits"]] == [3]
+
+
+def test_a_rank_that_does_not_come_back_with_evidence_is_told(make: Callable[..., Node]) -> None:  # noqa: F811
+    node = make("--hang-suspect-sec", "1")
+    with Carrier(node, 0) as carrier, node.rank(1, world=4, local_rank=1) as other:
+        put(other, 1, vault_bytes(1, world=4, pending_op_age_ns=2 * SECOND))
+        assert carrier.until(protocol.GATHER)["kind"] == "evidence"
+        (verdict,) = wait_for(lambda: verdicts(node), 60)
+        assert verdict["silent_nodes"] == [1]
+        assert "did not come back" in verdict["nodes_problem"] and "did not come back" in verdict["text"]
+
+
+def test_another_node_asks_the_first_to_look_and_then_looks_itself(make: Callable[..., Node]) -> None:  # noqa: F811
+    node = make("--hang-suspect-sec", "1", node=1)
+    with Carrier(node, 1) as carrier:
+        assert carrier.until(protocol.GATHER)["kind"] == "please"
+        assert not verdicts(node)
+        asks = carrier.until(protocol.GATHER)
+        assert asks["kind"] == "evidence"
+        carrier.connection.send(protocol.GATHERED, {"id": asks["id"], "silent": [0], "error": ""})
+        (verdict,) = wait_for(lambda: verdicts(node), 30)
+        assert verdict["node"] == 1 and verdict["silent_nodes"] == [0]
+
+
+def test_another_node_gives_its_evidence_and_leaves_the_verdict_to_the_first(make: Callable[..., Node]) -> None:  # noqa: F811
+    node = make("--hang-suspect-sec", "1", node=1)
+    with Carrier(node, 1) as carrier:
+        carrier.connection.send(protocol.EVIDENCE_REQUEST, {"id": 5, "node": 0, "kind": "evidence"})
+        answer = carrier.until(protocol.EVIDENCE)
+        assert answer["id"] == 5 and answer["answer"]["node"] == 1
+        (rank,) = answer["answer"]["evidence"]["ranks"]
+        assert (rank["rank"], rank["node"], rank["pid"], rank["answered"]) == (2, 1, os.getpid(), True)
+        assert len(rank["tail"]) == 1
+        carrier.connection.send(protocol.EVIDENCE_REQUEST, {"id": 6, "node": 0, "kind": "hold"})
+        assert wait_for(lambda: node.status()["uptime_sec"] > 4)  # four times what makes it suspicious
+        assert not verdicts(node), node.log()
+
+
+def test_the_first_node_looks_when_another_asks_it_to(make: Callable[..., Node]) -> None:  # noqa: F811
+    node = make("--hang-suspect-sec", "1")
+    with Carrier(node, 0, waits_sec=None) as carrier:  # no rank here waits, so nothing looks hung
+        carrier.connection.send(protocol.EVIDENCE_REQUEST, {"id": 5, "node": 1, "kind": "please"})
+        assert carrier.until(protocol.GATHER)["kind"] == "evidence"
+
+
+@pytest.mark.parametrize("message", [{"id": 0, "node": 1, "kind": "hold"}, {"id": 1, "node": 1, "kind": "king"}, {}])
+def test_a_request_that_is_none_ends_the_connection(make: Callable[..., Node], message: dict[str, Any]) -> None:  # noqa: F811
+    node = make()
+    with Carrier(node, 0) as carrier:
+        carrier.connection.send(protocol.EVIDENCE_REQUEST, message)
+        assert carrier.until(protocol.ERROR)["what"]
