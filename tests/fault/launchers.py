@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,33 @@ def torchrun(script: Path | str, *arguments: str, ranks: int, options: Sequence[
     """
     command = [sys.executable, "-m", "torch.distributed.run", *options, f"--nproc-per-node={ranks}"]
     return [*command, "--no-python", "env", "-u", "PYTHONUNBUFFERED", sys.executable, str(script), *arguments]
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def two_launchers(
+    script: Path, *arguments: str, ranks: int, job: str, env: dict[str, str], outputs: Sequence[Path], max_restarts: int = 0
+) -> list[subprocess.Popen[bytes]]:
+    """Starts a job of two nodes with `ranks` each, both on this machine: two launchers, and so two agents.
+
+    Args:
+        job: id of the rendezvous.
+        outputs: files that get what a node says.
+    """
+    port = free_port()
+    launchers = []
+    for node, output in enumerate(outputs):
+        options = ["--nnodes=2", f"--node-rank={node}", f"--max-restarts={max_restarts}", "--rdzv-backend=c10d",
+                   f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={job}"]  # fmt: skip
+        command = torchrun(script, *arguments, ranks=ranks, options=options)
+        with output.open("wb") as sink:
+            launchers.append(subprocess.Popen(command, env=env, stdout=sink, stderr=subprocess.STDOUT))
+    return launchers
 
 
 class Forkrun:

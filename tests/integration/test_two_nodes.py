@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,33 +15,24 @@ pytestmark = pytest.mark.exact
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "fault")]
 
-from launchers import torchrun  # noqa: E402
+from launchers import free_port, two_launchers  # noqa: E402
 
 TRAIN = ROOT / "python" / "examples" / "gpt" / "train_ddp.py"
 STEPS = 14
 
 
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return int(s.getsockname()[1])
-
-
 class Job:
     def __init__(self, tmp_path: Path, **env: str) -> None:
-        self.port = free_port()
-        self.id = f"two-nodes-{self.port}"
+        self.id = f"two-nodes-{free_port()}"
         self.log = tmp_path / "loss.jsonl"
         self.outputs = [tmp_path / f"node{n}.txt" for n in (0, 1)]
         environment = os.environ | {"REFT_RUN_DIR": str(tmp_path / "run"), "REFT_JOB_ID": self.id, "REFT_AGENT_LINGER_SEC": "30"}
         environment |= {"OMP_NUM_THREADS": "1"} | env
-        self.nodes = []
-        for node, output in enumerate(self.outputs):
-            options = ["--nnodes=2", f"--node-rank={node}", "--max-restarts=3", "--rdzv-backend=c10d",
-                       f"--rdzv-endpoint=localhost:{self.port}", f"--rdzv-id={self.id}"]  # fmt: skip
-            arguments = ["--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0", "--step-delay-ms", "50"]
-            command = torchrun(TRAIN, *arguments, "--loss-log", str(self.log), ranks=1, options=options)
-            self.nodes.append(subprocess.Popen(command, env=environment, stdout=output.open("w"), stderr=subprocess.STDOUT))
+        arguments = ["--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0", "--step-delay-ms", "50"]
+        arguments += ["--loss-log", str(self.log)]
+        self.nodes = two_launchers(
+            TRAIN, *arguments, ranks=1, job=self.id, env=environment, outputs=self.outputs, max_restarts=3
+        )
 
     def wait_for_step(self, step: int) -> None:
         deadline = time.monotonic() + 120

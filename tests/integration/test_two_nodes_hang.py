@@ -1,0 +1,162 @@
+"""A hang of a job over two nodes, both on this machine: the first node's agent gathers what all know, and names who it is.
+
+What the agents do when the other side does not go along is in test_agent_nodes.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("reft._C", reason="needs the native module")
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests" / "fault")]
+
+from launchers import agent_pids, free_port, job_environment, kill_all, rank_pids, two_launchers  # noqa: E402
+
+WORKER = Path(__file__).with_name("two_nodes_worker.py")
+SUSPECT_SEC = 3
+CULPRIT_LINE = next(n for n, line in enumerate(WORKER.read_text().splitlines(), 1) if "the culprit's line" in line)
+
+pytestmark = pytest.mark.slow
+
+
+class Job:
+    """Two launchers and what they start."""
+
+    def __init__(self, root: Path, *arguments: str, ranks: int = 2) -> None:
+        self.root, self.id = root, f"hang-{free_port()}"
+        self.out = root / "out"
+        self.out.mkdir()
+        self.outputs = [root / f"node{node}.txt" for node in (0, 1)]
+        environment = job_environment(root, REFT_JOB_ID=self.id, REFT_HANG_SUSPECT_SEC=str(SUSPECT_SEC), OMP_NUM_THREADS="1")
+        arguments = ("--out", str(self.out), *arguments)
+        self.launchers = two_launchers(
+            WORKER, *arguments, ranks=ranks, job=self.id, env=environment, outputs=self.outputs
+        )
+
+    def pid(self, rank: int) -> int:
+        return int((self.out / f"pid.{rank}").read_text())
+
+    def until_reached(self, rank: int) -> None:
+        self._until(lambda: (self.out / f"reached.{rank}").exists(), f"rank {rank} did not come to its fault")
+
+    def folder(self, node: int) -> Path:
+        return self.root / "run" / self.id / f"node-{node}"
+
+    def verdicts(self, node: int) -> list[dict[str, Any]]:
+        """Oldest first. The text of each is written after its JSON."""
+        texts = sorted((self.folder(node) / "verdicts").glob("*.txt"))
+        return [json.loads(path.with_suffix(".json").read_bytes()) for path in texts]
+
+    def verdict(self, node: int = 0, named: bool = True) -> dict[str, Any]:
+        """The first that names somebody; else the first. (On a machine with much to do, a node may be too late for one look.)"""
+
+        def found() -> list[dict[str, Any]]:
+            return [verdict for verdict in self.verdicts(node) if verdict["culprits"] or not named]
+
+        self._until(lambda: bool(found()), "no verdict")
+        return found()[0]
+
+    def _until(self, condition: Any, what: str) -> None:
+        deadline = time.monotonic() + 180
+        while not condition():
+            over = [launcher.poll() for launcher in self.launchers]
+            assert time.monotonic() < deadline and over == [None, None], f"{what}; launchers {over}\n{self.said}"
+            time.sleep(0.05)
+
+    @property
+    def said(self) -> str:
+        logs = [*self.outputs, *(self.folder(node) / "agent.log" for node in (0, 1))]
+        return "\n".join(f"--- {path}\n{path.read_text(errors='replace')[-6000:]}" for path in logs if path.exists())
+
+    def end(self) -> None:
+        kill_all([launcher.pid for launcher in self.launchers])
+        kill_all(rank_pids(self.id) + agent_pids(self.root / "run"))
+        for launcher in self.launchers:
+            launcher.wait()
+
+
+@pytest.fixture
+def jobs(tmp_path: Path) -> Iterator[list[Job]]:
+    started: list[Job] = []
+    yield started
+    for job in started:
+        job.end()
+
+
+def agent_of(job: Job, node: int) -> int:
+    (pid,) = [
+        pid
+        for pid in agent_pids(job.root / "run")
+        if b"--node\0%d\0" % node in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    return pid
+
+
+def test_a_rank_of_the_other_node_that_sleeps_is_named_with_host_pid_and_line(tmp_path: Path, jobs: list[Job]) -> None:
+    jobs.append(job := Job(tmp_path, "--steps", "100000", "--fault", "sleep", "--rank", "3"))
+    job.until_reached(3)
+    verdict = job.verdict()
+    (culprit,) = verdict["culprits"]
+    assert (culprit["rank"], culprit["pid"], culprit["host"]) == (3, job.pid(3), socket.gethostname()), job.said
+    assert Path(culprit["frame"]["file"]).name == WORKER.name and culprit["frame"]["line"] == CULPRIT_LINE
+    assert verdict["state"] == "hang" and verdict["victims"] == [0, 1, 2]
+    assert [entry["node"] for entry in verdict["ranks"]] == [0, 0, 1, 1] and verdict["silent_nodes"] == []
+    time.sleep(2 * SUSPECT_SEC)  # in which the other agent would look for itself, were it not told
+    assert not job.verdicts(1) and len(job.verdicts(0)) == 1, job.said
+
+
+def test_a_stopped_first_rank_of_the_other_node_is_named(tmp_path: Path, jobs: list[Job]) -> None:
+    jobs.append(job := Job(tmp_path, "--steps", "100000"))
+    job.until_reached(2)
+    os.kill(job.pid(2), signal.SIGSTOP)
+    verdict = job.verdict()
+    assert [(c["rank"], c["pid"], c["reason"]) for c in verdict["culprits"]] == [(2, job.pid(2), "stopped")], job.said
+    assert verdict["class"] == "stopped" and f"kill -CONT {job.pid(2)}, on " in verdict["advice"]
+
+
+def test_another_collective_on_the_other_node_is_named(tmp_path: Path, jobs: list[Job]) -> None:
+    jobs.append(job := Job(tmp_path, "--steps", "100000", "--fault", "barrier", "--rank", "3"))
+    verdict = job.verdict()
+    assert [culprit["rank"] for culprit in verdict["culprits"]] == [3], job.said
+    assert verdict["class"] == "op_mismatch"
+    assert verdict["disagreements"][0]["minority"] == [3]
+
+
+def test_a_node_of_which_nothing_answers_is_listed_and_nobody_named(tmp_path: Path, jobs: list[Job]) -> None:
+    jobs.append(job := Job(tmp_path, "--steps", "100000"))
+    for rank in (2, 3):
+        job.until_reached(rank)
+    for pid in (agent_of(job, 1), job.pid(2), job.pid(3)):
+        os.kill(pid, signal.SIGSTOP)
+    verdict = job.verdict(named=False)
+    assert verdict["silent_nodes"] == [1], job.said
+    assert verdict["confidence"] == "undecidable" and verdict["culprits"] == [] and verdict["candidates"] == []
+    assert "node 1 does not answer" in verdict["screen"] and "look after node 1" in verdict["screen"]
+
+
+def test_the_first_node_looks_when_its_own_rank_is_waited_for(tmp_path: Path, jobs: list[Job]) -> None:
+    """Its agent sees nobody wait, so the other asks it to."""
+    jobs.append(job := Job(tmp_path, "--steps", "100000", "--fault", "sleep", "--rank", "0", ranks=1))
+    verdict = job.verdict()
+    assert [(c["rank"], c["pid"]) for c in verdict["culprits"]] == [(0, job.pid(0))], job.said
+    assert verdict["culprits"][0]["frame"]["line"] == CULPRIT_LINE
+    assert not job.verdicts(1), job.said
+
+
+def test_a_healthy_job_ends_without_a_verdict(tmp_path: Path, jobs: list[Job]) -> None:
+    jobs.append(job := Job(tmp_path, "--steps", "150"))
+    assert [launcher.wait(180) for launcher in job.launchers] == [0, 0], job.said
+    assert not job.verdicts(0) and not job.verdicts(1), job.said
