@@ -14,9 +14,10 @@ DynamicLibrary driver() {
 #endif
 }
 
-CudaApi load() {
+}  // namespace
+
+CudaApi CudaApi::from(const DynamicLibrary& library) {
   CudaApi api;
-  const DynamicLibrary library = driver();
   if (!library) {
     api.why = library.why();
     return api;
@@ -46,8 +47,6 @@ CudaApi load() {
   return api;
 }
 
-}  // namespace
-
 std::string CudaApi::describe(cuda::Result result) const {
   const char* text = nullptr;
   if (getErrorString != nullptr) {
@@ -57,7 +56,7 @@ std::string CudaApi::describe(cuda::Result result) const {
 }
 
 const CudaApi& cudaApi() {
-  static const CudaApi* api = new CudaApi(load());
+  static const CudaApi* api = new CudaApi(CudaApi::from(driver()));
   return *api;
 }
 

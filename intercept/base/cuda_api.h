@@ -25,6 +25,8 @@ constexpr Result kNotReady = 600;
 constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventDisableTiming = 2;
+constexpr int kCaptureNone = 0;         // CUstreamCaptureStatus
+constexpr int kCaptureModeRelaxed = 2;  // CUstreamCaptureMode
 }  // namespace cuda
 
 // X(member, symbol, arguments)
@@ -35,20 +37,30 @@ constexpr unsigned kEventDisableTiming = 2;
   X(getErrorString, "cuGetErrorString", (cuda::Result result, const char** text))                                     \
   X(ctxGetCurrent, "cuCtxGetCurrent", (cuda::Context * context))                                                      \
   X(ctxSetCurrent, "cuCtxSetCurrent", (cuda::Context context))                                                        \
+  X(ctxGetStreamPriorityRange, "cuCtxGetStreamPriorityRange", (int* lowest, int* highest))                            \
+  X(devicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", (cuda::Device device, unsigned* flags, int* active))      \
   X(devicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", (cuda::Context * context, cuda::Device device))               \
   X(devicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (cuda::Device device))                                   \
   X(memHostRegister, "cuMemHostRegister_v2", (void* address, size_t bytes, unsigned flags))                           \
   X(memHostUnregister, "cuMemHostUnregister", (void* address))                                                        \
+  X(memHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (cuda::Pointer * device, void* host, unsigned flags))     \
   X(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void* to, cuda::Pointer from, size_t bytes, cuda::Stream stream))       \
   X(memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (cuda::Pointer to, const void* from, size_t bytes, cuda::Stream stream)) \
-  X(streamCreate, "cuStreamCreate", (cuda::Stream * stream, unsigned flags))                                          \
+  X(streamCreate, "cuStreamCreateWithPriority", (cuda::Stream * stream, unsigned flags, int priority))                \
   X(streamDestroy, "cuStreamDestroy_v2", (cuda::Stream stream))                                                       \
   X(streamSynchronize, "cuStreamSynchronize", (cuda::Stream stream))                                                  \
   X(streamWaitEvent, "cuStreamWaitEvent", (cuda::Stream stream, cuda::Event event, unsigned flags))                   \
+  X(streamQuery, "cuStreamQuery", (cuda::Stream stream))                                                              \
+  X(streamIsCapturing, "cuStreamIsCapturing", (cuda::Stream stream, int* status))                                     \
+  X(streamWriteValue32, "cuStreamWriteValue32_v2",                                                                    \
+    (cuda::Stream stream, cuda::Pointer to, uint32_t value, unsigned flags))                                          \
+  X(threadExchangeCaptureMode, "cuThreadExchangeStreamCaptureMode", (int* mode))                                      \
   X(eventCreate, "cuEventCreate", (cuda::Event * event, unsigned flags))                                              \
   X(eventDestroy, "cuEventDestroy_v2", (cuda::Event event))                                                           \
   X(eventRecord, "cuEventRecord", (cuda::Event event, cuda::Stream stream))                                           \
   X(eventQuery, "cuEventQuery", (cuda::Event event))
+
+class DynamicLibrary;
 
 struct CudaApi {
 #define REFT_CUDA_MEMBER(member, symbol, arguments) cuda::Result(*member) arguments = nullptr;
@@ -63,9 +75,12 @@ struct CudaApi {
     return devices > 0;
   }
   std::string describe(cuda::Result result) const;  // "invalid argument (1)"
+
+  // Fills a table from a driver library and calls cuInit; creates no context.
+  static CudaApi from(const DynamicLibrary& library);
 };
 
-// Loads the driver and calls cuInit at the first call; creates no context.
+// Of the driver of this process, at the first call.
 const CudaApi& cudaApi();
 
 }  // namespace reft

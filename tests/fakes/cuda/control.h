@@ -1,0 +1,39 @@
+// What a test may do to the stand-in devices, beyond CUDA: C functions of the stand-in's libcuda.so.1, taken by dlsym or ctypes.
+//
+// The environment sets the same at start: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY_MB (4096), FAKE_CUDA_COPY_MB_PER_SEC (0: as
+// fast as memory), FAKE_CUDA_KERNEL_US (0), FAKE_CUDA_JITTER_US (0), FAKE_CUDA_SEED (1), FAKE_CUDA_FAIL
+// ("function:after:code[:sticky]", see fake_cuda_fail).
+//
+// Threads: any.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Rate of copies, and time of a kernel: of work that is enqueued from now on.
+void fake_cuda_set_copy_rate(uint64_t bytes_per_sec);
+void fake_cuda_set_kernel_us(uint64_t us);
+// Before each piece of work a stream's worker sleeps up to so long, at random.
+void fake_cuda_set_jitter(uint64_t max_us, uint64_t seed);
+// 1: no stream begins another piece of work, as on a device that hangs; 0: they go on.
+void fake_cuda_hold(int on);
+// The `after`-th call from now of a function (1: the next) fails with `code` instead of doing anything. sticky: so does each
+// later call of any function, as after an illegal access by a kernel.
+void fake_cuda_fail(const char* function, uint64_t after, int code, int sticky);
+// Forgets failures, those that stick too.
+void fake_cuda_heal(void);
+// How often a function was called in this process.
+uint64_t fake_cuda_calls(const char* function);
+// Bit d: device d has a context.
+uint64_t fake_cuda_contexts(void);
+// Where the host can access device memory, once the device has done what was enqueued.
+void* fake_cuda_shadow(const void* address);
+// Enqueues `function(argument)` on a stream, as a kernel.
+int fake_cuda_launch(void* stream, void (*function)(void*), void* argument);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,379 @@
+// libcuda.so.1 of the stand-in: the driver functions that reft's table and libcaffe2_nvrtc.so want, and the controls.
+//
+// The driver has no headers here, as in intercept/base/cuda_api.h: the ABI is part of its promise. Functions that torch links
+// but that only a compiler of kernels needs exist and say that they are not supported.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <utility>
+
+#include "tests/fakes/cuda/calls.h"
+#include "tests/fakes/cuda/control.h"
+#include "tests/fakes/cuda/device.h"
+
+#define API extern "C" __attribute__((visibility("default")))
+// Counts the call; returns if it has to fail.
+#define ENTER()                                                                \
+  do {                                                                         \
+    if (const Result entered = calls().enter(__func__); entered != kSuccess) { \
+      return entered;                                                          \
+    }                                                                          \
+  } while (false)
+
+using namespace reft::fake;
+
+namespace {
+
+struct Context {
+  int device;
+  std::atomic<int> retained{0};
+};
+
+Context* contextOf(int device) {
+  static auto* const all = [] {
+    auto* made = new std::array<Context, 64>;
+    for (int i = 0; i < 64; ++i) {
+      (*made)[static_cast<size_t>(i)].device = i;
+    }
+    return made;
+  }();
+  return &(*all)[static_cast<size_t>(device)];
+}
+
+bool known(int device) {
+  return device >= 0 && device < machine().devices();
+}
+
+constexpr int kDriverVersion = 13000;
+constexpr int kLowestPriority = 0;
+constexpr int kHighestPriority = -5;
+
+// CUdevice_attribute and cudaDeviceAttr have the same numbers.
+int attributeOf(int attribute) {
+  constexpr std::array<std::pair<int, int>, 14> kValues = {{
+      {1, 1024},      // threads per block
+      {8, 49152},     // shared memory per block
+      {10, 32},       // warp
+      {16, 132},      // multiprocessors
+      {19, 1},        // can map host memory
+      {31, 1},        // concurrent kernels
+      {39, 2048},     // threads per multiprocessor
+      {41, 1},        // unified addressing
+      {75, 9},        // compute capability
+      {76, 0},
+      {91, 1},        // host pointers of registered memory
+      {95, 1},        // cooperative launch
+      {97, 232448},   // shared memory per block, opted in
+      {99, 1},        // registered host memory
+  }};
+  for (const auto& [name, value] : kValues) {
+    if (name == attribute) {
+      return value;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+API int cuInit(unsigned /*flags*/) {
+  ENTER();
+  return kSuccess;
+}
+API int cuDriverGetVersion(int* version) {
+  ENTER();
+  *version = kDriverVersion;
+  return kSuccess;
+}
+API int cuDeviceGetCount(int* count) {
+  ENTER();
+  *count = machine().devices();
+  return kSuccess;
+}
+API int cuDeviceGet(int* device, int ordinal) {
+  ENTER();
+  *device = ordinal;
+  return known(ordinal) ? kSuccess : kInvalidDevice;
+}
+API int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  ENTER();
+  *value = attributeOf(attribute);
+  return known(device) ? kSuccess : kInvalidDevice;
+}
+API int cuGetErrorString(int result, const char** text) {
+  *text = textOf(result);
+  return kSuccess;
+}
+
+API int cuCtxGetCurrent(void** context) {
+  ENTER();
+  *context = Machine::current() < 0 ? nullptr : contextOf(Machine::current());
+  return kSuccess;
+}
+API int cuCtxSetCurrent(void* context) {
+  ENTER();
+  Machine::setCurrent(context == nullptr ? -1 : static_cast<Context*>(context)->device);
+  return kSuccess;
+}
+API int cuCtxGetStreamPriorityRange(int* lowest, int* highest) {
+  ENTER();
+  *lowest = kLowestPriority;
+  *highest = kHighestPriority;
+  return Machine::current() < 0 ? kInvalidContext : kSuccess;
+}
+API int cuDevicePrimaryCtxRetain(void** context, int device) {
+  ENTER();
+  if (!known(device)) {
+    return kInvalidDevice;
+  }
+  machine().activate(device);
+  contextOf(device)->retained.fetch_add(1);
+  *context = contextOf(device);
+  return kSuccess;
+}
+API int cuDevicePrimaryCtxRelease_v2(int device) {
+  ENTER();
+  if (!known(device)) {
+    return kInvalidDevice;
+  }
+  return contextOf(device)->retained.fetch_sub(1) > 0 ? kSuccess : kInvalidContext;
+}
+API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
+  ENTER();
+  if (!known(device)) {
+    return kInvalidDevice;
+  }
+  if (flags != nullptr) {
+    *flags = 0;
+  }
+  *active = machine().active(device) ? 1 : 0;
+  return kSuccess;
+}
+
+API int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
+  ENTER();
+  if (Machine::current() < 0) {
+    return kInvalidContext;
+  }
+  if (const Result result = machine().unsafeCall(); result != kSuccess) {
+    return result;
+  }
+  void* found = nullptr;
+  const Result result = bytes == 0 ? kInvalidValue : machine().memory().allocate(Machine::current(), bytes, &found);
+  *address = reinterpret_cast<uint64_t>(found);
+  return result;
+}
+API int cuMemFree_v2(uint64_t address) {
+  ENTER();
+  const auto range = machine().memory().find(reinterpret_cast<void*>(address));
+  if (range) {  // frees wait for the device
+    if (const Result result = machine().synchronizeDevice(range->device); result != kSuccess) {
+      return result;
+    }
+  }
+  return machine().memory().free(reinterpret_cast<void*>(address));
+}
+API int cuMemHostRegister_v2(void* address, size_t bytes, unsigned /*flags*/) {
+  ENTER();
+  if (Machine::current() < 0) {
+    return kInvalidContext;
+  }
+  if (const Result result = machine().unsafeCall(); result != kSuccess) {
+    return result;
+  }
+  return machine().memory().registerHost(address, bytes, Machine::current());
+}
+API int cuMemHostUnregister(void* address) {
+  ENTER();
+  if (const Result result = machine().unsafeCall(); result != kSuccess) {
+    return result;
+  }
+  return machine().memory().unregisterHost(address);
+}
+API int cuMemHostGetDevicePointer_v2(uint64_t* device_address, void* address, unsigned /*flags*/) {
+  ENTER();
+  const auto range = machine().memory().find(address);
+  *device_address = reinterpret_cast<uint64_t>(address);
+  return range && range->kind == MemoryKind::kHost ? kSuccess : kInvalidValue;
+}
+// CU_POINTER_ATTRIBUTE_MEMORY_TYPE and DEVICE_ORDINAL.
+API int cuPointerGetAttribute(void* value, int attribute, uint64_t address) {
+  ENTER();
+  constexpr int kMemoryType = 2;
+  constexpr int kOrdinal = 9;
+  const auto range = machine().memory().find(reinterpret_cast<void*>(address));
+  if (!range) {
+    return kInvalidValue;
+  }
+  if (attribute == kMemoryType) {
+    *static_cast<unsigned*>(value) = range->kind == MemoryKind::kHost ? 1 : 2;
+  } else if (attribute == kOrdinal) {
+    *static_cast<int*>(value) = range->device;
+  } else {
+    return kNotSupported;
+  }
+  return kSuccess;
+}
+
+API int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, void* stream) {
+  ENTER();
+  const auto range = machine().memory().find(reinterpret_cast<void*>(from));
+  if (!range || range->kind != MemoryKind::kDevice) {
+    return kInvalidValue;
+  }
+  return machine().copy({to, reinterpret_cast<void*>(from), bytes}, stream, /*blocking=*/false);
+}
+API int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+  ENTER();
+  const auto range = machine().memory().find(reinterpret_cast<void*>(to));
+  if (!range || range->kind != MemoryKind::kDevice) {
+    return kInvalidValue;
+  }
+  return machine().copy({reinterpret_cast<void*>(to), from, bytes}, stream, /*blocking=*/false);
+}
+API int cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
+  ENTER();
+  return machine().fill(reinterpret_cast<void*>(to), value, sizeof(value), count, stream, /*blocking=*/false);
+}
+API int cuMemsetD8Async(uint64_t to, unsigned char value, size_t count, void* stream) {
+  ENTER();
+  return machine().fill(reinterpret_cast<void*>(to), value, 1, count, stream, /*blocking=*/false);
+}
+
+API int cuStreamCreate(void** stream, unsigned flags) {
+  ENTER();
+  return machine().createStream(flags, kLowestPriority, stream);
+}
+API int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
+  ENTER();
+  return machine().createStream(flags, std::clamp(priority, kHighestPriority, kLowestPriority), stream);
+}
+API int cuStreamDestroy_v2(void* stream) {
+  ENTER();
+  return machine().destroyStream(stream);
+}
+API int cuStreamGetPriority(void* stream, int* priority) {
+  ENTER();
+  const auto asked = machine().stream(stream);
+  *priority = asked == nullptr ? 0 : asked->priority;
+  return asked == nullptr ? kInvalidHandle : kSuccess;
+}
+API int cuStreamSynchronize(void* stream) {
+  ENTER();
+  return machine().synchronizeStream(stream);
+}
+API int cuStreamQuery(void* stream) {
+  ENTER();
+  return machine().queryStream(stream);
+}
+API int cuStreamWaitEvent(void* stream, void* event, unsigned /*flags*/) {
+  ENTER();
+  return machine().waitFor(stream, event);
+}
+API int cuStreamWriteValue32_v2(void* stream, uint64_t to, uint32_t value, unsigned /*flags*/) {
+  ENTER();
+  auto* const address = reinterpret_cast<void*>(to);
+  if (to % sizeof(value) != 0 || !machine().memory().contains(address, sizeof(value))) {
+    return kInvalidValue;
+  }
+  auto* const at = reinterpret_cast<std::atomic<uint32_t>*>(machine().memory().shadow(address));
+  return machine().enqueue(stream, [at, value] { at->store(value, std::memory_order_release); });
+}
+API int cuStreamBeginCapture_v2(void* stream, int mode) {
+  ENTER();
+  return machine().beginCapture(stream, mode);
+}
+API int cuStreamEndCapture(void* stream, void** graph) {
+  ENTER();
+  return machine().endCapture(stream, reinterpret_cast<Graph**>(graph));
+}
+API int cuGraphDestroy(void* graph) {
+  ENTER();
+  delete static_cast<Graph*>(graph);
+  return kSuccess;
+}
+API int cuStreamIsCapturing(void* stream, int* status) {
+  ENTER();
+  return machine().captureStatus(stream, status, nullptr);
+}
+API int cuThreadExchangeStreamCaptureMode(int* mode) {
+  ENTER();
+  *mode = machine().exchangeMode(*mode);
+  return kSuccess;
+}
+
+API int cuEventCreate(void** event, unsigned flags) {
+  ENTER();
+  return machine().createEvent(flags, event);
+}
+API int cuEventDestroy_v2(void* event) {
+  ENTER();
+  return machine().destroyEvent(event);
+}
+API int cuEventRecord(void* event, void* stream) {
+  ENTER();
+  return machine().record(event, stream);
+}
+API int cuEventQuery(void* event) {
+  ENTER();
+  return machine().query(event);
+}
+API int cuEventSynchronize(void* event) {
+  ENTER();
+  return machine().synchronizeEvent(event);
+}
+
+// Linked by libcaffe2_nvrtc.so.
+#define UNSUPPORTED(name)  \
+  API int name(...) {      \
+    ENTER();               \
+    return kNotSupported;  \
+  }
+UNSUPPORTED(cuFuncGetAttribute)
+UNSUPPORTED(cuFuncSetAttribute)
+UNSUPPORTED(cuFuncSetCacheConfig)
+UNSUPPORTED(cuLaunchCooperativeKernel)
+UNSUPPORTED(cuLaunchKernel)
+UNSUPPORTED(cuLinkAddData_v2)
+UNSUPPORTED(cuLinkComplete)
+UNSUPPORTED(cuLinkCreate_v2)
+UNSUPPORTED(cuModuleGetFunction)
+UNSUPPORTED(cuModuleLoad)
+UNSUPPORTED(cuModuleLoadData)
+UNSUPPORTED(cuModuleLoadDataEx)
+UNSUPPORTED(cuModuleUnload)
+UNSUPPORTED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
+UNSUPPORTED(cuTensorMapEncodeTiled)
+
+// -- controls ---------------------------------------------------------------------------------------------------------------
+
+API void fake_cuda_set_copy_rate(uint64_t bytes_per_sec) {
+  machine().setCopyRate(bytes_per_sec);
+}
+API void fake_cuda_set_kernel_us(uint64_t us) {
+  machine().setKernelUs(us);
+}
+API void fake_cuda_set_jitter(uint64_t max_us, uint64_t seed) {
+  machine().setJitter(max_us, seed);
+}
+API void fake_cuda_hold(int on) {
+  machine().hold(on != 0);
+}
+API void fake_cuda_fail(const char* function, uint64_t after, int code, int sticky) {
+  calls().fail(function, after, code, sticky != 0);
+}
+API void fake_cuda_heal(void) {
+  calls().heal();
+}
+API uint64_t fake_cuda_calls(const char* function) {
+  return calls().count(function);
+}
+API uint64_t fake_cuda_contexts(void) {
+  return machine().contexts();
+}
+API void* fake_cuda_shadow(const void* address) {
+  return machine().memory().shadow(address);
+}
+API int fake_cuda_launch(void* stream, void (*function)(void*), void* argument) {
+  return machine().enqueueKernel(stream, [function, argument] { function(argument); });
+}

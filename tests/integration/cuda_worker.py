@@ -1,0 +1,88 @@
+"""Started by torchrun: what test_cuda.py asks of ranks that have a CUDA device each, real or stand-in.
+
+    cuda_worker.py collectives|ddp BACKEND DEVICE FOLDER
+
+Each rank writes what it has found to FOLDER/<rank>.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def collectives(device: torch.device) -> dict[str, Any]:
+    rank, world = dist.get_rank(), dist.get_world_size()
+    total = world * (world + 1) / 2
+    found: dict[str, Any] = {}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
+        tensor = torch.full((100_003,), rank + 1, dtype=dtype, device=device)
+        dist.all_reduce(tensor)
+        found[f"all_reduce {dtype}"] = bool((tensor == total).all())
+    tensor = torch.full((9,), float(rank), device=device)
+    dist.broadcast(tensor, src=world - 1)
+    found["broadcast"] = bool((tensor == world - 1).all())
+    gathered = torch.empty(world * 5, device=device)
+    dist.all_gather_into_tensor(gathered, torch.full((5,), float(rank), device=device))
+    found["all_gather"] = gathered.view(world, 5)[:, 0].tolist() == [float(r) for r in range(world)]
+    piece = torch.empty(1001, device=device)
+    dist.reduce_scatter_tensor(piece, torch.arange(world, device=device).float().repeat_interleave(1001))
+    found["reduce_scatter"] = bool((piece == rank * world).all())
+    received = torch.empty(70_000, device=device)
+    ops = [
+        dist.P2POp(dist.isend, torch.full((70_000,), float(rank), device=device), (rank + 1) % world),
+        dist.P2POp(dist.irecv, received, (rank - 1) % world),
+    ]
+    for work in dist.batch_isend_irecv(ops):
+        work.wait()
+    found["send and receive"] = bool((received == (rank - 1) % world).all())
+    work = dist.all_reduce(torch.ones(10, device=device), async_op=True)
+    work.wait()
+    dist.barrier()
+    on_host = torch.full((3,), float(rank + 1))
+    if dist.get_backend() != "nccl":
+        dist.all_reduce(on_host)
+        found["all_reduce on the host"] = bool((on_host == total).all())
+    objects: list[Any] = [None] * world
+    dist.all_gather_object(objects, {"rank": rank})
+    found["objects"] = [o["rank"] for o in objects] == list(range(world))
+    return found
+
+
+def ddp(device: torch.device) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    replicas = torch.nn.parallel.DistributedDataParallel(model.to(device))
+    optimizer = torch.optim.AdamW(replicas.parameters(), lr=1e-2)
+    data = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(3):
+        inputs = torch.randn(4, 16, generator=data).to(device)
+        targets = torch.randint(0, 8, (4,), generator=data).to(device)
+        loss = torch.nn.functional.cross_entropy(replicas(inputs), targets)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item().hex())
+    return {"losses": losses}
+
+
+def main() -> None:
+    what, backend, kind, folder = sys.argv[1:]
+    if kind == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(backend)
+    device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
+    found = {"collectives": collectives, "ddp": ddp}[what](device)
+    Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""CUDA tensors: real torch and real ProcessGroupNCCL, on stand-in devices where there is no GPU (tests/fakes/cuda)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent / "fault"), str(HERE.parent / "fakes" / "cuda")]
+
+import environment as cuda  # noqa: E402
+from launchers import job_environment, torchrun  # noqa: E402
+
+pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
+on_stand_in = pytest.mark.skipif(os.environ.get("REFT_REQUIRE_CUDA") == "1", reason="asks the stand-in what a GPU cannot be asked")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """Short, because a socket's path has to fit into 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="reft-cu-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def ranks_of(folder: Path, what: str, backend: str, device: str) -> list[dict[str, Any]]:
+    """What the two ranks of a job found."""
+    environment = job_environment(folder)
+    if device == "cuda":
+        environment.update(cuda.environment(2))
+        environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+    else:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+        environment["OMP_NUM_THREADS"] = "1"
+    command = torchrun(HERE / "cuda_worker.py", what, backend, device, str(folder), ranks=2)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+def python(code: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    """Runs a program on one device."""
+    environment = os.environ | {"REFT_DISABLE": "1"} | cuda.environment(1, **settings)
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.timeout(300)
+def test_collectives_over_nccl(folder: Path) -> None:
+    for found in ranks_of(folder, "collectives", "reft", "cuda"):
+        assert [name for name, right in found.items() if not right] == []
+        assert "all_reduce on the host" in found
+
+
+@on_stand_in
+@pytest.mark.timeout(300)
+def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
+    """The stand-in computes with the CPU's kernels, and its NCCL adds in the order of the ranks: not a bit may differ."""
+    assert ranks_of(folder, "ddp", "reft", "cuda") == ranks_of(folder, "ddp", "gloo", "cpu")
+
+
+@on_stand_in
+def test_the_host_cannot_touch_device_memory() -> None:
+    done = python("import ctypes, torch; ctypes.c_int.from_address(torch.zeros(4, device='cuda').data_ptr()).value")
+    assert done.returncode == -11, done.stderr
+
+
+@on_stand_in
+def test_what_is_not_ordered_races() -> None:
+    """A copy to pinned memory reads when its turn comes, not when it is asked for: so a missing wait shows."""
+    code = """
+import torch
+source = torch.ones(1 << 16).pin_memory(); there = torch.empty(1 << 16, device="cuda"); torch.cuda.synchronize()
+control = __import__("ctypes").CDLL("libcuda.so.1"); control.fake_cuda_hold(1)
+there.copy_(source, non_blocking=True)
+source.fill_(7)
+control.fake_cuda_hold(0); torch.cuda.synchronize()
+print(there[0].item())
+"""
+    done = python(code)
+    assert done.stdout.split() == ["7.0"], done.stderr
+
+
+@on_stand_in
+def test_an_error_that_sticks_reaches_torch() -> None:
+    code = """
+import torch
+there = torch.ones(8, device="cuda")
+__import__("ctypes").CDLL("libcuda.so.1").fake_cuda_fail(b"cudaMemcpyAsync", 1, 700, 1)
+for attempt in range(2):
+    try: there.cpu()
+    except RuntimeError as error: print(str(error).splitlines()[0])
+"""
+    done = python(code)
+    assert done.stdout.count("an illegal memory access was encountered") == 2, done.stdout + done.stderr
+
+
+@on_stand_in
+def test_a_captured_graph_replays() -> None:
+    code = """
+import torch
+there = torch.zeros(16, device="cuda"); there.add_(1); there.zero_(); torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    there.add_(1)
+captured = there[0].item()
+graph.replay(); graph.replay()
+print(captured, there[0].item())
+"""
+    done = python(code)
+    assert done.stdout.split() == ["0.0", "2.0"], done.stderr
