@@ -188,6 +188,7 @@ Agent::End Agent::run() {
     }
     sweep();
     finishCollections();
+    sendNative();
     const auto linger = static_cast<int64_t>(options_.linger_sec * 1e9);
     if (ranks_.allSaidBye()) {
       for (auto& [id, peer] : peers_) {
@@ -437,7 +438,15 @@ void Agent::fromAnybody(Connection& peer, wire::Frame& frame) {
       counters_.connections = peers_.size();
       peer.send(wire::Type::kMetrics, metricsText(options_, ranks_, ledger_, counters_));
       return;
-    case wire::Type::kStacksRequest: collectStacks(peer.id(), parseStacksRequest(frame.payload)); return;
+    case wire::Type::kStacksRequest: {
+      const auto request = parseStacksRequest(frame.payload);
+      if (request.native) {
+        readNative(peer, request.ranks[0]);
+      } else {
+        collectStacks(peer.id(), request.ranks);
+      }
+      return;
+    }
     default:
       throw InvalidArgument("message type", std::to_string(static_cast<int>(frame.type)),
                             "those of a " + std::string(peer.rank >= 0 ? "rank" : "tool"));
@@ -592,6 +601,23 @@ StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>
     askNodes(collection);
   }
   return &collections_.emplace_back(std::move(collection));
+}
+
+void Agent::readNative(Connection& peer, int number) {
+  const auto* rank = ranks_.find(number);
+  if (rank == nullptr || !rank->alive || rank->pid <= 0) {
+    peer.send(wire::Type::kStacks, dumpJson({{"error", rank == nullptr ? "not a rank of this node" : "it has ended"}}));
+  } else {
+    native_readers_.start(peer.id(), rank->pid);
+  }
+}
+
+void Agent::sendNative() {
+  for (const auto& [requester, answer] : native_readers_.finished()) {
+    if (const auto peer = peers_.find(requester); peer != peers_.end()) {
+      peer->second->send(wire::Type::kStacks, answer);
+    }
+  }
 }
 
 // Who has not answered in time may hang in C, or have no time.

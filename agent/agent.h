@@ -15,6 +15,7 @@
 #include "agent/abort_policy.h"
 #include "agent/connection.h"
 #include "agent/hang_watch.h"
+#include "agent/native_readers.h"
 #include "agent/options.h"
 #include "agent/rank_table.h"
 #include "agent/status.h"
@@ -76,6 +77,8 @@ class Agent {
   void watchNodes(int64_t now);
   bool looking() const;
   void concluded(StackCollection& collection, const Report& report, int64_t now);
+  void readNative(Connection& peer, int number);
+  void sendNative();
   void reportHang(const Report& report, const StackCollection& collection);
   void noteUsed(int64_t now);
   Connection* speaker(const StackCollection& collection);
@@ -110,6 +113,7 @@ class Agent {
   std::string untold_;                           // that verdict, for the terminal of those who are started instead
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
+  NativeReaders native_readers_;
   AgentCounters counters_;
   int64_t all_bye_since_ns_ = 0;
   int64_t empty_since_ns_;

@@ -9,7 +9,9 @@
 
 #include "agent/agent.h"
 #include "agent/daemon.h"
+#include "agent/native_stacks.h"
 #include "agent/status.h"
+#include "hang_detect/native_stack.h"
 #include "hang_detect/remote_stack.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
@@ -107,6 +109,11 @@ int main(int argc, char** argv) {
   if (options.version) {
     std::printf("reft-agent %s\n", reft::agent::kAgentVersion);
     return 0;
+  }
+  if (options.stack_pid != 0 && options.native) {
+    const auto stacks = reft::agent::readNativeStacks(options.stack_pid);
+    std::printf("%s\n", reft::mergedStacksJson(options.stack_pid, stacks.python, stacks.merged).c_str());
+    return stacks.python.error.empty() && stacks.merged.error.empty() ? 0 : 1;
   }
   if (options.stack_pid != 0) {
     const auto stacks = reft::readRemoteStacks(options.stack_pid);

@@ -110,20 +110,27 @@ int parseVaultGet(std::string_view payload) {
   return static_cast<int>(integer(object(payload), "rank", 0, kMaxRank));
 }
 
-std::vector<int> parseStacksRequest(std::string_view payload) {
+StacksRequest parseStacksRequest(std::string_view payload) {
   const auto from = object(payload);
-  const auto found = from.find("ranks");
-  std::vector<int> ranks;
-  if (found == from.end() || found->is_null()) {
-    return ranks;
+  StacksRequest request;
+  if (const auto native = from.find("native"); native != from.end()) {
+    if (!native->is_boolean()) {
+      throw InvalidArgument("native", "something else", "true or false");
+    }
+    request.native = native->get<bool>();
   }
-  if (!found->is_array() || found->size() > 65536) {
-    throw InvalidArgument("ranks", "something else", "an array of ranks");
+  if (const auto found = from.find("ranks"); found != from.end() && !found->is_null()) {
+    if (!found->is_array() || found->size() > 65536) {
+      throw InvalidArgument("ranks", "something else", "an array of ranks");
+    }
+    for (const auto& entry : *found) {
+      request.ranks.push_back(static_cast<int>(integer(json{{"ranks", entry}}, "ranks", 0, kMaxRank)));
+    }
   }
-  for (const auto& entry : *found) {
-    ranks.push_back(static_cast<int>(integer(json{{"ranks", entry}}, "ranks", 0, kMaxRank)));
+  if (request.native && request.ranks.size() != 1) {
+    throw InvalidArgument("ranks", std::to_string(request.ranks.size()) + " of them", "one, for native frames");
   }
-  return ranks;
+  return request;
 }
 
 uint64_t parseStackReplyId(std::string_view payload) {

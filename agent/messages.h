@@ -40,8 +40,12 @@ struct VaultPut {
 };
 
 VaultPut parseVaultPut(std::string_view payload);
-int parseVaultGet(std::string_view payload);                    // rank
-std::vector<int> parseStacksRequest(std::string_view payload);  // empty = all ranks
+int parseVaultGet(std::string_view payload);  // rank
+struct StacksRequest {
+  std::vector<int> ranks;  // empty = all
+  bool native = false;     // native frames, of one rank, instead of a report
+};
+StacksRequest parseStacksRequest(std::string_view payload);
 uint64_t parseStackReplyId(std::string_view payload);
 
 // What a rank says about its state: (about, where, kind, why), at most kMaxNotes of them, texts of at most 512 bytes.

@@ -11,7 +11,7 @@ const char kUsage[] =
     "usage: reft-agent --run-dir DIR --job ID --node N [--vault-dir DIR] [--linger-sec S]\n"
     "                  [--metrics-port P] [--hang-suspect-sec S]\n"
     "                  [--hang-action report|abort] [--foreground]\n"
-    "       reft-agent --version | --stack PID\n"
+    "       reft-agent --version | --stack PID [--native]\n"
     "Keeps the vaults of one job on one node. Ranks start it; it ends by itself.\n";
 
 namespace {
@@ -55,6 +55,10 @@ Options parseOptions(const std::vector<std::string>& arguments) {
     const auto& value = arguments[++i];
     if (name == "--stack") {
       options.stack_pid = static_cast<int>(number(name, value, 1, INT32_MAX));
+      options.native = i + 1 < arguments.size() && arguments[i + 1] == "--native";
+      if (i + (options.native ? 2 : 1) < arguments.size()) {
+        throw InvalidArgument("option", arguments[i + (options.native ? 2 : 1)], "--native, after --stack PID");
+      }
       return options;
     }
     if (name == "--run-dir") {

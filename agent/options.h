@@ -20,7 +20,8 @@ struct Options {
   bool foreground = false;  // no fork, log on stderr
   bool help = false;
   bool version = false;
-  int stack_pid = 0;  // not 0: print the stacks of that process and end
+  int stack_pid = 0;    // not 0: print the stacks of that process and end
+  bool native = false;  // with native frames
 
   std::string directory() const;  // <run_dir>/<job>/node-<n>
 };

@@ -51,3 +51,23 @@ if(NOT REFT_WITH_URING STREQUAL "OFF")
     message(FATAL_ERROR "REFT_WITH_URING=ON, but liburing is not found: install liburing-dev, or use AUTO")
   endif()
 endif()
+
+# libunwind, for native frames of other processes. Tests link what is there; reft-agent has a static copy where there is one, so
+# that it starts on machines that have no libunwind.
+add_library(reft_unwind INTERFACE)
+set(REFT_UNWIND_STATIC "")
+if(NOT REFT_WITH_UNWIND STREQUAL "OFF")
+  find_path(REFT_UNWIND_INCLUDE libunwind-x86_64.h)
+  find_library(REFT_UNWIND_LIBRARY unwind-x86_64)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND REFT_UNWIND_INCLUDE AND REFT_UNWIND_LIBRARY)
+    target_link_libraries(reft_unwind INTERFACE ${REFT_UNWIND_LIBRARY})
+    find_library(REFT_UNWIND_ARCHIVE libunwind-x86_64.a)
+    find_library(REFT_LZMA_ARCHIVE liblzma.a)  # libunwind's symbol names need it
+    if(REFT_UNWIND_ARCHIVE AND REFT_LZMA_ARCHIVE AND NOT REFT_SANITIZE)
+      set(REFT_UNWIND_STATIC ${REFT_UNWIND_ARCHIVE} ${REFT_LZMA_ARCHIVE})
+    endif()
+    set(REFT_HAVE_UNWIND ON)
+  elseif(REFT_WITH_UNWIND STREQUAL "ON")
+    message(FATAL_ERROR "REFT_WITH_UNWIND=ON, but libunwind for x86-64 is not found: install libunwind-dev, or use AUTO")
+  endif()
+endif()

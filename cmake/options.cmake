@@ -9,8 +9,9 @@ set(REFT_PYTHON "" CACHE FILEPATH "Python that has torch; default: the one that 
 set(REFT_SANITIZE "" CACHE STRING "address (with undefined), undefined, thread, or empty")
 set_property(CACHE REFT_SANITIZE PROPERTY STRINGS "" address undefined thread)
 # The CUDA, NCCL and CUPTI tables are filled by dlopen at run time, so AUTO builds them everywhere; OFF leaves them
-# empty for good, ON stops the configuration where the library is not installed. AUTO uses liburing where it is found.
-foreach(feature CUDA NCCL CUPTI URING)
+# empty for good, ON stops the configuration where the library is not installed. AUTO uses liburing, and libunwind for
+# `reft stack --native`, where they are found.
+foreach(feature CUDA NCCL CUPTI URING UNWIND)
   set(REFT_WITH_${feature} AUTO CACHE STRING "AUTO, ON or OFF")
   set_property(CACHE REFT_WITH_${feature} PROPERTY STRINGS AUTO ON OFF)
 endforeach()

@@ -23,6 +23,15 @@ struct ElfSymbols {
   std::map<std::string, uint64_t> value;  // of those that were looked for and are defined
 };
 
+struct ElfFunction {
+  std::string name;    // "" = not known
+  uint64_t begin = 0;  // of the function, as the file counts
+};
+
+// The function that holds each of these addresses, which are counted as the file does, not as it is loaded. Of several names
+// for one function, that which is seen from outside, with the fewest underscores before it.
+std::map<uint64_t, ElfFunction> findElfFunctions(const ReadAt& read, std::vector<uint64_t> addresses);
+
 // nullopt if the file is no such ELF file.
 std::optional<ElfSymbols> findElfSymbols(const ReadAt& read, const std::vector<std::string_view>& names);
 

@@ -25,7 +25,7 @@ constexpr size_t kCodeUnit = 2;
 // Counts, so that no list that bites its own tail goes on for ever.
 class Memory {
  public:
-  explicit Memory(const ReadMemory& read) : read_(read) {}
+  explicit Memory(ReadMemory read) : read_(std::move(read)) {}
 
   bool bytes(uint64_t address, void* into, size_t count) {
     ++reads_;
@@ -39,9 +39,10 @@ class Memory {
   // Work on what was read before.
   void count(size_t bytes) { bytes_ += bytes; }
   bool spent() const { return reads_ > kMaxReads || bytes_ > kMaxBytes; }
+  void startAnew() { reads_ = bytes_ = 0; }
 
  private:
-  const ReadMemory& read_;
+  ReadMemory read_;
   uint64_t reads_ = 0;
   uint64_t bytes_ = 0;
 };
@@ -101,15 +102,19 @@ int64_t lineOf(const std::vector<uint8_t>& table, int64_t first_line, uint64_t u
   return 0;
 }
 
-class Walker {
- public:
-  Walker(const ReadMemory& read, const PythonLayout& layout, uint64_t code_type)
-      : memory_(read), layout_(layout), code_type_(code_type) {}
+}  // namespace
 
-  PythonThreads run(uint64_t runtime) {
+class PythonWalker {
+ public:
+  PythonWalker(ReadMemory read, const PythonLayout& layout, uint64_t runtime, uint64_t code_type)
+      : memory_(std::move(read)), layout_(layout), runtime_(runtime), code_type_(code_type) {}
+
+  PythonThreads all() {
+    memory_.startAnew();
+    states_.clear();
     PythonThreads result;
     uint64_t interpreter = 0;
-    if (!memory_.value(runtime, layout_.runtime_interpreters, interpreter) || interpreter == 0) {
+    if (!memory_.value(runtime_, layout_.runtime_interpreters, interpreter) || interpreter == 0) {
       result.problem = "no interpreter is found in its memory (it starts, ends, or is no Python)";
       return result;
     }
@@ -128,6 +133,16 @@ class Walker {
       result.problem = "more memory than a stack takes: it is damaged";
     }
     return result;
+  }
+
+  std::optional<PythonThread> one(uint64_t native_id) {
+    memory_.startAnew();
+    const auto at = states_.find(native_id);
+    uint64_t now = 0;
+    if (at == states_.end() || !memory_.value(at->second, layout_.thread_native_id, now) || now != native_id) {
+      return std::nullopt;
+    }
+    return threadAt(at->second);
   }
 
  private:
@@ -167,6 +182,7 @@ class Walker {
           break;
         }
       }
+      states_[result.threads.back().native_id] = thread;
       if (!memory_.value(thread, layout_.thread_next, thread)) {
         result.problem = "the list of threads changed, or is damaged";
         return;
@@ -194,16 +210,27 @@ class Walker {
       memory_.value(top, layout_.frame_instruction, instruction);
     }
     uint64_t frame = top;
+    size_t run = 0;
+    bool in_run = false;
     for (size_t skipped = 0; frame != 0;) {
       if (result.frames.size() == kMaxFrames) {
         result.truncated = true;
         break;
       }
       StackFrame read;
-      switch (frameAt(frame, read)) {
-        case Frame::kShown: result.frames.push_back(std::move(read)); break;
+      bool ends_run = false;
+      switch (frameAt(frame, read, ends_run)) {
+        case Frame::kShown:
+          result.frames.push_back(std::move(read));
+          ++run;
+          break;
         case Frame::kInternal: ++skipped; break;
         case Frame::kBroken: result.problem = "a frame cannot be read"; break;
+      }
+      in_run = !ends_run;
+      if (ends_run) {
+        result.runs.push_back(run);
+        run = 0;
       }
       if (skipped > kMaxSkipped || !memory_.value(frame, layout_.frame_previous, frame)) {
         result.problem = "a frame cannot be read";
@@ -211,6 +238,9 @@ class Walker {
       if (!result.problem.empty()) {
         break;
       }
+    }
+    if (in_run) {
+      result.runs.push_back(run);  // its oldest frames were not read
     }
     uint64_t top_now = 0, instruction_now = 0;
     if (topFrame(thread, top_now) && top_now != 0) {
@@ -222,14 +252,20 @@ class Walker {
 
   enum class Frame : uint8_t { kShown, kInternal, kBroken };
 
-  Frame frameAt(uint64_t frame, StackFrame& into) {
+  // `ends_run`: it is the oldest one of a run of the interpreter's loop. 3.11 marks that frame; newer ones put one of their own
+  // behind it.
+  Frame frameAt(uint64_t frame, StackFrame& into, bool& ends_run) {
     uint64_t address = 0, instruction = 0;
-    uint8_t owner = 0;
+    uint8_t owner = 0, entry = 0;
+    if (layout_.frame_is_entry != PythonLayout::kAbsent && memory_.value(frame, layout_.frame_is_entry, entry)) {
+      ends_run = entry != 0;
+    }
     if (!memory_.value(frame, layout_.frame_owner, owner) || !memory_.value(frame, layout_.frame_code, address) ||
         !memory_.value(frame, layout_.frame_instruction, instruction)) {
       return Frame::kBroken;
     }
     if (owner == kOwnedByCStack) {
+      ends_run = true;
       return Frame::kInternal;  // where C code called Python
     }
     const Code& code = codeAt(address);
@@ -315,12 +351,11 @@ class Walker {
   }
 
   Memory memory_;
-  const PythonLayout& layout_;
-  uint64_t code_type_;
+  const PythonLayout layout_;
+  uint64_t runtime_, code_type_;
   std::map<uint64_t, Code> codes_;
+  std::map<uint64_t, uint64_t> states_;  // of threads, by the kernel's number
 };
-
-}  // namespace
 
 const PythonLayout* pythonLayout(int minor) {
   static const PythonLayout k311{
@@ -337,6 +372,7 @@ const PythonLayout* pythonLayout(int minor) {
       .frame_previous = 48,
       .frame_instruction = 56,
       .frame_owner = 69,
+      .frame_is_entry = 68,
       .code_filename = 112,
       .code_name = 120,
       .code_linetable = 136,
@@ -365,6 +401,7 @@ const PythonLayout* pythonLayout(int minor) {
       .frame_previous = 8,
       .frame_instruction = 56,
       .frame_owner = 70,
+      .frame_is_entry = PythonLayout::kAbsent,
       .code_filename = 112,
       .code_name = 120,
       .code_linetable = 136,
@@ -443,6 +480,7 @@ std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t ru
       .frame_previous = field[kFramePrevious],
       .frame_instruction = field[kFrameInstruction],
       .frame_owner = field[kFrameOwner],
+      .frame_is_entry = PythonLayout::kAbsent,
       .code_filename = field[kCodeFilename],
       .code_name = field[kCodeName],
       .code_linetable = field[kCodeLinetable],
@@ -459,9 +497,22 @@ std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t ru
   };
 }
 
+PythonReader::PythonReader(ReadMemory read, const PythonLayout& layout, uint64_t runtime, uint64_t code_type)
+    : walker_(std::make_unique<PythonWalker>(std::move(read), layout, runtime, code_type)) {}
+
+PythonReader::~PythonReader() = default;
+
+PythonThreads PythonReader::all() {
+  return walker_->all();
+}
+
+std::optional<PythonThread> PythonReader::one(uint64_t native_id) {
+  return walker_->one(native_id);
+}
+
 PythonThreads readPythonThreads(const ReadMemory& read, const PythonLayout& layout, uint64_t runtime,
                                 uint64_t code_type) {
-  return Walker(read, layout, code_type).run(runtime);
+  return PythonReader(read, layout, runtime, code_type).all();
 }
 
 }  // namespace reft

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -36,6 +37,7 @@ using ReadMemory = std::function<bool(uint64_t address, void* into, size_t bytes
   X(frame_previous)           \
   X(frame_instruction)        \
   X(frame_owner)              \
+  X(frame_is_entry)           \
   X(code_filename)            \
   X(code_name)                \
   X(code_linetable)           \
@@ -71,6 +73,9 @@ struct PythonThread {
   bool moving = false;             // it went on while it was read, so the frames may be of different times
   std::string problem;             // why frames are missing
   std::vector<StackFrame> frames;  // most recent call first
+  // How many of these frames each run of the interpreter's loop (_PyEval_EvalFrameDefault) evaluates, newest first: calls from
+  // Python to Python need no new one. A run may have none, where its frame has not begun.
+  std::vector<size_t> runs;
 };
 
 struct PythonThreads {
@@ -78,7 +83,26 @@ struct PythonThreads {
   std::string problem;  // why threads are missing
 };
 
-// `code_type`: address of PyCode_Type; what a frame holds must be of that type, or it is left out.
+class PythonWalker;
+
+// Reads threads of one process again and again; what it has learnt of their code it keeps.
+class PythonReader {
+ public:
+  // `code_type`: address of PyCode_Type; what a frame holds must be of that type, or it is left out.
+  PythonReader(ReadMemory read, const PythonLayout& layout, uint64_t runtime, uint64_t code_type);
+  ~PythonReader();
+  PythonReader(const PythonReader&) = delete;
+  PythonReader& operator=(const PythonReader&) = delete;
+
+  PythonThreads all();
+  // One of those that all() has found, by the kernel's number; nullopt: it is none of them, or no more.
+  std::optional<PythonThread> one(uint64_t native_id);
+
+ private:
+  std::unique_ptr<PythonWalker> walker_;
+};
+
+// all() of a new PythonReader.
 PythonThreads readPythonThreads(const ReadMemory& read, const PythonLayout& layout, uint64_t runtime,
                                 uint64_t code_type);
 

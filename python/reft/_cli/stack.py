@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from reft import _agent_protocol as protocol
-from reft._cli import agents
+from reft._cli import agents, native_frames
+from reft._cli.native_frames import printable
 
 _READ_SEC = 20
 _STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "t": "stopped by a debugger", "Z": "ended"}
@@ -27,37 +28,51 @@ _STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped"
     metavar="PID",
     help="This process instead of a job: CPython 3.11 to 3.13, with or without reft, also if it is stopped.",
 )
+@click.option("--native", is_flag=True, help="With native frames, also of threads that run no Python. Holds each thread for a moment.")
 @agents.common_options
-def command(ranks: tuple[int, ...], pid: int | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
+def command(
+    ranks: tuple[int, ...], pid: int | None, native: bool, job: str | None, run_dir: str | None, as_json: bool
+) -> None:
     """Prints open collectives and the Python stacks of all threads of every rank, and who waits for whom.
 
-    Works on running and on hanging jobs; nothing is stopped. --json prints {"agents": [report, ...]}.
+    Works on running and on hanging jobs; nothing is stopped, except by --native, and then for less than a millisecond.
+    --json prints {"agents": [report, ...]}.
     """
     if pid is not None:
         if ranks or job:
             raise click.UsageError("--pid is about one process, --rank and --job are about a job")
-        _process(pid, as_json)
+        _process(pid, native, as_json)
         return
     wanted = {"ranks": list(ranks)} if ranks else {}
     reports = []
+    complete = True
     for agent in agents.select(agents.run_dir(run_dir), job):
         report, _ = agent.ask(protocol.STACKS_REQUEST, wanted)
+        if native:
+            complete = native_frames.add_to(report, agent) and complete
         reports.append(report)
     if ranks and not any(report.get("ranks") for report in reports):
         raise agents.Failure("no such rank here: " + " ".join(map(str, ranks)), agents.EXIT_NOTHING)
     if as_json:
         agents.print_json({"agents": reports})
     else:
-        click.echo("\n\n".join(str(report.get("text", "")).rstrip("\n") for report in reports))
+        texts = []
+        for report in reports:
+            lines = [str(report.get("text", "")).rstrip("\n"), *(native_frames.lines_of_ranks(report) if native else [])]
+            texts.append("\n".join(lines))
+        click.echo("\n\n".join(texts))
+    if not complete:
+        click.get_current_context().exit(agents.EXIT_WRONG)
 
 
-def _process(pid: int, as_json: bool) -> None:
+def _process(pid: int, native: bool, as_json: bool) -> None:
     if not Path(f"/proc/{pid}").exists():
         raise agents.Failure(f"there is no process {pid}", agents.EXIT_NOTHING)
     # The agent's binary needs no torch, for which a command would wait longer than for anything else.
     binary = os.environ.get("REFT_AGENT_PATH") or Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
     try:
-        reader = subprocess.Popen([binary, "--stack", str(pid)], stdout=subprocess.PIPE)
+        command = [binary, "--stack", str(pid), *(["--native"] if native else [])]
+        reader = subprocess.Popen(command, stdout=subprocess.PIPE)
         output, _ = reader.communicate(timeout=_READ_SEC)
         read: dict[str, Any] = json.loads(output)
     except subprocess.TimeoutExpired:
@@ -67,13 +82,15 @@ def _process(pid: int, as_json: bool) -> None:
         raise agents.Failure(f"{binary} cannot be used: {error}", agents.EXIT_WRONG) from error
     state = next((thread["state"] for thread in read["native_threads"] if thread["tid"] == pid), "")
     found: dict[str, Any] = {**read, "command": _command_of(pid), "state": state}
+    # Both say the same where there is no right to read it.
+    errors = dict.fromkeys(filter(None, [read["error"], read["native"]["error"] if native else ""]))
     if as_json:
         agents.print_json(found)
     else:
         click.echo("\n".join(_lines_of(found)))
-        if read["error"]:
-            click.echo(f"reft: {read['error']}", err=True)
-    if read["error"]:
+        for problem in errors:
+            click.echo(f"reft: {problem}", err=True)
+    if errors:
         click.get_current_context().exit(agents.EXIT_WRONG)
 
 
@@ -82,11 +99,7 @@ def _command_of(pid: int) -> str:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return _printable(b" ".join(words).decode(errors="replace").strip())[:1000]
-
-
-def _printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
+    return printable(b" ".join(words).decode(errors="replace").strip())[:1000]
 
 
 def _lines_of(found: dict[str, Any]) -> list[str]:
@@ -94,11 +107,16 @@ def _lines_of(found: dict[str, Any]) -> list[str]:
     lines = [f"process {found['pid']}: {_STATES.get(found['state'], 'state unknown')}{version}"]
     if found["command"]:
         lines.append("  " + found["command"])
+    if found.get("native", {}).get("threads"):
+        lines += ["", native_frames.LEGEND]
+        for thread in found["native"]["threads"]:
+            lines += ["", *native_frames.lines_of_thread(thread)]
+        return lines
     for thread in found["threads"]:
         kind = "main thread" if thread["main"] else "thread"
         lines += ["", " ".join(filter(None, [kind, thread["thread"], thread["name"]])) + ", newest call first"]
         for frame in thread["frames"]:
-            lines.append(_printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}"))
+            lines.append(printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}"))
         if not thread["frames"]:
             lines.append("  (no Python frames)")
         elif thread["truncated"]:

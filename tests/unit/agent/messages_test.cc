@@ -42,10 +42,20 @@ TEST(Hello, RejectsWhatItIsNot) {
 }
 
 TEST(StacksRequest, WithoutRanksMeansAll) {
-  EXPECT_TRUE(parseStacksRequest("{}").empty());
-  EXPECT_EQ(parseStacksRequest(R"({"ranks":[1,2]})"), (std::vector<int>{1, 2}));
+  EXPECT_TRUE(parseStacksRequest("{}").ranks.empty());
+  EXPECT_FALSE(parseStacksRequest("{}").native);
+  EXPECT_EQ(parseStacksRequest(R"({"ranks":[1,2]})").ranks, (std::vector<int>{1, 2}));
   EXPECT_THROW(parseStacksRequest(R"({"ranks":["1"]})"), InvalidArgument);
   EXPECT_THROW(parseStacksRequest(R"({"ranks":7})"), InvalidArgument);
+}
+
+TEST(StacksRequest, NativeFramesAreOfOneRank) {
+  const auto request = parseStacksRequest(R"({"ranks":[3],"native":true})");
+  EXPECT_TRUE(request.native);
+  EXPECT_EQ(request.ranks, std::vector<int>{3});
+  EXPECT_THROW(parseStacksRequest(R"({"native":true})"), InvalidArgument);
+  EXPECT_THROW(parseStacksRequest(R"({"ranks":[1,2],"native":true})"), InvalidArgument);
+  EXPECT_THROW(parseStacksRequest(R"({"ranks":[1],"native":1})"), InvalidArgument);
 }
 
 TEST(Messages, NotesAreArraysOfFourShortStrings) {
