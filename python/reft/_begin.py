@@ -57,7 +57,7 @@ def give_up(job: _job.Job, store: Any, reason: str) -> None:
     # The second one for those that have read an inventory: a step that they agreed on is resumed by all or by none.
     answers = {f"inventory/{job.rank}": f"!{reason}", f"match/{job.rank}": f"!{reason}"}
     if job.rank == 0:
-        answers["incarnation"] = "1"
+        answers["incarnation"] = "1 0"  # as Session.start publishes it: the incarnation, and the limit of the overhead
     if job.local_rank == 0:
         answers[f"agent/{job.node}"] = f"rank {job.rank}: {reason}"
     for key, answer in answers.items():
