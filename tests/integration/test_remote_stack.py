@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import json
 import os
 import shutil
@@ -22,11 +21,13 @@ pytest.importorskip("torch")  # the native module needs its libraries
 pytest.importorskip("click")
 _C = pytest.importorskip("reft._C", reason="needs the native module")
 
+sys.path[:0] = [str(Path(__file__).resolve().parent)]
+
 from click.testing import CliRunner, Result  # noqa: E402
+from pythons import MINORS, need  # noqa: E402
 from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
-MINORS = [11, 12, 13]
 
 # Frames of many kinds; the program writes itself what it sees of them, and stands still (stopped, if asked for) in the same line.
 SCRIPT = """
@@ -85,30 +86,6 @@ for item in Loader():
 
 def reft(*arguments: str | int | Path) -> Result:
     return CliRunner().invoke(cli, [str(argument) for argument in arguments])
-
-
-@functools.cache
-def interpreter(minor: int) -> str | None:
-    """A CPython 3.`minor` that works."""
-    name = f"python3.{minor}"
-    candidates = [sys.executable] if sys.version_info[1] == minor else []
-    candidates += map(str, (Path.home() / ".pyenv" / "versions").glob(f"3.{minor}.*/bin/{name}"))
-    candidates += [shutil.which(name) or name]
-    check = f"import sys; sys.exit(sys.implementation.name != 'cpython' or sys.version_info[:2] != (3, {minor}))"
-    for candidate in candidates:
-        try:
-            subprocess.run([candidate, "-c", check], check=True, capture_output=True, timeout=60)
-        except (OSError, subprocess.SubprocessError):
-            continue
-        return candidate
-    return None
-
-
-def need(minor: int) -> str:
-    found = interpreter(minor)
-    if found is None:
-        pytest.skip(f"no CPython 3.{minor} here")
-    return found
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[Any]) -> None:
@@ -208,6 +185,11 @@ int main(void) {
   P(frame_previous, offsetof(_PyInterpreterFrame, previous));
   P(frame_instruction, offsetof(_PyInterpreterFrame, prev_instr));
   P(frame_owner, offsetof(_PyInterpreterFrame, owner));
+#if PY_MINOR_VERSION == 11
+  P(frame_is_entry, offsetof(_PyInterpreterFrame, is_entry));
+#else
+  P(frame_is_entry, -1);
+#endif
   P(code_filename, offsetof(PyCodeObject, co_filename));
   P(code_name, offsetof(PyCodeObject, co_name));
   P(code_linetable, offsetof(PyCodeObject, co_linetable));

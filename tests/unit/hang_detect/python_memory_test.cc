@@ -124,6 +124,29 @@ TEST(PythonMemory, ReadsThreadsAndTheirFramesNewestFirst) {
   EXPECT_EQ(lines, (std::vector<int64_t>{10, 12, 0, 7}));
 }
 
+TEST(PythonMemory, SaysHowManyFramesEachRunOfTheInterpretersLoopEvaluates) {
+  FakePython python;
+  const uint64_t code = python.code(python.text("f"), python.text("g"), 5, {head(10, 1), 0, 0});
+  const auto entry = [&](uint64_t frame) {
+    python.set(frame + python.layout.frame_is_entry, uint8_t{1});
+    return frame;
+  };
+  const uint64_t module = entry(python.frame(code, 0, 0));
+  const uint64_t called_from_c = entry(python.frame(code, 0, module));
+  python.thread(7, python.frame(code, 0, python.frame(code, 0, called_from_c)));
+  python.thread(8, python.frame(code, 0, 0));  // its oldest frame is missing
+  PythonReader reader(python.reader(), python.layout, python.runtime, python.code_type);
+  const PythonThreads all = reader.all();
+  ASSERT_THAT(all.threads, SizeIs(2));
+  EXPECT_EQ(all.threads[1].runs, (std::vector<size_t>{3, 1}));
+  EXPECT_EQ(all.threads[0].runs, std::vector<size_t>{1});
+  const auto one = reader.one(1007);
+  ASSERT_TRUE(one);
+  EXPECT_EQ(one->runs, (std::vector<size_t>{3, 1}));
+  EXPECT_THAT(one->frames, SizeIs(4));
+  EXPECT_FALSE(reader.one(1009));
+}
+
 TEST(PythonMemory, ALineMayBeFarFromTheOneBefore) {
   FakePython python;
   // 1000 << 1, six bits at a time, the lowest first.

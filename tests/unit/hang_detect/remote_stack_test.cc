@@ -130,5 +130,36 @@ TEST(ElfSymbols, OfThisTestHoldTheFunctionsOfItsLibraries) {
   }
 }
 
+TEST(ElfFunctions, AreThoseThatHoldTheAddresses) {
+  std::ifstream file("/proc/self/exe", std::ios::binary);
+  std::string bytes{std::istreambuf_iterator<char>(file), {}};
+  const uint64_t begin = findElfSymbols(readerOf(bytes), {"main"})->value.at("main");
+  const auto found = findElfFunctions(readerOf(bytes), {begin + 1, begin, UINT64_MAX, begin + 1});
+  EXPECT_EQ(found.size(), 2u);
+  EXPECT_EQ(found.at(begin).name, "main");
+  EXPECT_EQ(found.at(begin + 1).begin, begin);
+  for (const size_t size : {size_t{0}, size_t{10}, size_t{64}, size_t{100}, bytes.size() / 2}) {
+    const std::string cut = bytes.substr(0, size);
+    EXPECT_LE(findElfFunctions(readerOf(cut), {begin}).size(), 1u) << size;
+  }
+}
+
+TEST(ProcessMaps, AreReadWithPathsThatHoldBlanks) {
+  const auto ranges = parseMaps(
+      "55d0-55e0 r--p 00000000 fe:01 1234                       /opt/my program\n"
+      "7ffe-8000 rwxp 00001000 00:00 0                          [stack]\n"
+      "9000-a000 rw-p 00000000 00:00 0 \n"
+      "no line of this kind\n"
+      "b000-a000 rw-p 00000000 00:00 0 \n");
+  ASSERT_EQ(ranges.size(), 3u);
+  EXPECT_EQ(ranges[0].path, "/opt/my program");
+  EXPECT_EQ(ranges[0].inode, 1234u);
+  EXPECT_FALSE(ranges[0].executable);
+  EXPECT_TRUE(ranges[1].executable);
+  EXPECT_EQ(ranges[1].offset, 0x1000u);
+  EXPECT_EQ(ranges[2].begin, 0x9000u);
+  EXPECT_EQ(ranges[2].path, "");
+}
+
 }  // namespace
 }  // namespace reft

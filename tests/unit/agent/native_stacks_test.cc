@@ -1,0 +1,190 @@
+#include "agent/native_stacks.h"
+
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "agent/native_readers.h"
+#include "agent/thread_copy.h"
+#include "agent/unwinder.h"
+
+// Seen from outside, so that their names are found.
+extern "C" __attribute__((noinline)) int reft_test_inner(int pipe) {
+  char byte = 0;
+  const auto got = ::write(pipe, &byte, 1);
+  ::raise(SIGSTOP);
+  return static_cast<int>(got);
+}
+
+extern "C" __attribute__((noinline)) int reft_test_outer(int pipe) {
+  return reft_test_inner(pipe) + 1;
+}
+
+namespace reft::agent {
+namespace {
+
+using ::testing::Contains;
+using ::testing::HasSubstr;
+
+class StoppedChild {
+ public:
+  StoppedChild() {
+    int ends[2];
+    if (::pipe(ends) != 0) {
+      return;
+    }
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      ::_exit(reft_test_outer(ends[1]) == 0 ? 1 : 0);
+    }
+    ::waitpid(pid_, nullptr, WUNTRACED);
+    ::close(ends[0]);
+    ::close(ends[1]);
+  }
+  ~StoppedChild() {
+    ::kill(pid_, SIGKILL);
+    ::waitpid(pid_, nullptr, 0);
+  }
+  StoppedChild(const StoppedChild&) = delete;
+  StoppedChild& operator=(const StoppedChild&) = delete;
+  pid_t pid() const { return pid_; }
+  std::string status(const std::string& field) const { return statusField(procPath(pid_, "status"), field); }
+
+ private:
+  pid_t pid_ = -1;
+};
+
+std::vector<std::string> functionsOf(const MergedThread& thread) {
+  std::vector<std::string> names;
+  for (const MergedFrame& frame : thread.stack.frames) {
+    names.push_back(frame.native.function);
+  }
+  return names;
+}
+
+TEST(NativeStacks, OfAStoppedProcessAreReadAndItStaysStopped) {
+  const StoppedChild child;
+  const NativeStacks read = readNativeStacks(child.pid());
+  EXPECT_THAT(child.status("State"), HasSubstr("stopped"));
+  EXPECT_EQ(child.status("TracerPid"), "0");
+  EXPECT_THAT(read.python.error, HasSubstr("is no CPython"));
+  if (!builtWithUnwinder()) {
+    EXPECT_THAT(read.merged.error, HasSubstr("built without libunwind"));
+    EXPECT_TRUE(read.merged.threads.empty());
+    return;
+  }
+  if (read.merged.error.find("no right") != std::string::npos) {
+    GTEST_SKIP() << read.merged.error;
+  }
+  EXPECT_EQ(read.merged.error, "");
+  ASSERT_EQ(read.merged.threads.size(), 1u);
+  EXPECT_TRUE(read.merged.threads[0].main);
+  const auto names = functionsOf(read.merged.threads[0]);
+  EXPECT_THAT(names, Contains("reft_test_inner"));
+  EXPECT_THAT(names, Contains("reft_test_outer"));
+  EXPECT_THAT(names, Contains("main"));
+}
+
+TEST(NativeStacks, OfNobodyAndOfTheEndedSaySo) {
+  EXPECT_THAT(readNativeStacks(0).python.error, HasSubstr("there is no process"));
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::_exit(0);
+  }
+  siginfo_t info{};
+  ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT);
+  const auto read = readNativeStacks(pid);
+  EXPECT_TRUE(read.merged.threads.empty());
+  EXPECT_NE(read.merged.error, "");
+  ::waitpid(pid, nullptr, 0);
+}
+
+TEST(ThreadCopy, IsOfWhoIsHeldAndLetsGo) {
+  const StoppedChild child;
+  int problem = 0;
+  const auto maps = mapsOf(child.pid(), problem);
+  ProcessMemory memory(child.pid());
+  bool held = false;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  const auto copy = copyThread(child.pid(), child.pid(), memory, maps, deadline, [&] {
+    held = true;
+    EXPECT_NE(child.status("TracerPid"), "0");
+  });
+  if (copy.problem.find("no right") != std::string::npos) {
+    GTEST_SKIP() << copy.problem;
+  }
+  EXPECT_TRUE(held);
+  EXPECT_EQ(copy.problem, "");
+  EXPECT_EQ(copy.state, "T");
+  EXPECT_LE(copy.stack_begin, copy.registers.rsp);
+  EXPECT_GT(copy.stack_begin + copy.stack.size(), copy.registers.rsp);
+  EXPECT_EQ(child.status("TracerPid"), "0");
+  EXPECT_EQ(tasksOf(child.pid()), std::vector<int>{child.pid()});
+}
+
+// A program that stands for reft-agent.
+class FakeReader {
+ public:
+  explicit FakeReader(const std::string& script)
+      : path_(::testing::TempDir() + "reft_reader_" + std::to_string(::getpid())) {
+    std::ofstream(path_) << "#!/bin/sh\n" << script << "\n";
+    ::chmod(path_.c_str(), 0700);
+  }
+  ~FakeReader() { ::unlink(path_.c_str()); }
+  FakeReader(const FakeReader&) = delete;
+  FakeReader& operator=(const FakeReader&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+};
+
+std::string answerOf(NativeReaders& readers) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (std::chrono::steady_clock::now() < deadline) {
+    const auto finished = readers.finished();
+    if (!finished.empty()) {
+      EXPECT_EQ(finished.size(), 1u);
+      EXPECT_EQ(finished[0].first, 5u);
+      return finished[0].second;
+    }
+    std::this_thread::yield();
+  }
+  return "no answer";
+}
+
+TEST(NativeReaders, GiveWhatTheReaderPrintsOnce) {
+  const FakeReader reader(R"(echo "{\"words\": \"$*\"}"; exit 1)");
+  NativeReaders readers(reader.path());
+  readers.start(5, 4711);
+  EXPECT_EQ(nlohmann::json::parse(answerOf(readers))["words"], "--stack 4711 --native");
+  EXPECT_TRUE(readers.finished().empty());
+}
+
+TEST(NativeReaders, SayWhyThereIsNoAnswer) {
+  NativeReaders nobody("/nonexistent/reft-agent");
+  nobody.start(5, 1);
+  EXPECT_THAT(answerOf(nobody), HasSubstr("cannot be started"));
+  const FakeReader broken("echo '{'");
+  NativeReaders readers(broken.path());
+  readers.start(5, 1);
+  EXPECT_THAT(answerOf(readers), HasSubstr("has failed"));
+}
+
+TEST(NativeReaders, DoNotWaitForOneThatHangs) {
+  const FakeReader hangs("exec sleep 600");
+  NativeReaders readers(hangs.path(), std::chrono::milliseconds(50));
+  readers.start(5, 1);
+  EXPECT_THAT(answerOf(readers), HasSubstr("cannot be read within"));
+}
+
+}  // namespace
+}  // namespace reft::agent
