@@ -1,9 +1,11 @@
 #include "agent/native_stacks.h"
 
 #include <csignal>
+#include <cstdlib>
 #include <fstream>
 #include <thread>
 
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -128,6 +130,86 @@ TEST(ThreadCopy, IsOfWhoIsHeldAndLetsGo) {
   EXPECT_GT(copy.stack_begin + copy.stack.size(), copy.registers.rsp);
   EXPECT_EQ(child.status("TracerPid"), "0");
   EXPECT_EQ(tasksOf(child.pid()), std::vector<int>{child.pid()});
+}
+
+// Who waits for a vfork() is where no signal and no ptrace reaches.
+TEST(NativeStacks, OfAThreadThatNothingInterruptsAreGivenUpAndItGoesOn) {
+  if (!builtWithUnwinder()) {
+    GTEST_SKIP() << "built without libunwind";
+  }
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::setpgid(0, 0);
+    if (::vfork() == 0) {
+      for (;;) {
+        ::pause();
+      }
+    }
+    ::_exit(7);
+  }
+  ::setpgid(pid, pid);
+  const std::string status = procPath(pid, "status");
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (statusField(status, "State")[0] != 'D' && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::yield();
+  }
+  ASSERT_EQ(statusField(status, "State")[0], 'D');
+  const auto read = readNativeStacks(pid, std::chrono::milliseconds(300));
+  EXPECT_EQ(statusField(status, "TracerPid"), "0");
+  int problem = 0;
+  const std::string child = readProcText(procPath(pid, "task/" + std::to_string(pid) + "/children"), 64, problem);
+  ASSERT_GT(std::atoi(child.c_str()), 0);
+  ::kill(std::atoi(child.c_str()), SIGKILL);
+  int end = 0;
+  EXPECT_EQ(::waitpid(pid, &end, 0), pid);
+  EXPECT_TRUE(WIFEXITED(end) && WEXITSTATUS(end) == 7);
+  if (read.merged.error.find("no right") != std::string::npos) {
+    GTEST_SKIP() << read.merged.error;
+  }
+  EXPECT_THAT(read.merged.error, HasSubstr("in the kernel, where nothing interrupts it"));
+}
+
+volatile sig_atomic_t* signals_seen = nullptr;
+
+TEST(NativeStacks, OfAProcessThatGetsSignalsLoseNone) {
+  constexpr int kSignals = 500;
+  void* const shared = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  signals_seen = static_cast<volatile sig_atomic_t*>(shared);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    struct sigaction action {};
+    action.sa_handler = [](int) { *signals_seen = *signals_seen + 1; };
+    ::sigaction(SIGRTMIN, &action, nullptr);
+    signals_seen[1] = 1;
+    for (;;) {
+      ::pause();
+    }
+  }
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(90);
+  const auto until = [deadline](auto condition) {
+    while (!condition() && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+    }
+  };
+  until([] { return signals_seen[1] == 1; });
+  std::thread sender([pid] {
+    for (int i = 0; i < kSignals; ++i) {
+      ::sigqueue(pid, SIGRTMIN, sigval{});
+      std::this_thread::yield();
+    }
+  });
+  for (int i = 0; i < 10; ++i) {
+    const auto read = readNativeStacks(pid);
+    EXPECT_TRUE(!builtWithUnwinder() || read.merged.error.find("no right") != std::string::npos ||
+                read.merged.threads.size() == 1);
+  }
+  sender.join();
+  until([] { return *signals_seen == kSignals; });
+  EXPECT_EQ(*signals_seen, kSignals);
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  ::munmap(shared, 4096);
 }
 
 // A program that stands for reft-agent.
