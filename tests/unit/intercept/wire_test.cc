@@ -43,7 +43,7 @@ std::string contents(const UniqueFd& fd) {
 }
 
 TEST(Wire, HeaderHasTheDocumentedBytes) {
-  EXPECT_EQ(encode(Type::kHello, "{}"), std::string("RFTW\x01\x00\x01\x00\x02\x00\x00\x00\x00\x00\x00\x00{}", 18));
+  EXPECT_EQ(encode(Type::kHello, "{}"), std::string("RFTW\x02\x00\x01\x00\x02\x00\x00\x00\x00\x00\x00\x00{}", 18));
 }
 
 TEST(Wire, DecodesFramesCutAnywhere) {
@@ -74,7 +74,7 @@ TEST(Wire, RefusesForeignStreams) {
     decoder.next();
   };
   EXPECT_THROW(decode(0, 'X'), Corruption);
-  EXPECT_THROW(decode(4, 2), Corruption);
+  EXPECT_THROW(decode(4, 1), Corruption);
   EXPECT_THROW(decode(11, 0x7f), Corruption);  // payload_bytes
   EXPECT_THROW(encode(Type::kHello, std::string(kMaxPayload + 1, 'x')), InvalidArgument);
 }
