@@ -39,7 +39,7 @@ std::string tracerText(int pid, int tracer) {
 std::string whyNoSeize(int pid, int tid, int problem) {
   if (problem == EPERM || problem == EACCES) {
     const int tracer = std::atoi(statusField(taskPath(pid, tid, "status"), "TracerPid").c_str());
-    return tracer != 0 ? tracerText(pid, tracer) : noRightToRead(pid) + " (in a container: --cap-add=SYS_PTRACE)";
+    return tracer != 0 ? tracerText(pid, tracer) : noRightToRead(pid);
   }
   return std::string("it cannot be held: ") + std::strerror(problem);
 }

@@ -71,7 +71,7 @@ std::string demangled(const std::string& name) {
   int status = 0;
   char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
   std::string result = status == 0 && text != nullptr ? text : name;
-  std::free(text);  // NOLINT(cppcoreguidelines-no-malloc): its contract
+  std::free(text);  // its contract
   if (result.size() > kMaxDemangled) {
     result.resize(kMaxDemangled);
     result += "...";
@@ -402,6 +402,7 @@ Unwinder::Unwinder(int pid, std::vector<MappedRange> maps, uint64_t eval_functio
 std::vector<NativeStack> Unwinder::unwind(const std::vector<CopiedThread>& threads,
                                           std::chrono::steady_clock::time_point deadline) {
   std::vector<RawStack> stacks;
+  stacks.reserve(threads.size());
   for (const CopiedThread& thread : threads) {
     stacks.push_back(thread.problem.empty() ? space_->unwind(thread, deadline) : RawStack{{}, false, thread.problem});
   }

@@ -91,7 +91,7 @@ void functionsOf(const ReadAt& read, const Elf64_Shdr& table, const Elf64_Shdr& 
       for (; at != addresses.end() && *at < symbol.st_value + symbol.st_size; ++at) {
         auto& names = candidates[*at];
         if (names.size() < kMaxNamesOfOne) {
-          names.push_back({symbol.st_value, symbol.st_name, ELF64_ST_BIND(symbol.st_info)});
+          names.push_back({symbol.st_value, symbol.st_name, static_cast<unsigned>(ELF64_ST_BIND(symbol.st_info))});
         }
       }
     }

@@ -54,7 +54,7 @@ std::string statusField(const std::string& status_path, const std::string& name)
 bool ProcessMemory::read(uint64_t address, void* into, size_t bytes) {
   if (!file_) {
     iovec local{into, bytes};
-    iovec remote{reinterpret_cast<void*>(address), bytes};  // NOLINT(performance-no-int-to-ptr): of another process
+    iovec remote{reinterpret_cast<void*>(address), bytes};  // of another process
     const ssize_t got = ::process_vm_readv(pid_, &local, 1, &remote, 1, 0);
     if (got == static_cast<ssize_t>(bytes)) {
       return true;
@@ -83,8 +83,8 @@ bool ProcessMemory::forbidden() const {
 
 std::string noRightToRead(int pid) {
   int problem = 0;
-  std::string text =
-      "no right to read the memory of process " + std::to_string(pid) + ": be its user, or have CAP_SYS_PTRACE";
+  std::string text = "no right to read the memory of process " + std::to_string(pid) +
+                     ": be its user, or have CAP_SYS_PTRACE (of a container: --cap-add=SYS_PTRACE)";
   const std::string scope = readProcText("/proc/sys/kernel/yama/ptrace_scope", 8, problem);
   if (!scope.empty() && scope[0] != '0') {
     text += "; kernel.yama.ptrace_scope is " + scope.substr(0, 1) + ", which allows it to " +
