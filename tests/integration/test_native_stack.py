@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -32,6 +33,7 @@ from reft._cli.main import cli  # noqa: E402
 PACKAGE = Path(_C.__file__).resolve().parent
 AGENT = Path(os.environ.get("REFT_AGENT_PATH") or PACKAGE / "bin" / "reft-agent")
 PTRACE_SEIZE = 0x4206
+FRAME = {"file": "train.py", "line": 7, "function": "work"}
 
 # Python calls Python, and Python through C (map, list, sorted) calls Python; then it stands still, in C.
 SCRIPT = """
@@ -118,7 +120,9 @@ def running(python: str, kind: str, folder: Path) -> Iterator[subprocess.Popen[A
 
 
 @pytest.fixture(autouse=True)
-def _can_unwind() -> None:
+def _can_unwind(request: pytest.FixtureRequest) -> None:
+    if "monkeypatch" in request.fixturenames:
+        return  # it has its own reader
     done = subprocess.run([AGENT, "--stack", str(os.getpid()), "--native"], capture_output=True, text=True, timeout=120)
     error = json.loads(done.stdout)["native"]["error"]
     if "without libunwind" in error or "no right to read" in error:
@@ -303,6 +307,20 @@ def test_a_process_that_is_no_more_what_it_was_is_never_waited_for(ending: str) 
             assert found["native"]["threads"] and all(thread["frames"] for thread in found["native"]["threads"])
         else:
             assert done.exit_code == 1 and (found["error"] or found["native"]["error"])
+
+
+@pytest.mark.parametrize("error", ["this reft-agent was built without libunwind", "is of a version without native frames"])
+def test_without_native_frames_pythons_are_printed_and_why(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = {"pid": os.getpid(), "python": "3.11", "native_threads": [], "error": ""}
+    read["threads"] = [{"thread": "0x1", "name": "", "main": True, "truncated": False, "frames": [FRAME]}]
+    if "version" not in error:
+        read["native"] = {"threads": [], "error": error}
+    reader = tmp_path / "reft-agent"
+    reader.write_text(f"#!/bin/sh\n[ $1 = --stack ] && [ $3 = --native ] && echo {shlex.quote(json.dumps(read))}\n")
+    reader.chmod(0o700)
+    monkeypatch.setenv("REFT_AGENT_PATH", str(reader))
+    done = reft("stack", "--pid", os.getpid(), "--native")
+    assert done.exit_code == 1 and error in done.output and "train.py:7 work" in done.output
 
 
 JOB = """

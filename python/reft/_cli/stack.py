@@ -75,6 +75,8 @@ def _process(pid: int, native: bool, as_json: bool) -> None:
         reader = subprocess.Popen(command, stdout=subprocess.PIPE)
         output, _ = reader.communicate(timeout=_READ_SEC)
         read: dict[str, Any] = json.loads(output)
+        if native:
+            read.setdefault("native", {"threads": [], "error": f"{binary} is of a version without native frames"})
     except subprocess.TimeoutExpired:
         reader.kill()  # and it is not waited for: it may be where no signal reaches it
         raise agents.Failure(f"the memory of process {pid} cannot be read within {_READ_SEC} s", agents.EXIT_WRONG) from None
