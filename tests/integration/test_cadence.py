@@ -20,7 +20,9 @@ sys.path.insert(0, str(HERE.parent / "fault"))
 
 from launchers import agent_pids, job_environment, kill_all, torchrun  # noqa: E402
 
-STEPS = 460
+STEPS = 300
+LIMITED = {"REFT_SNAPSHOT_OVERHEAD_PERCENT": "10"}
+COST_SEC = 0.3
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def train(root: Path, kill: bool, **settings: str) -> tuple[Path, str]:
     if kill:
         (out / "kill").touch()
     options = ("--standalone", f"--max-restarts={int(kill)}", "--monitor-interval=0.1")
-    command = torchrun(HERE / "cadence_worker.py", str(STEPS), str(out), ranks=2, options=options)
+    command = torchrun(HERE / "cadence_worker.py", str(STEPS), str(out), str(COST_SEC if kill else 0), ranks=2, options=options)
     environment = job_environment(root, REFT_JOB_ID=out.name, REFT_AGENT_LINGER_SEC="60", OMP_NUM_THREADS="1", **settings)
     log = out / "log"
     with log.open("w") as said:
@@ -60,8 +62,7 @@ def ends(out: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(600)
 def test_rarer_on_all_ranks_at_the_same_step_and_resumed_from_the_newest(root: Path) -> None:
-    limit = {"REFT_SNAPSHOT_OVERHEAD_PERCENT": "5"}
-    out, said = train(root, kill=True, **limit)
+    out, said = train(root, kill=True, **LIMITED)
     assert (out / "killed").exists(), f"snapshots did not become rare enough\n{said[-4000:]}"
     killed_at, every, committed = map(int, (out / "killed").read_text().split())
     first, second = taken(out, 0, 0), taken(out, 0, 1)
@@ -80,25 +81,25 @@ def test_rarer_on_all_ranks_at_the_same_step_and_resumed_from_the_newest(root: P
         assert end["status"]["errors"] == end["status"]["dropped"] == 0, end["status"]
         assert end["status"]["steps"] == STEPS
 
-    whole, _ = train(root, kill=False, **limit)
+    whole, _ = train(root, kill=False, **LIMITED)
     assert [end["exact"] for end in ends(out)] == [end["exact"] for end in ends(whole)]
     assert [end["weights"] for end in ends(out)] == [end["weights"] for end in ends(whole)]
 
 
 @pytest.mark.timeout(400)
 def test_two_nodes_agree_through_the_store(root: Path) -> None:
-    steps = 220
+    steps = 150
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     environment = job_environment(
-        root, REFT_JOB_ID="two-nodes", REFT_SNAPSHOT_OVERHEAD_PERCENT="5", REFT_SNAPSHOT_SLOTS="3", OMP_NUM_THREADS="1"
+        root, REFT_JOB_ID="two-nodes", REFT_SNAPSHOT_SLOTS="3", OMP_NUM_THREADS="1", **LIMITED
     )
     nodes = []
     for node in range(2):
         options = ["--nnodes=2", f"--node-rank={node}", "--max-restarts=0", "--rdzv-backend=c10d"]
         options += [f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id=cadence-{port}"]
-        command = torchrun(HERE / "cadence_worker.py", str(steps), str(root), ranks=1, options=options)
+        command = torchrun(HERE / "cadence_worker.py", str(steps), str(root), str(COST_SEC), ranks=1, options=options)
         with (root / f"node-{node}.txt").open("w") as said:
             nodes.append(subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT))
     try:
