@@ -1,16 +1,16 @@
 // Carries evidence of a hang between the agents of a job's nodes, which do not know each other, through the job's store.
 //
 // An agent that wants to know about the other nodes tells a rank of its node (kGather). That rank counts
-// `evidence/<incarnation>/count` up to K and writes `request/K`. The carriers of all nodes (wire::kEvidenceCarriers ranks of each,
-// so that another steps in where one is stopped) look at the counter now and then, pass the request to their agents
-// (kEvidenceRequest) and put what those answer (kEvidence) under `answer/K/<node>`. The rank that asked hands over each answer as it
-// comes, and at the end says which nodes are silent (kGathered). Payloads: agent/messages.h.
+// `evidence/<incarnation>/count` up to K and writes `request/K`. The carriers of all nodes (wire::kEvidenceCarriers ranks of
+// each, so that another steps in where one is stopped) look at the counter now and then, pass the request to their agents
+// (kEvidenceRequest) and put what those answer (kEvidence) under `answer/K/<node>`. The rank that asked hands over each answer
+// as it comes, and at the end says which nodes are silent (kGathered). Payloads: agent/messages.h.
 //
 // Answers are deleted when they are read; requests a minute later, as somebody may be about to read them.
 //
-// Threads: gather() and evidence() from any, they never block. One thread, `reft-evidence`, talks to the store, over a connection
-//          of its own. The destructor waits for it, but not for long: a store whose process is stopped answers nobody, and the thread
-//          is left behind then. In a forked child nothing happens.
+// Threads: receive() from any, it never blocks. One thread, `reft-evidence`, talks to the store, over a connection of its own. The
+//          destructor waits for it, but not for long: a store whose process is stopped answers nobody, and the thread is left
+//          behind then. In a forked child nothing happens.
 // Errors:  none leave the thread. Without the store other nodes are silent, and the agent is told why.
 #pragma once
 
