@@ -411,6 +411,9 @@ def vault(agent: FakeAgent, run_dir: Path, tmp_path: Path) -> Path:
         alarm_sec=0.0,
         chunk_bytes=65536,
         policy="eager",
+        every=1,
+        overhead_percent=0.0,
+        control_every=0,
     )
     tensor = torch.arange(262144, dtype=torch.float32)
     engine.set_table([("weight", tensor, -1, False)], [], 0, 1, "none", 0)
