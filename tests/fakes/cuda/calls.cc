@@ -2,7 +2,7 @@
 
 namespace reft::fake {
 
-Result Calls::enter(const char* function) {
+Result Calls::enter(const char* function, bool in_context) {
   const std::string_view name(function);
   const std::lock_guard lock(mutex_);
   auto counted = counts_.find(name);
@@ -18,7 +18,7 @@ Result Calls::enter(const char* function) {
     }
     return failure.result;
   }
-  return stuck_.load();
+  return in_context ? stuck_.load() : kSuccess;
 }
 
 void Calls::fail(const std::string& function, uint64_t after, Result result, bool sticky) {

@@ -23,7 +23,7 @@ void fake_cuda_hold(int on);
 // The `after`-th call from now of a function (1: the next) fails with `code` instead of doing anything. sticky: so does each
 // later call of any function, as after an illegal access by a kernel.
 void fake_cuda_fail(const char* function, uint64_t after, int code, int sticky);
-// Forgets failures, those that stick too.
+// Forgets failures, those that stick too, and pinned memory, which a context that has failed does not give back.
 void fake_cuda_heal(void);
 // How often a function was called in this process.
 uint64_t fake_cuda_calls(const char* function);

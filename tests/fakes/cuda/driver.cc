@@ -12,13 +12,14 @@
 #include "tests/fakes/cuda/device.h"
 
 #define API extern "C" __attribute__((visibility("default")))
-// Counts the call; returns if it has to fail.
-#define ENTER()                                                                \
-  do {                                                                         \
-    if (const Result entered = calls().enter(__func__); entered != kSuccess) { \
-      return entered;                                                          \
-    }                                                                          \
+// Counts the call; returns if it has to fail. A context that has failed does not spoil what needs none.
+#define COUNT(in_context)                                                                    \
+  do {                                                                                       \
+    if (const Result entered = calls().enter(__func__, in_context); entered != kSuccess) { \
+      return entered;                                                                        \
+    }                                                                                        \
   } while (false)
+#define ENTER() COUNT(true)
 
 using namespace reft::fake;
 
@@ -77,26 +78,26 @@ int attributeOf(int attribute) {
 }  // namespace
 
 API int cuInit(unsigned /*flags*/) {
-  ENTER();
+  COUNT(false);
   return kSuccess;
 }
 API int cuDriverGetVersion(int* version) {
-  ENTER();
+  COUNT(false);
   *version = kDriverVersion;
   return kSuccess;
 }
 API int cuDeviceGetCount(int* count) {
-  ENTER();
+  COUNT(false);
   *count = machine().devices();
   return kSuccess;
 }
 API int cuDeviceGet(int* device, int ordinal) {
-  ENTER();
+  COUNT(false);
   *device = ordinal;
   return known(ordinal) ? kSuccess : kInvalidDevice;
 }
 API int cuDeviceGetAttribute(int* value, int attribute, int device) {
-  ENTER();
+  COUNT(false);
   *value = attributeOf(attribute);
   return known(device) ? kSuccess : kInvalidDevice;
 }
@@ -106,12 +107,12 @@ API int cuGetErrorString(int result, const char** text) {
 }
 
 API int cuCtxGetCurrent(void** context) {
-  ENTER();
+  COUNT(false);
   *context = Machine::current() < 0 ? nullptr : contextOf(Machine::current());
   return kSuccess;
 }
 API int cuCtxSetCurrent(void* context) {
-  ENTER();
+  COUNT(false);
   Machine::setCurrent(context == nullptr ? -1 : static_cast<Context*>(context)->device);
   return kSuccess;
 }
@@ -122,7 +123,7 @@ API int cuCtxGetStreamPriorityRange(int* lowest, int* highest) {
   return Machine::current() < 0 ? kInvalidContext : kSuccess;
 }
 API int cuDevicePrimaryCtxRetain(void** context, int device) {
-  ENTER();
+  COUNT(false);
   if (!known(device)) {
     return kInvalidDevice;
   }
@@ -132,14 +133,14 @@ API int cuDevicePrimaryCtxRetain(void** context, int device) {
   return kSuccess;
 }
 API int cuDevicePrimaryCtxRelease_v2(int device) {
-  ENTER();
+  COUNT(false);
   if (!known(device)) {
     return kInvalidDevice;
   }
   return contextOf(device)->retained.fetch_sub(1) > 0 ? kSuccess : kInvalidContext;
 }
 API int cuDevicePrimaryCtxGetState(int device, unsigned* flags, int* active) {
-  ENTER();
+  COUNT(false);
   if (!known(device)) {
     return kInvalidDevice;
   }
@@ -364,6 +365,7 @@ API void fake_cuda_fail(const char* function, uint64_t after, int code, int stic
 }
 API void fake_cuda_heal(void) {
   calls().heal();
+  machine().memory().forgetRegistered();
 }
 API uint64_t fake_cuda_calls(const char* function) {
   return calls().count(function);

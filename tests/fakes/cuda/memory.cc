@@ -137,6 +137,11 @@ Result Memory::unregisterHost(void* address) {
   return kSuccess;
 }
 
+void Memory::forgetRegistered() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(ranges_, [](const auto& entry) { return entry.second.kind == MemoryKind::kHost; });
+}
+
 const Range* Memory::findLocked(const void* address) const {
   auto* const at = static_cast<char*>(const_cast<void*>(address));
   auto next = ranges_.upper_bound(at);

@@ -41,6 +41,7 @@ class Memory {
   Result freeHost(void* address);
   Result registerHost(void* address, size_t bytes, int device);
   Result unregisterHost(void* address);
+  void forgetRegistered();
 
   std::optional<Range> find(const void* address) const;
   // Where the stand-in may access `address`; itself if no range is known.

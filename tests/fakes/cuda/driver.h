@@ -1,0 +1,70 @@
+// The stand-in's driver and its controls, for C++ tests: loaded once, by the path that the build knows.
+//
+// Threads: any. Errors: a test that cannot load it ends.
+#pragma once
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+#include "intercept/base/cuda_api.h"
+#include "intercept/base/dynamic_library.h"
+
+namespace reft {
+
+class FakeCuda {
+ public:
+  static const FakeCuda& instance() {
+    static const auto* const one = new FakeCuda;
+    return *one;
+  }
+
+  const DynamicLibrary library;
+  const CudaApi api;
+  void (*const setCopyRate)(uint64_t bytes_per_sec);
+  void (*const setJitter)(uint64_t max_us, uint64_t seed);
+  void (*const hold)(int on);
+  void (*const fail)(const char* function, uint64_t after, int code, int sticky);
+  void (*const heal)();
+  uint64_t (*const calls)(const char* function);
+  uint64_t (*const contexts)();
+  void* (*const shadow)(const void* address);
+  int (*const memAlloc)(cuda::Pointer* address, size_t bytes);
+  int (*const memFree)(cuda::Pointer address);
+  int (*const memsetD8)(cuda::Pointer to, unsigned char value, size_t bytes, cuda::Stream stream);
+  int (*const beginCapture)(cuda::Stream stream, int mode);
+  int (*const endCapture)(cuda::Stream stream, void** graph);
+
+ private:
+  FakeCuda()
+      : library(open()),
+        api(CudaApi::from(library)),
+        setCopyRate(find<void (*)(uint64_t)>("fake_cuda_set_copy_rate")),
+        setJitter(find<void (*)(uint64_t, uint64_t)>("fake_cuda_set_jitter")),
+        hold(find<void (*)(int)>("fake_cuda_hold")),
+        fail(find<void (*)(const char*, uint64_t, int, int)>("fake_cuda_fail")),
+        heal(find<void (*)()>("fake_cuda_heal")),
+        calls(find<uint64_t (*)(const char*)>("fake_cuda_calls")),
+        contexts(find<uint64_t (*)()>("fake_cuda_contexts")),
+        shadow(find<void* (*)(const void*)>("fake_cuda_shadow")),
+        memAlloc(find<int (*)(cuda::Pointer*, size_t)>("cuMemAlloc_v2")),
+        memFree(find<int (*)(cuda::Pointer)>("cuMemFree_v2")),
+        memsetD8(find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async")),
+        beginCapture(find<int (*)(cuda::Stream, int)>("cuStreamBeginCapture_v2")),
+        endCapture(find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture")) {
+    if (!api.available()) {
+      std::fprintf(stderr, "no stand-in for CUDA: %s\n", api.why.c_str());
+      std::abort();
+    }
+  }
+  static DynamicLibrary open() {
+    ::setenv("FAKE_CUDA_DEVICES", "3", 1);
+    return DynamicLibrary::open({REFT_FAKE_CUDA_DRIVER});
+  }
+  template <typename Function>
+  Function find(const char* name) const {
+    return reinterpret_cast<Function>(library.find(name));
+  }
+};
+
+}  // namespace reft
