@@ -88,6 +88,14 @@ void ChunkHasher::copy(std::byte* dst, const std::byte* src, size_t bytes) {
   }
 }
 
+void ChunkHasher::hash(const std::byte* data, size_t bytes) {
+  if (avx2::available()) {
+    avx2::update(state_, data, bytes);
+  } else {
+    XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), data, bytes);
+  }
+}
+
 void ChunkHasher::zero(std::byte* dst, size_t bytes) {
   std::memset(dst, 0, bytes);
   XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), dst, bytes);

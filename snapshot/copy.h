@@ -19,6 +19,8 @@ class ChunkHasher {
   void reset();
   // dst and src do not overlap. `dst` 64-byte aligned is fastest.
   void copy(std::byte* dst, const std::byte* src, size_t bytes);
+  // Hashes what is there already.
+  void hash(const std::byte* data, size_t bytes);
   // Writes zeros (padding between pieces) and hashes them.
   void zero(std::byte* dst, size_t bytes);
   // XXH3-64 of everything since reset().

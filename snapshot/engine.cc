@@ -11,14 +11,13 @@
 #include "intercept/base/error.h"
 #include "intercept/base/fault.h"
 #include "snapshot/copy.h"
+#include "snapshot/engine_job.h"
 #include "snapshot/placement.h"
 
 namespace reft {
 
 namespace {
 
-constexpr uint32_t kVerifySamples = 8192;  // cache lines per snapshot; about half a millisecond
-constexpr uint32_t kMinPieceSamples = 4;
 constexpr uint32_t kDigestSamples = 256;  // cache lines per sharding group
 constexpr int kCopyNice = 10;
 constexpr int64_t kSameSpanNs = 100'000;  // chunks that follow each other so soon are one span
@@ -34,72 +33,6 @@ void beginCopyThread() {
 }
 
 }  // namespace
-
-// A table with what is derived from it once.
-struct SnapshotEngine::Plan {
-  SnapshotTable table;
-  std::string json;
-  uint64_t json_hash = 0;
-  uint64_t chunk_count = 0;
-  uint64_t early_chunks = 0;
-  std::vector<uint32_t> first_piece;  // per chunk: the first piece that reaches into it
-  std::vector<uint32_t> samples;      // per piece
-  std::vector<std::vector<uint32_t>> group_regions;
-
-  explicit Plan(SnapshotTable t) : table(std::move(t)), json(table.toJson()) {
-    json_hash = hashBytes(json.data(), json.size());
-    chunk_count = (table.payload_bytes + table.chunk_bytes - 1) / table.chunk_bytes;
-    early_chunks = table.early_bytes / table.chunk_bytes;
-    uint32_t piece = 0;
-    for (uint64_t chunk = 0; chunk < chunk_count; ++chunk) {
-      const uint64_t begin = chunk * table.chunk_bytes;
-      while (piece < table.pieces.size() &&
-             table.pieces[piece].payload_offset + (table.pieces[piece].end - table.pieces[piece].begin) <= begin) {
-        ++piece;
-      }
-      first_piece.push_back(piece);
-    }
-    for (const Piece& p : table.pieces) {
-      const uint64_t bytes = p.end - p.begin;
-      samples.push_back(static_cast<uint32_t>(
-          std::max<uint64_t>(kMinPieceSamples, kVerifySamples * bytes / std::max<uint64_t>(table.payload_bytes, 1))));
-    }
-    group_regions.resize(table.groups.size());
-    for (uint32_t r = 0; r < table.regions.size(); ++r) {
-      if (table.regions[r].group >= 0) {
-        group_regions[static_cast<size_t>(table.regions[r].group)].push_back(r);
-      }
-    }
-  }
-};
-
-struct SnapshotEngine::Job {
-  std::shared_ptr<const Plan> plan;
-  int64_t step = 0;
-  int slot = -1;
-  std::vector<const std::byte*> addresses;
-  std::vector<uint64_t> versions_at_capture;
-  std::shared_ptr<const VersionReader> versions;
-  std::vector<uint64_t> sample_hashes;  // per piece
-  std::vector<uint64_t> group_digests;
-  uint64_t cut = 0;
-  uint8_t wish = 0;
-  std::atomic<uint64_t> next_chunk{0};
-  std::atomic<uint64_t> chunks_left{0};
-  std::atomic<bool> failed{false};
-  std::atomic<bool> released{false};  // whoever is there copies, nothing is held back
-  std::atomic<bool> at_gate{false};
-  bool checkable = false;
-  // In this order; guarded by the engine's mutex.
-  bool copied = false;   // all chunks
-  bool checked = false;  // and the versions were compared: nothing of the live memory is needed any more
-  bool claimed = false;  // somebody seals or drops it
-  bool finished = false;
-  PlacementPolicy policy = PlacementPolicy::kEager;
-  std::atomic<int64_t> copy_ns{0};
-  std::mutex late_mutex;
-  std::vector<uint32_t> late;
-};
 
 SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vote, const Clock& clock)
     : options_(std::move(options)),
@@ -138,6 +71,7 @@ SnapshotEngine::~SnapshotEngine() {
   for (std::thread& thread : threads_) {
     thread.join();
   }
+  vault_.beforeMove(nullptr);
 }
 
 void SnapshotEngine::note(const std::string& text) {
@@ -162,7 +96,9 @@ void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
 }
 
 void SnapshotEngine::setTable(SnapshotTable table) {
-  settle();
+  if (!settle()) {
+    throw Unavailable("the vault cannot be laid out anew: the device has not finished copying");
+  }
   auto plan = std::make_shared<const Plan>(std::move(table));
   {
     const std::lock_guard lock(mutex_);
@@ -217,9 +153,15 @@ bool SnapshotEngine::prepareSlot(int slot, const Plan& plan, size_t object_bytes
 
 CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   const int64_t start = clock_.nowNs();
-  settle();  // also for a loop whose gate never ran (optimizers outside torch.optim): two steps are never mixed
+  // Also for a loop whose gate never ran (optimizers outside torch.optim): two steps are never mixed.
+  std::string hindrance = settle() ? "" : "the device has not finished copying the step before";
   RankStats& stats = vault_.stats();
   faultPoint(FaultPoint::capture, input.step);
+  const bool on_device =
+      std::any_of(input.devices.begin(), input.devices.end(), [](int device) { return device >= 0; });
+  if (hindrance.empty() && on_device) {
+    hindrance = beginOnDevices(input.streams);
+  }
   auto job = std::make_shared<Job>();
   std::optional<int> slot;
   {
@@ -234,10 +176,18 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
       return CaptureResult::kFailed;
     }
     job->plan = plan_;
-    starved_ = !awaitOutcome(lock, [this] { return book_.canAcquire(); });
-    job->wish = cadence_.wish();
-    slot = book_.acquire(input.step, options_.incarnation);
+    if (hindrance.empty()) {
+      starved_ = !awaitOutcome(lock, [this] { return book_.canAcquire(); });
+      job->wish = cadence_.wish();
+      slot = book_.acquire(input.step, options_.incarnation);
+    }
     newest_captured_ = input.step;
+  }
+  if (!hindrance.empty()) {
+    stats.skipped.fetch_add(1);
+    note("step " + std::to_string(input.step) + " skipped: " + hindrance);
+    vote(input.step, 0, false);
+    return CaptureResult::kFailed;
   }
   const Plan& plan = *job->plan;
   if (!slot) {
@@ -249,7 +199,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   job->slot = *slot;
   job->step = input.step;
-  if (!prepareSlot(*slot, plan, input.objects.size())) {
+  if (!prepareSlot(*slot, plan, input.objects.size()) || (on_device && !pinSlot(*slot))) {
     {
       const std::lock_guard lock(mutex_);
       book_.dropped(*slot);
@@ -267,6 +217,10 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   for (const void* address : input.addresses) {
     job->addresses.push_back(static_cast<const std::byte*>(address));
   }
+  if (on_device) {
+    job->devices.assign(input.devices.begin(), input.devices.end());
+    job->streams.assign(input.streams.begin(), input.streams.end());
+  }
   job->versions = input.versions;
   job->checkable = input.checkable && options_.ask_check != nullptr;
   if (job->versions != nullptr) {
@@ -279,15 +233,19 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   job->sample_hashes.reserve(plan.table.pieces.size());
   for (size_t i = 0; i < plan.table.pieces.size(); ++i) {
     const Piece& piece = plan.table.pieces[i];
-    const bool early = plan.table.regions[piece.region].early;
-    job->sample_hashes.push_back(early ? 0
-                                       : sampleHash(job->addresses[piece.region] + piece.begin, piece.end - piece.begin,
-                                                    options_.verify_full ? 0 : plan.samples[i], seed + i));
+    job->sample_hashes.push_back(!job->sampled(piece.region)
+                                     ? 0
+                                     : sampleHash(job->addresses[piece.region] + piece.begin, piece.end - piece.begin,
+                                                  options_.verify_full ? 0 : plan.samples[i], seed + i));
   }
   for (const auto& regions : plan.group_regions) {
     uint64_t bytes = 0;
     for (const uint32_t r : regions) {
       bytes += plan.table.regions[r].bytes;
+    }
+    if (std::any_of(regions.begin(), regions.end(), [&](uint32_t r) { return job->isOnDevice(r); })) {
+      job->group_digests.push_back(0);  // not recorded
+      continue;
     }
     uint64_t digest = seed;
     uint64_t position = 0;  // in the group, not in the table: members have different private regions in between
@@ -300,14 +258,20 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->group_digests.push_back(digest);
   }
   faultPoint(FaultPoint::early_copy, input.step);
-  for (uint64_t chunk = 0; chunk < plan.early_chunks; ++chunk) {
-    copyChunk(*job, chunk, Tier::kAtOnce);
+  if (job->onDevice()) {
+    fetchEarly(*job);
+  } else {
+    for (uint64_t chunk = 0; chunk < plan.early_chunks; ++chunk) {
+      copyChunk(*job, chunk, Tier::kAtOnce);
+    }
+    job->next_chunk.store(plan.early_chunks);
+    job->chunks_left.store(plan.chunk_count - plan.early_chunks);
   }
-  job->next_chunk.store(plan.early_chunks);
-  job->chunks_left.store(plan.chunk_count - plan.early_chunks);
-  // A control step begins when the copy is done, as every step does under `sync`.
-  job->policy = control_ ? PlacementPolicy::kSync : policy_.load();
-  beside_copy_ = !control_;
+  const bool all_copied = job->chunks_left.load() == 0;
+  // A control step begins when the copy is done, as every step does under `sync`. Not on a device: it would stand idle meanwhile.
+  const bool control = control_ && !job->onDevice();
+  job->policy = control ? PlacementPolicy::kSync : policy_.load();
+  beside_copy_ = !control;
   stats.captured.fetch_add(1);
   stats.object_bytes.store(input.objects.size());
   const uint64_t early_bytes = std::min(plan.early_chunks * plan.table.chunk_bytes, plan.table.payload_bytes);
@@ -322,7 +286,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     const std::lock_guard lock(mutex_);
     job_ = job;
   }
-  if (plan.chunk_count == plan.early_chunks) {
+  if (all_copied) {
     allCopied(*job);
   } else if (job->policy == PlacementPolicy::kGap) {
     attention_.store(true);
@@ -333,7 +297,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   if (job->policy == PlacementPolicy::kSync) {
     work(*job);
   }
-  if (job->policy == PlacementPolicy::kSync || plan.chunk_count == plan.early_chunks) {
+  if (job->policy == PlacementPolicy::kSync || all_copied) {
     settle();
   }
   const int64_t spent = clock_.nowNs() - start;
@@ -474,14 +438,18 @@ uint64_t SnapshotEngine::copyChunk(Job& job, uint64_t chunk, Tier tier) {
   vault_.chunkHashes(static_cast<uint32_t>(job.slot))[chunk] = hasher.digest();
   const int64_t now = clock_.nowNs();
   job.copy_ns.fetch_add(now - start);
-  extendCopySpan(job.step, tier, start, now, end - begin);
+  countCopy(job.step, tier, start, now, end - begin);
+  return end - begin;
+}
+
+void SnapshotEngine::countCopy(int64_t step, Tier tier, int64_t begin_ns, int64_t end_ns, uint64_t bytes) {
+  extendCopySpan(step, tier, begin_ns, end_ns, bytes);
   RankStats& stats = vault_.stats();
-  stats.bytes_copied.fetch_add(end - begin, std::memory_order_relaxed);
+  stats.bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
   std::atomic<uint64_t>* const by_tier[kTiers] = {&stats.at_once_copied_bytes, &stats.gap_copied_bytes,
                                                   &stats.compute_copied_bytes, &stats.communication_copied_bytes,
                                                   &stats.gate_copied_bytes};
-  by_tier[static_cast<size_t>(tier)]->fetch_add(end - begin, std::memory_order_relaxed);
-  return end - begin;
+  by_tier[static_cast<size_t>(tier)]->fetch_add(bytes, std::memory_order_relaxed);
 }
 
 void SnapshotEngine::extendCopySpan(int64_t step, Tier tier, int64_t begin_ns, int64_t end_ns, uint64_t bytes) {
@@ -502,6 +470,13 @@ void SnapshotEngine::extendCopySpan(int64_t step, Tier tier, int64_t begin_ns, i
 
 template <typename Copied>
 bool SnapshotEngine::copyNext(Job& job, Tier tier, Copied copied) {
+  if (job.onDevice()) {
+    const auto fetched = fetchNext(job, tier);
+    if (fetched) {
+      copied(land(job, *fetched), fetched->tier);
+    }
+    return fetched.has_value();
+  }
   const uint64_t chunk = job.next_chunk.fetch_add(1);
   if (chunk >= job.plan->chunk_count) {
     return false;
@@ -514,10 +489,14 @@ bool SnapshotEngine::copyNext(Job& job, Tier tier, Copied copied) {
     }
     copied(copyChunk(job, chunk, tier), tier);
   }
+  chunkDone(job);
+  return true;
+}
+
+void SnapshotEngine::chunkDone(Job& job) {
   if (job.chunks_left.fetch_sub(1) == 1) {
     allCopied(job);
   }
-  return true;
 }
 
 // A version counter moves when an op has ended. One that was under way while its tensor was copied shows only once the training
@@ -529,7 +508,7 @@ void SnapshotEngine::allCopied(Job& job) {
     job.copied = true;
     const bool between_ops = job.at_gate.load() || job.policy == PlacementPolicy::kSync;
     const bool nothing_late = job.plan->chunk_count == job.plan->early_chunks;
-    if (between_ops || nothing_late || options_.ask_check == nullptr || job.failed.load()) {
+    if (between_ops || nothing_late || options_.ask_check == nullptr || job.failed.load() || job.compared) {
       compareVersions(job);
     }
     checked = job.checked;
@@ -552,7 +531,8 @@ void SnapshotEngine::compareVersions(Job& job) {
     }
   }
   job.versions.reset();
-  job.checked = true;
+  job.compared = true;
+  job.checked = job.copied;
 }
 
 void SnapshotEngine::check() {
@@ -576,7 +556,7 @@ void SnapshotEngine::work(Job& job) {
 // What the first copy thread does with a snapshot: chunk by chunk, when the placement says so.
 void SnapshotEngine::place(Job& job) {
   bool more = true;
-  while (more && job.next_chunk.load() < job.plan->chunk_count) {
+  while (more && job.hasWork()) {
     placement_->hear();
     const int64_t begin = clock_.nowNs();
     const Grant grant = placement_->ask(job.step, begin);
@@ -611,7 +591,7 @@ void SnapshotEngine::finish(Job& job) {
   if (good && job.late.empty()) {
     for (size_t i = 0; i < table.pieces.size(); ++i) {
       const Piece& piece = table.pieces[i];
-      if (!table.regions[piece.region].early &&
+      if (job.sampled(piece.region) &&
           sampleHash(vault_.payload(slot) + piece.payload_offset, piece.end - piece.begin,
                      options_.verify_full ? 0 : job.plan->samples[i], seed + i) != job.sample_hashes[i]) {
         job.late.push_back(piece.region);
@@ -655,9 +635,9 @@ void SnapshotEngine::finish(Job& job) {
   changed_.notify_all();
 }
 
-int64_t SnapshotEngine::gate() {
+int64_t SnapshotEngine::gate(std::span<const DeviceStream> streams) {
   const int64_t start = clock_.nowNs();
-  const auto job = finishCopy();
+  const auto job = finishCopy(streams);
   const int64_t waited = job == nullptr ? 0 : clock_.nowNs() - start;
   if (waited != 0) {
     vault_.stats().gate_ns.fetch_add(static_cast<uint64_t>(waited));
@@ -674,7 +654,7 @@ int64_t SnapshotEngine::gate() {
 }
 
 // By the training thread: until nothing of the live memory is needed any more. nullptr: nothing was under way.
-std::shared_ptr<SnapshotEngine::Job> SnapshotEngine::finishCopy() {
+std::shared_ptr<SnapshotEngine::Job> SnapshotEngine::finishCopy(std::span<const DeviceStream> streams) {
   std::shared_ptr<Job> job;
   {
     const std::lock_guard lock(mutex_);
@@ -684,6 +664,10 @@ std::shared_ptr<SnapshotEngine::Job> SnapshotEngine::finishCopy() {
     }
   }
   faultPoint(FaultPoint::gate, job->step);
+  if (job->onDevice()) {
+    holdTraining(*job, streams.empty() ? job->streams : streams);
+    return job;
+  }
   release(*job, /*at_gate=*/true);
   work(*job);
   std::unique_lock lock(mutex_);
@@ -696,20 +680,24 @@ std::shared_ptr<SnapshotEngine::Job> SnapshotEngine::finishCopy() {
   return job;
 }
 
-void SnapshotEngine::settle() {
-  const auto job = finishCopy();
+bool SnapshotEngine::settle() {
+  const auto job = finishCopy({});
   if (job == nullptr) {
-    return;
+    return true;
   }
   {
     std::unique_lock lock(mutex_);
+    if (job->onDevice()) {  // a device that hangs must not make this thread hang
+      return changed_.wait_for(lock, options_.slot_wait, [&] { return job->finished; });
+    }
     if (job->claimed) {
       changed_.wait(lock, [&] { return job->finished; });
-      return;
+      return true;
     }
     job->claimed = true;
   }
   finish(*job);
+  return true;
 }
 
 void SnapshotEngine::outcome(const wire::Ballot& ballot) {
@@ -784,10 +772,8 @@ void SnapshotEngine::help() {
     std::shared_ptr<Job> job;
     {
       std::unique_lock lock(mutex_);
-      help_wanted_.wait(lock, [&] {
-        return stopping_ ||
-               (job_ != nullptr && job_->released.load() && job_->next_chunk.load() < job_->plan->chunk_count);
-      });
+      help_wanted_.wait(lock,
+                        [&] { return stopping_ || (job_ != nullptr && job_->released.load() && job_->hasWork()); });
       if (stopping_) {
         return;
       }
@@ -814,7 +800,7 @@ void SnapshotEngine::decide() {
       if (checked) {
         job_->claimed = true;
       }
-      job = checked || (job_ != nullptr && job_->next_chunk.load() < job_->plan->chunk_count) ? job_ : nullptr;
+      job = checked || (job_ != nullptr && job_->hasWork()) ? job_ : nullptr;
     }
     if (checked) {
       finish(*job);

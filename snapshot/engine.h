@@ -25,6 +25,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -36,6 +37,7 @@
 #include "intercept/base/wire.h"
 #include "snapshot/cadence.h"
 #include "snapshot/commit.h"
+#include "snapshot/device_copy.h"
 #include "snapshot/overhead_meter.h"
 #include "snapshot/placer.h"
 #include "snapshot/table.h"
@@ -67,6 +69,7 @@ struct EngineOptions {
   uint32_t control_every = 0;  // steps of a block with one control step; 0: none
   std::chrono::nanoseconds slot_wait{std::chrono::seconds(5)};
   uint64_t object_bytes = uint64_t{256} << 10;  // first capacity of a slot's object area
+  const CudaApi* cuda = nullptr;                // for regions on devices; nullptr: this process's
   // When `ops_begun` moves and nothing was committed for so long, training is unprotected and is told so. 0: never.
   std::chrono::nanoseconds alarm{0};
   std::function<uint64_t()> ops_begun;
@@ -78,8 +81,10 @@ struct CaptureInput {
   std::span<const void* const> addresses;  // one per region of the table
   std::shared_ptr<const VersionReader> versions;
   std::string_view objects;
-  uint64_t cut = 0;       // CutCounter::value() at the program point
-  bool checkable = true;  // `ask_check` reaches the thread that trains
+  uint64_t cut = 0;                            // CutCounter::value() at the program point
+  bool checkable = true;                       // `ask_check` reaches the thread that trains
+  std::span<const int> devices = {};           // where the addresses are valid, -1: on the host; empty: all on the host
+  std::span<const DeviceStream> streams = {};  // those that train, one for each device in `devices`
 };
 
 enum class CaptureResult { kTaken, kNoSlot, kNoTable, kFailed };
@@ -118,11 +123,15 @@ class SnapshotEngine {
   void check();
 
   // Before the next optimizer step: returns when all is copied and its versions were compared, helping with the copy. A copy
-  // thread seals it then. Returns nanoseconds waited.
-  int64_t gate();
+  // thread seals it then. Returns nanoseconds waited. With regions on devices it is `streams` that wait (as in CaptureInput;
+  // empty: those of the capture), not the host.
+  int64_t gate(std::span<const DeviceStream> streams = {});
+  // Copies from a device are under way: its memory must not be let go, even after the gate.
+  bool busyOnDevice();
 
-  // Returns when nothing is under way: what was captured is sealed or dropped, by this thread if no other has begun.
-  void settle();
+  // Returns when nothing is under way: what was captured is sealed or dropped, by this thread if no other has begun. False: a
+  // device has not finished after `slot_wait`.
+  bool settle();
 
   // From the agent.
   void outcome(const wire::Ballot& ballot);
@@ -137,6 +146,7 @@ class SnapshotEngine {
  private:
   struct Plan;
   struct Job;
+  struct Fetched;
 
   bool decideOn(int64_t step);
   bool awaitOutcome(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready);
@@ -150,8 +160,10 @@ class SnapshotEngine {
   template <typename Copied>
   bool copyNext(Job& job, Tier tier, Copied copied);
   uint64_t copyChunk(Job& job, uint64_t chunk, Tier tier);
+  void countCopy(int64_t step, Tier tier, int64_t begin_ns, int64_t end_ns, uint64_t bytes);
   void extendCopySpan(int64_t step, Tier tier, int64_t begin_ns, int64_t end_ns, uint64_t bytes);
-  std::shared_ptr<Job> finishCopy();
+  std::shared_ptr<Job> finishCopy(std::span<const DeviceStream> streams);
+  void chunkDone(Job& job);
   void release(Job& job, bool at_gate);
   void allCopied(Job& job);
   static void compareVersions(Job& job);
@@ -160,6 +172,16 @@ class SnapshotEngine {
   void vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish = 0);
   bool prepareSlot(int slot, const Plan& plan, size_t object_bytes);
 
+  // engine_device.cc: regions on devices.
+  std::string beginOnDevices(std::span<const DeviceStream> streams);
+  bool pinSlot(int slot);
+  void fetchEarly(Job& job);
+  void fetchChunk(Job& job, Fetched& fetched);
+  std::optional<Fetched> fetchNext(Job& job, Tier tier);
+  uint64_t land(Job& job, const Fetched& fetched);
+  bool awaitLanding(const Job& job, const Fetched& fetched);
+  void holdTraining(Job& job, std::span<const DeviceStream> streams);
+
   EngineOptions options_;
   Vault& vault_;
   VoteSink vote_;
@@ -167,7 +189,8 @@ class SnapshotEngine {
 
   std::unique_ptr<OpEvents> own_events_;  // if the owner has none
   OpEvents& events_;
-  std::unique_ptr<Placement> placement_;  // of the first copy thread
+  std::unique_ptr<Placement> placement_;     // of the first copy thread
+  std::unique_ptr<DeviceCopy> device_copy_;  // made by the first capture with regions on a device
   std::atomic<PlacementPolicy> policy_;
   std::atomic<bool> attention_{false};  // there is something new for the first copy thread
   std::atomic<Tier> tier_now_{Tier::kCompute};

@@ -228,6 +228,10 @@ uint64_t Vault::objectCapacity(uint32_t index) const {
   return slot_[index].object_capacity;
 }
 
+uint64_t Vault::payloadCapacity(uint32_t index) const {
+  return slot_[index].payload_capacity;
+}
+
 void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_bytes, uint64_t chunk_count,
                         uint64_t payload_bytes) {
   Slot& slot = slot_[index];
@@ -275,6 +279,9 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
   extent.check = extentCheck(extent, index);
   published = extent;
   unused_from_ = 0;
+  if (before_move_ && slot.mapping.data() != nullptr) {
+    before_move_(payload(index));
+  }
   slot.mapping = std::move(mapping);
   slot.table_capacity = objects_offset - table_offset;
   slot.object_capacity = hashes_offset - objects_offset;

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -68,6 +69,8 @@ class Vault {
   // because the first write to a fresh page costs three times a copy.
   void reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_bytes, uint64_t chunk_count,
                    uint64_t payload_bytes);
+  // Called by reserveSlot with the payload of a slot that is about to move, while it is still mapped.
+  void beforeMove(std::function<void(std::byte* payload)> tell) { before_move_ = std::move(tell); }
 
   // Slot life: begin → payload() and hashes are filled by the caller → seal. Until seal the slot is ignored by readers.
   void beginSlot(uint32_t index, int64_t step, uint64_t incarnation, std::string_view table, uint64_t table_hash,
@@ -81,6 +84,7 @@ class Vault {
   void sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns);
   void clearSlot(uint32_t index);
   uint64_t objectCapacity(uint32_t index) const;
+  uint64_t payloadCapacity(uint32_t index) const;
 
  private:
   Vault() = default;
@@ -102,6 +106,7 @@ class Vault {
   Mapping fixed_;             // superblock, stats, op log, span log
   std::unique_ptr<SpanLog> span_log_;
   std::vector<Slot> slot_;
+  std::function<void(std::byte*)> before_move_;
 };
 
 // One sealed slot, as found.

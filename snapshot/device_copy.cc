@@ -1,0 +1,267 @@
+#include "snapshot/device_copy.h"
+
+#include <sys/mman.h>
+
+#include <chrono>
+#include <thread>
+
+#include "snapshot/vault_format.h"
+
+namespace reft {
+
+namespace {
+
+constexpr auto kLastWait = std::chrono::milliseconds(500);
+
+}  // namespace
+
+// Within its life the calling thread uses the device's context, and no call that may wait breaks a capture of another thread.
+class DeviceCopy::Context {
+ public:
+  Context(const CudaApi& api, cuda::Context context) : api_(api) {
+    api_.ctxGetCurrent(&before_);
+    if (before_ != context) {
+      api_.ctxSetCurrent(context);
+      changed_ = true;
+    }
+    api_.threadExchangeCaptureMode(&mode_);
+  }
+  ~Context() {
+    api_.threadExchangeCaptureMode(&mode_);
+    if (changed_) {
+      api_.ctxSetCurrent(before_);
+    }
+  }
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+ private:
+  const CudaApi& api_;
+  cuda::Context before_ = nullptr;
+  bool changed_ = false;
+  int mode_ = cuda::kCaptureModeRelaxed;  // after the exchange: the thread's own
+};
+
+DeviceCopy::DeviceCopy(const CudaApi& api) : api_(api) {
+  if (!api_.available()) {
+    why_ = api_.why;
+    usable_.store(false);
+  }
+}
+
+// Copies may still be under way, so the memory that they write stays pinned until their streams are through. A device that hangs
+// is not waited for: what it has is left to the end of the process.
+DeviceCopy::~DeviceCopy() {
+  for (const auto& one : devices_) {
+    if (one != nullptr) {
+      const Context context(api_, one->context);
+      const auto end = std::chrono::steady_clock::now() + kLastWait;
+      cuda::Result state = cuda::kNotReady;
+      while ((state = api_.streamQuery(one->stream)) == cuda::kNotReady && std::chrono::steady_clock::now() < end) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      if (state == cuda::kNotReady) {
+        return;
+      }
+    }
+  }
+  while (!pinned_.empty()) {
+    unpin(pinned_.begin()->first);
+  }
+  for (int index = 0; index < kMaxDevices; ++index) {
+    const auto& one = devices_[static_cast<size_t>(index)];
+    if (one != nullptr) {
+      {
+        const Context context(api_, one->context);
+        api_.eventDestroy(one->event);
+        api_.streamDestroy(one->stream);
+      }
+      api_.devicePrimaryCtxRelease(index);
+    }
+  }
+  if (marks_ != nullptr) {
+    ::munmap(marks_, kPage);
+  }
+}
+
+std::string DeviceCopy::why() const {
+  const std::lock_guard lock(mutex_);
+  return why_;
+}
+
+bool DeviceCopy::ok(cuda::Result result, const char* call) {
+  if (result == cuda::kSuccess) {
+    return true;
+  }
+  const std::lock_guard lock(mutex_);
+  if (usable_.exchange(false)) {
+    why_ = std::string(call) + ": " + api_.describe(result);
+  }
+  return false;
+}
+
+bool DeviceCopy::openMarks() {
+  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) {
+    return ok(2, "mmap");
+  }
+  if (!pin(page, kPage)) {
+    ::munmap(page, kPage);
+    return false;
+  }
+  marks_ = static_cast<std::atomic<uint32_t>*>(page);
+  return true;
+}
+
+DeviceCopy::Device* DeviceCopy::device(int index) {
+  if (index < 0 || index >= kMaxDevices) {
+    ok(101, "device");
+    return nullptr;
+  }
+  auto& found = devices_[static_cast<size_t>(index)];
+  if (found != nullptr) {
+    return found.get();
+  }
+  auto made = std::make_unique<Device>();
+  if (!ok(api_.devicePrimaryCtxRetain(&made->context, index), "cuDevicePrimaryCtxRetain")) {
+    return nullptr;
+  }
+  const Context context(api_, made->context);
+  int lowest = 0;
+  int highest = 0;
+  if (!ok(api_.ctxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange") ||
+      !ok(api_.streamCreate(&made->stream, cuda::kStreamNonBlocking, lowest), "cuStreamCreateWithPriority") ||
+      !ok(api_.eventCreate(&made->event, cuda::kEventDisableTiming), "cuEventCreate") ||
+      (marks_ == nullptr && !openMarks()) ||
+      !ok(api_.memHostGetDevicePointer(&made->mark_at, marks_ + index, 0), "cuMemHostGetDevicePointer")) {
+    return nullptr;
+  }
+  found = std::move(made);
+  return found.get();
+}
+
+bool DeviceCopy::capturing(std::span<const DeviceStream> streams) {
+  for (const DeviceStream& one : streams) {
+    Device* const on = usable() ? device(one.device) : nullptr;
+    if (on == nullptr) {
+      return false;
+    }
+    const Context context(api_, on->context);
+    int status = cuda::kCaptureNone;
+    if (!ok(api_.streamIsCapturing(one.stream, &status), "cuStreamIsCapturing")) {
+      return false;
+    }
+    if (status != cuda::kCaptureNone) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool DeviceCopy::begin(std::span<const DeviceStream> streams) {
+  for (const DeviceStream& one : streams) {
+    Device* const on = usable() ? device(one.device) : nullptr;
+    if (on == nullptr) {
+      return false;
+    }
+    const Context context(api_, on->context);
+    if (!ok(api_.eventRecord(on->event, one.stream), "cuEventRecord") ||
+        !ok(api_.streamWaitEvent(on->stream, on->event, 0), "cuStreamWaitEvent")) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool DeviceCopy::hold(std::span<const DeviceStream> streams) {
+  for (const DeviceStream& one : streams) {
+    Device* const on = usable() ? device(one.device) : nullptr;
+    if (on == nullptr) {
+      return false;
+    }
+    const Context context(api_, on->context);
+    if (!ok(api_.eventRecord(on->event, on->stream), "cuEventRecord") ||
+        !ok(api_.streamWaitEvent(one.stream, on->event, 0), "cuStreamWaitEvent")) {
+      return false;
+    }
+  }
+  return true;
+}
+
+bool DeviceCopy::copy(int index, std::byte* to, const void* from, size_t bytes) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return ok(api_.memcpyDtoHAsync(to, reinterpret_cast<cuda::Pointer>(from), bytes, on->stream), "cuMemcpyDtoHAsync");
+}
+
+bool DeviceCopy::submit(int index, Ticket& ticket) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  if (!ok(api_.streamWriteValue32(on->stream, on->mark_at, on->submitted + 1, 0), "cuStreamWriteValue32")) {
+    return false;
+  }
+  ticket = {index, ++on->submitted};
+  return true;
+}
+
+bool DeviceCopy::landed(const Ticket& ticket) const {
+  // Of numbers that wrap around; they never lie half a round apart.
+  return ticket.device < 0 || marks_ == nullptr ||
+         static_cast<int32_t>(marks_[ticket.device].load(std::memory_order_acquire) - ticket.number) >= 0;
+}
+
+bool DeviceCopy::probe(int index) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  const cuda::Result result = api_.streamQuery(on->stream);
+  return result == cuda::kNotReady || ok(result, "cuStreamQuery");
+}
+
+bool DeviceCopy::pin(void* address, size_t bytes) {
+  const auto found = pinned_.find(address);
+  if (found != pinned_.end() && found->second >= bytes) {
+    return true;
+  }
+  unpin(address);
+  // Registering needs some context; the memory is pinned for all devices.
+  cuda::Context any = nullptr;
+  api_.ctxGetCurrent(&any);
+  for (const auto& one : devices_) {
+    any = one != nullptr ? one->context : any;
+  }
+  const Context context(api_, any);
+  if (!usable()) {
+    return false;
+  }
+  if (!ok(api_.memHostRegister(address, bytes, cuda::kHostRegisterPortable), "cuMemHostRegister")) {
+    return false;
+  }
+  pinned_[address] = bytes;
+  return true;
+}
+
+void DeviceCopy::unpin(void* address) {
+  const auto found = pinned_.find(address);
+  if (found == pinned_.end()) {
+    return;
+  }
+  pinned_.erase(found);
+  cuda::Context any = nullptr;
+  api_.ctxGetCurrent(&any);
+  for (const auto& one : devices_) {
+    any = one != nullptr ? one->context : any;
+  }
+  const Context context(api_, any);
+  ok(api_.memHostUnregister(address), "cuMemHostUnregister");
+}
+
+}  // namespace reft

@@ -1,0 +1,96 @@
+// Copies device memory into host memory beside the work of the device that trains.
+//
+// Each device has one copy stream of the lowest priority. What is copied after begin() waits, on the device, until the streams that
+// train have come to that point; what these streams do after hold() waits, on the device, for the copies that were asked for until
+// then. The host never waits for a stream, and no stream that trains is ever waited for, asked or captured: whether a copy has
+// landed is read from host memory, where the copy stream leaves a number.
+//
+// Nothing is begun on a stream that is being captured into a graph, and no call breaks a capture of somebody else. Only devices
+// that are named get a context, which is the one that they have already (the primary one).
+//
+// Threads: begin() and hold() from the thread that trains; copy() and submit() from one thread at a time (whoever holds the
+//          snapshot's fetch lock); pin() and unpin() while no copy is under way; the rest from any.
+// Errors:  none is thrown. The first failed call ends it for good: usable() is false, why() says it, each later call does nothing
+//          and says no. A device that has failed is the training's to deal with.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "intercept/base/cuda_api.h"
+
+namespace reft {
+
+// A stream that trains, on its device.
+struct DeviceStream {
+  int device = -1;
+  cuda::Stream stream = nullptr;
+};
+
+class DeviceCopy {
+ public:
+  // A point of a device's copy stream.
+  struct Ticket {
+    int device = -1;
+    uint32_t number = 0;
+  };
+
+  // `api` has to outlive it.
+  explicit DeviceCopy(const CudaApi& api);
+  ~DeviceCopy();
+  DeviceCopy(const DeviceCopy&) = delete;
+  DeviceCopy& operator=(const DeviceCopy&) = delete;
+
+  bool usable() const { return usable_.load(std::memory_order_acquire); }
+  std::string why() const;
+
+  // Whether one of them is being captured: then nothing may be begun, and nothing can be held back.
+  bool capturing(std::span<const DeviceStream> streams);
+  bool begin(std::span<const DeviceStream> streams);
+  bool hold(std::span<const DeviceStream> streams);
+
+  // `to` lies in pinned memory.
+  bool copy(int device, std::byte* to, const void* from, size_t bytes);
+  // Everything that was asked of `device` so far has landed when the ticket has.
+  bool submit(int device, Ticket& ticket);
+  bool landed(const Ticket& ticket) const;  // no CUDA call
+  // For whoever has waited long: asks the copy stream whether its device has failed. False: it has.
+  bool probe(int device);
+
+  // Makes memory pinned, once; the same address with other bytes is pinned anew.
+  bool pin(void* address, size_t bytes);
+  void unpin(void* address);
+
+ private:
+  struct Device {
+    cuda::Context context = nullptr;
+    cuda::Stream stream = nullptr;
+    cuda::Event event = nullptr;   // on a stream that trains, or on the copy stream
+    cuda::Pointer mark_at = 0;     // of its number in marks_, for the device
+    uint32_t submitted = 0;
+  };
+  class Context;  // of a device, for the calling thread; relaxed towards captures
+
+  static constexpr int kMaxDevices = 64;
+  Device* device(int index);  // made at its first use; nullptr if it cannot be had
+  bool ok(cuda::Result result, const char* call);
+  bool openMarks();
+
+  const CudaApi& api_;
+  std::atomic<bool> usable_{true};
+  mutable std::mutex mutex_;  // devices_ and why_
+  std::string why_;
+  std::array<std::unique_ptr<Device>, kMaxDevices> devices_;
+  std::atomic<uint32_t>* marks_ = nullptr;  // one number per device, in a pinned page
+  std::map<void*, size_t> pinned_;
+};
+
+}  // namespace reft

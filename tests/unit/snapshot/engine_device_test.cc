@@ -1,0 +1,504 @@
+// The engine with regions on (stand-in) devices. The canary of most tests: right after the gate the training stream overwrites
+// everything, as an optimizer does; a copy that was overtaken would have sealed the poison.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "intercept/base/error.h"
+#include "snapshot/engine.h"
+#include "tests/fakes/cuda/driver.h"
+
+namespace reft {
+namespace {
+
+using namespace std::chrono_literals;
+constexpr uint64_t kChunk = 4096;
+constexpr uint64_t kInc = 5;
+constexpr unsigned char kPoison = 0xEE;
+constexpr int kModeGlobal = 0;
+
+class Counters final : public VersionReader {
+ public:
+  explicit Counters(size_t regions) : values_(regions) {}
+  uint64_t version(size_t region) const noexcept override { return values_[region].load(); }
+  void bump(size_t region) { ++values_[region]; }
+
+ private:
+  std::vector<std::atomic<uint64_t>> values_;
+};
+
+// A region, on a device or (-1) on the host.
+struct Place {
+  uint64_t bytes;
+  int device = 0;
+  bool early = false;
+};
+
+class EngineDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake_.heal();
+    fake_.hold(0);
+    fake_.setJitter(0, 1);
+    fake_.setCopyRate(0);
+  }
+  void TearDown() override {
+    fake_.hold(0);
+    fake_.heal();
+    engine_.reset();
+    for (size_t i = 0; i < places_.size(); ++i) {
+      if (places_[i].device >= 0) {
+        onDevice(places_[i].device);
+        ok(fake_.memFree(reinterpret_cast<cuda::Pointer>(addresses_[i])));
+      }
+    }
+    for (const DeviceStream& one : streams_) {
+      onDevice(one.device);
+      ok(fake_.api.streamDestroy(one.stream));
+    }
+    ok(fake_.api.ctxSetCurrent(nullptr));
+  }
+  static void ok(cuda::Result result) { ASSERT_EQ(result, cuda::kSuccess) << FakeCuda::instance().api.describe(result); }
+  void onDevice(int device) {
+    if (contexts_.count(device) == 0) {
+      ok(fake_.api.devicePrimaryCtxRetain(&contexts_[device], device));
+    }
+    ok(fake_.api.ctxSetCurrent(contexts_[device]));
+  }
+
+  void start(const std::vector<Place>& places, EngineOptions options = {}) {
+    options.incarnation = kInc;
+    options.cuda = &fake_.api;
+    engine_.reset();
+    vault_ = Vault::create({"job", 0, 1}, 2, 64);
+    engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [this](const wire::Ballot& ballot) {
+      {
+        const std::lock_guard lock(mutex_);
+        votes_.push_back(ballot);
+      }
+      engine_->outcome(ballot);
+    });
+    std::vector<RegionInfo> regions;
+    for (const Place& place : places) {
+      regions.push_back({"r" + std::to_string(regions.size()), "uint8", {static_cast<int64_t>(place.bytes)}, place.bytes, 1, -1,
+                         place.early});
+      void* address = nullptr;
+      if (place.device < 0) {
+        host_.emplace_back(place.bytes);
+        address = host_.back().data();
+      } else {
+        onDevice(place.device);
+        cuda::Pointer found = 0;
+        ok(fake_.memAlloc(&found, place.bytes));
+        address = reinterpret_cast<void*>(found);
+        if (std::none_of(streams_.begin(), streams_.end(), [&](const DeviceStream& s) { return s.device == place.device; })) {
+          streams_.push_back({place.device, nullptr});
+          ok(fake_.api.streamCreate(&streams_.back().stream, cuda::kStreamNonBlocking, 0));
+        }
+      }
+      addresses_.push_back(address);
+      devices_.push_back(place.device);
+      places_.push_back(place);
+    }
+    table_ = buildTable(0, 1, std::move(regions), {}, "none", 0, kChunk);
+    engine_->setTable(table_);
+  }
+
+  // What the training does with its memory: enqueued, not awaited.
+  void writeAll(unsigned char value) {
+    for (size_t i = 0; i < places_.size(); ++i) {
+      write(i, value);
+    }
+  }
+  void write(size_t region, unsigned char value) {
+    if (places_[region].device < 0) {
+      std::memset(const_cast<void*>(addresses_[region]), value, places_[region].bytes);
+      return;
+    }
+    onDevice(places_[region].device);
+    ok(fake_.memsetD8(reinterpret_cast<cuda::Pointer>(addresses_[region]), value, places_[region].bytes,
+                      streamOf(places_[region].device)));
+  }
+  cuda::Stream streamOf(int device) const {
+    return std::find_if(streams_.begin(), streams_.end(), [&](const DeviceStream& s) { return s.device == device; })->stream;
+  }
+  CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr) {
+    CaptureInput input;
+    input.step = step;
+    input.addresses = addresses_;
+    input.devices = devices_;
+    input.streams = streams_;
+    input.versions = std::move(versions);
+    input.objects = "small";
+    return engine_->capture(input);
+  }
+  // The sealed snapshot of `step`; nullopt if there is none.
+  std::optional<SlotView> sealed(int64_t step) {
+    const VaultReader reader(vault_->fd());
+    for (const SlotView& view : reader.slots()) {
+      if (view.step == step) {
+        EXPECT_TRUE(reader.verify(view).empty());
+        return view;
+      }
+    }
+    return std::nullopt;
+  }
+  // Whether each byte of a region, as it was sealed, is `value`.
+  bool regionIs(const SlotView& view, uint32_t region, unsigned char value) {
+    const VaultReader reader(vault_->fd());
+    const auto* const payload = reinterpret_cast<const unsigned char*>(reader.payload(view));
+    for (const Piece& piece : table_.pieces) {
+      if (piece.region == region &&
+          !std::all_of(payload + piece.payload_offset, payload + piece.payload_offset + (piece.end - piece.begin),
+                       [&](unsigned char byte) { return byte == value; })) {
+        return false;
+      }
+    }
+    return true;
+  }
+  int64_t stat(const std::atomic<uint64_t>& value) const { return static_cast<int64_t>(value.load()); }
+
+  const FakeCuda& fake_ = FakeCuda::instance();
+  std::map<int, cuda::Context> contexts_;
+  std::mutex mutex_;
+  std::vector<wire::Ballot> votes_;
+  std::unique_ptr<Vault> vault_;
+  std::vector<std::vector<unsigned char>> host_;
+  std::vector<const void*> addresses_;
+  std::vector<int> devices_;
+  std::vector<Place> places_;
+  std::vector<DeviceStream> streams_;
+  SnapshotTable table_;
+  std::unique_ptr<SnapshotEngine> engine_;
+};
+
+TEST_F(EngineDevice, SealsWhatWasThereAtTheProgramPoint) {
+  start({{30'000}, {5'000}});
+  for (int64_t step = 1; step <= 5; ++step) {
+    writeAll(static_cast<unsigned char>(step));
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    engine_->gate(streams_);
+    writeAll(kPoison);
+    ASSERT_TRUE(engine_->settle());
+    const auto view = sealed(step);
+    ASSERT_TRUE(view.has_value()) << "step " << step;
+    EXPECT_TRUE(regionIs(*view, 0, static_cast<unsigned char>(step)));
+    EXPECT_TRUE(regionIs(*view, 1, static_cast<unsigned char>(step)));
+  }
+  EXPECT_EQ(stat(vault_->stats().sealed), 5);
+}
+
+// That the canary can bite: without the gate the poison is in the copy.
+TEST_F(EngineDevice, ACopyThatIsNotHeldBackForIsOvertaken) {
+  start({{256 << 10}});
+  DeviceCopy copy(fake_.api);
+  std::vector<std::byte> to(512 << 10);
+  auto* const pinned = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(to.data()) + 4095) / 4096 * 4096);
+  writeAll(1);
+  ASSERT_TRUE(copy.begin(streams_)) << copy.why();
+  ASSERT_TRUE(copy.pin(pinned, 256 << 10));
+  fake_.setCopyRate(2 << 20);  // an eighth of a second
+  ASSERT_TRUE(copy.copy(0, pinned, addresses_[0], 256 << 10));
+  DeviceCopy::Ticket ticket;
+  ASSERT_TRUE(copy.submit(0, ticket));
+  write(0, kPoison);
+  while (!copy.landed(ticket)) {
+    std::this_thread::sleep_for(1ms);
+  }
+  EXPECT_EQ(static_cast<unsigned char>(pinned[(256 << 10) - 1]), kPoison);
+}
+
+// Interleavings of training, copies and gate, at random, under every policy.
+class EngineDeviceCanary : public EngineDevice, public testing::WithParamInterface<std::tuple<PlacementPolicy, uint32_t>> {};
+
+TEST_P(EngineDeviceCanary, NoCopyReadsWhatTheOptimizerWrites) {
+  constexpr int kInterleavings = 250;
+  const auto [policy, threads] = GetParam();
+  EngineOptions options;
+  options.policy = policy;
+  options.copy_threads = threads;
+  options.slot_wait = 60s;
+  start({{40'000}, {3'000, -1}, {9'000, 0, true}, {20'000, 1}}, options);
+  std::mt19937_64 random(17 + threads);
+  const auto versions = std::make_shared<Counters>(places_.size());
+  int64_t taken = 0;
+  for (int64_t step = 1; step <= kInterleavings; ++step) {
+    fake_.setJitter(random() % 4 == 0 ? 0 : 1 + random() % 60, random());
+    fake_.setCopyRate(random() % 3 == 0 ? 100 << 20 : 0);
+    const auto value = static_cast<unsigned char>(1 + step % 200);
+    writeAll(value);
+    ASSERT_EQ(capture(step, versions), CaptureResult::kTaken) << vault_->stats().note;
+    write(2, kPoison);  // the early region: forward rewrites it
+    if (random() % 2 == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(random() % 400));
+    }
+    engine_->gate(streams_);
+    writeAll(kPoison);
+    if (random() % 4 == 0) {  // the host runs ahead, until the next capture
+      continue;
+    }
+    ASSERT_TRUE(engine_->settle());
+    const auto view = sealed(step);
+    ASSERT_TRUE(view.has_value()) << "step " << step << ": " << vault_->stats().note;
+    for (uint32_t region = 0; region < places_.size(); ++region) {
+      ASSERT_TRUE(regionIs(*view, region, value)) << "step " << step << " region " << region;
+    }
+    ++taken;
+  }
+  ASSERT_TRUE(engine_->settle());
+  EXPECT_GT(taken, kInterleavings / 2);
+  EXPECT_EQ(stat(vault_->stats().sealed), kInterleavings);
+}
+INSTANTIATE_TEST_SUITE_P(Policies, EngineDeviceCanary,
+                         testing::Values(std::tuple{PlacementPolicy::kEager, 1u}, std::tuple{PlacementPolicy::kEager, 3u},
+                                         std::tuple{PlacementPolicy::kGap, 1u}, std::tuple{PlacementPolicy::kSync, 1u}));
+
+TEST_F(EngineDevice, TheHostNeverWaitsForAStreamAndOpensNoContext) {
+  const uint64_t contexts_before = fake_.contexts();
+  start({{40'000, 1}, {3'000, -1}});
+  const std::vector<std::string> waits = {"cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery", "cuCtxSynchronize"};
+  std::vector<uint64_t> before;
+  for (const std::string& name : waits) {
+    before.push_back(fake_.calls(name.c_str()));
+  }
+  for (int64_t step = 1; step <= 20; ++step) {
+    writeAll(static_cast<unsigned char>(step));
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    engine_->gate(streams_);
+  }
+  ASSERT_TRUE(engine_->settle());
+  for (size_t i = 0; i < waits.size(); ++i) {
+    EXPECT_EQ(fake_.calls(waits[i].c_str()), before[i]) << waits[i];
+  }
+  EXPECT_EQ(fake_.contexts() & ~contexts_before & ~uint64_t{2}, 0u);
+  EXPECT_EQ(fake_.contexts() >> 2 & 1, 0u) << "a context on a device that nobody named";
+}
+
+TEST_F(EngineDevice, TheGateDoesNotMakeTheHostWait) {
+  EngineOptions options;
+  options.slot_wait = 60s;
+  start({{200'000}}, options);
+  writeAll(9);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  fake_.hold(1);  // the device does nothing any more
+  engine_->gate(streams_);
+  writeAll(kPoison);
+  EXPECT_TRUE(engine_->busyOnDevice());
+  fake_.hold(0);
+  ASSERT_TRUE(engine_->settle());
+  EXPECT_FALSE(engine_->busyOnDevice());
+  const auto view = sealed(1);
+  ASSERT_TRUE(view.has_value());
+  EXPECT_TRUE(regionIs(*view, 0, 9));
+}
+
+TEST_F(EngineDevice, ADeviceThatHangsCostsSnapshotsNotTraining) {
+  EngineOptions options;
+  options.slot_wait = 30ms;
+  start({{60'000}}, options);
+  fake_.hold(1);
+  writeAll(1);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate(streams_);
+  EXPECT_EQ(capture(2), CaptureResult::kFailed);
+  EXPECT_NE(std::string(vault_->stats().note).find("has not finished copying"), std::string::npos);
+  EXPECT_EQ(stat(vault_->stats().skipped), 1);
+  EXPECT_THROW(engine_->setTable(table_), Unavailable);
+}
+
+TEST_F(EngineDevice, ADeviceThatGoesOnIsProtectedAgain) {
+  EngineOptions options;
+  options.slot_wait = 30ms;
+  start({{60'000}}, options);
+  fake_.hold(1);
+  writeAll(1);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate(streams_);
+  EXPECT_EQ(capture(2), CaptureResult::kFailed);
+  fake_.hold(0);
+  while (!engine_->settle()) {
+  }
+  EXPECT_TRUE(sealed(1).has_value());
+  writeAll(3);
+  EXPECT_EQ(capture(3), CaptureResult::kTaken);
+  while (!engine_->settle()) {
+  }
+  EXPECT_TRUE(sealed(3).has_value());
+}
+
+TEST_F(EngineDevice, AnEngineEndsWhileItsDeviceHangs) {
+  start({{60'000}});
+  writeAll(1);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  fake_.hold(1);
+  engine_->gate(streams_);
+  engine_.reset();
+}
+
+// Each call that a snapshot makes fails once, for that call alone or for good: training is told nothing, nothing wrong is sealed.
+TEST_F(EngineDevice, AnErrorEndsSnapshotsNotTraining) {
+  const std::vector<const char*> functions = {
+      "cuDevicePrimaryCtxRetain", "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority", "cuEventCreate",
+      "cuMemHostRegister_v2",     "cuMemHostGetDevicePointer_v2", "cuStreamIsCapturing",       "cuEventRecord",
+      "cuStreamWaitEvent",        "cuMemcpyDtoHAsync_v2",         "cuStreamWriteValue32_v2"};
+  start({{60'000}, {2'000, -1}});
+  int failures = 0;
+  for (const char* const function : functions) {
+    for (const int sticky : {0, 1}) {
+      for (const uint64_t after : {1, 2, 5}) {
+        engine_ = nullptr;
+        EngineOptions options;
+        options.slot_wait = 60s;
+        options.incarnation = kInc;
+        options.cuda = &fake_.api;
+        vault_ = Vault::create({"job", 0, 1}, 2, 64);
+        engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
+                                                   [this](const wire::Ballot& ballot) { engine_->outcome(ballot); });
+        engine_->setTable(table_);
+        for (const DeviceStream& one : streams_) {
+          ok(fake_.api.streamSynchronize(one.stream));
+        }
+        fake_.fail(function, after, 700, sticky);
+        bool ended = false;
+        for (int64_t step = 1; step <= 6; ++step) {
+          if (!ended) {
+            fake_.memsetD8(reinterpret_cast<cuda::Pointer>(addresses_[0]), static_cast<unsigned char>(step), 60'000,
+                           streams_[0].stream);
+          }
+          const CaptureResult result = capture(step);
+          EXPECT_FALSE(ended && result == CaptureResult::kTaken) << function;
+          engine_->gate(streams_);
+          EXPECT_TRUE(engine_->settle()) << function;
+          if (result == CaptureResult::kTaken && !sealed(step).has_value()) {
+            ended = true;
+          }
+          ended = ended || result == CaptureResult::kFailed;
+          if (const auto view = sealed(step); view.has_value()) {
+            EXPECT_TRUE(regionIs(*view, 0, static_cast<unsigned char>(step))) << function << " step " << step;
+          }
+        }
+        failures += ended ? 1 : 0;
+        fake_.heal();
+      }
+    }
+  }
+  // Each function is called at least once in the first steps, and its failure noticed.
+  EXPECT_GE(failures, static_cast<int>(functions.size()) * 2);
+}
+
+TEST_F(EngineDevice, AStepThatIsCapturedIntoAGraphIsLeftAlone) {
+  start({{20'000}});
+  writeAll(1);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate(streams_);
+  ASSERT_TRUE(engine_->settle());
+  ok(fake_.beginCapture(streams_[0].stream, kModeGlobal));
+  write(0, 2);
+  EXPECT_EQ(capture(2), CaptureResult::kFailed);
+  EXPECT_NE(std::string(vault_->stats().note).find("graph"), std::string::npos);
+  engine_->gate(streams_);
+  void* graph = nullptr;
+  ok(fake_.endCapture(streams_[0].stream, &graph));
+  ASSERT_NE(graph, nullptr);
+  writeAll(3);
+  EXPECT_EQ(capture(3), CaptureResult::kTaken);
+  ASSERT_TRUE(engine_->settle());
+  EXPECT_TRUE(sealed(3).has_value());
+}
+
+TEST_F(EngineDevice, ASnapshotWhoseGateIsCapturedIsDropped) {
+  start({{20'000}});
+  writeAll(1);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  ok(fake_.beginCapture(streams_[0].stream, kModeGlobal));
+  engine_->gate(streams_);
+  void* graph = nullptr;
+  ok(fake_.endCapture(streams_[0].stream, &graph));
+  ASSERT_TRUE(engine_->settle());
+  // It may have been sealed before the capture began; what is not may not be sealed afterwards.
+  EXPECT_EQ(stat(vault_->stats().sealed) + stat(vault_->stats().dropped), 1);
+}
+
+// A capture somewhere else in the process goes on undisturbed while snapshots are taken.
+TEST_F(EngineDevice, SnapshotsBreakNobodysCapture) {
+  start({{60'000}});
+  cuda::Stream other = nullptr;
+  onDevice(0);
+  ok(fake_.api.streamCreate(&other, cuda::kStreamNonBlocking, 0));
+  ok(fake_.beginCapture(other, kModeGlobal));
+  for (int64_t step = 1; step <= 3; ++step) {
+    writeAll(static_cast<unsigned char>(step));
+    EXPECT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
+    engine_->gate(streams_);
+    EXPECT_TRUE(engine_->settle());
+    EXPECT_TRUE(sealed(step).has_value());
+  }
+  void* graph = nullptr;
+  ok(fake_.endCapture(other, &graph));
+  ok(fake_.api.streamDestroy(other));
+}
+
+TEST_F(EngineDevice, WhatWasWrittenBetweenProgramPointAndGateIsDropped) {
+  start({{20'000}, {20'000}});
+  const auto versions = std::make_shared<Counters>(2);
+  writeAll(1);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  versions->bump(1);
+  write(1, 7);
+  engine_->gate(streams_);
+  EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>{1});
+  EXPECT_FALSE(sealed(1).has_value());
+  EXPECT_EQ(stat(vault_->stats().dropped), 1);
+}
+
+TEST_F(EngineDevice, TheOptimizersOwnWritesAreNoLateOnes) {
+  start({{200'000}});
+  const auto versions = std::make_shared<Counters>(1);
+  writeAll(1);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  fake_.setCopyRate(4 << 20);
+  engine_->gate(streams_);
+  versions->bump(0);
+  writeAll(kPoison);
+  engine_->gate(streams_);  // of another optimizer
+  versions->bump(0);
+  ASSERT_TRUE(engine_->settle());
+  ASSERT_TRUE(sealed(1).has_value());
+  EXPECT_TRUE(regionIs(*sealed(1), 0, 1));
+}
+
+TEST_F(EngineDevice, ASlotThatMovesIsPinnedAnew) {
+  start({{20'000}});
+  writeAll(1);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate(streams_);
+  ASSERT_TRUE(engine_->settle());
+  for (int64_t step = 2; step <= 5; ++step) {
+    CaptureInput input;
+    const std::string large(static_cast<size_t>(300 << 10) << step, 'x');
+    input.step = step;
+    input.addresses = addresses_;
+    input.devices = devices_;
+    input.streams = streams_;
+    input.objects = large;
+    writeAll(static_cast<unsigned char>(step));
+    ASSERT_EQ(engine_->capture(input), CaptureResult::kTaken) << vault_->stats().note;
+    engine_->gate(streams_);
+    ASSERT_TRUE(engine_->settle());
+    ASSERT_TRUE(sealed(step).has_value());
+    EXPECT_TRUE(regionIs(*sealed(step), 0, static_cast<unsigned char>(step)));
+  }
+}
+
+}  // namespace
+}  // namespace reft
