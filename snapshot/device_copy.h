@@ -73,8 +73,8 @@ class DeviceCopy {
   struct Device {
     cuda::Context context = nullptr;
     cuda::Stream stream = nullptr;
-    cuda::Event event = nullptr;   // on a stream that trains, or on the copy stream
-    cuda::Pointer mark_at = 0;     // of its number in marks_, for the device
+    cuda::Event event = nullptr;  // on a stream that trains, or on the copy stream
+    cuda::Pointer mark_at = 0;    // of its number in marks_, for the device
     uint32_t submitted = 0;
   };
   class Context;  // of a device, for the calling thread; relaxed towards captures

@@ -688,7 +688,7 @@ bool SnapshotEngine::settle() {
   {
     std::unique_lock lock(mutex_);
     if (job->onDevice()) {  // a device that hangs must not make this thread hang
-      return changed_.wait_for(lock, options_.slot_wait, [&] { return job->finished; });
+      return changed_.wait_for(lock, options_.device_wait, [&] { return job->finished; });
     }
     if (job->claimed) {
       changed_.wait(lock, [&] { return job->finished; });

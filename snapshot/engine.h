@@ -69,7 +69,10 @@ struct EngineOptions {
   uint32_t control_every = 0;  // steps of a block with one control step; 0: none
   std::chrono::nanoseconds slot_wait{std::chrono::seconds(5)};
   uint64_t object_bytes = uint64_t{256} << 10;  // first capacity of a slot's object area
-  const CudaApi* cuda = nullptr;                // for regions on devices; nullptr: this process's
+  // How long settle() and capture() wait for copies from a device. The device may be a whole step behind the host, and a host that
+  // waits for it costs nothing, so only a device that hangs makes this pass.
+  std::chrono::nanoseconds device_wait{std::chrono::minutes(5)};
+  const CudaApi* cuda = nullptr;  // for regions on devices; nullptr: this process's
   // When `ops_begun` moves and nothing was committed for so long, training is unprotected and is told so. 0: never.
   std::chrono::nanoseconds alarm{0};
   std::function<uint64_t()> ops_begun;
@@ -130,7 +133,7 @@ class SnapshotEngine {
   bool busyOnDevice();
 
   // Returns when nothing is under way: what was captured is sealed or dropped, by this thread if no other has begun. False: a
-  // device has not finished after `slot_wait`.
+  // device has not finished after `device_wait`.
   bool settle();
 
   // From the agent.

@@ -19,7 +19,7 @@ namespace reft {
 namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(20);
-constexpr auto kLongestPause = std::chrono::microseconds(500);
+constexpr auto kLongestPause = std::chrono::microseconds(1000);
 constexpr int64_t kProbeNs = 1'000'000'000;  // of waiting, until the device is asked whether it has failed
 
 }  // namespace
@@ -96,7 +96,8 @@ void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
       std::memcpy(payload + at, from, bytes);
     } else {
       fine = device_copy_->copy(device, payload + at, from, bytes);
-      if (std::none_of(fetched.tickets.begin(), fetched.tickets.end(), [&](const auto& t) { return t.device == device; })) {
+      if (std::none_of(fetched.tickets.begin(), fetched.tickets.end(),
+                       [&](const auto& t) { return t.device == device; })) {
         fetched.tickets.push_back({device, 0});
       }
     }

@@ -43,7 +43,7 @@ constexpr int kCaptureModeRelaxed = 2;  // CUstreamCaptureMode
   X(devicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", (cuda::Device device))                                   \
   X(memHostRegister, "cuMemHostRegister_v2", (void* address, size_t bytes, unsigned flags))                           \
   X(memHostUnregister, "cuMemHostUnregister", (void* address))                                                        \
-  X(memHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (cuda::Pointer * device, void* host, unsigned flags))     \
+  X(memHostGetDevicePointer, "cuMemHostGetDevicePointer_v2", (cuda::Pointer * device, void* host, unsigned flags))    \
   X(memcpyDtoHAsync, "cuMemcpyDtoHAsync_v2", (void* to, cuda::Pointer from, size_t bytes, cuda::Stream stream))       \
   X(memcpyHtoDAsync, "cuMemcpyHtoDAsync_v2", (cuda::Pointer to, const void* from, size_t bytes, cuda::Stream stream)) \
   X(streamCreate, "cuStreamCreateWithPriority", (cuda::Stream * stream, unsigned flags, int priority))                \

@@ -1,5 +1,7 @@
 #include "python/bindings/snapshot.h"
 
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -8,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "c10d_backend/store_commit.h"
+#include "intercept/base/cuda_api.h"
 #include "intercept/base/cut.h"
 #include "intercept/base/error.h"
 #include "intercept/base/op_events.h"
@@ -54,6 +57,21 @@ at::Tensor unpack(py::handle handle) {
 bool dense(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.is_non_overlapping_and_dense() && !tensor.is_neg() &&
          !tensor.is_conj();
+}
+
+// The stream that this thread works on now, of each device in `devices`. By c10's interface for all kinds of devices, so nothing of
+// CUDA is linked.
+std::vector<DeviceStream> currentStreams(const std::vector<int>& devices) {
+  std::vector<DeviceStream> streams;
+  for (const int index : devices) {
+    if (index >= 0 &&
+        std::none_of(streams.begin(), streams.end(), [&](const DeviceStream& s) { return s.device == index; })) {
+      const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
+      const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+      streams.push_back({index, guard.getStreamNativeHandle(guard.getStream(device))});
+    }
+  }
+  return streams;
 }
 
 PlacementPolicy policyNamed(const std::string& name) {
@@ -213,6 +231,7 @@ class Engine {
     }
     auto versions = std::make_shared<TensorVersions>();
     std::vector<const void*> addresses;
+    std::vector<int> devices;
     addresses.reserve(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
       const at::Tensor tensor = unpack(tensors[i]);
@@ -220,8 +239,10 @@ class Engine {
         return "no_table";  // the tensor changed its shape: the plan has to be made anew
       }
       addresses.push_back(tensor.const_data_ptr());
+      devices.push_back(tensor.is_cuda() ? tensor.get_device() : -1);
       versions->add(tensor);
     }
+    const std::vector<DeviceStream> streams = currentStreams(devices);
     const std::string_view object_view = objects;
     CaptureResult result;
     {
@@ -229,13 +250,19 @@ class Engine {
       CaptureInput input;
       input.step = step;
       input.addresses = addresses;
+      input.devices = devices;
+      input.streams = streams;
       input.versions = versions;
       input.objects = object_view;
       input.cut = processCut().value();
       input.checkable = ::gettid() == ::getpid();  // pending calls are made by the main thread
       result = engine_->capture(input);
     }
-    held_ = std::move(versions);
+    // A snapshot that was not taken may have left an earlier one under way, which still reads what it holds.
+    if (result == CaptureResult::kTaken || !engine_->busyOnDevice()) {
+      held_ = std::move(versions);
+      devices_ = std::move(devices);
+    }
     switch (result) {
       case CaptureResult::kTaken: return "taken";
       case CaptureResult::kNoSlot: return "no_slot";
@@ -247,11 +274,14 @@ class Engine {
 
   int64_t gate() {
     int64_t waited = 0;
+    const std::vector<DeviceStream> streams = currentStreams(devices_);
     {
       const py::gil_scoped_release release;
-      waited = engine_->gate();
+      waited = engine_->gate(streams);
     }
-    held_.reset();  // with the GIL: the last reference to a storage may free Python objects
+    if (!engine_->busyOnDevice()) {
+      held_.reset();  // with the GIL: the last reference to a storage may free Python objects
+    }
     return waited;
   }
 
@@ -315,6 +345,7 @@ class Engine {
   std::unique_ptr<StoreCommit> commit_;
   std::shared_ptr<TensorVersions> held_;
   std::vector<uint64_t> region_bytes_;
+  std::vector<int> devices_;  // of the regions of the newest snapshot
 };
 
 // Reads one sealed slot, for restoring.
@@ -367,11 +398,21 @@ class SlotSource {
     };
     std::vector<Move> list;
     std::vector<at::Tensor> keep;
+    std::vector<std::pair<at::Tensor, at::Tensor>> uploads;  // to (bytes on a device), from
     for (const auto& [from, bytes, handle, offset] : moves) {
       at::Tensor tensor = unpack(handle);
       if (!dense(tensor) || offset > tensor.nbytes() || bytes > tensor.nbytes() - offset ||
           from > view_.payload_bytes || bytes > view_.payload_bytes - from) {
         throw InvalidArgument("move", "outside of its tensor or payload", "ranges inside");
+      }
+      if (tensor.is_cuda()) {
+        const at::Tensor all = at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage());
+        const auto begin =
+            tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) + static_cast<int64_t>(offset);
+        const at::Tensor staged = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+        list.push_back({from, bytes, static_cast<std::byte*>(staged.data_ptr())});
+        uploads.emplace_back(all.narrow(0, begin, static_cast<int64_t>(bytes)), staged);
+        continue;
       }
       list.push_back({from, bytes, static_cast<std::byte*>(tensor.data_ptr()) + offset});
       keep.push_back(std::move(tensor));
@@ -407,6 +448,9 @@ class SlotSource {
     }
     if (!reader_.stillSealed(view_)) {
       throw Corruption("slot was overwritten while it was read");
+    }
+    for (const auto& [to, staged] : uploads) {
+      to.copy_(staged);  // from pageable memory: read before it returns
     }
   }
 
@@ -533,8 +577,11 @@ py::dict agree(const std::vector<std::string>& inventories, int world) {
 
 // Content hash of a region: equal on replicas. Seeds make 128 bits of two halves.
 py::tuple contentHash(const py::object& handle) {
-  const at::Tensor tensor = unpack(handle);
+  at::Tensor tensor = unpack(handle);
   const py::gil_scoped_release release;
+  if (tensor.is_cuda()) {  // waits for the stream; plans are rare
+    tensor = tensor.detach().cpu();
+  }
   const uint64_t low = hashBytes(tensor.const_data_ptr(), tensor.nbytes(), 1);
   const uint64_t high = hashBytes(tensor.const_data_ptr(), tensor.nbytes(), 2);
   const py::gil_scoped_acquire acquire;
@@ -583,6 +630,8 @@ void bindSnapshot(py::module_& module) {
   module.def("inventory_of", &inventoryOf, py::arg("fd"), py::arg("node"));
   module.def("agree", &agree, py::arg("inventories"), py::arg("world"));
   module.def("content_hash", &contentHash, py::arg("tensor"));
+  module.def(
+      "cuda_absent", [] { return cudaApi().why; }, "Why snapshots cannot copy CUDA tensors; empty if they can.");
   module.def(
       "dtype_name", [](const py::object& handle) { return c10::toString(unpack(handle).scalar_type()); },
       py::arg("tensor"), "Name of the element type as the tensor table has it.");

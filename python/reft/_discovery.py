@@ -173,8 +173,11 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
         place: tuple[dict[str, Any], str] | None = None,
     ) -> None:
         local, placed = _local(tensor)
-        if local.device.type != "cpu" or local.layout is not torch.strided or local.is_quantized:
-            state.missed.append((name, f"{local.layout} tensor on {local.device}: only dense CPU tensors are saved so far"))
+        if local.device.type not in ("cpu", "cuda") or local.layout is not torch.strided or local.is_quantized:
+            state.missed.append((name, f"{local.layout} tensor on {local.device}: only dense CPU and CUDA tensors are saved"))
+            return
+        if local.is_cuda and (absent := _C.cuda_absent()):
+            state.missed.append((name, f"tensor on {local.device}, and reft has no CUDA: {absent}"))
             return
         if local.numel() == 0:
             return

@@ -199,7 +199,8 @@ def _empty_state(parameter: torch.Tensor, dtype: str, shape: list[int]) -> torch
     local = parameter._local_tensor if isinstance(parameter, DTensor) else parameter
     if list(local.shape) == list(shape):
         return torch.zeros_like(parameter, dtype=found, memory_format=torch.preserve_format).detach()
-    return torch.zeros(shape, dtype=found)
+    # Scalars (step counts) stay on the host, as torch's optimizers keep them there.
+    return torch.zeros(shape, dtype=found, device=local.device if shape else "cpu")
 
 
 _DTYPES = (
@@ -315,7 +316,7 @@ def _receive_shard(live: dict[str, torch.Tensor], sender: int) -> int:
         dist.recv(payload, sender)
     at = 0
     for name, begin, end in json.loads(bytes(meta.tolist())):
-        flat = torch.empty(0, dtype=torch.uint8).set_(live[name].detach().untyped_storage())
+        flat = torch.empty(0, dtype=torch.uint8, device=live[name].device).set_(live[name].detach().untyped_storage())
         start = live[name].storage_offset() * live[name].element_size()
         flat[start + begin : start + end].copy_(payload[at : at + end - begin])
         at += end - begin

@@ -340,7 +340,7 @@ class Session:
             "plain_state": [_plain_state(o) if index in self._with_plain else [] for index, o in enumerate(state.optimizers)],
             "schedulers": [_own_state_dict(s) for s in state.schedulers],
             "scalers": [s.state_dict() for s in state.scalers],
-            "strided": {name: tensor.detach().clone() for name, tensor in state.strided.items()},
+            "strided": {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.strided.items()},
             "registered": {
                 name: obj.state_dict()
                 for name, obj in _registry.objects.items()

@@ -228,7 +228,7 @@ def kill_all(pids: list[int]) -> int:
 
 
 class TrainJob:
-    """One run of `train_worker.py` in a directory of its own.
+    """One run of `train_worker.py`, or of another script of this folder, in a directory of its own.
 
     Attributes:
         out: what the worker wrote: logs, process ids, final hashes.
@@ -237,8 +237,16 @@ class TrainJob:
     """
 
     def __init__(
-        self, launcher: Any, folder: Path, job: str, nproc: int = 2, max_restarts: int = 0, out: Path | None = None
+        self,
+        launcher: Any,
+        folder: Path,
+        job: str,
+        nproc: int = 2,
+        max_restarts: int = 0,
+        out: Path | None = None,
+        script: str = "train_worker.py",
     ) -> None:
+        self.script = script
         self.launcher, self.folder, self.job, self.nproc, self.max_restarts = launcher, folder, job, nproc, max_restarts
         folder.mkdir(parents=True, exist_ok=True)
         self.out = out or Path(tempfile.mkdtemp(prefix="out-", dir=folder))
@@ -248,7 +256,7 @@ class TrainJob:
     def start(self, *arguments: str, backend: str = "reft", **env: str) -> TrainJob:
         """`arguments`: more of the worker's own."""
         environment = {"REFT_JOB_ID": self.job, "REFT_RUN_DIR": str(self.run), "REFT_AGENT_LINGER_SEC": "2"} | env
-        argv = [str(HERE / "train_worker.py"), "--backend", backend, "--out", str(self.out), *arguments]
+        argv = [str(HERE / self.script), "--backend", backend, "--out", str(self.out), *arguments]
         self.launcher.start(argv, environment, self.log, self.nproc, self.max_restarts)
         self._over = False
         return self

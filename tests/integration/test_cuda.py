@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "fault"), str(HERE.parent / "fakes" / "cuda")]
 
 import environment as cuda  # noqa: E402
-from launchers import job_environment, torchrun  # noqa: E402
+from launchers import Torchrun, TrainJob, job_environment, torchrun  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
 on_stand_in = pytest.mark.skipif(os.environ.get("REFT_REQUIRE_CUDA") == "1", reason="asks the stand-in what a GPU cannot be asked")
@@ -65,6 +65,29 @@ def test_collectives_over_nccl(folder: Path) -> None:
 def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
     """The stand-in computes with the CPU's kernels, and its NCCL adds in the order of the ranks: not a bit may differ."""
     assert ranks_of(folder, "ddp", "reft", "cuda") == ranks_of(folder, "ddp", "gloo", "cpu")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str) -> None:
+    environment = cuda.environment(2)
+    arguments = ["--steps", "16", "--optimizer", optimizer]
+    script = "cuda_train_worker.py"
+    reference = TrainJob(Torchrun(), folder, "reference", script=script).start(*arguments, backend="nccl", **environment)
+    assert reference.wait(250) == 0, reference.said[-4000:]
+    job = TrainJob(Torchrun(), folder, "resume", max_restarts=2, script=script)
+    try:
+        job.start(*arguments, "--delay", "0.1", **environment)
+        job.until_step(5, deadline_sec=200).kill_ranks(1)
+        assert job.wait(250) == 0, job.said[-4000:]
+        assert job.lines("resumed at step"), job.said[-4000:]
+        assert not job.lines("NOT protected") and not job.lines("not taken"), job.said
+        assert job.finals() == reference.finals()
+        # One step is run again to get to the place, with what it then replaces.
+        again = dict(job.losses(0, attempt=1)[1:])
+        assert len(again) > 2 and again.items() <= dict(reference.losses(0)).items()
+    finally:
+        job.end()
 
 
 @on_stand_in

@@ -32,8 +32,8 @@ const DynamicLibrary& driver() {
 struct Extra {
   int (*memAlloc)(cuda::Pointer*, size_t) = find<int (*)(cuda::Pointer*, size_t)>("cuMemAlloc_v2");
   int (*memFree)(cuda::Pointer) = find<int (*)(cuda::Pointer)>("cuMemFree_v2");
-  int (*memsetD8)(cuda::Pointer, unsigned char, size_t, cuda::Stream) =
-      find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async");
+  int (*memsetD8)(cuda::Pointer, unsigned char, size_t,
+                  cuda::Stream) = find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async");
   int (*beginCapture)(cuda::Stream, int) = find<int (*)(cuda::Stream, int)>("cuStreamBeginCapture_v2");
   int (*endCapture)(cuda::Stream, void**) = find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture");
 

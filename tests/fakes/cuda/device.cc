@@ -330,7 +330,8 @@ Result Machine::copy(const Copy& copy, void* handle, bool blocking) {
   if (!from && to && !blocking) {  // pageable: the driver reads it before the call returns
     staged = std::make_shared<std::vector<char>>(copy.bytes * copy.rows);
     for (size_t row = 0; row < copy.rows; ++row) {
-      std::memcpy(staged->data() + row * copy.bytes, static_cast<const char*>(copy.from) + row * copy.from_pitch, copy.bytes);
+      std::memcpy(staged->data() + row * copy.bytes, static_cast<const char*>(copy.from) + row * copy.from_pitch,
+                  copy.bytes);
     }
     at.from = staged->data();
     at.from_pitch = copy.bytes;
@@ -341,8 +342,8 @@ Result Machine::copy(const Copy& copy, void* handle, bool blocking) {
       handle,
       [at, rate, staged] {
         for (size_t row = 0; row < at.rows; ++row) {
-          moveBytes(static_cast<char*>(at.to) + row * at.to_pitch, static_cast<const char*>(at.from) + row * at.from_pitch,
-                    at.bytes, rate);
+          moveBytes(static_cast<char*>(at.to) + row * at.to_pitch,
+                    static_cast<const char*>(at.from) + row * at.from_pitch, at.bytes, rate);
         }
       },
       &done);

@@ -13,11 +13,11 @@
 
 #define API extern "C" __attribute__((visibility("default")))
 // Counts the call; returns if it has to fail. A context that has failed does not spoil what needs none.
-#define COUNT(in_context)                                                                    \
-  do {                                                                                       \
+#define COUNT(in_context)                                                                  \
+  do {                                                                                     \
     if (const Result entered = calls().enter(__func__, in_context); entered != kSuccess) { \
-      return entered;                                                                        \
-    }                                                                                        \
+      return entered;                                                                      \
+    }                                                                                      \
   } while (false)
 #define ENTER() COUNT(true)
 
@@ -52,20 +52,20 @@ constexpr int kHighestPriority = -5;
 // CUdevice_attribute and cudaDeviceAttr have the same numbers.
 int attributeOf(int attribute) {
   constexpr std::array<std::pair<int, int>, 14> kValues = {{
-      {1, 1024},      // threads per block
-      {8, 49152},     // shared memory per block
-      {10, 32},       // warp
-      {16, 132},      // multiprocessors
-      {19, 1},        // can map host memory
-      {31, 1},        // concurrent kernels
-      {39, 2048},     // threads per multiprocessor
-      {41, 1},        // unified addressing
-      {75, 9},        // compute capability
+      {1, 1024},   // threads per block
+      {8, 49152},  // shared memory per block
+      {10, 32},    // warp
+      {16, 132},   // multiprocessors
+      {19, 1},     // can map host memory
+      {31, 1},     // concurrent kernels
+      {39, 2048},  // threads per multiprocessor
+      {41, 1},     // unified addressing
+      {75, 9},     // compute capability
       {76, 0},
-      {91, 1},        // host pointers of registered memory
-      {95, 1},        // cooperative launch
-      {97, 232448},   // shared memory per block, opted in
-      {99, 1},        // registered host memory
+      {91, 1},       // host pointers of registered memory
+      {95, 1},       // cooperative launch
+      {97, 232448},  // shared memory per block, opted in
+      {99, 1},       // registered host memory
   }};
   for (const auto& [name, value] : kValues) {
     if (name == attribute) {
@@ -325,10 +325,10 @@ API int cuEventSynchronize(void* event) {
 }
 
 // Linked by libcaffe2_nvrtc.so.
-#define UNSUPPORTED(name)  \
-  API int name(...) {      \
-    ENTER();               \
-    return kNotSupported;  \
+#define UNSUPPORTED(name) \
+  API int name(...) {     \
+    ENTER();              \
+    return kNotSupported; \
   }
 UNSUPPORTED(cuFuncGetAttribute)
 UNSUPPORTED(cuFuncSetAttribute)

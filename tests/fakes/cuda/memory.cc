@@ -32,8 +32,8 @@ Result Memory::map(int device, int fd, size_t bytes, bool counted, void** addres
     return kOutOfMemory;
   }
   const std::lock_guard lock(mutex_);
-  ranges_[static_cast<char*>(user)] = {static_cast<char*>(user), bytes, static_cast<char*>(shadow), MemoryKind::kDevice,
-                                       device,                   fd,    counted};
+  ranges_[static_cast<char*>(user)] = {
+      static_cast<char*>(user), bytes, static_cast<char*>(shadow), MemoryKind::kDevice, device, fd, counted};
   *address = user;
   return kSuccess;
 }

@@ -19,7 +19,7 @@ namespace reft::fake {
 enum class MemoryKind { kDevice, kHost };
 
 struct Range {
-  char* base = nullptr;    // as the user knows it
+  char* base = nullptr;  // as the user knows it
   size_t bytes = 0;
   char* shadow = nullptr;  // where the stand-in reads and writes; base for host memory
   MemoryKind kind = MemoryKind::kHost;

@@ -156,7 +156,8 @@ struct Reduction {
 
 // out[i] = op over all parts, in `Wide`.
 template <typename Stored, typename Wide, typename Load, typename Store>
-void reduceAs(const Reduction& how, const std::vector<const char*>& parts, char* out, size_t count, Load load, Store store) {
+void reduceAs(const Reduction& how, const std::vector<const char*>& parts, char* out, size_t count, Load load,
+              Store store) {
   for (size_t i = 0; i < count; ++i) {
     Wide sum{};
     for (size_t part = 0; part < parts.size(); ++part) {
@@ -187,7 +188,8 @@ void reduceAs(const Reduction& how, const std::vector<const char*>& parts, char*
 
 template <typename T>
 void reducePlain(const Reduction& how, const std::vector<const char*>& parts, char* out, size_t count) {
-  reduceAs<T, T>(how, parts, out, count, [](T value) { return value; }, [](T value) { return value; });
+  reduceAs<T, T>(
+      how, parts, out, count, [](T value) { return value; }, [](T value) { return value; });
 }
 
 bool reduce(const Reduction& how, ncclDataType_t type, const std::vector<const char*>& parts, char* out, size_t count) {
@@ -250,9 +252,10 @@ bool run(std::vector<Transfer>& transfers) {
         continue;
       }
       left = true;
-      const bool first = std::none_of(transfers.begin(), transfers.begin() + static_cast<std::ptrdiff_t>(i), [&](const Transfer& t) {
-        return !t.finished() && t.comm == one.comm && t.send == one.send && t.peer == one.peer;
-      });
+      const bool first =
+          std::none_of(transfers.begin(), transfers.begin() + static_cast<std::ptrdiff_t>(i), [&](const Transfer& t) {
+            return !t.finished() && t.comm == one.comm && t.send == one.send && t.peer == one.peer;
+          });
       moved |= first && one.advance();
     }
     if (!left) {
@@ -289,7 +292,8 @@ void collective(const Operation& o) {
   const bool rooted = o.kind == Kind::kReduce || o.kind == Kind::kBroadcast;
   const bool reduces = o.kind == Kind::kAllReduce || o.kind == Kind::kReduce || o.kind == Kind::kReduceScatter;
   const bool sends = o.kind != Kind::kBroadcast || comm.rank == o.peer;
-  const bool receives = o.kind == Kind::kReduce ? comm.rank == o.peer : o.kind != Kind::kBroadcast || comm.rank != o.peer;
+  const bool receives =
+      o.kind == Kind::kReduce ? comm.rank == o.peer : o.kind != Kind::kBroadcast || comm.rank != o.peer;
   const auto me = static_cast<size_t>(comm.rank);
   // Input and output may be one memory: what is sent is put aside.
   std::vector<char> own(o.from, o.from + (sends ? bytes * (pieces ? ranks : 1) : 0));
@@ -484,7 +488,8 @@ API ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 API ncclResult_t ncclCommInitRank(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank) {
   return join(comm, id.internal, ranks, rank, /*wait=*/true);
 }
-API ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t* /*config*/) {
+API ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueId id, int rank,
+                                        ncclConfig_t* /*config*/) {
   return join(comm, id.internal, ranks, rank, /*wait=*/true);
 }
 API ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int ranks, int rank, int /*ids*/, ncclUniqueId* id,
@@ -529,7 +534,8 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* 
   return join(out, comm->name + "-" + std::to_string(child) + "-" + std::to_string(color), static_cast<int>(all.size()),
               static_cast<int>(me - all.begin()), /*wait=*/true);
 }
-API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* out, ncclConfig_t* /*config*/, int flags) {
+API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* out, ncclConfig_t* /*config*/,
+                                int flags) {
   if ((flags & NCCL_SHRINK_ABORT) != 0) {
     comm->aborted.store(true);
   }
@@ -538,7 +544,8 @@ API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclC
   for (int i = 0; i < count; ++i) {
     rank -= excluded[i] < comm->rank ? 1 : 0;
   }
-  return join(out, comm->name + "-shrunk-" + std::to_string(comm->children++), comm->ranks - count, rank, /*wait=*/true);
+  return join(out, comm->name + "-shrunk-" + std::to_string(comm->children++), comm->ranks - count, rank,
+              /*wait=*/true);
 }
 API ncclResult_t ncclCommCount(const ncclComm_t comm, int* ranks) {
   *ranks = comm->ranks;
@@ -595,8 +602,8 @@ API ncclResult_t ncclCommRegister(const ncclComm_t /*comm*/, void* address, size
 API ncclResult_t ncclCommDeregister(const ncclComm_t /*comm*/, void* /*handle*/) {
   return ncclSuccess;
 }
-API ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type, ncclScalarResidence_t /*where*/,
-                                          ncclComm_t comm) {
+API ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* op, void* scalar, ncclDataType_t type,
+                                          ncclScalarResidence_t /*where*/, ncclComm_t comm) {
   const char* const at = machine().memory().shadow(scalar);
   double factor = 1;
   if (type == ncclFloat64) {
@@ -622,8 +629,8 @@ API ncclResult_t ncclRedOpDestroy(ncclRedOp_t /*op*/, ncclComm_t /*comm*/) {
 
 #define IN(address) static_cast<const char*>(address)
 #define OUT(address) static_cast<char*>(address)
-API ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm,
-                               cudaStream_t stream) {
+API ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kAllReduce, IN(from), OUT(to), count, type, op, 0, comm, stream});
 }
 API ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
@@ -634,7 +641,8 @@ API ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDat
                                cudaStream_t stream) {
   return add({Kind::kBroadcast, IN(from), OUT(to), count, type, 0, root, comm, stream});
 }
-API ncclResult_t ncclBcast(void* both, size_t count, ncclDataType_t type, int root, ncclComm_t comm, cudaStream_t stream) {
+API ncclResult_t ncclBcast(void* both, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
   return add({Kind::kBroadcast, IN(both), OUT(both), count, type, 0, root, comm, stream});
 }
 API ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
@@ -649,7 +657,8 @@ API ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclData
                               cudaStream_t stream) {
   return add({Kind::kAllToAll, IN(from), OUT(to), count, type, 0, 0, comm, stream});
 }
-API ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+API ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                          cudaStream_t stream) {
   return add({Kind::kSend, IN(from), nullptr, count, type, 0, peer, comm, stream});
 }
 API ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {

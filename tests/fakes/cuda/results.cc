@@ -28,7 +28,8 @@ constexpr std::array kKnown = {
     Known{kIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
     Known{kHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
           "part or all of the requested memory range is already mapped"},
-    Known{kHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered", "pointer does not correspond to a registered memory region"},
+    Known{kHostMemoryNotRegistered, "cudaErrorHostMemoryNotRegistered",
+          "pointer does not correspond to a registered memory region"},
     Known{kLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     Known{kNotSupported, "cudaErrorNotSupported", "operation not supported"},
     Known{kCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
@@ -37,7 +38,8 @@ constexpr std::array kKnown = {
     Known{kCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
     Known{kCaptureIsolation, "cudaErrorStreamCaptureIsolation",
           "dependency created on uncaptured work in another stream"},
-    Known{kCapturedEvent, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capturing stream"},
+    Known{kCapturedEvent, "cudaErrorCapturedEvent",
+          "operation not permitted on an event last recorded in a capturing stream"},
 };
 
 const Known* find(Result result) {

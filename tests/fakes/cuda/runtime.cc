@@ -87,8 +87,9 @@ API void __cudaUnregisterFatBinary(void** /*binary*/) {}
 API char __cudaInitModule(void** /*binary*/) {
   return 1;
 }
-API void __cudaRegisterFunction(void** /*binary*/, const char* stub, char* /*device*/, const char* name, int /*threads*/,
-                                uint3* /*tid*/, uint3* /*bid*/, dim3* /*block*/, dim3* /*grid*/, int* /*warp*/) {
+API void __cudaRegisterFunction(void** /*binary*/, const char* stub, char* /*device*/, const char* name,
+                                int /*threads*/, uint3* /*tid*/, uint3* /*bid*/, dim3* /*block*/, dim3* /*grid*/,
+                                int* /*warp*/) {
   const std::lock_guard lock(registry().mutex);
   registry().kernels[stub] = name;
 }
@@ -118,13 +119,13 @@ API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
   *kernel = static_cast<cudaKernel_t>(const_cast<void*>(stub));
   return cudaSuccess;
 }
-API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/, size_t /*shared*/,
-                                   cudaStream_t stream) {
+API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
+                                   size_t /*shared*/, cudaStream_t stream) {
   ENTER();
   return launch(kernel, stream);
 }
-API cudaError_t cudaLaunchKernel(const void* kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/, size_t /*shared*/,
-                                 cudaStream_t stream) {
+API cudaError_t cudaLaunchKernel(const void* kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
+                                 size_t /*shared*/, cudaStream_t stream) {
   ENTER();
   return launch(kernel, stream);
 }
@@ -141,7 +142,8 @@ API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, v
   ENTER();
   return failed(machine().enqueue(stream, [function, argument] { function(argument); }));
 }
-API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* argument, unsigned /*flags*/) {
+API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* argument,
+                                      unsigned /*flags*/) {
   ENTER();
   return failed(machine().enqueue(stream, [=] { function(stream, cudaSuccess, argument); }));
 }
@@ -164,7 +166,8 @@ API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* bloc
   *blocks = threads > 0 && threads < 2048 ? 2048 / threads : 1;
   return cudaSuccess;
 }
-API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads, size_t shared) {
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
+                                                              size_t shared) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, threads, shared, 0);
 }
 API cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
@@ -183,10 +186,12 @@ API cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
   *address = found->second.address;
   return cudaSuccess;
 }
-API cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset, cudaMemcpyKind /*kind*/) {
+API cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
+                                   cudaMemcpyKind /*kind*/) {
   void* address = nullptr;
   const cudaError_t error = cudaGetSymbolAddress(&address, symbol);
-  return error == cudaSuccess ? copy(static_cast<char*>(address) + offset, from, bytes, nullptr, /*blocking=*/true) : error;
+  return error == cudaSuccess ? copy(static_cast<char*>(address) + offset, from, bytes, nullptr, /*blocking=*/true)
+                              : error;
 }
 
 // -- devices ------------------------------------------------------------------------------------------------------------------
@@ -294,7 +299,8 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** functi
   if (*function == nullptr) {
     *function = ::dlsym(RTLD_DEFAULT, name);
   }
-  if (*function == nullptr) {  // exists, and is not supported: torch asks for a table of functions whose use is optional
+  if (*function ==
+      nullptr) {  // exists, and is not supported: torch asks for a table of functions whose use is optional
     *function = ::dlsym(RTLD_DEFAULT, "cuModuleLoad");
   }
   if (found != nullptr) {
@@ -383,7 +389,8 @@ API cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyK
   ENTER();
   return copy(to, from, bytes, nullptr, /*blocking=*/true);
 }
-API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/, cudaStream_t stream) {
+API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind /*kind*/,
+                                cudaStream_t stream) {
   ENTER();
   return copy(to, from, bytes, stream, /*blocking=*/false);
 }
@@ -392,8 +399,8 @@ API cudaError_t cudaMemcpyPeerAsync(void* to, int /*to_device*/, const void* fro
   ENTER();
   return copy(to, from, bytes, stream, /*blocking=*/false);
 }
-API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
-                                  cudaMemcpyKind /*kind*/, cudaStream_t stream) {
+API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                                  size_t height, cudaMemcpyKind /*kind*/, cudaStream_t stream) {
   ENTER();
   return failed(machine().copy({to, from, width, height, to_pitch, from_pitch}, stream, /*blocking=*/false));
 }
@@ -515,7 +522,8 @@ API cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   ENTER();
   return failed(machine().endCapture(stream, reinterpret_cast<Graph**>(graph)));
 }
-API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long /*flags*/) {
+API cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                              unsigned long long /*flags*/) {
   ENTER();
   *executable = reinterpret_cast<cudaGraphExec_t>(new Graph(*reinterpret_cast<Graph*>(graph)));
   return cudaSuccess;

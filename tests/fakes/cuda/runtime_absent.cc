@@ -6,10 +6,10 @@
 
 #include "tests/fakes/cuda/results.h"
 
-#define ABSENT(name)                                                   \
-  extern "C" __attribute__((visibility("default"))) int name() {       \
-    std::fprintf(stderr, "fake CUDA: %s is not there\n", #name);       \
-    return reft::fake::kNotSupported;                                  \
+#define ABSENT(name)                                             \
+  extern "C" __attribute__((visibility("default"))) int name() { \
+    std::fprintf(stderr, "fake CUDA: %s is not there\n", #name); \
+    return reft::fake::kNotSupported;                            \
   }
 
 ABSENT(cudaDeviceGetDefaultMemPool)

@@ -42,7 +42,8 @@ at::Tensor hostView(const at::Tensor& tensor) {
   }
   // An empty tensor may have no memory.
   void* const at = tensor.numel() == 0 ? nullptr : reft::fake::machine().memory().shadow(tensor.const_data_ptr());
-  at::Tensor view = at::from_blob(at, tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU).requires_grad(false));
+  at::Tensor view =
+      at::from_blob(at, tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU).requires_grad(false));
   view._set_conj(tensor.is_conj());
   view._set_neg(tensor.is_neg());
   return view;
@@ -50,7 +51,8 @@ at::Tensor hostView(const at::Tensor& tensor) {
 
 at::Tensor metaView(const at::Tensor& tensor) {
   return !tensor.defined() ? tensor
-                           : at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta).requires_grad(false));
+                           : at::empty_strided(tensor.sizes(), tensor.strides(),
+                                               tensor.options().device(at::kMeta).requires_grad(false));
 }
 
 // Replaces the tensors in an argument.
@@ -228,9 +230,9 @@ at::Tensor& copyBetween(at::Tensor& self, const at::Tensor& from, bool non_block
 
 // Memory, views, and what torch asks of the device itself.
 const std::set<std::string> kTorchsOwn = {
-    "aten::empty",          "aten::empty_strided",        "aten::set_",         "aten::resize_",
-    "aten::record_stream",  "aten::_local_scalar_dense",  "aten::is_set_to",    "aten::_fused_sdp_choice",
-    "aten::copy_",          "aten::_copy_from_and_resize", "aten::is_pinned",   "aten::_pin_memory",
+    "aten::empty",           "aten::empty_strided",         "aten::set_",      "aten::resize_",
+    "aten::record_stream",   "aten::_local_scalar_dense",   "aten::is_set_to", "aten::_fused_sdp_choice",
+    "aten::copy_",           "aten::_copy_from_and_resize", "aten::is_pinned", "aten::_pin_memory",
     "aten::_resize_output_",
 };
 
@@ -254,8 +256,9 @@ bool takesTensors(const c10::FunctionSchema& schema) {
 
 bool getsHostBody(const c10::OperatorHandle& op) {
   return op.operator_name().name.rfind("aten::", 0) == 0 && kTorchsOwn.count(op.operator_name().name) == 0 &&
-         op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) && op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
-         !op.hasTag(at::Tag::nondeterministic_seeded) && !isView(op.schema()) && takesTensors(op.schema());
+         op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
+         op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
+         !isView(op.schema()) && takesTensors(op.schema());
 }
 
 // torch warns when a kernel is replaced; that is what is meant here.
@@ -274,7 +277,8 @@ int install() {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (op.has_value() && op->hasSchema() && getsHostBody(*op)) {
       const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
-      library->impl(full.substr(std::string("aten::").size()).c_str(), torch::CppFunction::makeFromBoxedFunction<&hostBody>());
+      library->impl(full.substr(std::string("aten::").size()).c_str(),
+                    torch::CppFunction::makeFromBoxedFunction<&hostBody>());
       ++count;
     }
   }

@@ -68,7 +68,9 @@ class EngineDevice : public testing::Test {
     }
     ok(fake_.api.ctxSetCurrent(nullptr));
   }
-  static void ok(cuda::Result result) { ASSERT_EQ(result, cuda::kSuccess) << FakeCuda::instance().api.describe(result); }
+  static void ok(cuda::Result result) {
+    ASSERT_EQ(result, cuda::kSuccess) << FakeCuda::instance().api.describe(result);
+  }
   void onDevice(int device) {
     if (contexts_.count(device) == 0) {
       ok(fake_.api.devicePrimaryCtxRetain(&contexts_[device], device));
@@ -90,7 +92,12 @@ class EngineDevice : public testing::Test {
     });
     std::vector<RegionInfo> regions;
     for (const Place& place : places) {
-      regions.push_back({"r" + std::to_string(regions.size()), "uint8", {static_cast<int64_t>(place.bytes)}, place.bytes, 1, -1,
+      regions.push_back({"r" + std::to_string(regions.size()),
+                         "uint8",
+                         {static_cast<int64_t>(place.bytes)},
+                         place.bytes,
+                         1,
+                         -1,
                          place.early});
       void* address = nullptr;
       if (place.device < 0) {
@@ -101,7 +108,8 @@ class EngineDevice : public testing::Test {
         cuda::Pointer found = 0;
         ok(fake_.memAlloc(&found, place.bytes));
         address = reinterpret_cast<void*>(found);
-        if (std::none_of(streams_.begin(), streams_.end(), [&](const DeviceStream& s) { return s.device == place.device; })) {
+        if (std::none_of(streams_.begin(), streams_.end(),
+                         [&](const DeviceStream& s) { return s.device == place.device; })) {
           streams_.push_back({place.device, nullptr});
           ok(fake_.api.streamCreate(&streams_.back().stream, cuda::kStreamNonBlocking, 0));
         }
@@ -130,7 +138,8 @@ class EngineDevice : public testing::Test {
                       streamOf(places_[region].device)));
   }
   cuda::Stream streamOf(int device) const {
-    return std::find_if(streams_.begin(), streams_.end(), [&](const DeviceStream& s) { return s.device == device; })->stream;
+    return std::find_if(streams_.begin(), streams_.end(), [&](const DeviceStream& s) { return s.device == device; })
+        ->stream;
   }
   CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr) {
     CaptureInput input;
@@ -219,7 +228,8 @@ TEST_F(EngineDevice, ACopyThatIsNotHeldBackForIsOvertaken) {
 }
 
 // Interleavings of training, copies and gate, at random, under every policy.
-class EngineDeviceCanary : public EngineDevice, public testing::WithParamInterface<std::tuple<PlacementPolicy, uint32_t>> {};
+class EngineDeviceCanary : public EngineDevice,
+                           public testing::WithParamInterface<std::tuple<PlacementPolicy, uint32_t>> {};
 
 TEST_P(EngineDeviceCanary, NoCopyReadsWhatTheOptimizerWrites) {
   constexpr int kInterleavings = 250;
@@ -227,7 +237,6 @@ TEST_P(EngineDeviceCanary, NoCopyReadsWhatTheOptimizerWrites) {
   EngineOptions options;
   options.policy = policy;
   options.copy_threads = threads;
-  options.slot_wait = 60s;
   start({{40'000}, {3'000, -1}, {9'000, 0, true}, {20'000, 1}}, options);
   std::mt19937_64 random(17 + threads);
   const auto versions = std::make_shared<Counters>(places_.size());
@@ -260,13 +269,15 @@ TEST_P(EngineDeviceCanary, NoCopyReadsWhatTheOptimizerWrites) {
   EXPECT_EQ(stat(vault_->stats().sealed), kInterleavings);
 }
 INSTANTIATE_TEST_SUITE_P(Policies, EngineDeviceCanary,
-                         testing::Values(std::tuple{PlacementPolicy::kEager, 1u}, std::tuple{PlacementPolicy::kEager, 3u},
-                                         std::tuple{PlacementPolicy::kGap, 1u}, std::tuple{PlacementPolicy::kSync, 1u}));
+                         testing::Values(std::tuple{PlacementPolicy::kEager, 1u},
+                                         std::tuple{PlacementPolicy::kEager, 3u}, std::tuple{PlacementPolicy::kGap, 1u},
+                                         std::tuple{PlacementPolicy::kSync, 1u}));
 
 TEST_F(EngineDevice, TheHostNeverWaitsForAStreamAndOpensNoContext) {
   const uint64_t contexts_before = fake_.contexts();
   start({{40'000, 1}, {3'000, -1}});
-  const std::vector<std::string> waits = {"cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery", "cuCtxSynchronize"};
+  const std::vector<std::string> waits = {"cuStreamSynchronize", "cuEventSynchronize", "cuEventQuery",
+                                          "cuCtxSynchronize"};
   std::vector<uint64_t> before;
   for (const std::string& name : waits) {
     before.push_back(fake_.calls(name.c_str()));
@@ -285,9 +296,7 @@ TEST_F(EngineDevice, TheHostNeverWaitsForAStreamAndOpensNoContext) {
 }
 
 TEST_F(EngineDevice, TheGateDoesNotMakeTheHostWait) {
-  EngineOptions options;
-  options.slot_wait = 60s;
-  start({{200'000}}, options);
+  start({{200'000}});
   writeAll(9);
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
   fake_.hold(1);  // the device does nothing any more
@@ -304,7 +313,7 @@ TEST_F(EngineDevice, TheGateDoesNotMakeTheHostWait) {
 
 TEST_F(EngineDevice, ADeviceThatHangsCostsSnapshotsNotTraining) {
   EngineOptions options;
-  options.slot_wait = 30ms;
+  options.device_wait = 30ms;
   start({{60'000}}, options);
   fake_.hold(1);
   writeAll(1);
@@ -318,7 +327,7 @@ TEST_F(EngineDevice, ADeviceThatHangsCostsSnapshotsNotTraining) {
 
 TEST_F(EngineDevice, ADeviceThatGoesOnIsProtectedAgain) {
   EngineOptions options;
-  options.slot_wait = 30ms;
+  options.device_wait = 30ms;
   start({{60'000}}, options);
   fake_.hold(1);
   writeAll(1);
@@ -348,8 +357,8 @@ TEST_F(EngineDevice, AnEngineEndsWhileItsDeviceHangs) {
 // Each call that a snapshot makes fails once, for that call alone or for good: training is told nothing, nothing wrong is sealed.
 TEST_F(EngineDevice, AnErrorEndsSnapshotsNotTraining) {
   const std::vector<const char*> functions = {
-      "cuDevicePrimaryCtxRetain", "cuCtxGetStreamPriorityRange", "cuStreamCreateWithPriority", "cuEventCreate",
-      "cuMemHostRegister_v2",     "cuMemHostGetDevicePointer_v2", "cuStreamIsCapturing",       "cuEventRecord",
+      "cuDevicePrimaryCtxRetain", "cuCtxGetStreamPriorityRange",  "cuStreamCreateWithPriority", "cuEventCreate",
+      "cuMemHostRegister_v2",     "cuMemHostGetDevicePointer_v2", "cuStreamIsCapturing",        "cuEventRecord",
       "cuStreamWaitEvent",        "cuMemcpyDtoHAsync_v2",         "cuStreamWriteValue32_v2"};
   start({{60'000}, {2'000, -1}});
   int failures = 0;
@@ -358,7 +367,6 @@ TEST_F(EngineDevice, AnErrorEndsSnapshotsNotTraining) {
       for (const uint64_t after : {1, 2, 5}) {
         engine_ = nullptr;
         EngineOptions options;
-        options.slot_wait = 60s;
         options.incarnation = kInc;
         options.cuda = &fake_.api;
         vault_ = Vault::create({"job", 0, 1}, 2, 64);
