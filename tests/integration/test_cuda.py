@@ -77,7 +77,8 @@ def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str) -> None
     assert reference.wait(250) == 0, reference.said[-4000:]
     job = TrainJob(Torchrun(), folder, "resume", max_restarts=2, script=script)
     try:
-        job.start(*arguments, "--delay", "0.1", **environment)
+        # torchrun imports torch anew, and that may take longer than the agent of other tests waits.
+        job.start(*arguments, "--delay", "0.1", REFT_AGENT_LINGER_SEC="100", **environment)
         job.until_step(5, deadline_sec=200).kill_ranks(1)
         assert job.wait(250) == 0, job.said[-4000:]
         assert job.lines("resumed at step"), job.said[-4000:]
