@@ -57,7 +57,9 @@ def collectives(device: torch.device) -> dict[str, Any]:
 
 def ddp(device: torch.device) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 8))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 32), torch.nn.LayerNorm(32), torch.nn.GELU(), torch.nn.Linear(32, 8)
+    )
     replicas = torch.nn.parallel.DistributedDataParallel(model.to(device))
     optimizer = torch.optim.AdamW(replicas.parameters(), lr=1e-2)
     data = torch.Generator().manual_seed(dist.get_rank())

@@ -21,7 +21,9 @@ import environment as cuda  # noqa: E402
 from launchers import Torchrun, TrainJob, job_environment, torchrun  # noqa: E402
 
 pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
-on_stand_in = pytest.mark.skipif(os.environ.get("REFT_REQUIRE_CUDA") == "1", reason="asks the stand-in what a GPU cannot be asked")
+on_stand_in = pytest.mark.skipif(
+    os.environ.get("REFT_REQUIRE_CUDA") == "1", reason="asks the stand-in what a GPU cannot be asked"
+)
 
 
 @pytest.fixture
@@ -73,7 +75,9 @@ def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str) -> None
     environment = cuda.environment(2)
     arguments = ["--steps", "16", "--optimizer", optimizer]
     script = "cuda_train_worker.py"
-    reference = TrainJob(Torchrun(), folder, "reference", script=script).start(*arguments, backend="nccl", **environment)
+    reference = TrainJob(Torchrun(), folder, "reference", script=script).start(
+        *arguments, backend="nccl", **environment
+    )
     assert reference.wait(250) == 0, reference.said[-4000:]
     job = TrainJob(Torchrun(), folder, "resume", max_restarts=2, script=script)
     try:
