@@ -5,15 +5,21 @@ With REFT_REQUIRE_CUDA=1 it is the machine's own devices instead, and nothing is
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import os
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 _PRELOADED = ["libcudart.so.13", "libcuda.so.1", "libnccl.so.2"]
+
+
+@cache
+def _torch() -> Path:
+    """The folder of this Python's torch, which is not imported for it."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.submodule_search_locations
+    return Path(spec.submodule_search_locations[0])
 
 
 @cache
@@ -25,15 +31,8 @@ def folder() -> Path | None:
     named = os.environ.get("REFT_FAKE_CUDA_DIR")
     if named:
         return Path(named)
-    found = sorted(ROOT.glob("build*/fake-cuda/torch.txt"), key=lambda path: path.stat().st_mtime, reverse=True)
-    if not found:
-        return None
-    here = subprocess.run(
-        [sys.executable, "-c", "import importlib.util as u; print(u.find_spec('torch').submodule_search_locations[0])"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
-    for path in found:
-        if path.read_text().strip() == here and (path.parent / "operators.so").exists():
+    for path in ROOT.glob("build*/fake-cuda/torch.txt"):
+        if path.read_text().strip() == str(_torch()) and (path.parent / "operators.so").exists():
             return path.parent
     return None
 
@@ -42,10 +41,10 @@ def missing() -> str:
     """Why there can be no test on CUDA devices here; empty if there can be one."""
     if os.environ.get("REFT_REQUIRE_CUDA") == "1" or folder() is not None:
         return ""
-    version = importlib.metadata.version("torch")
+    version = (_torch() / "version.py").read_text()
     if "+cu13" in version:
         raise AssertionError("torch is a build for CUDA 13, and its stand-ins are not built: tools/dev build")
-    return f"the stand-ins for CUDA need a build of torch for CUDA 13; this is {version}"
+    return "the stand-ins for CUDA need a build of torch for CUDA 13"
 
 
 def environment(devices: int = 2, **settings: object) -> dict[str, str]:
