@@ -18,6 +18,12 @@
 #include "snapshot/engine.h"
 #include "tests/fakes/cuda/driver.h"
 
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadSanitized = true;
+#else
+constexpr bool kThreadSanitized = false;
+#endif
+
 namespace reft {
 namespace {
 
@@ -209,6 +215,9 @@ TEST_F(EngineDevice, SealsWhatWasThereAtTheProgramPoint) {
 
 // That the canary can bite: without the gate the poison is in the copy.
 TEST_F(EngineDevice, ACopyThatIsNotHeldBackForIsOvertaken) {
+  if (kThreadSanitized) {
+    GTEST_SKIP() << "a data race on purpose, which the sanitizer finds";
+  }
   start({{256 << 10}});
   DeviceCopy copy(fake_.api);
   std::vector<std::byte> to(512 << 10);
@@ -232,7 +241,7 @@ class EngineDeviceCanary : public EngineDevice,
                            public testing::WithParamInterface<std::tuple<PlacementPolicy, uint32_t>> {};
 
 TEST_P(EngineDeviceCanary, NoCopyReadsWhatTheOptimizerWrites) {
-  constexpr int kInterleavings = 250;
+  constexpr int kInterleavings = kThreadSanitized ? 60 : 250;
   const auto [policy, threads] = GetParam();
   EngineOptions options;
   options.policy = policy;
