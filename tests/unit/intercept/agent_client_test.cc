@@ -133,8 +133,8 @@ TEST_F(AgentClientTest, RepeatsVotesWithoutAnOutcome) {
   const auto client = connect();
   std::promise<void> first_outcome;
   client->handle(Type::kOutcome, [&](const wire::Frame&) { first_outcome.set_value(); });
-  client->vote({1, 42, 0, 1, {}});
-  client->vote({2, 42, 0, 1, {}});
+  client->vote({1, 42, 0, 1, 0, {}});
+  client->vote({2, 42, 0, 1, 0, {}});
   agent_.receive();
   agent_.receive();
   agent_.send(Type::kOutcome, wire::Ballot{1, 42, 0, 1, 0, {}});
@@ -272,7 +272,7 @@ TEST_F(AgentClientTest, AForkedChildLeavesTheConnectionAlone) {
   const pid_t child = ::fork();
   if (child == 0) {
     bool good = !client->send(Type::kVote, "");
-    client->vote({1, 1, 0, 1, {}});
+    client->vote({1, 1, 0, 1, 0, {}});
     good = good && !client->connection();
     try {
       client->request(Type::kStatusRequest, "{}", Type::kStatus, milliseconds(10));
