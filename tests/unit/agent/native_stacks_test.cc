@@ -36,6 +36,16 @@ namespace {
 using ::testing::Contains;
 using ::testing::HasSubstr;
 
+// The thread sanitizer gives each forked child a thread of its own, so that the children here are not what they seem.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kForeignThreads = true;
+#else
+constexpr bool kForeignThreads = false;
+#endif
+#define SKIP_WITH_FOREIGN_THREADS() \
+  if (kForeignThreads)              \
+  GTEST_SKIP() << "the thread sanitizer has a thread in the child"
+
 class StoppedChild {
  public:
   StoppedChild() {
@@ -73,6 +83,7 @@ std::vector<std::string> functionsOf(const MergedThread& thread) {
 }
 
 TEST(NativeStacks, OfAStoppedProcessAreReadAndItStaysStopped) {
+  SKIP_WITH_FOREIGN_THREADS();
   const StoppedChild child;
   const NativeStacks read = readNativeStacks(child.pid());
   EXPECT_THAT(child.status("State"), HasSubstr("stopped"));
@@ -110,6 +121,7 @@ TEST(NativeStacks, OfNobodyAndOfTheEndedSaySo) {
 }
 
 TEST(ThreadCopy, IsOfWhoIsHeldAndLetsGo) {
+  SKIP_WITH_FOREIGN_THREADS();
   const StoppedChild child;
   int problem = 0;
   const auto maps = mapsOf(child.pid(), problem);
@@ -134,6 +146,7 @@ TEST(ThreadCopy, IsOfWhoIsHeldAndLetsGo) {
 
 // Who waits for a vfork() is where no signal and no ptrace reaches.
 TEST(NativeStacks, OfAThreadThatNothingInterruptsAreGivenUpAndItGoesOn) {
+  SKIP_WITH_FOREIGN_THREADS();
   if (!builtWithUnwinder()) {
     GTEST_SKIP() << "built without libunwind";
   }
@@ -172,6 +185,7 @@ TEST(NativeStacks, OfAThreadThatNothingInterruptsAreGivenUpAndItGoesOn) {
 volatile sig_atomic_t* signals_seen = nullptr;
 
 TEST(NativeStacks, OfAProcessThatGetsSignalsLoseNone) {
+  SKIP_WITH_FOREIGN_THREADS();
   constexpr int kSignals = 500;
   void* const shared = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(shared, MAP_FAILED);
