@@ -18,10 +18,16 @@
 #include "snapshot/engine.h"
 #include "tests/fakes/cuda/driver.h"
 
+// Random interleavings for each policy.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kThreadSanitized = true;
+constexpr int kInterleavings = 60;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr bool kThreadSanitized = false;
+constexpr int kInterleavings = 250;
 #else
 constexpr bool kThreadSanitized = false;
+constexpr int kInterleavings = 2500;
 #endif
 
 namespace reft {
@@ -241,7 +247,6 @@ class EngineDeviceCanary : public EngineDevice,
                            public testing::WithParamInterface<std::tuple<PlacementPolicy, uint32_t>> {};
 
 TEST_P(EngineDeviceCanary, NoCopyReadsWhatTheOptimizerWrites) {
-  constexpr int kInterleavings = kThreadSanitized ? 60 : 250;
   const auto [policy, threads] = GetParam();
   EngineOptions options;
   options.policy = policy;
