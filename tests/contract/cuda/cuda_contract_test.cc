@@ -36,6 +36,7 @@ struct Extra {
                   cuda::Stream) = find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async");
   int (*beginCapture)(cuda::Stream, int) = find<int (*)(cuda::Stream, int)>("cuStreamBeginCapture_v2");
   int (*endCapture)(cuda::Stream, void**) = find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture");
+  int (*destroyGraph)(void*) = find<int (*)(void*)>("cuGraphDestroy");
 
   template <typename Function>
   static Function find(const char* name) {
@@ -201,6 +202,7 @@ TEST_F(CudaContract, CaptureIsToldApart) {
   EXPECT_NE(status, cuda::kCaptureNone);
   void* graph = nullptr;
   ok(extra_.endCapture(stream_, &graph));
+  ok(extra_.destroyGraph(graph));
 }
 
 TEST_F(CudaContract, CapturedWorkDoesNotRun) {
@@ -210,6 +212,7 @@ TEST_F(CudaContract, CapturedWorkDoesNotRun) {
   fill(6, stream_);
   void* graph = nullptr;
   ok(extra_.endCapture(stream_, &graph));
+  ok(extra_.destroyGraph(graph));
   ok(api_.memcpyDtoHAsync(host_.data(), device_, kBytes, stream_));
   ok(api_.streamSynchronize(stream_));
   EXPECT_TRUE(hostIsAll(5));
@@ -226,6 +229,7 @@ TEST_F(CudaContract, OtherStreamsWorkDuringACapture) {
   ok(api_.threadExchangeCaptureMode(&mode));
   void* graph = nullptr;
   ok(extra_.endCapture(stream_, &graph));
+  ok(extra_.destroyGraph(graph));
   EXPECT_TRUE(hostIsAll(8));
 }
 
@@ -248,6 +252,9 @@ TEST_F(CudaContract, AskingForAnEventDuringAGlobalCaptureIsUnsafe) {
   }).join();
   void* graph = nullptr;
   const cuda::Result ended = extra_.endCapture(stream_, &graph);
+  if (graph != nullptr) {
+    ok(extra_.destroyGraph(graph));
+  }
   EXPECT_EQ(asked, kCaptureUnsupported);
   EXPECT_EQ(ended, kCaptureInvalidated);
 }
@@ -261,6 +268,9 @@ TEST_F(CudaContract, AnEventOfACaptureCannotBeAsked) {
   ok(api_.threadExchangeCaptureMode(&mode));
   void* graph = nullptr;
   extra_.endCapture(stream_, &graph);
+  if (graph != nullptr) {
+    ok(extra_.destroyGraph(graph));
+  }
 }
 
 TEST_F(CudaContract, OnlyRetainedDevicesHaveAContext) {

@@ -34,6 +34,7 @@ class FakeCuda {
   int (*const memsetD8)(cuda::Pointer to, unsigned char value, size_t bytes, cuda::Stream stream);
   int (*const beginCapture)(cuda::Stream stream, int mode);
   int (*const endCapture)(cuda::Stream stream, void** graph);
+  int (*const destroyGraph)(void* graph);
 
  private:
   FakeCuda()
@@ -51,7 +52,8 @@ class FakeCuda {
         memFree(find<int (*)(cuda::Pointer)>("cuMemFree_v2")),
         memsetD8(find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async")),
         beginCapture(find<int (*)(cuda::Stream, int)>("cuStreamBeginCapture_v2")),
-        endCapture(find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture")) {
+        endCapture(find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture")),
+        destroyGraph(find<int (*)(void*)>("cuGraphDestroy")) {
     if (!api.available()) {
       std::fprintf(stderr, "no stand-in for CUDA: %s\n", api.why.c_str());
       std::abort();

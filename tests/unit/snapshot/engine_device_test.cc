@@ -432,6 +432,7 @@ TEST_F(EngineDevice, AStepThatIsCapturedIntoAGraphIsLeftAlone) {
   void* graph = nullptr;
   ok(fake_.endCapture(streams_[0].stream, &graph));
   ASSERT_NE(graph, nullptr);
+  ok(fake_.destroyGraph(graph));
   writeAll(3);
   EXPECT_EQ(capture(3), CaptureResult::kTaken);
   ASSERT_TRUE(engine_->settle());
@@ -446,6 +447,7 @@ TEST_F(EngineDevice, ASnapshotWhoseGateIsCapturedIsDropped) {
   engine_->gate(streams_);
   void* graph = nullptr;
   ok(fake_.endCapture(streams_[0].stream, &graph));
+  ok(fake_.destroyGraph(graph));
   ASSERT_TRUE(engine_->settle());
   // It may have been sealed before the capture began; what is not may not be sealed afterwards.
   EXPECT_EQ(stat(vault_->stats().sealed) + stat(vault_->stats().dropped), 1);
@@ -467,6 +469,7 @@ TEST_F(EngineDevice, SnapshotsBreakNobodysCapture) {
   }
   void* graph = nullptr;
   ok(fake_.endCapture(other, &graph));
+  ok(fake_.destroyGraph(graph));
   ok(fake_.api.streamDestroy(other));
 }
 

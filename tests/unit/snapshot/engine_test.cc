@@ -232,6 +232,8 @@ class CadenceEngineTest : public EngineTest {
  protected:
   static constexpr int64_t kWorkNs = 10'000'000;
 
+  ~CadenceEngineTest() override { engine_.reset(); }  // its threads read the clock
+
   void startMeasured(uint32_t control_every, int64_t limit_ppm = 0, bool commit = true) {
     clock_ = &time_;
     commit_ = commit;
