@@ -226,19 +226,23 @@ bool DeviceCopy::probe(int index) {
   return result == cuda::kNotReady || ok(result, "cuStreamQuery");
 }
 
+// Registering needs some context; the memory is pinned for all devices.
+cuda::Context DeviceCopy::anyContext() const {
+  cuda::Context any = nullptr;
+  api_.ctxGetCurrent(&any);
+  for (const auto& one : devices_) {
+    any = one != nullptr ? one->context : any;
+  }
+  return any;
+}
+
 bool DeviceCopy::pin(void* address, size_t bytes) {
   const auto found = pinned_.find(address);
   if (found != pinned_.end() && found->second >= bytes) {
     return true;
   }
   unpin(address);
-  // Registering needs some context; the memory is pinned for all devices.
-  cuda::Context any = nullptr;
-  api_.ctxGetCurrent(&any);
-  for (const auto& one : devices_) {
-    any = one != nullptr ? one->context : any;
-  }
-  const Context context(api_, any);
+  const Context context(api_, anyContext());
   if (!usable()) {
     return false;
   }
@@ -255,12 +259,7 @@ void DeviceCopy::unpin(void* address) {
     return;
   }
   pinned_.erase(found);
-  cuda::Context any = nullptr;
-  api_.ctxGetCurrent(&any);
-  for (const auto& one : devices_) {
-    any = one != nullptr ? one->context : any;
-  }
-  const Context context(api_, any);
+  const Context context(api_, anyContext());
   ok(api_.memHostUnregister(address), "cuMemHostUnregister");
 }
 

@@ -83,6 +83,7 @@ class DeviceCopy {
   Device* device(int index);  // made at its first use; nullptr if it cannot be had
   bool ok(cuda::Result result, const char* call);
   bool openMarks();
+  cuda::Context anyContext() const;
 
   const CudaApi& api_;
   std::atomic<bool> usable_{true};
