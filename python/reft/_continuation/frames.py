@@ -24,7 +24,7 @@ from . import calls, settings, statics, values
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
-_VERSION = 6
+_VERSION = 7
 _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 

@@ -24,7 +24,7 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
     """
     version, words, gauss_next = random.getstate()
     # As bytes: 625 integers one by one are most of the cost of a snapshot's random state.
-    state: dict[str, Any] = {"python": (version, array("Q", words).tobytes(), gauss_next)}
+    state: dict[str, Any] = {"python": (version, array("I", words).tobytes(), gauss_next)}
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         name, keys, position, has_gauss, gauss = numpy.random.get_state()
@@ -41,7 +41,7 @@ def restore_rng(state: dict[str, Any]) -> None:
     """Puts back what `capture_rng` took. Generators absent from `state` are left alone."""
     if "python" in state:
         version, words, gauss_next = state["python"]
-        random.setstate((version, tuple(array("Q", words)), gauss_next))
+        random.setstate((version, tuple(array("I", words)), gauss_next))
     if "numpy" in state:
         import numpy
 
@@ -88,7 +88,7 @@ def object_state(generator: Any) -> Any:
         return (str(generator.device), generator_state(generator))
     if root == "random":
         version, words, gauss_next = generator.getstate()
-        return (version, array("Q", words).tobytes(), gauss_next)
+        return (version, array("I", words).tobytes(), gauss_next)
     bits = getattr(generator, "bit_generator", None)
     return pickle.dumps(bits.state if bits is not None else generator.get_state(legacy=False))
 
@@ -104,7 +104,7 @@ def set_object_state(generator: Any, state: Any) -> None:
     if root == "torch":
         generator.set_state(state_tensor(state[1]))
     elif root == "random":
-        generator.setstate((state[0], tuple(array("Q", state[1])), state[2]))
+        generator.setstate((state[0], tuple(array("I", state[1])), state[2]))
     else:
         value = loads_numpy(state)
         bits = getattr(generator, "bit_generator", None)
