@@ -24,6 +24,7 @@ constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
 constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kStreamNonBlocking = 1;
+constexpr unsigned kEventTiming = 0;
 constexpr unsigned kEventDisableTiming = 2;
 constexpr int kCaptureNone = 0;         // CUstreamCaptureStatus
 constexpr int kCaptureModeRelaxed = 2;  // CUstreamCaptureMode
@@ -58,7 +59,8 @@ constexpr int kCaptureModeRelaxed = 2;  // CUstreamCaptureMode
   X(eventCreate, "cuEventCreate", (cuda::Event * event, unsigned flags))                                              \
   X(eventDestroy, "cuEventDestroy_v2", (cuda::Event event))                                                           \
   X(eventRecord, "cuEventRecord", (cuda::Event event, cuda::Stream stream))                                           \
-  X(eventQuery, "cuEventQuery", (cuda::Event event))
+  X(eventQuery, "cuEventQuery", (cuda::Event event))                                                                  \
+  X(eventElapsedTime, "cuEventElapsedTime", (float* ms, cuda::Event begin, cuda::Event end))
 
 class DynamicLibrary;
 

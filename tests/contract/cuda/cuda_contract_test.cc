@@ -273,6 +273,54 @@ TEST_F(CudaContract, AnEventOfACaptureCannotBeAsked) {
   }
 }
 
+TEST_F(CudaContract, EventsKeepTimes) {
+  constexpr int kNoTime = 400;  // such an event is no handle here
+  cuda::Event begin = nullptr;
+  cuda::Event end = nullptr;
+  ok(api_.eventCreate(&begin, cuda::kEventTiming));
+  ok(api_.eventCreate(&end, cuda::kEventTiming));
+  ok(api_.eventRecord(begin, stream_));
+  const auto enqueued = std::chrono::steady_clock::now();
+  for (int i = 0; i < 50; ++i) {
+    ok(api_.memcpyHtoDAsync(device_, host_.data(), kBytes, stream_));
+  }
+  ok(api_.eventRecord(end, stream_));
+  ok(api_.streamSynchronize(stream_));
+  const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - enqueued;
+  float ms = 0;
+  ok(api_.eventElapsedTime(&ms, begin, end));
+  EXPECT_GT(ms, 0);
+  EXPECT_LE(ms, taken.count() + 5);
+  ok(api_.eventRecord(event_, stream_));  // one that keeps none
+  ok(api_.streamSynchronize(stream_));
+  EXPECT_EQ(api_.eventElapsedTime(&ms, begin, event_), kNoTime);
+  ok(api_.eventDestroy(begin));
+  ok(api_.eventDestroy(end));
+}
+
+// As the copy thread asks for marks while a stream that it knows nothing of is captured.
+TEST_F(CudaContract, AThreadThatIsRelaxedMayAskForAnEventDuringAGlobalCapture) {
+  cuda::Event begin = nullptr;
+  ok(api_.eventCreate(&begin, cuda::kEventTiming));
+  ok(api_.eventRecord(begin, other_));
+  ok(api_.streamSynchronize(other_));
+  ok(extra_.beginCapture(stream_, kModeGlobal));
+  std::thread([&] {
+    ok(api_.ctxSetCurrent(context_));
+    int mode = cuda::kCaptureModeRelaxed;
+    ok(api_.threadExchangeCaptureMode(&mode));
+    ok(api_.eventQuery(begin));
+    float ms = 0;
+    ok(api_.eventElapsedTime(&ms, begin, begin));
+    ok(api_.threadExchangeCaptureMode(&mode));
+  }).join();
+  fill(1, stream_);
+  void* graph = nullptr;
+  ok(extra_.endCapture(stream_, &graph));
+  ok(extra_.destroyGraph(graph));
+  ok(api_.eventDestroy(begin));
+}
+
 TEST_F(CudaContract, OnlyRetainedDevicesHaveAContext) {
   for (int device = 0; device < api_.devices; ++device) {
     unsigned flags = 0;

@@ -2,7 +2,11 @@
 //
 // The environment sets the same at start: FAKE_CUDA_DEVICES (1), FAKE_CUDA_MEMORY_MB (4096), FAKE_CUDA_COPY_MB_PER_SEC (0: as
 // fast as memory), FAKE_CUDA_KERNEL_US (0), FAKE_CUDA_JITTER_US (0), FAKE_CUDA_SEED (1), FAKE_CUDA_FAIL
-// ("function:after:code[:sticky]", see fake_cuda_fail).
+// ("function:after:code[:sticky]", see fake_cuda_fail), FAKE_CUDA_CONTENTION_PERCENT (0, see fake_cuda_set_contention).
+//
+// FAKE_CUDA_TRACE=FILE: each process writes, to FILE.PID, what its streams did and when: lines "device stream kind begin end bytes", times
+// in nanoseconds of the monotonic clock, kind k (kernel), d (copy to the host), c (other copy), w (waiting for another stream),
+// n (NCCL) or o.
 //
 // Threads: any.
 #pragma once
@@ -16,6 +20,8 @@ extern "C" {
 // Rate of copies, and time of a kernel: of work that is enqueued from now on.
 void fake_cuda_set_copy_rate(uint64_t bytes_per_sec);
 void fake_cuda_set_kernel_us(uint64_t us);
+// Kernels run so much slower while something is copied from or to their device.
+void fake_cuda_set_contention(unsigned percent);
 // Before each piece of work a stream's worker sleeps up to so long, at random.
 void fake_cuda_set_jitter(uint64_t max_us, uint64_t seed);
 // 1: no stream begins another piece of work, as on a device that hangs; 0: they go on.

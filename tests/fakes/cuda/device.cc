@@ -1,10 +1,14 @@
 #include "tests/fakes/cuda/device.h"
 
 #include <pthread.h>
+#include <sys/prctl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cinttypes>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <string>
@@ -50,6 +54,18 @@ void moveBytes(char* to, const char* from, size_t bytes, uint64_t rate) {
   }
 }
 
+// What streams did, for whoever set FAKE_CUDA_TRACE. Written at the end of the process, or when much has come together.
+void trace(const Stream& stream, Kind kind, int64_t begin, int64_t end, uint64_t bytes) {
+  static std::FILE* const file = [] {
+    const char* const name = std::getenv("FAKE_CUDA_TRACE");
+    return name == nullptr ? nullptr : std::fopen((std::string(name) + "." + std::to_string(::getpid())).c_str(), "w");
+  }();
+  if (file != nullptr) {
+    std::fprintf(file, "%d %" PRIu64 " %c %" PRId64 " %" PRId64 " %" PRIu64 "\n", stream.device, stream.id,
+                 static_cast<char>(kind), begin, end, bytes);
+  }
+}
+
 }  // namespace
 
 int64_t nowNs() {
@@ -84,11 +100,11 @@ int64_t Completion::atNs() const {
 Stream::Stream(int d, unsigned f, int p, bool is_default_stream)
     : device(d), flags(f), priority(p), is_default(is_default_stream), id(nextStreamId()) {}
 
-Done Stream::push(Work work, std::vector<Done> after) {
+Done Stream::push(Work work, std::vector<Done> after, Kind kind, uint64_t bytes) {
   auto done = std::make_shared<Completion>();
   {
     const std::lock_guard lock(mutex_);
-    queue_.push_back({std::move(work), std::move(after), done});
+    queue_.push_back({std::move(work), std::move(after), done, kind, bytes});
     newest_ = done;
     if (!started_) {
       started_ = true;
@@ -114,6 +130,8 @@ void Stream::close() {
 
 void Stream::run() {
   ::pthread_setname_np(::pthread_self(), "fake-cuda");
+  ::prctl(PR_SET_TIMERSLACK,
+          1000UL);  // a kernel's time is slept, and 50 us more each time would not be the same device
   while (true) {
     Item item;
     {
@@ -125,12 +143,18 @@ void Stream::run() {
       item = std::move(queue_.front());
       queue_.pop_front();
     }
+    const int64_t came = nowNs();
     for (const Done& earlier : item.after) {
       earlier->wait();
     }
     machine().pause();
+    const int64_t begin = nowNs();
+    if (!item.after.empty()) {
+      trace(*this, Kind::kWait, came, begin, 0);
+    }
     if (item.work && calls().stuck() == kSuccess) {  // a context that has failed runs nothing more
       item.work();
+      trace(*this, item.kind, begin, nowNs(), item.bytes);
     }
     item.work = nullptr;  // what it holds goes before anybody learns that it is done
     item.done->set();
@@ -144,6 +168,7 @@ Machine::Machine()
       memory_(devices_, setting("FAKE_CUDA_MEMORY_MB", 4096) << 20),
       copy_rate_(setting("FAKE_CUDA_COPY_MB_PER_SEC", 0) << 20),
       kernel_us_(setting("FAKE_CUDA_KERNEL_US", 0)) {
+  setContention(static_cast<unsigned>(setting("FAKE_CUDA_CONTENTION_PERCENT", 0)));
   setJitter(setting("FAKE_CUDA_JITTER_US", 0), setting("FAKE_CUDA_SEED", 1));
   if (const char* text = std::getenv("FAKE_CUDA_FAIL")) {
     std::string function(text);
@@ -278,7 +303,7 @@ std::vector<Done> Machine::legacyOrder(const Stream& stream) {
   return after;
 }
 
-Result Machine::enqueue(void* handle, Work work, Done* done) {
+Result Machine::enqueue(void* handle, Work work, Done* done, Kind kind, uint64_t bytes) {
   const StreamPtr to = stream(handle);
   if (to == nullptr) {
     return kInvalidHandle;
@@ -291,7 +316,7 @@ Result Machine::enqueue(void* handle, Work work, Done* done) {
     to->capture->graph.nodes.push_back(std::move(work));
     return kSuccess;
   }
-  Done made = to->push(std::move(work), legacyOrder(*to));
+  Done made = to->push(std::move(work), legacyOrder(*to), kind, bytes);
   if (done != nullptr) {
     *done = std::move(made);
   }
@@ -299,14 +324,35 @@ Result Machine::enqueue(void* handle, Work work, Done* done) {
 }
 
 Result Machine::enqueueKernel(void* handle, Work body) {
-  return enqueue(handle, [us = kernel_us_.load(), body = std::move(body)] {
-    if (us != 0) {
-      std::this_thread::sleep_for(std::chrono::microseconds(us));
-    }
+  const StreamPtr on = stream(handle);
+  const int device = on == nullptr ? 0 : on->device;
+  auto work = [this, device, us = kernel_us_.load(), body = std::move(body)] {
+    const int64_t begin = nowNs();
     if (body) {
       body();
     }
-  });
+    // What the host needs to compute the results is a part of the kernel's time, not on top of it.
+    const auto spent = static_cast<uint64_t>((nowNs() - begin) / 1000);
+    spend(device, us > spent ? us - spent : 0);
+  };
+  return enqueue(handle, std::move(work), nullptr, Kind::kKernel);
+}
+
+void Machine::spend(int device, uint64_t us) {
+  constexpr int64_t kSliceNs = 200'000;
+  thread_local int64_t late_ns = 0;  // the sleep before ended so much too late; the next kernel makes up for it
+  thread_local int64_t ended_ns = 0;
+  int64_t last = nowNs();
+  auto left = static_cast<double>(us) * 1e3 - (last - ended_ns < kSliceNs ? static_cast<double>(late_ns) : 0.0);
+  while (left > 0) {
+    const double speed = copies_[static_cast<size_t>(device)].load() > 0 ? 1 - contention_percent_.load() / 100.0 : 1.0;
+    sleepUntil(last + std::min(kSliceNs, static_cast<int64_t>(left / speed)));
+    const int64_t now = nowNs();
+    left -= static_cast<double>(now - last) * speed;
+    last = now;
+  }
+  late_ns = us == 0 ? 0 : std::min(kSliceNs, static_cast<int64_t>(-left));
+  ended_ns = last;
 }
 
 Result Machine::copy(const Copy& copy, void* handle, bool blocking) {
@@ -340,13 +386,19 @@ Result Machine::copy(const Copy& copy, void* handle, bool blocking) {
   Done done;
   const Result result = enqueue(
       handle,
-      [at, rate, staged] {
+      [this, at, rate, staged, device = on->device] {
+        std::atomic<int>& copies = copies_[static_cast<size_t>(device)];
+        copies.fetch_add(1);
         for (size_t row = 0; row < at.rows; ++row) {
           moveBytes(static_cast<char*>(at.to) + row * at.to_pitch,
                     static_cast<const char*>(at.from) + row * at.from_pitch, at.bytes, rate);
         }
+        copies.fetch_sub(1);
       },
-      &done);
+      &done,
+      from && from->kind == MemoryKind::kDevice && !(to && to->kind == MemoryKind::kDevice) ? Kind::kCopyToHost
+                                                                                            : Kind::kCopy,
+      copy.bytes * copy.rows);
   if (result == kSuccess && done != nullptr && (blocking || !to)) {
     done->wait();
   }
@@ -438,7 +490,9 @@ Result Machine::waitFor(void* stream_handle, void* event_handle) {
       return kCaptureIsolation;
     }
   }
-  return done == nullptr || done->done() ? kSuccess : enqueue(stream_handle, [done] { done->wait(); });
+  return done == nullptr || done->done() ? kSuccess
+                                         : enqueue(
+                                               stream_handle, [done] { done->wait(); }, nullptr, Kind::kWait);
 }
 
 Result Machine::query(void* handle) {

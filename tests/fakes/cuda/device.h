@@ -9,6 +9,7 @@
 // Threads: any. Errors: result codes, as CUDA gives them.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -28,6 +29,9 @@ namespace reft::fake {
 
 using Work = std::function<void()>;
 int64_t nowNs();
+
+// For the trace; see control.h.
+enum class Kind : char { kKernel = 'k', kCopyToHost = 'd', kCopy = 'c', kWait = 'w', kNccl = 'n', kOther = 'o' };
 
 // That a piece of work is done, and when.
 class Completion {
@@ -76,7 +80,7 @@ constexpr unsigned kFlagDisableTiming = 2;  // of events
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
   Stream(int device, unsigned flags, int priority, bool is_default);
-  Done push(Work work, std::vector<Done> after = {});
+  Done push(Work work, std::vector<Done> after = {}, Kind kind = Kind::kOther, uint64_t bytes = 0);
   Done newest() const;  // nullptr: nothing was pushed yet
   void close();         // the worker ends when it has done what was pushed
 
@@ -92,6 +96,8 @@ class Stream : public std::enable_shared_from_this<Stream> {
     Work work;
     std::vector<Done> after;
     Done done;
+    Kind kind = Kind::kOther;
+    uint64_t bytes = 0;
   };
   void run();
 
@@ -130,7 +136,7 @@ class Machine {
   std::shared_ptr<Event> event(void* handle);
 
   // `done`, if given, is left alone when the work went into a graph.
-  Result enqueue(void* stream, Work work, Done* done = nullptr);
+  Result enqueue(void* stream, Work work, Done* done = nullptr, Kind kind = Kind::kOther, uint64_t bytes = 0);
   Result enqueueKernel(void* stream, Work body);  // takes the time of a kernel
   // One or several rows. Waits for the copy where CUDA does: `blocking`, or pageable memory on the host.
   struct Copy {
@@ -164,10 +170,13 @@ class Machine {
   // See control.h.
   void setCopyRate(uint64_t bytes_per_sec) { copy_rate_.store(bytes_per_sec); }
   void setKernelUs(uint64_t us) { kernel_us_.store(us); }
+  void setContention(unsigned percent) { contention_percent_.store(percent < 100 ? percent : 99); }
   void setJitter(uint64_t max_us, uint64_t seed);
   void hold(bool on);
   // By a worker, before a piece of work.
   void pause();
+  // By a worker: a kernel's time, which is longer beside copies.
+  void spend(int device, uint64_t us);
 
  private:
   StreamPtr defaultStream(int device);
@@ -177,6 +186,8 @@ class Machine {
   const int devices_;
   Memory memory_;
   std::atomic<uint64_t> copy_rate_, kernel_us_;
+  std::atomic<unsigned> contention_percent_;
+  std::array<std::atomic<int>, 64> copies_{};  // under way, by device
 
   mutable std::mutex mutex_;
   uint64_t contexts_ = 0;

@@ -319,6 +319,10 @@ API int cuEventQuery(void* event) {
   ENTER();
   return machine().query(event);
 }
+API int cuEventElapsedTime(float* ms, void* begin, void* end) {
+  ENTER();
+  return machine().elapsed(begin, end, ms);
+}
 API int cuEventSynchronize(void* event) {
   ENTER();
   return machine().synchronizeEvent(event);
@@ -353,6 +357,9 @@ API void fake_cuda_set_copy_rate(uint64_t bytes_per_sec) {
 }
 API void fake_cuda_set_kernel_us(uint64_t us) {
   machine().setKernelUs(us);
+}
+API void fake_cuda_set_contention(unsigned percent) {
+  machine().setContention(percent);
 }
 API void fake_cuda_set_jitter(uint64_t max_us, uint64_t seed) {
   machine().setJitter(max_us, seed);

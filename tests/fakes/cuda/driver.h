@@ -22,6 +22,9 @@ class FakeCuda {
   const DynamicLibrary library;
   const CudaApi api;
   void (*const setCopyRate)(uint64_t bytes_per_sec);
+  void (*const setKernelUs)(uint64_t us);
+  void (*const setContention)(unsigned percent);
+  int (*const launch)(void* stream, void (*function)(void*), void* argument);
   void (*const setJitter)(uint64_t max_us, uint64_t seed);
   void (*const hold)(int on);
   void (*const fail)(const char* function, uint64_t after, int code, int sticky);
@@ -41,6 +44,9 @@ class FakeCuda {
       : library(open()),
         api(CudaApi::from(library)),
         setCopyRate(find<void (*)(uint64_t)>("fake_cuda_set_copy_rate")),
+        setKernelUs(find<void (*)(uint64_t)>("fake_cuda_set_kernel_us")),
+        setContention(find<void (*)(unsigned)>("fake_cuda_set_contention")),
+        launch(find<int (*)(void*, void (*)(void*), void*)>("fake_cuda_launch")),
         setJitter(find<void (*)(uint64_t, uint64_t)>("fake_cuda_set_jitter")),
         hold(find<void (*)(int)>("fake_cuda_hold")),
         fail(find<void (*)(const char*, uint64_t, int, int)>("fake_cuda_fail")),

@@ -375,7 +375,9 @@ ncclResult_t flush() {
     std::copy_if(all.begin(), all.end(), std::back_inserter(together), mine);
     std::erase_if(all, mine);
     const uint64_t ticket = comm->issued.fetch_add(1);
-    if (machine().enqueue(stream, [comm, ticket, together] { runOnStream(*comm, ticket, together); }) != 0) {
+    if (machine().enqueue(
+            stream, [comm, ticket, together] { runOnStream(*comm, ticket, together); }, nullptr,
+            reft::fake::Kind::kNccl) != 0) {
       comm->finished.fetch_add(1);
       return ncclUnhandledCudaError;
     }
