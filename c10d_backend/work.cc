@@ -3,6 +3,8 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include "c10d_backend/stream_wait.h"
+
 namespace reft {
 
 namespace {
@@ -94,6 +96,7 @@ void ReftWork::synchronize() {
 }
 
 bool ReftWork::wait(std::chrono::milliseconds timeout) {
+  const StreamWait marked(where_ == Where::kDevice ? &log_ : nullptr, ticket_);
   log_.markWaitBegin(ticket_);
   bool succeeded = false;
   try {

@@ -193,6 +193,21 @@ OpRecord* OpLog::recordOf(uint64_t ticket) const noexcept {
   return record.ticket.load(std::memory_order_relaxed) == ticket ? &record : nullptr;
 }
 
+bool OpLog::describe(uint64_t ticket, OpEvent& event) const noexcept {
+  const OpRecord* const record = recordOf(ticket);
+  if (record == nullptr) {
+    return false;
+  }
+  event.kind = record->kind;
+  event.group = record->group;
+  event.peer = record->peer;
+  event.tag = record->tag;
+  event.ticket = ticket;
+  event.bytes = record->bytes;
+  event.signature = record->signature;
+  return true;
+}
+
 void OpLog::mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase, int64_t now_ns) noexcept {
   if (OpRecord* record = recordOf(ticket)) {
     const auto now = static_cast<uint64_t>(now_ns);

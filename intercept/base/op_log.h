@@ -111,6 +111,7 @@ struct OpLogHeader {
 static_assert(sizeof(OpLogHeader) == 64);
 
 class OpEvents;
+struct OpEvent;
 
 class OpLog {
  public:
@@ -160,6 +161,9 @@ class OpLog {
   void markWaitBegin(uint64_t ticket) noexcept;
   void markWaitEnd(uint64_t ticket) noexcept;
   void markDone(uint64_t ticket, bool failed = false) noexcept;
+
+  // Fills in what `event` tells of an op (kind to signature). False: its record was overwritten meanwhile.
+  bool describe(uint64_t ticket, OpEvent& event) const noexcept;
 
  private:
   OpRecord* recordOf(uint64_t ticket) const noexcept;  // nullptr if it was overwritten meanwhile

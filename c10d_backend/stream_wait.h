@@ -1,0 +1,26 @@
+// Marks, around a wait for an op of a device, where the current stream begins and ends to wait (intercept/base/device_waits.h).
+//
+// Threads: any. Errors: none: what cannot be marked is not.
+#pragma once
+
+#include <cstdint>
+
+#include "intercept/base/device_waits.h"
+#include "intercept/base/op_log.h"
+
+namespace reft {
+
+class StreamWait {
+ public:
+  // nullptr: nothing is marked.
+  StreamWait(const OpLog* log, uint64_t ticket) noexcept;
+  ~StreamWait();
+  StreamWait(const StreamWait&) = delete;
+  StreamWait& operator=(const StreamWait&) = delete;
+
+ private:
+  OpEvent mark_;
+  DeviceStream stream_;  // without a device: nobody watches
+};
+
+}  // namespace reft

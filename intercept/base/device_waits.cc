@@ -1,0 +1,73 @@
+#include "intercept/base/device_waits.h"
+
+namespace reft {
+
+DeviceWaits::~DeviceWaits() {
+  for (cuda::Event event : events_) {
+    if (event != nullptr) {
+      api_->eventDestroy(event);
+    }
+  }
+}
+
+bool DeviceWaits::watch(const CudaApi& api, const DeviceStream& stream) noexcept {
+  if (api_ == nullptr) {
+    for (cuda::Event& event : events_) {
+      if (api.eventCreate(&event, cuda::kEventTiming) != cuda::kSuccess) {
+        event = nullptr;
+        break;
+      }
+    }
+    if (events_.front() == nullptr) {
+      return false;
+    }
+    for (uint32_t i = 0; i < kEvents; ++i) {
+      used_[i].store(events_[i] == nullptr, std::memory_order_relaxed);
+    }
+    api_ = &api;
+    device_ = stream.device;
+  }
+  if (stream.device != device_) {
+    ignore();
+    return false;
+  }
+  stream_.store(stream.stream, std::memory_order_relaxed);
+  watching_.store(true, std::memory_order_release);
+  return true;
+}
+
+std::optional<uint32_t> DeviceWaits::take() noexcept {
+  constexpr uint32_t kLooks = 64;  // a pool that is nearly empty is as good as empty
+  for (uint32_t i = 0; i < kLooks; ++i) {
+    const uint32_t at = next_.fetch_add(1, std::memory_order_relaxed) % kEvents;
+    if (!used_[at].exchange(true, std::memory_order_acquire)) {
+      return at;
+    }
+  }
+  return std::nullopt;
+}
+
+void DeviceWaits::mark(OpEvent mark, const DeviceStream& stream) noexcept {
+  if (!watching() || stream.device != device_ || stream.stream != stream_.load(std::memory_order_relaxed)) {
+    return;
+  }
+  int status = cuda::kCaptureNone;
+  if (api_->streamIsCapturing(stream.stream, &status) != cuda::kSuccess || status != cuda::kCaptureNone) {
+    lost_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  const auto at = take();
+  if (!at || api_->eventRecord(events_[*at], stream.stream) != cuda::kSuccess) {
+    lost_.fetch_add(1, std::memory_order_relaxed);
+    return;
+  }
+  mark.mark = *at;
+  marks_.push(mark);
+}
+
+DeviceWaits& processDeviceWaits() {
+  static auto* const waits = new DeviceWaits;
+  return *waits;
+}
+
+}  // namespace reft
