@@ -197,6 +197,60 @@ bool DeviceCopy::copy(int index, std::byte* to, const void* from, size_t bytes) 
   return ok(api_.memcpyDtoHAsync(to, reinterpret_cast<cuda::Pointer>(from), bytes, on->stream), "cuMemcpyDtoHAsync");
 }
 
+bool DeviceCopy::after(int index, cuda::Event event) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return ok(api_.streamWaitEvent(on->stream, event, 0), "cuStreamWaitEvent");
+}
+
+bool DeviceCopy::stamp(int index, cuda::Event event) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return ok(api_.eventRecord(event, on->stream), "cuEventRecord");
+}
+
+std::optional<bool> DeviceCopy::passed(int index, cuda::Event event) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return std::nullopt;
+  }
+  const Context context(api_, on->context);
+  const cuda::Result result = api_.eventQuery(event);
+  if (result == cuda::kNotReady) {
+    return false;
+  }
+  return ok(result, "cuEventQuery") ? std::optional<bool>(true) : std::nullopt;
+}
+
+bool DeviceCopy::elapsed(int index, cuda::Event begin, cuda::Event end, int64_t& ns) {
+  Device* const on = usable() ? device(index) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  float ms = 0;
+  if (!ok(api_.eventElapsedTime(&ms, begin, end), "cuEventElapsedTime")) {
+    return false;
+  }
+  ns = static_cast<int64_t>(static_cast<double>(ms) * 1e6);
+  return true;
+}
+
+bool DeviceCopy::watch(DeviceWaits& waits, const DeviceStream& stream) {
+  Device* const on = usable() ? device(stream.device) : nullptr;
+  if (on == nullptr) {
+    return false;
+  }
+  const Context context(api_, on->context);
+  return waits.watch(api_, stream);
+}
+
 bool DeviceCopy::submit(int index, Ticket& ticket) {
   Device* const on = usable() ? device(index) : nullptr;
   if (on == nullptr) {

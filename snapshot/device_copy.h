@@ -8,8 +8,8 @@
 // Nothing is begun on a stream that is being captured into a graph, and no call breaks a capture of somebody else. Only devices
 // that are named get a context, which is the one that they have already (the primary one).
 //
-// Threads: begin() and hold() from the thread that trains; copy() and submit() from one thread at a time (whoever holds the
-//          snapshot's fetch lock); pin() and unpin() while no copy is under way; the rest from any.
+// Threads: begin(), hold() and watch() from the thread that trains; copy(), after(), stamp() and submit() from one thread at a time
+//          (whoever holds the snapshot's fetch lock); pin() and unpin() while no copy is under way; the rest from any.
 // Errors:  none is thrown. The first failed call ends it for good: usable() is false, why() says it, each later call does nothing
 //          and says no. A device that has failed is the training's to deal with.
 #pragma once
@@ -21,19 +21,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "intercept/base/cuda_api.h"
+#include "intercept/base/device_waits.h"
 
 namespace reft {
-
-// A stream that trains, on its device.
-struct DeviceStream {
-  int device = -1;
-  cuda::Stream stream = nullptr;
-};
 
 class DeviceCopy {
  public:
@@ -59,6 +55,16 @@ class DeviceCopy {
 
   // `to` lies in pinned memory.
   bool copy(int device, std::byte* to, const void* from, size_t bytes);
+  // What is copied from now on waits, on the device, for `event`.
+  bool after(int device, cuda::Event event);
+  // Records `event` on the copy stream.
+  bool stamp(int device, cuda::Event event);
+  // Whether the device has come past an event that was recorded outside of captures; nullopt: that cannot be told any more.
+  std::optional<bool> passed(int device, cuda::Event event);
+  // Between two events that keep times and were passed.
+  bool elapsed(int device, cuda::Event begin, cuda::Event end, int64_t& ns);
+  // See there.
+  bool watch(DeviceWaits& waits, const DeviceStream& stream);
   // Everything that was asked of `device` so far has landed when the ticket has.
   bool submit(int device, Ticket& ticket);
   bool landed(const Ticket& ticket) const;  // no CUDA call

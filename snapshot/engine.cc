@@ -271,6 +271,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   // A control step begins when the copy is done, as every step does under `sync`. Not on a device: it would stand idle meanwhile.
   const bool control = control_ && !job->onDevice();
   job->policy = control ? PlacementPolicy::kSync : policy_.load();
+  job->placed = job->onDevice() && beginPlacing(*job);
   beside_copy_ = !control;
   stats.captured.fetch_add(1);
   stats.object_bytes.store(input.objects.size());
@@ -288,7 +289,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   if (all_copied) {
     allCopied(*job);
-  } else if (job->policy == PlacementPolicy::kGap) {
+  } else if (job->policy == PlacementPolicy::kGap && (job->placed || !job->onDevice())) {
     attention_.store(true);
     events_.wake();
   } else {
@@ -804,6 +805,11 @@ void SnapshotEngine::decide() {
     }
     if (checked) {
       finish(*job);
+      if (job->placed) {
+        device_placement_->learn();  // where the host is far ahead of the device, there was no time for it before
+      }
+    } else if (job != nullptr && job->placed) {
+      placeOnDevice(*job);
     } else if (job != nullptr) {
       place(*job);
     } else {

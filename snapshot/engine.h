@@ -38,6 +38,7 @@
 #include "snapshot/cadence.h"
 #include "snapshot/commit.h"
 #include "snapshot/device_copy.h"
+#include "snapshot/device_placement.h"
 #include "snapshot/overhead_meter.h"
 #include "snapshot/placer.h"
 #include "snapshot/table.h"
@@ -73,6 +74,8 @@ struct EngineOptions {
   // waits for it costs nothing, so only a device that hangs makes this pass.
   std::chrono::nanoseconds device_wait{std::chrono::minutes(5)};
   const CudaApi* cuda = nullptr;  // for regions on devices; nullptr: this process's
+  // Where the streams that train wait: for kGap on a device; has to outlive the engine. nullptr: copies are asked for at once.
+  DeviceWaits* device_waits = nullptr;
   // When `ops_begun` moves and nothing was committed for so long, training is unprotected and is told so. 0: never.
   std::chrono::nanoseconds alarm{0};
   std::function<uint64_t()> ops_begun;
@@ -184,6 +187,13 @@ class SnapshotEngine {
   uint64_t land(Job& job, const Fetched& fetched);
   bool awaitLanding(const Job& job, const Fetched& fetched);
   void holdTraining(Job& job, std::span<const DeviceStream> streams);
+  bool beginPlacing(const Job& job);
+  void placeOnDevice(Job& job);
+  void fetchOrdered(Job& job);
+  bool landNext(Job& job);
+  bool fetchOne(Job& job, Tier tier);
+  bool hasLanded(const Fetched& fetched) const;
+  void markGate(const Job& job, OpEvent::What what, std::span<const DeviceStream> streams);
 
   EngineOptions options_;
   Vault& vault_;
@@ -192,8 +202,9 @@ class SnapshotEngine {
 
   std::unique_ptr<OpEvents> own_events_;  // if the owner has none
   OpEvents& events_;
-  std::unique_ptr<Placement> placement_;     // of the first copy thread
-  std::unique_ptr<DeviceCopy> device_copy_;  // made by the first capture with regions on a device
+  std::unique_ptr<Placement> placement_;               // of the first copy thread
+  std::unique_ptr<DeviceCopy> device_copy_;            // made by the first capture with regions on a device
+  std::unique_ptr<DevicePlacement> device_placement_;  // by the first of them under kGap
   std::atomic<PlacementPolicy> policy_;
   std::atomic<bool> attention_{false};  // there is something new for the first copy thread
   std::atomic<Tier> tier_now_{Tier::kCompute};

@@ -13,6 +13,7 @@
 #include "snapshot/copy.h"
 #include "snapshot/engine.h"
 #include "snapshot/engine_job.h"
+#include "snapshot/placement.h"
 
 namespace reft {
 
@@ -20,6 +21,7 @@ namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::microseconds(1000);
+constexpr size_t kFetchedAhead = 8;          // chunks
 constexpr int64_t kProbeNs = 1'000'000'000;  // of waiting, until the device is asked whether it has failed
 
 }  // namespace
@@ -114,35 +116,145 @@ void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
   }
 }
 
-// The next chunk that somebody has to look for: one that was fetched already, else the next one. nullopt: there is none.
+// The next chunk that somebody has to look for: one that was fetched already, else the next one. nullopt: there is none. A few are
+// fetched ahead, so that the copy stream has work while the one before is hashed.
 std::optional<SnapshotEngine::Fetched> SnapshotEngine::fetchNext(Job& job, Tier tier) {
   const std::lock_guard lock(job.fetch_mutex);
+  while (job.to_land.size() < kFetchedAhead &&
+         fetchOne(job, job.policy == PlacementPolicy::kSync ? Tier::kAtOnce : tier)) {
+  }
+  if (job.to_land.empty()) {
+    return std::nullopt;
+  }
+  Fetched fetched = std::move(job.to_land.front());
+  job.to_land.pop_front();
+  job.unlanded.store(job.to_land.size());
+  return fetched;
+}
+
+// Under the job's fetch_mutex. False: all chunks are fetched.
+bool SnapshotEngine::fetchOne(Job& job, Tier tier) {
+  if (job.next_chunk.load() >= job.plan->chunk_count) {
+    return false;
+  }
   Fetched fetched;
-  if (!job.to_land.empty()) {
+  fetched.chunk = job.next_chunk.fetch_add(1);
+  fetched.tier = tier;
+  fetchChunk(job, fetched);
+  job.to_land.push_back(std::move(fetched));
+  job.unlanded.store(job.to_land.size());
+  return true;
+}
+
+// Whether the copies of a snapshot that begins are to be ordered behind the waits of its device.
+bool SnapshotEngine::beginPlacing(const Job& job) {
+  const bool one = job.streams.size() == 1 && options_.device_waits != nullptr;
+  if (!one || job.policy != PlacementPolicy::kGap) {
+    if (options_.device_waits != nullptr) {
+      options_.device_waits->ignore();
+    }
+    return false;
+  }
+  if (device_placement_ == nullptr) {
+    device_placement_ = std::make_unique<DevicePlacement>(*device_copy_, *options_.device_waits);
+  }
+  const SnapshotTable& table = job.plan->table;
+  const uint64_t early = std::min(job.plan->early_chunks * table.chunk_bytes, table.payload_bytes);
+  return device_placement_->begin(job.streams.front(), job.step, table.chunk_bytes, table.payload_bytes - early);
+}
+
+// Asks for the copies of what is ordered by now. Under the job's fetch_mutex.
+void SnapshotEngine::fetchOrdered(Job& job) {
+  while (job.placed && !job.failed.load()) {
+    const auto order = device_placement_->next(job.step);
+    if (!order) {
+      return;
+    }
+    const int device = job.streams.front().device;
+    if (order->behind && !device_copy_->after(device, device_placement_->event(*order->behind))) {
+      job.failed.store(true);
+      return;
+    }
+    uint64_t bytes = 0;
+    while (bytes < order->bytes && fetchOne(job, order->tier)) {
+      bytes += job.plan->table.chunk_bytes;
+    }
+    auto end = device_placement_->takeMark();
+    if (end && !device_copy_->stamp(device, device_placement_->event(*end))) {
+      job.failed.store(true);
+    }
+    device_placement_->ordered(*order, std::min(bytes, order->bytes), end);
+  }
+}
+
+// What the first copy thread does with a snapshot whose device begins the copies by itself: asks for what is ordered, and looks for
+// what has landed, without ever waiting for one when the other may be due.
+void SnapshotEngine::placeOnDevice(Job& job) {
+  auto pause = kFirstPause;
+  while (job.hasWork()) {
+    if (job.released.load() || job.failed.load() || stopping_.load()) {
+      work(job);
+      break;
+    }
+    {
+      const std::lock_guard lock(job.fetch_mutex);
+      fetchOrdered(job);
+    }
+    device_placement_->learn();
+    if (landNext(job)) {
+      pause = kFirstPause;
+      continue;
+    }
+    const bool under_way = job.unlanded.load() != 0;
+    events_.sleep(OpEvents::bit(OpEvent::kWaitBegin), under_way ? clock_.nowNs() + pause.count() * 1000 : Grant::kNever,
+                  clock_, [&] { return job.released.load() || job.failed.load() || stopping_.load(); });
+    placement_->hear();
+    pause = std::min(kLongestPause, pause * 2);
+  }
+  RankStats& stats = vault_.stats();
+  const ScheduleModel::Errors errors = device_placement_->errors();
+  stats.forecast_error_ppm.store(static_cast<uint64_t>(errors.recent_median * 1e6));
+  stats.forecast_last_ppm.store(static_cast<uint64_t>(errors.last_weighted * 1e6));
+  stats.foretold_gap_ns.store(static_cast<uint64_t>(errors.foretold_ns));
+  stats.unforetold_gap_ns.store(static_cast<uint64_t>(errors.unforetold_ns));
+}
+
+// Lands the oldest chunk that is under way, if it has arrived.
+bool SnapshotEngine::landNext(Job& job) {
+  Fetched fetched;
+  {
+    const std::lock_guard lock(job.fetch_mutex);
+    if (job.to_land.empty() || !hasLanded(job.to_land.front())) {
+      return false;
+    }
     fetched = std::move(job.to_land.front());
     job.to_land.pop_front();
     job.unlanded.store(job.to_land.size());
-    return fetched;
   }
-  if (job.next_chunk.load() >= job.plan->chunk_count) {
-    return std::nullopt;
+  land(job, fetched);
+  return true;
+}
+
+void SnapshotEngine::markGate(const Job& job, OpEvent::What what, std::span<const DeviceStream> streams) {
+  if (job.placed && streams.size() == 1) {
+    options_.device_waits->mark({.what = what}, streams.front());
+    if (what == OpEvent::kDone) {
+      options_.device_waits->ignore();  // the next step may have no snapshot
+    }
   }
-  fetched.chunk = job.next_chunk.fetch_add(1);
-  fetched.tier = job.policy == PlacementPolicy::kSync ? Tier::kAtOnce : tier;
-  fetchChunk(job, fetched);
-  return fetched;
+}
+
+bool SnapshotEngine::hasLanded(const Fetched& fetched) const {
+  return std::all_of(fetched.tickets.begin(), fetched.tickets.end(),
+                     [&](const DeviceCopy::Ticket& ticket) { return device_copy_->landed(ticket); });
 }
 
 // Also waits for what a snapshot that has failed has under way: its slot is given out again. False: there is no telling when it
 // lands, and no other snapshot will be begun.
 bool SnapshotEngine::awaitLanding(const Job& /*job*/, const Fetched& fetched) {
-  const auto landed = [&] {
-    return std::all_of(fetched.tickets.begin(), fetched.tickets.end(),
-                       [&](const DeviceCopy::Ticket& ticket) { return device_copy_->landed(ticket); });
-  };
   auto pause = kFirstPause;
   int64_t probe_ns = clock_.nowNs() + kProbeNs;
-  while (!landed()) {
+  while (!hasLanded(fetched)) {
     if (stopping_.load() || !device_copy_->usable()) {
       return false;
     }
@@ -190,17 +302,14 @@ void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> stream
   }
   {
     const std::lock_guard lock(job.fetch_mutex);
-    while (job.next_chunk.load() < job.plan->chunk_count) {
-      Fetched fetched;
-      fetched.chunk = job.next_chunk.fetch_add(1);
-      fetched.tier = Tier::kGate;
-      fetchChunk(job, fetched);
-      job.to_land.push_back(std::move(fetched));
+    fetchOrdered(job);
+    while (fetchOne(job, Tier::kGate)) {
     }
-    job.unlanded.store(job.to_land.size());
+    markGate(job, OpEvent::kGate, streams);
     if (!job.failed.load() && !device_copy_->hold(streams)) {
       job.failed.store(true);
     }
+    markGate(job, OpEvent::kDone, streams);
   }
   {
     const std::lock_guard lock(mutex_);

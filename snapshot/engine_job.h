@@ -103,6 +103,7 @@ struct SnapshotEngine::Job {
   std::mutex fetch_mutex;           // a chunk is taken and its copies are asked for in one go: the gate relies on it
   std::deque<Fetched> to_land;      // asked for, and nobody looks for it yet; guarded by fetch_mutex
   std::atomic<size_t> unlanded{0};  // length of to_land
+  bool placed = false;              // by the device's own waits
   bool compared = false;  // the versions, by a gate that did not wait for the copies; guarded by the engine's mutex
 
   // Chunks to be copied, or to be looked for.

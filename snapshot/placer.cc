@@ -103,16 +103,51 @@ void Placer::rebuild() {
   }
 }
 
-void Placer::makePlan() {
-  plan_.bytes.fill(0);
-  plan_.gap_bytes.clear();
+PlacementPlan Placer::foresee(uint64_t bytes) const {
+  PlacementPlan plan;
   const Forecast* forecast = model_.forecast();
-  plan_.from_forecast = forecast != nullptr;
+  plan.from_forecast = forecast != nullptr;
+  const auto put = [&](Tier tier, uint64_t part) { plan.bytes[static_cast<size_t>(tier)] += part; };
+  uint64_t rest = bytes;
+  if (forecast == nullptr) {
+    put(Tier::kCompute, rest);
+    return plan;
+  }
+  int64_t communication_ns = 0;
+  const uint64_t room = gap_room_from_.front();
+  const uint64_t in_gaps = std::min(rest, room);
+  uint64_t room_so_far = 0;
+  for (const ForecastSpan& span : forecast->spans) {
+    room_so_far += roomIn(span);
+    const uint64_t so_far = std::min(in_gaps, chunksFor(in_gaps, room_so_far, room, options_.chunk_bytes));
+    const uint64_t before = plan.bytes[static_cast<size_t>(Tier::kGap)];
+    const uint64_t here = std::min(so_far - std::min(before, so_far), roomIn(span));
+    plan.gap_bytes.push_back(here);
+    put(Tier::kGap, here);
+    rest -= here;
+    communication_ns += span.communication_ns + (span.bubble ? 0 : span.wait_ns);
+  }
+  const uint64_t compute = std::min(rest, bytesIn(compute_from_.front(), rate(Tier::kCompute)));
+  put(Tier::kCompute, compute);
+  rest -= compute;
+  const uint64_t communication = std::min(rest, bytesIn(communication_ns, rate(Tier::kCommunication)));
+  put(Tier::kCommunication, communication);
+  put(Tier::kGate, rest - communication);
+  return plan;
+}
+
+void Placer::makePlan() {
+  const uint64_t rest = left_;
+  if (snapshot_ && options_.policy == PlacementPolicy::kGap) {
+    plan_ = foresee(rest);
+    return;
+  }
+  plan_ = {};
+  plan_.from_forecast = model_.forecast() != nullptr;
   if (!snapshot_) {
     return;
   }
   const auto put = [&](Tier tier, uint64_t bytes) { plan_.bytes[static_cast<size_t>(tier)] += bytes; };
-  uint64_t rest = left_;
   if (options_.policy == PlacementPolicy::kPaper) {
     // T_bubble of the paper; W[:N * T_bubble / T_snapshot] is launched in bubbles, the rest in computation time.
     const double stages = options_.stages;
@@ -125,30 +160,7 @@ void Placer::makePlan() {
     put(Tier::kCompute, rest - paper_gap_left_);
     return;
   }
-  if (options_.policy != PlacementPolicy::kGap || forecast == nullptr) {
-    put(Tier::kCompute, rest);
-    return;
-  }
-  int64_t communication_ns = 0;
-  const uint64_t room = gap_room_from_.front();
-  const uint64_t in_gaps = std::min(rest, room);
-  uint64_t room_so_far = 0;
-  for (const ForecastSpan& span : forecast->spans) {
-    room_so_far += roomIn(span);
-    const uint64_t so_far = std::min(in_gaps, chunksFor(in_gaps, room_so_far, room, options_.chunk_bytes));
-    const uint64_t before = plan_.bytes[static_cast<size_t>(Tier::kGap)];
-    const uint64_t here = std::min(so_far - std::min(before, so_far), roomIn(span));
-    plan_.gap_bytes.push_back(here);
-    put(Tier::kGap, here);
-    rest -= here;
-    communication_ns += span.communication_ns + (span.bubble ? 0 : span.wait_ns);
-  }
-  const uint64_t compute = std::min(rest, bytesIn(compute_from_.front(), rate(Tier::kCompute)));
-  put(Tier::kCompute, compute);
-  rest -= compute;
-  const uint64_t communication = std::min(rest, bytesIn(communication_ns, rate(Tier::kCommunication)));
-  put(Tier::kCommunication, communication);
-  put(Tier::kGate, rest - communication);
+  put(Tier::kCompute, rest);
 }
 
 void Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, bool learn) {

@@ -87,6 +87,8 @@ class Placer {
   void gateDone(int64_t begin_ns, int64_t now_ns);
 
   Grant ask(int64_t now_ns);
+  // Where `bytes` of a snapshot would go in a whole step like the one that is foretold now, under kGap.
+  PlacementPlan foresee(uint64_t bytes) const;
   // A copy of `bytes` from a grant ran from `begin_ns` to `end_ns`.
   void copied(uint64_t bytes, Tier tier, int64_t begin_ns, int64_t end_ns);
 

@@ -118,6 +118,7 @@ class Engine {
     options.copy_threads = threads;
     options.policy = policyNamed(policy);
     options.events = &processOpEvents();
+    options.device_waits = &processDeviceWaits();
     options.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
     options.verify_full = verify_full;
     options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));

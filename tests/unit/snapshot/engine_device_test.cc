@@ -242,6 +242,136 @@ TEST_F(EngineDevice, ACopyThatIsNotHeldBackForIsOvertaken) {
   EXPECT_EQ(static_cast<unsigned char>(pinned[(256 << 10) - 1]), kPoison);
 }
 
+// A step whose stream waits for another one, as for a message: 4 ms of work, a wait until 14 ms, 4 ms of work.
+class EngineDeviceGaps : public EngineDevice {
+ protected:
+  void SetUp() override {
+    EngineDevice::SetUp();
+    fake_.setKernelUs(0);
+    fake_.setContention(0);
+  }
+  void TearDown() override {
+    engine_.reset();
+    if (other_ != nullptr) {
+      onDevice(0);
+      ok(fake_.api.streamSynchronize(other_));
+      ok(fake_.api.streamSynchronize(streams_[0].stream));
+      ok(fake_.api.eventDestroy(event_));
+      ok(fake_.api.streamDestroy(other_));
+    }
+    fake_.setKernelUs(0);
+    EngineDevice::TearDown();
+  }
+  void begin(uint64_t bytes, EngineOptions options = {}) {
+    options.policy = PlacementPolicy::kGap;
+    options.device_waits = &waits_;
+    start({{bytes}}, options);
+    onDevice(0);
+    ok(fake_.api.streamCreate(&other_, cuda::kStreamNonBlocking, 0));
+    ok(fake_.api.eventCreate(&event_, cuda::kEventDisableTiming));
+  }
+  void kernel(cuda::Stream stream, uint64_t us) {
+    fake_.setKernelUs(us);
+    ok(fake_.launch(
+        stream, [](void*) {}, nullptr));
+    fake_.setKernelUs(0);
+  }
+  // The host enqueues it and goes on.
+  void step(int64_t number, bool wait = true) {
+    writeAll(static_cast<unsigned char>(number));
+    ASSERT_EQ(capture(number), CaptureResult::kTaken);
+    const DeviceStream training = streams_[0];
+    ok(fake_.api.eventRecord(event_, training.stream));
+    ok(fake_.api.streamWaitEvent(other_, event_, 0));
+    kernel(training.stream, 4000);
+    kernel(other_, 14'000);
+    ok(fake_.api.eventRecord(event_, other_));
+    if (wait) {
+      waits_.mark({.what = OpEvent::kWaitBegin, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
+      ok(fake_.api.streamWaitEvent(training.stream, event_, 0));
+      waits_.mark({.what = OpEvent::kWaitEnd, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
+    }
+    kernel(training.stream, 4000);
+    engine_->gate(streams_);
+    writeAll(kPoison);
+  }
+
+  DeviceWaits waits_;
+  cuda::Stream other_ = nullptr;
+  cuda::Event event_ = nullptr;
+};
+
+// Where exactly is DevicePlacement's matter, and tested with it. How soon a gap is relied on depends on how evenly this machine runs.
+TEST_F(EngineDeviceGaps, CopiesWhileTheDeviceStandsIdle) {
+  begin(64 * kChunk);
+  fake_.setCopyRate(64 * kChunk * 200);  // all of it takes 5 ms of the 10
+  const RankStats& stats = vault_->stats();
+  int64_t number = 0;
+  while (stats.gap_copied_bytes.load() < 2 * 64 * kChunk && number < 400) {
+    step(++number);
+  }
+  ASSERT_TRUE(engine_->settle());
+  EXPECT_GE(stats.gap_copied_bytes.load(), 2 * 64 * kChunk);
+  EXPECT_EQ(stat(stats.sealed), number);
+  EXPECT_EQ(stats.bytes_copied.load(), static_cast<uint64_t>(number) * 64 * kChunk);
+  const auto view = sealed(number);
+  ASSERT_TRUE(view.has_value());
+  EXPECT_TRUE(regionIs(*view, 0, static_cast<unsigned char>(number)));
+}
+
+TEST_F(EngineDeviceGaps, AWaitThatDoesNotComeLeavesTheCopyToTheGate) {
+  begin(64 * kChunk);
+  fake_.setCopyRate(64 * kChunk * 200);
+  int64_t number = 0;
+  while (vault_->stats().gap_copied_bytes.load() == 0 && number < 400) {
+    step(++number);
+  }
+  for (int more = 0; more < 6; ++more) {
+    step(++number, /*wait=*/false);
+    ASSERT_TRUE(engine_->settle());
+    const auto view = sealed(number);
+    ASSERT_TRUE(view.has_value());
+    EXPECT_TRUE(regionIs(*view, 0, static_cast<unsigned char>(number)));
+  }
+}
+
+// Random interleavings: jitter, rates, steps with and without the wait, the host far ahead or not.
+TEST_F(EngineDeviceGaps, NoCopyReadsWhatTheOptimizerWrites) {
+  begin(40 * kChunk);
+  std::mt19937_64 random(5);
+  int64_t in_gaps = 0;
+  for (int64_t number = 1; number <= kInterleavings / 25; ++number) {
+    fake_.setJitter(random() % 3 == 0 ? 0 : 1 + random() % 300, random());
+    fake_.setCopyRate(random() % 3 == 0 ? 0 : (10 + random() % 40) << 20);
+    if (random() % 16 == 0) {
+      fake_.hold(1);
+    }
+    step(number, random() % 8 != 0);
+    fake_.hold(0);
+    ASSERT_TRUE(engine_->settle());
+    const auto view = sealed(number);
+    ASSERT_TRUE(view.has_value()) << "step " << number << ": " << vault_->stats().note;
+    ASSERT_TRUE(regionIs(*view, 0, static_cast<unsigned char>(number))) << "step " << number;
+    in_gaps = stat(vault_->stats().gap_copied_bytes);
+  }
+  RecordProperty("bytes_in_gaps", std::to_string(in_gaps));
+}
+
+TEST_F(EngineDeviceGaps, WaitsAreMarkedFromTheProgramPointToTheGateUnderGapOnly) {
+  begin(8 * kChunk);
+  for (const PlacementPolicy policy : {PlacementPolicy::kGap, PlacementPolicy::kEager, PlacementPolicy::kGap}) {
+    engine_->setPolicy(policy);
+    const int64_t number = stat(vault_->stats().sealed) + 1;
+    writeAll(1);
+    ASSERT_EQ(capture(number), CaptureResult::kTaken);
+    EXPECT_EQ(waits_.watching(), policy == PlacementPolicy::kGap);
+    engine_->gate(streams_);
+    EXPECT_FALSE(waits_.watching());
+    ASSERT_TRUE(engine_->settle());
+    EXPECT_EQ(stat(vault_->stats().sealed), number);
+  }
+}
+
 // Interleavings of training, copies and gate, at random, under every policy.
 class EngineDeviceCanary : public EngineDevice,
                            public testing::WithParamInterface<std::tuple<PlacementPolicy, uint32_t>> {};
