@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import warnings
@@ -124,19 +122,12 @@ def main() -> int:
     metrics, failed, notes = {}, 0, []
     for kind in args.kinds:
         with tempfile.TemporaryDirectory() as scratch:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={args.ranks}", __file__]
-            command += ["--worker", "--kinds", kind, "--out", scratch]
-            for name in ("steps", "width", "tokens"):
-                command += [f"--{name}", str(getattr(args, name))]
-            # Control steps would be steps of another kind.
-            environment = os.environ | {"OMP_NUM_THREADS": "1", "REFT_SNAPSHOT_CONTROL_EVERY": "0"}
-            done = subprocess.run(command, env=environment)
-            files = [Path(scratch) / f"{rank}.json" for rank in range(args.ranks)]
-            if done.returncode or not all(file.exists() for file in files):
+            arguments = {"kinds": kind} | {name: getattr(args, name) for name in ("steps", "width", "tokens")}
+            ranks = report.run_ranks(__file__, args.ranks, Path(scratch), arguments, {})
+            if ranks is None:
                 failed += 1
                 notes.append(f"{kind}: did not run")
                 continue
-            ranks = [json.loads(file.read_text()) for file in files]
         befores = [steps[SETTLED : args.steps] for steps in ranks]
         afters = [steps[args.steps :] for steps in ranks]
         metrics[f"{kind}_step"] = report.metric(report.median([s["step_ns"] / 1e6 for before in befores for s in before]), "ms")

@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -122,16 +120,11 @@ def main() -> int:
     metrics, failed, notes = {}, 0, []
     for ranks in args.ranks:
         with tempfile.TemporaryDirectory() as scratch:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__, "--worker"]
-            for name in ("blocks", "steps", "width", "layers", "tokens"):
-                command += [f"--{name}", str(getattr(args, name))]
-            command += ["--out", scratch]
-            done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1", "REFT_SNAPSHOT_CONTROL_EVERY": "0"})
-            files = [Path(scratch) / f"{rank}.json" for rank in range(ranks)]
-            if done.returncode or not all(file.exists() for file in files):
+            arguments = {name: getattr(args, name) for name in ("blocks", "steps", "width", "layers", "tokens")}
+            rows = report.run_ranks(__file__, ranks, Path(scratch), arguments, {})
+            if rows is None:
                 failed += 1
                 continue
-            rows = [json.loads(file.read_text()) for file in files]
         p = f"{ranks}ranks_"
         first = rows[0]
         metrics[p + "step_off"] = report.metric(1e3 * report.median(first["off"]), "ms", 1e3 * report.mad(first["off"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import random
 import statistics
@@ -38,6 +39,23 @@ def interval(values: list[float], samples: int = 1000) -> tuple[float, float]:
     return median(values), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
 
 
+def run_ranks(
+    script: str, ranks: int, scratch: Path, arguments: dict[str, Any], environment: dict[str, str]
+) -> list[Any] | None:
+    """Runs `script --worker --out SCRATCH …` under torchrun and gives what each rank left in SCRATCH/RANK.json; None if one failed."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
+    command += ["--worker", "--out", str(scratch)]
+    for name, value in arguments.items():
+        command += [f"--{name}", str(value)]
+    # Control steps would be steps of another kind.
+    settings = {"OMP_NUM_THREADS": "1", "REFT_SNAPSHOT_CONTROL_EVERY": "0"}
+    done = subprocess.run(command, env=os.environ | settings | environment)
+    files = [scratch / f"{rank}.json" for rank in range(ranks)]
+    if done.returncode or not all(file.exists() for file in files):
+        return None
+    return [json.loads(file.read_text()) for file in files]
+
+
 def metric(value: Any, unit: str, spread: float | None = None, goal: str = "", meets: bool | None = None) -> dict[str, Any]:
     return {"value": value, "unit": unit, "spread": spread, "goal": goal, "meets": meets}
 
@@ -70,7 +88,7 @@ def write(
         "command": command,
         "commit": _commit(),
         "versions": {"python": sys.version.split()[0], "torch": torch.__version__},
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": __import__("os").cpu_count()},
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
         "metrics": metrics,
         "cases": {"run": run, "failed": failed, "skipped": skipped},
         "notes": notes or [],

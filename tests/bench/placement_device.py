@@ -1,0 +1,221 @@
+"""What a snapshot at every step costs on (stand-in) CUDA devices under each policy, and when the devices copied, by their own clock.
+
+`pipeline`: four stages of 1F1B (torch.distributed.pipelining) on a device each; `ddp`: two replicas. Real torch and real
+ProcessGroupNCCL on the stand-ins of tests/fakes/cuda: kernels take a fixed time, copies have a fixed rate, and kernels run slower while
+something is copied (FAKE_CUDA_CONTENTION_PERCENT). So the percentages are those of this model of contention, not of a GPU; what is
+shown is where the copies go. Blocks without snapshots, under `eager` and under `gap` alternate in one run, and each is compared with
+the blocks without before and after it. Which bytes were copied while the training stream ran no kernel is counted from the trace
+that the devices write, not from what reft says.
+
+    python tests/bench/placement_device.py [--jobs pipeline ddp] [--blocks 4] [--steps 8] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import collections
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "fakes" / "cuda")]
+
+POLICIES = ("eager", "gap")
+RANKS = {"pipeline": 4, "ddp": 2}
+MICRO_BATCHES = {"pipeline": 8, "ddp": 12}
+# Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its bubbles; a replica, which has no bubbles
+# and shares the copying with its peer, for a hundredth.
+WIDTH = {"pipeline": 512, "ddp": 192}
+TRACE = "trace"
+DEVICE = {"kernel_us": 1000, "copy_mb_per_sec": 80, "contention_percent": 60}
+CHUNK = 64 << 10
+GOAL_IN_GAPS, GOAL_OVERHEAD, GOAL_EAGER = 95.0, 1.0, 10.0
+
+
+def worker(args: argparse.Namespace) -> None:
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+
+    torch.set_num_threads(1)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group(backend="reft")
+    import reft
+    from reft import _runtime
+
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(rank if args.job == "pipeline" else 0)
+    width, micro_batches = WIDTH[args.job], MICRO_BATCHES[args.job]
+    model: nn.Module = nn.Sequential(nn.Linear(width, width), nn.Linear(width, width)).to(device)
+    x = torch.randn(2 * micro_batches, width).to(device)
+    if args.job == "pipeline":
+        from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+        schedule = Schedule1F1B(PipelineStage(model, rank, world, device), micro_batches, loss_fn=nn.functional.mse_loss)
+    else:
+        model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        if args.job == "ddp":
+            for micro in range(micro_batches):
+                with model.no_sync() if micro < micro_batches - 1 else torch.enable_grad():
+                    model(x[2 * micro : 2 * micro + 2]).square().mean().backward()
+        elif rank == world - 1:
+            schedule.step(target=x)
+        else:
+            schedule.step(*([x] if rank == 0 else []))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def block(policy: str) -> dict[str, Any]:
+        session = _runtime._session
+        assert session is not None
+        _runtime.set_enabled(policy != "off")
+        if policy != "off":
+            session.engine.set_policy(policy)
+        for _ in range(args.settle):  # the change takes effect, and the schedule is learnt anew
+            step()
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+        begin = time.monotonic_ns()
+        for _ in range(args.steps):
+            step()
+        torch.cuda.synchronize()
+        return {"policy": policy, "begin": begin, "end": time.monotonic_ns()}
+
+    for _ in range(3):
+        step()
+    block("gap")
+    blocks = [block("off")]
+    for index in range(2 * args.blocks):
+        blocks += [block(POLICIES[(index + index // 2) % 2]), block("off")]
+    found = {"blocks": blocks, "pid": os.getpid(), "device": device.index, "status": reft.status()}
+    (Path(args.out) / f"{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+class Trace:
+    """What the streams of one device did, from the file that the stand-in writes."""
+
+    def __init__(self, path: Path, device: int) -> None:
+        kernels: collections.defaultdict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+        self.copies: list[tuple[int, int, int]] = []
+        for line in path.read_text().splitlines():
+            on, stream, kind, begin, end, size = line.split()
+            if int(on) != device:
+                continue
+            if kind == "k":
+                kernels[int(stream)].append((int(begin), int(end)))
+            elif kind == "d" and int(size) >= CHUNK // 2:
+                self.copies.append((int(begin), int(end), int(size)))
+        self._busy = sorted(max(kernels.values(), key=len))
+        self._begins = [begin for begin, _ in self._busy]
+
+    def _beside_kernels(self, begin: int, end: int) -> int:
+        """Nanoseconds of a span in which the training stream ran a kernel."""
+        total, at = 0, max(0, bisect.bisect_right(self._begins, begin) - 1)
+        while at < len(self._busy) and self._busy[at][0] < end:
+            total += max(0, min(end, self._busy[at][1]) - max(begin, self._busy[at][0]))
+            at += 1
+        return total
+
+    def copied(self, begin: int, end: int) -> tuple[float, float]:
+        """Bytes copied to the host in a span: all, and those beside which no kernel ran."""
+        every = idle = 0.0
+        for first, last, size in self.copies:
+            if begin <= first < end:
+                every += size
+                idle += size * (1 - self._beside_kernels(first, last) / max(1, last - first))
+        return every, idle
+
+
+def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
+    """Metrics of one job, whether it failed, and a remark."""
+    import environment as cuda
+    import report
+
+    ranks = RANKS[job]
+    with tempfile.TemporaryDirectory() as scratch:
+        arguments = {"job": job} | {name: getattr(args, name) for name in ("blocks", "steps", "settle")}
+        settings = {"REFT_SNAPSHOT_CHUNK_BYTES": str(CHUNK), "FAKE_CUDA_TRACE": f"{scratch}/{TRACE}"}
+        rows = report.run_ranks(__file__, ranks, Path(scratch), arguments, cuda.environment(ranks, **DEVICE) | settings)
+        if rows is None:
+            return {}, True, f"{job}: did not run"
+        traces = [Trace(Path(scratch) / f"{TRACE}.{row['pid']}", row["device"]) for row in rows]
+
+    blocks = rows[0]["blocks"]
+    spans = [(b["end"] - b["begin"]) / args.steps / 1e6 for b in blocks]
+    off = [span for span, b in zip(spans, blocks, strict=True) if b["policy"] == "off"]
+    metrics = {f"{job}_step_off": report.metric(report.median(off), "ms", report.mad(off))}
+    for policy in POLICIES:
+        ratios = [
+            2 * spans[i] / (spans[i - 1] + spans[i + 1]) for i in range(1, len(blocks) - 1) if blocks[i]["policy"] == policy
+        ]
+        middle, error = report.interval(ratios)
+        overhead = 100 * (middle - 1)
+        if policy == "gap":
+            goal, meets = f"<= {GOAL_OVERHEAD}", report.at_most(overhead, 100 * error, GOAL_OVERHEAD)
+        else:
+            goal, meets = ("", None) if job != "pipeline" else (f">= {GOAL_EAGER}", overhead >= GOAL_EAGER)
+        metrics[f"{job}_{policy}_overhead"] = report.metric(overhead, "%", 100 * error, goal, meets)
+        every = idle = 0.0
+        for row, trace in zip(rows, traces, strict=True):
+            for b in row["blocks"]:
+                if b["policy"] == policy:
+                    copied, beside_nothing = trace.copied(b["begin"], b["end"])
+                    every, idle = every + copied, idle + beside_nothing
+        in_gaps = 100 * idle / max(1.0, every)
+        goal, meets = (f">= {GOAL_IN_GAPS}", in_gaps >= GOAL_IN_GAPS) if (job, policy) == ("pipeline", "gap") else ("", None)
+        metrics[f"{job}_{policy}_copied_while_idle"] = report.metric(in_gaps, "%", None, goal, meets)
+        steps = sum(b["policy"] == policy for b in blocks) * args.steps
+        metrics[f"{job}_{policy}_bytes_per_step"] = report.metric(every / max(1, steps), "B")
+    status = [row["status"] for row in rows]
+    metrics[f"{job}_forecast_error"] = report.metric(report.median([s["forecast_error_ppm"] / 1e4 for s in status]), "%")
+    wrong = sum(s["dropped"] + s["skipped"] + s["errors"] for s in status)
+    return metrics, wrong > 0, f"{job}: {sum(s['sealed'] for s in status)} sealed, {wrong} dropped or skipped"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", nargs="+", default=["pipeline", "ddp"], choices=list(RANKS))
+    parser.add_argument("--blocks", type=int, default=4, help="blocks under each policy")
+    parser.add_argument("--steps", type=int, default=8, help="counted steps in a block")
+    parser.add_argument("--settle", type=int, default=4, help="steps before them")
+    parser.add_argument("--json")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+        return 0
+
+    import environment as cuda
+    import report
+
+    if cuda.missing():
+        print(cuda.missing(), file=sys.stderr)
+        return 1
+    metrics: dict[str, Any] = {}
+    failed, notes = 0, [f"stand-in devices: {DEVICE}"]
+    for job in args.jobs:
+        found, wrong, remark = run_job(job, args)
+        metrics |= found
+        failed += wrong
+        notes.append(remark)
+    report.write(args.json, "bench placement_device", metrics, len(args.jobs), failed, 0, notes)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
