@@ -639,6 +639,8 @@ void SnapshotEngine::finish(Job& job) {
 int64_t SnapshotEngine::gate(std::span<const DeviceStream> streams) {
   const int64_t start = clock_.nowNs();
   const auto job = finishCopy(streams);
+  markGate(OpEvent::kGate, streams);  // of a snapshot that was finished before
+  markGate(OpEvent::kDone, streams);
   const int64_t waited = job == nullptr ? 0 : clock_.nowNs() - start;
   if (waited != 0) {
     vault_.stats().gate_ns.fetch_add(static_cast<uint64_t>(waited));

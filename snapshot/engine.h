@@ -193,7 +193,7 @@ class SnapshotEngine {
   bool landNext(Job& job);
   bool fetchOne(Job& job, Tier tier);
   bool hasLanded(const Fetched& fetched) const;
-  void markGate(const Job& job, OpEvent::What what, std::span<const DeviceStream> streams);
+  void markGate(OpEvent::What what, std::span<const DeviceStream> streams);
 
   EngineOptions options_;
   Vault& vault_;

@@ -235,12 +235,16 @@ bool SnapshotEngine::landNext(Job& job) {
   return true;
 }
 
-void SnapshotEngine::markGate(const Job& job, OpEvent::What what, std::span<const DeviceStream> streams) {
-  if (job.placed && streams.size() == 1) {
+// What makes the stream wait for copies is between kGate and kDone. After it nothing is marked: the next step may have no snapshot.
+void SnapshotEngine::markGate(OpEvent::What what, std::span<const DeviceStream> streams) {
+  if (options_.device_waits == nullptr || !options_.device_waits->watching()) {
+    return;
+  }
+  if (streams.size() == 1) {
     options_.device_waits->mark({.what = what}, streams.front());
-    if (what == OpEvent::kDone) {
-      options_.device_waits->ignore();  // the next step may have no snapshot
-    }
+  }
+  if (what == OpEvent::kDone) {
+    options_.device_waits->ignore();
   }
 }
 
@@ -305,11 +309,11 @@ void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> stream
     fetchOrdered(job);
     while (fetchOne(job, Tier::kGate)) {
     }
-    markGate(job, OpEvent::kGate, streams);
+    markGate(OpEvent::kGate, streams);
     if (!job.failed.load() && !device_copy_->hold(streams)) {
       job.failed.store(true);
     }
-    markGate(job, OpEvent::kDone, streams);
+    markGate(OpEvent::kDone, streams);
   }
   {
     const std::lock_guard lock(mutex_);
