@@ -27,13 +27,14 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "fakes" / "cuda")]
 
 POLICIES = ("eager", "gap")
+TIERS = ("at_once", "gap", "compute", "communication", "gate")
 RANKS = {"pipeline": 4, "ddp": 2}
 MICRO_BATCHES = {"pipeline": 8, "ddp": 12}
 # Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its bubbles; a replica, which has no bubbles
 # and shares the copying with its peer, for a hundredth.
 WIDTH = {"pipeline": 512, "ddp": 192}
 TRACE = "trace"
-DEVICE = {"kernel_us": 1000, "copy_mb_per_sec": 80, "contention_percent": 60}
+DEVICE = {"kernel_us": 4000, "copy_mb_per_sec": 20, "contention_percent": 60}
 CHUNK = 64 << 10
 GOAL_IN_GAPS, GOAL_OVERHEAD, GOAL_EAGER = 95.0, 1.0, 10.0
 
@@ -86,11 +87,13 @@ def worker(args: argparse.Namespace) -> None:
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
-        begin = time.monotonic_ns()
+        before, begin = reft.status(), time.monotonic_ns()
         for _ in range(args.steps):
             step()
         torch.cuda.synchronize()
-        return {"policy": policy, "begin": begin, "end": time.monotonic_ns()}
+        end, after = time.monotonic_ns(), reft.status()
+        tiers = {tier: after[f"{tier}_copied_bytes"] - before[f"{tier}_copied_bytes"] for tier in TIERS}
+        return {"policy": policy, "begin": begin, "end": end, "tiers": tiers}
 
     for _ in range(3):
         step()
@@ -177,6 +180,10 @@ def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, s
         in_gaps = 100 * idle / max(1.0, every)
         goal, meets = (f">= {GOAL_IN_GAPS}", in_gaps >= GOAL_IN_GAPS) if (job, policy) == ("pipeline", "gap") else ("", None)
         metrics[f"{job}_{policy}_copied_while_idle"] = report.metric(in_gaps, "%", None, goal, meets)
+        # What reft itself says: in which tier it ordered them.
+        tiers = {tier: sum(b["tiers"][tier] for row in rows for b in row["blocks"] if b["policy"] == policy) for tier in TIERS}
+        for tier in TIERS:
+            metrics[f"{job}_{policy}_in_{tier}"] = report.metric(100 * tiers[tier] / max(1, sum(tiers.values())), "%")
         steps = sum(b["policy"] == policy for b in blocks) * args.steps
         metrics[f"{job}_{policy}_bytes_per_step"] = report.metric(every / max(1, steps), "B")
     status = [row["status"] for row in rows]

@@ -70,9 +70,9 @@ def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str) -> None:
-    environment = cuda.environment(2)
+@pytest.mark.parametrize(("optimizer", "policy"), [("adamw", "eager"), ("sgd", "gap")])
+def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str, policy: str) -> None:
+    environment = cuda.environment(2) | {"REFT_SNAPSHOT_POLICY": policy}
     arguments = ["--steps", "16", "--optimizer", optimizer]
     script = "cuda_train_worker.py"
     reference = TrainJob(Torchrun(), folder, "reference", script=script).start(
@@ -145,3 +145,15 @@ print(captured, there[0].item())
 """
     done = python(code)
     assert done.stdout.split() == ["0.0", "2.0"], done.stderr
+
+
+@on_stand_in
+@pytest.mark.timeout(300)
+def test_a_pipeline_copies_where_its_devices_wait(folder: Path) -> None:
+    """Real 1F1B over the stand-in of NCCL: waits are marked, the schedule is learnt, and copies are ordered behind its waits."""
+    command = [sys.executable, str(HERE.parent / "bench" / "placement_device.py"), "--jobs", "pipeline", "--blocks", "1"]
+    command += ["--steps", "3", "--settle", "7", "--json", str(folder / "found.json")]
+    done = subprocess.run(command, env=job_environment(folder), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    metrics = json.loads((folder / "found.json").read_text())["metrics"]
+    assert metrics["pipeline_gap_in_gap"]["value"] > 0, metrics
