@@ -1,6 +1,6 @@
 #include "c10d_backend/stream_wait.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include "c10d_backend/current_stream.h"
 
 namespace reft {
 
@@ -10,10 +10,7 @@ StreamWait::StreamWait(const OpLog* log, uint64_t ticket) noexcept {
     return;
   }
   try {
-    // By c10's interface for all kinds of devices, so nothing of CUDA is linked.
-    const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-    const c10::Device device = guard.getDevice();
-    stream_ = {device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
+    stream_ = currentStream(c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getDevice());
   } catch (...) {
     return;
   }

@@ -4,19 +4,8 @@
 
 namespace reft {
 
-namespace {
-
-PlacerOptions optionsOfADevice() {
-  PlacerOptions options;
-  options.policy = PlacementPolicy::kGap;
-  options.shared_link = true;
-  return options;
-}
-
-}  // namespace
-
 DevicePlacement::DevicePlacement(DeviceCopy& copy, DeviceWaits& waits)
-    : copy_(copy), waits_(waits), placer_(optionsOfADevice()), lost_(waits.lost()) {
+    : copy_(copy), waits_(waits), placer_(PlacerOptions{}), lost_(waits.lost()) {
   OpEvent mark;
   while (waits_.poll(mark)) {  // of an engine before this one
     waits_.giveBack(mark.mark);
@@ -34,14 +23,6 @@ DevicePlacement::~DevicePlacement() {
 ScheduleModel::Errors DevicePlacement::errors() const {
   const std::lock_guard lock(mutex_);
   return placer_.model().errors();
-}
-PlacementPlan DevicePlacement::plan() const {
-  const std::lock_guard lock(mutex_);
-  return plan_;
-}
-uint64_t DevicePlacement::granted(Tier tier) const {
-  const std::lock_guard lock(mutex_);
-  return placer_.granted(tier);
 }
 int64_t DevicePlacement::longestOverrunNs() const {
   const std::lock_guard lock(mutex_);

@@ -50,8 +50,6 @@ class DevicePlacement {
   cuda::Event event(uint32_t mark) const { return waits_.event(mark); }
   std::optional<uint32_t> takeMark() { return waits_.take(); }
   ScheduleModel::Errors errors() const;
-  PlacementPlan plan() const;  // of the newest snapshot
-  uint64_t granted(Tier tier) const;
   int64_t longestOverrunNs() const;
 
  private:

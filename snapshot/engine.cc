@@ -573,13 +573,16 @@ void SnapshotEngine::place(Job& job) {
       placement_->copied(bytes, tier, begin, end);
     });
   }
+  tellForecast(placement_->placer().model().errors());
+  vault_.stats().op_events_lost.store(events_.lost());
+}
+
+void SnapshotEngine::tellForecast(const ScheduleModel::Errors& errors) {
   RankStats& stats = vault_.stats();
-  const ScheduleModel::Errors errors = placement_->placer().model().errors();
   stats.forecast_error_ppm.store(static_cast<uint64_t>(errors.recent_median * 1e6));
   stats.forecast_last_ppm.store(static_cast<uint64_t>(errors.last_weighted * 1e6));
   stats.foretold_gap_ns.store(static_cast<uint64_t>(errors.foretold_ns));
   stats.unforetold_gap_ns.store(static_cast<uint64_t>(errors.unforetold_ns));
-  stats.op_events_lost.store(events_.lost());
 }
 
 void SnapshotEngine::finish(Job& job) {

@@ -161,6 +161,7 @@ class SnapshotEngine {
   void help();
   void checkAlarm();
   void place(Job& job);
+  void tellForecast(const ScheduleModel::Errors& errors);
   void work(Job& job);
   // False: all chunks are taken.
   template <typename Copied>
@@ -192,6 +193,7 @@ class SnapshotEngine {
   void fetchOrdered(Job& job);
   bool landNext(Job& job);
   bool fetchOne(Job& job, Tier tier);
+  static Fetched takeFetched(Job& job);
   bool hasLanded(const Fetched& fetched) const;
   void markGate(OpEvent::What what, std::span<const DeviceStream> streams);
 

@@ -60,14 +60,8 @@ bool SnapshotEngine::busyOnDevice() {
 void SnapshotEngine::fetchEarly(Job& job) {
   const std::lock_guard lock(job.fetch_mutex);
   job.chunks_left.store(job.plan->chunk_count);
-  job.next_chunk.store(job.plan->early_chunks);
-  for (uint64_t chunk = 0; chunk < job.plan->early_chunks; ++chunk) {
-    Fetched fetched;
-    fetched.chunk = chunk;
-    fetchChunk(job, fetched);
-    job.to_land.push_back(std::move(fetched));
+  while (job.next_chunk.load() < job.plan->early_chunks && fetchOne(job, Tier::kAtOnce)) {
   }
-  job.unlanded.store(job.to_land.size());
   if (job.plan->early_chunks > 0 && !device_copy_->hold(job.streams)) {
     job.failed.store(true);
   }
@@ -126,6 +120,11 @@ std::optional<SnapshotEngine::Fetched> SnapshotEngine::fetchNext(Job& job, Tier 
   if (job.to_land.empty()) {
     return std::nullopt;
   }
+  return takeFetched(job);
+}
+
+// The oldest of those that were fetched. Under the job's fetch_mutex.
+SnapshotEngine::Fetched SnapshotEngine::takeFetched(Job& job) {
   Fetched fetched = std::move(job.to_land.front());
   job.to_land.pop_front();
   job.unlanded.store(job.to_land.size());
@@ -190,9 +189,10 @@ void SnapshotEngine::fetchOrdered(Job& job) {
 // What the first copy thread does with a snapshot whose device begins the copies by itself: asks for what is ordered, and looks for
 // what has landed, without ever waiting for one when the other may be due.
 void SnapshotEngine::placeOnDevice(Job& job) {
+  const auto let_go = [&] { return job.released.load() || job.failed.load() || stopping_.load(); };
   auto pause = kFirstPause;
   while (job.hasWork()) {
-    if (job.released.load() || job.failed.load() || stopping_.load()) {
+    if (let_go()) {
       work(job);
       break;
     }
@@ -205,18 +205,13 @@ void SnapshotEngine::placeOnDevice(Job& job) {
       pause = kFirstPause;
       continue;
     }
-    const bool under_way = job.unlanded.load() != 0;
-    events_.sleep(OpEvents::bit(OpEvent::kWaitBegin), under_way ? clock_.nowNs() + pause.count() * 1000 : Grant::kNever,
-                  clock_, [&] { return job.released.load() || job.failed.load() || stopping_.load(); });
+    const int64_t until_ns =
+        job.unlanded.load() != 0 ? clock_.nowNs() + std::chrono::nanoseconds(pause).count() : Grant::kNever;
+    events_.sleep(OpEvents::bit(OpEvent::kWaitBegin), until_ns, clock_, let_go);
     placement_->hear();
     pause = std::min(kLongestPause, pause * 2);
   }
-  RankStats& stats = vault_.stats();
-  const ScheduleModel::Errors errors = device_placement_->errors();
-  stats.forecast_error_ppm.store(static_cast<uint64_t>(errors.recent_median * 1e6));
-  stats.forecast_last_ppm.store(static_cast<uint64_t>(errors.last_weighted * 1e6));
-  stats.foretold_gap_ns.store(static_cast<uint64_t>(errors.foretold_ns));
-  stats.unforetold_gap_ns.store(static_cast<uint64_t>(errors.unforetold_ns));
+  tellForecast(device_placement_->errors());
 }
 
 // Lands the oldest chunk that is under way, if it has arrived.
@@ -227,9 +222,7 @@ bool SnapshotEngine::landNext(Job& job) {
     if (job.to_land.empty() || !hasLanded(job.to_land.front())) {
       return false;
     }
-    fetched = std::move(job.to_land.front());
-    job.to_land.pop_front();
-    job.unlanded.store(job.to_land.size());
+    fetched = takeFetched(job);
   }
   land(job, fetched);
   return true;

@@ -10,8 +10,7 @@
 // The fields of an OpEvent here: kSnapshot is a program point (`ticket`: the step), kWaitBegin and kWaitEnd are told with the fields of
 // the op, kGate and kDone enclose what makes the stream wait for copies. `mark`: the event, the listener's until it gives it back.
 //
-// Threads: watch() and ignore() from the thread that trains, mark() from any; poll(), event(), take() and giveBack() from one at a time,
-//          the listener's. mark() takes no lock and allocates nothing; it makes three calls of the driver.
+// Threads: watch() and ignore() from the thread that trains; poll() from one at a time, the listener's; the rest from any. mark() takes no lock and allocates nothing; it makes three calls of the driver.
 // Errors:  none.
 #pragma once
 

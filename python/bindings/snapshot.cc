@@ -1,7 +1,6 @@
 #include "python/bindings/snapshot.h"
 
 #include <ATen/ops/empty.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <fcntl.h>
 #include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -9,6 +8,7 @@
 #include <bit>
 #include <nlohmann/json.hpp>
 
+#include "c10d_backend/current_stream.h"
 #include "c10d_backend/store_commit.h"
 #include "intercept/base/cuda_api.h"
 #include "intercept/base/cut.h"
@@ -59,16 +59,13 @@ bool dense(const at::Tensor& tensor) {
          !tensor.is_conj();
 }
 
-// The stream that this thread works on now, of each device in `devices`. By c10's interface for all kinds of devices, so nothing of
-// CUDA is linked.
+// The stream that this thread works on now, of each device in `devices`.
 std::vector<DeviceStream> currentStreams(const std::vector<int>& devices) {
   std::vector<DeviceStream> streams;
   for (const int index : devices) {
     if (index >= 0 &&
         std::none_of(streams.begin(), streams.end(), [&](const DeviceStream& s) { return s.device == index; })) {
-      const c10::impl::VirtualGuardImpl guard(c10::DeviceType::CUDA);
-      const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
-      streams.push_back({index, guard.getStreamNativeHandle(guard.getStream(device))});
+      streams.push_back(currentStream({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)}));
     }
   }
   return streams;

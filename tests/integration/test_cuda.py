@@ -70,7 +70,7 @@ def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("optimizer", "policy"), [("adamw", "eager"), ("sgd", "gap")])
+@pytest.mark.parametrize(("optimizer", "policy"), [("adamw", "eager"), ("sgd", "eager"), ("sgd", "gap")])
 def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str, policy: str) -> None:
     environment = cuda.environment(2) | {"REFT_SNAPSHOT_POLICY": policy}
     arguments = ["--steps", "16", "--optimizer", optimizer]

@@ -22,9 +22,7 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
     Returns:
         A picklable dict of plain values for `restore_rng`.
     """
-    version, words, gauss_next = random.getstate()
-    # As bytes: 625 integers one by one are most of the cost of a snapshot's random state.
-    state: dict[str, Any] = {"python": (version, array("I", words).tobytes(), gauss_next)}
+    state: dict[str, Any] = {"python": _packed(random.getstate())}
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None and "numpy.random" in sys.modules:
         name, keys, position, has_gauss, gauss = numpy.random.get_state()
@@ -37,11 +35,22 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
     return state
 
 
+def _packed(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Python's random state with its words as bytes: 625 integers one by one are most of the cost of a snapshot's."""
+    version, words, gauss_next = state
+    return (version, array("I", words).tobytes(), gauss_next)
+
+
+def _unpacked(state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What `_packed` was given."""
+    version, words, gauss_next = state
+    return (version, tuple(array("I", words)), gauss_next)
+
+
 def restore_rng(state: dict[str, Any]) -> None:
     """Puts back what `capture_rng` took. Generators absent from `state` are left alone."""
     if "python" in state:
-        version, words, gauss_next = state["python"]
-        random.setstate((version, tuple(array("I", words)), gauss_next))
+        random.setstate(_unpacked(state["python"]))
     if "numpy" in state:
         import numpy
 
@@ -87,8 +96,7 @@ def object_state(generator: Any) -> Any:
     if root == "torch":
         return (str(generator.device), generator_state(generator))
     if root == "random":
-        version, words, gauss_next = generator.getstate()
-        return (version, array("I", words).tobytes(), gauss_next)
+        return _packed(generator.getstate())
     bits = getattr(generator, "bit_generator", None)
     return pickle.dumps(bits.state if bits is not None else generator.get_state(legacy=False))
 
@@ -104,7 +112,7 @@ def set_object_state(generator: Any, state: Any) -> None:
     if root == "torch":
         generator.set_state(state_tensor(state[1]))
     elif root == "random":
-        generator.setstate((state[0], tuple(array("I", state[1])), state[2]))
+        generator.setstate(_unpacked(state))
     else:
         value = loads_numpy(state)
         bits = getattr(generator, "bit_generator", None)

@@ -130,8 +130,8 @@ void Stream::close() {
 
 void Stream::run() {
   ::pthread_setname_np(::pthread_self(), "fake-cuda");
-  ::prctl(PR_SET_TIMERSLACK,
-          1000UL);  // a kernel's time is slept, and 50 us more each time would not be the same device
+  // A kernel's time is slept, and 50 us more each time would not be the same device.
+  ::prctl(PR_SET_TIMERSLACK, 1000UL);
   while (true) {
     Item item;
     {

@@ -1,0 +1,17 @@
+// The stream that the calling thread works on now. By c10's interface for all kinds of devices, so nothing of CUDA is linked.
+//
+// Threads: any. Errors: what c10 throws where there is no CUDA.
+#pragma once
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "intercept/base/device_waits.h"
+
+namespace reft {
+
+inline DeviceStream currentStream(c10::Device device) {
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  return {device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
+}
+
+}  // namespace reft
