@@ -46,7 +46,7 @@ from types import (
 )
 from typing import Any
 
-from . import handles, iterators, loaders
+from . import handles, iterators, loaders, memory
 from .bytecode import analyse
 from .modules import tree_of
 from .rng import new_object, object_state, set_object_state
@@ -190,6 +190,7 @@ class Encoder:
     ) -> None:
         self.nodes: list[Any] = []
         self.uncaptured: Report = []
+        self.graphs: list[tuple[Any, str]] = []  # tensors that were computed from others, and where they stand
         self._left = limit_bytes
         self._owned = owned_tensors if isinstance(owned_tensors, (set, frozenset)) else frozenset(owned_tensors)
         self._owned_storages = owned_storages
@@ -643,6 +644,8 @@ class Encoder:
 
     def _tensor(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         torch: Any = sys.modules["torch"]
+        if value.grad_fn is not None:
+            self.graphs.append((value, place))
         if id(value) in self._owned:
             return ("owned",)
         if self.note_births:
@@ -660,15 +663,8 @@ class Encoder:
             str(value.device),
             _tensor_bytes(torch, value),
             value.requires_grad and value.is_leaf,
-            self._memory_of(value, size),
+            memory.memory_of_tensor(value, self._owned_storages),
         )
-
-    def _memory_of(self, tensor: Any, size: int) -> tuple[Any, ...]:
-        """Where a tensor lies: its storage, offset and strides, whether it is a part of it, and whether that is saved elsewhere."""
-        storage = tensor.untyped_storage()
-        pointer = storage.data_ptr()
-        part = storage.nbytes() != size
-        return (pointer, tensor.storage_offset(), tuple(tensor.stride()), part, pointer in self._owned_storages)
 
     def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if self.note_births:
@@ -677,22 +673,10 @@ class Encoder:
             return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not self._take(value.nbytes):
             return self._no_room(value, place, value.nbytes)
-        return ("array", value.dtype.str, tuple(value.shape), value.tobytes(), _array_memory(value))
+        return ("array", value.dtype.str, tuple(value.shape), value.tobytes(), memory.memory_of_array(value))
 
     def _random(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("random", object_state(value))
-
-
-def _array_memory(array: Any) -> tuple[Any, ...] | None:
-    """Where an array lies: address of the array that owns the memory, its own address, and strides; None for a scalar."""
-    if not hasattr(array, "strides") or array.base is array or type(array).__name__ != "ndarray":
-        return None
-    owner = array
-    while type(owner.base).__name__ == "ndarray":
-        owner = owner.base
-    address = array.__array_interface__["data"][0]
-    start = address if owner is array else owner.__array_interface__["data"][0]
-    return (start, address, tuple(array.strides))
 
 
 def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
@@ -971,7 +955,8 @@ class Decoder:
         self._owned_storages = owned_storages
         self._foreign = foreign
         self._handles: frozenset[int] | None = None
-        self._bases: dict[int, int] | None = None
+        self._memory = memory.Memory(nodes, self._lasting, owned_storages)
+        self._fixed: set[int] = set()  # ids of live tensors that are written where they stand: parts of a module
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -1320,6 +1305,7 @@ class Decoder:
             return self._problem(place, node, "has other parts than the saved one")
         tree.changed = tree.changed or bool(tensors)  # what is written now is not what this process began with
         tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
+        self._fixed.update(map(id, tree.tensors))
         for name, item in tensors:
             if self.resolve(item, tensor_of.get(name, MISSING), f"{place}.{name}") is not tensor_of.get(name, MISSING):
                 self.problems.append((f"{place}.{name}", node[2], "has another shape, type or device"))
@@ -1345,6 +1331,7 @@ class Decoder:
             return self._problem(place, node, "made after the first step, or laid out differently")
         self._done[index] = target
         local = target._local_tensor
+        self._fixed.add(id(local))
         value = self.resolve(node[4], local, f"{place}._local_tensor")
         if value is not KEEP and value is not local:
             self._contents.append(lambda: setattr(target, "_local_tensor", value))
@@ -1388,127 +1375,56 @@ class Decoder:
                 self._contents.append(functools.partial(object.__setattr__, target, name, value))
         return target
 
+    def _lasting(self, node: Any) -> Any:
+        """The live tensor or array that has lived since the first program point as the captured one has; None if none fits.
+
+        Only what stands at that place is not enough: it may be an item of the data that the variable does not mean any more.
+        """
+        candidate = self._born.get(node[1]) if node[1] is not None else None
+        if candidate is None or type_name(type(candidate)) != node[2]:
+            return None
+        return candidate if _can_take(candidate, node) and not self._memory.is_owned(candidate) else None
+
     def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
         torch: Any = sys.modules["torch"]
-        dtype, shape, device, data, requires_grad, memory = node[3:]
-        saved = (
-            torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype))
-            if data
-            else torch.empty(0, dtype=getattr(torch, dtype))
-        )
-        saved = saved.reshape(shape)
-        target = self._target(node, live)
-        if target is not MISSING and (
-            tuple(target.shape) != shape
-            or target.dtype != saved.dtype
-            or str(target.device) != device
-            or target.is_inference()
-            or any(stride == 0 and size > 1 for stride, size in zip(target.stride(), shape, strict=True))
-        ):
-            target = MISSING
-        _, offset, strides, _, owned = memory
-        same = target is not MISSING and (target.storage_offset(), tuple(target.stride())) == (offset, strides)
-        base = self._base_of(index) if data else None
-        if owned:
-            if same and target.untyped_storage().data_ptr() in self._owned_storages:
+        dtype, shape, device, data, requires_grad, where = node[3:]
+        if where[3] and data:
+            target = self._target(node, live)
+            here = () if target is MISSING else memory.memory_of_tensor(target, self._owned_storages)
+            if here[1:] == where[1:] and tuple(target.shape) == shape:
                 return target  # another name for a weight's memory, which is put back as the weight's
             self._problem(place, node, "view of a weight, and comes back as a copy of its own")
-            target = MISSING
-        elif base is not None:
-            view = self._tensor_view(base, node, target)
-            if view is not None:
-                return view
-            self._problem(place, node, "shares memory with another tensor, and comes back as a copy of its own")
-            target = MISSING
-        elif target is not MISSING and not same and target.untyped_storage().nbytes() != target.nbytes:
-            target = MISSING  # a view of something else: what it is a view of is not this one's to write
-        if target is MISSING:
-            made = saved.to(device)
-            if node[2] == "torch.nn.parameter.Parameter":
-                return torch.nn.Parameter(made, requires_grad)
-            return made.requires_grad_() if requires_grad else made
-        # `.data` has a version counter of its own: a graph that saved this tensor does not see the write.
-        self._contents.append(lambda: target.data.copy_(saved))
-        return target
-
-    def _base_of(self, index: int) -> int | None:
-        """The node of which another one is a view: the largest of those in the same memory; None if it is that itself."""
-        if self._bases is None:
-            largest: dict[tuple[str, int], int] = {}
-            for i, node in enumerate(self._nodes):
-                where = _memory_key(node)
-                if where is not None and len(_bytes_of(node)) > len(_bytes_of(self._nodes[largest.setdefault(where, i)])):
-                    largest[where] = i
-            self._bases = {}
-            for i, node in enumerate(self._nodes):
-                where = _memory_key(node)
-                if where is not None and largest[where] != i:
-                    self._bases[i] = largest[where]
-        return self._bases.get(index)
-
-    def _tensor_view(self, base_index: int, node: Any, target: Any) -> Any:
-        """A view of the base's live tensor, as the captured one was; None if it cannot be."""
-        base_node = self._nodes[base_index]
-        base = self.resolve(("r", base_index), MISSING, "base")
-        shape, (_, offset, strides, _, _) = node[4], node[8]
-        _, base_offset, base_strides, _, _ = base_node[8]
-        if base is KEEP or node[3] != base_node[3] or tuple(base.stride()) != base_strides:
-            return None
-        storage = base.untyped_storage()
-        first = base.storage_offset() + offset - base_offset
-        last = first + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-        if first < 0 or last >= storage.nbytes() // base.element_size():
-            return None
-        in_it = target is not MISSING and target.untyped_storage().data_ptr() == storage.data_ptr()
-        if in_it and (target.storage_offset(), tuple(target.stride())) == (first, strides):
+        target = self._lasting(node)
+        if target is None and id(live) in self._fixed and id(live) not in self._claimed and _can_take(live, node):
+            target = live
+        if target is not None:
+            self._claimed.add(id(target))
+        kind = getattr(torch, dtype)
+        saved = (torch.frombuffer(bytearray(data), dtype=kind) if data else torch.empty(0, dtype=kind)).reshape(shape)
+        if memory.has_memory(node):
+            made = self._memory.tensor(index, target)
+            self._contents.append(lambda: memory.fill(made, saved))
+        else:
+            made = saved.to(device) if target is None else target
+        if made is target:
             return target
-        view = base.detach().as_strided(shape, strides, first)
-        return view.requires_grad_() if node[7] else view
+        if node[2] == "torch.nn.parameter.Parameter":
+            return torch.nn.Parameter(made, requires_grad)
+        return made.requires_grad_() if requires_grad else made
 
     def _array(self, index: int, node: Any, live: Any, place: str) -> Any:
         import numpy
 
-        dtype, shape, data, memory = node[3:]
+        dtype, shape, data, _ = node[3:]
         saved = numpy.frombuffer(data, dtype=dtype).reshape(shape)
         if node[2] != "numpy.ndarray":
             return saved[()]
-        target = self._target(node, live)
-        if target is not MISSING and (target.shape != shape or target.dtype.str != dtype or not target.flags.writeable):
-            target = MISSING
-        base = self._base_of(index) if data else None
-        if base is not None:
-            view = self._array_view(base, node, target)
-            if view is not None:
-                return view
-            self._problem(place, node, "shares memory with another array, and comes back as a copy of its own")
-            return saved.copy()
-        if target is not MISSING and target.base is not None:
-            there = _array_memory(target)
-            if there is None or memory is None or (there[1] - there[0], there[2]) != (memory[1] - memory[0], memory[2]):
-                target = MISSING  # a view of something else
-        if target is MISSING:
-            return saved.copy()
-        self._contents.append(lambda: numpy.copyto(target, saved))
-        return target
-
-    def _array_view(self, base_index: int, node: Any, target: Any) -> Any:
-        """A view of the base's live array, as the captured one was; None if it cannot be."""
-        import numpy
-
-        base_node = self._nodes[base_index]
-        base = self.resolve(("r", base_index), MISSING, "base")
-        dtype, shape, (_, address, strides) = node[3], node[4], node[6]
-        _, base_address, base_strides = base_node[6]
-        if not isinstance(base, numpy.ndarray) or base.strides != base_strides:
-            return None
-        if target is not MISSING:
-            offset = target.__array_interface__["data"][0] - base.__array_interface__["data"][0]
-            if (offset, target.strides) == (address - base_address, strides):
-                return target
-        try:
-            return numpy.ndarray(shape, dtype, buffer=base, offset=address - base_address, strides=strides)
-        except (ValueError, TypeError):  # not inside of it, or the base is not one piece
-            return None
+        target = self._lasting(node)
+        if not memory.has_memory(node):
+            return saved.copy() if target is None else target
+        made = self._memory.array(index, target)
+        self._contents.append(lambda: numpy.copyto(made, saved))
+        return made
 
     def _random(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
@@ -1591,18 +1507,15 @@ class Decoder:
         return target
 
 
-def _memory_key(node: Any) -> tuple[str, int] | None:
-    """In which memory a node's tensor or array lies; None if it is none, or empty."""
-    if node[0] == "tensor" and node[6]:
-        return ("tensor", node[8][0])
-    if node[0] == "array" and node[5] and node[6] is not None:
-        return ("array", node[6][0])
-    return None
-
-
-def _bytes_of(node: Any) -> bytes:
-    found: bytes = node[6] if node[0] == "tensor" else node[5]
-    return found
+def _can_take(live: Any, node: Any) -> bool:
+    """Whether a live tensor or array has the dtype, shape and device of a captured one, and may be written."""
+    if tuple(live.shape) != tuple(node[4]):
+        return False
+    if node[0] == "array":
+        return bool(live.dtype.str == node[3] and live.flags.writeable)
+    if str(live.dtype)[6:] != node[3] or str(live.device) != node[5] or live.is_inference():
+        return False
+    return all(stride != 0 or size <= 1 for stride, size in zip(live.stride(), live.shape, strict=True))
 
 
 def _find_type(name: str) -> type | None:
