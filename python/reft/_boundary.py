@@ -2,8 +2,10 @@
 
 A loop may step several optimizers (GAN: discriminator, then generator) or one of them several times. The *closing* optimizer
 is the one whose step came right before the first optimizer stepped again: from then on each of its steps ends an iteration.
-With a single optimizer alive that is known at once. When a round goes by without it, it is chosen anew. Every optimizer step,
-closing or not, is a gate: it may overwrite what is being copied.
+With a single optimizer alive that is known at once. When a round goes by without it, it is chosen anew; not among those whose
+steps are *crossed*, by a graph that is built before such a step and used after it, because no restarted script can be put back
+between the two (`fake = G(z)`, the step of D, then G's loss on `fake`). Every optimizer step, closing or not, is a gate: it may
+overwrite what is being copied.
 """
 
 from __future__ import annotations
@@ -21,11 +23,25 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from reft import _discovery
 
+_PATIENCE = 64  # rounds without the closing optimizer after which one whose steps are crossed is better than none
+
 
 class Boundary:
     """Calls back on gates and program points.
 
     Threads: the training thread. Errors: hooks never raise; `on_error` gets what the callbacks raise.
+
+    Args:
+        on_gate: An optimizer is about to write.
+        on_point: An iteration has ended; gets the frame of the optimizer's step.
+        on_error: Gets what the others raise.
+        expected_closing: Gives the closing optimizer's index in the process that this one takes up; None if there is none.
+        on_replaced: Optimizers may be gone.
+        on_unsettled: A step that may turn out to be the first that ends an iteration.
+        crossing: Says whether a graph was used that stood in the frames at the last `on_point` or `on_unsettled`.
+        on_crossed: The steps at which that was are crossed. Gets the index of the last optimizer whose steps are not, -1 if
+            there is none.
+        on_rarer: Iterations are longer than the steps of an optimizer, because those are crossed; gets that one and the closing one.
 
     Attributes:
         closing: index of the closing optimizer, None until it is known.
@@ -39,11 +55,20 @@ class Boundary:
         expected_closing: Callable[[], int | None],
         on_replaced: Callable[[], None] = lambda: None,
         on_unsettled: Callable[[FrameType], None] = lambda frame: None,
+        crossing: Callable[[], bool] = lambda: False,
+        on_crossed: Callable[[int], None] = lambda instead: None,
+        on_rarer: Callable[[Optimizer, Optimizer], None] = lambda crossed, closing: None,
     ) -> None:
         self._known: list[Optimizer | None] = []  # None: was replaced and is gone; the others keep their index
         self.closing: int | None = None
         self._on_gate, self._on_point, self._on_error = on_gate, on_point, on_error
         self._expected_closing, self._on_replaced, self._on_unsettled = expected_closing, on_replaced, on_unsettled
+        self._crossing, self._on_crossed, self._on_rarer = crossing, on_crossed, on_rarer
+        self._crossed: set[int] = set()
+        self._looked_at = -1  # the optimizer after whose step `on_point` or `on_unsettled` was called last
+        self._waited = 0  # rounds without the closing optimizer
+        self._said_rarer = False
+        self._steps: list[int] = []  # optimizers in the order of their last steps
         self._last = -1
         self._round: set[int] = set()  # optimizers that stepped since the last program point
         self._nesting: list[int] = []  # ids of optimizers whose step is running: ZeRO's outer step calls an inner one
@@ -83,8 +108,10 @@ class Boundary:
             if self._nesting or torch.compiler.is_compiling():
                 return
             if self._ends_iteration(optimizer):
+                self._looked_at = self._last
                 self._on_point(sys._getframe(1))
             elif self.closing is None:
+                self._looked_at = self._last
                 self._on_unsettled(sys._getframe(1))
         except Exception as error:
             self._on_error("step", error)
@@ -111,15 +138,52 @@ class Boundary:
                     self.closing = 0
         elif self.closing is None or (index in self._round and self.closing not in self._round):
             # `optimizer` begins the second round, or a whole round went by without the closing one: it was replaced, or rests.
-            if self.closing is not None:
-                self._forget_replaced()
-            self.closing = self._last
+            self._choose()
         self._last = index
+        self._steps = [i for i in self._steps if i != index] + [index]
         self._round.add(index)
+        if self._looked_at >= 0 and self._looked_at not in self._crossed and self._crossing():
+            self._cross(self._looked_at)
         if index != self.closing:
             return False
         self._round.clear()
+        self._waited = 0
         return True
+
+    def _choose(self) -> None:
+        """Chooses the closing optimizer: the one that stepped last, or the last of those whose steps are not crossed."""
+        self._round.clear()
+        before = self.closing
+        if before is not None:
+            # One that rests because others are crossed comes back; it may be gone if it takes much longer.
+            if not self._said_rarer or self._waited == _PATIENCE // 8:
+                self._forget_replaced()
+            self._waited += 1
+            if self._waited > _PATIENCE:
+                self._crossed.clear()
+        free = self._not_crossed()
+        self.closing = free[-1] if self._crossed and free else self._last
+        if before is not None and self.closing == before:
+            self._say_rarer(self._last)
+
+    def _cross(self, index: int) -> None:
+        """Steps of an optimizer are crossed by a graph: they end no iteration as long as another one's do."""
+        self._crossed.add(index)
+        free = self._not_crossed()
+        if free and self.closing == index:
+            self.closing = free[-1]
+            self._say_rarer(index)
+        self._on_crossed(free[-1] if free else -1)
+
+    def _not_crossed(self) -> list[int]:
+        return [i for i in self._steps if i not in self._crossed and self._known[i] is not None]
+
+    def _say_rarer(self, crossed: int) -> None:
+        assert self.closing is not None
+        one, other = self._known[crossed], self._known[self.closing]
+        if one is not None and other is not None and not self._said_rarer:
+            self._said_rarer = True
+            self._on_rarer(one, other)
 
     def _forget_replaced(self) -> None:
         """Lets go of optimizers that did not step in this round and that nobody but us holds: their state is not to be saved."""

@@ -65,6 +65,7 @@ class Session:
         self._restored: tuple[tuple[int, ...], _discovery.State] | None = None
         self._group_list: list[tuple[str, tuple[int, ...]]] = []
         self._said_first = False
+        self._crossing_graph: str | None = None
         self._notes: _notes.Notes | None = None
         self._uncaptured: list[_notes.Note] = []
         self._said_late = 0
@@ -149,7 +150,8 @@ class Session:
             _discovery.install()
             self._install_continuation()
             self.boundary = Boundary(
-                self.gate, self.program_point, self.failed, self._expected_closing, self._replaced, self._unsettled
+                self.gate, self.program_point, self.failed, self._expected_closing, self._replaced, self._unsettled,
+                self._crossing, self._crossed, self._rarer,
             )
         if job.rank == 0 and env["banner"]:
             self._banner()
@@ -183,6 +185,25 @@ class Session:
         """This step may turn out to be the first of those that end iterations: a restarted script is put back at that one."""
         if self.env["resume"] == "exact":
             _continuation.observe(frame, anew=True)
+
+    def _crossing(self) -> bool:
+        return _continuation.graphs.used() is not None
+
+    def _crossed(self, instead: int) -> None:
+        """A graph crosses the steps at which snapshots were taken. If no others can be, the place in the loop is not saved."""
+        self._crossing_graph = _continuation.graphs.used()
+        if instead >= 0:
+            _continuation.graphs.forget()
+
+    def _rarer(self, crossed: torch.optim.Optimizer, closing: torch.optim.Optimizer) -> None:
+        if self.job.rank == 0:
+            known = self.boundary.optimizers if self.boundary is not None else []
+            one, other = (f"optimizer {known.index(o)} ({type(o).__name__})" for o in (crossed, closing))
+            what = self._crossing_graph or "a tensor"
+            _banner.say(
+                f"from now on a step of reft ends when {other} steps, not at each step of {one}: {what} is computed before that"
+                " step and differentiated after it"
+            )
 
     def _expected_closing(self) -> int | None:
         return None if self.saved is None else self.saved["closing"]

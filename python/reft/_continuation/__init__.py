@@ -7,6 +7,7 @@ before both.
 
 from __future__ import annotations
 
+from . import graphs
 from .frames import FrameMismatch, RestoreReport, capture, observe, restore
 from .loaders import install
 from .rng import capture_rng, restore_rng
@@ -16,6 +17,7 @@ __all__ = [
     "RestoreReport",
     "capture",
     "capture_rng",
+    "graphs",
     "install",
     "observe",
     "restore",

@@ -20,11 +20,11 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from . import calls, settings, statics, values
+from . import calls, graphs, settings, statics, values
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
 
-_VERSION = 7
+_VERSION = 8
 _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 
@@ -66,8 +66,8 @@ def capture(
         owned_storages: Addresses of their memory.
 
     Returns:
-        A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type, reason)) and "exact"
-        (False if `restore` would refuse because a position of a loop is not known).
+        A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type, reason)), "exact"
+        (False if `restore` would refuse) and "refused" (why, if it is not for a position of a loop that is not known).
 
     Raises:
         FrameMismatch: The frames cannot be read at this point.
@@ -82,11 +82,17 @@ def capture(
     handled = sys.exc_info()[1]
     if handled is not None:
         encoder.lost("except block", type(handled).__name__, "the exception that is handled is the restarted script's")
+    graphs.watch(encoder.graphs)
+    refused = None
+    if (place := graphs.used()) is not None:
+        refused = graphs.refusal(place)
+        encoder.lost(place, "torch.Tensor", refused)
     user = [frame for frame in path if frame["user"]]
     lost = any(frame["refused"] or any(map(encoder.lost_position, frame["stack"])) for frame in user)
     parts = (path, outside, settings.capture(), encoder.nodes)
     data = pickle.dumps((_VERSION, sys.version_info[:2], *parts), protocol=5)
-    return {"frames": data, "uncaptured": encoder.uncaptured, "exact": not lost}
+    exact = not lost and refused is None
+    return {"frames": data, "uncaptured": encoder.uncaptured, "exact": exact, "refused": refused}
 
 
 def observe(start_frame: FrameType, anew: bool = False) -> None:
@@ -110,6 +116,7 @@ def observe(start_frame: FrameType, anew: bool = False) -> None:
         statics.capture(encoder)
     except Unsupported:
         return
+    graphs.watch(encoder.graphs)
 
 
 def restore(
@@ -133,6 +140,8 @@ def restore(
     Raises:
         FrameMismatch: The live frames are not the captured ones; nothing was written.
     """
+    if captured["refused"] is not None:
+        raise FrameMismatch(captured["refused"])
     version, python, *parts = values.loads(captured["frames"])
     if version != _VERSION or tuple(python) != sys.version_info[:2]:
         raise FrameMismatch(

@@ -165,3 +165,77 @@ def test_nested_optimizers_count_once(recorder: Recorder) -> None:
     for _ in range(2):
         outer.step()
     assert recorder.events.count("point") == 2
+
+
+class Crossed(Recorder):
+    """With a graph that a test says to have been used since the last time that frames were looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.boundary.remove()
+        self.used = False
+        self.said: list[str] = []
+        self.boundary = Boundary(
+            lambda: self.events.append("gate"),
+            lambda frame: self.events.append("point"),
+            lambda what, error: self.events.append(f"error {what} {error}"),
+            lambda: None,
+            crossing=lambda: self.used,
+            on_crossed=self.on_crossed,
+            on_rarer=lambda crossed, closing: self.said.append("rarer"),
+        )
+
+    def on_crossed(self, instead: int) -> None:
+        self.used = self.used and instead < 0
+
+
+@pytest.fixture
+def crossed() -> Iterator[Crossed]:
+    made = Crossed()
+    yield made
+    made.boundary.remove()
+
+
+def test_a_step_that_a_graph_crosses_ends_no_iteration(crossed: Crossed) -> None:
+    critic, generator = optimizer(), optimizer()
+    for n in range(9):
+        critic.step()
+        if n % 3 == 0:
+            crossed.used = n == 0  # its loss is of what was computed before the critic's step; from then on that is not looked at
+            generator.step()
+    assert crossed.boundary.closing == 1
+    assert crossed.points == [6, 10]  # at the generator's second and third steps
+    assert crossed.said == ["rarer"]
+
+
+def test_a_late_graph_ends_the_iteration_at_the_step_behind_it(crossed: Crossed) -> None:
+    critic, generator = optimizer(), optimizer()
+    for n in range(8):
+        critic.step()
+        if n > 4:
+            crossed.used = True
+            generator.step()
+    assert crossed.boundary.closing == 1
+    assert crossed.points == [2, 3, 4, 5, 6, 7, 9, 11]
+    assert crossed.said == ["rarer"]
+
+
+def test_the_only_optimizer_ends_iterations_though_crossed(crossed: Crossed) -> None:
+    only = optimizer()
+    for _ in range(3):
+        crossed.used = True
+        only.step()
+    assert crossed.points == [1, 2, 3]
+    assert crossed.used  # whoever captures says that the place is not saved
+
+
+def test_a_crossed_optimizer_ends_iterations_when_the_other_one_rests_for_good(crossed: Crossed) -> None:
+    critic, generator = optimizer(), optimizer()
+    for n in range(80):
+        critic.step()
+        if n == 0:
+            crossed.used = True
+            generator.step()
+    assert crossed.boundary.closing == 0
+    assert 60 < crossed.points[0] < 72
+    assert len(crossed.points) == 82 - crossed.points[0]
