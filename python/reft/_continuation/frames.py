@@ -95,7 +95,7 @@ def capture(
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": exact, "refused": refused}
 
 
-def observe(start_frame: FrameType, anew: bool = False) -> None:
+def observe(start_frame: FrameType, anew: bool = False, hold: bool = False) -> None:
     """Notes where objects stand at the process's first program point, if that has not been done.
 
     Later captures name objects by these places, so that a loop variable that means another object by then still
@@ -104,11 +104,14 @@ def observe(start_frame: FrameType, anew: bool = False) -> None:
 
     Args:
         anew: Forget an earlier point: it turned out not to be the one at which a restarted process is restored.
+        hold: Keep the objects until `values.births.release`.
     """
     if values.births.recorded and not anew:
         return
     values.births = values.Births()
     values.births.recorded = True
+    if hold:
+        values.births.hold()
     settings.note_first()
     try:
         encoder = Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True)
@@ -148,7 +151,22 @@ def restore(
             f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
         )
     path, outside, changed, nodes = parts
-    observe(start_frame, anew=True)
+    observe(start_frame, anew=True, hold=True)
+    try:
+        return _restore(start_frame, path, outside, changed, nodes, foreign, owned_storages)
+    finally:
+        values.births.release()
+
+
+def _restore(
+    start_frame: FrameType,
+    path: list[dict[str, Any]],
+    outside: Any,
+    changed: Any,
+    nodes: list[Any],
+    foreign: bool,
+    owned_storages: frozenset[int],
+) -> RestoreReport:
     live = _walk(start_frame)
     _compare_paths(path, live)
     decoder = Decoder(nodes, values.births.by_place(), _plan_generator, foreign, owned_storages)

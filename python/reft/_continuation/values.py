@@ -126,6 +126,10 @@ class Births:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
+        # Lists, dicts and the like, which no weak reference can follow, by identity. One that is gone may leave its identity to
+        # another: that one is then put where the first stood, which is no harm, because nobody holds it any more.
+        self._unfollowed: dict[int, str] = {}
+        self._held: dict[str, Any] | None = None
         self._at: dict[str, int] = {}
         self._ambiguous: set[str] = set()
         self.recorded = False
@@ -139,7 +143,7 @@ class Births:
         """Functions and classes by place: what means another one later is captured by name."""
 
     def note(self, value: Any, place: str) -> None:
-        """Remembers the first place of an object; objects that cannot be referred to weakly have none.
+        """Remembers the first place of an object.
 
         Members of a set have none either: their order is another one in each process. A place that two objects have is no name.
         """
@@ -149,6 +153,11 @@ class Births:
         try:
             self._places[id(value)] = (weakref.ref(value), place)
         except TypeError:
+            if self._at.setdefault(place, id(value)) != id(value):
+                self._ambiguous.add(place)
+            self._unfollowed.setdefault(id(value), place)
+            if self._held is not None:
+                self._held.setdefault(place, value)
             return
         other = self._places.get(self._at.get(place, 0), (lambda: None, ""))[0]()
         if other is not None and other is not value:
@@ -158,12 +167,26 @@ class Births:
     def place(self, value: Any) -> str | None:
         """Gives the place an object was born at, if it was there."""
         found = self._places.get(id(value))
-        return found[1] if found is not None and found[0]() is value and found[1] not in self._ambiguous else None
+        if found is not None and found[0]() is value:
+            place: str | None = found[1]
+        else:
+            place = self._unfollowed.get(id(value))
+        return None if place in self._ambiguous else place
+
+    def hold(self) -> None:
+        """Keeps every object that is noted from now on: `by_place` gives them all."""
+        self._held = {}
+
+    def release(self) -> None:
+        """Ends what `hold` began."""
+        self._held = None
 
     def by_place(self) -> dict[str, Any]:
         """Gives the objects that are still alive, by their place."""
         pairs = ((place, reference()) for reference, place in self._places.values() if place not in self._ambiguous)
-        return {place: value for place, value in pairs if value is not None}
+        found = {place: value for place, value in pairs if value is not None}
+        found.update((place, value) for place, value in (self._held or {}).items() if place not in self._ambiguous)
+        return found
 
 
 births = Births()
@@ -237,11 +260,12 @@ class Encoder:
                 births.note(value, place)
             birth = births.place(value)
         # Below an object that stood somewhere at the first point, places are the same however it is reached now.
+        place = birth or place
         try:
-            if self._inside_data and (self._is_foreign(kind, handler) or not self._moves(value, birth or place)):
+            if self._inside_data and (self._is_foreign(kind, handler) or not self._moves(value, place)):
                 node = ("owned",)
             else:
-                node = handler(self, value, birth or place, depth)
+                node = handler(self, value, place, depth)
         except (
             Exception
         ) as error:  # a user's object may do anything when it is looked at; the others are still worth having
@@ -336,7 +360,8 @@ class Encoder:
         return [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in list(attributes.items())]
 
     def _key(self, key: Any, place: str, depth: int) -> Any:
-        return key if _plain_key(key) else self.encode(key, place, depth + 1)
+        """A key or member: itself if it is plain, else its encoded form as a list, which no key can be."""
+        return key if _plain_key(key) else list(self.encode(key, place, depth + 1))
 
     def _mapping(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if "__builtins__" in value:
@@ -766,7 +791,7 @@ _NUMBERS = frozenset({int, float, bool, type(None)})
 _Handler = Callable[[Encoder, Any, str, int], tuple[Any, ...]]
 # Handlers whose objects have no identity worth keeping across processes.
 _UNBORN: frozenset[Any] = frozenset(
-    {Encoder._sequence, Encoder._set, Encoder._pickled, Encoder._reduced, Encoder._method, Encoder._partial}
+    {Encoder._pickled, Encoder._reduced, Encoder._method, Encoder._partial}
 )
 
 
@@ -1031,6 +1056,13 @@ class Decoder:
             here, there = type_name(type(live.__self__)), self._nodes[node[4][1]][2]
         return None if here == there else f"a `with` block of {there} stands around the loop, in the restarted script one of {here}"
 
+    def _container(self, node: Any) -> Any:
+        """As `_target`, for what can as well be made anew: only what has lived since the first program point.
+
+        What else stands at the same place may be an item of the data that the variable does not mean any more.
+        """
+        return self._target(node, MISSING)
+
     def _target(self, node: Any, live: Any) -> Any:
         """The live object that a node is: its birth place first, else what is at the same place now."""
         for candidate in (self._born.get(node[1], MISSING) if node[1] is not None else MISSING, live):
@@ -1080,14 +1112,16 @@ class Decoder:
 
     def _key(self, key: Any, there: list[Any], at: int, place: str) -> Any:
         """The live key of a dict's or set's item; KEEP if it cannot be found."""
-        if type(key) is not tuple or len(key) != 2 or key[0] != "r":
+        if type(key) is not list:
             return key
+        if key[0] != "r":
+            return KEEP
         node = self._nodes[key[1]]
         candidate = there[at] if at < len(there) and type_name(type(there[at])) == node[2] else MISSING
-        return self.resolve(key, candidate, f"{place}<key>")
+        return self.resolve(tuple(key), candidate, f"{place}<key>")
 
     def _list(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._target(node, live)
+        target = self._container(node)
         if target is MISSING:
             target = self._made(node, list)
             if target is MISSING:
@@ -1101,7 +1135,7 @@ class Decoder:
         return target
 
     def _deque(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._target(node, live)
+        target = self._container(node)
         if target is not MISSING and target.maxlen != node[4]:
             target = MISSING
         if target is MISSING:
@@ -1128,7 +1162,7 @@ class Decoder:
         return kind._make(items) if hasattr(kind, "_make") else kind(items)
 
     def _dict(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._target(node, live)
+        target = self._container(node)
         if target is MISSING:
             target = self._made(node, dict)
             if target is MISSING:
@@ -1168,7 +1202,7 @@ class Decoder:
             return self._problem(place, node, "holds an object made after the first step")
         if node[2] == "builtins.frozenset":
             return frozenset(items)
-        target = self._target(node, live)
+        target = self._container(node)
         if target is MISSING:
             target = self._made(node, set)
             if target is MISSING:
@@ -1180,7 +1214,7 @@ class Decoder:
         return target
 
     def _bytearray(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._target(node, live)
+        target = self._container(node)
         if target is MISSING:
             return bytearray(node[3])
         self._contents.append(lambda: target.__setitem__(slice(None), node[3]))
@@ -1338,7 +1372,7 @@ class Decoder:
         return target
 
     def _instance(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._target(node, live)
+        target = self._container(node) if self._is_plain(index) else self._target(node, live)
         if target is MISSING:
             kind = _find_type(node[2])
             if kind is None:
@@ -1384,6 +1418,22 @@ class Decoder:
         if candidate is None or type_name(type(candidate)) != node[2]:
             return None
         return candidate if _can_take(candidate, node) and not self._memory.is_owned(candidate) else None
+
+    def _is_plain(self, index: int) -> bool:
+        """Whether an object can be made anew from its node: nothing in it is left to the restarted script."""
+        seen, left = {index}, [index]
+        while left:
+            node = self._nodes[left.pop()]
+            if node[0] not in _MADE_ANEW or (node[0] == "tensor" and node[8][3]):
+                return False
+            for part in _parts(node):
+                if type(part) is tuple:
+                    if part[0] != "r":
+                        return False
+                    if part[1] not in seen:
+                        seen.add(part[1])
+                        left.append(part[1])
+        return True
 
     def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
         torch: Any = sys.modules["torch"]
@@ -1505,6 +1555,25 @@ class Decoder:
             # First, because parts of the loader are written after it.
             self._positions.insert(0, lambda: loaders.swap(target, fresh))
         return target
+
+
+_MADE_ANEW = frozenset(
+    {"list", "deque", "tuple", "dict", "set", "bytearray", "instance", "tensor", "array", "pickled", "enum", "torch_constant", "random", "named"}
+)
+
+
+def _parts(node: Any) -> list[Any]:
+    """What a node of `_MADE_ANEW` is made of."""
+    if node[0] == "instance":
+        return [item for _, item in (*node[3], *node[4])]
+    if node[0] == "dict":
+        keys = [tuple(key) for key, _ in node[3] if type(key) is list]
+        return [*keys, *(item for _, item in node[3]), *(item for _, item in node[4])]
+    if node[0] == "set":
+        return [*(tuple(key) for key in node[3] if type(key) is list), *(item for _, item in node[4])]
+    if node[0] == "list":
+        return [*node[3], *(item for _, item in node[4])]
+    return list(node[3]) if node[0] in ("deque", "tuple") else []
 
 
 def _can_take(live: Any, node: Any) -> bool:

@@ -23,7 +23,7 @@ def rates():
 
 
 def train(model, optimizer, rank):
-    for i, (idx, x, y), lr in zip(range(17), batches(rank), rates()):
+    for i, (idx, x, y), lr in zip(range(17), batches(rank), rates(), strict=False):
         for group in optimizer.param_groups:
             group["lr"] = lr
         loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())

@@ -72,6 +72,8 @@ def main():
         ordered.move_to_end(0, last=True)
         seen.add((step, "x"))
         keys[mode] = keys.get(mode, 0) + 1
+        keys["r", step] = step  # as references are written in nodes
+        seen.add(("r", 0))
         warned.add(step)
         warned.count = len(warned)
         if step == 1:
