@@ -13,6 +13,7 @@
 #include "agent/status.h"
 #include "hang_detect/native_stack.h"
 #include "hang_detect/remote_stack.h"
+#include "intercept/base/agent_start.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -74,7 +75,7 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
   }
   if (!lock) {
     reft::logError("agent", "another process holds ", directory, "/agent.lock and does not answer");
-    ready(std::move(parent), 1, "");
+    ready(std::move(parent), 1, std::string(reft::kAgentFailed) + "another one holds " + directory + " and does not answer");
     return 1;
   }
   reft::agent::Agent agent(options, reft::agent::listenOn(directory));
@@ -136,8 +137,10 @@ int main(int argc, char** argv) {
     }
     return serve(options, parent);
   } catch (const std::exception& error) {
-    reft::logError("agent", error.what());
-    reft::agent::ready(std::move(parent), 1, "");
+    if (parent || options.foreground) {
+      reft::logError("agent", error.what());
+    }
+    reft::agent::ready(std::move(parent), 1, std::string(reft::kAgentFailed) + error.what());  // who started it says it
     return 1;
   }
 }

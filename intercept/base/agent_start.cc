@@ -73,9 +73,13 @@ void startAgent(const std::vector<std::string>& argv, std::chrono::milliseconds 
   while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
   }
   const bool clean = WIFEXITED(status) && WEXITSTATUS(status) == 0;
-  if (line.find('\n') == std::string::npos && !clean) {
-    throw Unavailable("the agent " + argv[0] + " ended before it listened; its log is agent.log in the run directory");
+  if (clean) {
+    return;
   }
+  if (line.starts_with(kAgentFailed)) {
+    throw Unavailable("the agent cannot start: " + line.substr(kAgentFailed.size(), line.find('\n') - kAgentFailed.size()));
+  }
+  throw Unavailable("the agent " + argv[0] + " ended before it listened; its log is agent.log in the run directory");
 }
 
 }  // namespace reft

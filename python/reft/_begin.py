@@ -17,6 +17,7 @@ from typing import Any
 from reft import _C, _agent_protocol, _banner, _job, _restore
 
 _REASON_CHARS = 300
+_FIRST_SEC = 5.0  # how long a rank that gave up waits for what the first one says
 
 
 class OthersGaveUp(_C.Unavailable):
@@ -53,9 +54,10 @@ def give_up(job: _job.Job, store: Any, reason: str) -> None:
     Without it they would wait as long as the process group allows, and then end. What this rank has said already stays: some
     may have read it.
     """
-    reason = " ".join(reason.split())[:_REASON_CHARS]
+    refusal = _refusal(reason)
+    reason = refusal[1:]
     # The second one for those that have read an inventory: a step that they agreed on is resumed by all or by none.
-    answers = {f"inventory/{job.rank}": f"!{reason}", f"match/{job.rank}": f"!{reason}"}
+    answers = {f"inventory/{job.rank}": refusal, f"match/{job.rank}": refusal}
     if job.rank == 0:
         answers["incarnation"] = "1 0"  # as Session.start publishes it: the incarnation, and the limit of the overhead
     if job.local_rank == 0:
@@ -66,6 +68,21 @@ def give_up(job: _job.Job, store: Any, reason: str) -> None:
                 store.set(key, answer)
         except Exception as error:  # noqa: BLE001  # training must go on
             _banner.warn_once("give up", f"rank {job.rank}: other ranks cannot be told that it has no snapshots: {error}")
+
+
+def said_by_the_first(job: _job.Job, store: Any, reason: str) -> bool:
+    """Whether rank 0 gave up for the same reason, which it says: settings are the same on all ranks, most of the time."""
+    if job.rank == 0:
+        return False
+    try:
+        store.wait(["inventory/0"], timedelta(seconds=_FIRST_SEC))
+        return bool(bytes(store.get("inventory/0")).decode() == _refusal(reason))
+    except Exception:  # noqa: BLE001  # it says nothing at all: reft is disabled there
+        return False
+
+
+def _refusal(reason: str) -> str:
+    return "!" + " ".join(reason.split())[:_REASON_CHARS]
 
 
 def _all_take_part(inventories: list[str], rank: int) -> None:

@@ -636,8 +636,12 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
     try:
         env = _C.environment()
     except _C.InvalidArgument as error:
-        _begin.give_up(_job.identify(rank, world_size, ""), store, str(error))
-        _banner.say(f"error: {error}. Training goes on without snapshots")
+        job = _job.identify(rank, world_size, "")
+        _begin.give_up(job, store, str(error))
+        if os.environ.get("REFT_STRICT") == "1":  # what else is set is not known
+            raise
+        if not _begin.said_by_the_first(job, store, str(error)):
+            _banner.say(f"error: {error}. Training goes on without snapshots")
         return
     if rank == 0:
         for name, nearest in _C.env_unknown([n for n in os.environ if n.startswith("REFT_")]):

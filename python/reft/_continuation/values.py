@@ -1143,7 +1143,7 @@ class Decoder:
                 return self._problem(place, node, "made after the first step")
             target = deque(maxlen=node[4])
         self._done[index] = target
-        items = self._children(node[3], list(target), place)
+        items = self._children(node[3], list(target or (live if isinstance(live, deque) else ())), place)
         if items is None:
             return self._problem(place, node, "holds an object made after the first step")
         self._contents.append(target.clear)
