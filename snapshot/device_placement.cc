@@ -43,7 +43,7 @@ bool DevicePlacement::begin(const DeviceStream& stream, int64_t step, uint64_t c
   in_step_ = false;
   steps_.push_back(now_);
   waits_.mark({.what = OpEvent::kSnapshot, .ticket = static_cast<uint64_t>(step)}, stream);
-  plan_ = placer_.foresee(bytes);
+  plan_ = placer_.foresee(bytes, /*past_the_guard=*/true);
   uint64_t in_gaps = 0;
   for (const uint64_t gap : plan_.gap_bytes) {
     in_gaps += gap;

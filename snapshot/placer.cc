@@ -70,12 +70,12 @@ bool Placer::isGap() const {
   return model_.inBubble() || (model_.waiting() && !options_.shared_link);
 }
 
-// Whole chunks that fit into a foretold gap. Never more than the gap less its guard: copies are planned to end before it.
-uint64_t Placer::roomIn(const ForecastSpan& span) const {
+// Whole chunks that fit into a foretold gap less its guard of so many standard deviations: copies are planned to end before it.
+uint64_t Placer::roomIn(const ForecastSpan& span, double guard_jitters) const {
   if (!span.gap || (!span.bubble && options_.shared_link)) {
     return 0;
   }
-  const auto guard = static_cast<int64_t>(guard_ * static_cast<double>(span.jitter_ns));
+  const auto guard = static_cast<int64_t>(guard_jitters * static_cast<double>(span.jitter_ns));
   return bytesIn(span.wait_ns - guard, rate(Tier::kGap)) / options_.chunk_bytes * options_.chunk_bytes;
 }
 
@@ -95,7 +95,7 @@ void Placer::rebuild() {
   compute_from_.assign(count + 1, 0);
   for (size_t i = count; i-- > 0;) {
     const ForecastSpan& span = forecast->spans[i];
-    gap_room_from_[i] = gap_room_from_[i + 1] + roomIn(span);
+    gap_room_from_[i] = gap_room_from_[i + 1] + roomIn(span, guard_);
     compute_from_[i] = compute_from_[i + 1] + span.compute_ns;
     if (span.bubble || !options_.shared_link) {
       paper_gap_ns_ += span.wait_ns;
@@ -103,7 +103,32 @@ void Placer::rebuild() {
   }
 }
 
-PlacementPlan Placer::foresee(uint64_t bytes) const {
+// Adds up to `bytes` to what the gaps are to take, in proportion to the room that is left in them. Returns how many it added.
+uint64_t Placer::fillGaps(const Forecast& forecast, double guard_jitters, uint64_t bytes,
+                          std::vector<uint64_t>& gap_bytes) const {
+  const auto left_in = [&](size_t gap) {
+    const uint64_t room = roomIn(forecast.spans[gap], guard_jitters);
+    return room - std::min(room, gap_bytes[gap]);
+  };
+  uint64_t room = 0;
+  for (size_t gap = 0; gap < gap_bytes.size(); ++gap) {
+    room += left_in(gap);
+  }
+  const uint64_t in_gaps = std::min(bytes, room);
+  uint64_t room_so_far = 0;
+  uint64_t added = 0;
+  for (size_t gap = 0; gap < gap_bytes.size(); ++gap) {
+    const uint64_t left = left_in(gap);
+    room_so_far += left;
+    const uint64_t so_far = std::min(in_gaps, chunksFor(in_gaps, room_so_far, room, options_.chunk_bytes));
+    const uint64_t here = std::min(so_far - std::min(added, so_far), left);
+    gap_bytes[gap] += here;
+    added += here;
+  }
+  return added;
+}
+
+PlacementPlan Placer::foresee(uint64_t bytes, bool past_the_guard) const {
   PlacementPlan plan;
   const Forecast* forecast = model_.forecast();
   plan.from_forecast = forecast != nullptr;
@@ -114,19 +139,15 @@ PlacementPlan Placer::foresee(uint64_t bytes) const {
     return plan;
   }
   int64_t communication_ns = 0;
-  const uint64_t room = gap_room_from_.front();
-  const uint64_t in_gaps = std::min(rest, room);
-  uint64_t room_so_far = 0;
   for (const ForecastSpan& span : forecast->spans) {
-    room_so_far += roomIn(span);
-    const uint64_t so_far = std::min(in_gaps, chunksFor(in_gaps, room_so_far, room, options_.chunk_bytes));
-    const uint64_t before = plan.bytes[static_cast<size_t>(Tier::kGap)];
-    const uint64_t here = std::min(so_far - std::min(before, so_far), roomIn(span));
-    plan.gap_bytes.push_back(here);
-    put(Tier::kGap, here);
-    rest -= here;
     communication_ns += span.communication_ns + (span.bubble ? 0 : span.wait_ns);
   }
+  plan.gap_bytes.assign(forecast->spans.size(), 0);
+  rest -= fillGaps(*forecast, guard_, rest, plan.gap_bytes);
+  if (past_the_guard) {
+    rest -= fillGaps(*forecast, 0, rest, plan.gap_bytes);
+  }
+  put(Tier::kGap, bytes - rest);
   const uint64_t compute = std::min(rest, bytesIn(compute_from_.front(), rate(Tier::kCompute)));
   put(Tier::kCompute, compute);
   rest -= compute;
@@ -139,7 +160,7 @@ PlacementPlan Placer::foresee(uint64_t bytes) const {
 void Placer::makePlan() {
   const uint64_t rest = left_;
   if (snapshot_ && options_.policy == PlacementPolicy::kGap) {
-    plan_ = foresee(rest);
+    plan_ = foresee(rest, /*past_the_guard=*/false);
     return;
   }
   plan_ = {};
@@ -222,7 +243,7 @@ uint64_t Placer::shareOf(const ForecastSpan& gap) const {
   if (next >= gap_room_from_.size()) {
     return std::numeric_limits<uint64_t>::max();
   }
-  const uint64_t here = roomIn(gap);
+  const uint64_t here = roomIn(gap, guard_);
   const uint64_t room = here + gap_room_from_[next];
   return left_ > room ? std::numeric_limits<uint64_t>::max() : chunksFor(left_, here, room, options_.chunk_bytes);
 }

@@ -87,8 +87,10 @@ class Placer {
   void gateDone(int64_t begin_ns, int64_t now_ns);
 
   Grant ask(int64_t now_ns);
-  // Where `bytes` of a snapshot would go in a whole step like the one that is foretold now, under kGap.
-  PlacementPlan foresee(uint64_t bytes) const;
+  // Where `bytes` of a snapshot would go in a whole step like the one that is foretold now, under kGap. `past_the_guard`: what the
+  // guard keeps out of gaps goes into them all the same before it goes beside work. For an owner that orders a whole step's copies
+  // in advance: one that is to end with its gap runs past it for a part of its time, one beside work for all of it.
+  PlacementPlan foresee(uint64_t bytes, bool past_the_guard) const;
   // A copy of `bytes` from a grant ran from `begin_ns` to `end_ns`.
   void copied(uint64_t bytes, Tier tier, int64_t begin_ns, int64_t end_ns);
 
@@ -107,7 +109,8 @@ class Placer {
 
  private:
   bool isGap() const;
-  uint64_t roomIn(const ForecastSpan& span) const;
+  uint64_t roomIn(const ForecastSpan& span, double guard_jitters) const;
+  uint64_t fillGaps(const Forecast& forecast, double guard_jitters, uint64_t bytes, std::vector<uint64_t>& gap_bytes) const;
   void rebuild();
   void makePlan();
   void openGap(const ForecastSpan* foretold, int64_t now_ns);

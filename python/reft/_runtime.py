@@ -653,12 +653,18 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
         _C.configure_faults(env["fault"], rank)
         session.start()
     except Exception as error:
-        _begin.give_up(session.job, store, str(error) or type(error).__name__)
+        reason = str(error) or type(error).__name__
+        _begin.give_up(session.job, store, reason)
         if env["strict"]:
             raise
         beginning = " and from its beginning" if session.job.attempt > 0 and session.point is None else ""
-        if not isinstance(error, _begin.OthersGaveUp) or error.to_say:
-            _banner.say(f"rank {rank}: training goes on without snapshots{beginning}: {error}")
+        said = (
+            not error.to_say
+            if isinstance(error, _begin.OthersGaveUp)
+            else _begin.said_by_the_first(session.job, store, reason)
+        )
+        if not said:
+            _banner.say(f"rank {rank}: training goes on without snapshots{beginning}: {reason}")
         session.stop(at_exit=False)
         return
     _session = session

@@ -149,6 +149,32 @@ TEST(Placer, TiersFillInOrderWhenTheGapsAreTooSmall) {
   EXPECT_TRUE(compute_seen && communication_seen && gate_seen);
 }
 
+TEST(Placer, WhatTheGuardKeepsOutGoesIntoGapsBeforeItGoesBesideWorkIfAsked) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.begin(10 * kChunk);
+  const auto in = [](const PlacementPlan& plan, Tier tier) { return plan.bytes[static_cast<size_t>(tier)]; };
+  const uint64_t all = 200 * kChunk;
+  const PlacementPlan kept = rank.placer.foresee(all, false);
+  const PlacementPlan past = rank.placer.foresee(all, true);
+  const Forecast& forecast = *rank.placer.model().forecast();
+  uint64_t longest = 0;
+  for (size_t i = 0; i < past.gap_bytes.size(); ++i) {
+    EXPECT_LE(static_cast<int64_t>(past.gap_bytes[i]), forecast.spans[i].wait_ns);  // 1 byte a ns
+    EXPECT_GE(past.gap_bytes[i], kept.gap_bytes[i]);
+    EXPECT_EQ(past.gap_bytes[i] % kChunk, 0u);
+    longest += past.gap_bytes[i] - kept.gap_bytes[i];
+  }
+  EXPECT_EQ(in(past, Tier::kGap) - in(kept, Tier::kGap), longest);
+  EXPECT_GT(longest, 0u);
+  EXPECT_LT(in(past, Tier::kGate), in(kept, Tier::kGate));
+  // Nothing of it before the guarded part is full.
+  const uint64_t fits = in(kept, Tier::kGap);
+  EXPECT_EQ(rank.placer.foresee(fits, true).gap_bytes, rank.placer.foresee(fits, false).gap_bytes);
+  EXPECT_EQ(in(rank.placer.foresee(fits + kChunk, true), Tier::kGap), fits + kChunk);
+  EXPECT_EQ(in(rank.placer.foresee(fits + kChunk, true), Tier::kCompute), 0u);
+}
+
 TEST(Placer, CollectivesAreGapsWhenTheCopiesHaveAPathOfTheirOwn) {
   PlacerOptions options = optionsFor(PlacementPolicy::kGap);
   options.shared_link = false;
