@@ -7,7 +7,7 @@ shown is where the copies go. Blocks without snapshots, under `eager` and under 
 the blocks without before and after it. Which bytes were copied while the training stream ran no kernel is counted from the trace
 that the devices write, not from what reft says.
 
-    python tests/bench/placement_device.py [--jobs pipeline ddp] [--blocks 4] [--steps 8] [--json FILE]
+    python tests/bench/placement_device.py [--jobs pipeline ddp] [--contention 60] [--blocks 4] [--steps 8] [--json FILE]
 """
 
 from __future__ import annotations
@@ -142,6 +142,11 @@ class Trace:
         return every, idle
 
 
+def device_of(args: argparse.Namespace) -> dict[str, Any]:
+    """What the stand-ins are like."""
+    return DEVICE | {"contention_percent": args.contention}
+
+
 def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
     """Metrics of one job, whether it failed, and a remark."""
     import environment as cuda
@@ -151,7 +156,7 @@ def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, s
     with tempfile.TemporaryDirectory() as scratch:
         arguments = {"job": job} | {name: getattr(args, name) for name in ("blocks", "steps", "settle")}
         settings = {"REFT_SNAPSHOT_CHUNK_BYTES": str(CHUNK), "FAKE_CUDA_TRACE": f"{scratch}/{TRACE}"}
-        rows = report.run_ranks(__file__, ranks, Path(scratch), arguments, cuda.environment(ranks, **DEVICE) | settings)
+        rows = report.run_ranks(__file__, ranks, Path(scratch), arguments, cuda.environment(ranks, **device_of(args)) | settings)
         if rows is None:
             return {}, True, f"{job}: did not run"
         traces = [Trace(Path(scratch) / f"{TRACE}.{row['pid']}", row["device"]) for row in rows]
@@ -195,6 +200,9 @@ def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, s
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", default=["pipeline", "ddp"], choices=list(RANKS))
+    parser.add_argument(
+        "--contention", type=int, default=DEVICE["contention_percent"], help="percent of its speed that a kernel loses beside a copy"
+    )
     parser.add_argument("--blocks", type=int, default=4, help="blocks under each policy")
     parser.add_argument("--steps", type=int, default=8, help="counted steps in a block")
     parser.add_argument("--settle", type=int, default=4, help="steps before them")
@@ -214,7 +222,7 @@ def main() -> int:
         print(cuda.missing(), file=sys.stderr)
         return 1
     metrics: dict[str, Any] = {}
-    failed, notes = 0, [f"stand-in devices: {DEVICE}"]
+    failed, notes = 0, [f"stand-in devices: {device_of(args)}"]
     for job in args.jobs:
         found, wrong, remark = run_job(job, args)
         metrics |= found
