@@ -20,9 +20,11 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from . import calls, graphs, settings, statics, values
+from . import births, calls, graphs, settings, statics
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
-from .values import KEEP, UNBOUND, Decoder, Encoder, Lost, Report
+from .decode import Decoder, Lost
+from .encode import Encoder
+from .nodes import KEEP, MISSING, UNBOUND, Report, is_bound, loads
 
 _VERSION = 8
 _CO_OPTIMIZED = 1
@@ -104,14 +106,14 @@ def observe(start_frame: FrameType, anew: bool = False, hold: bool = False) -> N
 
     Args:
         anew: Forget an earlier point: it turned out not to be the one at which a restarted process is restored.
-        hold: Keep the objects until `values.births.release`.
+        hold: Keep the objects until `births.current.release`.
     """
-    if values.births.recorded and not anew:
+    if births.current.recorded and not anew:
         return
-    values.births = values.Births()
-    values.births.recorded = True
+    births.current = births.Births()
+    births.current.recorded = True
     if hold:
-        values.births.hold()
+        births.current.hold()
     settings.note_first()
     try:
         encoder = Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True)
@@ -145,7 +147,7 @@ def restore(
     """
     if captured["refused"] is not None:
         raise FrameMismatch(captured["refused"])
-    version, python, *parts = values.loads(captured["frames"])
+    version, python, *parts = loads(captured["frames"])
     if version != _VERSION or tuple(python) != sys.version_info[:2]:
         raise FrameMismatch(
             f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
@@ -155,7 +157,7 @@ def restore(
     try:
         return _restore(start_frame, path, outside, changed, nodes, foreign, owned_storages)
     finally:
-        values.births.release()
+        births.current.release()
 
 
 def _restore(
@@ -169,7 +171,7 @@ def _restore(
 ) -> RestoreReport:
     live = _walk(start_frame)
     _compare_paths(path, live)
-    decoder = Decoder(nodes, values.births.by_place(), _plan_generator, foreign, owned_storages)
+    decoder = Decoder(nodes, births.current.by_place(), _plan_generator, foreign, owned_storages)
     user = 0
     try:
         for record, (frame, _, _) in zip(path, live, strict=True):
@@ -339,7 +341,7 @@ def _encode_names(
         value = namespace.get(name, UNBOUND)
         if isinstance(value, ModuleType) or (name.startswith("__") and name.endswith("__")):
             continue
-        stateless = isinstance(value, _STATELESS) and not values.is_bound(value)
+        stateless = isinstance(value, _STATELESS) and not is_bound(value)
         stateless = stateless or (type(value) is FunctionType and not value.__closure__)
         if stateless and not encoder.is_switched(value, prefix + name):
             continue
@@ -366,7 +368,7 @@ def _plan_generator(decoder: Decoder, record: dict[str, Any], generator: Any, pl
     Returns:
         The generator, None if it cannot be made.
     """
-    made = generator is values.MISSING
+    made = generator is MISSING
     if made:
         generator = _make_generator(record)
         if generator is None:
@@ -383,7 +385,7 @@ def _plan_generator(decoder: Decoder, record: dict[str, Any], generator: Any, pl
     _plan_locals(decoder, record, frame, analysis, slots, place)
     stack: list[Any] = []
     for i, encoded in enumerate(record["stack"]):
-        value = UNBOUND if encoded == UNBOUND else decoder.resolve(encoded, values.MISSING, f"{place}<stack {i}>")
+        value = UNBOUND if encoded == UNBOUND else decoder.resolve(encoded, MISSING, f"{place}<stack {i}>")
         if value is KEEP or value is UNBOUND:
             raise FrameMismatch(f"{place}: it stands at another yield, and what it was doing there cannot be put back")
         stack.append(value)
@@ -526,7 +528,7 @@ def _plan_slot(decoder: Decoder, encoded: Any, frame: Any, index: int, live: Any
     if encoded == UNBOUND:
         value: Any = UNBOUND
     else:
-        value = decoder.resolve(encoded, values.MISSING if live is UNBOUND else live, place)
+        value = decoder.resolve(encoded, MISSING if live is UNBOUND else live, place)
     if value is KEEP:
         return KEEP
     if value is not live:
@@ -539,7 +541,7 @@ def _plan_cell(decoder: Decoder, encoded: Any, cell: Any, place: str) -> None:
     try:
         live = cell.cell_contents
     except ValueError:
-        live = values.MISSING
+        live = MISSING
     except AttributeError:
         return
     if encoded == UNBOUND:
@@ -555,7 +557,7 @@ def _plan_names(decoder: Decoder, names: list[tuple[str, Any]], namespace: dict[
             if name in namespace:
                 decoder.write(partial(namespace.pop, name, None))
             continue
-        value = decoder.resolve(encoded, namespace.get(name, values.MISSING), prefix + name)
+        value = decoder.resolve(encoded, namespace.get(name, MISSING), prefix + name)
         if value is not KEEP:
             decoder.write(partial(namespace.__setitem__, name, value))
 

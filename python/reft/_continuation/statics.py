@@ -16,8 +16,10 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from . import values
-from .values import ATOMS, KEEP, MISSING, Decoder, Encoder
+from . import births
+from .decode import Decoder
+from .encode import Encoder, has_state
+from .nodes import ATOMS, KEEP, MISSING
 
 _MOST_MODULES = 256
 _NOT_OWN = frozenset({"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"})
@@ -107,7 +109,7 @@ def capture(encoder: Encoder) -> list[tuple[str, Named, list[tuple[str, Named]],
             functions = [
                 (key, encoder.encode(function, f"{name}:{key}"))
                 for key, function in module.functions
-                if values.has_state(function)
+                if has_state(function)
             ]
             if names or classes or functions:
                 found.append((name, names, classes, functions))
@@ -144,7 +146,7 @@ def plan(decoder: Decoder, captured: list[tuple[str, Named, list[tuple[str, Name
 
 def _capture_names(encoder: Encoder, names: list[str], namespace: Any, prefix: str) -> Named:
     found: Named = []
-    first = values.births.constants
+    first = births.current.constants
     for name in names:
         value = namespace.get(name, MISSING)
         kind = type(value)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 Run = Callable[..., Any]
 
 HEADER = """
-import itertools
+import collections, itertools
 import numpy as np
 import probe, torch
 from torch.utils.data import DataLoader, Dataset
@@ -119,12 +119,20 @@ class Data(Dataset):
     def __getitem__(self, i):
         return self.rows[i], self.maps[i], self.sets[i], self.tracks[i], self.packed[i]
 def main():
+    class Local:
+        n = 0
+    class LocalList(list):
+        pass
+    Pair = collections.namedtuple("Pair", "a b")
     data, kept = Data(), []
     for step in range(9):
+        local, numbers, pair = Local(), LocalList(range(step)), Pair(step, -step)
+        local.n = step
         row, map, members, track, packed = data[step]
         kept = kept[-2:]
         learn()
         kept.append(step)
+        probe.trace(local.n, numbers, pair, type(local) is Local, type(numbers) is LocalList, type(pair) is Pair)
         probe.trace(step, row, map, list(members), track.n, track.tags, packed.n, kept)
         probe.trace(data.rows[:9], data.maps[:9], [list(s) for s in data.sets[:9]])
         probe.trace([(t.n, t.tags) for t in data.tracks[:9]], [p.n for p in data.packed[:9]])

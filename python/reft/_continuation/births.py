@@ -1,0 +1,82 @@
+"""Where objects stood at the first program point of a process: names that the restarted process shares with the one that was killed.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+MEMBER = "<member>"  # in places: below it, no place is a name
+
+
+class Births:
+    """Where objects stood at the first program point of this process: names that two processes share."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
+        # Lists, dicts and the like, which no weak reference can follow, by identity. One that is gone may leave its identity to
+        # another: that one is then put where the first stood, which is no harm, because nobody holds it any more.
+        self._unfollowed: dict[int, str] = {}
+        self._held: dict[str, Any] | None = None
+        self._at: dict[str, int] = {}
+        self._ambiguous: set[str] = set()
+        self.recorded = False
+        self.bulky: dict[str, tuple[int, int, int]] = {}
+        """Identity, size and version of a dataset's large attributes by place."""
+        self.handles: dict[str, Any] = {}
+        """Numbers by place that were descriptors, processes, threads or addresses then; see `handles`."""
+        self.constants: dict[str, Any] = {}
+        """Numbers and strings by place outside of frames; see `statics`."""
+        self.named: dict[str, Any] = {}
+        """Functions and classes by place: what means another one later is captured by name."""
+
+    def note(self, value: Any, place: str) -> None:
+        """Remembers the first place of an object.
+
+        Members of a set have none either: their order is another one in each process. A place that two objects have is no name.
+        """
+        known = self._places.get(id(value))
+        if MEMBER in place or (known is not None and known[0]() is value):
+            return
+        try:
+            self._places[id(value)] = (weakref.ref(value), place)
+        except TypeError:
+            if self._at.setdefault(place, id(value)) != id(value):
+                self._ambiguous.add(place)
+            self._unfollowed.setdefault(id(value), place)
+            if self._held is not None:
+                self._held.setdefault(place, value)
+            return
+        other = self._places.get(self._at.get(place, 0), (lambda: None, ""))[0]()
+        if other is not None and other is not value:
+            self._ambiguous.add(place)
+        self._at[place] = id(value)
+
+    def place(self, value: Any) -> str | None:
+        """Gives the place an object was born at, if it was there."""
+        found = self._places.get(id(value))
+        if found is not None and found[0]() is value:
+            place: str | None = found[1]
+        else:
+            place = self._unfollowed.get(id(value))
+        return None if place in self._ambiguous else place
+
+    def hold(self) -> None:
+        """Keeps every object that is noted from now on: `by_place` gives them all."""
+        self._held = {}
+
+    def release(self) -> None:
+        """Ends what `hold` began."""
+        self._held = None
+
+    def by_place(self) -> dict[str, Any]:
+        """Gives the objects that are still alive, by their place."""
+        pairs = ((place, reference()) for reference, place in self._places.values() if place not in self._ambiguous)
+        found = {place: value for place, value in pairs if value is not None}
+        found.update((place, value) for place, value in (self._held or {}).items() if place not in self._ambiguous)
+        return found
+
+
+current = Births()
