@@ -6,6 +6,7 @@
 #include "python/bindings/evidence_exchange.h"
 #include "python/bindings/frames.h"
 #include "python/bindings/hang.h"
+#include "python/bindings/sets.h"
 #include "python/bindings/simulate.h"
 #include "python/bindings/snapshot.h"
 #include "python/bindings/timeline.h"
@@ -18,6 +19,7 @@ PYBIND11_MODULE(_C, module) {
   reft::bindEvidenceExchange(module);
   reft::bindHang(module);
   reft::bindFrames(module);
+  reft::bindSets(module);
   reft::bindSimulate(module);
   reft::bindTimeline(module);
 }

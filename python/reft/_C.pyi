@@ -1,6 +1,7 @@
 """Native part of reft; python/bindings/ defines it, one file per group below."""
 
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from datetime import timedelta
 from types import FrameType, GeneratorType
 from typing import Any
@@ -182,6 +183,13 @@ def generator_position(generator: GeneratorType[Any, Any, Any]) -> tuple[int, in
 def generator_set_position(
     generator: GeneratorType[Any, Any, Any], unit: int, state: int, stack: list[Any]
 ) -> None: ...
+
+# sets.cc
+
+def set_layout(set: AbstractSet[Any]) -> tuple[int, int, bytes, bytes] | None: ...
+def set_put_layout(
+    set: AbstractSet[Any], members: list[Any], mask: int, finger: int, places: bytes, removed: bytes
+) -> bool: ...
 
 # simulate.cc
 

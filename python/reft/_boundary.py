@@ -3,9 +3,9 @@
 A loop may step several optimizers (GAN: discriminator, then generator) or one of them several times. The *closing* optimizer
 is the one whose step came right before the first optimizer stepped again: from then on each of its steps ends an iteration.
 With a single optimizer alive that is known at once. When a round goes by without it, it is chosen anew; not among those whose
-steps are *crossed*, by a graph that is built before such a step and used after it, because no restarted script can be put back
-between the two (`fake = G(z)`, the step of D, then G's loss on `fake`). Every optimizer step, closing or not, is a gate: it may
-overwrite what is being copied.
+steps are *crossed*, by a graph that is built before such a step and used after it (`fake = G(z)`, the step of D, then G's loss on
+`fake`), or by gradients (one backward for two optimizers): no restarted script can be put back between the two. Every optimizer
+step, closing or not, is a gate: it may overwrite what is being copied.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from reft import _discovery
 _PATIENCE = 64  # rounds without the closing optimizer after which one whose steps are crossed is better than none
 
 
+def _first_gradient(optimizer: Optimizer) -> Any:
+    return next((p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None), None)
+
+
 class Boundary:
     """Calls back on gates and program points.
 
@@ -35,7 +39,7 @@ class Boundary:
         on_gate: An optimizer is about to write.
         on_point: An iteration has ended; gets the frame of the optimizer's step.
         on_error: Gets what the others raise.
-        expected_closing: Gives the closing optimizer's index in the process that this one takes up; None if there is none.
+        expected_closing: Gives `closing_position` in the process that this one takes up; None if there is none.
         on_replaced: Optimizers may be gone.
         on_unsettled: A step that may turn out to be the first that ends an iteration.
         crossing: Says whether a graph was used that stood in the frames at the last `on_point` or `on_unsettled`.
@@ -65,6 +69,7 @@ class Boundary:
         self._expected_closing, self._on_replaced, self._on_unsettled = expected_closing, on_replaced, on_unsettled
         self._crossing, self._on_crossed, self._on_rarer = crossing, on_crossed, on_rarer
         self._crossed: set[int] = set()
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}  # then, of the others: one each, and its version
         self._looked_at = -1  # the optimizer after whose step `on_point` or `on_unsettled` was called last
         self._waited = 0  # rounds without the closing optimizer
         self._said_rarer = False
@@ -78,6 +83,13 @@ class Boundary:
     def optimizers(self) -> list[Optimizer]:
         """Outermost optimizers in the order of their first step."""
         return [optimizer for optimizer in self._known if optimizer is not None]
+
+    @property
+    def closing_position(self) -> int | None:
+        """Where the closing one is in `optimizers`."""
+        if self.closing is None:
+            return None
+        return sum(optimizer is not None for optimizer in self._known[: self.closing])
 
     def know(self, others: list[Optimizer]) -> None:
         """Counts optimizers among the known ones that have not stepped in this process, but had in the one that it takes up."""
@@ -108,10 +120,10 @@ class Boundary:
             if self._nesting or torch.compiler.is_compiling():
                 return
             if self._ends_iteration(optimizer):
-                self._looked_at = self._last
+                self._look()
                 self._on_point(sys._getframe(1))
             elif self.closing is None:
-                self._looked_at = self._last
+                self._look()
                 self._on_unsettled(sys._getframe(1))
         except Exception as error:
             self._on_error("step", error)
@@ -136,19 +148,46 @@ class Boundary:
                     self.closing = expected if index == expected else None
                 elif index == 0 and self._alone(optimizer):
                     self.closing = 0
+        elif self._is_to_come():
+            pass  # the one that closed before the restart has not stepped yet
         elif self.closing is None or (index in self._round and self.closing not in self._round):
             # `optimizer` begins the second round, or a whole round went by without the closing one: it was replaced, or rests.
             self._choose()
         self._last = index
         self._steps = [i for i in self._steps if i != index] + [index]
         self._round.add(index)
-        if self._looked_at >= 0 and self._looked_at not in self._crossed and self._crossing():
+        if self._looked_at >= 0 and self._looked_at not in self._crossed and (self._crossing() or self._is_old(index)):
             self._cross(self._looked_at)
         if index != self.closing:
             return False
         self._round.clear()
         self._waited = 0
         return True
+
+    def _is_to_come(self) -> bool:
+        expected = self._expected_closing() if self.closing is None else None
+        if expected is None or expected < len(self._known):
+            return False
+        self._waited += 1
+        return self._waited < _PATIENCE
+
+    def _look(self) -> None:
+        """Notes which gradients stand at this step, of optimizers that may step next."""
+        self._looked_at = self._last
+        self._gradients = {}
+        for i, other in enumerate(self._known):
+            gradient = None if other is None or i == self._last else _first_gradient(other)
+            if gradient is not None:
+                self._gradients[i] = (weakref.ref(gradient), gradient._version)
+
+    def _is_old(self, index: int) -> bool:
+        """Whether an optimizer has stepped with gradients from before the step at which frames were looked at last: a restarted
+        script has those of its first iteration there."""
+        noted, optimizer = self._gradients.get(index), self._known[index]
+        if noted is None or optimizer is None:
+            return False
+        gradient = noted[0]()
+        return gradient is not None and gradient is _first_gradient(optimizer) and gradient._version == noted[1]
 
     def _choose(self) -> None:
         """Chooses the closing optimizer: the one that stepped last, or the last of those whose steps are not crossed."""

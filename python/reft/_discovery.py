@@ -90,11 +90,16 @@ def install() -> None:
     _watch(torch.amp.GradScaler)
 
 
+_constructed = 0  # optimizers, schedulers and scalers so far: one that is made in mid-run may take another one's place
+
+
 def _watch(cls: type[Any]) -> None:
     original = cls.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        global _constructed
         original(self, *args, **kwargs)
+        _constructed += 1
         if all(known is not self for known in _made.values()):
             _made[len(_made) + 1 + (max(_made) if _made else 0)] = self
 
@@ -295,7 +300,7 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer
 
 def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:
     """Moves when optimizers, parameters or state tensors were replaced, added or removed. Cheap: every step calls it."""
-    items: list[int] = [_registry.generation]
+    items: list[int] = [_registry.generation, _constructed]
     for source in with_inner(optimizers):
         items.append(id(source))
         for group in source.param_groups:

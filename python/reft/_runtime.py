@@ -7,6 +7,7 @@ and training goes on without snapshots, unless REFT_STRICT=1.
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import pickle
@@ -199,11 +200,9 @@ class Session:
         if self.job.rank == 0:
             known = self.boundary.optimizers if self.boundary is not None else []
             one, other = (f"optimizer {known.index(o)} ({type(o).__name__})" for o in (crossed, closing))
-            what = self._crossing_graph or "a tensor"
-            _banner.say(
-                f"from now on a step of reft ends when {other} steps, not at each step of {one}: {what} is computed before that"
-                " step and differentiated after it"
-            )
+            graph = self._crossing_graph
+            why = f"{graph} is computed before that step and differentiated after it" if graph else "gradients are from before it"
+            _banner.say(f"from now on a step of reft ends when {other} steps, not at each step of {one}: {why}")
 
     def _expected_closing(self) -> int | None:
         return None if self.saved is None else self.saved["closing"]
@@ -286,6 +285,8 @@ class Session:
         assert self.boundary is not None
         self.engine.gate()
         before = None if self.state is None else [(r.name, tuple(r.tensor.shape)) for r in self.state.regions]
+        if self.state is not None:
+            self.state.schedulers = self.state.scalers = []  # one that was replaced is alive only for us
         # What a resume found one step ago is still there, unless the optimizers hold other tensors now.
         restored, self._restored = self._restored, None
         if restored is not None and restored[0] == _discovery.fingerprint(self.boundary.optimizers):
@@ -351,7 +352,7 @@ class Session:
         saved: dict[str, Any] = {
             "step": self.step,
             "session": self.number,
-            "closing": self.boundary.closing,
+            "closing": self.boundary.closing_position,
             "optimizers": self._signatures,
             "state_keys": self._state_keys,
             "counts": _own_checkpoints.counts(state.optimizers, state.schedulers),
@@ -359,8 +360,8 @@ class Session:
                 [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in o.param_groups] for o in state.optimizers
             ],
             "plain_state": [_plain_state(o) if index in self._with_plain else [] for index, o in enumerate(state.optimizers)],
-            "schedulers": [_own_state_dict(s) for s in state.schedulers],
-            "scalers": [s.state_dict() for s in state.scalers],
+            "schedulers": [(type(s).__name__, _own_state_dict(s)) for s in state.schedulers],
+            "scalers": [(type(s).__name__, s.state_dict()) for s in state.scalers],
             "strided": {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.strided.items()},
             "registered": {
                 name: obj.state_dict()
@@ -437,6 +438,7 @@ class Session:
                     f"rank {job.rank}: the place in the loop is not put back ({error}); tensors, optimizer, schedulers and random"
                     " state are. Loop counters start again"
                 )
+        gc.collect()  # what the discarded iteration leaves runs its `finally` now, and not in the middle of training
         _continuation.restore_rng(saved["rng"])
         self.step = int(saved["step"])
         self.point, self.saved, self.sources = None, None, None
@@ -458,11 +460,14 @@ class Session:
         if there != here:
             raise _restore.Mismatch(f"optimizers had {there} parameter groups and have {here} now")
 
-    def _put_state_dicts(self, kind: str, objects: list[Any], saved: list[dict[str, Any]]) -> None:
+    def _put_state_dicts(self, kind: str, objects: list[Any], saved: list[tuple[str, dict[str, Any]]]) -> None:
         """Objects made later in the script than its first step do not exist yet: said, because they start anew."""
         if len(objects) != len(saved) and self.job.rank == 0:
             _banner.say(f"{len(saved)} {kind}(s) were saved and {len(objects)} exist now: the others are not put back")
-        for obj, values in zip(objects, saved, strict=False):
+        for obj, (name, values) in zip(objects, saved, strict=False):
+            if type(obj).__name__ != name:
+                self._lose([(f"{kind} {name}", "", f"it was made after the first step, where there is a {type(obj).__name__}")])
+                continue
             try:
                 obj.load_state_dict(values)
             except Exception as error:

@@ -19,6 +19,7 @@ class Births:
         # Lists, dicts and the like, which no weak reference can follow, by identity. One that is gone may leave its identity to
         # another: that one is then put where the first stood, which is no harm, because nobody holds it any more.
         self._unfollowed: dict[int, str] = {}
+        self._pinned: list[Any] = []
         self._held: dict[str, Any] | None = None
         self._at: dict[str, int] = {}
         self._ambiguous: set[str] = set()
@@ -62,6 +63,17 @@ class Births:
         else:
             place = self._unfollowed.get(id(value))
         return None if place in self._ambiguous else place
+
+    def pin(self, value: Any) -> None:
+        """Keeps an object that no weak reference can follow, if it is small: its identity means it, and no later one, from now on."""
+        if id(value) in self._unfollowed:
+            self._pinned.append(value)
+
+    def place_of_identity(self, identity: int) -> str | None:
+        """Gives the place of the object whose `id` that is, if it still lives and was there at the first point."""
+        found = self._places.get(identity)
+        alive = found is not None and found[0]() is not None and found[1] not in self._ambiguous
+        return found[1] if found is not None and alive else None
 
     def hold(self) -> None:
         """Keeps every object that is noted from now on: `by_place` gives them all."""

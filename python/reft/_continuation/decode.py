@@ -13,16 +13,18 @@ import functools
 import io
 import re
 import sys
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from . import handles, iterators, loaders, memory
+from .births import MEMBER
 from .bytecode import analyse
 from .encode import mutable_defaults
 from .modules import tree_of
-from .nodes import KEEP, MISSING, Report, find_named, find_type, loads, name_of_key, type_name
+from .nodes import ATOMS, KEEP, MISSING, Report, find_named, find_type, loads, name_of_key, native, type_name
 from .rng import new_object, set_object_state
 
 _EXITS = frozenset({"__exit__", "__aexit__"})
@@ -180,8 +182,16 @@ class Decoder:
         born = self._born.get(node[1], MISSING) if node[1] is not None else MISSING
         for candidate in (born, live):
             if candidate is not MISSING and type_name(type(candidate)) == node[2]:
+                self._done[index] = candidate
+                self._put_attributes(node[3] if len(node) > 3 else [], candidate, place)
                 return candidate
-        return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
+        return self._problem(place, node, "made after the first step")
+
+    def _running(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._born.get(node[1], live) if node[1] is not None else live
+        if not getattr(target, "gi_running", False):
+            raise Lost(f"{place}: the training loop runs in another generator than in the first iteration")
+        return target
 
     def _lost(self, index: int, node: Any, live: Any, place: str) -> Any:
         return KEEP
@@ -198,6 +208,9 @@ class Decoder:
         return kind.__new__(kind) if kind is not None and issubclass(kind, base) else MISSING
 
     def _put_attributes(self, attributes: list[tuple[str, Any]], target: Any, place: str) -> None:
+        if attributes and attributes[0][0] == MEMBER:
+            target.__dict__ = target
+            return
         for name, item in attributes:
             value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
             if value is not KEEP:
@@ -207,6 +220,9 @@ class Decoder:
         """The live key of a dict's or set's item; KEEP if it cannot be found."""
         if type(key) is not list:
             return key
+        if key[0] == "id":
+            owner = self._born.get(key[1], MISSING)
+            return KEEP if owner is MISSING else id(owner)
         if key[0] != "r":
             return KEEP
         node = self._nodes[key[1]]
@@ -252,7 +268,10 @@ class Decoder:
         kind = self._type_of(node, live)
         if kind is None or not issubclass(kind, tuple):
             return self._problem(place, node, "class not found")
-        return kind._make(items) if hasattr(kind, "_make") else kind(items)
+        try:
+            return tuple.__new__(kind, items)  # not the class's own, which may want other arguments
+        except TypeError:
+            return kind(items)  # of C
 
     def _dict(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._container(node)
@@ -261,7 +280,11 @@ class Decoder:
             if target is MISSING:
                 return self._problem(place, node, "its class is not found")
             if isinstance(target, defaultdict) and node[5] is not None:
-                target.default_factory = find_type(node[5])
+                there = live.default_factory if isinstance(live, defaultdict) else MISSING
+                factory = self.resolve(node[5], there, f"{place}<factory>")
+                if factory is KEEP and there in (MISSING, None):
+                    return self._problem(place, node, "what makes its missing items was made after the first step")
+                target.default_factory = there if factory is KEEP else factory
         self._done[index] = target
         there = target if target else live if isinstance(live, dict) else {}
         keys = list(there)
@@ -293,8 +316,12 @@ class Decoder:
         items = [self._key(item, [], at, place) for at, item in enumerate(node[3])]
         if any(item is KEEP for item in items):
             return self._problem(place, node, "holds an object made after the first step")
+        layout = node[5]
         if node[2] == "builtins.frozenset":
-            return frozenset(items)
+            frozen = frozenset(items)
+            if layout is not None:
+                self._contents.append(lambda: native().set_put_layout(frozen, list(items), *layout))
+            return frozen
         target = self._container(node)
         if target is MISSING:
             target = self._made(node, set, live)
@@ -303,6 +330,8 @@ class Decoder:
         # Not the class's own methods: they may look at what is not there yet.
         self._contents.append(lambda: set.clear(target))
         self._contents.append(lambda: set.update(target, items))
+        if layout is not None:
+            self._contents.append(lambda: native().set_put_layout(target, list(items), *layout))
         self._put_attributes(node[4], target, place)
         return target
 
@@ -330,8 +359,15 @@ class Decoder:
     def _shallow(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
         if target is MISSING:
-            return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
+            kind = self._type_of(node, live)
+            if kind is None or kind.__module__.partition(".")[0] == "torch" or not self._is_plain(index):
+                return self._problem(place, node, "made after the first step")
+            target = object.__new__(kind)
         self._done[index] = target
+        for name, item in node[4]:
+            value = self.resolve(item, getattr(target, name, MISSING), f"{place}.{name}")
+            if value is not KEEP:
+                self._contents.append(functools.partial(object.__setattr__, target, name, value))
         for name, item in node[3]:
             value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
             if value is not KEEP:
@@ -410,16 +446,60 @@ class Decoder:
         return self._problem(place, node, f"{node[4]} not found") if found is None else found
 
     def _partial(self, index: int, node: Any, live: Any, place: str) -> Any:
-        there: list[Any] = []
-        if type(live) is functools.partial:
-            there = [live.func, list(live.args), dict(live.keywords)]
-            self._alive.append(there)
-        parts = self._children(node[3], there, f"{place}<partial>")
-        if parts is None:
+        known = type(live) is functools.partial
+        func = self.resolve(node[3], live.func if known else MISSING, f"{place}<partial>")
+        func = live.func if func is KEEP and known else func
+        arguments = self._children(node[4], list(live.args) if known else [], f"{place}<partial>")
+        before = live.keywords if known else {}
+        keywords = {name: self.resolve(item, before.get(name, MISSING), f"{place}<partial>.{name}") for name, item in node[5]}
+        keywords = {name: before.get(name, KEEP) if item is KEEP else item for name, item in keywords.items()}
+        if arguments is None or any(item is KEEP for item in (func, *keywords.values())):
             return self._problem(place, node, "holds an object made after the first step")
-        if there:
+        if known and func is live.func and _same(arguments, live.args) and _same(keywords, live.keywords):
             return live
-        return functools.partial(parts[0], *parts[1], **parts[2])
+        return functools.partial(func, *arguments, **keywords)
+
+    def _code(self, index: int, node: Any, live: Any, place: str) -> Any:
+        if isinstance(live, FunctionType) and f"{live.__qualname__} {analyse(live.__code__).digest.hex()}" == node[3]:
+            return live
+        why = f"another one than after the first step, and {node[3].partition(' ')[0]} cannot be found by its name"
+        return self._problem(place, node, why)
+
+    def _memoryview(self, index: int, node: Any, live: Any, place: str) -> Any:
+        same = isinstance(live, memoryview)
+        buffer = self.resolve(node[3], live.obj if same else MISSING, f"{place}.obj")
+        if buffer is KEEP:
+            return KEEP if same else self._problem(place, node, "its buffer was made after the first step")
+        if same and live.obj is buffer:
+            return live
+        view = memoryview(buffer)
+        view = view.toreadonly() if node[6] else view
+        return view if (view.format, view.shape) == (node[4], node[5]) else view.cast("B").cast(node[4], node[5])
+
+    def _weakref(self, index: int, node: Any, live: Any, place: str) -> Any:
+        there = live() if type(live) is weakref.ReferenceType else None
+        value = self.resolve(node[3], MISSING if there is None else there, f"{place}()")
+        if value is KEEP or value is there:
+            return KEEP if there is not None else self._problem(place, node, "made after the first step")
+        return weakref.ref(value)
+
+    def _numbers(self, index: int, node: Any, live: Any, place: str) -> Any:
+        import array
+
+        saved = array.array(node[3], node[4])
+        target = self._container(node)
+        if target is MISSING or target.typecode != node[3]:
+            return saved
+        self._contents.append(lambda: target.__setitem__(slice(None), saved))
+        return target
+
+    def _wrapper(self, index: int, node: Any, live: Any, place: str) -> Any:
+        """A DDP that was made after the first step: the live one will do if it communicates for the same parameters."""
+        if live is MISSING or type_name(type(live)) != node[2] or tree_of(live).requires_grad() != node[3]:
+            raise Lost(f"{place}: a model was wrapped by {node[2].rpartition('.')[2]} after the first step, for other parameters")
+        self._done[index] = live
+        self.resolve(node[4], live.module, f"{place}.module")
+        return live
 
     def _module(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
@@ -429,8 +509,8 @@ class Decoder:
         count, training, grads, attributes, tensors = node[3:]
         tree = tree_of(target)
         if len(tree.modules) != count or len(tree.tensors) != len(grads):
-            return self._problem(place, node, "has other parts than the saved one")
-        tree.changed = tree.changed or bool(tensors)  # what is written now is not what this process began with
+            raise Lost(f"{place}: a module that has other parts than the saved one")
+        tree.changed = tree.changed or any(self._nodes[item[1]][0] == "tensor" for _, item in tensors if item[0] == "r")  # what is written now is not what this process began with
         tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
         self._fixed.update(map(id, tree.tensors))
         for name, item in tensors:
@@ -495,11 +575,16 @@ class Decoder:
             if after:
                 target.__dict__.update(after)
 
-        self._contents.append(write)
+        writes = [write]
         for name, item in node[4]:
             value = self.resolve(item, getattr(target, name, MISSING), f"{place}.{name}")
             if value is not KEEP:
-                self._contents.append(functools.partial(object.__setattr__, target, name, value))
+                writes.append(functools.partial(object.__setattr__, target, name, value))
+        if made:
+            for action in writes:  # nobody has seen it; it may be a key, whose hash is made of its attributes
+                action()
+        else:
+            self._contents += writes
         return target
 
     def _lasting(self, node: Any) -> Any:
@@ -530,10 +615,12 @@ class Decoder:
 
     def _tensor(self, index: int, node: Any, live: Any, place: str) -> Any:
         torch: Any = sys.modules["torch"]
-        dtype, shape, device, data, requires_grad, where = node[3:]
+        dtype, shape, device, data, requires_grad, where, tags = node[3:]
         if where[3] and data:
             target = self._target(node, live)
             here = () if target is MISSING else memory.memory_of_tensor(target, self._owned_storages)
+            if target is not MISSING:
+                self._put_attributes(tags, target, place)
             if here[1:] == where[1:] and tuple(target.shape) == shape:
                 return target  # another name for a weight's memory, which is put back as the weight's
             self._problem(place, node, "view of a weight, and comes back as a copy of its own")
@@ -549,11 +636,15 @@ class Decoder:
             self._contents.append(lambda: memory.fill(made, saved))
         else:
             made = saved.to(device) if target is None else target
-        if made is target:
-            return target
-        if node[2] == "torch.nn.parameter.Parameter":
-            return torch.nn.Parameter(made, requires_grad)
-        return made.requires_grad_() if requires_grad else made
+        if made is not target:
+            made = memory.with_bits(made, where[4])
+            if node[2] == "torch.nn.parameter.Parameter":
+                made = torch.nn.Parameter(made, requires_grad)
+            elif requires_grad:
+                made.requires_grad_()
+        self._done[index] = made
+        self._put_attributes(tags, made, place)
+        return made
 
     def _array(self, index: int, node: Any, live: Any, place: str) -> Any:
         import numpy
@@ -562,6 +653,12 @@ class Decoder:
         saved = numpy.frombuffer(data, dtype=dtype).reshape(shape)
         if node[2] != "numpy.ndarray":
             return saved[()]
+        if node[6] is not None and node[6][3] and data:
+            target = self._target(node, live)
+            if target is not MISSING and target.shape == shape and self._memory.is_owned(target):
+                return target  # another name for a weight's memory
+            self._problem(place, node, "view of a weight, and comes back as a copy of its own")
+            return saved.copy()
         target = self._lasting(node)
         if not memory.has_memory(node):
             return saved.copy() if target is None else target
@@ -651,13 +748,14 @@ class Decoder:
 
 
 _MADE_ANEW = frozenset(
-    {"list", "deque", "tuple", "dict", "set", "bytearray", "instance", "tensor", "array", "pickled", "enum", "torch_constant", "random", "named"}
+    {"list", "deque", "tuple", "dict", "set", "bytearray", "instance", "tensor", "array", "pickled", "enum", "torch_constant", "random"}
+    | {"named", "numbers", "shallow"}
 )
 
 
 def _parts(node: Any) -> list[Any]:
     """What a node of `_MADE_ANEW` is made of."""
-    if node[0] == "instance":
+    if node[0] in ("instance", "shallow"):
         return [item for _, item in (*node[3], *node[4])]
     if node[0] == "dict":
         keys = [tuple(key) for key, _ in node[3] if type(key) is list]
@@ -669,6 +767,14 @@ def _parts(node: Any) -> list[Any]:
     return list(node[3]) if node[0] in ("deque", "tuple") else []
 
 
+def _same(one: Any, other: Any) -> bool:
+    """Whether two sequences, or dicts, hold the same objects, or equal numbers and strings."""
+    if isinstance(other, dict):
+        return list(one) == list(other) and _same(list(one.values()), list(other.values()))
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(a is b or (type(a) is type(b) and type(a) in ATOMS and a == b) for a, b in pairs)
+
+
 def _can_take(live: Any, node: Any) -> bool:
     """Whether a live tensor or array has the dtype, shape and device of a captured one, and may be written."""
     if tuple(live.shape) != tuple(node[4]):
@@ -676,5 +782,7 @@ def _can_take(live: Any, node: Any) -> bool:
     if node[0] == "array":
         return bool(live.dtype.str == node[3] and live.flags.writeable)
     if str(live.dtype)[6:] != node[3] or str(live.device) != node[5] or live.is_inference():
+        return False
+    if memory.bits_of(live) != tuple(node[8][4]):
         return False
     return all(stride != 0 or size <= 1 for stride, size in zip(live.stride(), live.shape, strict=True))

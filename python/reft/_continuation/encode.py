@@ -14,6 +14,7 @@ import enum
 import functools
 import io
 import pickle
+import re
 import sys
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -54,6 +55,7 @@ from .nodes import (
     find_named,
     is_bound,
     name_of_key,
+    native,
     plain_key,
     type_name,
 )
@@ -96,9 +98,14 @@ _OPTIMIZERS_PRIVATE = frozenset(
 )
 _STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random", "contextlib"})
 _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
+# A `with` block's object and what else an expression in progress holds: the restarted script stands in the same expression.
+_OFF_THE_STACK = re.compile(r"<stack|\.__self__|<partial>|<\w+>\[")
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
+_COMMUNICATE = frozenset({"ProcessGroup", "DeviceMesh"})
 _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 # Loggers and their like: what they hold lives outside of the process.
 _OWN_OUTSIDE = frozenset({"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"})
+_LEAST_ADDRESS = 1 << 20
 _SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
 GeneratorCapture = Callable[["Encoder", Any, str], Any]
 
@@ -124,6 +131,7 @@ class Encoder:
     ) -> None:
         self.nodes: list[Any] = []
         self.uncaptured: Report = []
+        self.refused: str | None = None  # why the place in the loop must not be put back: training would be another one
         self.graphs: list[tuple[Any, str]] = []  # tensors that were computed from others, and where they stand
         self._left = limit_bytes
         self._owned = owned_tensors if isinstance(owned_tensors, (set, frozenset)) else frozenset(owned_tensors)
@@ -268,10 +276,14 @@ class Encoder:
         attributes = getattr(value, "__dict__", None)
         if not attributes:
             return []
+        if attributes is value:  # items that are attributes, too
+            return [(MEMBER, True)]
         return [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in list(attributes.items())]
 
     def _key(self, key: Any, place: str, depth: int) -> Any:
         """A key or member: itself if it is plain, else its encoded form as a list, which no key can be."""
+        if type(key) is int and key >= _LEAST_ADDRESS and (owner := births.current.place_of_identity(key)) is not None:
+            return ["id", owner]  # what `id(p)` gave
         return key if plain_key(key) else list(self.encode(key, place, depth + 1))
 
     def _mapping(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -281,32 +293,65 @@ class Encoder:
             return self._no_room(value, place, 16 * len(value))
         items = [
             (
-                key if type(key) in ATOMS else self._key(key, f"{place}<key {i}>", depth),
+                key if type(key) in ATOMS and type(key) is not int else self._key(key, f"{place}<key {i}>", depth),
                 item if type(item) in _NUMBERS else self.encode(item, f"{place}[{name_of_key(key, i)}]", depth + 1),
             )
             for i, (key, item) in enumerate(list(dict.items(value)))  # as it is, whatever its class yields
         ]
-        factory = getattr(value, "default_factory", None)
+        factory = value.default_factory if isinstance(value, defaultdict) else None
         return (
             "dict",
             items,
             self._attributes(value, place, depth),
-            type_name(factory) if isinstance(factory, type) else None,
+            None if factory is None else self.encode(factory, f"{place}<factory>", depth + 1),
         )
 
     def _set(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(16 * len(value)):
             return self._no_room(value, place, 16 * len(value))
         members = [self._key(item, place + MEMBER, depth) for item in value]
-        return ("set", members, self._attributes(value, place, depth))
+        layout = native().set_layout(value) if all(map(_has_fixed_hash, value)) else None
+        return ("set", members, self._attributes(value, place, depth), layout)
 
     def _bytearray(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if not self._take(len(value)):
             return self._no_room(value, place, len(value))
         return ("bytearray", bytes(value))
 
+    def _memoryview(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        if self.note_births:
+            return ("owned",)
+        if not value.c_contiguous or value.nbytes != memoryview(value.obj).nbytes:
+            return self.lost(place, type_name(type(value)), "view of a part of a buffer")
+        return ("memoryview", self.encode(value.obj, f"{place}.obj", depth + 1), value.format, value.shape, value.readonly)
+
+    def _weak_reference(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        there = value()
+        if self.note_births or there is None or value.__callback__ is not None:
+            return ("owned",)
+        return ("weakref", self.encode(there, f"{place}()", depth + 1))
+
+    def _numbers(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes an `array.array`."""
+        size = len(value) * value.itemsize
+        if not self._take(size):
+            return self._no_room(value, place, size)
+        return ("numbers", value.typecode, value.tobytes())
+
     def _owned_object(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("owned",)
+
+    def _left_alone(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """An object of torch, NumPy or the standard library that is no plain data: the restarted script has its own, which stands for
+        another one if it did not live from the first program point on."""
+        if self.note_births:
+            births.current.pin(value)
+            return ("owned",)
+        if self._inside_data or births.current.place(value) is not None or _OFF_THE_STACK.search(place):
+            return ("owned",)
+        if type(value).__name__ in _COMMUNICATE and value is not sys.modules["torch"].distributed.group.WORLD:
+            self.refused = self.refused or f"{place}: a {type(value).__name__} that was made after the first step"
+        return self.lost(place, type_name(type(value)), "another one than after the first step, of a kind that is not copied")
 
     def _optimizer(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes what an optimizer class of the script's own keeps besides state and groups, which are saved elsewhere."""
@@ -316,7 +361,7 @@ class Encoder:
             for name, item in vars(value).items()
             if name not in saved and name not in _OPTIMIZERS_PRIVATE and not name.startswith("_optimizer_")
         ]
-        return ("shallow", [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in own])
+        return ("shallow", [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in own], [])
 
     def _named(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes a function or a class: the restarted script has it, but may mean another one here."""
@@ -327,6 +372,8 @@ class Encoder:
         for name in (value.__qualname__, value.__name__):
             if find_named(value.__module__, name) is value:
                 return ("named", value.__module__, name)
+        if type(value) is FunctionType and not value.__closure__:
+            return ("code", f"{value.__qualname__} {analyse(value.__code__).digest.hex()}")  # one made anew is as good
         if place in births.current.named:
             why = f"another one than after the first step, and {value.__qualname__} cannot be found by its name"
             return self.lost(place, type_name(type(value)), why)
@@ -354,7 +401,12 @@ class Encoder:
                 attributes.append((name, self.encode(item, f"{place}.{name}", depth + 1)))
             finally:
                 self._inside_data -= 1
-        return ("shallow", attributes)
+        slots = [
+            (name, self.encode(getattr(value, name), f"{place}.{name}", depth + 1))
+            for name in _slot_names(type(value))
+            if hasattr(value, name)
+        ]
+        return ("shallow", attributes, slots)
 
     def _moves(self, item: Any, place: str) -> bool:
         """Says whether a part of a dataset is no list, dict or array, or a small one, or has changed since the first point."""
@@ -404,15 +456,18 @@ class Encoder:
         return ("method", value.__func__.__name__, self.encode(value.__self__, f"{place}.__self__", depth + 1))
 
     def _partial(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        parts = [value.func, list(value.args), dict(value.keywords)]
-        self._alive.append(parts)
-        return ("partial", [self.encode(part, f"{place}<partial>", depth + 1) for part in parts])
+        place = f"{place}<partial>"
+        arguments = [self.encode(part, f"{place}[{i}]", depth + 1) for i, part in enumerate(value.args)]
+        keywords = [(name, self.encode(part, f"{place}.{name}", depth + 1)) for name, part in value.keywords.items()]
+        return ("partial", self.encode(value.func, place, depth + 1), arguments, keywords)
 
     def _module(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if self.note_births:
             return self._note_module(value, place, depth)
         if births.current.place(value) is None:
-            return self._instance(value, place, depth)
+            if type(value).__name__ not in _WRAPPERS:
+                return self._instance(value, place, depth)
+            return ("wrapper", tree_of(value).requires_grad(), self.encode(value.module, f"{place}.module", depth + 1))
         tree = tree_of(value)
         unowned = [i for i, tensor in enumerate(tree.tensors) if not self._is_owned(tensor)]
         tensors: list[tuple[str, Any]] = []
@@ -429,6 +484,12 @@ class Encoder:
                     (tree.names[i], self.encode(tree.tensors[i], f"{place}.{tree.names[i]}", depth)) for i in unowned
                 ]
         attributes = [(i, name, self.encode(item, f"{place}.{name}", depth + 1)) for i, name, item in tree.attributes()]
+        known = {name for name, _ in tensors}
+        tensors += [
+            (name, self.encode(tensor, f"{place}.{name}", depth))
+            for name, tensor in zip(tree.names, tree.tensors, strict=True)
+            if tensor.__dict__ and name not in known and tags_of(tensor)
+        ]
         return ("module", len(tree.modules), tree.training(), tree.requires_grad(), attributes, tensors)
 
     def _note_module(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -438,6 +499,9 @@ class Encoder:
             births.current.note(module, f"{place}.{prefix}")
         for name, tensor in zip(tree.names, tree.tensors, strict=True):
             births.current.note(tensor, f"{place}.{name}")
+        for name, tensor in zip(tree.names, tree.tensors, strict=True):
+            if tensor.__dict__ and tags_of(tensor):
+                self.encode(tensor, f"{place}.{name}", depth)
         for _, name, item in tree.attributes():
             self.encode(item, f"{place}.{name}", depth + 1)
         return ("owned",)
@@ -533,6 +597,8 @@ class Encoder:
         encoded = [
             part if type(part) is int else self.encode(part, f"{place}<{name}>", depth + 1) for part in arguments
         ]
+        if type(value) is iterators.CALLABLE and self._calls_what_is_left_alone(arguments[0]):
+            return self.lost(place, type_name(type(value)), "iterator of unknown kind")
         for part in encoded:
             reason = self.lost_position(part)
             if reason is not None:
@@ -542,12 +608,17 @@ class Encoder:
             state = self.encode(state, place, depth + 1)
         return ("iterator", name, encoded, has_state, state if has_state else None)
 
+    @staticmethod
+    def _calls_what_is_left_alone(function: Any) -> bool:
+        """Whether the position of `iter(function, sentinel)` lies in an object that is not copied, as that of `re.finditer`."""
+        return is_bound(function) and _handler_of(type(function.__self__)) in (Encoder._left_alone, Encoder._owned_object)
+
     def _advanced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("advanced", iterators.items_left(value))
 
     def _generator(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if value.gi_running:
-            return ("owned",)  # its frame is on the path
+            return ("running",)  # its frame is on the path
         if value.gi_frame is None:
             return ("finished_generator",)
         if self._capture_frame is None:
@@ -582,10 +653,8 @@ class Encoder:
         torch: Any = sys.modules["torch"]
         if value.grad_fn is not None:
             self.graphs.append((value, place))
-        if id(value) in self._owned:
-            return ("owned",)
-        if self.note_births:
-            return ("owned",)  # only its place matters
+        if id(value) in self._owned or self.note_births:
+            return ("owned", self._tags(value, place, depth))
         name = type_name(type(value))
         if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
             return self.lost(place, name, f"tensor of layout {value.layout} on {value.device}")
@@ -600,7 +669,12 @@ class Encoder:
             _tensor_bytes(torch, value),
             value.requires_grad and value.is_leaf,
             memory.memory_of_tensor(value, self._owned_storages),
+            self._tags(value, place, depth),
         )
+
+    def _tags(self, tensor: Any, place: str, depth: int) -> list[tuple[str, Any]]:
+        """Encodes what a script hangs on a tensor (`p.average = …`); packages mark theirs for themselves."""
+        return [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in tags_of(tensor)]
 
     def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if self.note_births:
@@ -609,17 +683,31 @@ class Encoder:
             return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not self._take(value.nbytes):
             return self._no_room(value, place, value.nbytes)
-        return ("array", value.dtype.str, tuple(value.shape), value.tobytes(), memory.memory_of_array(value))
+        return ("array", value.dtype.str, tuple(value.shape), value.tobytes(), memory.memory_of_array(value, self._owned_storages))
 
     def _random(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("random", object_state(value))
 
 
 def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    """What lies in its memory, item by item."""
+    if tensor.is_cpu and tensor.is_contiguous():
         return ctypes.string_at(tensor.data_ptr(), tensor.nbytes)  # as below, at a third of the cost
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    flat = memory.without_bits(tensor.detach()).cpu().contiguous().reshape(-1)
     return b"" if flat.numel() == 0 else bytes(flat.view(torch.uint8).numpy().tobytes())
+
+
+def tags_of(tensor: Any) -> list[tuple[str, Any]]:
+    """Attributes that a script may have hung on a tensor."""
+    torch: Any = sys.modules["torch"]
+    plain = (*ATOMS, list, tuple, dict, torch.Tensor)
+    return [(k, v) for k, v in tensor.__dict__.items() if not k.startswith("_") and isinstance(v, plain)]
+
+
+def _has_fixed_hash(member: Any) -> bool:
+    """Whether an object has the same hash in every process."""
+    kind = type(member)
+    return kind in _FIXED_HASH or (kind is tuple and all(map(_has_fixed_hash, member)))
 
 
 def no_room(size: int) -> str:
@@ -660,6 +748,7 @@ def _slot_names(kind: type) -> tuple[str, ...]:
 
 
 _slots: dict[type, tuple[str, ...]] = {}
+_FIXED_HASH = {int, float, bool, complex} | ({str, bytes} if not sys.flags.hash_randomization else set())
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _Handler = Callable[[Encoder, Any, str, int], tuple[Any, ...]]
@@ -706,8 +795,14 @@ def _classify(kind: type) -> _Handler:
         return Encoder._constant
     if kind is FunctionType:
         return Encoder._function
-    if kind is BuiltinFunctionType or issubclass(kind, type):
+    if issubclass(kind, (BuiltinFunctionType, type)):
         return Encoder._named
+    if kind is memoryview:
+        return Encoder._memoryview
+    if kind is weakref.ReferenceType:
+        return Encoder._weak_reference
+    if kind.__module__ == "array" and kind.__qualname__ == "array":
+        return Encoder._numbers
     if kind is MethodType:
         return Encoder._method
     if kind is MethodWrapperType:
@@ -742,7 +837,7 @@ def _classify(kind: type) -> _Handler:
     if root in _OWN_OUTSIDE:
         return Encoder._owned_object
     if root in _FOREIGN_ROOTS or (root in sys.stdlib_module_names and root not in _STATEFUL_STDLIB):
-        return Encoder._unknown if hasattr(kind, "__next__") else Encoder._owned_object
+        return Encoder._unknown if hasattr(kind, "__next__") else Encoder._left_alone
     return Encoder._instance if _is_plain_class(kind) else Encoder._unknown
 
 
@@ -758,7 +853,7 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
         return Encoder._random
     if kind in (torch.dtype, torch.device, torch.memory_format, torch.layout):
         return Encoder._constant
-    if kind is torch.Size:
+    if issubclass(kind, tuple):  # sizes, results of `topk` and the like, packed sequences
         return Encoder._sequence
     data: Any = sys.modules.get("torch.utils.data")
     if data is not None:
@@ -774,8 +869,10 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
     if issubclass(kind, torch.optim.Optimizer) and root != "torch":
         return Encoder._optimizer
     owners = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-    if issubclass(kind, owners) or root == "torch":
+    if issubclass(kind, owners):
         return Encoder._owned_object
+    if root == "torch":
+        return Encoder._unknown if hasattr(kind, "__next__") else Encoder._left_alone
     scaler: Any = getattr(torch.amp, "GradScaler", None)
     return Encoder._owned_object if scaler is not None and issubclass(kind, scaler) else None
 
@@ -786,7 +883,7 @@ def _classify_numpy(kind: type) -> _Handler:
         return Encoder._array
     if kind in (numpy.random.Generator, numpy.random.RandomState):
         return Encoder._random
-    return Encoder._owned_object
+    return Encoder._unknown if hasattr(kind, "__next__") else Encoder._left_alone
 
 
 def _is_plain_class(kind: type) -> bool:

@@ -9,7 +9,7 @@ Threads: the training thread. Errors: `FrameMismatch`, always before the first w
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import inspect
 import os
 import pickle
@@ -24,7 +24,7 @@ from . import births, calls, graphs, settings, statics
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .decode import Decoder, Lost
 from .encode import Encoder
-from .nodes import KEEP, MISSING, UNBOUND, Report, is_bound, loads
+from .nodes import KEEP, MISSING, UNBOUND, Report, function_in, is_bound, loads, native
 
 _VERSION = 8
 _CO_OPTIMIZED = 1
@@ -34,6 +34,7 @@ _OBSERVE_BYTES = 1 << 26
 _INTERNAL = frozenset(
     {"torch", "asyncio", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"}
 )
+_OPEN: tuple[type, ...] = (GeneratorType, contextlib.ExitStack, contextlib._GeneratorContextManager)
 _STATELESS = (BuiltinFunctionType, type)
 # What a closure returned to torch's wrapper of `step`: the script gets it from there.
 _RESULTS = frozenset({"out"})
@@ -85,7 +86,9 @@ def capture(
     if handled is not None:
         encoder.lost("except block", type(handled).__name__, "the exception that is handled is the restarted script's")
     graphs.watch(encoder.graphs)
-    refused = None
+    refused = encoder.refused or _others_run()
+    if refused is not None:
+        encoder.lost("loop", "place in the loop", refused)
     if (place := graphs.used()) is not None:
         refused = graphs.refusal(place)
         encoder.lost(place, "torch.Tensor", refused)
@@ -95,6 +98,14 @@ def capture(
     data = pickle.dumps((_VERSION, sys.version_info[:2], *parts), protocol=5)
     exact = not lost and refused is None
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": exact, "refused": refused}
+
+
+def _others_run() -> str | None:
+    """Why the place is not known, if more than one asyncio task runs: what the others have done is not captured."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return None
+    return None if len(asyncio.all_tasks()) < 2 else "other asyncio tasks run beside the training loop"
 
 
 def observe(start_frame: FrameType, anew: bool = False, hold: bool = False) -> None:
@@ -183,6 +194,8 @@ def _restore(
         statics.plan(decoder, outside)
     except FrameMismatch:
         raise
+    except Lost as error:
+        raise FrameMismatch(str(error)) from error
     except Exception as error:
         raise FrameMismatch(f"planning the restore: {type(error).__name__}: {error}") from error
     decoder.write(lambda: settings.restore(changed))
@@ -244,14 +257,13 @@ def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
 
 def _blocker(frame: FrameType, callee: FrameType) -> str | None:
     """Why the place in a loop cannot be put back although both frames can: C code stands between them."""
-    native = _native()
-    if not native.frame_entered_from_c(callee):
+    if not native().frame_entered_from_c(callee):
         return None
     analysis = analyse(frame.f_code)
     point = analysis.point(frame.f_lasti)
     count = analysis.slot_count
     # Operands of the call in progress are still there: C code borrows them from the frame.
-    slots = native.frame_slots(frame, count + calls.operands_end(point), UNBOUND)
+    slots = native().frame_slots(frame, count + calls.operands_end(point), UNBOUND)
     return calls.blocker(point, slots[count:], UNBOUND)
 
 
@@ -263,7 +275,7 @@ def _encode_results(encoder: Encoder, frame: FrameType) -> list[tuple[str, Any]]
     if not module.startswith("torch.optim"):
         return []
     analysis = analyse(frame.f_code)
-    slots = _native().frame_slots(frame, analysis.slot_count, UNBOUND)
+    slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
     return [
         (name, encoder.encode(value, f"result of {frame.f_code.co_qualname}"))
         for name, value in zip(analysis.slot_names, slots, strict=True)
@@ -275,7 +287,7 @@ def _plan_results(decoder: Decoder, record: dict[str, Any], frame: FrameType) ->
     if not record["results"]:
         return
     analysis = analyse(frame.f_code)
-    slots = _native().frame_slots(frame, analysis.slot_count, UNBOUND)
+    slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
     for name, encoded in record["results"]:
         if name in analysis.slot_names:
             i = analysis.slot_names.index(name)
@@ -289,12 +301,11 @@ def _point(analysis: CodeAnalysis, frame: Any, created: bool) -> Point:
 
 def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool = False) -> dict[str, Any]:
     """Encodes one frame's locals and value stack."""
-    native = _native()
     code = frame.f_code
     analysis = analyse(code)
     point = _point(analysis, frame, created)
     count = analysis.slot_count
-    slots = native.frame_slots(frame, count + point.stack_depth, UNBOUND)
+    slots = native().frame_slots(frame, count + point.stack_depth, UNBOUND)
     fast: list[tuple[int, Any]] = []
     for i, name in enumerate(analysis.slot_names):
         value = slots[i]
@@ -354,7 +365,7 @@ def _encode_names(
 
 def _capture_generator(encoder: Encoder, generator: GeneratorType[Any, Any, Any], place: str) -> dict[str, Any]:
     frame: Any = generator.gi_frame
-    unit, state = _native().generator_position(generator)
+    unit, state = native().generator_position(generator)
     created = inspect.getgeneratorstate(generator) == inspect.GEN_CREATED
     record = _encode_frame(encoder, frame, place, created)
     record["position"] = (unit, state)
@@ -368,20 +379,21 @@ def _plan_generator(decoder: Decoder, record: dict[str, Any], generator: Any, pl
     Returns:
         The generator, None if it cannot be made.
     """
+    if generator is not MISSING and analyse(generator.gi_code).digest != record["digest"]:
+        generator = MISSING  # the variable means a generator of another function by now
     made = generator is MISSING
     if made:
         generator = _make_generator(record)
         if generator is None:
             return None
     frame = generator.gi_frame
-    native = _native()
-    position = tuple(native.generator_position(generator))
+    position = tuple(native().generator_position(generator))
     if position == tuple(record["position"]) and record["offset"] >= 0 and not made:
         _plan_frame(decoder, record, frame, place)
         return generator
     _compare_code(record, frame)
     analysis = analyse(frame.f_code)
-    slots = native.frame_slots(frame, analysis.slot_count, UNBOUND)
+    slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
     _plan_locals(decoder, record, frame, analysis, slots, place)
     stack: list[Any] = []
     for i, encoded in enumerate(record["stack"]):
@@ -390,7 +402,7 @@ def _plan_generator(decoder: Decoder, record: dict[str, Any], generator: Any, pl
             raise FrameMismatch(f"{place}: it stands at another yield, and what it was doing there cannot be put back")
         stack.append(value)
     unit, state = record["position"]
-    decoder.write(lambda: native.generator_set_position(generator, unit, state, stack))
+    decoder.write(lambda: native().generator_set_position(generator, unit, state, stack))
     return generator
 
 
@@ -438,7 +450,7 @@ def _functions_of(namespace: dict[str, Any]) -> list[FunctionType]:
             else (value,)
         )
         for member in members:
-            function = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+            function = function_in(member)
             if isinstance(function, FunctionType) and function.__globals__ is namespace:
                 found.append(function)
     return found
@@ -485,11 +497,10 @@ def _compare_frame(record: dict[str, Any], frame: Any) -> str:
 def _plan_frame(decoder: Decoder, record: dict[str, Any], frame: Any, place: str) -> None:
     """Plans the writes to one frame."""
     _compare_frame(record, frame)
-    native = _native()
     analysis = analyse(frame.f_code)
     point = analysis.point(frame.f_lasti)
     count = analysis.slot_count
-    slots = native.frame_slots(frame, count + point.stack_depth, UNBOUND)
+    slots = native().frame_slots(frame, count + point.stack_depth, UNBOUND)
     _plan_locals(decoder, record, frame, analysis, slots, place)
     if len(record["stack"]) != point.stack_depth:
         raise FrameMismatch(f"{place}: stack depth was {len(record['stack'])}, is {point.stack_depth}")
@@ -522,6 +533,11 @@ def _plan_locals(
             _plan_slot(decoder, encoded, frame, i, slots[i], f"{place}:{name}")
     if record["names"]:
         _plan_names(decoder, record["names"], frame.f_locals, f"{place}:")
+    captured = {i for i, _ in record["fast"]}
+    for i, value in enumerate(slots[: analysis.slot_count]):
+        # Nobody reads it any more, but when it goes, what it has open in the discarded iteration is left: better now than later.
+        if i not in captured and isinstance(value, _OPEN):
+            decoder.write(partial(native().frame_set_slot, frame, i, None, UNBOUND))
 
 
 def _plan_slot(decoder: Decoder, encoded: Any, frame: Any, index: int, live: Any, place: str) -> Any:
@@ -532,8 +548,7 @@ def _plan_slot(decoder: Decoder, encoded: Any, frame: Any, index: int, live: Any
     if value is KEEP:
         return KEEP
     if value is not live:
-        native = _native()
-        decoder.write(lambda: native.frame_set_slot(frame, index, value, UNBOUND))
+            decoder.write(lambda: native().frame_set_slot(frame, index, value, UNBOUND))
     return None
 
 
@@ -560,13 +575,3 @@ def _plan_names(decoder: Decoder, names: list[tuple[str, Any]], namespace: dict[
         value = decoder.resolve(encoded, namespace.get(name, MISSING), prefix + name)
         if value is not KEEP:
             decoder.write(partial(namespace.__setitem__, name, value))
-
-
-def _native() -> Any:
-    global _native_module
-    if _native_module is None:
-        _native_module = importlib.import_module("reft._C")
-    return _native_module
-
-
-_native_module: Any = None

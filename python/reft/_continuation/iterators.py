@@ -42,7 +42,8 @@ class _Sequence:
 
 
 _REDUCED[type(iter(_Sequence()))] = "sequence"
-_REDUCED[type(iter(int, 1))] = "callable"
+CALLABLE = type(iter(int, 1))
+_REDUCED[CALLABLE] = "callable"
 
 # Moved by advancing the live iterator to the same number of items left.
 ADVANCED: frozenset[type] = frozenset(

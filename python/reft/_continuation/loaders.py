@@ -7,7 +7,8 @@ advance at the sampler and read no data; an IterableDataset is read and its item
 workers comes back through `workers`. A loader with a state of its own (torchdata's StatefulDataLoader) is asked for it.
 
 Limits: a sampler that draws from a global generator at each batch, rather than once per epoch, is replayed from its first
-draw only; a dataset's attributes come back as far as they are numbers, strings, generators or small tensors.
+draw only; attributes of what is replayed come back as far as they are numbers, strings, generators, small tensors, and of samplers
+and iterable datasets small arrays and lists of plain values.
 
 Threads: the training thread. Errors: what the user's sampler or dataset raise while it is replayed.
 """
@@ -25,8 +26,9 @@ from .rng import capture_rng, is_random, object_state, restore_rng, set_object_s
 
 _ORIGIN = "_reft_origin"
 _PLAIN = (int, float, bool, str, type(None))
+_PLAIN_TYPES = frozenset(_PLAIN)
 WHOSE = ("rank", "num_replicas")
-_SMALL_ELEMENTS = 64
+_SMALL_ELEMENTS = 4096
 
 Attributes = list[dict[str, Any]]
 
@@ -34,10 +36,11 @@ Attributes = list[dict[str, Any]]
 class Parts:
     """The objects whose attributes decide what a loader yields: samplers and datasets, outermost first."""
 
-    __slots__ = ("_generators", "_parts")
+    __slots__ = ("_generators", "_parts", "_read_elsewhere")
 
-    def __init__(self, *roots: Any) -> None:
+    def __init__(self, *roots: Any, read_elsewhere: bool = False) -> None:
         self._parts = workers.parts_of(*roots)
+        self._read_elsewhere = read_elsewhere  # by workers, who get a copy of each part when the loader's iterator is made
         # Kept: a sampler may make its generator when it is first used, and before that it has none.
         self._generators = [
             {name: value for name, value in part.__dict__.items() if is_random(value)} for part in self._parts
@@ -48,20 +51,14 @@ class Parts:
         return [type(part).__qualname__ for part in self._parts]
 
     def capture(self) -> tuple[Any, ...]:
-        """Copies attributes, generators and small tensors: of each part, by name."""
-        torch: Any = sys.modules["torch"]
-        generators, tensors = [], []
+        """Copies attributes, generators, small tensors, arrays and lists: of each part, by name."""
+        generators, contents = [], []
         for part in self._parts:
             items = part.__dict__.items()
             generators.append({name: object_state(value) for name, value in items if is_random(value)})
-            tensors.append(
-                {
-                    name: value.tolist()
-                    for name, value in items
-                    if type(value) is torch.Tensor and value.numel() <= _SMALL_ELEMENTS and value.device.type == "cpu"
-                }
-            )
-        return [plain_attributes(part) for part in self._parts], generators, tensors
+            is_drawn = self._read_elsewhere or _is_drawn(part)
+            contents.append({name: copy for name, value in items if (copy := _contents_of(value, is_drawn)) is not None})
+        return [plain_attributes(part) for part in self._parts], generators, contents
 
     def is_resized(self, captured: tuple[Any, ...]) -> bool:
         """Whether a batch size is not what it was when `captured` was captured: a replay would take other batches."""
@@ -74,33 +71,80 @@ class Parts:
         Raises:
             ValueError: There are other parts now; nothing was written.
         """
-        torch: Any = sys.modules["torch"]
         writes = []
         if any(len(values) != len(self._parts) for values in captured):
             raise ValueError("samplers or datasets of the DataLoader differ")
-        for part, known, plain, states, tensors in zip(self._parts, self._generators, *captured, strict=True):
+        for part, known, plain, states, contents in zip(self._parts, self._generators, *captured, strict=True):
             # One that a replay has made is the one that the replayed sampler draws from.
             there = part.__dict__
             generators = {name: there[name] if is_random(there.get(name)) else known.get(name) for name in states}
-            held = {name: part.__dict__.get(name) for name in tensors}
+            held = {name: part.__dict__.get(name) for name in contents}
             if not all(is_random(generator) for generator in generators.values()):
                 raise ValueError(f"generators of the DataLoader's {type(part).__qualname__} differ")
-            if not all(type(tensor) is torch.Tensor for tensor in held.values()):
-                raise ValueError(f"tensors of the DataLoader's {type(part).__qualname__} differ")
-            writes.append((part, plain, generators, states, held, tensors))
-        for part, plain, generators, states, held, tensors in writes:
+            if not all(_fits(value, contents[name]) for name, value in held.items()):
+                raise ValueError(f"tensors, arrays or lists of the DataLoader's {type(part).__qualname__} differ")
+            writes.append((part, plain, generators, states, held, contents))
+        for part, plain, generators, states, held, contents in writes:
             part.__dict__.update(plain)
             for name, generator in generators.items():
                 part.__dict__[name] = generator
                 set_object_state(generator, states[name])
-            for name, tensor in held.items():
-                tensor.data.copy_(torch.tensor(tensors[name], dtype=tensor.dtype))
+            for name, value in held.items():
+                _fill(value, contents[name])
+
+
+def _is_drawn(part: Any) -> bool:
+    """Whether iterating over a part runs its code, which may change its lists and arrays as it goes."""
+    data: Any = sys.modules["torch.utils.data"]
+    return isinstance(part, (data.Sampler, data.IterableDataset))
+
+
+def _contents_of(value: Any, is_drawn: bool) -> Any:
+    """Copies a small tensor, array or list of numbers and strings: (kind, type and shape, contents); None for anything else."""
+    torch: Any = sys.modules["torch"]
+    kind = type(value)
+    if kind is torch.Tensor:
+        if value.numel() > _SMALL_ELEMENTS or value.device.type != "cpu" or value.layout is not torch.strided:
+            return None
+        flat = value.detach().contiguous().reshape(-1)
+        return ("tensor", (str(value.dtype), tuple(value.shape)), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+    if not is_drawn:
+        return None
+    if kind is list:
+        return ("list", None, list(value)) if len(value) <= _SMALL_ELEMENTS and set(map(type, value)) <= _PLAIN_TYPES else None
+    if kind.__module__ == "numpy" and kind.__qualname__ == "ndarray":
+        small = value.size <= _SMALL_ELEMENTS and not value.dtype.hasobject and value.dtype.names is None
+        return ("array", (value.dtype.str, value.shape), value.tobytes()) if small else None
+    return None
+
+
+def _fits(value: Any, contents: tuple[Any, ...]) -> bool:
+    """Whether a live value can take what `_contents_of` copied."""
+    kind, layout, _ = contents
+    if kind == "list":
+        return type(value) is list
+    if kind == "array":
+        return hasattr(value, "dtype") and (getattr(value.dtype, "str", None), tuple(value.shape)) == (layout[0], tuple(layout[1]))
+    return hasattr(value, "dtype") and (str(value.dtype), tuple(value.shape)) == (layout[0], tuple(layout[1]))
+
+
+def _fill(value: Any, contents: tuple[Any, ...]) -> None:
+    kind, layout, data = contents
+    if kind == "list":
+        value[:] = data
+    elif kind == "array":
+        import numpy
+
+        numpy.copyto(value, numpy.frombuffer(data, dtype=layout[0]).reshape(layout[1]))
+    elif data:
+        torch: Any = sys.modules["torch"]
+        value.data.copy_(torch.frombuffer(bytearray(data), dtype=value.dtype).reshape(layout[1]))
 
 
 def parts(loader: Any) -> Parts:
     """Gives the parts of a DataLoader."""
     roots = [loader.batch_sampler, loader.sampler, loader.dataset]
-    return Parts(_Holder(loader), *(root for root in roots if root is not None))
+    return Parts(_Holder(loader), *(root for root in roots if root is not None), read_elsewhere=loader.num_workers > 0)
 
 
 class _Holder:

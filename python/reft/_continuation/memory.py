@@ -151,23 +151,42 @@ def has_memory(node: Any) -> bool:
     """Whether a node is a tensor or an array with bytes that are restored with it."""
     if node[0] == "tensor":
         return bool(node[6]) and not node[8][3]
-    return node[0] == "array" and bool(node[5]) and node[6] is not None
+    return node[0] == "array" and bool(node[5]) and node[6] is not None and not node[6][3]
 
 
 def memory_of_tensor(tensor: Any, owned_storages: Collection[int]) -> tuple[Any, ...]:
-    """Where a tensor lies, for its node: address of its storage, offset and strides in items, whether that is saved elsewhere."""
+    """Where a tensor lies, for its node: address of its storage, offset and strides in items, whether that is saved elsewhere, and
+    how its items are read (`bits_of`)."""
     pointer = tensor.untyped_storage().data_ptr()
-    return (pointer, tensor.storage_offset(), tuple(tensor.stride()), pointer in owned_storages)
+    return (pointer, tensor.storage_offset(), tuple(tensor.stride()), pointer in owned_storages, bits_of(tensor))
 
 
-def memory_of_array(array: Any) -> tuple[Any, ...] | None:
-    """Where an array lies, for its node: address of the array that owns the memory, its own address, and strides in bytes;
-    None for a scalar."""
+def bits_of(tensor: Any) -> tuple[bool, bool]:
+    """Whether a tensor's items are the conjugates, and the negatives, of what lies in its memory."""
+    return (tensor.is_conj(), tensor.is_neg())
+
+
+def without_bits(tensor: Any) -> Any:
+    """The same memory, read as it is."""
+    return with_bits(tensor, bits_of(tensor))
+
+
+def with_bits(tensor: Any, bits: tuple[bool, bool]) -> Any:
+    """The same memory, read the other way where `bits` says so."""
+    torch: Any = sys.modules["torch"]
+    tensor = tensor.conj() if bits[0] else tensor
+    return torch._neg_view(tensor) if bits[1] else tensor
+
+
+def memory_of_array(array: Any, owned_storages: Collection[int]) -> tuple[Any, ...] | None:
+    """Where an array lies, for its node: address of the array that owns the memory, its own address, strides in bytes, and whether
+    that memory is saved elsewhere; None for a scalar."""
     if not hasattr(array, "strides") or array.base is array or type(array).__name__ != "ndarray":
         return None
     address = array.__array_interface__["data"][0]
     owner = _owner(array)
-    return (address if owner is array else owner.__array_interface__["data"][0], address, tuple(array.strides))
+    start = address if owner is array else owner.__array_interface__["data"][0]
+    return (start, address, tuple(array.strides), start in owned_storages)
 
 
 def live_span(value: Any) -> Span:
@@ -183,7 +202,7 @@ def fill(target: Any, saved: Any) -> None:
 
     `.data` has a version counter of its own: a graph that saved this tensor does not see the write.
     """
-    target = target.data
+    target = without_bits(target.data)
     for dimension, (stride, size) in enumerate(zip(target.stride(), target.shape, strict=True)):
         if stride == 0 and size > 1:  # one item under many names
             target, saved = target.narrow(dimension, 0, 1), saved.narrow(dimension, 0, 1)

@@ -9,10 +9,11 @@ Threads: any. Errors: `pickle.UnpicklingError` for what is no plain value.
 
 from __future__ import annotations
 
+import importlib
 import io
 import pickle
 import sys
-from types import BuiltinFunctionType, ModuleType
+from types import BuiltinFunctionType, MethodType, ModuleType
 from typing import Any
 
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
@@ -34,6 +35,17 @@ def type_name(kind: type) -> str:
 
 
 _type_names: dict[type, str] = {}
+
+
+def native() -> Any:
+    """The extension module; the rest of this package can be read without it."""
+    global _native
+    if _native is None:
+        _native = importlib.import_module("reft._C")
+    return _native
+
+
+_native: Any = None
 
 
 def plain_key(key: Any) -> bool:
@@ -61,10 +73,17 @@ def loads(data: bytes) -> Any:
     return _Unpickler(io.BytesIO(data)).load()
 
 
+def function_in(member: Any) -> Any:
+    """The function behind a method, class method or property; not by asking objects of the script's own, which may answer anything."""
+    if isinstance(member, (classmethod, staticmethod, MethodType)):
+        return member.__func__
+    return member.fget if isinstance(member, property) else member
+
+
 def is_bound(function: Any) -> bool:
     """Says whether a function that is written in C is a method of some object."""
     owner = getattr(function, "__self__", None)
-    return type(function) is BuiltinFunctionType and owner is not None and not isinstance(owner, (ModuleType, type))
+    return isinstance(function, BuiltinFunctionType) and owner is not None and not isinstance(owner, (ModuleType, type))
 
 
 def find_named(module: str | None, qualname: str) -> Any:

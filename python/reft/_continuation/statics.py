@@ -19,7 +19,7 @@ from typing import Any
 from . import births
 from .decode import Decoder
 from .encode import Encoder, has_state
-from .nodes import ATOMS, KEEP, MISSING
+from .nodes import ATOMS, KEEP, MISSING, function_in
 
 _MOST_MODULES = 256
 _NOT_OWN = frozenset({"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"})
@@ -54,7 +54,7 @@ class _Module:
             return
         self.classes.append(_Class(kind))
         for key, value in list(vars(kind).items()):
-            function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+            function = function_in(value)
             if isinstance(function, FunctionType) and (not _is_special(key) or key in _SPECIAL):
                 self.functions.append((f"{kind.__qualname__}.{key}", function))
             elif isinstance(value, type) and depth < 2 and value.__qualname__ == f"{kind.__qualname__}.{key}":
@@ -72,7 +72,7 @@ class _Class:
         self._names: list[str] = []
 
     def names(self) -> list[str]:
-        """Attributes that are no functions or descriptors."""
+        """Attributes that are no functions, and no descriptors but the script's own, which may hold values."""
         attributes = vars(self.kind)
         if len(attributes) != self._size:
             self._size = len(attributes)
@@ -80,7 +80,7 @@ class _Class:
                 name
                 for name, value in list(attributes.items())
                 if not (_is_special(name) or name.startswith("_abc_") or isinstance(value, _STATELESS))
-                and not hasattr(type(value), "__get__")
+                and not (hasattr(type(value), "__get__") and not _has_own_class(value))
             ]
         return self._names
 
@@ -168,7 +168,12 @@ def _find(module: ModuleType, qualname: str) -> Any:
         value = vars(value).get(part, MISSING) if hasattr(value, "__dict__") else MISSING
         if value is MISSING:
             return MISSING
-    return getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    return function_in(value)
+
+
+def _has_own_class(value: Any) -> bool:
+    name = type(value).__module__
+    return _is_own(name, sys.modules.get(name))
 
 
 def _is_special(name: str) -> bool:

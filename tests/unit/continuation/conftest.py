@@ -109,13 +109,17 @@ def native_for(python: str) -> Path:
     ask = "import sysconfig as s; print(s.get_paths()['include'], s.get_config_var('EXT_SUFFIX'))"
     include, suffix = subprocess.check_output([python, "-c", ask], text=True).split()
     bindings = ROOT / "python" / "bindings"
-    text = (bindings / "frames.cc").read_bytes() + (bindings / "frames.h").read_bytes() + include.encode()
+    files = [bindings / f"{name}.{kind}" for name in ("frames", "sets") for kind in ("cc", "h")]
+    text = b"".join(file.read_bytes() for file in files) + include.encode()
     folder = Path(tempfile.gettempdir()) / f"reft-test-frames-{hashlib.sha256(text).hexdigest()[:16]}"
     library = folder / f"_C{suffix}"
     if not library.exists():
         folder.mkdir(exist_ok=True)
         source = folder / "module.cc"
-        source.write_text('#include "python/bindings/frames.h"\nPYBIND11_MODULE(_C, m) { reft::bindFrames(m); }\n')
+        source.write_text(
+            '#include "python/bindings/frames.h"\n#include "python/bindings/sets.h"\n'
+            "PYBIND11_MODULE(_C, m) { reft::bindFrames(m); reft::bindSets(m); }\n"
+        )
         pybind = subprocess.check_output(
             [sys.executable, "-c", "import torch, os; print(os.path.join(os.path.dirname(torch.__file__), 'include'))"],
             text=True,
@@ -123,7 +127,7 @@ def native_for(python: str) -> Path:
         command = ["g++", "-std=c++20", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", f"-I{ROOT}"]
         command += ["-isystem", include, "-isystem", pybind, str(source), str(bindings / "frames.cc")]
         temporary = folder / f"{os.getpid()}.so"
-        subprocess.run([*command, "-o", str(temporary)], check=True)
+        subprocess.run([*command, str(bindings / "sets.cc"), "-o", str(temporary)], check=True)
         temporary.rename(library)
     return folder
 

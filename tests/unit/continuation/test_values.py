@@ -17,7 +17,7 @@ import numpy as np
 import probe, torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 probe.hook_optimizers()
-torch.manual_seed(7)
+torch.manual_seed(7), random.seed(7), np.random.seed(7)
 model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # weights are not this package's to restore
 def learn(x=None):
@@ -279,6 +279,161 @@ def main():
         probe.trace(step, float(loss), scale)
 main()
 """,
+    "containers_of_every_make": """
+import weakref
+from torch.nn.utils.rnn import pack_sequence
+class AttrDict(dict):
+    def __init__(self, *a, **k):
+        super().__init__(*a, **k)
+        self.__dict__ = self
+class Aliased(dict):
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+class Tree(collections.defaultdict):
+    def __init__(self):
+        super().__init__(Tree)
+    def __getattr__(self, name):
+        return self[name]
+    def __setattr__(self, name, value):
+        self[name] = value
+class Vec(tuple):
+    def __new__(cls, x, y):
+        return super().__new__(cls, (x, y))
+@dataclasses.dataclass(frozen=True)
+class State:
+    x: int
+class Node:
+    def __init__(self, v):
+        self.v = v
+def scaled(x, k):
+    return x * k
+tree, alias = Tree(), Aliased(n=0)
+def main():
+    todo, big, small = set(range(40)), set(range(100000, 102000)), frozenset([3, 1, 300, 7])
+    nodes, seen, by_id, step = [Node(i) for i in range(4)], {}, {}, 0
+    best = weakref.ref(nodes[0])
+    for epoch in range(3):
+        both, vec, partial = AttrDict(n=0), Vec(epoch, 1), functools.partial(scaled, k=epoch)
+        stats = collections.defaultdict(lambda: [0, 0])
+        buffer = bytearray(8)
+        view = memoryview(buffer)
+        local = Aliased(n=epoch)
+        z = torch.ones(3, dtype=torch.complex64) * (epoch + 1j)
+        conjugate, negative = z.conj(), z.conj().imag
+        small = frozenset([*small, 17 * epoch])
+        for i in range(5):
+            step += 1
+            top = torch.randn(4).topk(2)
+            packed = pack_sequence([torch.full((3,), float(step)), torch.zeros(2)])
+            learn()
+            both.n += 1
+            stats[step % 3][0] += step
+            view[i] = step
+            alias.n += 1
+            local.n += 1
+            tree.train.loss = step
+            seen[State(step)] = step
+            taken = todo.pop()
+            if step % 3 == 0:
+                todo.add(taken - 1)
+                best = weakref.ref(nodes[step % 4])
+            nodes[step % 4].v = step
+            big -= set(random.sample(list(big), 60))
+            for p in model.parameters():
+                by_id[id(p)] = by_id.get(id(p), 0) + step
+            probe.trace(step, both.n, both["n"], list(vec), vec[0], partial(10), sorted(stats.items()), list(buffer), list(view))
+            probe.trace(repr(z.tolist()), repr(conjugate.tolist()), negative.tolist(), top.values.tolist(), packed.data.tolist())
+            probe.trace(taken, list(todo), list(big)[:9], list(small), best().v, alias.n, local.n, sorted(tree), tree["train"]["loss"])
+            probe.trace([k.x for k in seen], State(2) in seen, len(by_id), sorted(by_id.values()), type(vec).__name__)
+main()
+""",
+    "what_hangs_on_other_objects": """
+import array
+class Tracked:
+    def __init__(self):
+        self.values = {}
+    def __set_name__(self, owner, name):
+        self.name = name
+    def __get__(self, obj, kind=None):
+        return self.values.get(self.name, 0)
+    def __set__(self, obj, value):
+        self.values[self.name] = value
+class Trainer:
+    total = Tracked()
+class Easy(Dataset):
+    scale = 1
+    def __getitem__(self, i):
+        return i * self.scale
+class Hard(Dataset):
+    __slots__ = ("scale", "seen")
+    def __init__(self, scale):
+        self.scale, self.seen = scale, []
+    def __getitem__(self, i):
+        self.seen.append(i)
+        return i * self.scale
+def easy():
+    yield from range(100)
+def hard():
+    for i in range(100):
+        yield -i
+def main():
+    trainer, data, numbers, stream = Trainer(), Easy(), array.array("d", [0.0]), easy()
+    weight = model[0].weight.detach().numpy()
+    for p in model.parameters():
+        p.average = p.detach().clone()
+    for step in range(9):
+        if step == 2:
+            data, stream = Hard(10), hard()
+        learn()
+        trainer.total += step
+        numbers.append(step)
+        for p in model.parameters():
+            p.average.mul_(0.5).add_(step)
+        with torch.no_grad():
+            model[0].weight += 0  # it is the optimizer's
+        probe.trace(step, trainer.total, numbers.tolist(), [p.average.tolist() for p in model.parameters()], next(stream))
+        probe.trace(type(data).__name__, data[step], getattr(data, "seen", None), weight.tolist() == model[0].weight.tolist())
+main()
+""",
+    "samplers_and_streams_that_change": """
+from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler
+class Shuffled(Sampler):
+    def __init__(self, n):
+        self.order, self.numbers = list(range(n)), np.arange(n)
+    def __len__(self):
+        return len(self.order)
+    def __iter__(self):
+        np.random.shuffle(self.numbers)
+        random.shuffle(self.order)
+        yield from [self.order[i] for i in self.numbers.tolist()]
+class Stream(IterableDataset):
+    def __init__(self):
+        self.held, self.rng = [], random.Random(3)
+    def __iter__(self):
+        for i in range(12):
+            self.held.append(i)
+            if len(self.held) > 5:
+                yield self.held.pop(self.rng.randrange(len(self.held)))
+class Reordered(Dataset):
+    def __init__(self):
+        self.order = list(range(12))
+    def __len__(self):
+        return 12
+    def __getitem__(self, i):
+        return self.order[i]
+def main():
+    weighted = WeightedRandomSampler(torch.ones(100), 8)
+    data = Reordered()
+    shuffled, stream = DataLoader(range(12), 3, sampler=Shuffled(12)), DataLoader(Stream(), 2)
+    drawn, read = DataLoader(range(100), 2, sampler=weighted), DataLoader(data, 4, shuffle=True, num_workers=1)
+    for epoch in range(3):
+        random.shuffle(data.order)
+        for a, b, c, d in zip(shuffled, stream, drawn, read):
+            learn()
+            probe.trace(epoch, a.tolist(), b.tolist(), c.tolist(), d.tolist())
+        weighted.weights = weighted.weights * torch.arange(100) % 7 + 0.1
+main()
+""",
     "progress_bars": """
 from tqdm import tqdm, trange
 from tqdm.auto import tqdm as automatic
@@ -298,7 +453,7 @@ main()
 }
 
 
-@pytest.mark.parametrize("at", [3, 6])
+@pytest.mark.parametrize("at", [3, 6, 8])
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_values_come_back(run_script: Run, name: str, at: int) -> None:
     if name == "progress_bars":
@@ -361,6 +516,99 @@ main()
     assert "REFT_RESUME_FRAME_BYTES" in said["main:text"]
     assert "reft.register" in said["main:ema"]
     assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_what_is_another_object_by_now_and_cannot_be_copied_is_named(run_script: Run) -> None:
+    script = """
+import re
+def main():
+    match, noise = re.match("a", "a"), None
+    for step in range(5):
+        match = re.match("b*", "b" * step)
+        learn()
+        if step == 1:
+            noise = torch.distributions.Normal(0.0, 1.0)
+        probe.trace(step, match is None, noise is None or step > 2)
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    assert {place for place, _, _ in result.captured["uncaptured"]} == {"main:match", "main:noise"}
+    assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_what_is_open_in_the_discarded_iteration_ends_with_it(run_script: Run) -> None:
+    script = """
+import contextlib
+@contextlib.contextmanager
+def seeded(seed):
+    state = torch.get_rng_state()
+    torch.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)
+def main():
+    for step in range(9):
+        with contextlib.ExitStack() as stack:
+            if step % 4 == 0:
+                stack.enter_context(seeded(step))
+            learn()
+        probe.trace(step, torch.rand(1).item())
+main()
+"""
+    run_script(HEADER + script, 3).check()
+
+
+@pytest.mark.parametrize(
+    ("loop", "why"),
+    [
+        ("import re\nfor t in re.finditer('.', 'abcdefgh'):\n    learn()\n    probe.trace(t.group())", "iterator of unknown kind"),
+        ("for i, v in np.ndenumerate(np.ones((2, 4))):\n    learn()\n    probe.trace(i)", "iterator of unknown kind"),
+    ],
+)
+def test_loops_over_iterators_of_other_kinds_are_refused(run_script: Run, loop: str, why: str) -> None:
+    result = run_script(HEADER + loop, 3)
+    assert not result.captured["exact"]
+    assert why in result.restored["mismatch"]
+
+
+def test_generators_of_one_function_that_take_turns_are_told_apart(run_script: Run) -> None:
+    """The restarted script stands in the first one; the loop was in another."""
+    script = """
+def task(name, n):
+    for i in range(n):
+        learn()
+        yield name, i
+def main():
+    tasks = collections.deque([task("a", 4), task("b", 3), task("c", 5)])
+    while tasks:
+        one = tasks.popleft()
+        for found in one:
+            probe.trace(*found)
+            tasks.append(one)
+            break
+main()
+"""
+    same, other = run_script(HEADER + script, 4), run_script(HEADER + script, 5)
+    same.check()
+    assert "another generator" in other.restored["mismatch"]
+
+
+def test_other_asyncio_tasks_are_a_reason_to_refuse(run_script: Run) -> None:
+    script = """
+import asyncio
+async def task(name):
+    for i in range(3):
+        learn()
+        await asyncio.sleep(0)
+        probe.trace(name, i)
+async def main():
+    await asyncio.gather(task("a"), task("b"))
+asyncio.run(main())
+"""
+    result = run_script(HEADER + script, 4)
+    assert not result.captured["exact"]
+    assert "other asyncio tasks" in result.restored["mismatch"]
 
 
 def test_queues_and_what_only_moves_forward_are_named(run_script: Run) -> None:

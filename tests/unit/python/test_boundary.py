@@ -31,10 +31,14 @@ class Recorder:
         return found
 
 
-def optimizer() -> torch.optim.Optimizer:
+def optimizer(renews: bool = True) -> torch.optim.Optimizer:
+    """With a gradient, a new one at each step."""
     parameter = torch.nn.Parameter(torch.zeros(2))
     parameter.grad = torch.ones(2)
-    return torch.optim.SGD([parameter], lr=0.1)
+    made = torch.optim.SGD([parameter], lr=0.1)
+    if renews:
+        made.register_step_pre_hook(lambda *_: setattr(parameter, "grad", torch.ones(2)))
+    return made
 
 
 @pytest.fixture
@@ -239,3 +243,38 @@ def test_a_crossed_optimizer_ends_iterations_when_the_other_one_rests_for_good(c
     assert crossed.boundary.closing == 0
     assert 60 < crossed.points[0] < 72
     assert len(crossed.points) == 82 - crossed.points[0]
+
+
+def test_gradients_from_before_a_step_cross_it(recorder: Recorder) -> None:
+    first, second = optimizer(renews=False), optimizer(renews=False)
+    for n in range(6):
+        for one in (first, second):  # one backward for both
+            one.param_groups[0]["params"][0].grad = torch.ones(2)
+        first.step()
+        if n % 2:
+            second.step()
+    assert recorder.boundary.closing == 1
+    assert recorder.points == [2, 4, 5, 6, 9]  # known when `second`, known by then, steps again: its step ends that iteration
+
+
+def test_gradients_that_are_new_do_not_cross(recorder: Recorder) -> None:
+    first, second = optimizer(), optimizer()
+    for n in range(6):
+        first.step()
+        if n % 2:
+            second.param_groups[0]["params"][0].grad = torch.ones(2)
+            second.step()
+    assert recorder.boundary.closing == 0
+
+
+def test_a_restarted_script_waits_for_the_one_that_closed() -> None:
+    made = Recorder(expected=1)
+    try:
+        first, second = optimizer(), optimizer()
+        for _ in range(3):
+            first.step()
+        assert made.points == []
+        second.step()
+        assert made.points == [4]
+    finally:
+        made.boundary.remove()
