@@ -75,7 +75,8 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
   }
   if (!lock) {
     reft::logError("agent", "another process holds ", directory, "/agent.lock and does not answer");
-    ready(std::move(parent), 1, std::string(reft::kAgentFailed) + "another one holds " + directory + " and does not answer");
+    ready(std::move(parent), 1,
+          std::string(reft::kAgentFailed) + "another one holds " + directory + " and does not answer");
     return 1;
   }
   reft::agent::Agent agent(options, reft::agent::listenOn(directory));

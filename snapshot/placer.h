@@ -110,7 +110,8 @@ class Placer {
  private:
   bool isGap() const;
   uint64_t roomIn(const ForecastSpan& span, double guard_jitters) const;
-  uint64_t fillGaps(const Forecast& forecast, double guard_jitters, uint64_t bytes, std::vector<uint64_t>& gap_bytes) const;
+  uint64_t fillGaps(const Forecast& forecast, double guard_jitters, uint64_t bytes,
+                    std::vector<uint64_t>& gap_bytes) const;
   void rebuild();
   void makePlan();
   void openGap(const ForecastSpan* foretold, int64_t now_ns);

@@ -77,7 +77,8 @@ void startAgent(const std::vector<std::string>& argv, std::chrono::milliseconds 
     return;
   }
   if (line.starts_with(kAgentFailed)) {
-    throw Unavailable("the agent cannot start: " + line.substr(kAgentFailed.size(), line.find('\n') - kAgentFailed.size()));
+    throw Unavailable("the agent cannot start: " +
+                      line.substr(kAgentFailed.size(), line.find('\n') - kAgentFailed.size()));
   }
   throw Unavailable("the agent " + argv[0] + " ended before it listened; its log is agent.log in the run directory");
 }

@@ -99,15 +99,17 @@ void release(const std::vector<setentry>& entries) {
 
 // Gives a set these members, in this layout. False if they cannot be found there (their hashes are others in this process): the set is
 // as it was then.
-bool setPutLayout(const py::handle& object, const py::list& members, size_t mask, size_t finger, const std::string& places,
-                  const std::string& removed) {
+bool setPutLayout(const py::handle& object, const py::list& members, size_t mask, size_t finger,
+                  const std::string& places, const std::string& removed) {
   PySetObject* set = setOf(object);
   const size_t slots = mask + 1;
   const std::vector<uint32_t> at = unpacked(places);
   const std::vector<uint32_t> gone = unpacked(removed);
   const bool power = slots >= PySet_MINSIZE && (slots & mask) == 0;
-  if (!power || slots > kMostSlots || finger > slots || at.size() != members.size() || at.size() + gone.size() >= slots) {
-    throw py::value_error("no set has " + std::to_string(slots) + " slots for " + std::to_string(members.size()) + " members");
+  if (!power || slots > kMostSlots || finger > slots || at.size() != members.size() ||
+      at.size() + gone.size() >= slots) {
+    throw py::value_error("no set has " + std::to_string(slots) + " slots for " + std::to_string(members.size()) +
+                          " members");
   }
   if (!kKnown) {
     return false;
