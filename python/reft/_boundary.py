@@ -43,7 +43,7 @@ class Boundary:
         on_replaced: Optimizers may be gone.
         on_unsettled: A step that may turn out to be the first that ends an iteration.
         crossing: Says whether a graph was used that stood in the frames at the last `on_point` or `on_unsettled`.
-        on_crossed: The steps at which that was are crossed. Gets the index of the last optimizer whose steps are not, -1 if
+        on_crossed: The steps at which that was are crossed, by a graph or by gradients. Gets the index of the last optimizer whose steps are not, -1 if
             there is none.
         on_rarer: Iterations are longer than the steps of an optimizer, because those are crossed; gets that one and the closing one.
 
@@ -191,7 +191,6 @@ class Boundary:
 
     def _choose(self) -> None:
         """Chooses the closing optimizer: the one that stepped last, or the last of those whose steps are not crossed."""
-        self._round.clear()
         before = self.closing
         if before is not None:
             # One that rests because others are crossed comes back; it may be gone if it takes much longer.
@@ -200,13 +199,14 @@ class Boundary:
             self._waited += 1
             if self._waited > _PATIENCE:
                 self._crossed.clear()
+        self._round.clear()
         free = self._not_crossed()
         self.closing = free[-1] if self._crossed and free else self._last
         if before is not None and self.closing == before:
             self._say_rarer(self._last)
 
     def _cross(self, index: int) -> None:
-        """Steps of an optimizer are crossed by a graph: they end no iteration as long as another one's do."""
+        """Steps of an optimizer are crossed by a graph or by gradients: they end no iteration as long as another one's do."""
         self._crossed.add(index)
         free = self._not_crossed()
         if free and self.closing == index:
