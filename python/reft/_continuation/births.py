@@ -11,13 +11,29 @@ from typing import Any
 MEMBER = "<member>"  # in places: below it, no place is a name
 
 
+_MOST_ITEMS = 4096
+_PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+
+
+def _is_light(value: Any, depth: int = 0) -> bool:
+    """Whether it is a small container of plain values, or of such containers: worth keeping for its identity."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if depth > 3 or not issubclass(kind, (list, tuple, dict, set, frozenset, bytearray)) or len(value) > _MOST_ITEMS:
+        return False
+    if kind is dict:
+        return all(type(key) in _PLAIN and _is_light(item, depth + 1) for key, item in value.items())
+    return kind in (list, tuple) and all(_is_light(item, depth + 1) for item in value)
+
+
 class Births:
     """Where objects stood at the first program point of this process: names that two processes share."""
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
-        # Lists, dicts and the like, which no weak reference can follow, by identity. One that is gone may leave its identity to
-        # another: that one is then put where the first stood, which is no harm, because nobody holds it any more.
+        # Lists, dicts and the like, which no weak reference can follow, by identity. They are kept, so that no later one has it;
+        # therefore only small ones of plain values.
         self._unfollowed: dict[int, str] = {}
         self._pinned: list[Any] = []
         self._held: dict[str, Any] | None = None
@@ -44,11 +60,8 @@ class Births:
         try:
             self._places[id(value)] = (weakref.ref(value), place)
         except TypeError:
-            if self._at.setdefault(place, id(value)) != id(value):
-                self._ambiguous.add(place)
-            self._unfollowed.setdefault(id(value), place)
-            if self._held is not None:
-                self._held.setdefault(place, value)
+            if _is_light(value):
+                self.pin(value, place)
             return
         other = self._places.get(self._at.get(place, 0), (lambda: None, ""))[0]()
         if other is not None and other is not value:
@@ -64,10 +77,17 @@ class Births:
             place = self._unfollowed.get(id(value))
         return None if place in self._ambiguous else place
 
-    def pin(self, value: Any) -> None:
-        """Keeps an object that no weak reference can follow, if it is small: its identity means it, and no later one, from now on."""
-        if id(value) in self._unfollowed:
-            self._pinned.append(value)
+    def pin(self, value: Any, place: str) -> None:
+        """Keeps an object that no weak reference can follow: its identity means it, and no later one, from now on."""
+        known = self._places.get(id(value))
+        if id(value) in self._unfollowed or (known is not None and known[0]() is value):
+            return
+        if self._at.setdefault(place, id(value)) != id(value):
+            self._ambiguous.add(place)
+        self._unfollowed[id(value)] = place
+        self._pinned.append(value)
+        if self._held is not None:
+            self._held.setdefault(place, value)
 
     def place_of_identity(self, identity: int) -> str | None:
         """Gives the place of the object whose `id` that is, if it still lives and was there at the first point."""

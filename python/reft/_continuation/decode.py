@@ -70,7 +70,7 @@ class Decoder:
         self._foreign = foreign
         self._handles: frozenset[int] | None = None
         self._memory = memory.Memory(nodes, self._lasting, owned_storages)
-        self._fixed: set[int] = set()  # ids of live tensors that are written where they stand: parts of a module
+        self._fixed: set[int] = set()  # ids of live objects that are written where they stand: parts of modules and loaders
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -145,12 +145,12 @@ class Decoder:
             here, there = type_name(type(live.__self__)), self._nodes[node[4][1]][2]
         return None if here == there else f"a `with` block of {there} stands around the loop, in the restarted script one of {here}"
 
-    def _container(self, node: Any) -> Any:
+    def _container(self, node: Any, live: Any) -> Any:
         """As `_target`, for what can as well be made anew: only what has lived since the first program point.
 
         What else stands at the same place may be an item of the data that the variable does not mean any more.
         """
-        return self._target(node, MISSING)
+        return self._target(node, live if id(live) in self._fixed else MISSING)
 
     def _target(self, node: Any, live: Any) -> Any:
         """The live object that a node is: its birth place first, else what is at the same place now."""
@@ -230,7 +230,7 @@ class Decoder:
         return self.resolve(tuple(key), candidate, f"{place}<key>")
 
     def _list(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._container(node)
+        target = self._container(node, live)
         if target is MISSING:
             target = self._made(node, list, live)
             if target is MISSING:
@@ -244,7 +244,7 @@ class Decoder:
         return target
 
     def _deque(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._container(node)
+        target = self._container(node, live)
         if target is not MISSING and target.maxlen != node[4]:
             target = MISSING
         if target is MISSING:
@@ -274,7 +274,7 @@ class Decoder:
             return kind(items)  # of C
 
     def _dict(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._container(node)
+        target = self._container(node, live)
         if target is MISSING:
             target = self._made(node, dict, live)
             if target is MISSING:
@@ -322,7 +322,7 @@ class Decoder:
             if layout is not None:
                 self._contents.append(lambda: native().set_put_layout(frozen, list(items), *layout))
             return frozen
-        target = self._container(node)
+        target = self._container(node, live)
         if target is MISSING:
             target = self._made(node, set, live)
             if target is MISSING:
@@ -336,7 +336,7 @@ class Decoder:
         return target
 
     def _bytearray(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._container(node)
+        target = self._container(node, live)
         if target is MISSING:
             return bytearray(node[3])
         self._contents.append(lambda: target.__setitem__(slice(None), node[3]))
@@ -382,7 +382,9 @@ class Decoder:
         # After the iterators' replay, which needs older states.
         self._positions.append(lambda: loaders.parts(target).write(node[3]))
         for name, part in node[5]:
-            self.resolve(part, getattr(target, name, MISSING), f"{place}.{name}")
+            there = getattr(target, name, MISSING)
+            self._fixed.add(id(there))
+            self.resolve(part, there, f"{place}.{name}")
         if node[4] is not None:
             there = getattr(target, "_iterator", None)
             iterator = self.resolve(node[4], MISSING if there is None else there, f"{place}._iterator")
@@ -487,7 +489,7 @@ class Decoder:
         import array
 
         saved = array.array(node[3], node[4])
-        target = self._container(node)
+        target = self._container(node, live)
         if target is MISSING or target.typecode != node[3]:
             return saved
         self._contents.append(lambda: target.__setitem__(slice(None), saved))
@@ -545,7 +547,7 @@ class Decoder:
         return target
 
     def _instance(self, index: int, node: Any, live: Any, place: str) -> Any:
-        target = self._container(node) if self._is_plain(index) else self._target(node, live)
+        target = self._container(node, live) if self._is_plain(index) else self._target(node, live)
         if target is MISSING:
             kind = self._type_of(node, live)
             if kind is None:
@@ -660,6 +662,8 @@ class Decoder:
             self._problem(place, node, "view of a weight, and comes back as a copy of its own")
             return saved.copy()
         target = self._lasting(node)
+        if target is None and id(live) in self._fixed and id(live) not in self._claimed and _can_take(live, node):
+            target = live
         if not memory.has_memory(node):
             return saved.copy() if target is None else target
         made = self._memory.array(index, target)

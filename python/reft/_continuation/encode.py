@@ -345,7 +345,7 @@ class Encoder:
         """An object of torch, NumPy or the standard library that is no plain data: the restarted script has its own, which stands for
         another one if it did not live from the first program point on."""
         if self.note_births:
-            births.current.pin(value)
+            births.current.pin(value, place)
             return ("owned",)
         if self._inside_data or births.current.place(value) is not None or _OFF_THE_STACK.search(place):
             return ("owned",)
