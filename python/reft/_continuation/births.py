@@ -9,8 +9,6 @@ import weakref
 from typing import Any
 
 MEMBER = "<member>"  # in places: below it, no place is a name
-
-
 _MOST_ITEMS = 4096
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
@@ -20,11 +18,11 @@ def _is_light(value: Any, depth: int = 0) -> bool:
     kind = type(value)
     if kind in _PLAIN:
         return True
-    if depth > 3 or not issubclass(kind, (list, tuple, dict, set, frozenset, bytearray)) or len(value) > _MOST_ITEMS:
+    if kind not in (list, tuple, dict) or depth > 3 or len(value) > _MOST_ITEMS:
         return False
     if kind is dict:
         return all(type(key) in _PLAIN and _is_light(item, depth + 1) for key, item in value.items())
-    return kind in (list, tuple) and all(_is_light(item, depth + 1) for item in value)
+    return all(_is_light(item, depth + 1) for item in value)
 
 
 class Births:
@@ -50,9 +48,9 @@ class Births:
         """Functions and classes by place: what means another one later is captured by name."""
 
     def note(self, value: Any, place: str) -> None:
-        """Remembers the first place of an object.
+        """Remembers the first place of an object; of one that no weak reference can follow, if it is light enough to be kept.
 
-        Members of a set have none either: their order is another one in each process. A place that two objects have is no name.
+        Members of a set have none: their order is another one in each process. A place that two objects have is no name.
         """
         known = self._places.get(id(value))
         if MEMBER in place or (known is not None and known[0]() is value):

@@ -512,7 +512,8 @@ class Decoder:
         tree = tree_of(target)
         if len(tree.modules) != count or len(tree.tensors) != len(grads):
             raise Lost(f"{place}: a module that has other parts than the saved one")
-        tree.changed = tree.changed or any(self._nodes[item[1]][0] == "tensor" for _, item in tensors if item[0] == "r")  # what is written now is not what this process began with
+        # What is written now is not what this process began with.
+        tree.changed = tree.changed or any(item[0] == "r" and self._nodes[item[1]][0] == "tensor" for _, item in tensors)
         tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
         self._fixed.update(map(id, tree.tensors))
         for name, item in tensors:
@@ -599,6 +600,12 @@ class Decoder:
             return None
         return candidate if _can_take(candidate, node) and not self._memory.is_owned(candidate) else None
 
+    def _room_for(self, node: Any, live: Any) -> Any:
+        """The live tensor or array that a captured one is put into; None if it is made anew."""
+        lasting = self._lasting(node)
+        fits = lasting is None and id(live) in self._fixed and id(live) not in self._claimed and _can_take(live, node)
+        return live if fits else lasting
+
     def _is_plain(self, index: int) -> bool:
         """Whether an object can be made anew from its node: nothing in it is left to the restarted script."""
         seen, left = {index}, [index]
@@ -626,9 +633,7 @@ class Decoder:
             if here[1:] == where[1:] and tuple(target.shape) == shape:
                 return target  # another name for a weight's memory, which is put back as the weight's
             self._problem(place, node, "view of a weight, and comes back as a copy of its own")
-        target = self._lasting(node)
-        if target is None and id(live) in self._fixed and id(live) not in self._claimed and _can_take(live, node):
-            target = live
+        target = self._room_for(node, live)
         if target is not None:
             self._claimed.add(id(target))
         kind = getattr(torch, dtype)
@@ -661,9 +666,7 @@ class Decoder:
                 return target  # another name for a weight's memory
             self._problem(place, node, "view of a weight, and comes back as a copy of its own")
             return saved.copy()
-        target = self._lasting(node)
-        if target is None and id(live) in self._fixed and id(live) not in self._claimed and _can_take(live, node):
-            target = live
+        target = self._room_for(node, live)
         if not memory.has_memory(node):
             return saved.copy() if target is None else target
         made = self._memory.array(index, target)

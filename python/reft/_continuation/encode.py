@@ -401,12 +401,7 @@ class Encoder:
                 attributes.append((name, self.encode(item, f"{place}.{name}", depth + 1)))
             finally:
                 self._inside_data -= 1
-        slots = [
-            (name, self.encode(getattr(value, name), f"{place}.{name}", depth + 1))
-            for name in _slot_names(type(value))
-            if hasattr(value, name)
-        ]
-        return ("shallow", attributes, slots)
+        return ("shallow", attributes, self._slots(value, place, depth))
 
     def _moves(self, item: Any, place: str) -> bool:
         """Says whether a part of a dataset is no list, dict or array, or a small one, or has changed since the first point."""
@@ -525,12 +520,14 @@ class Encoder:
             (name, self.encode(item, f"{place}.{name}", depth + 1))
             for name, item in list(getattr(value, "__dict__", {}).items())
         ]
-        slots = [
+        return ("instance", attributes, self._slots(value, place, depth))
+
+    def _slots(self, value: Any, place: str, depth: int) -> list[tuple[str, Any]]:
+        return [
             (name, self.encode(getattr(value, name), f"{place}.{name}", depth + 1))
             for name in _slot_names(type(value))
             if hasattr(value, name)
         ]
-        return ("instance", attributes, slots)
 
     def _constant(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if isinstance(value, enum.Enum):

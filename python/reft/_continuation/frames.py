@@ -548,7 +548,7 @@ def _plan_slot(decoder: Decoder, encoded: Any, frame: Any, index: int, live: Any
     if value is KEEP:
         return KEEP
     if value is not live:
-            decoder.write(lambda: native().frame_set_slot(frame, index, value, UNBOUND))
+        decoder.write(lambda: native().frame_set_slot(frame, index, value, UNBOUND))
     return None
 
 

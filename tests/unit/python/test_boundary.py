@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from reft._boundary import Boundary
 
 
 class Recorder:
-    def __init__(self, expected: int | None = None) -> None:
+    def __init__(self, expected: int | None = None, **more: Any) -> None:
         self.events: list[str] = []
         self.boundary = Boundary(
             lambda: self.events.append("gate"),
@@ -18,6 +19,7 @@ class Recorder:
             lambda what, error: self.events.append(f"error {what} {error}"),
             lambda: expected,
             on_unsettled=lambda frame: self.events.append("unsettled"),
+            **more,
         )
 
     @property
@@ -175,15 +177,9 @@ class Crossed(Recorder):
     """With a graph that a test says to have been used since the last time that frames were looked at."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.boundary.remove()
         self.used = False
         self.said: list[str] = []
-        self.boundary = Boundary(
-            lambda: self.events.append("gate"),
-            lambda frame: self.events.append("point"),
-            lambda what, error: self.events.append(f"error {what} {error}"),
-            lambda: None,
+        super().__init__(
             crossing=lambda: self.used,
             on_crossed=self.on_crossed,
             on_rarer=lambda crossed, closing: self.said.append("rarer"),
