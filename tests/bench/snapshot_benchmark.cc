@@ -112,9 +112,10 @@ void captureOfRegions(benchmark::State& state) {
   const auto count = static_cast<size_t>(state.range(0));
   constexpr size_t kRegion = size_t{64} << 10;
   const auto vault = Vault::create({"bench", 0, 1}, 2, 64);
-  std::unique_ptr<SnapshotEngine> engine;
-  engine = std::make_unique<SnapshotEngine>(EngineOptions{}, *vault,
-                                            [&](const wire::Ballot& ballot) { engine->outcome(ballot); });
+  SnapshotEngine* voter = nullptr;
+  const auto engine = std::make_unique<SnapshotEngine>(EngineOptions{}, *vault,
+                                                       [&](const wire::Ballot& ballot) { voter->outcome(ballot); });
+  voter = engine.get();
   const std::vector<char> data(count * kRegion, 'x');
   std::vector<RegionInfo> regions;
   std::vector<const void*> addresses;

@@ -90,7 +90,8 @@ class EngineDevice : public testing::Test {
     ok(fake_.api.ctxSetCurrent(contexts_[device]));
   }
 
-  void start(const std::vector<Place>& places, EngineOptions options = {}) {
+  // An engine that hears of each of its votes that everybody agreed.
+  void makeEngine(EngineOptions options) {
     options.incarnation = kInc;
     options.cuda = &fake_.api;
     engine_.reset();
@@ -100,8 +101,13 @@ class EngineDevice : public testing::Test {
         const std::lock_guard lock(mutex_);
         votes_.push_back(ballot);
       }
-      engine_->outcome(ballot);
+      voter_->outcome(ballot);
     });
+    voter_ = engine_.get();
+  }
+
+  void start(const std::vector<Place>& places, EngineOptions options = {}) {
+    makeEngine(options);
     std::vector<RegionInfo> regions;
     for (const Place& place : places) {
       regions.push_back({"r" + std::to_string(regions.size()),
@@ -200,6 +206,7 @@ class EngineDevice : public testing::Test {
   std::vector<Place> places_;
   std::vector<DeviceStream> streams_;
   SnapshotTable table_;
+  SnapshotEngine* voter_ = nullptr;  // for its threads: engine_ is empty before it has joined them
   std::unique_ptr<SnapshotEngine> engine_;
 };
 
@@ -509,13 +516,7 @@ TEST_F(EngineDevice, AnErrorEndsSnapshotsNotTraining) {
   for (const char* const function : functions) {
     for (const int sticky : {0, 1}) {
       for (const uint64_t after : {1, 2, 5}) {
-        engine_ = nullptr;
-        EngineOptions options;
-        options.incarnation = kInc;
-        options.cuda = &fake_.api;
-        vault_ = Vault::create({"job", 0, 1}, 2, 64);
-        engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
-                                                   [this](const wire::Ballot& ballot) { engine_->outcome(ballot); });
+        makeEngine({});
         engine_->setTable(table_);
         for (const DeviceStream& one : streams_) {
           ok(fake_.api.streamSynchronize(one.stream));

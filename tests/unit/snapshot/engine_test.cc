@@ -89,10 +89,11 @@ class EngineTest : public testing::Test {
             votes_.push_back(ballot);
           }
           if (commit_) {
-            engine_->outcome(ballot);
+            voter_->outcome(ballot);
           }
         },
         *clock_);
+    voter_ = engine_.get();
   }
   void start() { start(EngineOptions{}); }
   // Regions with contents of their own.
@@ -168,6 +169,7 @@ class EngineTest : public testing::Test {
   std::vector<std::vector<char>> data_;
   SnapshotTable table_;
   std::unique_ptr<Vault> vault_;
+  SnapshotEngine* voter_ = nullptr;  // for its threads: engine_ is empty before it has joined them
   std::unique_ptr<SnapshotEngine> engine_;
 };
 
@@ -1086,11 +1088,12 @@ TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
   }
   ASSERT_GT(child, 0);
   {
-    std::unique_ptr<SnapshotEngine> engine;
+    SnapshotEngine* voter = nullptr;
     EngineOptions options;
     options.copy_threads = 2;
-    engine =
-        std::make_unique<SnapshotEngine>(options, *vault, [&](const wire::Ballot& ballot) { engine->outcome(ballot); });
+    const auto engine =
+        std::make_unique<SnapshotEngine>(options, *vault, [&](const wire::Ballot& ballot) { voter->outcome(ballot); });
+    voter = engine.get();
     std::vector<char> data(kBytes);
     engine->setTable(buildTable(0, 1, {region("a", kBytes)}, {}, "none", 0, kChunk));
     uint64_t resident = 0;
