@@ -19,7 +19,7 @@ from collections.abc import Callable
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
-from . import handles, iterators, loaders, memory
+from . import handles, hooks, iterators, loaders, memory
 from .births import MEMBER
 from .bytecode import analyse
 from .encode import mutable_defaults
@@ -184,6 +184,8 @@ class Decoder:
             if candidate is not MISSING and type_name(type(candidate)) == node[2]:
                 self._done[index] = candidate
                 self._put_attributes(node[3] if len(node) > 3 else [], candidate, place)
+                if len(node) > 4:
+                    self._put_hooks(node[4], hooks.of_optimizer(candidate), place)
                 return candidate
         return self._problem(place, node, "made after the first step")
 
@@ -215,6 +217,16 @@ class Decoder:
             value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
             if value is not KEEP:
                 self._contents.append(functools.partial(target.__dict__.__setitem__, name, value))
+
+    def _put_hooks(self, saved: list[tuple[str, Any]], there: hooks.Hooks, place: str) -> None:
+        """Puts back what hooks keep; which ones there are is left to the restarted script."""
+        live = dict(there)
+        for name, item in saved:
+            if name in live:
+                self.resolve(item, live.pop(name), f"{place}.{name}")
+            else:
+                self.problems.append((f"{place}.{name}", "hook", "registered after the first step"))
+        self.problems += [(f"{place}.{name}", "hook", "removed after the first step") for name in live]
 
     def _key(self, key: Any, there: list[Any], at: int, place: str) -> Any:
         """The live key of a dict's or set's item; KEEP if it cannot be found."""
@@ -372,6 +384,8 @@ class Decoder:
             value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
             if value is not KEEP:
                 self._contents.append(functools.partial(target.__dict__.__setitem__, name, value))
+        if node[5]:
+            self._put_hooks(node[5], hooks.of_optimizer(target), place)
         return target
 
     def _loader(self, index: int, node: Any, live: Any, place: str) -> Any:
@@ -508,7 +522,7 @@ class Decoder:
         if target is MISSING:
             return KEEP if live is not MISSING else self._problem(place, node, "made after the first step")
         self._done[index] = target
-        count, training, grads, attributes, tensors = node[3:]
+        count, training, grads, attributes, tensors, saved_hooks = node[3:]
         tree = tree_of(target)
         if len(tree.modules) != count or len(tree.tensors) != len(grads):
             raise Lost(f"{place}: a module that has other parts than the saved one")
@@ -524,6 +538,8 @@ class Decoder:
             value = self.resolve(item, holder.get(name, MISSING), f"{place}.{name}")
             if value is not KEEP:
                 self._contents.append(functools.partial(holder.__setitem__, name, value))
+
+        self._put_hooks(saved_hooks, tree.own_hooks(), place)
 
         def modes() -> None:
             for module, mode in zip(tree.modules, training, strict=True):

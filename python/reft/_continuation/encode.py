@@ -41,7 +41,7 @@ from types import (
 )
 from typing import Any
 
-from . import births, handles, iterators, loaders, memory
+from . import births, handles, hooks, iterators, loaders, memory
 from .births import MEMBER
 from .bytecode import analyse
 from .modules import tree_of
@@ -102,6 +102,7 @@ _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queue
 _OFF_THE_STACK = re.compile(r"<stack|\.__self__|<partial>|<\w+>\[")
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
 _COMMUNICATE = frozenset({"ProcessGroup", "DeviceMesh"})
+_HOOKS_STATE = "torch.distributed.algorithms."  # of PowerSGD and the like
 _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 # Loggers and their like: what they hold lives outside of the process.
 _OWN_OUTSIDE = frozenset({"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"})
@@ -361,7 +362,19 @@ class Encoder:
             for name, item in vars(value).items()
             if name not in saved and name not in _OPTIMIZERS_PRIVATE and not name.startswith("_optimizer_")
         ]
-        return ("shallow", [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in own], [])
+        attributes = [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in own]
+        return ("shallow", attributes, [], self._hooks(hooks.of_optimizer(value), place, depth))
+
+    def _torch_optimizer(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes the hooks of an optimizer; all else of it is saved elsewhere."""
+        return ("owned", [], self._hooks(hooks.of_optimizer(value), place, depth))
+
+    def _hooks(self, found: hooks.Hooks, place: str, depth: int) -> list[tuple[str, Any]]:
+        encoded = [(name, self.encode(hook, f"{place}.{name}", depth + 1)) for name, hook in found]
+        if self.note_births:
+            for name, hook in found:
+                births.current.pin(hook, f"{place}.{name}")  # PowerSGD's state takes no weak reference
+        return encoded
 
     def _named(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes a function or a class: the restarted script has it, but may mean another one here."""
@@ -401,7 +414,7 @@ class Encoder:
                 attributes.append((name, self.encode(item, f"{place}.{name}", depth + 1)))
             finally:
                 self._inside_data -= 1
-        return ("shallow", attributes, self._slots(value, place, depth))
+        return ("shallow", attributes, self._slots(value, place, depth), [])
 
     def _moves(self, item: Any, place: str) -> bool:
         """Says whether a part of a dataset is no list, dict or array, or a small one, or has changed since the first point."""
@@ -485,7 +498,8 @@ class Encoder:
             for name, tensor in zip(tree.names, tree.tensors, strict=True)
             if tensor.__dict__ and name not in known and tags_of(tensor)
         ]
-        return ("module", len(tree.modules), tree.training(), tree.requires_grad(), attributes, tensors)
+        found = self._hooks(tree.own_hooks(), place, depth)
+        return ("module", len(tree.modules), tree.training(), tree.requires_grad(), attributes, tensors, found)
 
     def _note_module(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         tree = tree_of(value)
@@ -499,6 +513,7 @@ class Encoder:
                 self.encode(tensor, f"{place}.{name}", depth)
         for _, name, item in tree.attributes():
             self.encode(item, f"{place}.{name}", depth + 1)
+        self._hooks(tree.own_hooks(), place, depth)
         return ("owned",)
 
     def _is_owned(self, tensor: Any) -> bool:
@@ -863,11 +878,12 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
             return Encoder._loader
     if issubclass(kind, torch.nn.Module):
         return Encoder._module
-    if issubclass(kind, torch.optim.Optimizer) and root != "torch":
-        return Encoder._optimizer
-    owners = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-    if issubclass(kind, owners):
+    if issubclass(kind, torch.optim.Optimizer):
+        return Encoder._torch_optimizer if root == "torch" else Encoder._optimizer
+    if issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
         return Encoder._owned_object
+    if kind.__module__.startswith(_HOOKS_STATE) and _is_plain_class(kind):
+        return Encoder._instance
     if root == "torch":
         return Encoder._unknown if hasattr(kind, "__next__") else Encoder._left_alone
     scaler: Any = getattr(torch.amp, "GradScaler", None)

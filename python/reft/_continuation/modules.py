@@ -13,6 +13,8 @@ import sys
 import weakref
 from typing import Any
 
+from . import hooks
+
 # Their classes keep configuration in attributes, nothing that training moves.
 _STATIC_ROOTS = frozenset(
     {"torch", "builtins", "typing", "abc", "transformers", "timm", "torchvision", "diffusers", "peft"}
@@ -28,6 +30,7 @@ class Tree:
 
     Attributes:
         modules: All modules, the root first.
+        module_names: Their full names, in the same order.
         own: (index, module) of those whose class may keep state in plain attributes.
         names: Full name of each tensor.
         tensors: Parameters and buffers, in the same order.
@@ -37,11 +40,14 @@ class Tree:
         "_counts",
         "_cursor",
         "_holders",
+        "_hook_count",
+        "_hooks",
         "_knobs",
         "_samples",
         "_versions",
         "anew",
         "changed",
+        "module_names",
         "modules",
         "names",
         "own",
@@ -49,14 +55,16 @@ class Tree:
     )
 
     def __init__(self, root: Any) -> None:
-        self.modules = list(root.modules())
+        named = list(root.named_modules())
+        self.module_names = [name for name, _ in named]
+        self.modules = [module for _, module in named]
         self.own = [(i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))]
         self._counts = [(m._parameters, m._buffers, m._modules, _count(m)) for m in self.modules]
         self.names: list[str] = []
         self.tensors: list[Any] = []
         self._holders: list[tuple[dict[str, Any], str, Any]] = []
         seen: set[int] = set()
-        for prefix, module in root.named_modules():
+        for prefix, module in named:
             for holder in (module._parameters, module._buffers):
                 for name, tensor in holder.items():
                     if tensor is None or id(tensor) in seen:
@@ -72,6 +80,8 @@ class Tree:
             for name in _KNOBS
             if i not in own and isinstance(module.__dict__.get(name), (int, float))
         ]
+        self._hooks: hooks.Hooks = []
+        self._hook_count = -1
         self.changed = self.anew = False
         self._versions = [_version(tensor) for tensor in self.tensors]
         self._samples: dict[int, bytes] = {}
@@ -111,6 +121,15 @@ class Tree:
     def requires_grad(self) -> bytes:
         """Whether each tensor takes part in autograd."""
         return bytes([tensor.requires_grad for tensor in self.tensors])
+
+    def own_hooks(self) -> hooks.Hooks:
+        """The script's hooks on these modules and tensors."""
+        count = hooks.count()
+        if self._hooks or count != self._hook_count:  # those that there are may have been taken away
+            self._hook_count = count
+            named = zip(self.module_names, self.modules, strict=True)
+            self._hooks = hooks.of_tree(named, zip(self.names, self.tensors, strict=True))
+        return self._hooks
 
     def attributes(self) -> list[tuple[int, str, Any]]:
         """Plain attributes of modules with code of their own, and settings of others that were moved.

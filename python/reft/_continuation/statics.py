@@ -1,8 +1,8 @@
 """What a script keeps outside of its frames: globals of its other modules, attributes of classes and functions, defaults.
 
-Looked at are the script's own modules: those whose file is neither the interpreter's nor that of an installed package. Of the
-main module only classes and functions, because its globals belong to the frames. Numbers and strings that are what they
-were at the first program point are not copied: the restarted script has set them, perhaps to something new on purpose.
+Looked at are the script's own modules (`own`). Of the main module only classes and functions, because its globals belong to the
+frames. Numbers and strings that are what they were at the first program point are not copied: the restarted script has set them,
+perhaps to something new on purpose.
 
 Threads: the training thread. Errors: none of its own; what cannot be captured or put back is reported by the coders.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import enum
 import sys
-import sysconfig
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -20,9 +19,9 @@ from . import births
 from .decode import Decoder
 from .encode import Encoder, has_state
 from .nodes import ATOMS, KEEP, MISSING, function_in
+from .own import is_own
 
 _MOST_MODULES = 256
-_NOT_OWN = frozenset({"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"})
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
 # Methods with special names that a script writes; others are made by decorators, with closures that hold nothing.
@@ -80,7 +79,7 @@ class _Class:
                 name
                 for name, value in list(attributes.items())
                 if not (_is_special(name) or name.startswith("_abc_") or isinstance(value, _STATELESS))
-                and not (hasattr(type(value), "__get__") and not _has_own_class(value))
+                and not (hasattr(type(value), "__get__") and not is_own(type(value).__module__))
             ]
         return self._names
 
@@ -171,11 +170,6 @@ def _find(module: ModuleType, qualname: str) -> Any:
     return function_in(value)
 
 
-def _has_own_class(value: Any) -> bool:
-    name = type(value).__module__
-    return _is_own(name, sys.modules.get(name))
-
-
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
@@ -184,7 +178,7 @@ def _own_modules(encoder: Encoder) -> list[_Module]:
     global _known, _known_count
     if len(sys.modules) != _known_count:
         _known_count = len(sys.modules)
-        namespaces = {name: vars(module) for name, module in list(sys.modules.items()) if _is_own(name, module)}
+        namespaces = {name: vars(sys.modules[name]) for name in list(sys.modules) if is_own(name)}
         before = {module.name: module for module in _known}
         _known = []
         for name, namespace in namespaces.items():
@@ -201,17 +195,5 @@ def _own_modules(encoder: Encoder) -> list[_Module]:
     return _known
 
 
-def _is_own(name: str, module: Any) -> bool:
-    if name == "__main__":
-        return True
-    if type(module) is not ModuleType or module.__name__ != name or name.partition(".")[0] in _NOT_OWN:
-        return False  # a lazy module must not be made to load
-    file = vars(module).get("__file__")
-    if not isinstance(file, str) or not file.endswith(".py"):
-        return False
-    return not (file.startswith(_INTERPRETER) or "site-packages" in file or "dist-packages" in file)
-
-
-_INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
 _known: list[_Module] = []
 _known_count = -1

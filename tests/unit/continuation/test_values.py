@@ -536,6 +536,64 @@ main()
     assert result.restored["lines"] == result.expected["lines"]
 
 
+def test_what_only_hooks_hold_comes_back(run_script: Run) -> None:
+    script = """
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState
+class Watch:
+    def __init__(self):
+        self.seen = []
+    def __call__(self, module, inputs, output):
+        self.seen.append(len(self.seen))
+        return output * len(self.seen)
+def add(scale):
+    calls = 0
+    def hook(*arguments):
+        nonlocal calls
+        calls += scale
+        probe.trace(scale, calls)
+    return hook
+def main():
+    sgd = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
+    sgd.register_step_pre_hook(add(2))
+    sgd.register_step_post_hook(functools.partial(add(3), "named"))
+    model[0].register_forward_hook(Watch())
+    model[0].register_full_backward_hook(add(5))
+    model[0].weight.register_hook(add(7))
+    model[0].bias.register_post_accumulate_grad_hook(add(11))
+    model._comm_hooks = [(add(13), PowerSGDState(None))]  # as DistributedDataParallel keeps them
+    for step in range(6):
+        sgd.step()
+        loss = learn()
+        hook, state = model._comm_hooks[0]
+        hook()
+        state.iter += 1
+        state.error_dict[0] = torch.full((2,), float(step))
+        probe.trace(step, loss.item(), state.iter, state.error_dict[0].tolist())
+main()
+"""
+    run_script(HEADER + script, 3).check()
+
+
+def test_hooks_that_come_and_go_are_named(run_script: Run) -> None:
+    script = """
+def halve(grad):
+    return grad / 2
+def main():
+    early = model[0].register_forward_hook(lambda *_: None)
+    for step in range(6):
+        if step == 2:
+            early.remove()
+            model[2].weight.register_hook(halve)
+        learn()
+main()
+"""
+    problems = run_script(HEADER.replace("Dropout(0.5)", "ReLU(), torch.nn.Linear(3, 3)") + script, 4).restored["problems"]
+    assert {(place.rpartition(".")[2], why) for place, _, why in problems} == {
+        ("0<forward_hooks 0>", "removed after the first step"),
+        ("weight<backward_hooks 0>", "registered after the first step"),
+    }
+
+
 def test_what_is_open_in_the_discarded_iteration_ends_with_it(run_script: Run) -> None:
     script = """
 import contextlib

@@ -1,0 +1,71 @@
+"""Hooks that a script has registered: on modules, their parameters, optimizers, and for the communication of gradients.
+
+What a hook keeps (a closure, the object whose method it is) is often held by nothing else. Only hooks that are the script's own are
+looked at: those of packages belong to what the restarted script builds.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterable
+from types import FunctionType, MethodType
+from typing import Any
+
+from .own import is_own
+
+Hooks = list[tuple[str, Any]]  # where it is registered, the same in every process; the hook, or the state that is passed to it
+
+_OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
+
+def count() -> int:
+    """A number that grows with each hook that anybody registers. Hooks that are taken away do not change it."""
+    torch: Any = sys.modules["torch"]
+    return int(torch.utils.hooks.RemovableHandle.next_id)
+
+
+def of_tree(modules: Iterable[tuple[str, Any]], tensors: Iterable[tuple[str, Any]]) -> Hooks:
+    """Gives the hooks of a module tree.
+
+    Args:
+        modules: Full name and module.
+        tensors: Full name and parameter or buffer.
+    """
+    found: Hooks = []
+    for name, module in modules:
+        _collect(found, name, module, _OF_MODULES)
+        for i, (hook, state) in enumerate(module.__dict__.get("_comm_hooks", ())):
+            if _is_own(hook):
+                found.append((f"{name}<comm hook {i}>", hook))
+            found.append((f"{name}<comm hook {i}>.state", state))
+    for name, tensor in tensors:
+        _collect(found, name, tensor, _OF_TENSORS)
+    return found
+
+
+def of_optimizer(optimizer: Any) -> Hooks:
+    """Gives the hooks of an optimizer's steps."""
+    found: Hooks = []
+    _collect(found, "", optimizer, _OF_OPTIMIZERS)
+    return found
+
+
+def _collect(found: Hooks, name: str, owner: Any, kinds: tuple[str, ...]) -> None:
+    for kind in kinds:
+        registered = getattr(owner, kind, None)
+        if registered:
+            own = filter(_is_own, list(registered.values()))
+            found.extend((f"{name}<{kind.strip('_')} {i}>", hook) for i, hook in enumerate(own))
+
+
+def _is_own(hook: Any) -> bool:
+    while type(hook) is functools.partial:
+        hook = hook.func
+    if type(hook) is MethodType:
+        hook = hook.__self__
+    return is_own(hook.__module__ if isinstance(hook, FunctionType) else type(hook).__module__)
