@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,8 +100,15 @@ class FakeAgent:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
-    return tmp_path / "run"
+def folder() -> Iterator[Path]:
+    """Of a short name: the path of a socket has 107 bytes, a line of the terminal 80."""
+    with tempfile.TemporaryDirectory(prefix="reft") as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def run_dir(folder: Path) -> Path:
+    return folder / "run"
 
 
 @pytest.fixture
@@ -370,26 +378,26 @@ def test_simulate_compares_the_policies(run_dir: Path, tmp_path: Path) -> None:
     assert wrong.returncode == 2 and "stages" in wrong.stderr, wrong.stderr
 
 
-def test_verify_and_ls_of_something_that_is_no_vault(tmp_path: Path) -> None:
+def test_verify_and_ls_of_something_that_is_no_vault(folder: Path) -> None:
     native_module()
-    (tmp_path / "rank-0.vault").write_bytes(b"x" * 10000)
+    (folder / "rank-0.vault").write_bytes(b"x" * 10000)
     for command in ("ls", "verify"):
-        done = reft(command, "--vault-dir", str(tmp_path))
+        done = reft(command, "--vault-dir", str(folder))
         assert done.returncode == 1, done.stderr
         assert "rank-0.vault" in done.stdout
         assert "Traceback" not in done.stderr
-    empty = tmp_path / "empty"
+    empty = folder / "empty"
     empty.mkdir()
     assert reft("ls", "--vault-dir", str(empty)).returncode == 3
 
 
 @pytest.fixture
-def vault(agent: FakeAgent, run_dir: Path, tmp_path: Path) -> Path:
+def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
     """A vault file with one snapshot of 1 MiB, as a rank leaves it."""
     native = native_module()
     import torch
 
-    path = tmp_path / "vaults" / "demo" / "rank-0.vault"
+    path = folder / "vaults" / "demo" / "rank-0.vault"
     path.parent.mkdir(parents=True)
     client = native.AgentClient(str(run_dir / "demo" / "node-0" / "agent.sock"), json.dumps({"role": "rank", "rank": 0}), 10000)
     engine = native.SnapshotEngine(
