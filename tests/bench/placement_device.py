@@ -1,11 +1,11 @@
 """What a snapshot at every step costs on (stand-in) CUDA devices under each policy, and when the devices copied, by their own clock.
 
-`pipeline`: four stages of 1F1B (torch.distributed.pipelining) on a device each; `ddp`: two replicas. Real torch and real
-ProcessGroupNCCL on the stand-ins of tests/fakes/cuda: kernels take a fixed time, copies have a fixed rate, and kernels run slower while
-something is copied (FAKE_CUDA_CONTENTION_PERCENT). So the percentages are those of this model of contention, not of a GPU; what is
-shown is where the copies go. Blocks without snapshots, under `eager` and under `gap` alternate in one run, and each is compared with
-the blocks without before and after it. Which bytes were copied while the training stream ran no kernel is counted from the trace
-that the devices write, not from what reft says.
+`pipeline`: four stages of 1F1B (torch.distributed.pipelining) on a device each, gradients clipped by their norm over all stages;
+`ddp`: two replicas. Real torch and real ProcessGroupNCCL on the stand-ins of tests/fakes/cuda: kernels take a fixed time, copies have a
+fixed rate, and kernels run slower while something is copied (FAKE_CUDA_CONTENTION_PERCENT). So the percentages are those of this model
+of contention, not of a GPU; what is shown is where the copies go. Blocks without snapshots, under `eager` and under `gap` alternate in
+one run, and each is compared with the blocks without before and after it. Which bytes were copied while the training stream ran no
+kernel is counted from the trace that the devices write, not from what reft says.
 
     python tests/bench/placement_device.py [--jobs pipeline ddp] [--contention 60] [--blocks 4] [--steps 8] [--json FILE]
 """
@@ -62,7 +62,15 @@ def worker(args: argparse.Namespace) -> None:
         schedule = Schedule1F1B(PipelineStage(model, rank, world, device), micro_batches, loss_fn=nn.functional.mse_loss)
     else:
         model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    weights = list(model.parameters())
+    optimizer = torch.optim.SGD(weights, lr=1e-4)
+
+    def clip() -> None:
+        """By the norm over all stages, as pipelined training does: no stage takes its step before all have their gradients."""
+        gradients = [p.grad for p in weights if p.grad is not None]
+        squared = nn.utils.get_total_norm(gradients).square()
+        dist.all_reduce(squared)
+        nn.utils.clip_grads_with_norm_(weights, 1.0, squared.sqrt())
 
     def step() -> None:
         if args.job == "ddp":
@@ -73,6 +81,8 @@ def worker(args: argparse.Namespace) -> None:
             schedule.step(target=x)
         else:
             schedule.step(*([x] if rank == 0 else []))
+        if args.job == "pipeline":
+            clip()
         optimizer.step()
         optimizer.zero_grad()
 
