@@ -609,7 +609,7 @@ TEST_F(EngineDevice, WhatWasWrittenBetweenProgramPointAndGateIsDropped) {
   const auto versions = std::make_shared<Counters>(2);
   writeAll(1);
   ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
-  versions->bump(1);  // that it was written is known by this; writing it here would race with the copy, as it would in a job
+  versions->bump(1);  // that is how a write is known; the write itself would race with the copy, as it would in a job
   engine_->gate(streams_);
   EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>{1});
   EXPECT_FALSE(sealed(1).has_value());
