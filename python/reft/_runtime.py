@@ -188,7 +188,7 @@ class Session:
             _continuation.observe(frame, anew=True)
 
     def _crossing(self) -> bool:
-        return _continuation.graphs.used() is not None
+        return self.env["resume"] == "exact" and _continuation.graphs.used() is not None
 
     def _crossed(self, instead: int) -> None:
         """A graph crosses the steps at which snapshots were taken. If no others can be, the place in the loop is not saved."""
