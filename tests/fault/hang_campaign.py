@@ -126,6 +126,11 @@ def matrix() -> list[Case]:
     add("H42", "fault_sleep", "user_code", "pipe8 pipedp8")
     add("H42", "fault_stop", "stopped", "pipedp8", [4])
     add("H42", "fault_loop", "busy", "pipe8", [7])
+    # Eight ranks: few of each kind, as they take long.
+    add("H00", "fault_sleep", "user_code", "ddp8 plain8")
+    add("H42", "fault_sleep", "user_code", "pipe8", [4], where="middle")
+    for layout, rank in (("ddp8", 0), ("plain8", 4), ("pipe8", -1)):
+        add("H12", "fault_none", "stopped", layout, [rank], outside="stop")
     # B: dead ranks. The launcher is slow to notice, and the others' clean-up hangs.
     dead: dict[str, Any] = {"hold": True, "outside": "slow_launcher"}
     add("H20", "fault_exit", "dead", "ddp4 plain2", [-1], **dead)
@@ -133,6 +138,8 @@ def matrix() -> list[Case]:
     add("H21", "fault_kill", "dead", "plain2 ddp4 pipe4 tpdp4", None, **dead)
     add("H21", "fault_kill", "dead", "ddp4 pipe4", [2], where="middle", **dead)
     add("H21", "fault_kill", "dead", "pipedp8", [3], **dead)
+    for layout, rank in (("plain8", 0), ("ddp8", 4), ("pipe8", -1)):
+        add("H21", "fault_kill", "dead", layout, [rank], **dead)
     add("H22", "fault_segv", "dead", "ddp4", [1], **dead)
     add("H22", "fault_abort", "dead", "plain4", [3], **dead)
     # C: wrong use of collectives.
@@ -158,6 +165,7 @@ def matrix() -> list[Case]:
                     hold=True,
                 )
             )
+    add("H31", "ops_size", "size_mismatch op_mismatch", "plain8", hold=True)
     add("H32", "ops_dtype", "dtype_mismatch", "plain4", [0, 2], ask="disagreement", hold=True)
     add("H35", "ops_subgroup", "cycle", "plain4", may_be_open=True, between=None, hold=True)
     add("H40", "ops_two_groups", "cycle", "plain4 plain8", [0, -1], may_be_open=True, hold=True)
