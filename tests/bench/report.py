@@ -80,8 +80,14 @@ def write(
     failed: int = 0,
     skipped: int = 0,
     notes: list[str] | None = None,
+    more: dict[str, Any] | None = None,
+    quiet: bool = False,
 ) -> dict[str, Any]:
-    """Prints the metrics as a table and writes the object to `path` if there is one."""
+    """Prints the metrics as a table, unless `quiet`, and writes the object to `path` if there is one.
+
+    Args:
+        more: fields of this campaign alone.
+    """
     import torch
 
     result = {
@@ -92,7 +98,20 @@ def write(
         "metrics": metrics,
         "cases": {"run": run, "failed": failed, "skipped": skipped},
         "notes": notes or [],
+        **(more or {}),
     }
+    if not quiet:
+        _show(result)
+    if path:
+        # Whoever reads it, or goes on from it, finds a whole one.
+        part = Path(path + ".part")
+        part.write_text(json.dumps(result, indent=1) + "\n")
+        part.replace(path)
+    return result
+
+
+def _show(result: dict[str, Any]) -> None:
+    metrics = result["metrics"]
     width = max((len(name) for name in metrics), default=0)
     for name, m in metrics.items():
         value = f"{m['value']:.4g}" if isinstance(m["value"], float) else str(m["value"])
@@ -102,6 +121,3 @@ def write(
         print(f"{name:<{width}}  {value}{spread} {m['unit']}{goal}")
     for note in result["notes"]:
         print(f"note: {note}")
-    if path:
-        Path(path).write_text(json.dumps(result, indent=1) + "\n")
-    return result

@@ -1,6 +1,7 @@
 """Hangs jobs in every way that needs no GPU, lets others look as if they hung, and checks who is named.
 
-    hang_campaign.py [--cases N] [--seed S] [--only REGEX] [--suspect SEC] [--jobs J] [--json FILE] [--keep] [--list]
+    hang_campaign.py [--cases N] [--seed S] [--only REGEX] [--suspect SEC] [--jobs J] [--json FILE]
+                     [--resume FILE] [--beside] [--tools DIR] [--keep] [--list]
 
 Each case is a job of real ranks over reft's backend (gloo inside) that trains a few steps before `hang_worker.py` does what
 the case says. Ground truth is in the table below, and comes from the injection alone: who must be named, or between whom it
@@ -10,6 +11,9 @@ clock that the verdict's time is on.
 Results: `exact`, `undecidable` (said where the table allows it: right; elsewhere: not reached, no more than that), `none` (no
 verdict in time), `WRONG` (anybody named who is not at fault). Healthy cases (N, S): `quiet`, or `WRONG` if a verdict of state
 hang was written. The exit status is that of the worst: 1 if anything is WRONG.
+
+The file of `--json` is written anew after every case. A case that cannot be run is one result, `campaign failed` or
+`no injection`, and the campaign goes on.
 """
 
 from __future__ import annotations
@@ -26,19 +30,22 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
 
+import hang_peers  # noqa: E402
 from launchers import Forkrun, agent_pids, kill_all, rank_pids  # noqa: E402
 
 OPS = {"op_mismatch", "size_mismatch", "dtype_mismatch", "root_mismatch"}
+KILLERS = {"fault_exit", "fault_raise", "fault_kill", "fault_segv", "fault_abort"}
 
 
 @dataclass(frozen=True)
@@ -281,6 +288,7 @@ class Outcome:
     after_sec: float | None = None
     problem: str = ""
     out: str = ""
+    beside: list[hang_peers.Said] = field(default_factory=list)
 
     @property
     def wrong(self) -> bool:
@@ -290,12 +298,23 @@ class Outcome:
 class Runner:
     """Runs cases one at a time; several runners may work beside each other."""
 
-    def __init__(self, scratch: Path, suspect: float | None, deadline: float) -> None:
-        self.scratch, self.suspect, self.deadline = scratch, suspect, deadline
+    def __init__(self, scratch: Path, suspect: float | None, deadline: float, tools: hang_peers.Tools | None) -> None:
+        self.scratch, self.suspect, self.deadline, self.tools = scratch, suspect, deadline, tools
         self.launcher = Forkrun()
 
     def close(self) -> None:
-        self.launcher.close()
+        try:
+            self.launcher.close()
+        except (OSError, subprocess.TimeoutExpired):
+            self.launcher.abort()
+
+    def start_sec(self, case: Case) -> float:
+        """How long a job may take until its fault."""
+        return 60.0 + 15 * case.world + (90 if self.tools else 0)
+
+    def limit_sec(self, case: Case) -> float:
+        """How long all of a case may take before it is given up; well above the sum of what it waits for."""
+        return self.start_sec(case) + max(self.deadline, 4 * self.suspect_sec + 60) + (240 if self.tools else 0) + 240
 
     @property
     def suspect_sec(self) -> float:
@@ -311,22 +330,42 @@ class Runner:
         argv += ["--where", case.where, "--out", str(out), "--sec", str(2.5 * self.suspect_sec)]
         argv += ["--steps", "1000000"] * (case.outside == "stop")
         argv += ["--hold"] * case.hold + ["--late", str(case.rank)] * case.late
+        if self.tools and not case.healthy:
+            argv += ["--beside", str(self.suspect_sec)] + (["--lm", self.tools.lm] if self.tools.lm else [])
+            env |= hang_peers.environment()
         self.launcher.start(argv, env, out / "log", case.world, 0)
         over = False
         outcome = Outcome(case, "no injection", out=str(out))
         try:
             over = self._watch(case, out, job, outcome)
+            if self.tools and not case.healthy:
+                self._beside(self.tools, case, out, outcome)
         finally:
-            if not over:
-                self._thaw(job, out)
-                self.launcher.kill()
-            kill_all(rank_pids(job))
-            kill_all(agent_pids(out / "run"))
+            try:
+                if not over:
+                    self._thaw(job, out)
+                    self.launcher.kill()
+            finally:
+                kill_all(rank_pids(job))
+                kill_all(agent_pids(out / "run"))
+                hang_peers.clean(out, case.world)
         return outcome
+
+    def _beside(self, tools: hang_peers.Tools, case: Case, out: Path, outcome: Outcome) -> None:
+        """What the other tools say of the same job, scored as reft is."""
+        if not (injected := injections(out)):
+            return
+        pids = pids_of(out)
+        if case.fault not in KILLERS and not any(map(hang_peers.alive, pids.values())):
+            outcome.problem += "\nthe other tools came when the job was over"
+        wait = 2.5 * self.suspect_sec + 10
+        for said in hang_peers.ask(tools, case, out, pids, max(injected), wait):
+            score_said(case, said)
+            outcome.beside.append(said)
 
     def _watch(self, case: Case, out: Path, job: str, outcome: Outcome) -> bool:
         """Fills `outcome`; true if the job is over."""
-        end = time.monotonic() + 90
+        end = time.monotonic() + self.start_sec(case)
         while not (case.late or (injected := injections(out))):
             if time.monotonic() > end:
                 outcome.problem = tail(out)
@@ -506,19 +545,32 @@ def judge(case: Case, report: dict[str, Any], outcome: Outcome) -> None:
     outcome.named = [culprit["rank"] for culprit in report["culprits"]]
     outcome.candidates = [culprit["rank"] for culprit in report["candidates"]]
     outcome.right_class = not case.classes or report["class"] in case.classes
-    named, candidates = set(outcome.named), set(outcome.candidates)
+    outcome.result = score(case, set(outcome.named), set(outcome.candidates))
+
+
+def score(case: Case, named: set[int], candidates: set[int]) -> str:
+    """The result of who names these; the same for reft and for the other tools."""
     if case.named and named == case.named:
-        outcome.result = "exact"
-    elif named:
-        outcome.result = "WRONG single" if len(named) == 1 else "WRONG set"
-    elif case.between is not None and candidates == case.between:
-        outcome.result = "exact"
-    elif case.may_be_open and (not candidates or candidates & (case.named or candidates)):
-        outcome.result = "undecidable, as allowed"
-    elif candidates and case.named and not candidates & case.named:
-        outcome.result = "undecidable, truth not among them"
-    else:
-        outcome.result = "undecidable"
+        return "exact"
+    if named:
+        return "WRONG single" if len(named) == 1 else "WRONG set"
+    if case.between is not None and candidates == case.between:
+        return "exact"
+    if case.may_be_open and (not candidates or candidates & (case.named or candidates)):
+        return "undecidable, as allowed"
+    if candidates and case.named and not candidates & case.named:
+        return "undecidable, truth not among them"
+    return "undecidable"
+
+
+def score_said(case: Case, said: hang_peers.Said) -> None:
+    """Sets the result of a tool that named somebody.
+
+    Tools that know no candidates name them all; where it is between just these, that is as right as it gets.
+    """
+    named, candidates = set(said.named), set(said.candidates)
+    if said.result != "not run" and (named or candidates):
+        said.result = score(case, set(), named) if named == case.between else score(case, named, candidates)
 
 
 def line(outcome: Outcome) -> str:
@@ -530,19 +582,38 @@ def line(outcome: Outcome) -> str:
     return f"{case.name:46} {want:18} {outcome.result:24} {seconds}  {got:12} {outcome.found}{good}"
 
 
-def run_all(cases: list[Case], scratch: Path, suspect: float | None, jobs: int) -> Iterable[Outcome]:
+def said_lines(outcome: Outcome) -> Iterable[str]:
+    for said in outcome.beside:
+        got = f"{said.named}" if said.named else f"of {said.candidates}" if said.candidates else "-"
+        seen = {True: "frame seen, ", False: "frame not seen, ", None: ""}[said.frame_seen]
+        stacks = f"{said.stacks} of {outcome.case.world} ranks, " if said.stacks is not None else ""
+        took = f"took {said.took_sec:.1f} s, " if said.took_sec is not None else ""
+        after = f"{said.after_sec:.1f} s, " if said.after_sec is not None else ""
+        yield f"    {said.tool:33} {said.result:24} {got:12} {after}{seen}{stacks}{took}{said.note}"
+
+
+def run_all(
+    cases: list[Case], scratch: Path, suspect: float | None, jobs: int, tools: hang_peers.Tools | None = None
+) -> Iterable[Outcome]:
     deadline = (suspect or 30) * 2.5 + 20
     runners: queue.Queue[Runner] = queue.Queue()
     for _ in range(jobs):
-        runners.put(Runner(scratch, suspect, deadline))
+        runners.put(Runner(scratch, suspect, deadline, tools))
 
     def one(case: Case) -> Outcome:
         runner = runners.get()
+        limit = threading.Timer(runner.limit_sec(case), runner.launcher.abort)
+        limit.daemon = True
+        limit.start()
         try:
             return runner.run(case)
         except Exception as error:
+            # Its launcher may be gone, or waits for an answer that never comes: the next case gets another.
+            runner.launcher.abort()
+            runner = Runner(scratch, suspect, deadline, tools)
             return Outcome(case, "campaign failed", problem=repr(error))
         finally:
+            limit.cancel()
             runners.put(runner)
 
     try:
@@ -555,33 +626,51 @@ def run_all(cases: list[Case], scratch: Path, suspect: float | None, jobs: int) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__,
+        epilog="The tools of --beside are looked for in a virtual environment of their own:\n\n" + hang_peers.INSTALL,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--cases", type=int, help="draw so many (default: all)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", metavar="REGEX", help="names of cases")
     parser.add_argument("--quick", action="store_true", help="the tests' subset")
     parser.add_argument("--suspect", type=float, default=2.5, help="REFT_HANG_SUSPECT_SEC; 0: the default setting")
     parser.add_argument("--jobs", type=int, default=2, help="how many beside each other")
-    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--json", metavar="FILE", help="written after every case")
+    parser.add_argument("--resume", metavar="FILE", help="skip the cases that this --json FILE has, and add to it")
+    parser.add_argument(
+        "--beside",
+        action="store_true",
+        help="also ask py-spy, torch's flight recorder and lm-resiliency about each job that hangs, score them with the same "
+        "ground truth, and print a table; a tool that is not in --tools is left out",
+    )
+    parser.add_argument("--tools", metavar="DIR", default="tools-venv", help="virtual environment of the tools")
     parser.add_argument("--keep", action="store_true", help="keep the files of all cases, not only of odd ones")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
+    args.json = args.json or args.resume
     cases = [case for case in matrix() if not args.only or re.search(args.only, case.name)]
     if args.quick:
         cases = subset(cases)
     if args.cases is not None and args.cases < len(cases):
         cases = random.Random(args.seed).sample(cases, args.cases)
+    outcomes = resumed(args.resume)
+    have = {outcome.case.name for outcome in outcomes}
+    cases = [case for case in cases if case.name not in have]
     if args.list:
         print("\n".join(case.name for case in cases))
         return 0
-    import report
-
+    tools = hang_peers.find(Path(args.tools).resolve()) if args.beside else None
+    if tools and tools.absent:
+        print(f"not in {args.tools}: {', '.join(tools.absent)}; to install them:\n{hang_peers.INSTALL}", flush=True)
     scratch = Path(tempfile.mkdtemp(prefix="reft-hang-"))
     began = time.monotonic()
-    outcomes: list[Outcome] = []
-    for outcome in run_all(cases, scratch, args.suspect or None, args.jobs):
+    for outcome in run_all(cases, scratch, args.suspect or None, args.jobs, tools):
         outcomes.append(outcome)
         print(line(outcome), flush=True)
+        for text in said_lines(outcome):
+            print(text, flush=True)
         fine = outcome.result in ("exact", "quiet", "undecidable, as allowed") and outcome.right_class is not False
         if outcome.problem:
             print("    " + outcome.problem.strip().replace("\n", "\n    "), flush=True)
@@ -589,18 +678,51 @@ def main() -> int:
             print(f"    files: {outcome.out}", flush=True)
         elif not args.keep and outcome.out:
             shutil.rmtree(outcome.out, ignore_errors=True)
-    return conclude(outcomes, args, report, time.monotonic() - began)
+        if args.json:
+            conclude(outcomes, args, time.monotonic() - began, quiet=True)
+    return conclude(outcomes, args, time.monotonic() - began)
 
 
-def conclude(outcomes: list[Outcome], args: argparse.Namespace, report: Any, duration: float) -> int:
+def resumed(path: str | None) -> list[Outcome]:
+    """The outcomes that a file of `--json` has; those of cases that there are no more are left out."""
+    if path is None or not Path(path).exists():
+        return []
+    known = {case.name: case for case in matrix()}
+    outcomes = []
+    for record in json.loads(Path(path).read_text())["outcomes"]:
+        if (case := known.get(record.pop("case"))) is not None:
+            beside = [hang_peers.Said(**said) for said in record.pop("beside")]
+            outcomes.append(Outcome(case, beside=beside, **record))
+    return outcomes
+
+
+def rows_beside(outcomes: list[Outcome]) -> dict[str, list[hang_peers.Said]]:
+    """What all tools said of the jobs that any was asked about, reft first."""
+    rows: dict[str, list[hang_peers.Said]] = {}
+    for outcome in outcomes:
+        if outcome.beside:
+            ours = hang_peers.Said("reft", outcome.result, outcome.named, outcome.candidates, outcome.after_sec)
+            for said in [ours, *outcome.beside]:
+                rows.setdefault(said.tool, []).append(said)
+    return rows
+
+
+def conclude(outcomes: list[Outcome], args: argparse.Namespace, duration: float, quiet: bool = False) -> int:
+    """Writes what has come out so far, and says it unless `quiet`."""
+    import report
+
     hangs = [outcome for outcome in outcomes if not outcome.case.healthy]
     well = [outcome for outcome in outcomes if outcome.case.healthy]
     results = Counter(outcome.result for outcome in hangs)
-    print()
-    for name, count in results.most_common():
-        print(f"hangs: {name:36} {count:4}")
-    for name, count in Counter(outcome.result for outcome in well).most_common():
-        print(f"healthy: {name:34} {count:4}")
+    table = hang_peers.table(rows_beside(outcomes))
+    if not quiet:
+        print()
+        for name, count in results.most_common():
+            print(f"hangs: {name:36} {count:4}")
+        for name, count in Counter(outcome.result for outcome in well).most_common():
+            print(f"healthy: {name:34} {count:4}")
+        if args.beside:
+            print("\n" + "\n".join(table) + "\n")
     right = results["exact"] + results["undecidable, as allowed"]
     times = [outcome.after_sec for outcome in hangs if outcome.after_sec is not None and "dead" not in outcome.found]
     dead = [outcome.after_sec for outcome in hangs if outcome.after_sec is not None and "dead" in outcome.found]
@@ -633,6 +755,11 @@ def conclude(outcomes: list[Outcome], args: argparse.Namespace, report: Any, dur
         run=len(outcomes),
         failed=len(wrong) + len(broken) + results["none"],
         notes=notes,
+        more={
+            "beside": table if args.beside else [],
+            "outcomes": [asdict(outcome) | {"case": outcome.case.name} for outcome in outcomes],
+        },
+        quiet=quiet,
     )
     return 1 if wrong or broken else 0
 

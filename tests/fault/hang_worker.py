@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import hang_peers
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -55,6 +56,7 @@ class Job:
         self.out = Path(args.out)
         self.chosen = self.rank == args.rank
         self.busy_sec = float(args.sec)
+        self.beside: hang_peers.InRank | None = None
 
     def injected(self) -> None:
         """Says that the fault begins now."""
@@ -730,6 +732,8 @@ def train(job: Job) -> None:
     kind, _, name = args.fault.partition("_")
     fault = globals()[args.fault]
     deep = args.where == "middle"
+    if job.beside is not None:
+        job.beside.begin(getattr(layout, "model", None))
     for number in range(args.steps):
         now = number == args.at
 
@@ -749,6 +753,8 @@ def train(job: Job) -> None:
             job.injected()
             fault(job)
         layout.step(number, middle)
+        if job.beside is not None:
+            job.beside.step()
 
 
 SAY_THEMSELVES = {
@@ -776,14 +782,18 @@ def main() -> None:
     parser.add_argument("--sec", type=float, default=0)
     parser.add_argument("--late", type=int, default=-1, help="rank that comes to init_process_group --sec late")
     parser.add_argument("--hold", action="store_true")
+    parser.add_argument("--beside", type=float, help="other tools watch too; a stall is so many seconds")
+    parser.add_argument("--lm", help="site-packages with lm-resiliency")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
     torch.set_num_threads(1)
     (Path(args.out) / f"pid.r{os.environ['RANK']}").write_text(str(os.getpid()))
     if os.environ["RANK"] == str(args.late):
         time.sleep(args.sec)
+    beside = hang_peers.InRank(Path(args.out), args.lm, args.beside) if args.beside else None
     dist.init_process_group("reft")
     job = Job(args)
+    job.beside = beside
     job.started = time.monotonic()
     try:
         train(job)

@@ -5,6 +5,7 @@ The environment of a job has to name it by REFT_JOB_ID.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -72,6 +73,7 @@ class Forkrun:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._running = False
         self.pid = 0
 
     def start(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int) -> None:
@@ -99,6 +101,7 @@ class Forkrun:
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         self.pid = self._answer()["pid"]
+        self._running = True
 
     def run(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, timeout_sec: float) -> str:
         """Runs a job without restarts to its end; gives what all ranks said.
@@ -131,7 +134,12 @@ class Forkrun:
             state = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
         except OSError:
             state = "Z"
-        return int(self._answer()["exit"]) if state == "Z" else None
+        return self._exit() if state == "Z" else None
+
+    def _exit(self) -> int:
+        code = int(self._answer()["exit"])
+        self._running = False
+        return code
 
     def kill(self) -> None:
         """Ends launcher and ranks."""
@@ -139,13 +147,21 @@ class Forkrun:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
-        self._answer()
+        self._exit()
 
     def close(self) -> None:
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait(10)
             self._process = None
+
+    def abort(self) -> None:
+        """Ends the server and the job at once, from any thread; whoever waits for an answer gets a RuntimeError."""
+        if self._process is not None:
+            self._process.kill()
+        if self._running:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class Torchrun:
