@@ -329,6 +329,7 @@ class Runner:
         argv = [str(HERE / "hang_worker.py"), "--layout", case.layout, "--fault", case.fault, "--rank", str(case.rank)]
         argv += ["--where", case.where, "--out", str(out), "--sec", str(2.5 * self.suspect_sec)]
         argv += ["--steps", "1000000"] * (case.outside == "stop")
+        argv += ["--stop-launcher"] * (case.outside == "slow_launcher")
         argv += ["--hold"] * case.hold + ["--late", str(case.rank)] * case.late
         if self.tools and not case.healthy:
             argv += ["--beside", str(self.suspect_sec)] + (["--lm", self.tools.lm] if self.tools.lm else [])
@@ -374,9 +375,7 @@ class Runner:
                 outcome.problem = "the job ended before the injection\n" + tail(out)
                 return True
             time.sleep(0.01)
-        if case.outside == "slow_launcher":
-            os.kill(self.launcher.pid, signal.SIGSTOP)
-        elif case.outside:
+        if case.outside in OUTSIDE:
             OUTSIDE[case.outside](self, case, out)
         injected = injections(out) if not case.late else [time.monotonic()]
         if case.healthy:

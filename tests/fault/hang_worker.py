@@ -60,6 +60,8 @@ class Job:
 
     def injected(self) -> None:
         """Says that the fault begins now."""
+        if self.args.stop_launcher:
+            os.kill(os.getppid(), signal.SIGSTOP)  # from here, or it might end the job before anybody outside could
         part = self.out / f".injected.r{self.rank}"
         part.write_text(repr(time.monotonic()))
         part.rename(self.out / f"injected.r{self.rank}")
@@ -782,6 +784,7 @@ def main() -> None:
     parser.add_argument("--sec", type=float, default=0)
     parser.add_argument("--late", type=int, default=-1, help="rank that comes to init_process_group --sec late")
     parser.add_argument("--hold", action="store_true")
+    parser.add_argument("--stop-launcher", action="store_true", help="it notices nothing of the fault")
     parser.add_argument("--beside", type=float, help="other tools watch too; a stall is so many seconds")
     parser.add_argument("--lm", help="site-packages with lm-resiliency")
     parser.add_argument("--out", required=True)
