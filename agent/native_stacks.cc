@@ -122,6 +122,7 @@ NativeStacks readNativeStacks(int pid, std::chrono::milliseconds limit) {
     const auto at = copies.python.find(thread.tid);
     MergedThread merged{thread.tid, thread.name, thread.state, thread.tid == pid, {}};
     merged.stack = mergeStack(stacks[i], at == copies.python.end() ? std::nullopt : std::optional(at->second));
+    merged.holds_gil = at != copies.python.end() && at->second.holds_gil;
     result.merged.threads.push_back(std::move(merged));
   }
   // Last: whatever was read before then belongs to the program that it was at first.

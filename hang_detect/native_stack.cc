@@ -98,6 +98,7 @@ std::string mergedStacksJson(int pid, const RemoteStacks& stacks, const MergedTh
                        {"name", thread.name},
                        {"state", thread.state},
                        {"main", thread.main},
+                       {"holds_gil", thread.holds_gil},
                        {"matched", thread.stack.matched},
                        {"problem", thread.stack.problem},
                        {"frames", std::move(frames)}});

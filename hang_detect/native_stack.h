@@ -53,6 +53,7 @@ struct MergedThread {
   std::string name, state;
   bool main = false;
   MergedStack stack;
+  bool holds_gil = false;  // false, too, where that is not known
 };
 
 struct MergedThreads {
@@ -60,7 +61,7 @@ struct MergedThreads {
   std::string error;  // why there are none, or not all
 };
 
-// As remoteStacksJson(), and "native": {"threads": [{tid, name, state, main, matched, problem, frames: [
+// As remoteStacksJson(), and "native": {"threads": [{tid, name, state, main, holds_gil, matched, problem, frames: [
 //   {kind: "python", file, line, function} or {kind: "native", function, object, offset}]}], "error"}
 std::string mergedStacksJson(int pid, const RemoteStacks& stacks, const MergedThreads& merged);
 

@@ -109,7 +109,7 @@ class PythonWalker {
   PythonWalker(ReadMemory read, const PythonLayout& layout, uint64_t runtime, uint64_t code_type)
       : memory_(std::move(read)), layout_(layout), runtime_(runtime), code_type_(code_type) {}
 
-  PythonThreads all() {
+  PythonThreads all(bool with_frames) {
     memory_.startAnew();
     states_.clear();
     PythonThreads result;
@@ -123,7 +123,14 @@ class PythonWalker {
         result.problem = "more than " + std::to_string(kMaxInterpreters) + " interpreters";
         break;
       }
-      threadsOf(interpreter, result);
+      const Gil before = gilOf(interpreter);
+      const size_t first = result.threads.size();
+      std::vector<uint64_t> walked;
+      threadsOf(interpreter, with_frames, result, walked);
+      const Gil after = gilOf(interpreter);
+      for (size_t t = 0; t < walked.size(); ++t) {
+        addGil(before, after, walked[t], result.threads[first + t]);
+      }
       if (!memory_.value(interpreter, layout_.interpreter_next, interpreter)) {
         result.problem = "an interpreter's memory cannot be read";
         break;
@@ -138,11 +145,15 @@ class PythonWalker {
   std::optional<PythonThread> one(uint64_t native_id) {
     memory_.startAnew();
     const auto at = states_.find(native_id);
-    uint64_t now = 0;
-    if (at == states_.end() || !memory_.value(at->second, layout_.thread_native_id, now) || now != native_id) {
+    uint64_t now = 0, interpreter = 0;
+    if (at == states_.end() || !memory_.value(at->second, layout_.thread_native_id, now) || now != native_id ||
+        !memory_.value(at->second, layout_.thread_interpreter, interpreter)) {
       return std::nullopt;
     }
-    return threadAt(at->second);
+    const Gil before = gilOf(interpreter);
+    PythonThread thread = threadAt(at->second, true);
+    addGil(before, gilOf(interpreter), at->second, thread);
+    return thread;
   }
 
  private:
@@ -154,7 +165,46 @@ class PythonWalker {
     std::vector<uint8_t> lines;
   };
 
-  void threadsOf(uint64_t interpreter, PythonThreads& result) {
+  struct Gil {
+    uint64_t address = 0;  // 0: not known
+    uint64_t holder = 0;   // state of a thread; 0: nobody
+    uint64_t switches = 0;
+  };
+
+  Gil gilOf(uint64_t interpreter) {
+    Gil gil;
+    if (layout_.gil_holder == PythonLayout::kAbsent) {
+      return gil;
+    }
+    uint64_t address = runtime_ + layout_.runtime_gil;
+    if (layout_.interpreter_gil != PythonLayout::kAbsent &&
+        !memory_.value(interpreter, layout_.interpreter_gil, address)) {
+      return gil;
+    }
+    int32_t locked = 0;
+    if (!memory_.value(address, layout_.gil_locked, locked) ||
+        !memory_.value(address, layout_.gil_switches, gil.switches) ||
+        !memory_.value(address, layout_.gil_holder, gil.holder)) {
+      return {};
+    }
+    gil.address = address;
+    if (locked != 1) {
+      gil.holder = 0;  // what is there is who had it last
+    }
+    return gil;
+  }
+
+  void addGil(const Gil& before, const Gil& after, uint64_t state, PythonThread& thread) {
+    if (after.address == 0 || after.address != before.address) {
+      return;
+    }
+    thread.gil_condition = after.address + layout_.gil_condition;
+    thread.gil_switches = after.switches;
+    thread.holds_gil = before.holder == state && after.holder == state;
+  }
+
+  // `walked`: where the state of each thread is that was added.
+  void threadsOf(uint64_t interpreter, bool with_frames, PythonThreads& result, std::vector<uint64_t>& walked) {
     uint64_t thread = 0;
     if (!memory_.value(interpreter, layout_.interpreter_threads, thread)) {
       result.problem = "an interpreter's memory cannot be read";
@@ -171,7 +221,7 @@ class PythonWalker {
         return;
       }
       for (int i = 0; i < kTries; ++i) {
-        PythonThread read = threadAt(thread);
+        PythonThread read = threadAt(thread, with_frames);
         const bool good = !read.moving && read.problem.empty();
         if (i == 0) {
           result.threads.push_back(std::move(read));
@@ -182,6 +232,7 @@ class PythonWalker {
           break;
         }
       }
+      walked.push_back(thread);
       states_[result.threads.back().native_id] = thread;
       if (!memory_.value(thread, layout_.thread_next, thread)) {
         result.problem = "the list of threads changed, or is damaged";
@@ -198,12 +249,15 @@ class PythonWalker {
     return memory_.value(thread, layout_.thread_frame, cframe) && memory_.value(cframe, layout_.cframe_frame, frame);
   }
 
-  PythonThread threadAt(uint64_t thread) {
+  PythonThread threadAt(uint64_t thread, bool with_frames) {
     PythonThread result;
     uint64_t top = 0, instruction = 0;
     if (!memory_.value(thread, layout_.thread_id, result.id) ||
-        !memory_.value(thread, layout_.thread_native_id, result.native_id) || !topFrame(thread, top)) {
+        !memory_.value(thread, layout_.thread_native_id, result.native_id) || (with_frames && !topFrame(thread, top))) {
       result.problem = "its state cannot be read";
+      return result;
+    }
+    if (!with_frames) {
       return result;
     }
     if (top != 0) {
@@ -386,6 +440,12 @@ const PythonLayout* pythonLayout(int minor) {
       .bytes_size = 16,
       .bytes_data = 32,
       .object_type = 8,
+      .runtime_gil = 360,
+      .interpreter_gil = PythonLayout::kAbsent,
+      .gil_holder = 8,
+      .gil_locked = 16,
+      .gil_switches = 24,
+      .gil_condition = 32,
   };
   static const PythonLayout k312{
       .runtime_interpreters = 40,
@@ -415,8 +475,24 @@ const PythonLayout* pythonLayout(int minor) {
       .bytes_size = 16,
       .bytes_data = 32,
       .object_type = 8,
+      .runtime_gil = PythonLayout::kAbsent,
+      .interpreter_gil = 384,
+      .gil_holder = 8,
+      .gil_locked = 16,
+      .gil_switches = 24,
+      .gil_condition = 32,
   };
   return minor == 11 ? &k311 : minor == 12 ? &k312 : nullptr;
+}
+
+const PythonLayout& undescribedLayout() {
+  static const PythonLayout k313{
+      .gil_holder = 8,
+      .gil_locked = 16,
+      .gil_switches = 24,
+      .gil_condition = 32,
+  };
+  return k313;
 }
 
 std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t runtime, std::string& problem) {
@@ -466,6 +542,11 @@ std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t ru
     problem = "its interpreter's description of itself is damaged";
     return std::nullopt;
   }
+  // The description has them for the GIL that is part of an interpreter.
+  const PythonLayout& gil = undescribedLayout();
+  const bool gil_as_known = field[kInterpreterGilHolder] == field[kInterpreterGilState] + gil.gil_holder &&
+                            field[kInterpreterGilLocked] == field[kInterpreterGilState] + gil.gil_locked;
+  const auto ifKnown = [gil_as_known](uint64_t offset) { return gil_as_known ? offset : PythonLayout::kAbsent; };
   return PythonLayout{
       .runtime_interpreters = field[kRuntimeInterpreters],
       .interpreter_next = field[kInterpreterNext],
@@ -494,7 +575,25 @@ std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t ru
       .bytes_size = field[kBytesCount],
       .bytes_data = field[kBytesData],
       .object_type = field[kObjectType],
+      .runtime_gil = PythonLayout::kAbsent,
+      .interpreter_gil = ifKnown(field[kInterpreterGil]),
+      .gil_holder = ifKnown(gil.gil_holder),
+      .gil_locked = ifKnown(gil.gil_locked),
+      .gil_switches = ifKnown(gil.gil_switches),
+      .gil_condition = ifKnown(gil.gil_condition),
   };
+}
+
+std::optional<PythonLayout> findPythonLayout(int minor, const ReadMemory& read, uint64_t runtime,
+                                             std::string& problem) {
+  if (const PythonLayout* known = pythonLayout(minor)) {
+    return *known;
+  }
+  if (minor == 13) {
+    return readPythonLayout(read, runtime, problem);
+  }
+  problem = "it is CPython 3." + std::to_string(minor) + "; its memory is known for 3.11 to 3.13";
+  return std::nullopt;
 }
 
 PythonReader::PythonReader(ReadMemory read, const PythonLayout& layout, uint64_t runtime, uint64_t code_type)
@@ -502,8 +601,8 @@ PythonReader::PythonReader(ReadMemory read, const PythonLayout& layout, uint64_t
 
 PythonReader::~PythonReader() = default;
 
-PythonThreads PythonReader::all() {
-  return walker_->all();
+PythonThreads PythonReader::all(bool with_frames) {
+  return walker_->all(with_frames);
 }
 
 std::optional<PythonThread> PythonReader::one(uint64_t native_id) {

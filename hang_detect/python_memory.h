@@ -1,7 +1,7 @@
 // Python stacks from the memory of another process, which may run, stand still, or hold anything.
 //
 // CPython 3.13 says in its own memory where its fields are; for 3.11 and 3.12, which do not, the places are in a table here,
-// which a test compares with the headers of those versions (this folder knows no Python).
+// which a test compares with the headers of those versions (this folder knows no Python). Who holds the GIL is read the same way.
 //
 // Threads: free functions, re-entrant.
 // Errors:  none: whatever the memory holds, walking it ends, after a bounded number of bytes; what it could not follow is said.
@@ -50,7 +50,13 @@ using ReadMemory = std::function<bool(uint64_t address, void* into, size_t bytes
   X(unicode_compact_size)     \
   X(bytes_size)               \
   X(bytes_data)               \
-  X(object_type)
+  X(object_type)              \
+  X(runtime_gil)              \
+  X(interpreter_gil)          \
+  X(gil_holder)               \
+  X(gil_locked)               \
+  X(gil_switches)             \
+  X(gil_condition)
 
 struct PythonLayout {
   static constexpr uint64_t kAbsent = UINT64_MAX;
@@ -62,16 +68,25 @@ struct PythonLayout {
 // Of CPython 3.`minor`; nullptr if it is not in the table.
 const PythonLayout* pythonLayout(int minor);
 
+// Of CPython 3.13: what its description of itself leaves out of the GIL, and what it has to say of the rest. Nothing else.
+const PythonLayout& undescribedLayout();
+
 // What the interpreter at `runtime` (symbol _PyRuntime) says about itself, 3.13. nullopt and `problem` if it says nothing
 // that makes sense.
 std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t runtime, std::string& problem);
 
+// By whichever of the two ways CPython 3.`minor` has.
+std::optional<PythonLayout> findPythonLayout(int minor, const ReadMemory& read, uint64_t runtime, std::string& problem);
+
 struct PythonThread {
-  uint64_t id = 0;                 // pthread_t
-  uint64_t native_id = 0;          // as the kernel numbers it
-  bool truncated = false;          // more frames than are read
-  bool moving = false;             // it went on while it was read, so the frames may be of different times
-  std::string problem;             // why frames are missing
+  uint64_t id = 0;             // pthread_t
+  uint64_t native_id = 0;      // as the kernel numbers it
+  bool truncated = false;      // more frames than are read
+  bool moving = false;         // it went on while it was read, so the frames may be of different times
+  bool holds_gil = false;      // of its interpreter: before and after the walk. False, too, where that is not known.
+  uint64_t gil_condition = 0;  // address at which those sleep who wait for that GIL; 0: not known
+  uint64_t gil_switches = 0;   // how often it went from one thread to another
+  std::string problem;         // why frames are missing
   std::vector<StackFrame> frames;  // most recent call first
   // How many of these frames each run of the interpreter's loop (_PyEval_EvalFrameDefault) evaluates, newest first: calls from
   // Python to Python need no new one. A run may have none, where its frame has not begun.
@@ -94,7 +109,8 @@ class PythonReader {
   PythonReader(const PythonReader&) = delete;
   PythonReader& operator=(const PythonReader&) = delete;
 
-  PythonThreads all();
+  // Without frames: who there is, and who holds the GIL.
+  PythonThreads all(bool with_frames = true);
   // One of those that all() has found, by the kernel's number; nullopt: it is none of them, or no more.
   std::optional<PythonThread> one(uint64_t native_id);
 

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hang_detect/elf_symbols.h"
+#include "hang_detect/gil_text.h"
 #include "hang_detect/python_memory.h"
 #include "hang_detect/stack_dump.h"
 #include "intercept/base/unique_fd.h"
@@ -164,18 +165,11 @@ void RemotePython::readFrom(int pid) {
   }
   stacks_.version = "3." + std::to_string(interpreter->minor);
   eval_function_ = interpreter->eval_function;
-  std::optional<PythonLayout> layout;
-  if (const PythonLayout* known = pythonLayout(interpreter->minor)) {
-    layout = *known;
-  } else if (interpreter->minor == 13) {
-    layout = readPythonLayout(memory, interpreter->runtime, stacks_.error);
-  } else {
-    stacks_.error = "process " + number + " is CPython " + stacks_.version + "; its memory is known for 3.11 to 3.13";
-  }
-  if (layout) {
+  if (const auto layout = findPythonLayout(interpreter->minor, memory, interpreter->runtime, stacks_.error)) {
     reader_ = std::make_unique<PythonReader>(memory, *layout, interpreter->runtime, interpreter->code_type);
     const PythonThreads threads = reader_->all();
     addThreads(pid, threads, stacks_);
+    stacks_.text += gilText(pid, *reader_, threads);
     stacks_.error = threads.problem;
   }
 }

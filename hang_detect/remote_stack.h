@@ -52,7 +52,7 @@ class RemotePython {
 // The number by which a thread of a process knows itself.
 uint64_t ownNumber(int pid, int tid);
 
-// {"pid", "python", "threads": [{thread, name, main, truncated, frames: [{file, function, line}]}],
+// {"pid", "python", "threads": [{thread, name, main, truncated, holds_gil, awaits_gil_of, frames: [{file, function, line}]}],
 //  "native_threads": [{tid, state, name}], "error"}, as in a hang report.
 std::string remoteStacksJson(int pid, const RemoteStacks& stacks);
 

@@ -93,6 +93,8 @@ json stacksJson(const Stacks& stacks, json& native) {
                        {"name", thread.name},
                        {"main", thread.main},
                        {"truncated", thread.truncated},
+                       {"holds_gil", thread.holds_gil},
+                       {"awaits_gil_of", thread.awaits_gil_of},
                        {"frames", std::move(frames)}});
   }
   native = json::array();
@@ -199,7 +201,8 @@ void writeStacks(Page& page, const RankEvidence& rank) {
   for (const ThreadStack& thread : stacks.threads) {
     threads.push_back(&thread);
   }
-  std::stable_partition(threads.begin(), threads.end(), [](const ThreadStack* thread) { return thread->main; });
+  const auto others = std::stable_partition(threads.begin(), threads.end(), [](const auto* t) { return t->main; });
+  std::stable_partition(others, threads.end(), [](const auto* thread) { return thread->holds_gil; });
   size_t written = 0;
   for (const ThreadStack* thread : threads) {
     if (++written > kTextThreads) {
@@ -207,7 +210,11 @@ void writeStacks(Page& page, const RankEvidence& rank) {
       break;
     }
     page.row("  " + std::string(thread->main ? "main thread" : "thread") + " " + words::printable(thread->thread, 24) +
-             (thread->name.empty() ? "" : " " + words::printable(thread->name, 32)) + ", newest call first");
+             (thread->name.empty() ? "" : " " + words::printable(thread->name, 32)) +
+             (thread->holds_gil                ? ", holds the GIL"
+              : !thread->awaits_gil_of.empty() ? ", waits for the GIL"
+                                               : "") +
+             ", newest call first");
     for (size_t i = 0; i < thread->frames.size() && i < kTextFrames; ++i) {
       const StackFrame& frame = thread->frames[i];
       const std::string tail =

@@ -115,6 +115,8 @@ struct ThreadStack {
   bool main = false;
   bool current = false;
   bool truncated = false;          // the printer stopped at its frame limit
+  bool holds_gil = false;          // false, too, where that is not known
+  std::string awaits_gil_of;       // thread that keeps it from taking the GIL (gil_text.h); "": none, or not known
   std::vector<StackFrame> frames;  // most recent call first
 };
 
@@ -131,7 +133,7 @@ struct Stacks {
   bool truncated = false;  // more threads or frames than are kept here
 };
 
-// Reads what faulthandler and dumpStacks() write. Lines that it does not know are skipped.
+// Reads what faulthandler, dumpStacks() and gilText() write. Lines that it does not know are skipped.
 Stacks parseStacks(std::string_view text);
 
 }  // namespace reft

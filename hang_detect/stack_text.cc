@@ -1,4 +1,5 @@
 #include <charconv>
+#include <utility>
 
 #include "hang_detect/report.h"
 
@@ -9,6 +10,7 @@ namespace {
 constexpr size_t kMaxThreads = 1024;
 constexpr size_t kMaxFrames = 1024;
 constexpr size_t kMaxLineBytes = 4096;
+constexpr size_t kMaxGils = 16;  // one an interpreter
 
 bool dropPrefix(std::string_view& text, std::string_view prefix) {
   if (text.substr(0, prefix.size()) != prefix) {
@@ -82,11 +84,24 @@ bool parseNative(std::string_view line, NativeThread& native) {
   return true;
 }
 
+// `GIL held by 0x…[, awaited by 0x…]`
+bool parseGil(std::string_view line, std::pair<std::string, std::string>& gil) {
+  if (!dropPrefix(line, "GIL held by 0x")) {
+    return false;
+  }
+  constexpr std::string_view kAwaited = ", awaited by ";
+  const size_t end = std::min(line.find(kAwaited), line.size());
+  gil.first = "0x" + std::string(line.substr(0, end));
+  gil.second = end == line.size() ? "" : std::string(line.substr(end + kAwaited.size()));
+  return true;
+}
+
 }  // namespace
 
 Stacks parseStacks(std::string_view text) {
   Stacks stacks;
   std::string main_thread;
+  std::vector<std::pair<std::string, std::string>> gils;  // holder, who waits for it
   bool in_thread = false;
   while (!text.empty()) {
     const size_t end = std::min(text.find('\n'), text.size());
@@ -99,6 +114,7 @@ Stacks parseStacks(std::string_view text) {
     ThreadStack thread;
     NativeThread native;
     StackFrame frame;
+    std::pair<std::string, std::string> gil;
     if (indented && in_thread && parseFrame(line, frame)) {
       auto& frames = stacks.threads.back().frames;
       if (frames.size() < kMaxFrames) {
@@ -119,6 +135,8 @@ Stacks parseStacks(std::string_view text) {
       }
     } else if (!indented && dropPrefix(line, "Main thread ")) {
       main_thread = line;
+    } else if (!indented && gils.size() < kMaxGils && parseGil(line, gil)) {
+      gils.push_back(std::move(gil));
     } else if (!indented && parseNative(line, native)) {
       if (stacks.native.size() < kMaxThreads) {
         stacks.native.push_back(std::move(native));
@@ -129,6 +147,12 @@ Stacks parseStacks(std::string_view text) {
   }
   for (ThreadStack& thread : stacks.threads) {
     thread.main = !main_thread.empty() && thread.thread == main_thread;
+    for (const auto& [holder, waiter] : gils) {
+      thread.holds_gil = thread.holds_gil || thread.thread == holder;
+      if (thread.thread == waiter) {
+        thread.awaits_gil_of = holder;
+      }
+    }
   }
   // The interpreter prints its newest thread first, so without better knowledge the last one is the main thread, unless
   // the printer stopped before it came there.

@@ -18,6 +18,8 @@
 
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/live_backends.h"
+#include "hang_detect/gil_text.h"
+#include "hang_detect/process_memory.h"
 #include "hang_detect/python_memory.h"
 #include "hang_detect/report.h"
 #include "hang_detect/stack_dump.h"
@@ -32,6 +34,7 @@ namespace py = pybind11;
 // Exported by CPython up to 3.12. Reads the interpreter's lists without locks, as faulthandler does.
 extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd, PyInterpreterState* interp,
                                                                       PyThreadState* current);
+extern "C" __attribute__((weak)) struct pyruntimestate _PyRuntime;
 
 // Note [stacks without the GIL]
 // 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with the GIL held.
@@ -41,6 +44,7 @@ extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd, Py
 //    signal sent to it, so that it stands still while its frames are read (and no system call of its is interrupted).
 //    If it is blocked in C, the usual case in a hang, its frames stand still anyway, and CPython's own printer runs on
 //    the calling thread; 3.13 and newer do not export that, so there the signal is the only way.
+// After 2, who holds the GIL is read from this process's own memory (hang_detect/gil_text.h). After 1, the asked thread did.
 // All print at most 100 threads and 100 frames of each (CPython's limits). Forcible printing reads the frames of other
 // threads than the main one while they may run.
 
@@ -218,6 +222,21 @@ const char* printForcibly(int fd, steady_clock::time_point deadline) {
   return _Py_DumpTracebackThreads(fd, nullptr, nullptr);
 }
 
+std::string gilOfThisProcess() {
+  const auto runtime = reinterpret_cast<uint64_t>(&_PyRuntime);
+  std::string problem;
+  ProcessMemory memory(::getpid());
+  const ReadMemory read = [&memory](uint64_t address, void* into, size_t bytes) {
+    return memory.read(address, into, bytes);
+  };
+  const auto layout = runtime == 0 ? std::nullopt : findPythonLayout(PY_MINOR_VERSION, read, runtime, problem);
+  if (!layout) {
+    return "";
+  }
+  PythonReader reader(read, *layout, runtime, 0);  // no frames are read, so no type of code is needed
+  return gilText(::getpid(), reader, reader.all(false));
+}
+
 const char* printStacks(int fd, milliseconds timeout) {
   if (Py_IsInitialized() == 0) {
     return "the interpreter has ended";
@@ -230,7 +249,11 @@ const char* printStacks(int fd, milliseconds timeout) {
   if (!rewind(fd)) {
     return "the memory for stacks cannot be reset";
   }
-  return printForcibly(fd, begin + timeout);
+  const char* problem = printForcibly(fd, begin + timeout);
+  const std::string gil = gilOfThisProcess();
+  return ::write(fd, gil.data(), gil.size()) == static_cast<ssize_t>(gil.size()) || problem != nullptr
+             ? problem
+             : "the memory for stacks is full";
 }
 
 const char* printBySignalOnly(int fd, milliseconds timeout) {
@@ -298,18 +321,25 @@ void bindHang(py::module_& module) {
           entry["name"] = decode(thread.name);
           entry["main"] = thread.main;
           entry["truncated"] = thread.truncated;
+          entry["holds_gil"] = thread.holds_gil;
+          entry["awaits_gil_of"] = decode(thread.awaits_gil_of);
           entry["frames"] = frames;
           threads.append(entry);
         }
         return threads;
       },
-      py::arg("text"), "Threads of a faulthandler-style text: thread, name, main, truncated, frames (newest first).");
+      py::arg("text"),
+      "Threads of a faulthandler-style text: thread, name, main, truncated, holds_gil, awaits_gil_of, frames (newest "
+      "first).");
   module.def(
       "python_layout",
       [](int minor) {
         py::dict fields;
-        if (const PythonLayout* layout = pythonLayout(minor)) {
-#define REFT_PYTHON_FIELD(name) fields[#name] = layout->name;
+        if (const PythonLayout* layout = minor == 13 ? &undescribedLayout() : pythonLayout(minor)) {
+#define REFT_PYTHON_FIELD(name)                \
+  if (layout->name != PythonLayout::kAbsent) { \
+    fields[#name] = layout->name;              \
+  }
           REFT_PYTHON_LAYOUT(REFT_PYTHON_FIELD)
 #undef REFT_PYTHON_FIELD
         }

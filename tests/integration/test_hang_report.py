@@ -50,6 +50,12 @@ def with_gil():
     ctypes.PyDLL(None).sleep(600)
 
 
+def gil_of_another():
+    threading.Thread(target=with_gil, daemon=True).start()
+    while True:
+        pass
+
+
 threading.Thread(target=helper, daemon=True).start()
 print("ready", flush=True)
 globals()[sys.argv[2]]()
@@ -127,6 +133,31 @@ def test_a_rank_tells_its_stacks_whatever_its_main_thread_does(does: str, tmp_pa
             assert any(frame["function"] == "helper" for thread in threads for frame in thread["frames"])
             assert "Native thread" in reply["text"]
         assert process.poll() is None
+
+
+@pytest.mark.parametrize("does", ["without_gil", "with_gil", "gil_of_another"])
+def test_a_rank_tells_who_holds_its_gil(does: str, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    with PlayedAgent(path) as agent, rank_that(does, path) as process:
+        agent.welcome()
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        deadline = time.monotonic() + 60
+        while True:  # until it is in the function
+            agent.send(STACK_REQUEST, {"id": 1})
+            _, reply = agent.receive()
+            stands = {frame["function"]: thread for thread in _C.parse_stacks(reply["text"]) for frame in thread["frames"]}
+            if does in stands and (does != "gil_of_another" or "with_gil" in stands):
+                break
+            assert time.monotonic() < deadline
+    main = next(thread for thread in stands.values() if thread["main"])
+    holders = [thread["thread"] for thread in stands.values() if thread["holds_gil"]]
+    if does == "without_gil":
+        assert not holders and not main["awaits_gil_of"]
+    else:
+        holder = stands["with_gil"]
+        assert set(holders) == {holder["thread"]}
+        assert holder["main"] == (does == "with_gil")
+        assert main["awaits_gil_of"] == ("" if holder["main"] else holder["thread"])
 
 
 def test_a_frozen_rank_does_not_answer_but_goes_on_afterwards(tmp_path: Path) -> None:

@@ -157,6 +157,9 @@ def test_python_frames_stand_between_the_native_frames_that_call_them(minor: int
     assert [thread["tid"] for thread in threads] == sorted(thread["tid"] for thread in found["native_threads"])
     main = main_of(found)
     assert (main["tid"], main["state"], main["problem"]) == (process.pid, "T" if kind == "stopped" else "S", "")
+    # It stops itself with the GIL, too.
+    assert [thread["tid"] for thread in threads if thread["holds_gil"]] == [process.pid] * (kind != "sleeps")
+    assert text.count(", holds the GIL") == (kind != "sleeps")
     frames = main["frames"]
     # Python's frames are those that are read without native ones, and no loop of the interpreter is left among the native.
     (python,) = (thread for thread in found["threads"] if thread["main"])

@@ -136,8 +136,77 @@ def test_stacks_are_those_that_the_process_sees_itself(minor: int, kind: str, tm
     assert len(expected) == 4 and threads_of(found["threads"]) == expected
     (main,) = (thread for thread in found["threads"] if thread["main"])
     assert [frame["function"] for frame in main["frames"][-4:]] == ["wäit", "fetch", "__iter__", "<module>"]
+    # It stops itself with the GIL, and sleeps without.
+    assert [thread["main"] for thread in found["threads"] if thread["holds_gil"]] == [True] * (kind == "stopped")
     assert len(found["native_threads"]) == 4
     assert "prögram.py" in text and "main thread 0x" in text and f"CPython 3.{minor}" in text
+
+
+# A thread has the GIL in C, or shares it with the main thread.
+GIL = """
+import ctypes, sys, threading
+
+library = ctypes.PyDLL(None)
+
+
+def crunch():
+    library.usleep(600_000_000)
+
+
+def loop():
+    while True:
+        pass
+
+
+threading.Thread(target={"kept": crunch, "shared": loop}[sys.argv[1]], daemon=True).start()
+print("begun", flush=True)
+loop()
+"""
+
+
+@contextmanager
+def with_gil(python: str, kind: str) -> Iterator[subprocess.Popen[Any]]:
+    process = subprocess.Popen([python, "-c", GIL, kind], stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_who_keeps_the_gil_from_the_main_thread_is_told(minor: int) -> None:
+    with with_gil(need(minor), "kept") as process:
+        found: dict[str, Any] = {}
+
+        def awaited() -> bool:
+            found.update(json.loads(reft("stack", "--pid", process.pid, "--json").output))
+            return any(thread["awaits_gil_of"] for thread in found["threads"])
+
+        until(awaited, process)
+        text = reft("stack", "--pid", process.pid).output
+    main, other = sorted(found["threads"], key=lambda thread: not thread["main"])
+    assert main["main"] and not main["holds_gil"] and main["awaits_gil_of"] == other["thread"]
+    assert other["holds_gil"] and other["awaits_gil_of"] == ""
+    assert (other["frames"][0]["function"], other["frames"][0]["line"]) == ("crunch", 8)
+    headings = [line for line in text.splitlines() if line.endswith("newest call first")]
+    assert headings[0].startswith("main thread 0x") and headings[0].endswith(", waits for the GIL, newest call first")
+    assert headings[1].startswith(f"thread {other['thread']}") and headings[1].endswith(", holds the GIL, newest call first")
+
+
+@pytest.mark.parametrize("minor", MINORS)
+def test_the_gil_that_threads_share_is_kept_from_nobody(minor: int) -> None:
+    with with_gil(need(minor), "shared") as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        held = 0
+        for _ in range(200):
+            found = json.loads(reft("stack", "--pid", process.pid, "--json").output)
+            holders = [thread for thread in found["threads"] if thread["holds_gil"]]
+            assert len(holders) <= 1 and not any(thread["awaits_gil_of"] for thread in found["threads"])
+            held += len(holders)
+            if held == 5:
+                break
+        assert held == 5
 
 
 @pytest.mark.parametrize("minor", MINORS)
@@ -170,8 +239,10 @@ LAYOUT = """
 #include "internal/pycore_interp.h"
 #include "internal/pycore_frame.h"
 #include "internal/pycore_code.h"
+#include "internal/pycore_gil.h"
 #define P(name, value) printf("%s %zu\\n", #name, (size_t)(value))
 int main(void) {
+#if PY_MINOR_VERSION < 13  // which says these itself
   P(runtime_interpreters, offsetof(_PyRuntimeState, interpreters.head));
   P(interpreter_next, offsetof(PyInterpreterState, next));
   P(interpreter_threads, offsetof(PyInterpreterState, threads.head));
@@ -187,8 +258,9 @@ int main(void) {
   P(frame_owner, offsetof(_PyInterpreterFrame, owner));
 #if PY_MINOR_VERSION == 11
   P(frame_is_entry, offsetof(_PyInterpreterFrame, is_entry));
+  P(runtime_gil, offsetof(_PyRuntimeState, ceval.gil));
 #else
-  P(frame_is_entry, -1);
+  P(interpreter_gil, offsetof(PyInterpreterState, ceval.gil));
 #endif
   P(code_filename, offsetof(PyCodeObject, co_filename));
   P(code_name, offsetof(PyCodeObject, co_name));
@@ -203,12 +275,17 @@ int main(void) {
   P(bytes_size, offsetof(PyVarObject, ob_size));
   P(bytes_data, offsetof(PyBytesObject, ob_sval));
   P(object_type, offsetof(PyObject, ob_type));
+#endif
+  P(gil_holder, offsetof(struct _gil_runtime_state, last_holder));
+  P(gil_locked, offsetof(struct _gil_runtime_state, locked));
+  P(gil_switches, offsetof(struct _gil_runtime_state, switch_number));
+  P(gil_condition, offsetof(struct _gil_runtime_state, cond));
   return 0;
 }
 """
 
 
-@pytest.mark.parametrize("minor", [11, 12])
+@pytest.mark.parametrize("minor", MINORS)
 def test_the_table_of_layouts_is_that_of_the_headers(minor: int, tmp_path: Path) -> None:
     python = need(minor)
     ask = "import sysconfig; print(sysconfig.get_path('include'))"

@@ -48,9 +48,14 @@ def lines_of_ranks(report: dict[str, Any]) -> list[str]:
     return lines
 
 
+def gil_of(thread: dict[str, Any]) -> str:
+    """What is known of a thread and the GIL, for its heading."""
+    return ", holds the GIL" if thread.get("holds_gil") else ", waits for the GIL" if thread.get("awaits_gil_of") else ""
+
+
 def lines_of_thread(thread: dict[str, Any]) -> list[str]:
     kind = "main thread" if thread["main"] else "thread"
-    lines = [printable(f"{kind} {thread['tid']} {thread['name']} ({thread['state']})")]
+    lines = [printable(f"{kind} {thread['tid']} {thread['name']} ({thread['state']}){gil_of(thread)}")]
     lines += [printable("  " + _line_of(frame)) for frame in thread["frames"]]
     if not thread["frames"]:
         lines.append("  (no frames)")

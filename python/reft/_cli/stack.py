@@ -116,7 +116,8 @@ def _lines_of(found: dict[str, Any]) -> list[str]:
         return lines
     for thread in found["threads"]:
         kind = "main thread" if thread["main"] else "thread"
-        lines += ["", " ".join(filter(None, [kind, thread["thread"], thread["name"]])) + ", newest call first"]
+        heading = " ".join(filter(None, [kind, thread["thread"], thread["name"]]))
+        lines += ["", f"{heading}{native_frames.gil_of(thread)}, newest call first"]
         for frame in thread["frames"]:
             lines.append(printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}"))
         if not thread["frames"]:

@@ -10,6 +10,7 @@
 namespace reft {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -24,7 +25,8 @@ class FakePython {
  public:
   const PythonLayout& layout = *pythonLayout(11);
   std::vector<uint8_t> bytes = std::vector<uint8_t>(1 << 16);
-  const uint64_t runtime = make(64), interpreter = make(64), code_type = make(8);
+  const uint64_t runtime = make(layout.runtime_gil + 128), interpreter = make(64), code_type = make(8);
+  const uint64_t gil = runtime + layout.runtime_gil;
 
   FakePython() {
     set(runtime + layout.runtime_interpreters, interpreter);
@@ -70,6 +72,10 @@ class FakePython {
     set(at + layout.frame_instruction, code + layout.code_instructions + 2 * unit);
     set(at + layout.frame_previous, previous);
     return at;
+  }
+  void takeGil(uint64_t thread, int32_t locked = 1) {
+    set(gil + layout.gil_holder, thread);
+    set(gil + layout.gil_locked, locked);
   }
   uint64_t thread(uint64_t id, uint64_t frame) {
     const uint64_t at = make(256), cframe = make(16);
@@ -201,6 +207,91 @@ TEST(PythonMemory, WithoutAnInterpreterThatIsSaid) {
   EXPECT_THAT(python.read().problem, HasSubstr("no interpreter"));
 }
 
+std::vector<uint64_t> holdersOf(const PythonThreads& read) {
+  std::vector<uint64_t> ids;
+  for (const PythonThread& thread : read.threads) {
+    if (thread.holds_gil) {
+      ids.push_back(thread.id);
+    }
+  }
+  return ids;
+}
+
+TEST(PythonGil, IsHeldByTheThreadThatTookIt) {
+  FakePython python;
+  const uint64_t holder = python.thread(7, 0);
+  python.thread(8, 0);
+  EXPECT_THAT(holdersOf(python.read()), IsEmpty());
+  python.takeGil(holder);
+  python.set(python.gil + python.layout.gil_switches, uint64_t{5});
+  EXPECT_THAT(holdersOf(python.read()), ElementsAre(7));
+  PythonReader reader(python.reader(), python.layout, python.runtime, python.code_type);
+  const PythonThreads read = reader.all(false);
+  EXPECT_THAT(holdersOf(read), ElementsAre(7));
+  for (const PythonThread& thread : read.threads) {
+    EXPECT_EQ(thread.gil_condition, python.gil + python.layout.gil_condition);
+    EXPECT_EQ(thread.gil_switches, 5u);
+    EXPECT_EQ(reader.one(thread.native_id)->holds_gil, thread.id == 7);
+  }
+}
+
+TEST(PythonGil, IsNotHeldByWhoHadItLast) {
+  FakePython python;
+  const uint64_t last = python.thread(7, 0);
+  for (const int32_t locked : {0, -1, 2}) {
+    python.takeGil(last, locked);
+    EXPECT_THAT(holdersOf(python.read()), IsEmpty()) << locked;
+  }
+}
+
+TEST(PythonGil, IsHeldByNobodyWhoIsNoThreadOfTheList) {
+  FakePython python;
+  const uint64_t thread = python.thread(7, 0);
+  python.takeGil(thread + 8);
+  EXPECT_THAT(holdersOf(python.read()), IsEmpty());
+  python.takeGil(thread);
+  python.set(thread + python.layout.thread_interpreter, python.runtime);
+  EXPECT_THAT(holdersOf(python.read()), IsEmpty());
+}
+
+// What changes while the threads are walked is not known.
+TEST(PythonGil, IsHeldByNobodyIfItIsAnothersAfterTheWalk) {
+  FakePython python;
+  const uint64_t one = python.thread(7, 0), other = python.thread(8, 0);
+  python.takeGil(one);
+  int reads = 0;
+  const ReadMemory memory = [&, read = python.reader()](uint64_t address, void* into, size_t bytes) {
+    if (address == python.gil + python.layout.gil_holder && ++reads == 2) {
+      python.takeGil(other);
+    }
+    return read(address, into, bytes);
+  };
+  EXPECT_THAT(holdersOf(readPythonThreads(memory, python.layout, python.runtime, python.code_type)), IsEmpty());
+  EXPECT_EQ(reads, 2);
+  EXPECT_THAT(holdersOf(python.read()), ElementsAre(8));
+}
+
+TEST(PythonGil, IsThatOfTheInterpreterWhereEachHasItsOwn) {
+  FakePython python;
+  PythonLayout layout = python.layout;
+  layout.interpreter_gil = 32;
+  const uint64_t gil = python.make(128);
+  const uint64_t thread = python.thread(7, 0);
+  python.takeGil(thread);  // of 3.11: no more looked at
+  const auto read = [&] { return readPythonThreads(python.reader(), layout, python.runtime, python.code_type); };
+  for (const uint64_t nowhere : {uint64_t{0}, uint64_t{7}, UINT64_MAX - 4}) {
+    python.set(python.interpreter + layout.interpreter_gil, nowhere);
+    EXPECT_THAT(holdersOf(read()), IsEmpty());
+  }
+  python.set(python.interpreter + layout.interpreter_gil, gil);
+  EXPECT_THAT(holdersOf(read()), IsEmpty());
+  python.set(gil + layout.gil_holder, thread);
+  python.set(gil + layout.gil_locked, int32_t{1});
+  EXPECT_THAT(holdersOf(read()), ElementsAre(7));
+  layout.gil_holder = PythonLayout::kAbsent;
+  EXPECT_THAT(holdersOf(read()), IsEmpty());
+}
+
 TEST(PythonMemory, DamageNeverLeadsAstray) {
   std::mt19937_64 random(17);
   for (int run = 0; run < 300; ++run) {
@@ -211,7 +302,7 @@ TEST(PythonMemory, DamageNeverLeadsAstray) {
     for (int i = 0; i < 20; ++i) {
       frame = python.frame(code, static_cast<uint64_t>(i), frame);
     }
-    python.thread(7, frame);
+    python.takeGil(python.thread(7, frame));
     python.thread(8, frame);
     for (int i = 0; i < 40; ++i) {
       python.bytes[random() % 4096] = static_cast<uint8_t>(random());
@@ -251,6 +342,18 @@ TEST(PythonLayout, IsKnownForTwoVersionsAndReadFromTheThird) {
   const auto layout = readPythonLayout(read, 1, problem);
   ASSERT_TRUE(layout);
   EXPECT_EQ(layout->runtime_interpreters, 632u);
+  // Of the GIL it says nothing that makes sense.
+  EXPECT_EQ(layout->gil_holder, PythonLayout::kAbsent);
+  EXPECT_EQ(layout->interpreter_gil, PythonLayout::kAbsent);
+  description[14] = 16;    // the pointer to it
+  description[15] = 7752;  // the interpreter's own, and what is in it
+  description[17] = 7752 + undescribedLayout().gil_locked;
+  description[18] = 7752 + undescribedLayout().gil_holder;
+  const auto with_gil = readPythonLayout(read, 1, problem);
+  ASSERT_TRUE(with_gil);
+  EXPECT_EQ(with_gil->interpreter_gil, 16u);
+  EXPECT_EQ(with_gil->gil_holder, undescribedLayout().gil_holder);
+  EXPECT_EQ(with_gil->runtime_gil, PythonLayout::kAbsent);
 }
 
 }  // namespace

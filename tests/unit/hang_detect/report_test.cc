@@ -109,6 +109,22 @@ TEST(HangReport, GivesTheSameVerdictWhenItIsReplayed) {
   EXPECT_FALSE(evidenceFromJson("no report"));
 }
 
+TEST(HangReport, HeadingsSayWhoHoldsTheGil) {
+  HangEvidence evidence = job({rankOf(0, 1, {})});
+  std::string& stacks = evidence.ranks[0].stacks_text;
+  for (int thread = 20; thread < 50; ++thread) {
+    stacks = "Thread 0x00007f00000000" + std::to_string(thread) + " (most recent call first):\n" + stacks;
+  }
+  const Verdict verdict;
+  EXPECT_THAT(hangReportText(evidence, verdict), Not(HasSubstr("GIL")));
+  stacks += "GIL held by 0x00007f0000000020, awaited by 0x00007f0000000002\nMain thread 0x00007f0000000002\n";
+  // Although not all threads are shown.
+  EXPECT_THAT(hangReportText(evidence, verdict),
+              AllOf(HasSubstr("main thread 0x00007f0000000002, waits for the GIL, newest call first\n"),
+                    HasSubstr("thread 0x00007f0000000020, holds the GIL, newest call first\n")));
+  EXPECT_THAT(hangReportJson(evidence, verdict), HasSubstr(R"("awaits_gil_of":"0x00007f0000000020")"));
+}
+
 TEST(HangReport, TextFitsEightyColumnsAndATerminal) {
   HangEvidence evidence = job({rankOf(0, 2, {op(OpKind::kAllreduce, 5, false)}), rankOf(1, 2, {})});
   evidence.job = std::string(300, 'j') + "\x1b[2J\n";

@@ -30,6 +30,27 @@ TEST(StackText, ReadsThreadsAndFrames) {
   EXPECT_EQ(stacks.native[0].name, "pt_autograd_0");
 }
 
+TEST(StackText, ReadsWhoHoldsTheGilAndWhoWaitsForIt) {
+  const std::string threads =
+      "Thread 0x2 (most recent call first):\n  File \"x\", line 1 in f\n"
+      "Thread 0x1 (most recent call first):\n  File \"y\", line 2 in g\n";
+  const auto all = [&](const std::string& line) { return parseStacks(threads + line).threads; };
+  EXPECT_TRUE(all("GIL held by 0x2\n")[0].holds_gil);
+  EXPECT_FALSE(all("GIL held by 0x2\n")[1].holds_gil);
+  EXPECT_EQ(all("GIL held by 0x2\n")[1].awaits_gil_of, "");
+  const auto awaited = all("GIL held by 0x2, awaited by 0x1\n");
+  EXPECT_TRUE(awaited[0].holds_gil);
+  EXPECT_EQ(awaited[0].awaits_gil_of, "");
+  EXPECT_FALSE(awaited[1].holds_gil);
+  EXPECT_EQ(awaited[1].awaits_gil_of, "0x2");
+  for (const char* other : {"GIL held by nobody\n", "  GIL held by 0x2\n", "GIL held by 0x3, awaited by\n", "\n"}) {
+    for (const ThreadStack& thread : all(other)) {
+      EXPECT_FALSE(thread.holds_gil) << other;
+      EXPECT_EQ(thread.awaits_gil_of, "") << other;
+    }
+  }
+}
+
 TEST(StackText, TakesTheOldestThreadAsMainWhenNotTold) {
   const Stacks stacks = parseStacks(
       "Thread 0x2 (most recent call first):\n  File \"x\", line 1 in f\n"
