@@ -128,20 +128,31 @@ RankEvidence rankOf(const json& entry) {
   return rank;
 }
 
-// Lines of the main thread, and which one it is.
+// Lines of the main thread and of who holds the GIL, and which ones they are.
 std::string mainThreadOf(const std::string& stacks) {
   constexpr size_t kFrames = 64;
   constexpr std::string_view kMain = "Main thread ";
   const size_t at = stacks.rfind(kMain);
   const std::string main = at == std::string::npos ? "" : stacks.substr(at, stacks.find('\n', at) - at);
-  const std::string id = main.empty() ? "Current thread " : "hread " + main.substr(kMain.size()) + " ";
+  std::vector<std::string> ids = {main.empty() ? "Current thread " : "hread " + main.substr(kMain.size()) + " "};
+  std::string gils;
+  constexpr std::string_view kGil = "GIL held by ";
+  constexpr size_t kMaxGils = 16;
+  for (size_t from = 0;
+       ids.size() <= kMaxGils && (from = stacks.find("\n" + std::string(kGil), from)) != stacks.npos;) {
+    const size_t begin = ++from, end = std::min(stacks.find('\n', begin), begin + 128);
+    const std::string line = stacks.substr(begin, end - begin);
+    ids.push_back("hread " + line.substr(kGil.size(), line.find(',') - kGil.size()) + " ");
+    gils += line + "\n";
+  }
   std::string result;
   size_t kept = 0;
   for (size_t begin = 0; begin < stacks.size();) {
     const size_t end = std::min(stacks.find('\n', begin), stacks.size());
     const std::string_view line = std::string_view(stacks).substr(begin, end - begin);
     if (line.substr(0, 2) != "  ") {
-      kept = line.find(id) != std::string_view::npos ? kFrames : 0;
+      const auto isIn = [line](const std::string& id) { return line.find(id) != std::string_view::npos; };
+      kept = std::any_of(ids.begin(), ids.end(), isIn) ? kFrames : 0;
     }
     if (kept > 0) {
       --kept;
@@ -149,6 +160,7 @@ std::string mainThreadOf(const std::string& stacks) {
     }
     begin = end + 1;
   }
+  result += gils;
   return main.empty() ? result : result + main + "\n";
 }
 

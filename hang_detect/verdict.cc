@@ -1053,20 +1053,31 @@ class Engine {
     const std::string who = "rank " + std::to_string(rank.rank);
     std::string names;  // of the main thread's functions and files
     const Stacks stacks = parseStacks(rank.stacks_text);
+    const auto standsAt = [&culprit](const ThreadStack& thread) {
+      culprit.thread = thread.thread;
+      const auto own = std::find_if(thread.frames.begin(), thread.frames.end(),
+                                    [](const StackFrame& frame) { return !words::isOfLibrary(frame.file); });
+      culprit.frame = own != thread.frames.end() ? *own : thread.frames.front();
+    };
+    std::string place, awaits_gil_of;
+    bool holds_gil = false;
     for (const ThreadStack& thread : stacks.threads) {
       if (thread.main && !thread.frames.empty()) {
-        culprit.thread = thread.thread;
-        const auto own = std::find_if(thread.frames.begin(), thread.frames.end(),
-                                      [](const StackFrame& frame) { return !words::isOfLibrary(frame.file); });
-        culprit.frame = own != thread.frames.end() ? *own : thread.frames.front();
+        standsAt(thread);
+        place = words::placeOf(thread);
+        holds_gil = thread.holds_gil;
+        awaits_gil_of = thread.awaits_gil_of;
         for (size_t i = 0; i < thread.frames.size() && i < 64; ++i) {
           names += thread.frames[i].file + ":" + thread.frames[i].function + "\n";
         }
         break;
       }
     }
-    const std::string place = words::mainThreadPlace(rank);
-    const std::string at = place.empty() ? "" : ", at " + place;
+    const auto keeper =
+        std::find_if(stacks.threads.begin(), stacks.threads.end(), [&awaits_gil_of](const ThreadStack& thread) {
+          return thread.holds_gil && thread.thread == awaits_gil_of && !thread.frames.empty();
+        });
+    const std::string at = (place.empty() ? "" : ", at " + place) + (holds_gil ? ", and holds the GIL" : "");
     const auto say = [&](const char* reason, const std::string& text) {
       culprit.reason = reason;
       culprit.text = who + " " + text;
@@ -1087,6 +1098,12 @@ class Engine {
           "is in the kernel and cannot be interrupted (" + words::printable(rank.wait_channel, 40) + ")" + at);
     } else if (contains(names, kPrompts)) {
       say("debugger", "stands at a debugger's prompt" + at);
+    } else if (keeper != stacks.threads.end()) {
+      // Wherever the main thread wants to go on, it cannot.
+      standsAt(*keeper);
+      say("waits_for_gil", "waits for the GIL, at " + place + ": thread " +
+                               words::printable(keeper->name.empty() ? keeper->thread : keeper->name, 32) +
+                               " holds the GIL at " + words::placeOf(*keeper));
     } else if (contains(names, {"destroy_process_group", "threading.py:_shutdown", "atexit"})) {
       say("ended_early", "has left the training loop and is shutting down" + at);
     } else if (contains(names, {"_try_get_data", "_next_data", "data/dataloader.py", "utils/data/"})) {

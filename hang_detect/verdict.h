@@ -35,7 +35,7 @@ struct Culprit {
   int pid = 0;
   std::string host;
   std::string thread;               // of `frame`, as the stack text calls it
-  std::optional<StackFrame> frame;  // where its main thread stands, in the user's own code if there is any
+  std::optional<StackFrame> frame;  // of its main thread, or of who keeps the GIL from it; the user's own code if any
   std::string reason;               // a class word, as `stopped`
   std::string text;                 // a sentence
 };

@@ -113,20 +113,26 @@ std::string fileName(std::string_view path) {
   return printable(slash == std::string_view::npos ? path : path.substr(slash + 1), 60);
 }
 
+std::string placeOf(const ThreadStack& thread) {
+  if (thread.frames.empty()) {
+    return "";
+  }
+  const StackFrame& top = thread.frames.front();
+  if (isOfLibrary(top.file)) {
+    const auto own = std::find_if(thread.frames.begin(), thread.frames.end(),
+                                  [](const StackFrame& frame) { return !isOfLibrary(frame.file); });
+    if (own != thread.frames.end()) {
+      return place(*own) + " (inside " + place(top) + ")";
+    }
+  }
+  return place(top);
+}
+
 std::string mainThreadPlace(const RankEvidence& rank) {
   for (const ThreadStack& thread : parseStacks(rank.stacks_text).threads) {
-    if (!thread.main || thread.frames.empty()) {
-      continue;
+    if (thread.main && !thread.frames.empty()) {
+      return placeOf(thread);
     }
-    const StackFrame& top = thread.frames.front();
-    if (isOfLibrary(top.file)) {
-      const auto own = std::find_if(thread.frames.begin(), thread.frames.end(),
-                                    [](const StackFrame& frame) { return !isOfLibrary(frame.file); });
-      if (own != thread.frames.end()) {
-        return place(*own) + " (inside " + place(top) + ")";
-      }
-    }
-    return place(top);
   }
   return "";
 }

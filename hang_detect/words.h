@@ -23,8 +23,9 @@ std::string rankList(const std::vector<int>& ranks);              // "rank 2", "
 std::string bytes(uint64_t bytes);                                // "4.0 MiB"
 std::string seconds(double seconds);                              // "31.2 s", "2 min 5 s"
 std::string fileName(std::string_view path);                      // last part
-// Where the rank's main thread stands: "train.py:88 load_batch"; empty if there is no stack. A frame of the
-// interpreter's or torch's own is followed by the nearest one that is not.
+// Where a thread stands: "train.py:88 load_batch"; empty if there is no stack. A frame of the interpreter's or torch's own is
+// preceded by the nearest one that is not.
+std::string placeOf(const ThreadStack& thread);
 std::string mainThreadPlace(const RankEvidence& rank);
 // Breaks at blanks; lines after the first start with `indent` blanks.
 std::string wrap(std::string_view text, size_t indent, size_t columns = 80);

@@ -61,6 +61,8 @@ class Case:
         classes: that are right; empty: any.
         outside: what the campaign does to the job after the injection.
         ask: the verdict is asked for by `reft stack` rather than waited for.
+        stands: function that whoever is named has to stand in.
+        says: what the sentence about it has to say.
     """
 
     row: str
@@ -76,6 +78,8 @@ class Case:
     hold: bool = False
     outside: str = ""
     ask: str = ""
+    stands: str = ""
+    says: str = ""
     healthy: bool = False
     late: bool = False
 
@@ -112,7 +116,8 @@ def matrix() -> list[Case]:
     add("H04", "fault_socket", "blocking_io", "pipe4", [1])
     add("H05", "fault_uninterruptible", "uninterruptible", "plain2 ddp4", [-1])
     add("H06", "fault_regex", "busy", "ddp2 plain4", [0])
-    add("H06", "fault_gil", "user_code", "pipe4", [2])
+    add("H06", "fault_gil", "user_code", "pipe4", [2], stands="fault_gil", says="holds the GIL")
+    add("H06", "fault_gil_thread", "waits_for_gil", "plain4", [3], stands="hold_gil", says="holds the GIL")
     add("H07", "fault_locks", "user_code waits_for_thread", "plain4", [2])
     add("H08", "fault_inversion", "user_code waits_for_thread", "ddp2", [-1])
     add("H09", "fault_loop", "busy", "plain2 pipe4", [-1])
@@ -539,12 +544,19 @@ def tail(out: Path) -> str:
     return text[-1500:] + "\n--- agent\n" + "\n".join(agent)[-2500:]
 
 
+def at_its_place(case: Case, culprit: dict[str, Any]) -> bool:
+    function = (culprit["frame"] or {}).get("function", "")
+    return case.stands in ("", function) and case.says in culprit["text"]
+
+
 def judge(case: Case, report: dict[str, Any], outcome: Outcome) -> None:
     outcome.found = report["class"]
     outcome.named = [culprit["rank"] for culprit in report["culprits"]]
     outcome.candidates = [culprit["rank"] for culprit in report["candidates"]]
     outcome.right_class = not case.classes or report["class"] in case.classes
     outcome.result = score(case, set(outcome.named), set(outcome.candidates))
+    if case.named and outcome.result == "exact" and not all(at_its_place(case, culprit) for culprit in report["culprits"]):
+        outcome.result, outcome.problem = "exact but for the line", str(report["screen"])
 
 
 def score(case: Case, named: set[int], candidates: set[int]) -> str:

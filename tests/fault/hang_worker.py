@@ -193,6 +193,15 @@ def fault_gil(job: Job) -> None:
     ctypes.PyDLL(None).sleep(int(LONG))
 
 
+def hold_gil() -> None:
+    ctypes.PyDLL(None).sleep(int(LONG))
+
+
+def fault_gil_thread(job: Job) -> None:
+    threading.Thread(target=hold_gil, daemon=True).start()
+    fault_loop(job)
+
+
 def fault_inversion(job: Job) -> None:
     """A thread has a native lock and wants the GIL; the main thread has the GIL and wants the lock."""
     mutex = ctypes.create_string_buffer(64)

@@ -152,7 +152,8 @@ TEST(Nodes, EvidenceThatIsTooLongKeepsWhereRanksStand) {
               std::string(200, 'x') + ".py\", line 3 in wait\n";
   }
   for (RankEvidence& rank : evidence.ranks) {
-    rank.stacks_text = others + rank.stacks_text + "Main thread 0x00007f0000000002\n";
+    rank.stacks_text = others + rank.stacks_text + "GIL held by 0x00000000000001150, awaited by 0x00007f0000000002\n" +
+                       "Main thread 0x00007f0000000002\n";
     rank.tail = after(500, {op(OpKind::kAllreduce, 501, false)});
   }
   const auto read = evidenceFromJson(evidenceJson(evidence, 16 << 10));
@@ -160,9 +161,12 @@ TEST(Nodes, EvidenceThatIsTooLongKeepsWhereRanksStand) {
   ASSERT_EQ(read->ranks.size(), 2u);
   EXPECT_EQ(read->ranks[1].tail.back().seq, 501u);
   const Stacks stacks = parseStacks(read->ranks[1].stacks_text);
-  ASSERT_EQ(stacks.threads.size(), 1u);
-  EXPECT_TRUE(stacks.threads[0].main);
-  EXPECT_EQ(stacks.threads[0].frames.front().function, "load_batch");
+  ASSERT_EQ(stacks.threads.size(), 2u);
+  EXPECT_TRUE(stacks.threads[0].holds_gil);
+  EXPECT_EQ(stacks.threads[0].frames.front().function, "wait");
+  EXPECT_TRUE(stacks.threads[1].main);
+  EXPECT_EQ(stacks.threads[1].awaits_gil_of, stacks.threads[0].thread);
+  EXPECT_EQ(stacks.threads[1].frames.front().function, "load_batch");
   EXPECT_LE(evidenceJson(evidence, 100).size(), evidenceJson(HangEvidence{}).size() + 100);
 }
 

@@ -14,6 +14,7 @@ using namespace testing_evidence;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 constexpr OpKind kReduce = OpKind::kAllreduce;
 
@@ -80,6 +81,62 @@ HangEvidence futures(const std::string& frames) {
   HangEvidence evidence = job({rankOf(0, 2, after(5, {open})), rankOf(1, 2, after(5))});
   evidence.ranks[0].stacks_text = stackOf(frames);
   return evidence;
+}
+
+// Its main thread is in the data loader, another one of its threads in the user's code.
+RankEvidence rankWithTwoThreads(const std::string& gil) {
+  RankEvidence rank = missing().ranks[2];
+  rank.stacks_text =
+      "Thread 0x00007f0000000009 (most recent call first):\n"
+      "  File \"/x/lib/python3.11/ctypes/__init__.py\", line 7 in call\n"
+      "  File \"/home/u/native.py\", line 12 in crunch\n"
+      "Thread 0x00007f0000000002 (most recent call first):\n"
+      "  File \"/x/site-packages/torch/utils/data/dataloader.py\", line 1 in _try_get_data\n"
+      "  File \"/home/u/train.py\", line 88 in load_batch\n" +
+      gil + "Main thread 0x00007f0000000002\n";
+  return rank;
+}
+
+TEST(Verdict, NamesTheLineOfTheThreadThatKeepsTheGilFromTheMainOne) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2] = rankWithTwoThreads("GIL held by 0x00007f0000000009, awaited by 0x00007f0000000002\n");
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "waits_for_gil", {2});
+  ASSERT_TRUE(verdict.culprits[0].frame);
+  EXPECT_EQ(verdict.culprits[0].frame->file, "/home/u/native.py");
+  EXPECT_EQ(verdict.culprits[0].frame->line, 12);
+  EXPECT_EQ(verdict.culprits[0].thread, "0x00007f0000000009");
+  EXPECT_EQ(verdict.culprits[0].text,
+            "rank 2 waits for the GIL, at train.py:88 load_batch (inside dataloader.py:1 _try_get_data): thread "
+            "0x00007f0000000009 holds the GIL at native.py:12 crunch (inside __init__.py:7 call)");
+  // The same from the evidence that was written.
+  const auto read = evidenceFromJson(hangReportJson(evidence, verdict));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(decide(*read).culprits[0].text, verdict.culprits[0].text);
+  // Neither changes what is seen of a rank that is stopped.
+  evidence.ranks[2].proc_state = "T";
+  expectNamed(decide(evidence), "stopped", {2});
+}
+
+TEST(Verdict, WhoHoldsTheGilForAMomentDoesNotMatter) {
+  for (const char* gil :
+       {"", "GIL held by 0x00007f0000000009\n", "GIL held by 0x00007f0000000001, awaited by 0x00007f0000000002\n",
+        "GIL held by 0x00007f0000000009, awaited by 0x00007f0000000003\n"}) {
+    HangEvidence evidence = missing();
+    evidence.ranks[2] = rankWithTwoThreads(gil);
+    const Verdict verdict = decide(evidence);
+    expectNamed(verdict, "data_loading", {2});
+    EXPECT_EQ(verdict.culprits[0].frame->line, 88);
+    EXPECT_THAT(verdict.culprits[0].text, Not(HasSubstr("GIL")));
+  }
+}
+
+TEST(Verdict, SaysThatTheMainThreadHoldsTheGil) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].stacks_text += "GIL held by 0x00007f0000000002\n";
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "user_code", {2});
+  EXPECT_EQ(verdict.culprits[0].text, "rank 2 is outside any op, at train.py:88 load_batch, and holds the GIL");
 }
 
 TEST(Verdict, AnOpWhoseFutureIsWaitedForIsAWait) {
