@@ -7,6 +7,7 @@
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/gil.h"
 #include "c10d_backend/live_backends.h"
+#include "c10d_backend/stream_wait.h"
 #include "intercept/base/cut.h"
 #include "intercept/base/fault.h"
 #include "intercept/base/log.h"
@@ -89,6 +90,8 @@ struct ReftBackend::Shape {
   uint8_t reduce_op = kNone;
   int32_t peer = -1;
   uint32_t tag = 0;
+  // On a device: NCCL puts such an op on the stream that trains, which stands still in it; nobody waits for it later.
+  bool on_current_stream = false;
 };
 
 ReftBackend::ReftBackend(Parts parts, int rank, int size, OpLog& log)
@@ -200,6 +203,8 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
     if (coalescing) {
       openRegion(target);
     }
+    const bool stands_in_it = shape.on_current_stream && target.where == ReftWork::Where::kDevice && !coalescing;
+    const StreamWait marked(stands_in_it ? &log_ : nullptr, ticket);
     work = call();
   } catch (...) {
     log_.markDone(ticket, /*failed=*/true);
@@ -313,7 +318,8 @@ WorkPtr ReftBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions
                     .bytes = byteCount(tensors),
                     .agreed = elements(tensors),
                     .dtype = dtypeOf(tensors),
-                    .peer = static_cast<int32_t>(opts.rootRank)};
+                    .peer = static_cast<int32_t>(opts.rootRank),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::BROADCAST, [&] { return target.backend->broadcast(tensors, opts); });
 }
 
@@ -323,7 +329,8 @@ WorkPtr ReftBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions
                     .bytes = byteCount(tensors),
                     .agreed = elements(tensors),
                     .dtype = dtypeOf(tensors),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLREDUCE, [&] {
     if (integerAverage(target, opts.reduceOp, tensors[0])) {
       c10d::AllreduceOptions sum = opts;
@@ -339,7 +346,8 @@ WorkPtr ReftBackend::allreduce_sparse(TensorList& tensors, const c10d::Allreduce
   const Shape shape{.kind = OpKind::kAllreduceSparse,
                     .agreed = elements(tensors),
                     .dtype = dtypeOf(tensors),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::_ALLREDUCE_SPARSE,
                [&] { return target.backend->allreduce_sparse(tensors, opts); });
 }
@@ -350,7 +358,8 @@ WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors, const c10d::Allred
                     .bytes = byteCount(tensors),
                     .agreed = elements(tensors),
                     .dtype = dtypeOf(tensors),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLREDUCE_COALESCED, [&] {
     if (integerAverage(target, opts.reduceOp, tensors[0])) {
       c10d::AllreduceCoalescedOptions sum = opts;
@@ -368,7 +377,8 @@ WorkPtr ReftBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts
                     .agreed = elements(tensors),
                     .dtype = dtypeOf(tensors),
                     .reduce_op = opts.reduceOp.op_,
-                    .peer = static_cast<int32_t>(opts.rootRank)};
+                    .peer = static_cast<int32_t>(opts.rootRank),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::REDUCE, [&] {
     if (integerAverage(target, opts.reduceOp, tensors[0])) {
       c10d::ReduceOptions sum = opts;
@@ -386,22 +396,29 @@ WorkPtr ReftBackend::allgather(TensorLists& outputs, TensorList& inputs, const c
   const Shape shape{.kind = OpKind::kAllgather,
                     .bytes = byteCount(inputs),
                     .agreed = outputs.empty() ? 0 : elements(outputs[0]),
-                    .dtype = dtypeOf(inputs)};
+                    .dtype = dtypeOf(inputs),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLGATHER, [&] { return target.backend->allgather(outputs, inputs, opts); });
 }
 
 WorkPtr ReftBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{
-      .kind = OpKind::kAllgatherBase, .bytes = byteCount(input), .agreed = output.numel(), .dtype = dtypeOf(input)};
+  const Shape shape{.kind = OpKind::kAllgatherBase,
+                    .bytes = byteCount(input),
+                    .agreed = output.numel(),
+                    .dtype = dtypeOf(input),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::_ALLGATHER_BASE,
                [&] { return target.backend->_allgather_base(output, input, opts); });
 }
 
 WorkPtr ReftBackend::all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{
-      .kind = OpKind::kAllgatherBase, .bytes = byteCount(input), .agreed = output.numel(), .dtype = dtypeOf(input)};
+  const Shape shape{.kind = OpKind::kAllgatherBase,
+                    .bytes = byteCount(input),
+                    .agreed = output.numel(),
+                    .dtype = dtypeOf(input),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::_ALLGATHER_BASE,
                [&]() -> WorkPtr { return REFT_FORWARD(target.backend, all_gather_single, output, input, opts); });
 }
@@ -411,7 +428,8 @@ WorkPtr ReftBackend::allgather_coalesced(TensorLists& outputs, TensorList& input
   const Shape shape{.kind = OpKind::kAllgatherCoalesced,
                     .bytes = byteCount(inputs),
                     .agreed = elements(inputs),
-                    .dtype = dtypeOf(inputs)};
+                    .dtype = dtypeOf(inputs),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLGATHER_COALESCED,
                [&] { return target.backend->allgather_coalesced(outputs, inputs, opts); });
 }
@@ -422,7 +440,8 @@ WorkPtr ReftBackend::allgather_into_tensor_coalesced(TensorList& outputs, Tensor
   const Shape shape{.kind = OpKind::kAllgatherCoalesced,
                     .bytes = byteCount(inputs),
                     .agreed = elements(outputs),
-                    .dtype = dtypeOf(inputs)};
+                    .dtype = dtypeOf(inputs),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLGATHER_COALESCED,
                [&] { return target.backend->allgather_into_tensor_coalesced(outputs, inputs, opts); });
 }
@@ -433,7 +452,8 @@ WorkPtr ReftBackend::all_gather_single_coalesced(TensorList& outputs, TensorList
   const Shape shape{.kind = OpKind::kAllgatherCoalesced,
                     .bytes = byteCount(inputs),
                     .agreed = elements(outputs),
-                    .dtype = dtypeOf(inputs)};
+                    .dtype = dtypeOf(inputs),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLGATHER_COALESCED, [&]() -> WorkPtr {
     return REFT_FORWARD(target.backend, all_gather_single_coalesced, outputs, inputs, opts);
   });
@@ -445,7 +465,8 @@ WorkPtr ReftBackend::gather(TensorLists& outputs, TensorList& inputs, const c10d
                     .bytes = byteCount(inputs),
                     .agreed = elements(inputs),
                     .dtype = dtypeOf(inputs),
-                    .peer = static_cast<int32_t>(opts.rootRank)};
+                    .peer = static_cast<int32_t>(opts.rootRank),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::GATHER, [&] { return target.backend->gather(outputs, inputs, opts); });
 }
 
@@ -455,7 +476,8 @@ WorkPtr ReftBackend::gather_single(at::Tensor& output, at::Tensor& input, const 
                     .bytes = byteCount(input),
                     .agreed = input.numel(),
                     .dtype = dtypeOf(input),
-                    .peer = static_cast<int32_t>(opts.rootRank)};
+                    .peer = static_cast<int32_t>(opts.rootRank),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::GATHER,
                [&]() -> WorkPtr { return REFT_FORWARD(target.backend, gather_single, output, input, opts); });
 }
@@ -466,7 +488,8 @@ WorkPtr ReftBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, c
                     .bytes = byteCount(input),
                     .agreed = input.numel(),
                     .dtype = dtypeOf(input),
-                    .peer = static_cast<int32_t>(opts.rootRank)};
+                    .peer = static_cast<int32_t>(opts.rootRank),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::GATHER,
                [&]() -> WorkPtr { return REFT_FORWARD(target.backend, gather_into_tensor, output, input, opts); });
 }
@@ -477,7 +500,8 @@ WorkPtr ReftBackend::scatter(TensorList& outputs, TensorLists& inputs, const c10
                     .bytes = inputs.empty() ? 0 : byteCount(inputs[0]),
                     .agreed = elements(outputs),
                     .dtype = dtypeOf(outputs),
-                    .peer = static_cast<int32_t>(opts.rootRank)};
+                    .peer = static_cast<int32_t>(opts.rootRank),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::SCATTER, [&] { return target.backend->scatter(outputs, inputs, opts); });
 }
 
@@ -487,7 +511,8 @@ WorkPtr ReftBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs, co
                     .bytes = inputs.empty() ? 0 : byteCount(inputs[0]),
                     .agreed = inputs.empty() ? 0 : elements(inputs[0]),
                     .dtype = dtypeOf(outputs),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::REDUCE_SCATTER, [&] {
     if (integerAverage(target, opts.reduceOp, outputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
@@ -505,7 +530,8 @@ WorkPtr ReftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                     .bytes = byteCount(input),
                     .agreed = input.numel(),
                     .dtype = dtypeOf(input),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, [&] {
     if (integerAverage(target, opts.reduceOp, output)) {
       c10d::ReduceScatterOptions sum = opts;
@@ -523,7 +549,8 @@ WorkPtr ReftBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input
                     .bytes = byteCount(input),
                     .agreed = input.numel(),
                     .dtype = dtypeOf(input),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, [&]() -> WorkPtr {
     if (integerAverage(target, opts.reduceOp, output)) {
       c10d::ReduceScatterOptions sum = opts;
@@ -542,7 +569,8 @@ WorkPtr ReftBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tensor
                     .bytes = byteCount(inputs),
                     .agreed = elements(inputs),
                     .dtype = dtypeOf(inputs),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::COALESCED, [&] {
     if (integerAverage(target, opts.reduceOp, inputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
@@ -560,7 +588,8 @@ WorkPtr ReftBackend::reduce_scatter_single_coalesced(TensorList& outputs, Tensor
                     .bytes = byteCount(inputs),
                     .agreed = elements(inputs),
                     .dtype = dtypeOf(inputs),
-                    .reduce_op = opts.reduceOp.op_};
+                    .reduce_op = opts.reduceOp.op_,
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::COALESCED, [&]() -> WorkPtr {
     if (integerAverage(target, opts.reduceOp, inputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
@@ -575,7 +604,10 @@ WorkPtr ReftBackend::reduce_scatter_single_coalesced(TensorList& outputs, Tensor
 WorkPtr ReftBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                    std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kAlltoallBase, .bytes = byteCount(input), .dtype = dtypeOf(input)};
+  const Shape shape{.kind = OpKind::kAlltoallBase,
+                    .bytes = byteCount(input),
+                    .dtype = dtypeOf(input),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLTOALL_BASE,
                [&] { return target.backend->alltoall_base(output, input, output_splits, input_splits, opts); });
 }
@@ -583,7 +615,10 @@ WorkPtr ReftBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::v
 WorkPtr ReftBackend::all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
-  const Shape shape{.kind = OpKind::kAlltoallBase, .bytes = byteCount(input), .dtype = dtypeOf(input)};
+  const Shape shape{.kind = OpKind::kAlltoallBase,
+                    .bytes = byteCount(input),
+                    .dtype = dtypeOf(input),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLTOALL_BASE, [&]() -> WorkPtr {
     return REFT_FORWARD(target.backend, all_to_all_single, output, input, output_splits, input_splits, opts);
   });
@@ -591,7 +626,10 @@ WorkPtr ReftBackend::all_to_all_single(at::Tensor& output, at::Tensor& input, st
 
 WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
-  const Shape shape{.kind = OpKind::kAlltoall, .bytes = byteCount(inputs), .dtype = dtypeOf(inputs)};
+  const Shape shape{.kind = OpKind::kAlltoall,
+                    .bytes = byteCount(inputs),
+                    .dtype = dtypeOf(inputs),
+                    .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLTOALL, [&]() -> WorkPtr {
     if (target.where == ReftWork::Where::kDevice) {
       return target.backend->alltoall(outputs, inputs, opts);

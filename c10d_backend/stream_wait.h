@@ -1,4 +1,5 @@
-// Marks, around a wait for an op of a device, where the current stream begins and ends to wait (intercept/base/device_waits.h).
+// Marks, around a wait for an op of a device or an op on the current stream itself, where that stream begins and ends to wait
+// (intercept/base/device_waits.h).
 //
 // Threads: any. Errors: none: what cannot be marked is not.
 #pragma once

@@ -53,7 +53,7 @@ ScheduleOp scheduleOp(OpKind kind, uint32_t group, int32_t peer, uint32_t tag, u
   ScheduleOp op;
   op.structure = mix(mix(mix(static_cast<uint64_t>(kind) + 1, group), static_cast<uint64_t>(peer)), tag);
   op.shape = mix(mix(op.structure, bytes), signature);
-  op.collective = !isMessage(kind);
+  op.fills_link = !isMessage(kind) && bytes > kLatencyBytes;
   return op;
 }
 
@@ -182,14 +182,14 @@ void ScheduleModel::account(int64_t now_ns) {
 void ScheduleModel::opBegin(const ScheduleOp& op, int64_t now_ns) {
   account(now_ns);
   ops_shape_ += mix(op.shape, 1);  // a sum: ops of two threads may change places
-  if (op.collective) {
+  if (op.fills_link) {
     ++in_flight_;
   }
 }
 
 void ScheduleModel::opDone(const ScheduleOp& op, int64_t now_ns) {
   account(now_ns);
-  if (op.collective && in_flight_ > 0) {
+  if (op.fills_link && in_flight_ > 0) {
     --in_flight_;
   }
 }
@@ -206,7 +206,7 @@ const ForecastSpan* ScheduleModel::waitBegin(const ScheduleOp& op, int64_t now_n
     return foretold_;
   }
   wait_begin_ns_ = now_ns;
-  open_bubble_ = !op.collective;
+  open_bubble_ = !op.fills_link;
   foretold_ = nullptr;
   ++waits_begun_;
   if (waits_.size() >= kMaxWaits) {

@@ -5,8 +5,8 @@
 // (training steps, last batches, steps with an evaluation in them), and says at each wait how long it will last and how
 // sure that is. What it says is checked against what comes, so it knows its own error.
 //
-// A wait is a bubble (the other side of a message is not ready) or communication (a collective: the device idles, but the
-// link is at work). Overlapping waits of several threads count as one.
+// A wait is a bubble (the other side of a message is not ready, other ranks have not come to a small collective) or communication
+// (a large collective: the device idles, but the link is at work). Overlapping waits of several threads count as one.
 //
 // No clock inside: time is an argument, nanoseconds of any monotonic clock, so a log can be replayed. Events may come in
 // any order and with any time; nonsense makes forecasts bad, nothing else. Marks cost O(1), beginStep() O(waits of a step).
@@ -27,10 +27,13 @@ namespace reft {
 
 // What identifies an op from one step to the next.
 struct ScheduleOp {
-  uint64_t structure = 0;  // kind, group, peer, tag: the same for another batch size
-  uint64_t shape = 0;      // bytes and element counts
-  bool collective = false;
+  uint64_t structure = 0;   // kind, group, peer, tag: the same for another batch size
+  uint64_t shape = 0;       // bytes and element counts
+  bool fills_link = false;  // a collective of more than kLatencyBytes
 };
+// A collective of no more bytes takes the latency of the link, not the link: who waits in it, waits for other ranks (the norm that
+// gradients are clipped by, a barrier).
+constexpr uint64_t kLatencyBytes = uint64_t{64} << 10;
 ScheduleOp scheduleOp(const OpEntry& entry);
 ScheduleOp scheduleOp(OpKind kind, uint32_t group, int32_t peer, uint32_t tag, uint64_t bytes, uint64_t signature = 0);
 
@@ -55,10 +58,10 @@ class RecentSamples {
 // One span of the step that is forecast: work up to a wait, and the wait. The last one has no wait.
 struct ForecastSpan {
   int64_t compute_ns = 0;        // before the wait, nothing in flight
-  int64_t communication_ns = 0;  // before the wait, with a collective in flight
+  int64_t communication_ns = 0;  // before the wait, with a large collective in flight
   int64_t wait_ns = 0;
   int64_t jitter_ns = 0;  // of wait_ns
-  bool bubble = false;    // else the wait is for a collective
+  bool bubble = false;    // else the wait is for a large collective
   bool gap = false;       // the wait is long and regular enough to be relied on
 };
 

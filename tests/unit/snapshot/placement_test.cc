@@ -24,7 +24,7 @@ struct FakeRank {
     OpLog::Op op;
     op.kind = kind;
     op.peer = peer;
-    op.bytes = 1000;
+    op.bytes = 1 << 20;
     return log.begin(op);
   }
   void point() { log.markDone(begin(OpKind::kStep)); }

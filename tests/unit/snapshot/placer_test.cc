@@ -25,7 +25,7 @@ PlacerOptions optionsFor(PlacementPolicy policy) {
 ScheduleOp receive(int32_t peer) {
   return scheduleOp(OpKind::kRecv, 0, peer, 0, 1000);
 }
-const ScheduleOp kReduce = scheduleOp(OpKind::kAllreduce, 1, -1, 0, 1000);
+const ScheduleOp kReduce = scheduleOp(OpKind::kAllreduce, 1, -1, 0, 1 << 20);
 
 // A step of 10 ms work, 20 ms bubble, 10 ms work, 10 ms bubble, 5 ms work, 8 ms all-reduce, 2 ms work, gate, 5 ms optimizer.
 struct FakeRank {

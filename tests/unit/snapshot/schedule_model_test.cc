@@ -26,7 +26,7 @@ class Script {
   static ScheduleOp receive(int32_t peer, uint64_t bytes = 1000) {
     return scheduleOp(OpKind::kRecv, 0, peer, 0, bytes);
   }
-  static ScheduleOp allReduce(uint64_t bytes = 1000) { return scheduleOp(OpKind::kAllreduce, 1, -1, 0, bytes); }
+  static ScheduleOp allReduce(uint64_t bytes = 1 << 20) { return scheduleOp(OpKind::kAllreduce, 1, -1, 0, bytes); }
 
   // Runs one step and ends it; returns what was foretold for each wait, -1 if nothing.
   std::vector<int64_t> run(const Step& step, int64_t tail_ns = 5 * kMs) {
@@ -54,10 +54,24 @@ class Script {
   Script() { model_.beginStep(now_ns_); }
 };
 
-Script::Step trainingStep(int64_t scale = 1, uint64_t bytes = 1000) {
+Script::Step trainingStep(int64_t scale = 1, uint64_t bytes = 1 << 20) {
   return {{Script::receive(0, bytes), 2 * kMs * scale, 6 * kMs * scale},
           {Script::receive(2, bytes), 4 * kMs * scale, 9 * kMs * scale},
           {Script::allReduce(bytes), 4 * kMs * scale, 3 * kMs * scale}};
+}
+
+TEST(ScheduleModel, ASmallCollectiveFillsNoLink) {
+  EXPECT_FALSE(scheduleOp(OpKind::kAllreduce, 1, -1, 0, 4).fills_link);  // the norm of all gradients
+  EXPECT_FALSE(scheduleOp(OpKind::kBarrier, 1, -1, 0, 0).fills_link);
+  EXPECT_TRUE(scheduleOp(OpKind::kAllreduce, 1, -1, 0, kLatencyBytes + 1).fills_link);
+  EXPECT_FALSE(scheduleOp(OpKind::kRecv, 0, 1, 0, 1 << 30).fills_link);
+  Script script;
+  for (int i = 0; i < 3; ++i) {
+    script.run({{Script::allReduce(4), 4 * kMs, 9 * kMs}});
+  }
+  ASSERT_NE(script.model_.forecast(), nullptr);
+  EXPECT_TRUE(script.model_.forecast()->spans[0].bubble);
+  EXPECT_TRUE(script.model_.forecast()->spans[0].gap);
 }
 
 TEST(ScheduleModel, KnowsNothingAtFirstAndTheStepAfterOne) {
