@@ -50,9 +50,16 @@ def vault_holders(job: str) -> list[str]:
     return found
 
 
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return "gone by now"
+
+
 def leftovers(job: TrainJob, vaults: Path | None, clean: bool) -> list[str]:
     found = [f"agent {pid}" for pid in job.agents]
-    found += [f"rank {pid}" for pid in rank_pids(job.job)]
+    found += [f"rank {pid}: {command_of(pid)}" for pid in rank_pids(job.job)]
     found += [f"memfd in process {pid}" for pid in vault_holders(job.job)]
     found += [str(path) for path in job.run.rglob("*")]
     kept = (
@@ -74,7 +81,7 @@ def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
         vaults.mkdir()
         env["REFT_VAULT_DIR"] = str(vaults)
     clean = ending in ("normal", "kill9_torchrun")  # ranks of a torchrun that is gone come to their end
-    job = TrainJob(Torchrun(), folder, f"cleanup-{ending}")
+    job = TrainJob(Torchrun(), folder, f"cleanup-{ending}-{os.getpid()}")
     try:
         if ending == "normal":
             job.start(**env).wait()
