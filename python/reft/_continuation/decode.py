@@ -13,6 +13,7 @@ import functools
 import io
 import re
 import sys
+import threading
 import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
@@ -380,8 +381,12 @@ class Decoder:
             value = self.resolve(item, getattr(target, name, MISSING), f"{place}.{name}")
             if value is not KEEP:
                 self._contents.append(functools.partial(object.__setattr__, target, name, value))
+        is_drawn = loaders.is_drawn(target)
         for name, item in node[3]:
-            value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
+            there = target.__dict__.get(name, MISSING)
+            if is_drawn:
+                self._fixed.update(map(id, loaders.containers_in(there)))  # its iterator, which a replay has made, may hold them
+            value = self.resolve(item, there, f"{place}.{name}")
             if value is not KEEP:
                 self._contents.append(functools.partial(target.__dict__.__setitem__, name, value))
         if node[5]:
@@ -399,6 +404,11 @@ class Decoder:
             there = getattr(target, name, MISSING)
             self._fixed.add(id(there))
             self.resolve(part, there, f"{place}.{name}")
+        for name, item in node[6]:
+            there = target.__dict__.get(name, MISSING)
+            value = self.resolve(item, there, f"{place}.{name}")
+            if value is not KEEP and value is not there:
+                self._positions.append(functools.partial(target.__dict__.__setitem__, name, value))
         if node[4] is not None:
             there = getattr(target, "_iterator", None)
             iterator = self.resolve(node[4], MISSING if there is None else there, f"{place}._iterator")
@@ -428,6 +438,18 @@ class Decoder:
             if value is not KEEP and value is not defaults.get(name, MISSING):  # an iterator is made anew
                 self._contents.append(functools.partial(_set_default, target, name, value))
         return target
+
+    def _event(self, index: int, node: Any, live: Any, place: str) -> Any:
+        target = self._target(node, live)
+        target = threading.Event() if target is MISSING else target
+        self._contents.append(target.set if node[3] else target.clear)
+        return target
+
+    def _seeds(self, index: int, node: Any, live: Any, place: str) -> Any:
+        import numpy
+
+        entropy = self.resolve(node[3], getattr(live, "entropy", MISSING), f"{place}[entropy]")
+        return numpy.random.SeedSequence(entropy, spawn_key=node[4], pool_size=node[5], n_children_spawned=node[6])
 
     def _file(self, index: int, node: Any, live: Any, place: str) -> Any:
         target = self._target(node, live)
@@ -753,7 +775,10 @@ class Decoder:
             loader = live_loader
         if loader is MISSING:
             return self._problem(place, node, "its DataLoader was made after the first step")
-        fresh = loaders.rebuild(loader, node[4])
+        remarks: list[str] = []
+        fresh = loaders.rebuild(loader, node[4], remarks)
+        for remark in remarks:
+            self._problem(place, node, remark)
         if target is MISSING:
             if (
                 fresh is not None
@@ -772,7 +797,7 @@ class Decoder:
 
 _MADE_ANEW = frozenset(
     {"list", "deque", "tuple", "dict", "set", "bytearray", "instance", "tensor", "array", "pickled", "enum", "torch_constant", "random"}
-    | {"named", "numbers", "shallow"}
+    | {"named", "numbers", "seeds", "shallow"}
 )
 
 
@@ -787,6 +812,8 @@ def _parts(node: Any) -> list[Any]:
         return [*(tuple(key) for key in node[3] if type(key) is list), *(item for _, item in node[4])]
     if node[0] == "list":
         return [*node[3], *(item for _, item in node[4])]
+    if node[0] == "seeds":
+        return [node[3]]
     return list(node[3]) if node[0] in ("deque", "tuple") else []
 
 

@@ -16,6 +16,7 @@ import io
 import pickle
 import re
 import sys
+import threading
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
@@ -41,7 +42,7 @@ from types import (
 )
 from typing import Any
 
-from . import births, handles, hooks, iterators, loaders, memory
+from . import births, handles, hooks, hung, iterators, loaders, memory
 from .births import MEMBER
 from .bytecode import analyse
 from .modules import tree_of
@@ -103,6 +104,7 @@ _OFF_THE_STACK = re.compile(r"<stack|\.__self__|<partial>|<\w+>\[")
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
 _COMMUNICATE = frozenset({"ProcessGroup", "DeviceMesh"})
 _HOOKS_STATE = "torch.distributed.algorithms."  # of PowerSGD and the like
+_DISTRIBUTIONS = "torch.distributions."
 _FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 # Loggers and their like: what they hold lives outside of the process.
 _OWN_OUTSIDE = frozenset({"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"})
@@ -366,8 +368,20 @@ class Encoder:
         return ("shallow", attributes, [], self._hooks(hooks.of_optimizer(value), place, depth))
 
     def _torch_optimizer(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        """Encodes the hooks of an optimizer; all else of it is saved elsewhere."""
-        return ("owned", [], self._hooks(hooks.of_optimizer(value), place, depth))
+        """Encodes the hooks of an optimizer and what a script has hung on it; all else of it is saved elsewhere."""
+        return ("owned", self._hung(value, place, depth), self._hooks(hooks.of_optimizer(value), place, depth))
+
+    def _scaler(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes what a class of the script's own keeps beside a GradScaler's state, which is saved elsewhere."""
+        return ("owned", self._hung(value, place, depth))
+
+    def _hung(self, value: Any, place: str, depth: int) -> list[tuple[str, Any]]:
+        found = [(name, item) for name, item in hung.attributes(value) if name not in _OPTIMIZERS_PRIVATE]
+        return [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in found]
+
+    def _event(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes a `threading.Event`: whoever waits for it is the restarted script's."""
+        return ("owned",) if self.note_births else ("event", value.is_set())
 
     def _hooks(self, found: hooks.Hooks, place: str, depth: int) -> list[tuple[str, Any]]:
         encoded = [(name, self.encode(hook, f"{place}.{name}", depth + 1)) for name, hook in found]
@@ -430,10 +444,18 @@ class Encoder:
         return births.current.bulky.get(place) != mark
 
     def _loader(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        names = ["batch_sampler", "sampler", "dataset"]
+        if value.num_workers == 0 and hooks.is_own_hook(value.collate_fn):
+            names.append("collate_fn")  # workers have copies of their own
         parts = [
             (name, self.encode(part, f"{place}.{name}", depth + 1))
-            for name in ("batch_sampler", "sampler", "dataset")
+            for name in names
             if (part := getattr(value, name, None)) is not None
+        ]
+        own = [
+            (name, self.encode(item, f"{place}.{name}", depth + 1))
+            for name, item in list(value.__dict__.items())
+            if name not in hung.names_in(type(value)) and (hung.is_kept(item) or hasattr(item, "_next_index"))
         ]
         if self.note_births:
             return ("owned",)
@@ -443,6 +465,7 @@ class Encoder:
             loaders.parts_of_loader(value).capture(),
             self.encode(iterator, f"{place}._iterator", depth + 1) if value.persistent_workers else None,
             parts,
+            own,
         )
 
     def _function(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -691,11 +714,20 @@ class Encoder:
     def _array(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if self.note_births:
             return ("owned",)
+        if type(value).__name__ in _PICKLED_ARRAYS:
+            size = 2 * value.nbytes  # with the mask, about
+            return ("pickled", pickle.dumps(value, protocol=5)) if self._take(size) else self._no_room(value, place, size)
         if value.dtype.hasobject or value.dtype.names is not None:
             return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not self._take(value.nbytes):
             return self._no_room(value, place, value.nbytes)
         return ("array", value.dtype.str, tuple(value.shape), value.tobytes(), memory.memory_of_array(value, self._owned_storages))
+
+    def _seeds(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        """Encodes NumPy's SeedSequence: how many it has spawned cannot be written, so it comes back as a new one."""
+        state = value.state
+        entropy = self.encode(state["entropy"], f"{place}[entropy]", depth + 1)
+        return ("seeds", entropy, tuple(state["spawn_key"]), state["pool_size"], state["n_children_spawned"])
 
     def _random(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("random", object_state(value))
@@ -710,10 +742,9 @@ def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
 
 
 def tags_of(tensor: Any) -> list[tuple[str, Any]]:
-    """Attributes that a script may have hung on a tensor."""
-    torch: Any = sys.modules["torch"]
-    plain = (*ATOMS, list, tuple, dict, torch.Tensor)
-    return [(k, v) for k, v in tensor.__dict__.items() if not k.startswith("_") and isinstance(v, plain)]
+    """Attributes that a script may have hung on a tensor; what packages mark theirs with are flags with an underscore."""
+    found = tensor.__dict__.items()
+    return [(k, v) for k, v in found if not (k.startswith("_") and type(v) in _FLAGS) and hung.is_kept(v)]
 
 
 def _has_fixed_hash(member: Any) -> bool:
@@ -762,6 +793,8 @@ def _slot_names(kind: type) -> tuple[str, ...]:
 _slots: dict[type, tuple[str, ...]] = {}
 _FIXED_HASH = {int, float, bool, complex} | ({str, bytes} if not sys.flags.hash_randomization else set())
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
+_FLAGS = frozenset({bool, str, type(None)})
+_PICKLED_ARRAYS = frozenset({"MaskedArray"})
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _Handler = Callable[[Encoder, Any, str, int], tuple[Any, ...]]
 # Handlers whose objects have no identity worth keeping across processes.
@@ -821,6 +854,8 @@ def _classify(kind: type) -> _Handler:
         return Encoder._bound
     if kind is functools.partial:
         return Encoder._partial
+    if kind is threading.Event:
+        return Encoder._event
     if issubclass(kind, _OWNED_TYPES):
         return Encoder._owned_object
     if issubclass(kind, io.IOBase):
@@ -882,18 +917,22 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
         return Encoder._torch_optimizer if root == "torch" else Encoder._optimizer
     if issubclass(kind, torch.optim.lr_scheduler.LRScheduler):
         return Encoder._owned_object
-    if kind.__module__.startswith(_HOOKS_STATE) and _is_plain_class(kind):
+    if kind.__module__.startswith((_HOOKS_STATE, _DISTRIBUTIONS)) and _is_plain_class(kind):
         return Encoder._instance
     if root == "torch":
         return Encoder._unknown if hasattr(kind, "__next__") else Encoder._left_alone
     scaler: Any = getattr(torch.amp, "GradScaler", None)
-    return Encoder._owned_object if scaler is not None and issubclass(kind, scaler) else None
+    return Encoder._scaler if scaler is not None and issubclass(kind, scaler) else None
 
 
 def _classify_numpy(kind: type) -> _Handler:
     numpy: Any = sys.modules["numpy"]
     if kind is numpy.ndarray or issubclass(kind, numpy.generic):
         return Encoder._array
+    if kind is numpy.ma.MaskedArray:
+        return Encoder._array
+    if kind is numpy.random.SeedSequence:
+        return Encoder._seeds
     if kind in (numpy.random.Generator, numpy.random.RandomState):
         return Encoder._random
     return Encoder._unknown if hasattr(kind, "__next__") else Encoder._left_alone

@@ -40,7 +40,7 @@ def of_tree(modules: Iterable[tuple[str, Any]], tensors: Iterable[tuple[str, Any
     for name, module in modules:
         _collect(found, name, module, _OF_MODULES)
         for i, (hook, state) in enumerate(module.__dict__.get("_comm_hooks", ())):
-            if _is_own(hook):
+            if is_own_hook(hook):
                 found.append((f"{name}<comm hook {i}>", hook))
             found.append((f"{name}<comm hook {i}>.state", state))
     for name, tensor in tensors:
@@ -59,11 +59,12 @@ def _collect(found: Hooks, name: str, owner: Any, kinds: tuple[str, ...]) -> Non
     for kind in kinds:
         registered = getattr(owner, kind, None)
         if registered:
-            own = filter(_is_own, list(registered.values()))
+            own = filter(is_own_hook, list(registered.values()))
             found.extend((f"{name}<{kind.strip('_')} {i}>", hook) for i, hook in enumerate(own))
 
 
-def _is_own(hook: Any) -> bool:
+def is_own_hook(hook: Any) -> bool:
+    """Whether a function, method or object that is called is one of the script's."""
     while type(hook) is functools.partial:
         hook = hook.func
     if type(hook) is MethodType:

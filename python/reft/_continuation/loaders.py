@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import pickle
 import sys
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,6 +30,8 @@ _PLAIN = (int, float, bool, str, type(None))
 _PLAIN_TYPES = frozenset(_PLAIN)
 WHOSE = ("rank", "num_replicas")
 _SMALL_ELEMENTS = 4096
+
+_NESTING = frozenset({list, dict, deque, defaultdict})
 
 Attributes = list[dict[str, Any]]
 
@@ -50,15 +53,30 @@ class Parts:
         """Names of the parts' types."""
         return [type(part).__qualname__ for part in self._parts]
 
-    def capture(self) -> tuple[Any, ...]:
-        """Copies attributes, generators, small tensors, arrays and lists: of each part, by name."""
+    def capture(self, nested: bool = False) -> tuple[Any, ...]:
+        """Copies attributes, generators, small tensors, arrays and lists: of each part, by name.
+
+        Args:
+            nested: For a replay, which begins there: containers of containers or tensors, too.
+        """
         generators, contents = [], []
         for part in self._parts:
             items = part.__dict__.items()
             generators.append({name: object_state(value) for name, value in items if is_random(value)})
-            is_drawn = self._read_elsewhere or _is_drawn(part)
-            contents.append({name: copy for name, value in items if (copy := _contents_of(value, is_drawn)) is not None})
+            drawn = self._read_elsewhere or is_drawn(part)
+            copies = [(name, _contents_of(value, drawn) or _nested(value, nested and drawn)) for name, value in items]
+            contents.append({name: copy for name, copy in copies if copy is not None})
         return [plain_attributes(part) for part in self._parts], generators, contents
+
+    def epochs(self) -> list[Any]:
+        """What `set_epoch` has set, of each part."""
+        return [part.__dict__.get("epoch") for part in self._parts]
+
+    def set_epochs(self, epochs: list[Any]) -> None:
+        """Sets what `epochs` gave."""
+        for part, epoch in zip(self._parts, epochs, strict=True):
+            if "epoch" in part.__dict__:
+                part.__dict__["epoch"] = epoch
 
     def is_resized(self, captured: tuple[Any, ...]) -> bool:
         """Whether a batch size is not what it was when `captured` was captured: a replay would take other batches."""
@@ -93,7 +111,7 @@ class Parts:
                 _fill(value, contents[name])
 
 
-def _is_drawn(part: Any) -> bool:
+def is_drawn(part: Any) -> bool:
     """Whether iterating over a part runs its code, which may change its lists and arrays as it goes."""
     data: Any = sys.modules["torch.utils.data"]
     return isinstance(part, (data.Sampler, data.IterableDataset))
@@ -118,20 +136,81 @@ def _contents_of(value: Any, is_drawn: bool) -> Any:
     return None
 
 
+def _nested(value: Any, wanted: bool) -> Any:
+    """Copies a small list, dict or deque of containers and tensors: batches that are not full yet."""
+    if not wanted or type(value) not in _NESTING or _count(value, _SMALL_ELEMENTS) is None:
+        return None
+    return ("nested", type(value).__name__, pickle.dumps(value, protocol=5))
+
+
+def _count(value: Any, most: int) -> int | None:
+    """How many numbers and strings are in a container; None if there are more than `most`, or anything else."""
+    kind = type(value)
+    if kind in _PLAIN_TYPES:
+        return 1
+    torch: Any = sys.modules["torch"]
+    if kind is torch.Tensor:
+        plain = value.device.type == "cpu" and value.layout is torch.strided and not value.requires_grad
+        return int(value.numel()) if plain and value.numel() <= most else None
+    if kind.__module__ == "numpy" and kind.__qualname__ == "ndarray":
+        return int(value.size) if value.size <= most and not value.dtype.hasobject else None
+    if kind not in _NESTING and kind not in (tuple, set):
+        return None
+    total = 1
+    items = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    for item in items:
+        count = _count(item, most - total)
+        if count is None or (total := total + count) > most:
+            return None
+    return total
+
+
 def _fits(value: Any, contents: tuple[Any, ...]) -> bool:
     """Whether a live value can take what `_contents_of` copied."""
     kind, layout, _ = contents
     if kind == "list":
         return type(value) is list
+    if kind == "nested":
+        return bool(type(value).__name__ == layout)
     if kind == "array":
         return hasattr(value, "dtype") and (getattr(value.dtype, "str", None), tuple(value.shape)) == (layout[0], tuple(layout[1]))
     return hasattr(value, "dtype") and (str(value.dtype), tuple(value.shape)) == (layout[0], tuple(layout[1]))
+
+
+def _fill_nested(live: Any, saved: Any) -> None:
+    """Gives a container the saved items; containers in it stay the same objects, which a generator's variables may mean."""
+    if isinstance(saved, dict):
+        pairs = {key: _merged(live.get(key), item) for key, item in saved.items()}
+        live.clear()
+        live.update(pairs)
+    else:
+        there = list(live)
+        items = [_merged(there[i] if i < len(there) else None, item) for i, item in enumerate(saved)]
+        live.clear()
+        live.extend(items)
+
+
+def _merged(live: Any, saved: Any) -> Any:
+    if type(live) is not type(saved) or type(live) not in _NESTING:
+        return saved
+    _fill_nested(live, saved)
+    return live
+
+
+def containers_in(value: Any, depth: int = 0) -> list[Any]:
+    """Gives a list, dict or deque and those in it, if they are few."""
+    if type(value) not in _NESTING or len(value) > _SMALL_ELEMENTS:
+        return []
+    items = value.values() if isinstance(value, dict) else value
+    return [value, *(inner for item in items if depth < 3 for inner in containers_in(item, depth + 1))]
 
 
 def _fill(value: Any, contents: tuple[Any, ...]) -> None:
     kind, layout, data = contents
     if kind == "list":
         value[:] = data
+    elif kind == "nested":
+        _fill_nested(value, pickle.loads(data))  # of this rank's own snapshot
     elif kind == "array":
         import numpy
 
@@ -165,13 +244,19 @@ class _Origin:
         self.loader = loader
         self.parts = parts(loader)
         self.created = capture_rng(cuda=False)
-        self.made_of = self.parts.capture()
+        self.made_of = self.parts.capture(nested=True)
         self.first_draw: dict[str, Any] | None = None
         self.begun_with = self.made_of
         self.workers_at_begin: dict[int, workers.States] = {}
         self.workers: dict[int, workers.States] = {}
         self.base_seed = 0
         self.epochs = 0
+        # Draws from the sampler, and before which of them `set_epoch` had set something else: an iterator that never ends, over a
+        # sampler that is repeated (timm's MultiEpochsDataLoader), meets that in the middle.
+        self.draws = 0
+        self.changes: list[tuple[int, list[Any]]] = []
+        self.replayed: list[tuple[int, list[Any]]] = []
+        self._epochs = [] if all(epoch is None for epoch in self.parts.epochs()) else self.parts.epochs()
         self._fixed: bytes | None = None
 
     def fixed(self) -> bytes:
@@ -187,6 +272,7 @@ class _Origin:
                     "workers_at_begin": self.workers_at_begin,
                     "base_seed": self.base_seed,
                     "epochs": self.epochs,
+                    "changes": self.changes,
                 },
                 protocol=5,
             )
@@ -194,22 +280,36 @@ class _Origin:
 
     def take(self, fixed: dict[str, Any]) -> None:
         """Becomes the origin that `fixed` tells of."""
-        for name in ("created", "made_of", "first_draw", "begun_with", "workers_at_begin", "base_seed", "epochs"):
+        for name in ("created", "made_of", "first_draw", "begun_with", "workers_at_begin", "base_seed", "epochs", "changes"):
             setattr(self, name, fixed[name])
         self._fixed = None
+
+    def before_draw(self) -> None:
+        """The next index is about to be drawn from the sampler."""
+        if self.replayed:
+            if self.replayed[0][0] == self.draws:
+                self._epochs = self.replayed.pop(0)[1]
+                self.parts.set_epochs(self._epochs)
+        elif self._epochs and (now := self.parts.epochs()) != self._epochs:
+            self._epochs = now
+            if self.draws:
+                self.changes = [*self.changes, (self.draws, now)]
+                self._fixed = None
+        self.draws += 1
 
     def begin(self) -> None:
         """An epoch of an iterator with workers begins."""
         self.epochs += 1
+        self.draws, self.changes = 0, []
         self.first_draw = capture_rng(cuda=False)
-        self.begun_with = self.parts.capture()
+        self.begun_with = self.parts.capture(nested=True)
         self.workers_at_begin = {worker: dict(states) for worker, states in self.workers.items()}
         self._fixed = None
 
     def drawn(self) -> None:
         """The sampler of an iterator without workers is about to draw its first index."""
         self.first_draw = capture_rng(cuda=False)
-        self.begun_with = self.parts.capture()  # another loader may have drawn from the same generator meanwhile
+        self.begun_with = self.parts.capture(nested=True)  # another loader may have drawn from the same generator meanwhile
         self._fixed = None
 
 
@@ -260,7 +360,7 @@ def install() -> None:
 
     base: Any = dataloader._BaseDataLoaderIter
     multi: Any = dataloader._MultiProcessingDataLoaderIter
-    init, reset, process = base.__init__, base._reset, multi._process_data
+    init, reset, process, next_index = base.__init__, base._reset, multi._process_data, base._next_index
 
     @functools.wraps(init)
     def __init__(self: Any, loader: Any) -> None:
@@ -296,6 +396,7 @@ def install() -> None:
         reset(self, loader, first_iter)
         if origin is not None and replay is not None and not replay.description["iterable"]:
             for _ in range(replay.description["yielded"]):
+                origin.before_draw()
                 if next(self._sampler_iter, _END) is _END:
                     break
 
@@ -308,8 +409,16 @@ def install() -> None:
             data = data.data
         return process(self, data, worker_idx)
 
+    @functools.wraps(next_index)
+    def _next_index(self: Any) -> Any:
+        origin: _Origin | None = getattr(self, _ORIGIN, None)
+        if origin is not None:
+            origin.before_draw()
+        return next_index(self)
+
     for holder, name, replacement in (
         (base, "__init__", __init__),
+        (base, "_next_index", _next_index),
         (base, "_reset", _reset),
         (multi, "_process_data", _process_data),
     ):
@@ -331,6 +440,7 @@ def _begin_replay(iterator: Any, origin: _Origin, replay: _Replay) -> None:
     """Right before the sampler of an iterator with workers is started: the state is that of the epoch's begin."""
     origin.workers = {worker: dict(states) for worker, states in replay.description["workers"].items()}
     origin.parts.write(origin.begun_with)
+    origin.replayed = list(replay.fixed["changes"])
     if origin.first_draw is not None:
         restore_rng(origin.first_draw)
     turn = replay.description["yielded"] % iterator._num_workers
@@ -445,12 +555,13 @@ def finish(iterator: Any) -> None:
         iterator._task_info.clear()
 
 
-def rebuild(loader: Any, description: dict[str, Any]) -> Any:
+def rebuild(loader: Any, description: dict[str, Any], remarks: list[str] | None = None) -> Any:
     """Makes an iterator at the described position; leaves the loader and all random states as they were.
 
     Args:
         loader: The live DataLoader.
         description: From `describe` in the process that ended.
+        remarks: Gets what of the position comes back only approximately.
 
     Returns:
         The iterator; None if it has no more batches and nothing to keep.
@@ -465,7 +576,7 @@ def rebuild(loader: Any, description: dict[str, Any]) -> Any:
     if description["kind"] == "multi" and description["finished"] and not loader.persistent_workers:
         return None
     pieces = parts(loader)
-    rng, before = capture_rng(cuda=False), pieces.capture()
+    rng, before = capture_rng(cuda=False), pieces.capture(nested=True)
     kept = {name: loader.__dict__[name] for name in _KEPT if name in loader.__dict__}
     try:
         pieces.write(fixed["made_of"])
@@ -489,12 +600,19 @@ def rebuild(loader: Any, description: dict[str, Any]) -> Any:
                 if fixed["first_draw"] is not None:
                     restore_rng(fixed["first_draw"])
                     pieces.write(fixed["begun_with"])
+                getattr(iterator, _ORIGIN).replayed = list(fixed["changes"])
+                mark: Any = None
                 for _ in range(description["yielded"]):
                     if description["iterable"]:
                         iterator._next_data()
                     else:
                         iterator._next_index()
+                        mark = mark or capture_rng(cuda=False)
+                if mark is not None and mark != capture_rng(cuda=False) and remarks is not None:
+                    remarks.append("its sampler draws from a global generator in mid-iteration: what follows has another order")
             getattr(iterator, _ORIGIN).take(fixed)
+        if description["kind"] != "stateful":
+            getattr(iterator, _ORIGIN).replayed = []
         iterator._num_yielded = description["yielded"]
     finally:
         _replay = None

@@ -13,7 +13,7 @@ import sys
 import weakref
 from typing import Any
 
-from . import hooks
+from . import hooks, hung
 
 # Their classes keep configuration in attributes, nothing that training moves.
 _STATIC_ROOTS = frozenset(
@@ -23,6 +23,8 @@ _STATIC_ROOTS = frozenset(
 _KNOBS = ("p", "momentum", "drop_prob")
 _SAMPLED_PER_STEP = 8
 _SAMPLE_ELEMENTS = 16
+_SAMPLE_ALL_BYTES = 4096
+_SAMPLE_STRIDED = 64
 
 
 class Tree:
@@ -42,8 +44,11 @@ class Tree:
         "_holders",
         "_hook_count",
         "_hooks",
+        "_hung",
+        "_hung_count",
         "_knobs",
         "_samples",
+        "_stock",
         "_versions",
         "anew",
         "changed",
@@ -80,6 +85,9 @@ class Tree:
             for name in _KNOBS
             if i not in own and isinstance(module.__dict__.get(name), (int, float))
         ]
+        self._stock = [(i, module, module.__dict__) for i, module in enumerate(self.modules) if i not in own]
+        self._hung: list[tuple[int, str, dict[str, Any]]] = []
+        self._hung_count = -1
         self._hooks: hooks.Hooks = []
         self._hook_count = -1
         self.changed = self.anew = False
@@ -132,7 +140,7 @@ class Tree:
         return self._hooks
 
     def attributes(self) -> list[tuple[int, str, Any]]:
-        """Plain attributes of modules with code of their own, and settings of others that were moved.
+        """Plain attributes of modules with code of their own; of others what was hung on them, and settings that were moved.
 
         Returns:
             (module's index, name, value) of each.
@@ -146,7 +154,21 @@ class Tree:
         ]
         # A tree that was looked at anew does not know where they began.
         found += [(i, name, held.get(name)) for i, name, held, begun in self._knobs if self.anew or held.get(name) != begun]
+        found += [(i, name, held[name]) for i, name, held in self._hung_attributes() if name in held]
         return found
+
+    def _hung_attributes(self) -> list[tuple[int, str, dict[str, Any]]]:
+        count = sum([len(held) for _, _, held in self._stock])
+        if count != self._hung_count:
+            self._hung_count = count
+            standard = _standard_names()
+            self._hung = [
+                (i, name, held)
+                for i, module, held in self._stock
+                for name, _ in hung.attributes(module, _STATIC_ROOTS)
+                if name not in standard
+            ]
+        return self._hung
 
 
 def tree_of(root: Any) -> Tree:
@@ -197,5 +219,10 @@ def _sample(tensor: Any) -> bytes:
     if local.device.type == "meta" or local.numel() == 0:
         return b""
     torch: Any = sys.modules["torch"]
-    flat = local[tuple([-1] * max(0, local.dim() - 1))] if local.dim() else local.reshape(1)
-    return bytes(flat[:_SAMPLE_ELEMENTS].contiguous().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+    if local.numel() * local.element_size() <= _SAMPLE_ALL_BYTES:
+        picked = local.reshape(-1)
+    else:
+        row = local[tuple([-1] * max(0, local.dim() - 1))][:_SAMPLE_ELEMENTS]
+        flat = local.reshape(-1) if local.is_contiguous() else row
+        picked = torch.cat([row, flat[:: flat.numel() // _SAMPLE_STRIDED + 1]])
+    return bytes(picked.contiguous().cpu().view(torch.uint8).numpy().tobytes())

@@ -24,6 +24,15 @@ Report = list[tuple[str, str, str]]
 # Values that pickle as names of these modules and plain arguments.
 PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
 PICKLED_NAMES = frozenset({("builtins", "range"), ("builtins", "slice"), ("builtins", "complex")})
+_MASKED_ARRAYS = frozenset(
+    {
+        ("numpy", "dtype"),
+        ("numpy", "ndarray"),
+        ("numpy.ma", "MaskedArray"),
+        ("numpy.ma.core", "MaskedArray"),
+        ("numpy.ma.core", "_mareconstruct"),
+    }
+)
 
 
 def type_name(kind: type) -> str:
@@ -59,7 +68,7 @@ def name_of_key(key: Any, position: int) -> str:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] not in PICKLED_MODULES and (module, name) not in PICKLED_NAMES:
+        if module.partition(".")[0] not in PICKLED_MODULES and (module, name) not in PICKLED_NAMES | _MASKED_ARRAYS:
             raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
         return super().find_class(module, name)
 
