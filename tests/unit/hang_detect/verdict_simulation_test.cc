@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/unit/hang_detect/evidence_maker.h"
+#include "tests/unit/hang_detect/simulated_job.h"
 
 namespace reft {
 namespace {
@@ -20,40 +20,29 @@ constexpr Fault kFaults[] = {Fault::kMissing,   Fault::kStopped,    Fault::kDead
                              Fault::kLeftEarly, Fault::kSkippedOp,  Fault::kOtherOp,
                              Fault::kOtherSize, Fault::kOtherOrder, Fault::kNone};
 
-enum : uint32_t { kWorld, kTensor, kData, kStage, kGroups };
-
-struct Planned {
-  OpKind kind;
-  uint32_t group;
-  int32_t peer = -1;  // in kStage
-  uint64_t signature = 7;
-};
-
 // One rank's script and how far it is.
 struct Player {
-  int rank = 0, tp = 0, dp = 0, pp = 0;
+  int rank = 0;
   std::vector<Planned> plan;
   size_t at = 0;
   bool inside = false;  // its op at `at` has begun
   size_t stops_before = SIZE_MAX;
   uint32_t seq[kGroups] = {}, messages = 0;
+  std::map<std::pair<OpKind, int>, uint32_t> with_peer;
   std::vector<OpEntry> log;
 };
 
 class Simulation {
  public:
   Simulation(int tensor, int data, int stages, Fault fault, uint64_t seed)
-      : tensor_(tensor), data_(data), stages_(stages), fault_(fault), random_(seed) {
-    const int world = tensor * data * stages;
-    victim_ = static_cast<int>(random_() % static_cast<uint64_t>(world));
-    for (int r = 0; r < world; ++r) {
+      : layout_{tensor, data, stages}, fault_(fault), random_(seed), rendezvous_(layout_) {
+    victim_ = static_cast<int>(random_() % static_cast<uint64_t>(layout_.world()));
+    for (int r = 0; r < layout_.world(); ++r) {
       Player player;
       player.rank = r;
-      player.tp = r % tensor;
-      player.dp = r / tensor % data;
-      player.pp = r / tensor / data;
-      for (int step = 0; step < 3; ++step) {
-        plan(player);
+      const std::vector<Planned> step = layout_.step(r);
+      for (int i = 0; i < 3; ++i) {
+        player.plan.insert(player.plan.end(), step.begin(), step.end());
       }
       players_.push_back(std::move(player));
     }
@@ -66,18 +55,16 @@ class Simulation {
       for (Player& player : players_) {
         moved = begin(player) || moved;
       }
-      moved = finish() || moved;
     }
     std::vector<RankEvidence> ranks;
     for (Player& player : players_) {
       constexpr size_t kTail = 64;
       const size_t begun = player.log.size();
       std::vector<OpEntry> tail(player.log.end() - static_cast<ptrdiff_t>(std::min(begun, kTail)), player.log.end());
-      RankEvidence rank = rankOf(player.rank, static_cast<int>(players_.size()), std::move(tail));
+      RankEvidence rank = rankOf(player.rank, layout_.world(), std::move(tail));
       rank.ops_begun = begun;
-      rank.groups.push_back(group("tp" + std::to_string(player.rank / tensor_), player.tp, tensor_));
-      rank.groups.push_back(group("dp" + std::to_string(player.pp * tensor_ + player.tp), player.dp, data_));
-      rank.groups.push_back(group("pp" + std::to_string(player.dp * tensor_ + player.tp), player.pp, stages_));
+      const auto groups = layout_.groupsOf(player.rank);
+      rank.groups.assign(groups.begin(), groups.end());
       if (player.rank == victim_) {
         rank.proc_state = fault_ == Fault::kStopped ? "T" : "S";
         rank.alive = fault_ != Fault::kDead;
@@ -90,30 +77,6 @@ class Simulation {
   int victim() const { return victim_; }
 
  private:
-  // One step: micro-batches down and up the pipeline, gradients over the data-parallel group, a norm over the world.
-  void plan(Player& player) const {
-    constexpr int kMicroBatches = 3;
-    for (int phase = 0; phase < 2; ++phase) {
-      const int from = phase == 0 ? player.pp - 1 : player.pp + 1;
-      const int to = phase == 0 ? player.pp + 1 : player.pp - 1;
-      for (int batch = 0; batch < kMicroBatches; ++batch) {
-        if (from >= 0 && from < stages_) {
-          player.plan.push_back({OpKind::kRecv, kStage, from});
-        }
-        if (tensor_ > 1) {
-          player.plan.push_back({OpKind::kAllreduce, kTensor});
-        }
-        if (to >= 0 && to < stages_) {
-          player.plan.push_back({OpKind::kSend, kStage, to});
-        }
-      }
-    }
-    if (data_ > 1) {
-      player.plan.push_back({OpKind::kReduceScatterBase, kData});
-    }
-    player.plan.push_back({OpKind::kAllreduce, kWorld});
-  }
-
   void inject(Player& player) {
     // Within the second step: there is a past, and a future that is not reached.
     const size_t steps = player.plan.size() / 3;
@@ -140,7 +103,7 @@ class Simulation {
     }
   }
 
-  bool begin(Player& player) const {
+  bool begin(Player& player) {
     if (player.inside || player.at >= player.plan.size() || player.at >= player.stops_before) {
       return false;
     }
@@ -151,10 +114,12 @@ class Simulation {
     entry.signature = p2p ? 7 : planned.signature;
     player.log.push_back(entry);
     player.inside = true;
+    const uint32_t number = p2p ? ++player.with_peer[{planned.kind, planned.peer}] : entry.seq;
+    for (const int rank : rendezvous_.begin(player.rank, planned, number)) {
+      end(players_[static_cast<size_t>(rank)]);
+    }
     return true;
   }
-
-  int globalRank(const Player& player, int stage) const { return (stage * data_ + player.dp) * tensor_ + player.tp; }
 
   static void end(Player& player) {
     OpEntry& entry = player.log.back();
@@ -165,50 +130,10 @@ class Simulation {
     ++player.at;
   }
 
-  bool finish() {
-    bool moved = false;
-    std::map<std::tuple<uint32_t, int, uint32_t>, std::vector<Player*>> inside;  // by group, which one, op number
-    for (Player& player : players_) {
-      if (!player.inside) {
-        continue;
-      }
-      const OpEntry& entry = player.log.back();
-      if (entry.group != kStage) {
-        const int which = entry.group == kWorld    ? 0
-                          : entry.group == kTensor ? player.rank / tensor_
-                                                   : player.pp * tensor_ + player.tp;
-        inside[{entry.group, which, entry.seq}].push_back(&player);
-      } else if (entry.kind == OpKind::kSend) {
-        Player& peer = players_[static_cast<size_t>(globalRank(player, entry.peer))];
-        if (peer.inside && peer.log.back().kind == OpKind::kRecv && peer.log.back().peer == player.pp) {
-          end(player);
-          end(peer);
-          moved = true;
-        }
-      }
-    }
-    for (auto& [key, members] : inside) {
-      const int size = std::get<0>(key) == kWorld    ? static_cast<int>(players_.size())
-                       : std::get<0>(key) == kTensor ? tensor_
-                                                     : data_;
-      bool agree = static_cast<int>(members.size()) == size;
-      for (const Player* member : members) {
-        const OpEntry &mine = member->log.back(), &first = members.front()->log.back();
-        agree = agree && mine.kind == first.kind && mine.signature == first.signature;
-      }
-      if (agree) {
-        for (Player* member : members) {
-          end(*member);
-        }
-        moved = true;
-      }
-    }
-    return moved;
-  }
-
-  int tensor_, data_, stages_;
+  Layout layout_;
   Fault fault_;
   std::mt19937_64 random_;
+  Rendezvous rendezvous_;
   int victim_ = 0;
   std::vector<Player> players_;
 };
