@@ -645,10 +645,9 @@ class Engine {
   }
 
   void conclude() {
-    const double limit = evidence_.suspect_sec > 0 ? evidence_.suspect_sec * 0.9 : kAskedSec;
     // The newest mark is older than what is suspicious. (A NaN is no time.)
-    still_ = result_.waited_sec >= limit;
-    hard_ = result_.waited_sec >= limit * kHardCapFactor;
+    still_ = result_.waited_sec >= (evidence_.suspect_sec > 0 ? evidence_.suspect_sec * 0.9 : kAskedSec);
+    hard_ = result_.waited_sec >= (evidence_.suspect_sec > 0 ? evidence_.suspect_sec : kAskedSec) * kHardCapFactor;
     const Ends ends = follow();
     const std::set<size_t> gone = firstGone(std::max<int64_t>(0, evidence_.clock_error_ns));
     const bool all_gone =
@@ -706,9 +705,12 @@ class Engine {
       }
       finish(timed(), "p2p_mismatch", "P2", Confidence::kUndecidable, pair);
     } else if (ends.stuck) {
-      finish(timed(), "all_in", "P3", Confidence::kUndecidable, {});
+      // A group's first op makes its communicator, and a huge tensor takes its time.
+      const bool excused = still_ && !hard_ && !familiar();
+      finish(excused ? VerdictState::kSlow : timed(), "all_in", "P3", Confidence::kUndecidable, {});
       result_.evidence.emplace_back(
-          "every member has begun the op and it does not end: a network or a device may be at fault");
+          excused ? "every member has begun the op, where they never waited before: it is taken for slow, not for hung"
+                  : "every member has begun the op and it does not end: a network or a device may be at fault");
     } else if (ends.outside) {
       finish(timed(), "elsewhere", "P1", Confidence::kUndecidable, {});
       result_.evidence.emplace_back(evidence_.silent_nodes.empty()
@@ -780,10 +782,12 @@ class Engine {
                           : Confidence::kCertain,
            named);
     std::vector<Culprit>& list = undecidable ? result_.candidates : result_.culprits;
-    bool excused = !list.empty();
-    for (const Culprit& culprit : list) {
-      excused = excused && excuse(culprit);
-    }
+    result_.could_come = std::none_of(list.begin(), list.end(), cannotCome);
+    // The others wait for all of them: one that is at work explains it, unless another cannot come at all.
+    const bool excused =
+        std::any_of(list.begin(), list.end(), [this](const Culprit& culprit) { return excuse(culprit); }) &&
+        result_.could_come;
+    result_.at_work = excused;
     if (!list.empty() &&
         std::all_of(list.begin(), list.end(), [&](const Culprit& c) { return c.reason == list.front().reason; })) {
       result_.what = list.front().reason;
@@ -795,6 +799,11 @@ class Engine {
     }
   }
 
+  static bool cannotCome(const Culprit& culprit) {
+    return culprit.reason == "dead" || culprit.reason == "stopped" || culprit.reason == "ended_early" ||
+           culprit.reason == "debugger";
+  }
+
   // True if what the rank does is known to take long in healthy jobs, or nothing says that it is unusual.
   bool excuse(const Culprit& culprit) const {
     if (culprit.reason == "compiling" || culprit.reason == "traced" || culprit.reason == "profiling") {
@@ -802,8 +811,7 @@ class Engine {
     }
     const RankEvidence& rank =
         *std::find_if(ranks_.begin(), ranks_.end(), [&](const RankEvidence& r) { return r.rank == culprit.rank; });
-    if (culprit.reason == "dead" || culprit.reason == "stopped" || culprit.reason == "ended_early" ||
-        culprit.reason == "debugger") {
+    if (cannotCome(culprit)) {
       return false;
     }
     if (rank.io_bytes >= kMovingIoBytes && culprit.reason != "data_loading") {
@@ -812,26 +820,38 @@ class Engine {
     return !familiar();
   }
 
-  // Whether some rank waits at a place where it was before, and never for nearly as long. Else the job may be in a phase
-  // that it has not been in, as the first step, an evaluation or an export.
+  // A place of the program, as far as all ranks mean the same by it.
+  using Site = std::tuple<OpKind, uint32_t, uint64_t, int32_t>;
+  static Site siteOf(const RankEvidence& rank, const OpEntry& op) {
+    return {op.kind, op.call_site, op.bytes, op.group < rank.groups.size() ? rank.groups[op.group].size : 0};
+  }
+
+  // Whether some rank waits at a place where it was before, and no rank ever was for nearly as long. Else the job may be in a
+  // phase that it has not been in, as the first step, an evaluation or an export. What one rank has waited is not enough to go
+  // by: who mostly comes last has never waited anywhere.
   bool familiar() const {
+    std::map<Site, uint64_t> longest;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      for (const OpEntry& op : ranks_[r].tail) {
+        if (op.kind != OpKind::kStep && !op.failed && op.done_ns > op.begin_ns) {
+          uint64_t& most = longest[siteOf(ranks_[r], op)];
+          most = std::max(most, op.done_ns - op.begin_ns);
+        }
+      }
+    }
     for (const size_t r : waits_) {
       const RankEvidence& rank = ranks_[r];
       for (const OpEntry& open : rank.tail) {
         if (open.kind == OpKind::kStep || !held(r, open)) {
           continue;
         }
-        size_t before = 0;
-        uint64_t longest = 0;
-        for (const OpEntry& op : rank.tail) {
-          const bool same = op.kind == open.kind && op.group == open.group && op.call_site == open.call_site &&
-                            op.bytes == open.bytes;
-          if (same && !held(r, op) && !op.failed) {
-            ++before;
-            longest = std::max(longest, op.done_ns > op.begin_ns ? op.done_ns - op.begin_ns : 0);
-          }
-        }
-        if (before >= 3 && static_cast<double>(longest) * 1e-9 * 4 < result_.waited_sec) {
+        const Site site = siteOf(rank, open);
+        const auto before = std::count_if(rank.tail.begin(), rank.tail.end(), [&](const OpEntry& op) {
+          return siteOf(rank, op) == site && !held(r, op) && !op.failed;
+        });
+        const auto most = longest.find(site);
+        const double most_sec = most == longest.end() ? 0 : static_cast<double>(most->second) * 1e-9;
+        if (before >= 3 && most_sec * 4 < result_.waited_sec) {
           return true;
         }
       }

@@ -61,7 +61,10 @@ struct Verdict {
   std::vector<int> victims;         // ranks that wait, not counting the above
   std::string group, op;            // the op that most ranks wait in
   uint32_t seq = 0;
-  double waited_sec = 0;  // since the newest sign of progress of any rank
+  bool at_work =
+      false;  // of those who are waited for, somebody is taken to be at work: slow, until that takes too long
+  bool could_come = false;  // and nothing is known that keeps any of them from coming
+  double waited_sec = 0;    // since the newest sign of progress of any rank
   std::vector<Disagreement> disagreements;
   std::vector<std::string> evidence;  // sentences
   std::string advice;                 // what to do next

@@ -448,6 +448,45 @@ TEST(Healthy, OthersHaveWaitedAsLongThereBefore) {
   expectNamed(decide(evidence), "user_code", {2}, VerdictState::kSlow);
 }
 
+// Rank 0 mostly comes last, so it never waited; but rank 1 did.
+TEST(Healthy, AnotherRankHasWaitedAsLongThereBefore) {
+  HangEvidence evidence = missing();
+  evidence.ranks[1].tail[2].begin_ns -= 20 * kSec;
+  expectNamed(decide(evidence), "user_code", {2}, VerdictState::kSlow);
+}
+
+TEST(Healthy, OneOfThoseThatAreWaitedForHasJustStoppedCompiling) {
+  HangEvidence evidence = missing();
+  evidence.ranks[1].tail.pop_back();
+  evidence.ranks[2].stacks_text =
+      stackOf("  File \"/x/site-packages/torch/_inductor/compile_fx.py\", line 1 in compile_fx\n");
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "missing", {1, 2}, VerdictState::kSlow);
+  EXPECT_TRUE(verdict.at_work);
+  EXPECT_TRUE(verdict.could_come);
+  evidence.ranks[1].proc_state = "T";
+  EXPECT_FALSE(decide(evidence).could_come);
+  EXPECT_EQ(decide(evidence).state, VerdictState::kHang);
+}
+
+TEST(Healthy, TheFirstOpOfAGroupTakesAsLongAsTenTimesWhatIsSuspicious) {
+  OpEntry first = op(kReduce, 1, false, -1, 1);
+  first.call_site = 2;
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 2; ++r) {
+    ranks.push_back(rankOf(r, 2, after(5, {first})));
+    ranks.back().groups.push_back(group("new", r, 2));
+  }
+  HangEvidence evidence = job(ranks);
+  Verdict verdict = decide(evidence);
+  expectUndecidable(verdict, "all_in", {});
+  EXPECT_EQ(verdict.state, VerdictState::kSlow);
+  evidence.suspect_sec = 3.2;  // 31 s is less than ten times that
+  EXPECT_EQ(decide(evidence).state, VerdictState::kSlow);
+  evidence.suspect_sec = 3;
+  EXPECT_EQ(decide(evidence).state, VerdictState::kHang);
+}
+
 TEST(Healthy, ATracerHoldsTheRank) {
   HangEvidence evidence = missing();
   evidence.ranks[2].proc_state = "t";
