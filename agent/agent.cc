@@ -537,6 +537,9 @@ void Agent::tick() {
   if (hang_watch_.halfway(now)) {
     noteUsed(now);
   }
+  if (hang_watch_.early(now)) {
+    collectStacks(0, {}, Why::kEarly);
+  }
   checkAbort(now);
   if (death_due_ns_ != 0 && now >= death_due_ns_) {
     death_due_ns_ = 0;
@@ -550,7 +553,7 @@ void Agent::tick() {
 // Whether the watch itself waits for answers.
 bool Agent::looking() const {
   return std::any_of(collections_.begin(), collections_.end(),
-                     [](const StackCollection& open) { return open.requester == 0; });
+                     [](const StackCollection& open) { return open.requester == 0 && !open.early; });
 }
 
 void Agent::noteUsed(int64_t now) {
@@ -572,9 +575,12 @@ StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>
   collection.requester = requester;
   collection.confirms = why == Why::kConfirm;
   collection.crash = why == Why::kCrash;
+  collection.early = why == Why::kEarly;
   collection.incarnation = ranks_.incarnation();
   const auto now = clock_.nowNs();
-  collection.deadline_ns = now + (collection.crash ? 0 : kStackWaitNs);
+  collection.deadline_ns = now + (collection.crash   ? 0
+                                  : collection.early ? std::min(kStackWaitNs, hang_watch_.earlyWaitNs())
+                                                     : kStackWaitNs);
   const std::set<int> only(wanted.begin(), wanted.end());
   const auto request = dumpJson({{"id", collection.id}});
   for (auto& [number, rank] : ranks_.all()) {
@@ -597,7 +603,7 @@ StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>
       collection.outside.read(number, rank.pid);  // it will not answer
     }
   }
-  if (requester == 0 && !collection.crash) {
+  if (requester == 0 && !collection.crash && !collection.early) {
     askNodes(collection);
   }
   return &collections_.emplace_back(std::move(collection));
@@ -634,6 +640,7 @@ void Agent::askOutside(StackCollection& collection) {
 
 void Agent::finishCollections() {
   const auto now = clock_.nowNs();
+  hang_watch_.look(now);  // answers may come before the first tick after the machine stood still
   for (auto it = collections_.begin(); it != collections_.end();) {
     // Ranks that cannot answer are not waited for.
     const bool nobody_left = std::all_of(it->replies.begin(), it->replies.end(), [this, it](const auto& reply) {
@@ -641,7 +648,7 @@ void Agent::finishCollections() {
       return reply.second || rank == nullptr || it->outside.of(reply.first) ||
              (rank->connection == 0 && !it->outside.asked(reply.first));
     });
-    if (!nobody_left && now >= it->deadline_ns && !it->asked_outside && !it->crash) {
+    if (!nobody_left && now >= it->deadline_ns && !it->asked_outside && !it->crash && !it->early) {
       askOutside(*it);
     }
     const bool nodes_left = it->nodes.wanted && !it->nodes.over && now < it->nodes.deadline_ns;
@@ -659,11 +666,16 @@ void Agent::finishCollections() {
     auto evidence =
         nodeEvidence(ranks_, *it, options_.job, options_.node, of_watch && !it->crash ? options_.hang_suspect_sec : 0,
                      now, asked ? noted_ : std::map<int, Noted>{}, gone_ns_, hang_watch_.awayNs());
-    if (asked && !it->crash) {
+    if (asked && !it->crash && !it->early) {
       noteUsed(now);  // for the next look
     }
     if (it->node_request != 0) {
       answerNode(*it, evidence);
+      it = collections_.erase(it);
+      continue;
+    }
+    if (it->early) {
+      hang_watch_.lookedEarly(decide(evidence));
       it = collections_.erase(it);
       continue;
     }
@@ -693,8 +705,10 @@ void Agent::concluded(StackCollection& collection, const Report& report, int64_t
     logInfo("agent", "second look:\n", report.screen);
   } else if (collection.crash && !report.disagreement) {
     logInfo("agent", "the ranks did not disagree about an op when one of them ended");
-  } else if (report.state != VerdictState::kHang) {
-    logInfo("agent", "no hang:\n", report.screen);
+  } else if (!hang_watch_.credible(report)) {
+    logInfo("agent",
+            report.state == VerdictState::kHang ? "perhaps a hang, if the next look finds it, too:\n" : "no hang:\n",
+            report.screen);
   } else if (hang_watch_.reportedStillNs(now) > 0 && report.confidence == Confidence::kUndecidable) {
     logInfo("agent", "looked again, and nobody can be named yet:\n", report.screen);
   } else {

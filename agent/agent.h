@@ -62,7 +62,7 @@ class Agent {
   void lost(RankState& rank);
   void sweep();
   void tick();
-  enum class Why { kAsked, kConfirm, kCrash };
+  enum class Why { kAsked, kConfirm, kCrash, kEarly };
   StackCollection* collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why = Why::kAsked);
   void askOutside(StackCollection& collection);
   void finishCollections();

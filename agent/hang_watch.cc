@@ -7,12 +7,22 @@
 
 #include "hang_detect/report.h"
 #include "intercept/base/error.h"
-#include "intercept/base/op_log.h"
 
 namespace reft::agent {
 
 namespace {
 constexpr size_t kTail = 64;
+}
+
+Progress progressOf(const OpLogReader& log) {
+  Progress progress{log.opsBegun(), log.heartbeatNs(), false};
+  const auto tail = log.tail(kTail);
+  for (const auto& op : tail) {
+    progress.pending = progress.pending || (op.kind != OpKind::kStep && op.done_ns == 0);
+  }
+  // A rank that begins nothing after a failed op is on its way out, or stuck there.
+  progress.pending = progress.pending || (!tail.empty() && tail.back().failed);
+  return progress;
 }
 
 std::optional<Progress> readProgress(RankState& rank) {
@@ -21,17 +31,22 @@ std::optional<Progress> readProgress(RankState& rank) {
     return std::nullopt;
   }
   try {
-    const OpLogReader log(vault->opLogArea(), vault->opLogBytes());
-    Progress progress{log.opsBegun(), log.heartbeatNs(), false};
-    const auto tail = log.tail(kTail);
-    for (const auto& op : tail) {
-      progress.pending = progress.pending || (op.kind != OpKind::kStep && op.done_ns == 0);
-    }
-    // A rank that begins nothing after a failed op is on its way out, or stuck there.
-    progress.pending = progress.pending || (!tail.empty() && tail.back().failed);
-    return progress;
+    return progressOf(OpLogReader(vault->opLogArea(), vault->opLogBytes()));
   } catch (const Error&) {
     return std::nullopt;
+  }
+}
+
+void addUse(RankEvidence& rank, const Noted& then, const Noted& used) {
+  if (then.at_ns >= used.at_ns) {
+    return;
+  }
+  if (used.counters.cpu_ns >= 0 && then.counters.cpu_ns >= 0) {
+    rank.cpu_share =
+        static_cast<double>(used.counters.cpu_ns - then.counters.cpu_ns) / static_cast<double>(used.at_ns - then.at_ns);
+  }
+  if (used.counters.io_bytes >= 0 && then.counters.io_bytes >= 0) {
+    rank.io_bytes = used.counters.io_bytes - then.counters.io_bytes;
   }
 }
 
@@ -52,10 +67,11 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
     newest = std::max(newest, progress.heartbeat_ns);
     pending = pending || progress.pending;
   }
+  pending_ = pending;
   if (newest != seen_ns_ || live.size() != seen_ranks_) {
     seen_ns_ = newest;
     seen_ranks_ = live.size();
-    reported_ = noted_ = false;
+    reported_ = noted_ = looked_early_ = at_work_ = false;
     looks_left_ = 0;
     const auto mark_ns = static_cast<int64_t>(newest);
     away_ns_ = mark_ns < back_ns_ ? unseen_ns_ : 0;
@@ -69,11 +85,26 @@ bool HangWatch::suspect(const std::map<int, Progress>& live, int64_t now_ns) {
   return true;
 }
 
+bool HangWatch::credible(const Report& report) {
+  const bool just_now = at_work_ && !report.excused && report.could_come;
+  at_work_ = report.excused;
+  return report.state == VerdictState::kHang && !just_now;
+}
+
 bool HangWatch::halfway(int64_t now_ns) {
   if (noted_ || seen_ns_ == 0 || now_ns - static_cast<int64_t>(seen_ns_) - away_ns_ < suspect_ns_ / 2) {
     return false;
   }
   noted_ = true;
+  return true;
+}
+
+bool HangWatch::early(int64_t now_ns) {
+  if (looked_early_ || seen_ns_ == 0 || !pending_ ||
+      now_ns - static_cast<int64_t>(seen_ns_) - away_ns_ < suspect_ns_ / 4 * 3) {
+    return false;
+  }
+  looked_early_ = true;
   return true;
 }
 
@@ -130,17 +161,8 @@ HangEvidence nodeEvidence(RankTable& ranks, const StackCollection& collection, c
     }
     const auto before = noted.find(number);
     const auto asked = collection.used.find(number);
-    if (entry.alive && before != noted.end() && asked != collection.used.end() &&
-        before->second.at_ns < asked->second.at_ns) {
-      const auto& then = before->second;
-      const auto& used = asked->second;
-      if (used.counters.cpu_ns >= 0 && then.counters.cpu_ns >= 0) {
-        entry.cpu_share = static_cast<double>(used.counters.cpu_ns - then.counters.cpu_ns) /
-                          static_cast<double>(used.at_ns - then.at_ns);
-      }
-      if (used.counters.io_bytes >= 0 && then.counters.io_bytes >= 0) {
-        entry.io_bytes = used.counters.io_bytes - then.counters.io_bytes;
-      }
+    if (entry.alive && before != noted.end() && asked != collection.used.end()) {
+      addUse(entry, before->second, asked->second);
     }
     if (const auto* vault = rank->readable()) {
       addOpLog(entry, vault->opLogArea(), vault->opLogBytes(), now_ns, kTail, static_cast<uint32_t>(rank->hello.pid));
@@ -189,6 +211,8 @@ Report judge(const HangEvidence& evidence) {
                               [](const RankEvidence& rank) { return rank.alive && rank.tracer_pid > 0; });
   report.nodes = evidence.nodes;
   report.silent = !evidence.silent_nodes.empty();
+  report.excused = verdict.at_work;
+  report.could_come = verdict.could_come;
   return report;
 }
 

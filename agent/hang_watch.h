@@ -13,6 +13,7 @@
 #include "agent/outside_stacks.h"
 #include "agent/rank_table.h"
 #include "hang_detect/verdict.h"
+#include "intercept/base/op_log.h"
 
 namespace reft::agent {
 
@@ -22,20 +23,31 @@ struct Progress {
   bool pending = false;  // some op of the newest ones has begun and is not done, or the newest of all has failed
 };
 
+Progress progressOf(const OpLogReader& log);
 // From the mapped op log; nullopt without a (valid) one.
 std::optional<Progress> readProgress(RankState& rank);
+
+struct Report;
 
 class HangWatch {
  public:
   // `tick_ns`: how often look() comes when nothing is wrong; 0: not known.
   explicit HangWatch(int64_t suspect_ns, int64_t tick_ns = 0) : suspect_ns_(suspect_ns), tick_ns_(tick_ns) {}
 
-  // To be called at each tick, before suspect(). What the agent has not seen itself is not held against the ranks: a virtual
+  // To be called at each tick, before suspect(), and before evidence is judged. What the agent has not seen itself is not held against the ranks: a virtual
   // machine that was suspended, or a whole node that was stopped, stood still with its observer.
   void look(int64_t now_ns);
   // True when a verdict is due: every live rank stood still for suspect_ns and some live rank has a pending op. Then
   // again after every further suspect_ns, until reported() or until some rank moves, joins or goes.
   bool suspect(const std::map<int, Progress>& live, int64_t now_ns);
+  // What a look found; true if it is a hang to be reported. Who was at work at the look before may just have come out of it, on
+  // the way to the op that is waited for: then only the next look tells.
+  bool credible(const Report& report);
+  // True once an episode in which an op is pending, when three quarters of suspect_ns are over: whether somebody is at work then
+  // is to be found out within earlyWaitNs().
+  bool early(int64_t now_ns);
+  int64_t earlyWaitNs() const { return suspect_ns_ / 8; }
+  void lookedEarly(const Verdict& verdict) { at_work_ = verdict.at_work; }
   // The newest mark that was seen: another one is another episode.
   uint64_t episode() const { return seen_ns_; }
   // How long nothing has moved in an episode whose report is written; 0: there is none.
@@ -62,6 +74,9 @@ class HangWatch {
   bool reported_ = false;
   int looks_left_ = 0;  // after the report
   bool noted_ = false;
+  bool pending_ = false;
+  bool looked_early_ = false;
+  bool at_work_ = false;  // somebody who is waited for was, at the last look
   uint64_t seen_ns_ = 0;
   size_t seen_ranks_ = 0;
   int64_t next_ns_ = 0;
@@ -72,6 +87,9 @@ struct Noted {
   int64_t at_ns = 0;
   ProcessCounters counters;
 };
+
+// Fills cpu_share and io_bytes from what was used between two times, as far as that is known.
+void addUse(RankEvidence& rank, const Noted& then, const Noted& used);
 
 // What the agents of other nodes say about a hang.
 struct NodesAsked {
@@ -94,6 +112,7 @@ struct StackCollection {
   uint64_t id = 0;
   uint64_t requester = 0;  // connection of the tool; 0: the watch, the report goes to files
   bool confirms = false;   // the second look of AbortPolicy
+  bool early = false;      // HangWatch::early(): nobody else is asked, and nobody waited for long
   bool crash =
       false;  // a rank has just ended: of interest if ranks disagreed about an op; nobody is asked, most end as well
   bool looked = false;           // at the crash, once
@@ -123,6 +142,9 @@ struct Report {
   bool traced = false;         // a debugger or tracer is attached to somebody, on whatever node
   int nodes = 1;               // of the job
   bool silent = false;         // some of them are
+  // For HangWatch, as Verdict:
+  bool excused = false;
+  bool could_come = false;
 };
 // What is known here about the ranks of this node. `noted` (what was used at the beginning of the time that is looked at) and
 // `gone_ns` (when a rank's end was noticed) may lack ranks.

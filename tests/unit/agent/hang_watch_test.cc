@@ -65,6 +65,43 @@ TEST(HangWatch, IsHalfwayOnceAnEpisode) {
   EXPECT_TRUE(watch.halfway(1130));
 }
 
+Report reportOf(VerdictState state, bool excused, bool could_come) {
+  Report report{};
+  report.state = state;
+  report.excused = excused;
+  report.could_come = could_come;
+  return report;
+}
+
+TEST(HangWatch, WhoHasJustBeenAtWorkIsGivenOneMoreLook) {
+  const Report works = reportOf(VerdictState::kSlow, true, true), hangs = reportOf(VerdictState::kHang, false, true);
+  HangWatch watch(100);
+  watch.suspect({{0, {5, 1000, true}}}, 1100);
+  EXPECT_FALSE(watch.credible(works));
+  EXPECT_FALSE(watch.credible(hangs));  // it may be on its way to the op
+  EXPECT_TRUE(watch.credible(hangs));
+  EXPECT_FALSE(watch.credible(works));
+  EXPECT_TRUE(watch.credible(reportOf(VerdictState::kHang, false, false)));  // as one that is stopped
+  EXPECT_FALSE(watch.credible(works));
+  EXPECT_TRUE(watch.credible(reportOf(VerdictState::kHang, true, true)));  // at work for too long
+  watch.suspect({{0, {6, 1300, true}}}, 1310);                             // another episode
+  EXPECT_TRUE(watch.credible(hangs));
+}
+
+TEST(HangWatch, LooksEarlyForWhoIsAtWork) {
+  HangWatch watch(100);
+  watch.suspect({{0, {5, 1000, true}}}, 1010);
+  EXPECT_FALSE(watch.early(1074));
+  EXPECT_TRUE(watch.early(1075));
+  EXPECT_FALSE(watch.early(1080));
+  Verdict works;
+  works.at_work = works.could_come = true;
+  watch.lookedEarly(works);
+  EXPECT_FALSE(watch.credible(reportOf(VerdictState::kHang, false, true)));
+  watch.suspect({{0, {6, 1300, false}}}, 1310);  // idle ranks are not looked at
+  EXPECT_FALSE(watch.early(1390));
+}
+
 TEST(HangWatch, ProgressStartsANewEpisode) {
   HangWatch watch(100);
   std::map<int, Progress> live{{0, {5, 1000, true}}};
