@@ -34,8 +34,8 @@ class HangWatch {
   // `tick_ns`: how often look() comes when nothing is wrong; 0: not known.
   explicit HangWatch(int64_t suspect_ns, int64_t tick_ns = 0) : suspect_ns_(suspect_ns), tick_ns_(tick_ns) {}
 
-  // To be called at each tick, before suspect(), and before evidence is judged. What the agent has not seen itself is not held against the ranks: a virtual
-  // machine that was suspended, or a whole node that was stopped, stood still with its observer.
+  // To be called at each tick, before suspect(), and before evidence is judged. What the agent has not seen itself is not held
+  // against the ranks: a virtual machine that was suspended, or a whole node that was stopped, stood still with its observer.
   void look(int64_t now_ns);
   // True when a verdict is due: every live rank stood still for suspect_ns and some live rank has a pending op. Then
   // again after every further suspect_ns, until reported() or until some rank moves, joins or goes.
