@@ -448,9 +448,9 @@ TEST_F(EngineDevice, TheHostNeverWaitsForAStreamAndOpensNoContext) {
 
 TEST_F(EngineDevice, TheGateDoesNotMakeTheHostWait) {
   start({{200'000}});
+  fake_.hold(1);  // the device does nothing
   writeAll(9);
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
-  fake_.hold(1);  // the device does nothing any more
   engine_->gate(streams_);
   writeAll(kPoison);
   EXPECT_TRUE(engine_->busyOnDevice());
@@ -607,10 +607,12 @@ TEST_F(EngineDevice, SnapshotsBreakNobodysCapture) {
 TEST_F(EngineDevice, WhatWasWrittenBetweenProgramPointAndGateIsDropped) {
   start({{20'000}, {20'000}});
   const auto versions = std::make_shared<Counters>(2);
+  fake_.hold(1);  // so that the copy is not done before the write
   writeAll(1);
   ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
   versions->bump(1);  // that is how a write is known; the write itself would race with the copy, as it would in a job
   engine_->gate(streams_);
+  fake_.hold(0);
   EXPECT_EQ(engine_->takeLateWritten(), std::vector<uint32_t>{1});
   EXPECT_FALSE(sealed(1).has_value());
   EXPECT_EQ(stat(vault_->stats().dropped), 1);
