@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dis
 import hashlib
+import os
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,7 +138,10 @@ class CodeAnalysis:
         self.slot_names: tuple[str, ...] = tuple(name_of(i) for i in range(self.slot_count))
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
         self.sees_all = not _SEES_ALL.isdisjoint(code.co_names)
+        self.file = os.path.basename(code.co_filename)
+        self.every_slot = [(i, name, name in self.cells) for i, name in enumerate(self.slot_names)]
         self._points: dict[int, Point] = {}
+        self._live_slots: dict[int, list[tuple[int, str, bool]]] = {}
 
     @cached_property
     def digest(self) -> bytes:
@@ -168,6 +172,13 @@ class CodeAnalysis:
         found = self._points.get(lasti)
         if found is None:
             found = self._points[lasti] = self._compute_point(lasti)
+        return found
+
+    def live_slots(self, point: Point) -> list[tuple[int, str, bool]]:
+        """Gives the cells, and the fast locals that are live at a point: (slot, name, whether it is a cell)."""
+        found = self._live_slots.get(point.offset)
+        if found is None:
+            found = self._live_slots[point.offset] = [slot for slot in self.every_slot if slot[2] or slot[1] in point.live]
         return found
 
     def _compute_point(self, lasti: int) -> Point:

@@ -141,7 +141,9 @@ class Encoder:
         self._owned_storages = owned_storages
         self._capture_frame = capture_frame
         self.note_births = note_births
+        self._births = births.current
         self._handles = handles.now() if note_births else frozenset[int]()
+        self._has_handles = note_births or bool(self._births.handles)
         self._own: Collection[str] | None = None
         self._inside_data = 0  # how many datasets are around what is being encoded
         self._index: dict[int, int] = {}
@@ -158,18 +160,18 @@ class Encoder:
         """
         kind = type(value)
         if kind in ATOMS:
+            # Not in containers: an item that is left alone cannot be told from one that has been moved there.
+            if kind is int and self._has_handles and place[-1:] != "]" and self._is_handle(value, place):
+                return ("handle", value)  # of this process; the next one has its own
             if (kind is str or kind is bytes) and not self._take(len(value)):
                 return self._give_up(value, place, no_room(len(value)))
-            # Not in containers: an item that is left alone cannot be told from one that has been moved there.
-            if kind is int and (self.note_births or births.current.handles) and place[-1:] != "]" and self._is_handle(value, place):
-                return ("handle", value)  # of this process; the next one has its own
             return value
-        if kind is tuple and len(value) == 2 and set(map(type, value)) == {int} and self._is_handle(value, place):
-            return ("handle", value)  # what os.pipe() gives
         known = self._index.get(id(value))
         if known is not None:
             return ("r", known)
-        handler = _handler_of(kind)
+        if kind is tuple and self._has_handles and len(value) == 2 and set(map(type, value)) == {int} and self._is_handle(value, place):
+            return ("handle", value)  # what os.pipe() gives
+        handler = _handlers.get(kind) or _handler_of(kind)
         index = len(self.nodes)
         if index >= _MAX_NODES or depth > _MAX_DEPTH:
             return self._give_up(value, place, "too many objects" if index >= _MAX_NODES else "too deep")
@@ -179,8 +181,8 @@ class Encoder:
         birth = None
         if handler not in _UNBORN:
             if self.note_births:
-                births.current.note(value, place)
-            birth = births.current.place(value)
+                self._births.note(value, place)
+            birth = self._births.place(value)
         # Below an object that stood somewhere at the first point, places are the same however it is reached now.
         place = birth or place
         try:
@@ -222,9 +224,9 @@ class Encoder:
         """Whether a number, or a pair, was a handle of this process at the first program point and has not changed."""
         if self.note_births:
             if handles.is_handle(value, self._handles):
-                births.current.handles.setdefault(place, value)
+                self._births.handles.setdefault(place, value)
             return False
-        return bool(births.current.handles) and births.current.handles.get(place) == value
+        return bool(self._births.handles.get(place) == value)
 
     def encode_all(self, values: Collection[Any], place: str, depth: int) -> list[Any]:
         """Encodes the items of a sequence."""
@@ -285,7 +287,7 @@ class Encoder:
 
     def _key(self, key: Any, place: str, depth: int) -> Any:
         """A key or member: itself if it is plain, else its encoded form as a list, which no key can be."""
-        if type(key) is int and key >= _LEAST_ADDRESS and (owner := births.current.place_of_identity(key)) is not None:
+        if type(key) is int and key >= _LEAST_ADDRESS and (owner := self._births.place_of_identity(key)) is not None:
             return ["id", owner]  # what `id(p)` gave
         return key if plain_key(key) else list(self.encode(key, place, depth + 1))
 
@@ -348,9 +350,9 @@ class Encoder:
         """An object of torch, NumPy or the standard library that is no plain data: the restarted script has its own, which stands for
         another one if it did not live from the first program point on."""
         if self.note_births:
-            births.current.pin(value, place)
+            self._births.pin(value, place)
             return ("owned",)
-        if self._inside_data or births.current.place(value) is not None or _OFF_THE_STACK.search(place):
+        if self._inside_data or self._births.place(value) is not None or _OFF_THE_STACK.search(place):
             return ("owned",)
         if type(value).__name__ in _COMMUNICATE and value is not sys.modules["torch"].distributed.group.WORLD:
             self.refused = self.refused or f"{place}: a {type(value).__name__} that was made after the first step"
@@ -387,7 +389,7 @@ class Encoder:
         encoded = [(name, self.encode(hook, f"{place}.{name}", depth + 1)) for name, hook in found]
         if self.note_births:
             for name, hook in found:
-                births.current.pin(hook, f"{place}.{name}")  # PowerSGD's state takes no weak reference
+                self._births.pin(hook, f"{place}.{name}")  # PowerSGD's state takes no weak reference
         return encoded
 
     def _named(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -401,7 +403,7 @@ class Encoder:
                 return ("named", value.__module__, name)
         if type(value) is FunctionType and not value.__closure__:
             return ("code", f"{value.__qualname__} {analyse(value.__code__).digest.hex()}")  # one made anew is as good
-        if place in births.current.named:
+        if place in self._births.named:
             why = f"another one than after the first step, and {value.__qualname__} cannot be found by its name"
             return self.lost(place, type_name(type(value)), why)
         return ("owned",)
@@ -413,9 +415,9 @@ class Encoder:
     def is_switched(self, value: Any, place: str) -> bool:
         """Whether a function or a class is not what stood there at the first program point, which is noted."""
         if self.note_births:
-            births.current.named[place] = value
+            self._births.named[place] = value
             return False
-        return births.current.named.get(place, MISSING) is not value
+        return self._births.named.get(place, MISSING) is not value
 
     def _shallow(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes a dataset or sampler: all but the data itself, which is large and stays as it is."""
@@ -440,8 +442,8 @@ class Encoder:
             return True
         mark = (id(item), size, getattr(item, "_version", 0))
         if self.note_births:
-            births.current.bulky[place] = mark
-        return births.current.bulky.get(place) != mark
+            self._births.bulky[place] = mark
+        return self._births.bulky.get(place) != mark
 
     def _loader(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         names = ["batch_sampler", "sampler", "dataset"]
@@ -495,7 +497,7 @@ class Encoder:
     def _module(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         if self.note_births:
             return self._note_module(value, place, depth)
-        if births.current.place(value) is None:
+        if self._births.place(value) is None:
             if type(value).__name__ not in _WRAPPERS:
                 return self._instance(value, place, depth)
             return ("wrapper", tree_of(value).requires_grad(), self.encode(value.module, f"{place}.module", depth + 1))
@@ -528,9 +530,9 @@ class Encoder:
         tree = tree_of(value)
         tree.sample_all()
         for prefix, module in value.named_modules():
-            births.current.note(module, f"{place}.{prefix}")
+            self._births.note(module, f"{place}.{prefix}")
         for name, tensor in zip(tree.names, tree.tensors, strict=True):
-            births.current.note(tensor, f"{place}.{name}")
+            self._births.note(tensor, f"{place}.{name}")
         for name, tensor in zip(tree.names, tree.tensors, strict=True):
             if tensor.__dict__ and tags_of(tensor):
                 self.encode(tensor, f"{place}.{name}", depth)

@@ -10,8 +10,8 @@ Threads: the training thread. Errors: `FrameMismatch`, always before the first w
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-import os
 import pickle
 import sys
 from collections.abc import Iterable
@@ -35,7 +35,7 @@ _INTERNAL = frozenset(
     {"torch", "asyncio", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"}
 )
 _OPEN: tuple[type, ...] = (GeneratorType, contextlib.ExitStack, contextlib._GeneratorContextManager)
-_STATELESS = (BuiltinFunctionType, type)
+_NAMED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 # What a closure returned to torch's wrapper of `step`: the script gets it from there.
 _RESULTS = frozenset({"out"})
 
@@ -249,7 +249,7 @@ def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
             modules.add(id(frame.f_globals))
             names = _module_names(frame.f_globals)
             if not code.co_flags & _CO_OPTIMIZED:
-                names = names | analyse(code).nested_names
+                names = _joined(names, analyse(code).nested_names)
             record["globals"] = _encode_names(encoder, frame.f_globals, names, "global ")
         path.append(record)
     return path
@@ -307,13 +307,12 @@ def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool 
     count = analysis.slot_count
     slots = native().frame_slots(frame, count + point.stack_depth, UNBOUND)
     fast: list[tuple[int, Any]] = []
-    for i, name in enumerate(analysis.slot_names):
+    for i, name, is_cell in analysis.every_slot if encoder.note_births else analysis.live_slots(point):
         value = slots[i]
-        if name in analysis.cells:
+        if is_cell:
             fast.append((i, _encode_cell(encoder, value, f"{place}:{name}")))
-        elif name in point.live or encoder.note_births:
-            encoded = UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}:{name}")
-            fast.append((i, encoded))
+        else:
+            fast.append((i, UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}:{name}")))
     names: list[tuple[str, Any]] = []
     if not code.co_flags & _CO_OPTIMIZED:
         every = frozenset(frame.f_locals) if encoder.note_births else point.live
@@ -325,7 +324,7 @@ def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool 
     return {
         "user": True,
         "name": code.co_qualname,
-        "file": os.path.basename(code.co_filename),
+        "file": analysis.file,
         "line": code.co_firstlineno,
         "digest": analysis.digest,
         "offset": point.offset,
@@ -337,6 +336,16 @@ def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool 
     }
 
 
+@functools.lru_cache(256)  # they are the same objects each step, which keep their hashes
+def _joined(names: frozenset[str], others: frozenset[str]) -> frozenset[str]:
+    return names | others
+
+
+@functools.lru_cache(256)
+def _in_order(names: frozenset[str]) -> tuple[str, ...]:
+    return tuple(name for name in sorted(names) if not (name.startswith("__") and name.endswith("__")))
+
+
 def _encode_cell(encoder: Encoder, cell: Any, place: str) -> Any:
     try:
         return encoder.encode(cell.cell_contents, place)
@@ -345,17 +354,17 @@ def _encode_cell(encoder: Encoder, cell: Any, place: str) -> Any:
 
 
 def _encode_names(
-    encoder: Encoder, namespace: dict[str, Any], names: Iterable[str], prefix: str
+    encoder: Encoder, namespace: dict[str, Any], names: frozenset[str], prefix: str
 ) -> list[tuple[str, Any]]:
     result: list[tuple[str, Any]] = []
-    for name in sorted(names):
+    for name in _in_order(names):
         value = namespace.get(name, UNBOUND)
-        if isinstance(value, ModuleType) or (name.startswith("__") and name.endswith("__")):
-            continue
-        stateless = isinstance(value, _STATELESS) and not is_bound(value)
-        stateless = stateless or (type(value) is FunctionType and not value.__closure__)
-        if stateless and not encoder.is_switched(value, prefix + name):
-            continue
+        if isinstance(value, _NAMED):
+            if isinstance(value, ModuleType):
+                continue
+            stateless = not (value.__closure__ if type(value) is FunctionType else is_bound(value))
+            if stateless and not encoder.is_switched(value, prefix + name):
+                continue
         if value is not UNBOUND:
             result.append((name, encoder.encode(value, prefix + name)))
         elif name not in _BUILTIN_NAMES:
