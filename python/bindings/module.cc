@@ -9,6 +9,7 @@
 #include "python/bindings/sets.h"
 #include "python/bindings/simulate.h"
 #include "python/bindings/snapshot.h"
+#include "python/bindings/tensors.h"
 #include "python/bindings/timeline.h"
 
 PYBIND11_MODULE(_C, module) {
@@ -20,6 +21,7 @@ PYBIND11_MODULE(_C, module) {
   reft::bindHang(module);
   reft::bindFrames(module);
   reft::bindSets(module);
+  reft::bindTensors(module);
   reft::bindSimulate(module);
   reft::bindTimeline(module);
 }

@@ -191,6 +191,12 @@ def set_put_layout(
     set: AbstractSet[Any], members: list[Any], mask: int, finger: int, places: bytes, removed: bytes
 ) -> bool: ...
 
+# tensors.cc
+
+def host_memory(
+    tensor: torch.Tensor, limit: int
+) -> tuple[int, tuple[int, ...], bytes | None, bool, int, int, tuple[int, ...], bool, bool] | None: ...
+
 # simulate.cc
 
 def simulate(options: str) -> str: ...

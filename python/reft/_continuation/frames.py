@@ -14,7 +14,7 @@ import functools
 import inspect
 import pickle
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
@@ -240,7 +240,7 @@ def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
         if not user:
             path.append({"user": False, "name": code.co_qualname, "results": _encode_results(encoder, frame)})
             continue
-        record = _encode_frame(encoder, frame, code.co_qualname)
+        record = _encode_frame(encoder, frame, code.co_qualname, encoder.encode_standing)
         if callee is not None and not encoder.note_births:
             record["refused"] = _blocker(frame, callee)
             if record["refused"]:
@@ -299,8 +299,10 @@ def _point(analysis: CodeAnalysis, frame: Any, created: bool) -> Point:
     return Point(-1, 0, frozenset(analysis.slot_names)) if created else analysis.point(frame.f_lasti)
 
 
-def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool = False) -> dict[str, Any]:
-    """Encodes one frame's locals and value stack."""
+def _encode_frame(
+    encoder: Encoder, frame: FrameType, place: str, encode: Callable[[Any, str], Any], created: bool = False
+) -> dict[str, Any]:
+    """Encodes one frame's locals, by `encode`, and value stack."""
     code = frame.f_code
     analysis = analyse(code)
     point = _point(analysis, frame, created)
@@ -310,9 +312,9 @@ def _encode_frame(encoder: Encoder, frame: FrameType, place: str, created: bool 
     for i, name, is_cell in analysis.every_slot if encoder.note_births else analysis.live_slots(point):
         value = slots[i]
         if is_cell:
-            fast.append((i, _encode_cell(encoder, value, f"{place}:{name}")))
+            fast.append((i, _encode_cell(encode, value, f"{place}:{name}")))
         else:
-            fast.append((i, UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}:{name}")))
+            fast.append((i, UNBOUND if value is UNBOUND else encode(value, f"{place}:{name}")))
     names: list[tuple[str, Any]] = []
     if not code.co_flags & _CO_OPTIMIZED:
         every = frozenset(frame.f_locals) if encoder.note_births else point.live
@@ -346,9 +348,9 @@ def _in_order(names: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name in sorted(names) if not (name.startswith("__") and name.endswith("__")))
 
 
-def _encode_cell(encoder: Encoder, cell: Any, place: str) -> Any:
+def _encode_cell(encode: Callable[[Any, str], Any], cell: Any, place: str) -> Any:
     try:
-        return encoder.encode(cell.cell_contents, place)
+        return encode(cell.cell_contents, place)
     except (ValueError, AttributeError):  # empty, or not made yet
         return UNBOUND
 
@@ -376,7 +378,7 @@ def _capture_generator(encoder: Encoder, generator: GeneratorType[Any, Any, Any]
     frame: Any = generator.gi_frame
     unit, state = native().generator_position(generator)
     created = inspect.getgeneratorstate(generator) == inspect.GEN_CREATED
-    record = _encode_frame(encoder, frame, place, created)
+    record = _encode_frame(encoder, frame, place, encoder.encode, created)  # it may have to be made anew, with nothing in it
     record["position"] = (unit, state)
     record["module"] = str(frame.f_globals.get("__name__", ""))
     return record

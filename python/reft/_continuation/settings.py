@@ -7,6 +7,7 @@ Threads: the training thread (grad mode and autocast belong to it). Errors: none
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -69,4 +70,9 @@ def _of_torch(torch: Any) -> list[_Setting]:
 
 def _dtype_setting(torch: Any, name: str, get: Callable[[], Any], put: Callable[[Any], Any]) -> _Setting:
     """A setting that is a dtype, by the dtype's name."""
-    return name, lambda: str(get()).rpartition(".")[2], lambda dtype: put(getattr(torch, dtype))
+    return name, lambda: _name_of(get()), lambda dtype: put(getattr(torch, dtype))
+
+
+@functools.cache  # asked for at each step
+def _name_of(dtype: Any) -> str:
+    return str(dtype).rpartition(".")[2]

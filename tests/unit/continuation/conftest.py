@@ -22,7 +22,7 @@ PROBE = '''
 import atexit, json, os, pickle, signal, sys, time, types
 
 package = types.ModuleType("reft")  # the package itself needs torch; its continuation does not
-package.__path__ = [os.environ["PROBE_NATIVE"], os.environ["PROBE_PACKAGE"]]  # before a built reft._C
+package.__path__ = [os.environ["PROBE_PACKAGE"], os.environ["PROBE_NATIVE"]]
 sys.modules["reft"] = package
 from reft import _continuation as c
 
@@ -105,7 +105,12 @@ class ScriptRun:
 
 
 def native_for(python: str) -> Path:
-    """Builds the frame bindings for one interpreter, once per source."""
+    """Where an interpreter finds `reft._C`: this one's is installed; others, which have no torch, get what knows nothing of tensors,
+    built once per source."""
+    if python == sys.executable:
+        installed = importlib.util.find_spec("reft")
+        assert installed is not None and installed.submodule_search_locations is not None, "reft is not installed: tools/dev build"
+        return Path(next(place for place in installed.submodule_search_locations if list(Path(place).glob("_C*.so"))))
     ask = "import sysconfig as s; print(s.get_paths()['include'], s.get_config_var('EXT_SUFFIX'))"
     include, suffix = subprocess.check_output([python, "-c", ask], text=True).split()
     bindings = ROOT / "python" / "bindings"
