@@ -269,6 +269,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   const bool all_copied = job->chunks_left.load() == 0;
   // A control step begins when the copy is done, as every step does under `sync`. Not on a device: it would stand idle meanwhile.
+  on_device_ = on_device_ || job->onDevice();
   const bool control = control_ && !job->onDevice();
   job->policy = control ? PlacementPolicy::kSync : policy_.load();
   job->placed = job->onDevice() && beginPlacing(*job);
@@ -327,8 +328,12 @@ bool SnapshotEngine::beginPoint(int64_t step) {
   stats.step_ns.store(point_begin_ns_ == 0 ? 0 : static_cast<uint64_t>(now - point_begin_ns_));
   stats.step_end_ns.store(static_cast<uint64_t>(now));
   if (point_begin_ns_ != 0) {
-    // What was done at the point is a cost of the snapshot, unless this step is there to show what there would be without.
-    meter_.step(now - (beside_copy_ ? point_begin_ns_ : point_end_ns_), beside_copy_);
+    if (on_device_) {
+      meter_.skip();  // the host runs ahead of its device: its time between two points is not the step's
+    } else {
+      // What was done at the point is a cost of the snapshot, unless this step is there to show what there would be without.
+      meter_.step(now - (beside_copy_ ? point_begin_ns_ : point_end_ns_), beside_copy_);
+    }
   }
   point_begin_ns_ = point_end_ns_ = now;
   beside_copy_ = false;

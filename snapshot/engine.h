@@ -9,7 +9,7 @@
 // what verification is for), but then the snapshot is dropped and counted.
 //
 // It measures what snapshots cost (overhead_meter.h): beginPoint() and endPoint() bracket what is done at a program point. A control
-// step's snapshot is copied before capture() returns.
+// step's snapshot is copied before capture() returns. With regions on devices nothing is measured: the host's time tells nothing.
 //
 // Threads: setTable, beginPoint, capture, endPoint, check, gate, settle, takeLateWritten and drain belong to the training thread.
 //          outcome() may come from any thread. The engine owns the threads `reft-copy`; its destructor stops and joins them (an
@@ -234,6 +234,7 @@ class SnapshotEngine {
   int64_t point_begin_ns_ = 0;  // newest program point; 0: none yet
   int64_t point_end_ns_ = 0;
   bool beside_copy_ = false;     // the step that runs
+  bool on_device_ = false;       // a snapshot had regions on devices
   uint64_t measured_every_ = 1;  // that the meter measures
   uint64_t blocks_told_ = 0;
   bool control_ = false;  // the step that begins at this point

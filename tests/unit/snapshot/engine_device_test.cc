@@ -462,6 +462,22 @@ TEST_F(EngineDevice, TheGateDoesNotMakeTheHostWait) {
   EXPECT_TRUE(regionIs(*view, 0, 9));
 }
 
+TEST_F(EngineDevice, TheHostsTimeIsNotTakenForThatOfADevicesStep) {
+  EngineOptions options;
+  options.control_every = 4;
+  start({{20'000}}, options);
+  for (int64_t step = 1; step <= 100; ++step) {
+    engine_->beginPoint(step);
+    writeAll(static_cast<unsigned char>(step));
+    if (step % 2 == 0) {  // the others would be what there is to compare with
+      ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    }
+    engine_->endPoint();
+    engine_->gate(streams_);
+  }
+  EXPECT_EQ(static_cast<int64_t>(vault_->stats().overhead_noise_ppm.load()), -1);
+}
+
 TEST_F(EngineDevice, ADeviceThatHangsCostsSnapshotsNotTraining) {
   EngineOptions options;
   options.device_wait = 30ms;
