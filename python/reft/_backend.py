@@ -54,6 +54,8 @@ def create_backend(options: Any, pg_options: Any) -> Any:
             _attempt_prefix = prefix
     else:
         prefix = _attempt_prefix
+    if is_default:
+        _withdraw_signals(options.store)
     store = dist.PrefixStore(prefix, options.store)
     cpu = cuda = None
     if c10d.is_gloo_available():
@@ -116,6 +118,19 @@ def _pause(deadline: float, seconds: float, what: str) -> None:
     if time.monotonic() > deadline:
         raise RuntimeError(f"backend reft: {what} before the timeout of the process group; is every rank running, and with the same REFT_DISABLE?")
     time.sleep(seconds)
+
+
+def _withdraw_signals(store: Any) -> None:
+    """Deletes what the watchdogs of an earlier attempt have left in the launcher's store, before this attempt's look there.
+
+    ProcessGroupNCCL tells all ranks of a failure under one key past every prefix, so torchrun's store still has it after the
+    restart: each rank would dump its flight recorder and end 8 minutes later (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC), whatever it does.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    for key in ("exception_dump", "remote_error"):
+        with contextlib.suppress(RuntimeError):  # of a store that cannot delete
+            store.delete_key(key)
 
 
 def _timedelta(timeout: Any) -> timedelta:

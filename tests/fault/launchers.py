@@ -308,6 +308,15 @@ class TrainJob:
             time.sleep(0.002)
         return self
 
+    def until_said(self, words: str, deadline_sec: float = 60) -> TrainJob:
+        """Waits until somebody has said `words`."""
+        end = time.monotonic() + deadline_sec
+        while words not in self.said:
+            if time.monotonic() > end:
+                raise TimeoutError(f"nobody said {words!r}:\n{self.said[-4000:]}")
+            time.sleep(0.01)
+        return self
+
     def losses(self, rank: int, attempt: int = 0) -> list[tuple[int, str]]:
         """(step, loss) of each whole line that a rank logged."""
         path = self.out / f"r{rank}.a{attempt}.log"

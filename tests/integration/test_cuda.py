@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -70,8 +71,11 @@ def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("optimizer", "policy"), [("adamw", "eager"), ("sgd", "eager"), ("sgd", "gap")])
-def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str, policy: str) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "policy", "signals"), [("adamw", "eager", False), ("sgd", "eager", True), ("sgd", "gap", False)]
+)
+def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str, policy: str, signals: bool) -> None:
+    """`signals`: the launcher is so late that the other rank's watchdog has told all ranks of the failure, in torchrun's store."""
     environment = cuda.environment(2) | {"REFT_SNAPSHOT_POLICY": policy}
     arguments = ["--steps", "16", "--optimizer", optimizer]
     script = "cuda_train_worker.py"
@@ -83,8 +87,15 @@ def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str, policy:
     try:
         # torchrun imports torch anew, and that may take longer than the agent of other tests waits.
         job.start(*arguments, "--delay", "0.1", REFT_AGENT_LINGER_SEC="100", **environment)
-        job.until_step(5, deadline_sec=200).kill_ranks(1)
+        job.until_step(5, deadline_sec=200)
+        if signals:
+            os.kill(job.launcher.pid, signal.SIGSTOP)
+        job.kill_ranks(1)
+        if signals:
+            job.until_said("to signal dumping", deadline_sec=200)
+            os.kill(job.launcher.pid, signal.SIGCONT)
         assert job.wait(250) == 0, job.said[-4000:]
+        assert "dump signal from another rank" not in job.said
         assert job.lines("resumed at step"), job.said[-4000:]
         assert not job.lines("NOT protected") and not job.lines("not taken"), job.said
         assert job.lines("not measured where state lies on devices") and not job.lines("of the mean step"), job.said
