@@ -69,6 +69,16 @@ class StoppedChild {
   StoppedChild& operator=(const StoppedChild&) = delete;
   pid_t pid() const { return pid_; }
   std::string status(const std::string& field) const { return statusField(procPath(pid_, "status"), field); }
+  // What it does once the kernel has put it back to where a tracer found it, which takes a moment after the tracer let go.
+  std::string settled() const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    std::string state = status("State");
+    while (state.rfind('R', 0) == 0 && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::yield();
+      state = status("State");
+    }
+    return state;
+  }
 
  private:
   pid_t pid_ = -1;
@@ -86,7 +96,7 @@ TEST(NativeStacks, OfAStoppedProcessAreReadAndItStaysStopped) {
   SKIP_WITH_FOREIGN_THREADS();
   const StoppedChild child;
   const NativeStacks read = readNativeStacks(child.pid());
-  EXPECT_THAT(child.status("State"), HasSubstr("stopped"));
+  EXPECT_THAT(child.settled(), HasSubstr("stopped"));
   EXPECT_EQ(child.status("TracerPid"), "0");
   EXPECT_THAT(read.python.error, HasSubstr("is no CPython"));
   if (!builtWithUnwinder()) {
