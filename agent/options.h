@@ -14,7 +14,7 @@ struct Options {
   int node = 0;
   std::string vault_dir;
   double linger_sec = 60;
-  double hang_suspect_sec = 30;
+  double hang_suspect_sec = 20;
   bool abort_on_hang = false;
   int metrics_port = 0;
   bool foreground = false;  // no fork, log on stderr

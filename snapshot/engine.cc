@@ -268,8 +268,8 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->chunks_left.store(plan.chunk_count - plan.early_chunks);
   }
   const bool all_copied = job->chunks_left.load() == 0;
-  // A control step begins when the copy is done, as every step does under `sync`. Not on a device: it would stand idle meanwhile.
   on_device_ = on_device_ || job->onDevice();
+  // A control step begins when the copy is done, as every step does under `sync`. Not on a device: it would stand idle meanwhile.
   const bool control = control_ && !job->onDevice();
   job->policy = control ? PlacementPolicy::kSync : policy_.load();
   job->placed = job->onDevice() && beginPlacing(*job);

@@ -42,7 +42,7 @@ namespace reft {
   X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", "How long the agent keeps the vaults when all ranks are gone without a clean end.") \
   X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", "The agent to start. Default: the one in the package.") \
   X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", "Serve Prometheus text on 127.0.0.1 at this port; 0: only over the agent's socket.") \
-  X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "30", "1..86400", "No progress of any rank for so long: write a hang report.") \
+  X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "20", "1..86400", "No progress of any rank for so long: write a hang report.") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", "After the report on a hang: nothing, or end the ranks so that the launcher starts them again and memory is restored. Needs a launcher with restarts (`--max-restarts`).") \
   X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", "Records in a rank's op log.") \
   X(connect_sec, "REFT_CONNECT_SEC", kSeconds, "10", "0.1..600", "How long a rank waits for the agent of its node before it trains without snapshots.") \

@@ -323,7 +323,7 @@ class Runner:
 
     @property
     def suspect_sec(self) -> float:
-        return self.suspect or 30.0  # the default
+        return self.suspect or 20.0  # the default
 
     def run(self, case: Case) -> Outcome:
         out = Path(tempfile.mkdtemp(prefix=f"{case.name}-", dir=self.scratch))
@@ -606,7 +606,7 @@ def said_lines(outcome: Outcome) -> Iterable[str]:
 def run_all(
     cases: list[Case], scratch: Path, suspect: float | None, jobs: int, tools: hang_peers.Tools | None = None
 ) -> Iterable[Outcome]:
-    deadline = (suspect or 30) * 2.5 + 20
+    deadline = (suspect or 20) * 2.5 + 20
     runners: queue.Queue[Runner] = queue.Queue()
     for _ in range(jobs):
         runners.put(Runner(scratch, suspect, deadline, tools))

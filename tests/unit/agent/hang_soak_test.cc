@@ -83,7 +83,7 @@ TEST_P(HangSoak, NoFalseVerdictAndEveryHangIsFound) {
   print(total, GetParam());
 }
 
-INSTANTIATE_TEST_SUITE_P(Settings, HangSoak, testing::Values(30.0, 2.5),
+INSTANTIATE_TEST_SUITE_P(Settings, HangSoak, testing::Values(20.0, 2.5),
                          [](const auto& info) { return info.param > 10 ? "AtDefault" : "AtItsShortest"; });
 
 }  // namespace
