@@ -19,6 +19,7 @@
 #include <set>
 
 #include "hang_detect/verdict_notice.h"
+#include "hang_detect/words.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "snapshot/cadence.h"
@@ -45,6 +46,7 @@ constexpr int64_t kAfterCrashNs = kSecond / 5;
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // A rank that was told to end and has not by then is stopped, or its threads do not run.
 constexpr int64_t kAbortNs = 5 * kSecond;
+constexpr size_t kToldDisagreements = 8;  // later ones are counted only
 // Nodes that did not answer are asked so many times more.
 constexpr int kLooksForSilent = 3;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
@@ -527,6 +529,7 @@ void Agent::tick() {
       }
     }
   }
+  compareOps(now);
   hang_watch_.look(now);
   // The answers to an earlier look may still be on their way.
   if (!looking() && hang_watch_.suspect(live, now) && turn_.suspect(ranks_.nodes(), now)) {
@@ -548,6 +551,41 @@ void Agent::tick() {
     }
   }
   std::erase_if(http_, [now](const auto& entry) { return entry.second.deadline_ns < now; });
+}
+
+// Says when ranks of this node disagree about an op: where it does not hang, it makes wrong values.
+void Agent::compareOps(int64_t now) {
+  if (compared_incarnation_ != ranks_.incarnation()) {
+    compared_incarnation_ = ranks_.incarnation();
+    agreement_watch_.reset();
+  }
+  for (auto& [number, rank] : ranks_.all()) {
+    const auto* vault = rank.live() && rank.hello.incarnation == compared_incarnation_ ? rank.readable() : nullptr;
+    if (vault == nullptr) {
+      continue;
+    }
+    try {
+      const OpLogReader log(vault->opLogArea(), vault->opLogBytes());
+      if (log.writerPid() == static_cast<uint32_t>(rank.hello.pid)) {  // else it is an earlier attempt's
+        agreement_watch_.read(number, log, now);
+      }
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): no op log; a report says so
+    }
+  }
+  counters_.op_disagreements = agreement_watch_.count();
+  while (const auto found = agreement_watch_.next(now)) {
+    // A report of ranks that died of it says more.
+    if (counters_.disagreements.size() < kToldDisagreements && crash_incarnation_ != compared_incarnation_) {
+      const auto text = "ranks disagree about an op: " + found->text;
+      logWarn("agent", text);
+      counters_.disagreements.push_back(*found);
+      if (auto* peer = speaker({})) {
+        peer->send(wire::Type::kVerdict,
+                   verdictNoticeJson(words::wrap("reft: job " + options_.job + ": " + text, 2) +
+                                     "\nreft: it need not hang, but what they get is wrong (said once for a group)\n"));
+      }
+    }
+  }
 }
 
 // Whether the watch itself waits for answers.
@@ -652,7 +690,9 @@ void Agent::finishCollections() {
       askOutside(*it);
     }
     const bool nodes_left = it->nodes.wanted && !it->nodes.over && now < it->nodes.deadline_ns;
-    if (((!nobody_left || it->crash) && now < it->deadline_ns) || nodes_left) {
+    // At a crash, the logs of those who are left are waited for.
+    const bool waits = it->crash ? ranks_.anyLive() : !nobody_left;
+    if ((waits && now < it->deadline_ns) || nodes_left) {
       ++it;
       continue;
     }
@@ -724,16 +764,16 @@ void Agent::concluded(StackCollection& collection, const Report& report, int64_t
 
 // Who is to speak for the job: the first rank that has shown that its threads run; else the first.
 Connection* Agent::speaker(const StackCollection& collection) {
-  for (const bool answered : {true, false}) {
-    for (const auto& [number, reply] : collection.replies) {
-      auto* rank = ranks_.find(number);
-      auto* peer = rank == nullptr || reply.has_value() != answered ? nullptr : connectionOf(*rank);
-      if (peer != nullptr) {
-        return peer;
-      }
+  Connection* silent = nullptr;
+  for (auto& [number, rank] : ranks_.all()) {
+    const auto reply = collection.replies.find(number);
+    auto* peer = collection.replies.empty() || reply != collection.replies.end() ? connectionOf(rank) : nullptr;
+    if (peer != nullptr && reply != collection.replies.end() && reply->second) {
+      return peer;
     }
+    silent = silent == nullptr ? peer : silent;
   }
-  return nullptr;
+  return silent;
 }
 
 void Agent::reportHang(const Report& report, const StackCollection& collection) {

@@ -20,6 +20,7 @@
 #include "agent/rank_table.h"
 #include "agent/status.h"
 #include "agent/turn.h"
+#include "hang_detect/agreement_watch.h"
 #include "intercept/base/clock.h"
 #include "snapshot/commit.h"
 
@@ -81,6 +82,7 @@ class Agent {
   void sendNative();
   void reportHang(const Report& report, const StackCollection& collection);
   void noteUsed(int64_t now);
+  void compareOps(int64_t now);
   Connection* speaker(const StackCollection& collection);
   void abortRanks(uint64_t incarnation, const std::string& why);
   void killStayers();
@@ -98,6 +100,8 @@ class Agent {
   RankTable ranks_;
   CommitLedger ledger_;
   HangWatch hang_watch_;
+  AgreementWatch agreement_watch_;
+  uint64_t compared_incarnation_ = 0;  // whose ops it has read
   AbortPolicy abort_policy_;
   Turn turn_;
   uint64_t turn_episode_ = 0;

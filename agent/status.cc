@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "agent/hang_watch.h"
+#include "hang_detect/evidence_json.h"
 
 namespace reft::agent {
 
@@ -111,8 +112,13 @@ std::string statusJson(const Options& options, RankTable& ranks, const CommitLed
                      {"inferred_votes", ledger.counters().inferred},
                      {"inconsistent_cuts", ledger.counters().inconsistent},
                      {"hang_reports", counters.hang_reports},
+                     {"op_disagreements", counters.op_disagreements},
                      {"refused_peers", counters.refused_peers},
                      {"connections", counters.connections}};
+  result["disagreements"] = json::array();
+  for (const auto& found : counters.disagreements) {
+    result["disagreements"].push_back(disagreementFields(found));
+  }
   if (const auto newest = ledger.newestCommitted()) {
     result["newest_committed"] = {{"step", newest->step}, {"incarnation", hex(newest->incarnation)}};
   }
@@ -177,6 +183,8 @@ std::string metricsText(const Options& options, RankTable& ranks, const CommitLe
   agent("commits_total", "counter", "Snapshots that every rank sealed.", ledger.counters().committed);
   agent("aborts_total", "counter", "Snapshots that some rank dropped.", ledger.counters().aborted);
   agent("hang_reports_total", "counter", "Hang reports written.", counters.hang_reports);
+  agent("op_disagreements_total", "counter", "Collectives that ranks of the node called differently.",
+        counters.op_disagreements);
   agent("refused_peers_total", "counter", "Connections closed for what they sent or who they were.",
         counters.refused_peers);
   agent("connections", "gauge", "Open connections.", counters.connections);

@@ -2,7 +2,9 @@
 //
 // Status:
 //   {"job", "node", "agent_pid", "version", "uptime_sec", "world",
-//    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "inconsistent_cuts", "hang_reports", "refused_peers", "connections"},
+//    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "inconsistent_cuts", "hang_reports", "op_disagreements",
+//              "refused_peers", "connections"},
+//    "disagreements": as in hang reports; of ops, the first of a group,
 //    "newest_committed": {"step", "incarnation"} or null,
 //    "open_votes": [{"step", "incarnation", "votes"}],
 //    "ranks": [{"rank", "pid", "alive", "connected", "said_bye", "incarnation", "attempt",
@@ -18,9 +20,11 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "agent/options.h"
 #include "agent/rank_table.h"
+#include "hang_detect/verdict.h"
 #include "snapshot/commit.h"
 
 namespace reft::agent {
@@ -29,6 +33,8 @@ constexpr const char* kAgentVersion = "0.1.0";
 
 struct AgentCounters {
   uint64_t hang_reports = 0;
+  uint64_t op_disagreements = 0;
+  std::vector<Disagreement> disagreements;  // the first ones
   uint64_t refused_peers = 0;
   uint64_t connections = 0;
   int64_t started_ns = 0;

@@ -305,4 +305,9 @@ std::optional<HangEvidence> evidenceOf(const json& report) {
   return evidence;
 }
 
+nlohmann::json disagreementFields(const Disagreement& found) {
+  return {{"class", found.what},  {"group", found.group},           {"seq", found.seq},  {"minority", found.minority},
+          {"ranks", found.ranks}, {"waited_for", found.waited_for}, {"text", found.text}};
+}
+
 }  // namespace reft

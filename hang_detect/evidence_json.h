@@ -1,4 +1,5 @@
-// The part of a hang report's JSON form that evidenceFromJson() reads back: what every verdict is made of.
+// Parts of a hang report's JSON form: what evidenceFromJson() reads back, of which every verdict is made; and disagreements, which
+// the agent's status has, too.
 //
 // Threads: free functions, re-entrant. Errors: none (except std::bad_alloc).
 #pragma once
@@ -15,5 +16,8 @@ nlohmann::json evidenceFields(const OpEntry& op);
 nlohmann::json evidenceFields(const RankEvidence& rank);               // without its `tail`
 nlohmann::json evidenceFields(const HangEvidence& evidence);           // without its `ranks`
 std::optional<HangEvidence> evidenceOf(const nlohmann::json& report);  // as evidenceFromJson()
+
+struct Disagreement;                                           // verdict.h
+nlohmann::json disagreementFields(const Disagreement& found);  // docs/hang.md
 
 }  // namespace reft

@@ -279,13 +279,7 @@ std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict)
   };
   json disagreements = json::array();
   for (const Disagreement& found : verdict.disagreements) {
-    disagreements.push_back({{"class", found.what},
-                             {"group", found.group},
-                             {"seq", found.seq},
-                             {"minority", found.minority},
-                             {"ranks", found.ranks},
-                             {"waited_for", found.waited_for},
-                             {"text", found.text}});
+    disagreements.push_back(disagreementFields(found));
   }
   json ranks = json::array();
   for (const RankEvidence& rank : evidence.ranks) {

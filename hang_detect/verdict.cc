@@ -7,6 +7,7 @@
 #include <set>
 #include <unordered_map>
 
+#include "hang_detect/op_face.h"
 #include "hang_detect/words.h"
 
 // Note [wait-for graph]
@@ -43,19 +44,6 @@ constexpr int64_t kMovingIoBytes = 64 << 10;
 // it has them at the bottom of its stack for ever.
 const std::initializer_list<std::string_view> kPrompts = {
     "/pdb.py:", "/bdb.py:", "/ipdb/", "/pdbpp.py:", "_wait_suspend", "/code.py:interact", "/IPython/terminal/"};
-
-bool isPointToPoint(OpKind kind) {
-  return kind == OpKind::kSend || kind == OpKind::kRecv || kind == OpKind::kRecvAnysource;
-}
-
-bool isCollective(OpKind kind) {
-  return kind != OpKind::kUnknown && kind != OpKind::kStep && kind != OpKind::kCoalesced && !isPointToPoint(kind);
-}
-
-bool hasRoot(OpKind kind) {
-  return kind == OpKind::kBroadcast || kind == OpKind::kReduce || kind == OpKind::kGather || kind == OpKind::kScatter ||
-         kind == OpKind::kGatherSingle;
-}
 
 bool mayRunOnDevice(const OpEntry& op) {
   return words::isOpen(op) && op.wait_end_ns != 0;
@@ -112,19 +100,6 @@ struct Group {
   std::unordered_map<int32_t, size_t> by_group_rank;
   uint32_t disagree_from = 0;  // first op that the members disagree about; 0 = none
 };
-
-// What all ranks of a correct program say alike about an op.
-struct Face {
-  OpKind kind;
-  uint64_t signature;
-  int32_t root;
-  bool operator<(const Face& other) const {
-    return std::tie(kind, signature, root) < std::tie(other.kind, other.signature, other.root);
-  }
-};
-Face faceOf(const OpEntry& op) {
-  return {op.kind, op.signature, hasRoot(op.kind) ? op.peer : -1};
-}
 
 class Engine {
  public:
@@ -195,10 +170,12 @@ class Engine {
     for (size_t r = 0; r < ranks_.size(); ++r) {
       const RankEvidence& rank = ranks_[r];
       std::vector<std::pair<size_t, size_t>> places;  // of the rank's groups: (group, member)
+      GroupKeys keys;
       for (const OpGroup& group : rank.groups) {
-        const auto [at, added] = names.emplace(words::groupName(group), groups_.size());
+        const std::string name = words::groupName(group);
+        const auto [at, added] = names.emplace(keys.of(name), groups_.size());
         if (added) {
-          groups_.emplace_back().name = at->first;
+          groups_.emplace_back().name = name;
         }
         Group& mine = groups_[at->second];
         mine.size = std::max<int64_t>(mine.size, group.size);
@@ -262,7 +239,7 @@ class Engine {
       for (const Member& member : group.members) {
         for (const OpEntry* op : member.ops) {
           const auto [at, added] = first.emplace(op->seq, op);
-          const Face theirs = faceOf(*at->second), mine = faceOf(*op);
+          const OpFace theirs = faceOf(*at->second), mine = faceOf(*op);
           if (!added && (theirs < mine || mine < theirs)) {
             odd.insert(op->seq);
           }
@@ -279,7 +256,7 @@ class Engine {
     Disagreement found;
     found.group = group.name;
     found.seq = seq;
-    std::map<Face, std::vector<size_t>> sides;
+    std::map<OpFace, std::vector<size_t>> sides;
     std::map<size_t, const OpEntry*> op_of;
     for (const Member& member : group.members) {
       if (const OpEntry* op = member.find(seq)) {
@@ -319,7 +296,7 @@ class Engine {
       }
       found.text += (found.text.empty() ? "seq " + std::to_string(seq) + " of group " + group.name + ": " : "; ") +
                     words::rankList(numbers(side)) + plural(side.size(), " calls ", " call ") + opKindName(op.kind) +
-                    " (" + words::bytes(op.bytes) + ", dtype " + std::to_string(op.dtype) +
+                    " (" + words::bytes(op.bytes) + ", " + words::dtypeName(op.dtype) +
                     (face.root >= 0 ? ", root " + std::to_string(face.root) : "") + ")";
       if (const auto site = ranks_[side.front()].call_sites.find(op.call_site);
           site != ranks_[side.front()].call_sites.end()) {

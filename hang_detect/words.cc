@@ -1,6 +1,7 @@
 #include "hang_detect/words.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 
@@ -37,6 +38,26 @@ std::string groupName(const OpGroup& group) {
 
 std::string groupName(const RankEvidence& rank, uint32_t group) {
   return group < rank.groups.size() ? groupName(rank.groups[group]) : "#" + std::to_string(group);
+}
+
+std::string dtypeName(uint8_t dtype) {
+  // c10/core/ScalarType.h; numbers are only ever appended there.
+  static constexpr std::array kNames{"uint8",           "int8",
+                                     "int16",           "int32",
+                                     "int64",           "float16",
+                                     "float32",         "float64",
+                                     "complex32",       "complex64",
+                                     "complex128",      "bool",
+                                     "qint8",           "quint8",
+                                     "qint32",          "bfloat16",
+                                     "quint4x2",        "quint2x4",
+                                     "bits1x8",         "bits2x4",
+                                     "bits4x2",         "bits8",
+                                     "bits16",          "float8_e5m2",
+                                     "float8_e4m3fn",   "float8_e5m2fnuz",
+                                     "float8_e4m3fnuz", "uint16",
+                                     "uint32",          "uint64"};
+  return dtype < kNames.size() ? kNames[dtype] : dtype == 255 ? "no dtype" : "dtype " + std::to_string(dtype);
 }
 
 bool isOpen(const OpEntry& op) {

@@ -22,7 +22,8 @@ std::string opName(const OpEntry& op, const RankEvidence& rank);  // "recv seq 7
 std::string rankList(const std::vector<int>& ranks);              // "rank 2", "ranks 0-3 7"
 std::string bytes(uint64_t bytes);                                // "4.0 MiB"
 std::string seconds(double seconds);                              // "31.2 s", "2 min 5 s"
-std::string fileName(std::string_view path);                      // last part
+std::string dtypeName(uint8_t dtype);         // c10::ScalarType as Python names it: "float32"; "no dtype"
+std::string fileName(std::string_view path);  // last part
 // Where a thread stands: "train.py:88 load_batch"; empty if there is no stack. A frame of the interpreter's or torch's own is
 // preceded by the nearest one that is not.
 std::string placeOf(const ThreadStack& thread);

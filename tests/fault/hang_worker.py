@@ -534,17 +534,25 @@ def ops_object(job: Job) -> None:
         time.sleep(LONG)
 
 
-def ops_async(job: Job) -> None:
-    """Ops in flight while the rank that issued them is elsewhere: only who sleeps is at fault."""
-    for _ in range(4):
+def issue_then_wait(job: Job, rounds: int) -> None:
+    """Ops in flight while the rank that issued some of them is elsewhere: only who sleeps is at fault."""
+    for number in range(rounds + 1):
         work = dist.all_reduce(torch.ones(64), async_op=True)
         dist.all_reduce(torch.ones(8))
-        work.wait()
-    if job.chosen:
-        job.injected()
-        time.sleep(LONG)
-    works = [dist.all_reduce(torch.ones(64), async_op=True) for _ in range(3)]
-    works[-1].wait()
+        if number == rounds and job.chosen:
+            job.injected()
+            time.sleep(LONG)
+        works = [work, *(dist.all_reduce(torch.ones(64), async_op=True) for _ in range(3))]
+        works[-1].wait()
+
+
+def ops_async(job: Job) -> None:
+    issue_then_wait(job, rounds=4)
+
+
+def ops_async_first_time(job: Job) -> None:
+    """As an evaluation of one rank looks, while the others wait where nobody has waited before."""
+    issue_then_wait(job, rounds=0)
 
 
 # --- healthy, but it looks like a hang for a while ------------------------------------------------------------------------
@@ -779,6 +787,7 @@ SAY_THEMSELVES = {
     "uneven_then_sleep",
     "object",
     "async",
+    "async_first_time",
 }
 
 

@@ -142,7 +142,9 @@ class Forkrun:
         return code
 
     def kill(self) -> None:
-        """Ends launcher and ranks."""
+        """Ends launcher and ranks, unless they have ended and poll() has said so."""
+        if not self._running:
+            return
         try:
             os.killpg(self.pid, signal.SIGKILL)
         except ProcessLookupError:

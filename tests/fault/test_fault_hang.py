@@ -11,7 +11,7 @@ import pytest
 
 # Not those that depend on how loaded the machine is (jitter, stragglers, waits in new places): docs/hang.md has what they come to.
 pytestmark = pytest.mark.exact
-ROWS = r"^(H0[1-9]|H1|H2[0-24]|H3|H4|N0|N1[03457]|N2[0-2])"
+ROWS = r"^(H0|H1|H2[0-24]|H3|H4|N0|N1[03457]|N2[0-2])"
 
 CAMPAIGN = Path(__file__).resolve().parent / "hang_campaign.py"
 
@@ -28,5 +28,5 @@ def test_hang_campaign(tmp_path: Path) -> None:
     assert done.returncode == 0, said
     metrics = {name: metric["value"] for name, metric in json.loads(result.read_text())["metrics"].items()}
     assert metrics["wrong_single"] == 0 and metrics["false_verdicts"] == 0, said
-    assert metrics["hang_cases"] >= 25 and metrics["healthy_cases"] >= 15
+    assert metrics["hang_cases"] >= 40 and metrics["healthy_cases"] >= 15
     assert metrics["right"] >= 0.95, said

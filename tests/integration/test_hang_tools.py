@@ -286,6 +286,37 @@ def test_ranks_that_end_in_an_op_they_disagree_about(tmp_path: Path) -> None:
     assert "why the ranks ended before:" in text and "culprit: rank 1" in text, text
 
 
+DISAGREEING = """
+import time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("reft")
+rank = dist.get_rank()
+for step in range(int(dist.get_world_size()) * 20):
+    wrong = rank == 2 and step >= 10
+    dist.all_reduce(torch.ones(64, dtype=torch.int32 if wrong else torch.float32))
+    time.sleep(0.05)
+print("ended", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_disagree_and_do_not_hang_are_told_so_once(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(DISAGREEING)
+    job = subprocess.run(
+        torchrun(script, ranks=3), env=job_environment(tmp_path), capture_output=True, text=True, timeout=240
+    )
+    text = job.stdout + job.stderr
+    assert job.returncode == 0 and text.count("ended") == 3, text
+    said = " ".join(text.split())
+    line = next(number for number, text in enumerate(DISAGREEING.splitlines(), 1) if "dist.all_reduce" in text)
+    assert said.count("ranks disagree about an op") == 1, text
+    assert f"rank 2 calls all_reduce (256 B, int32) at {script}:{line} <module>; ranks 0 1 call all_reduce (256 B, float32)" in said
+    assert not (tmp_path / "run" / "job" / "node-0" / "verdicts").exists(), "nothing hung"
+
+
 def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RESUMED)

@@ -104,6 +104,9 @@ def render(statuses: list[dict[str, Any]]) -> Group:
         for note, who in notes.items():
             clean = "".join(c if c.isprintable() else "?" for c in note)
             parts.append(Text(f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {clean}", style="yellow"))
+        for found in status.get("disagreements", []):
+            clean = "".join(c if c.isprintable() else "?" for c in str(found.get("text", "")))
+            parts.append(Text(f"ranks disagree about an op: {clean}", style="red"))
         if status is not statuses[-1]:
             parts.append(Text())
     return Group(*parts)
