@@ -46,6 +46,7 @@ constexpr int64_t kAfterCrashNs = kSecond / 5;
 constexpr int64_t kAfterByeNs = 30'000'000'000;
 // A rank that was told to end and has not by then is stopped, or its threads do not run.
 constexpr int64_t kAbortNs = 5 * kSecond;
+constexpr size_t kMaxChildStacks = 32;    // processes of a rank whose stacks are read
 constexpr size_t kToldDisagreements = 8;  // later ones are counted only
 // Nodes that did not answer are asked so many times more.
 constexpr int kLooksForSilent = 3;
@@ -175,6 +176,9 @@ Agent::End Agent::run() {
         uint64_t expirations;
         [[maybe_unused]] const auto got = ::read(timer_.get(), &expirations, sizeof(expirations));
         tick();
+      } else if (token == kWake) {
+        uint64_t times;
+        [[maybe_unused]] const auto got = ::read(wake_.get(), &times, sizeof(times));
       } else if (token == kHttpListener) {
         acceptHttp();
       } else if (const auto peer = peers_.find(token); peer != peers_.end()) {
@@ -609,6 +613,7 @@ StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>
     throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
   }
   StackCollection collection;
+  collection.outside = OutsideStacks(wake_.get());
   collection.id = next_collection_++;
   collection.requester = requester;
   collection.confirms = why == Why::kConfirm;
@@ -638,7 +643,12 @@ StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>
       peer->send(wire::Type::kStackRequest, request);
     }
     if (rank.alive && (peer == nullptr || processIsStopped(rank.pid))) {
-      collection.outside.read(number, rank.pid);  // it will not answer
+      collection.outside.read({rank.pid});  // it will not answer
+    }
+    if (rank.alive && !collection.early) {
+      auto children = childrenOf(rank.pid);
+      children.resize(std::min(children.size(), kMaxChildStacks));
+      collection.outside.read(children);
     }
   }
   if (requester == 0 && !collection.crash && !collection.early) {
@@ -671,7 +681,7 @@ void Agent::askOutside(StackCollection& collection) {
   for (const auto& [number, reply] : collection.replies) {
     const auto* rank = ranks_.find(number);
     if (!reply && rank != nullptr && rank->alive) {
-      collection.outside.read(number, rank->pid);
+      collection.outside.read({rank->pid});
     }
   }
 }
@@ -681,17 +691,17 @@ void Agent::finishCollections() {
   hang_watch_.look(now);  // answers may come before the first tick after the machine stood still
   for (auto it = collections_.begin(); it != collections_.end();) {
     // Ranks that cannot answer are not waited for.
-    const bool nobody_left = std::all_of(it->replies.begin(), it->replies.end(), [this, it](const auto& reply) {
+    const bool answered = std::all_of(it->replies.begin(), it->replies.end(), [this, it](const auto& reply) {
       const auto* rank = ranks_.find(reply.first);
-      return reply.second || rank == nullptr || it->outside.of(reply.first) ||
-             (rank->connection == 0 && !it->outside.asked(reply.first));
+      return reply.second || rank == nullptr || it->outside.of(rank->pid) ||
+             (rank->connection == 0 && !it->outside.asked(rank->pid));
     });
-    if (!nobody_left && now >= it->deadline_ns && !it->asked_outside && !it->crash && !it->early) {
+    if (!answered && now >= it->deadline_ns && !it->asked_outside && !it->crash && !it->early) {
       askOutside(*it);
     }
     const bool nodes_left = it->nodes.wanted && !it->nodes.over && now < it->nodes.deadline_ns;
     // At a crash, the logs of those who are left are waited for.
-    const bool waits = it->crash ? ranks_.anyLive() : !nobody_left;
+    const bool waits = it->crash ? ranks_.anyLive() : !answered || !it->outside.done();
     if ((waits && now < it->deadline_ns) || nodes_left) {
       ++it;
       continue;

@@ -177,7 +177,13 @@ HangEvidence nodeEvidence(RankTable& ranks, const StackCollection& collection, c
                        : rank->connection == 0 ? "is not connected"
                                                : "did not answer the request for its stacks";
       entry.error += (entry.error.empty() ? "" : "; ") + std::string(why);
-      addOutside(entry, collection.outside.of(number));
+      addOutside(entry, collection.outside.of(rank->pid));
+    }
+    for (ChildProcess& child : entry.children) {
+      if (const auto read = collection.outside.of(child.pid)) {
+        child.stacks_text = read->text;
+        child.error = read->error;
+      }
     }
     evidence.ranks.push_back(std::move(entry));
   }

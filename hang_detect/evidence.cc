@@ -131,6 +131,22 @@ bool processIsStopped(int pid) noexcept {
   }
 }
 
+std::vector<int> childrenOf(int pid) noexcept {
+  std::vector<int> children;
+  try {
+    std::string list = procFile(pid, ("task/" + std::to_string(pid) + "/children").c_str());
+    for (char *at = list.data(), *end = nullptr; children.size() < kMaxChildren; at = end) {
+      const long child = std::strtol(at, &end, 10);
+      if (end == at) {
+        break;
+      }
+      children.push_back(static_cast<int>(child));
+    }
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory left; those that were found are something
+  }
+  return children;
+}
+
 void addProcessState(RankEvidence& rank) noexcept {
   rank.alive = false;
   rank.proc_state.clear();
@@ -146,15 +162,9 @@ void addProcessState(RankEvidence& rank) noexcept {
     }
     rank.tracer_pid = tracerOf(rank.pid);
     rank.wait_channel = procFile(rank.pid, "wchan", 64);
-    const std::string pid = std::to_string(rank.pid);
-    std::string list = procFile(rank.pid, ("task/" + pid + "/children").c_str());
-    for (char *at = list.data(), *end = nullptr; rank.children.size() < kMaxChildren; at = end) {
-      const long child = std::strtol(at, &end, 10);
-      if (end == at) {
-        break;
-      }
-      const Stat stat = statOf(static_cast<int>(child));
-      rank.children.push_back({static_cast<int>(child), stat.state, stat.name});
+    for (const int child : childrenOf(rank.pid)) {
+      const Stat stat = statOf(child);
+      rank.children.push_back({child, stat.state, stat.name});
     }
   } catch (const std::exception& problem) {
     addError(rank, "process state", problem.what());

@@ -105,7 +105,8 @@ RankEvidence rankOf(const json& entry) {
   rank.io_bytes = number<int64_t>(entry, "io_bytes", -1);
   rank.error = text(entry, "error");
   each(entry, "children", [&](const json& child) {
-    rank.children.push_back({number<int>(child, "pid", 0), text(child, "state"), text(child, "name")});
+    rank.children.push_back({number<int>(child, "pid", 0), text(child, "state"), text(child, "name"),
+                             text(child, "stacks_text"), text(child, "error")});
   });
   each(entry, "groups", [&](const json& group) {
     OpGroup read{};
@@ -206,7 +207,11 @@ json evidenceFields(const RankEvidence& rank) {
   }
   json children = json::array();
   for (const ChildProcess& child : rank.children) {
-    children.push_back({{"pid", child.pid}, {"state", child.state}, {"name", child.name}});
+    children.push_back({{"pid", child.pid},
+                        {"state", child.state},
+                        {"name", child.name},
+                        {"stacks_text", child.stacks_text},
+                        {"error", child.error}});
   }
   json call_sites = json::object();
   for (const auto& [id, site] : rank.call_sites) {
@@ -255,6 +260,9 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
   if (text.size() > limit) {
     for (RankEvidence& rank : evidence.ranks) {
       rank.stacks_text = mainThreadOf(rank.stacks_text);
+      for (ChildProcess& child : rank.children) {
+        child.stacks_text.clear();
+      }
     }
   }
   while (text.size() > limit && !evidence.ranks.empty()) {

@@ -20,6 +20,8 @@ constexpr size_t kTextOps = 8;
 constexpr size_t kTextHeld = 8;
 constexpr size_t kTextFrames = 24;
 constexpr size_t kTextThreads = 16;
+constexpr size_t kTextChildren = 4;
+constexpr size_t kTextChildFrames = 8;
 
 // Nanoseconds since `begin`, as seconds; 0 if the log is from the future.
 double age(uint64_t begin_ns, int64_t now_ns) {
@@ -123,6 +125,10 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
   result["tail"] = std::move(tail);
   result["threads"] = std::move(threads);
   result["native_threads"] = std::move(native);
+  for (size_t i = 0; i < rank.children.size(); ++i) {
+    json of_child;
+    result["children"][i]["threads"] = stacksJson(parseStacks(rank.children[i].stacks_text), of_child);
+  }
   result["stacks_truncated"] = stacks.truncated;
   return result;
 }
@@ -191,6 +197,40 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
   }
 }
 
+void writeFrames(Page& page, const ThreadStack& thread, size_t limit) {
+  for (size_t i = 0; i < thread.frames.size() && i < limit; ++i) {
+    const StackFrame& frame = thread.frames[i];
+    const std::string tail =
+        ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " + words::printable(frame.function, 36);
+    page.row("    " + shortened(words::printable(frame.file, 4096), 76 - std::min<size_t>(tail.size(), 60)) + tail);
+  }
+  if (thread.frames.empty()) {
+    page.row("    (no Python frames)");
+  } else if (thread.frames.size() > limit || thread.truncated) {
+    page.row("    ...");
+  }
+}
+
+// Main threads of what the rank started: data workers, checkpoint writers.
+void writeChildren(Page& page, const RankEvidence& rank) {
+  size_t written = 0;
+  for (const ChildProcess& child : rank.children) {
+    const Stacks stacks = parseStacks(child.stacks_text);
+    const auto main = std::find_if(stacks.threads.begin(), stacks.threads.end(),
+                                   [](const ThreadStack& thread) { return thread.main && !thread.frames.empty(); });
+    if (main == stacks.threads.end()) {
+      continue;
+    }
+    if (++written > kTextChildren) {
+      page.line("  more processes that it started are in the JSON form");
+      break;
+    }
+    page.row("  process " + std::to_string(child.pid) + " " + words::printable(child.name, 32) + " (" +
+             words::printable(child.state, 2) + "), that it started, newest call first");
+    writeFrames(page, *main, kTextChildFrames);
+  }
+}
+
 void writeStacks(Page& page, const RankEvidence& rank) {
   const Stacks stacks = parseStacks(rank.stacks_text);
   if (stacks.threads.empty()) {
@@ -215,17 +255,7 @@ void writeStacks(Page& page, const RankEvidence& rank) {
               : !thread->awaits_gil_of.empty() ? ", waits for the GIL"
                                                : "") +
              ", newest call first");
-    for (size_t i = 0; i < thread->frames.size() && i < kTextFrames; ++i) {
-      const StackFrame& frame = thread->frames[i];
-      const std::string tail =
-          ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " + words::printable(frame.function, 36);
-      page.row("    " + shortened(words::printable(frame.file, 4096), 76 - std::min<size_t>(tail.size(), 60)) + tail);
-    }
-    if (thread->frames.empty()) {
-      page.row("    (no Python frames)");
-    } else if (thread->frames.size() > kTextFrames || thread->truncated) {
-      page.row("    ...");
-    }
+    writeFrames(page, *thread, kTextFrames);
   }
 }
 
@@ -255,6 +285,7 @@ void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns, bool many_n
   }
   writeOps(page, rank, now_ns);
   writeStacks(page, rank);
+  writeChildren(page, rank);
 }
 
 }  // namespace

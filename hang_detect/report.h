@@ -23,6 +23,8 @@ struct ChildProcess {
   int pid = 0;
   std::string state;  // as RankEvidence::proc_state
   std::string name;
+  std::string stacks_text{};  // as RankEvidence::stacks_text; "": not read, or it runs no Python
+  std::string error{};        // why there are none
 };
 
 // What is known about one rank. Every field may be left at its default: unknown is said as such.
@@ -79,6 +81,9 @@ struct ProcessCounters {
   int64_t io_bytes = -1;
 };
 ProcessCounters processCounters(int pid) noexcept;
+
+// Processes that the main thread of `pid` has started and that have not been reaped.
+std::vector<int> childrenOf(int pid) noexcept;
 
 // Process that traces `pid`; 0 = none, or that is unknown.
 int tracerOf(int pid) noexcept;

@@ -101,6 +101,27 @@ struct Group {
   uint32_t disagree_from = 0;  // first op that the members disagree about; 0 = none
 };
 
+// ", whose worker pid 4711 stands at data.py:12 __getitem__": the first of the rank's data workers that is not idle.
+std::string workerAtWork(const RankEvidence& rank) {
+  for (const ChildProcess& child : rank.children) {
+    const Stacks stacks = parseStacks(child.stacks_text);
+    for (const ThreadStack& thread : stacks.threads) {
+      // A forked worker has the frames of the rank below its own loop.
+      const auto loop = std::find_if(thread.frames.begin(), thread.frames.end(), [](const StackFrame& frame) {
+        return frame.function == "_worker_loop" && frame.file.ends_with("data/_utils/worker.py");
+      });
+      ThreadStack own = thread;
+      own.frames.assign(thread.frames.begin(), loop);
+      const bool idle = std::all_of(own.frames.begin(), own.frames.end(),
+                                    [](const StackFrame& frame) { return words::isOfLibrary(frame.file); });
+      if (thread.main && loop != thread.frames.end() && !idle) {
+        return ", whose worker pid " + std::to_string(child.pid) + " stands at " + words::placeOf(own);
+      }
+    }
+  }
+  return "";
+}
+
 class Engine {
  public:
   explicit Engine(const HangEvidence& evidence) : evidence_(evidence), ranks_(evidence.ranks) {
@@ -1107,7 +1128,7 @@ class Engine {
       say("data_loading",
           "waits for its data loader" +
               (dead_child != rank.children.end() ? ", whose worker pid " + std::to_string(dead_child->pid) + " is dead"
-                                                 : std::string()) +
+                                                 : workerAtWork(rank)) +
               at);
     } else if (contains(names,
                         {"torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py:compile_fx",

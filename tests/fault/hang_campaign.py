@@ -111,10 +111,10 @@ def matrix() -> list[Case]:
                 cases.append(case)
 
     # A: the host side of one rank.
-    add("H01", "fault_data_sleep", "data_loading", "plain2 ddp4", [-1])
-    add("H01", "fault_data_loop", "data_loading", "pipe4", [0])
+    add("H01", "fault_data_sleep", "data_loading", "plain2 ddp4", [-1], says="whose worker pid")
+    add("H01", "fault_data_loop", "data_loading", "pipe4", [0], says="whose worker pid")
     add("H01", "fault_data_inline", "data_loading user_code", "ddp2", [0])
-    add("H03", "fault_data_lock", "data_loading", "ddp2 plain4", [0])
+    add("H03", "fault_data_lock", "data_loading", "ddp2 plain4", [0], says="__getitem__")
     add("H04", "fault_fifo", "blocking_io", "plain2 tpdp4", [-1])
     add("H04", "fault_socket", "blocking_io", "pipe4", [1])
     add("H05", "fault_uninterruptible", "uninterruptible", "plain2 ddp4", [-1])

@@ -97,13 +97,20 @@ def stack_tree(ranks: Sequence[dict[str, Any]], main: bool = True) -> _Node:
 
     Args:
         ranks: `ranks[]` of a report.
-        main: of main threads; else of all others, each below its name.
+        main: of main threads; else of all others, and of the main threads of processes that ranks started, each below its name.
     """
     root = _Node("all stacks", "")
     for entry in ranks:
         rank = entry["rank"]
         root.ranks.add(rank)
         threads = [thread for thread in entry.get("threads", []) if bool(thread.get("main")) == main]
+        if not main:
+            threads += [
+                thread | {"name": f"process {child.get('name') or child.get('pid')}"}
+                for child in entry.get("children", [])
+                for thread in child.get("threads", [])
+                if thread.get("main") and thread.get("frames")
+            ]
         if not threads and main:
             why = "process is gone" if not entry.get("alive") else "no stack"
             root.children.setdefault((why,), _Node(why, str(entry.get("error", "")))).ranks.add(rank)
@@ -359,7 +366,7 @@ def page(report: dict[str, Any]) -> str:
     ]
     if others.children:
         parts.append(
-            f'<details><summary><h2 style="display:inline-block">Other threads</h2></summary><div class="scroll">{_tree_html(others, bad)}'
+            f'<details><summary><h2 style="display:inline-block">Other threads and processes</h2></summary><div class="scroll">{_tree_html(others, bad)}'
             "</div></details>"
         )
     parts += [

@@ -55,6 +55,23 @@ TEST(Verdict, NamesTheRankThatHasNotBegunTheOpWithItsLine) {
   EXPECT_NEAR(verdict.waited_sec, kStillSec, 0.1);
 }
 
+TEST(Verdict, TellsWhereTheDataWorkerStandsThatIsNotIdle) {
+  HangEvidence evidence = missing();
+  RankEvidence& rank = evidence.ranks[2];
+  rank.stacks_text = stackOf("  File \"/x/site-packages/torch/utils/data/dataloader.py\", line 1 in _try_get_data\n");
+  const std::string below =
+      "  File \"/x/site-packages/torch/utils/data/_utils/worker.py\", line 9 in _worker_loop\n"
+      "  File \"/home/u/train.py\", line 3 in main\n";
+  rank.children = {
+      {70, "S", "idle", stackOf("  File \"/x/lib/python3.11/multiprocessing/queues.py\", line 1 in get\n" + below)},
+      {71, "S", "none"},
+      {72, "S", "busy", stackOf("  File \"/home/u/data.py\", line 12 in __getitem__\n" + below)}};
+  EXPECT_THAT(decide(evidence).culprits.at(0).text,
+              HasSubstr("waits for its data loader, whose worker pid 72 stands at data.py:12 __getitem__"));
+  rank.children.pop_back();
+  EXPECT_THAT(decide(evidence).culprits.at(0).text, Not(HasSubstr("worker")));
+}
+
 TEST(Verdict, TellsWhatTheMissingRankDoes) {
   const std::pair<const char*, const char*> kCases[] = {
       {"data_loading", "  File \"/x/site-packages/torch/utils/data/dataloader.py\", line 1 in _try_get_data\n"},
