@@ -1,7 +1,7 @@
 """Hangs jobs in every way that needs no GPU, lets others look as if they hung, and checks who is named.
 
     hang_campaign.py [--cases N] [--seed S] [--only REGEX] [--suspect SEC] [--jobs J] [--json FILE]
-                     [--resume FILE] [--beside] [--tools DIR] [--keep] [--list]
+                     [--resume FILE] [--table FILE] [--beside] [--tools DIR] [--keep] [--list]
 
 Each case is a job of real ranks over reft's backend (gloo inside) that trains a few steps before `hang_worker.py` does what
 the case says. Ground truth is in the table below, and comes from the injection alone: who must be named, or between whom it
@@ -27,6 +27,7 @@ import random
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -674,6 +675,7 @@ def main() -> int:
         "ground truth, and print a table; a tool that is not in --tools is left out",
     )
     parser.add_argument("--tools", metavar="DIR", default="tools-venv", help="virtual environment of the tools")
+    parser.add_argument("--table", metavar="FILE", help="write the table of docs/hang.md there")
     parser.add_argument("--keep", action="store_true", help="keep the files of all cases, not only of odd ones")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
@@ -708,6 +710,8 @@ def main() -> int:
             shutil.rmtree(outcome.out, ignore_errors=True)
         if args.json:
             conclude(outcomes, args, time.monotonic() - began, quiet=True)
+    if args.table:
+        Path(args.table).write_text("\n".join(results_table(outcomes)) + "\n")
     return conclude(outcomes, args, time.monotonic() - began)
 
 
@@ -733,6 +737,30 @@ def rows_beside(outcomes: list[Outcome]) -> dict[str, list[hang_peers.Said]]:
             for said in [ours, *outcome.beside]:
                 rows.setdefault(said.tool, []).append(said)
     return rows
+
+
+def results_table(outcomes: list[Outcome]) -> list[str]:
+    """The results of all cases as a table for docs/hang.md: a line for a fault, with the layouts, ranks and erring ranks it was done to."""
+    faults: dict[tuple[str, str], list[Outcome]] = {}
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.case.name):
+        case = outcome.case
+        extra = [case.outside] * (case.outside != "") + ["in the middle of a step"] * (case.where == "middle")
+        name = case.fault.partition("_")[2] if case.fault != "fault_none" else ""
+        faults.setdefault((case.row, ", ".join([name] * (name != "") + extra)), []).append(outcome)
+    lines = ["| row and fault | layout, ranks, erring rank | result | class | time |", "|---|---|---|---|---|"]
+    for (row, fault), found in faults.items():
+        done: dict[str, list[str]] = {}
+        for outcome in found:
+            done.setdefault(f"{outcome.case.layout}{outcome.case.world}", []).append(f"r{outcome.case.rank}")
+        where = ", ".join(f"{layout} {' '.join(ranks)}" for layout, ranks in done.items())
+        results = ", ".join(f"{name} {count}" for name, count in Counter(outcome.result for outcome in found).items())
+        healthy = found[0].case.healthy
+        classes = sorted({outcome.found for outcome in found if outcome.found and not healthy})
+        shown = ", ".join(f"`{name}`" for name in classes) + " (nobody singled out)" * any(o.candidates for o in found)
+        times = [outcome.after_sec for outcome in found if outcome.after_sec is not None]
+        took = f"{statistics.median(times):.1f} s" if times else "–"
+        lines.append(f"| {row} {fault} | {where} | {results} | {shown or '–'} | {took} |")
+    return lines
 
 
 def conclude(outcomes: list[Outcome], args: argparse.Namespace, duration: float, quiet: bool = False) -> int:

@@ -163,6 +163,17 @@ class Wait:
     unseen: int  # members whose ranks are not in the report
 
 
+def held_ops(entry: dict[str, Any], victims: Sequence[int]) -> list[dict[str, Any]]:
+    """The ops that a rank is in the call or the wait of.
+
+    Where there is none although the verdict says that it waits, the oldest open one: DDP waits for the futures of its ops at the end
+    of backward, and does not call `wait()`.
+    """
+    pending = [op for op in entry.get("pending", []) if op["op"] != "step"]
+    held = [op for op in pending if op["phase"] in ("waiting", "in the call")]
+    return held or (pending[:1] if entry["rank"] in victims else [])
+
+
 def waits(report: dict[str, Any]) -> list[Wait]:
     """What `ranks[]` of a report says about who waits for whom; ops for which nobody is missing come with none."""
     members: dict[str, dict[int, int]] = defaultdict(dict)  # group → rank in it → rank
@@ -183,9 +194,7 @@ def waits(report: dict[str, Any]) -> list[Wait]:
     for entry in report["ranks"]:
         if not entry.get("alive"):
             continue
-        for op in entry.get("pending", []):
-            if op["op"] == "step" or op["phase"] not in ("waiting", "in the call"):
-                continue
+        for op in held_ops(entry, report.get("victims", [])):
             group = op["group"]
             if op["op"] in ("send", "recv"):
                 key = (op["op"], group, op["tag"], op["peer"], entry["rank"])
@@ -332,7 +341,7 @@ def _head(report: dict[str, Any]) -> str:
 def _ranks_html(report: dict[str, Any], bad: set[int]) -> str:
     rows = []
     for entry in report["ranks"]:
-        held = [op for op in entry.get("pending", []) if op["phase"] in ("waiting", "in the call") and op["op"] != "step"]
+        held = held_ops(entry, report.get("victims", []))
         place = "; ".join(
             f"{op['op']} seq {op['seq']} of {op['group']}, {op['age_sec']:.1f} s"
             + (f", {op['call_site']}" if op.get("call_site") else "")

@@ -136,6 +136,28 @@ def test_the_graph_leads_from_those_who_wait_to_the_one_who_does_not() -> None:
     assert len(boxes) == 3 + 4 and left[6] == max(left) and left[3] == min(left) and left[3] < left[4] < left[6]
 
 
+def test_who_waits_for_futures_is_in_the_graph_and_whoever_only_has_ops_under_way_is_not() -> None:
+    report = pipeline()
+    for entry in report["ranks"]:
+        for under_way in entry["pending"]:
+            under_way["phase"] = "enqueued"
+    report["ranks"][0]["pending"].append(op("all_reduce", "tp0", 8, "enqueued"))
+    assert [wait.held for wait in verdict_page.waits(report)] == [(0, 1, 3), (4, 5, 7), (2,)]
+    report["victims"] = []
+    assert verdict_page.waits(report) == []
+
+
+def test_processes_that_a_rank_started_are_with_the_other_threads() -> None:
+    report = pipeline()
+    worker = {"main": True, "name": "", "frames": [frame("/home/u/data.py", 12, "__getitem__")]}
+    report["ranks"][6]["children"] = [{"pid": 5120, "name": "pt_data_worker", "threads": [worker]}, {"pid": 5121, "threads": []}]
+    root = verdict_page.stack_tree(report["ranks"], main=False)
+    assert {node.label: node.ranks for node in root.children.values()} == {
+        "pin_memory": set(range(8)),
+        "process pt_data_worker": {6},
+    }
+
+
 def test_members_on_other_nodes_are_counted_and_circles_end() -> None:
     report = pipeline()
     report["ranks"] = report["ranks"][:2]
