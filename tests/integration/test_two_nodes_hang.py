@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 pytest.importorskip("reft._C", reason="needs the native module")
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -154,6 +154,63 @@ def test_the_first_node_looks_when_its_own_rank_is_waited_for(tmp_path: Path, jo
     assert [(c["rank"], c["pid"]) for c in verdict["culprits"]] == [(0, job.pid(0))], job.said
     assert verdict["culprits"][0]["frame"]["line"] == CULPRIT_LINE
     assert not job.verdicts(1), job.said
+
+
+ABORTED = """
+import sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+hung = Path(sys.argv[1])
+dist.init_process_group("reft")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(16):
+    if rank == 1 and step == 10 and not hung.exists():
+        hung.touch()
+        time.sleep(600)
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print(f"ended {sum(p.double().sum().item() for p in model.parameters())!r}", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_ranks_of_both_nodes_are_started_again_from_memory_when_one_hangs(tmp_path: Path) -> None:
+    """REFT_HANG_ACTION=abort ends the ranks of the node that reports; the launchers then restart those of both."""
+    script, job = tmp_path / "train.py", f"hang-{free_port()}"
+    script.write_text(ABORTED)
+    outputs = [tmp_path / f"node{node}.txt" for node in (0, 1)]
+    environment = job_environment(
+        tmp_path, REFT_JOB_ID=job, REFT_HANG_SUSPECT_SEC=str(SUSPECT_SEC), REFT_HANG_ACTION="abort",
+        REFT_AGENT_LINGER_SEC="60", OMP_NUM_THREADS="1",
+    )  # fmt: skip
+    launchers = two_launchers(
+        script, str(tmp_path / "hung"), ranks=1, job=job, env=environment, outputs=outputs, max_restarts=1
+    )
+    try:
+        codes = [launcher.wait(180) for launcher in launchers]
+    finally:
+        kill_all([launcher.pid for launcher in launchers])
+        kill_all(rank_pids(job) + agent_pids(tmp_path / "run"))
+    texts = [output.read_text(errors="replace") for output in outputs]
+    assert codes == [0, 0], "\n".join(texts)
+    assert "culprit: rank 1 is outside any op, at train.py:" in texts[0] and "the ranks end now" in texts[0], texts[0]
+    assert "exitcode: 75" in texts[0] and "resumed at step" in texts[0], texts[0]
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(16):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    # The gradients of both ranks are equal, and so is their mean.
+    ended = f"ended {sum(p.double().sum().item() for p in model.parameters())!r}"
+    assert all(ended in text for text in texts), (ended, texts)
 
 
 def test_a_healthy_job_ends_without_a_verdict(tmp_path: Path, jobs: list[Job]) -> None:
