@@ -28,6 +28,8 @@ void AgreementWatch::learnGroups(size_t place, const OpLogReader& log) {
     Group* group = found == groups_.end() ? nullptr : found->second.get();
     if (group != nullptr) {
       group->members |= uint64_t{1} << place;
+      group->doubtful =
+          group->doubtful || known[i].size != group->known.size || !group->group_ranks.insert(known[i].rank).second;
     }
     rank.groups.push_back(group);
     rank.group_ranks.push_back(known[i].rank);
@@ -62,7 +64,7 @@ void AgreementWatch::read(int number, const OpLogReader& log, int64_t now_ns) {
 
 void AgreementWatch::compare(size_t place, const OpEntry& op, int64_t now_ns) {
   Group* group = op.group < ranks_[place].groups.size() ? ranks_[place].groups[op.group] : nullptr;
-  if (group == nullptr || !isCollective(op.kind) || op.seq == 0) {
+  if (group == nullptr || group->doubtful || !isCollective(op.kind) || op.seq == 0) {
     return;
   }
   if (group->window.empty()) {

@@ -12,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -55,6 +56,8 @@ class AgreementWatch {
     OpGroup known{};
     std::vector<Seen> window;  // by seq, modulo kWindow
     uint64_t members = 0;      // by place in ranks_
+    std::set<int32_t> group_ranks;
+    bool doubtful = false;  // two groups, of different ranks, that were called the same
     bool told = false;
   };
   struct Rank {

@@ -180,6 +180,20 @@ TEST(AgreementWatch, AGroupThatWasMadeAgainIsAnother) {
   EXPECT_EQ(watch.count(), 0u);
 }
 
+// After the default group was made again, torch counts from the beginning: ranks 2 and 3 may have a group that is called as an
+// earlier one of ranks 0 and 1.
+TEST(AgreementWatch, GroupsOfDifferentRanksThatAreCalledTheSameAreNotCompared) {
+  AgreementWatch watch;
+  for (int rank = 0; rank < 4; ++rank) {
+    OpLog log(nullptr, 256);
+    log.addGroup("1", rank % 2, 2);
+    log.begin({.kind = OpKind::kAllreduce, .seq = 1, .signature = static_cast<uint64_t>(rank / 2)});
+    watch.read(rank, OpLogReader(log.area(), log.areaBytes()), 0);
+  }
+  EXPECT_EQ(watch.count(), 0u);
+  EXPECT_FALSE(watch.next(kLater));
+}
+
 TEST(AgreementWatch, MessagesAndStepsAreNotCompared) {
   Node node(2);
   OpLog log(nullptr, 256), other(nullptr, 256);
