@@ -384,7 +384,7 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
         }
         act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut, ballot->wish));
         // With its first snapshot a rank has begun to print what it is told.
-        if (rank.hello.local_rank == 0 && rank.hello.incarnation != crash_incarnation_ && !untold_.empty()) {
+        if (rank.hello.local_rank == 0 && rank.hello.incarnation != untold_incarnation_ && !untold_.empty()) {
           peer.send(wire::Type::kVerdict, verdictNoticeJson("reft: why the ranks ended before:\n" + untold_));
           untold_.clear();
         }
@@ -494,7 +494,18 @@ void Agent::lost(RankState& rank) {
       // At once: those that are started in their place begin new op logs.
       collectStacks(0, {}, Why::kCrash);
     }
-    logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end; its vault is kept");
+    std::string oom;
+    if (rank.oomKillsSince() > 0) {
+      oom = "; the kernel's OOM killer has ended a process of its cgroup since it began";
+      untold_ =
+          words::wrap("reft: rank " + std::to_string(rank.hello.rank) + " pid " + std::to_string(rank.pid) +
+                          " is gone" + oom + ": give the ranks of this node more host memory, or let them need less",
+                      2) +
+          "\n";
+      untold_incarnation_ = rank.hello.incarnation;
+    }
+    logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end", oom,
+            "; its vault is kept");
   }
   if (rank.pidfd) {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, rank.pidfd.get(), nullptr);
@@ -802,6 +813,7 @@ void Agent::reportHang(const Report& report, const StackCollection& collection) 
   }
   if (collection.crash) {
     untold_ = notice;  // whoever is left may be gone before it prints
+    untold_incarnation_ = collection.incarnation;
   }
 }
 

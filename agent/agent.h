@@ -114,7 +114,8 @@ class Agent {
   uint64_t speaker_ = 0;                         // connection that the last report went to
   int64_t death_due_ns_ = 0;                     // a death is to be reported then; 0: none
   uint64_t crash_incarnation_ = 0;               // whose death has been looked at, and found to be of a disagreement
-  std::string untold_;                           // that verdict, for the terminal of those who are started instead
+  std::string untold_;                           // why ranks ended, for the terminal of those who are started instead
+  uint64_t untold_incarnation_ = 0;              // of the ranks that ended
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
   NativeReaders native_readers_;

@@ -158,6 +158,7 @@ HangEvidence nodeEvidence(RankTable& ranks, const StackCollection& collection, c
       entry.alive = false;  // the number may be another process's by now
       const auto gone = gone_ns.find(number);
       entry.gone_ns = gone == gone_ns.end() ? 0 : gone->second;
+      entry.oom_kills = rank->oomKillsSince();
     }
     const auto before = noted.find(number);
     const auto asked = collection.used.find(number);

@@ -13,6 +13,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "hang_detect/oom_kills.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -45,6 +46,11 @@ bool processEnded(const UniqueFd& pidfd) {
 }
 
 }  // namespace
+
+int64_t RankState::oomKillsSince() const {
+  const int64_t now = oomKills(oom_counter);
+  return now >= 0 && oom_kills_before >= 0 ? now - oom_kills_before : -1;
+}
 
 const VaultReader* RankState::readable() {
   if (!vault) {
@@ -141,6 +147,8 @@ RankState& RankTable::join(const Hello& hello, int pid, uint64_t connection) {
     state.pid = pid;
     state.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     const int parent = parentOf(pid);
+    state.oom_counter = oomCounterOf(pid);
+    state.oom_kills_before = oomKills(state.oom_counter);
     state.launcher.reset(parent > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, parent, 0)) : -1);
   }
   state.alive = !ended(state);

@@ -20,10 +20,12 @@ struct RankState {
   Hello hello;
   int pid = 0;  // 0: never seen by this agent (only its vault was found)
   UniqueFd pidfd;
-  bool pid_is_own = false;  // the kernel says so; else the number may be of another pid namespace
-  UniqueFd launcher;        // pidfd of the parent process
-  uint64_t connection = 0;  // 0: none
-  bool alive = false;       // the process exists
+  bool pid_is_own = false;        // the kernel says so; else the number may be of another pid namespace
+  UniqueFd launcher;              // pidfd of the parent process
+  std::string oom_counter;        // of its cgroup, oom_kills.h
+  int64_t oom_kills_before = -1;  // when it came
+  uint64_t connection = 0;        // 0: none
+  bool alive = false;             // the process exists
   bool said_bye = false;
 
   std::vector<Note> notes;  // of the process that is connected now
@@ -33,6 +35,8 @@ struct RankState {
   std::string vault_path;  // "": a memfd
 
   bool live() const { return alive && !said_bye; }
+  // Processes of its cgroup that the kernel's OOM killer has ended since it came; < 0: unknown.
+  int64_t oomKillsSince() const;
   // The vault, mapped as long as it is now; nullptr if there is none or it was cut off.
   const VaultReader* readable();
 };

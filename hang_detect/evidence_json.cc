@@ -99,6 +99,7 @@ RankEvidence rankOf(const json& entry) {
   rank.committed_step = number<int64_t>(entry, "committed_step", -1);
   rank.said_bye = flag(entry, "said_bye");
   rank.gone_ns = number<int64_t>(entry, "gone_ns", 0);
+  rank.oom_kills = number<int64_t>(entry, "oom_kills", -1);
   rank.tracer_pid = number<int>(entry, "tracer_pid", 0);
   rank.wait_channel = text(entry, "wait_channel");
   rank.cpu_share = number<double>(entry, "cpu_share", -1);
@@ -229,6 +230,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"heartbeat_age_ns", rank.heartbeat_age_ns},
           {"said_bye", rank.said_bye},
           {"gone_ns", rank.gone_ns},
+          {"oom_kills", rank.oom_kills},
           {"tracer_pid", rank.tracer_pid},
           {"wait_channel", rank.wait_channel},
           {"cpu_share", rank.cpu_share},

@@ -43,8 +43,10 @@ struct RankEvidence {
   std::map<uint32_t, std::string> call_sites;  // OpEntry::call_site → "train.py:88 load_batch"
   std::string stacks_text;                     // as faulthandler prints it, plus the lines that dumpStacks() adds
   int64_t committed_step = -1;
-  bool said_bye = false;     // it ended cleanly
-  int64_t gone_ns = 0;       // when its end was noticed; 0 = it lives, or that is unknown
+  bool said_bye = false;  // it ended cleanly
+  int64_t gone_ns = 0;    // when its end was noticed; 0 = it lives, or that is unknown
+  int64_t oom_kills =
+      -1;  // processes of its cgroup that the OOM killer ended since it came, once it is dead; < 0 = unknown
   int tracer_pid = 0;        // a debugger is attached to it
   std::string wait_channel;  // kernel function that its main thread sleeps in
   double cpu_share = -1;     // processors that it kept busy in the last seconds; < 0 = unknown

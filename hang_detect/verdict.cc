@@ -1106,7 +1106,9 @@ class Engine {
     if (!rank.alive && rank.said_bye) {
       say("ended_early", "has left the job although others still wait for it");
     } else if (!rank.alive) {
-      say("dead", "is dead (pid " + std::to_string(rank.pid) + "); the launcher's log has its exit status");
+      say("dead", "is dead (pid " + std::to_string(rank.pid) + "); " +
+                      (rank.oom_kills > 0 ? "the kernel's OOM killer has ended a process of its cgroup since it began"
+                                          : "the launcher's log has its exit status"));
     } else if (rank.proc_state == "T") {
       say("stopped", "is stopped (SIGSTOP or a frozen shell job)" + at);
     } else if (rank.proc_state == "t" || rank.tracer_pid > 0) {
@@ -1187,6 +1189,9 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
            : verdict.candidates.empty() ? "look at the reports of the other nodes, and at the stacks: reft stack"
                                         : "compare the code at the places named above: reft stack --rank N";
   }
+  if (what == "dead" && std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
+                                    [](const RankEvidence& rank) { return rank.oom_kills > 0; }))
+    return "give the ranks of that node more host memory, or let them need less: dmesg says who was ended";
   if (what == "dead")
     return "read that rank's last lines in the launcher's log; dmesg tells of the OOM killer";
   if (what == "stopped")

@@ -204,6 +204,20 @@ TEST(Verdict, NamesADeadDataWorker) {
   EXPECT_THAT(decide(evidence).culprits.at(0).text, HasSubstr("worker pid 4711 is dead"));
 }
 
+TEST(Verdict, SaysSoWhenTheOomKillerWasThere) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].alive = false;
+  evidence.ranks[2].gone_ns = kNow - kSec;
+  EXPECT_THAT(decide(evidence).culprits.at(0).text, HasSubstr("the launcher's log has its exit status"));
+  evidence.ranks[2].oom_kills = 1;
+  const Verdict verdict = decide(evidence);
+  EXPECT_THAT(verdict.culprits.at(0).text, HasSubstr("the kernel's OOM killer has ended a process of its cgroup"));
+  EXPECT_THAT(verdict.advice, HasSubstr("more host memory"));
+  const auto again = evidenceFromJson(hangReportJson(evidence, verdict));
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->ranks.at(2).oom_kills, 1);
+}
+
 TEST(Verdict, FollowsTheEdgesToTheEnd) {
   // 0 waits for 1 in a collective, 1 in a receive from 2, 2 computes: most are victims.
   const RankEvidence zero = rankOf(0, 3, after(4, {op(kReduce, 5, false)}));
