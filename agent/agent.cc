@@ -573,6 +573,7 @@ void Agent::compareOps(int64_t now) {
   if (compared_incarnation_ != ranks_.incarnation()) {
     compared_incarnation_ = ranks_.incarnation();
     agreement_watch_.reset();
+    counters_.disagreements.clear();
   }
   for (auto& [number, rank] : ranks_.all()) {
     const auto* vault = rank.live() && rank.hello.incarnation == compared_incarnation_ ? rank.readable() : nullptr;
@@ -590,7 +591,8 @@ void Agent::compareOps(int64_t now) {
   counters_.op_disagreements = agreement_watch_.count();
   while (const auto found = agreement_watch_.next(now)) {
     // A report of ranks that died of it says more.
-    if (counters_.disagreements.size() < kToldDisagreements && crash_incarnation_ != compared_incarnation_) {
+    if (!found->text.empty() && counters_.disagreements.size() < kToldDisagreements &&
+        crash_incarnation_ != compared_incarnation_) {
       const auto text = "ranks disagree about an op: " + found->text;
       logWarn("agent", text);
       counters_.disagreements.push_back(*found);

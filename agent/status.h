@@ -34,7 +34,7 @@ constexpr const char* kAgentVersion = "0.1.0";
 struct AgentCounters {
   uint64_t hang_reports = 0;
   uint64_t op_disagreements = 0;
-  std::vector<Disagreement> disagreements;  // the first ones
+  std::vector<Disagreement> disagreements;  // the first ones of this attempt
   uint64_t refused_peers = 0;
   uint64_t connections = 0;
   int64_t started_ns = 0;

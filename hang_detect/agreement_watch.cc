@@ -43,6 +43,7 @@ void AgreementWatch::read(int number, const OpLogReader& log, int64_t now_ns) {
   }
   Rank& rank = ranks_[place];
   const uint64_t begun = log.opsBegun();
+  locate(place, log);
   if (begun > rank.next || rank.groups.empty()) {
     learnGroups(place, log);
   }
@@ -57,14 +58,22 @@ void AgreementWatch::read(int number, const OpLogReader& log, int64_t now_ns) {
   }
   // Whatever is being written just now is left out rather than waited for.
   rank.next = std::max(rank.next, begun);
-  if (std::any_of(open_.begin(), open_.end(), [place](const Open& open) { return open.ops.contains(place); })) {
-    rank.call_sites = log.callSites();
+}
+
+// Reads where the ranks of a disagreement called their ops, of each once.
+void AgreementWatch::locate(size_t place, const OpLogReader& log) {
+  for (Open& open : open_) {
+    const uint64_t self = uint64_t{1} << place;
+    if (open.ops.contains(place) && (open.located & self) == 0) {
+      open.located |= self;
+      ranks_[place].call_sites = log.callSites();
+    }
   }
 }
 
 void AgreementWatch::compare(size_t place, const OpEntry& op, int64_t now_ns) {
   Group* group = op.group < ranks_[place].groups.size() ? ranks_[place].groups[op.group] : nullptr;
-  if (group == nullptr || group->doubtful || !isCollective(op.kind) || op.seq == 0) {
+  if (group == nullptr || group->doubtful || isOfAnUnknownGroup(op) || !isCollective(op.kind) || op.seq == 0) {
     return;
   }
   if (group->window.empty()) {
@@ -86,7 +95,7 @@ void AgreementWatch::compare(size_t place, const OpEntry& op, int64_t now_ns) {
     ++count_;
     if (!group->told) {
       group->told = true;
-      Open& open = open_.emplace_back(Open{group, now_ns + kWaitNs, seen.alike, {}});
+      Open& open = open_.emplace_back(Open{group, now_ns + kWaitNs, seen.alike, 0, {}});
       for (size_t i = 0; i < ranks_.size(); ++i) {
         if ((seen.alike >> i & 1) != 0) {
           open.ops[i] = seen.op;
@@ -104,7 +113,7 @@ void AgreementWatch::compare(size_t place, const OpEntry& op, int64_t now_ns) {
 
 std::optional<Disagreement> AgreementWatch::next(int64_t now_ns) {
   const auto due = std::find_if(open_.begin(), open_.end(), [now_ns](const Open& open) {
-    return now_ns >= open.due_ns || open.come == open.group->members;
+    return now_ns >= open.due_ns || (open.come == open.group->members && open.located == open.come);
   });
   if (due == open_.end()) {
     return std::nullopt;

@@ -26,7 +26,7 @@ namespace reft {
 
 class AgreementWatch {
  public:
-  static constexpr size_t kWindow = 1024;     // ops of a group; 64 KiB
+  static constexpr size_t kWindow = 1024;     // ops of a group; about 112 KiB
   static constexpr size_t kMaxRead = 8192;    // ops of a rank at a time: of more, the newest
   static constexpr size_t kMaxGroups = 1024;  // further ones are not looked at
   static constexpr size_t kMaxRanks = 64;     // of a node, likewise
@@ -72,11 +72,13 @@ class AgreementWatch {
     Group* group = nullptr;
     int64_t due_ns = 0;
     uint64_t come = 0;              // by place in ranks_
+    uint64_t located = 0;           // of them, whose call sites are known
     std::map<size_t, OpEntry> ops;  // by place in ranks_
   };
 
   size_t placeOf(int rank);
   void learnGroups(size_t place, const OpLogReader& log);
+  void locate(size_t place, const OpLogReader& log);
   void compare(size_t place, const OpEntry& op, int64_t now_ns);
   Disagreement describe(const Open& open) const;
 

@@ -40,14 +40,31 @@ inline OpFace faceOf(const OpEntry& op) {
   return {op.kind, op.signature, hasRoot(op.kind) ? op.peer : -1};
 }
 
-// Names one group among all that a rank has made: destroyed ones stay in its table, and the next may be called the same. Ranks
-// of a correct program make groups of a name in the same order.
+// Names one group among all that a rank has made: destroyed ones stay in its table, and the next may be called the same. torch
+// counts groups anew when the default one is made again, which is the first of each table, and which all ranks make together; in
+// between, ranks of a correct program make groups of one name in the same order.
 class GroupKeys {
  public:
-  std::string of(const std::string& name) { return name + '\n' + std::to_string(made_[name]++); }
+  std::string of(const std::string& name) {
+    if (lives_ == 0) {
+      first_ = name;
+    }
+    if (name == first_) {
+      ++lives_;
+      made_.clear();
+    }
+    return name + '\n' + std::to_string(lives_) + '\n' + std::to_string(made_[name]++);
+  }
 
  private:
+  std::string first_;
+  size_t lives_ = 0;
   std::unordered_map<std::string, size_t> made_;
 };
+
+// Whether the table of groups was too short for the group of an op: more than one share its last place.
+inline bool isOfAnUnknownGroup(const OpEntry& op) {
+  return op.group + 1 >= OpLogHeader::kMaxGroups;
+}
 
 }  // namespace reft

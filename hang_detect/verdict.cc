@@ -209,7 +209,7 @@ class Engine {
         places.emplace_back(at->second, mine.members.size() - 1);
       }
       for (const OpEntry& op : rank.tail) {
-        if (op.group < places.size()) {
+        if (op.group < places.size() && !isOfAnUnknownGroup(op)) {
           Member& member = groups_[places[op.group].first].members[places[op.group].second];
           if (isCollective(op.kind)) {
             member.newest = std::max(member.newest, op.seq);
@@ -296,6 +296,11 @@ class Engine {
                                        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
     const bool majority = static_cast<int64_t>(most->second.size()) * 2 > group.size;
     const OpEntry& usual = *op_of[most->second.front()];
+    std::set<uint8_t> reduce_ops;
+    for (const auto& [rank, op] : op_of) {
+      reduce_ops.insert(op->reduce_op);
+    }
+    const size_t reductions = reduce_ops.size();
     for (const auto& [face, side] : sides) {
       const OpEntry& op = *op_of[side.front()];
       if (face < most->first || most->first < face) {
@@ -306,10 +311,10 @@ class Engine {
           }
         }
         if (found.what.empty()) {
-          found.what = op.kind != usual.kind           ? "op_mismatch"
-                       : op.dtype != usual.dtype       ? "dtype_mismatch"
-                       : face.root != most->first.root ? "root_mismatch"
-                                                       : "size_mismatch";
+          found.what = op.kind != usual.kind || op.reduce_op != usual.reduce_op ? "op_mismatch"
+                       : op.dtype != usual.dtype                                ? "dtype_mismatch"
+                       : face.root != most->first.root                          ? "root_mismatch"
+                                                                                : "size_mismatch";
         }
       }
       if (!majority) {
@@ -318,6 +323,7 @@ class Engine {
       found.text += (found.text.empty() ? "seq " + std::to_string(seq) + " of group " + group.name + ": " : "; ") +
                     words::rankList(numbers(side)) + plural(side.size(), " calls ", " call ") + opKindName(op.kind) +
                     " (" + words::bytes(op.bytes) + ", " + words::dtypeName(op.dtype) +
+                    (reductions > 1 ? ", " + words::reduceOpName(op.reduce_op) : "") +
                     (face.root >= 0 ? ", root " + std::to_string(face.root) : "") + ")";
       if (const auto site = ranks_[side.front()].call_sites.find(op.call_site);
           site != ranks_[side.front()].call_sites.end()) {
@@ -1186,8 +1192,10 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
     return what == "all_in" ? "check the nodes and the network between the ranks of this group"
            : verdict.candidates.empty() && !evidence.silent_nodes.empty()
                ? "look after " + nodeList(evidence.silent_nodes) + ": no rank there that runs, or its agent hangs"
-           : verdict.candidates.empty() ? "look at the reports of the other nodes, and at the stacks: reft stack"
-                                        : "compare the code at the places named above: reft stack --rank N";
+           : verdict.candidates.empty()
+               ? std::string(evidence.nodes > 1 ? "look at the reports of the other nodes, and " : "look ") +
+                     "at the stacks: reft stack"
+               : "compare the code at the places named above: reft stack --rank N";
   }
   if (what == "dead" && std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
                                     [](const RankEvidence& rank) { return rank.oom_kills > 0; }))

@@ -60,6 +60,12 @@ std::string dtypeName(uint8_t dtype) {
   return dtype < kNames.size() ? kNames[dtype] : dtype == 255 ? "no dtype" : "dtype " + std::to_string(dtype);
 }
 
+std::string reduceOpName(uint8_t op) {
+  // torch/csrc/distributed/c10d/Types.hpp
+  static constexpr std::array kNames{"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+  return op < kNames.size() ? kNames[op] : op == 255 ? "no reduction" : "reduction " + std::to_string(op);
+}
+
 bool isOpen(const OpEntry& op) {
   return op.begin_ns != 0 && op.done_ns == 0 && !op.failed;
 }

@@ -23,6 +23,7 @@ std::string rankList(const std::vector<int>& ranks);              // "rank 2", "
 std::string bytes(uint64_t bytes);                                // "4.0 MiB"
 std::string seconds(double seconds);                              // "31.2 s", "2 min 5 s"
 std::string dtypeName(uint8_t dtype);         // c10::ScalarType as Python names it: "float32"; "no dtype"
+std::string reduceOpName(uint8_t op);         // c10d::ReduceOp::RedOpType: "sum"
 std::string fileName(std::string_view path);  // last part
 // Where a thread stands: "train.py:88 load_batch"; empty if there is no stack. A frame of the interpreter's or torch's own is
 // preceded by the nearest one that is not.

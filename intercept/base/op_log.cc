@@ -121,12 +121,15 @@ void OpLog::moveTo(void* area, uint32_t capacity) {
 
 uint32_t OpLog::addGroup(const std::string& name, int rank, int size) {
   OpLogHeader* header = header_.load(std::memory_order_acquire);
-  const uint32_t index = std::min(header->groups.fetch_add(1), OpLogHeader::kMaxGroups - 1);
+  // A reader that sees the number finds the group.
+  const std::lock_guard<std::mutex> lock(groups_mutex_);
+  const uint32_t index = std::min(header->groups.load(), OpLogHeader::kMaxGroups - 1);
   OpGroup& group = groupsOf(header)[index];
   std::memset(group.name, 0, OpGroup::kNameBytes);
   std::memcpy(group.name, name.data(), std::min(name.size(), OpGroup::kNameBytes - 1));
   group.rank = rank;
   group.size = size;
+  header->groups.store(index + 1, std::memory_order_release);
   return index;
 }
 

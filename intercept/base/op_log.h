@@ -16,6 +16,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -174,6 +175,7 @@ class OpLog {
   std::atomic<OpLogHeader*> header_{nullptr};
   std::atomic<OpEvents*> events_{nullptr};
   void* own_area_ = nullptr;
+  std::mutex groups_mutex_;
 };
 
 // The op log of this process: private until the runtime moves it into the vault. Never destroyed, because an op may be

@@ -58,9 +58,10 @@ def _check(path: Path, report: Any) -> None:
         raise agents.Failure(
             f"{path} is not a hang report; those are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<time>.json", agents.EXIT_WRONG
         )
-    if report.get("version") != _C.verdict_version:
+    version = report.get("version")
+    if type(version) is not int or version != _C.verdict_version:
         raise agents.Failure(
-            f"{path} is a hang report of version {report.get('version')}; this reft reads version {_C.verdict_version}",
+            f"{path} is a hang report of version {version!r}; this reft reads version {_C.verdict_version}",
             agents.EXIT_WRONG,
         )
     if not isinstance(report.get("ranks"), list):
@@ -99,7 +100,10 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
     import torch  # noqa: F401  (the native module needs its libraries)
 
     written = read(evidence)
-    replayed = [again(report) for report in written]
+    try:
+        replayed = [again(report) for report in written]
+    except (_C.Corruption, ValueError) as error:  # numbers that are none, for example: Python's parser takes them
+        raise agents.Failure(f"{path} is damaged: {error}", agents.EXIT_WRONG) from error
     if as_json:
         whole = len(replayed) == 1 and "agents" not in json.loads(evidence.read_bytes())
         agents.print_json(replayed[0] if whole else {"agents": replayed})

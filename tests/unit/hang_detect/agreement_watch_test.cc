@@ -86,6 +86,7 @@ TEST(AgreementWatch, NamesTheMinorityWithItsLineOnceForAGroup) {
     }
   }
   node.readAll(watch);
+  node.readAll(watch);  // where they were called
   const auto found = watch.next(0);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->what, "dtype_mismatch");
@@ -93,7 +94,7 @@ TEST(AgreementWatch, NamesTheMinorityWithItsLineOnceForAGroup) {
   EXPECT_THAT(found->minority, ElementsAre(2));
   EXPECT_THAT(found->ranks, ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(found->text, AllOf(HasSubstr("rank 2 calls all_reduce (256 B, int32) at train.py:88 step"),
-                                 HasSubstr("ranks 0 1 3 call all_reduce (256 B, float32)")));
+                                 HasSubstr("ranks 0 1 3 call all_reduce (256 B, float32) at train.py:88 step")));
   EXPECT_FALSE(watch.next(kLater));
   EXPECT_EQ(watch.count(), 3u);
 }
@@ -107,6 +108,8 @@ TEST(AgreementWatch, WaitsForThoseWhoHaveNotComeButNotForLong) {
   node.op(2, 1);
   EXPECT_FALSE(watch.next(kSoon)) << "rank 2 tells which of the two is wrong";
   node.read(watch, 2, kSoon);
+  EXPECT_FALSE(watch.next(kSoon)) << "where they were called is not known yet";
+  node.readAll(watch, kSoon);
   const auto found = watch.next(kSoon);
   ASSERT_TRUE(found);
   EXPECT_THAT(found->minority, ElementsAre(1));
@@ -132,6 +135,7 @@ TEST(AgreementWatch, WithoutAMajorityOfTheWholeGroupNobodyIsNamed) {
     node.op(rank, 1, rank == 0 ? kInt32 : kFloat32);
   }
   node.readAll(watch);
+  node.readAll(watch);  // where they were called
   const auto found = watch.next(0);
   ASSERT_TRUE(found);
   EXPECT_THAT(found->minority, IsEmpty());
@@ -192,6 +196,55 @@ TEST(AgreementWatch, GroupsOfDifferentRanksThatAreCalledTheSameAreNotCompared) {
   }
   EXPECT_EQ(watch.count(), 0u);
   EXPECT_FALSE(watch.next(kLater));
+}
+
+// As torch names them: the default group "0", made again, and then "1" for whoever is in a second group.
+TEST(AgreementWatch, GroupsOfTwoLivesAreTwoGroups) {
+  AgreementWatch watch;
+  OpLog first(nullptr, 256), second(nullptr, 256);
+  first.addGroup("0", 0, 3);
+  first.addGroup("1", 0, 2);
+  first.addGroup("0", 0, 3);
+  first.begin({.kind = OpKind::kAllreduce, .group = 1, .seq = 1, .signature = 1});
+  second.addGroup("0", 2, 3);
+  second.addGroup("0", 2, 3);
+  second.addGroup("1", 1, 2);
+  second.begin({.kind = OpKind::kBroadcast, .group = 2, .seq = 1, .signature = 2});
+  watch.read(0, OpLogReader(first.area(), first.areaBytes()), 0);
+  watch.read(2, OpLogReader(second.area(), second.areaBytes()), 0);
+  EXPECT_EQ(watch.count(), 0u);
+}
+
+TEST(AgreementWatch, GroupsThatDoNotFitIntoTheTableAreNotCompared) {
+  AgreementWatch watch;
+  OpLog log(nullptr, 4096);
+  for (int group = 0; group < 1030; ++group) {
+    const uint32_t index = log.addGroup("g" + std::to_string(group), 0, 1);
+    log.begin({.kind = OpKind::kAllreduce, .group = index, .seq = 1, .signature = static_cast<uint64_t>(group)});
+  }
+  watch.read(0, OpLogReader(log.area(), log.areaBytes()), 0);
+  EXPECT_EQ(watch.count(), 0u);
+}
+
+TEST(AgreementWatch, TellsReductionsThatDiffer) {
+  AgreementWatch watch;
+  std::vector<std::unique_ptr<OpLog>> logs;
+  for (int rank = 0; rank < 3; ++rank) {
+    logs.push_back(std::make_unique<OpLog>(nullptr, 256));
+    logs.back()->addGroup("0", rank, 3);
+    const auto reduce_op = static_cast<uint8_t>(rank == 1 ? 4 : 0);
+    logs.back()->begin(
+        {.kind = OpKind::kAllreduce, .seq = 1, .dtype = kFloat32, .reduce_op = reduce_op, .signature = reduce_op});
+  }
+  for (int round = 0; round < 2; ++round) {
+    for (int rank = 0; rank < 3; ++rank) {
+      watch.read(rank, OpLogReader(logs[static_cast<size_t>(rank)]->area(), logs[0]->areaBytes()), 0);
+    }
+  }
+  const auto found = watch.next(0);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->what, "op_mismatch");
+  EXPECT_THAT(found->text, AllOf(HasSubstr("rank 1 calls all_reduce (0 B, float32, max)"), HasSubstr("float32, sum)")));
 }
 
 TEST(AgreementWatch, MessagesAndStepsAreNotCompared) {
