@@ -99,11 +99,13 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
     """
     import torch  # noqa: F401  (the native module needs its libraries)
 
+    from reft import _C
+
     written = read(evidence)
     try:
         replayed = [again(report) for report in written]
     except (_C.Corruption, ValueError) as error:  # numbers that are none, for example: Python's parser takes them
-        raise agents.Failure(f"{path} is damaged: {error}", agents.EXIT_WRONG) from error
+        raise agents.Failure(f"{evidence} is damaged: {error}", agents.EXIT_WRONG) from error
     if as_json:
         whole = len(replayed) == 1 and "agents" not in json.loads(evidence.read_bytes())
         agents.print_json(replayed[0] if whole else {"agents": replayed})
