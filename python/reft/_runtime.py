@@ -572,8 +572,10 @@ class Session:
             self.engine.drain(2000)
         if at_exit and self.client is not None:
             self.client.bye_at_exit()
+        # Whoever holds on to the client keeps it connected, and the next session of this process would fight with it for the agent.
         self.engine = None
         self._evidence = None
+        self._notes = None
         self.client = None
 
 

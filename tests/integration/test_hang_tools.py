@@ -319,6 +319,36 @@ def test_ranks_that_disagree_and_do_not_hang_are_told_so_once(tmp_path: Path) ->
     assert not (tmp_path / "run" / "job" / "node-0" / "verdicts").exists(), "nothing hung"
 
 
+ANEW = """
+import time
+import torch
+import torch.distributed as dist
+
+for pair in ([0, 1], [1, 2], [0, 2]):
+    dist.init_process_group("reft")
+    rank = dist.get_rank()
+    group = dist.new_group(pair)  # torch counts anew: it is called as the one before
+    for _ in range(40):
+        if rank in pair:
+            values = torch.ones(3 + len(pair) * pair[1])
+            dist.all_reduce(values, group=group) if pair[0] == 0 else dist.broadcast(values, pair[0], group=group)
+        dist.barrier()
+        time.sleep(0.02)
+    dist.destroy_process_group()
+print("ended", flush=True)
+"""
+
+
+def test_groups_that_are_made_anew_in_one_process_are_others(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(ANEW)
+    job = subprocess.run(torchrun(script, ranks=3), env=job_environment(tmp_path), capture_output=True, text=True, timeout=240)
+    text = job.stdout + job.stderr
+    assert job.returncode == 0 and text.count("ended") == 3, text
+    # Of two sessions of a process, the agent would drop one for the other for ever.
+    assert "disagree" not in text and "no connection to the agent" not in text, text
+
+
 def test_who_is_at_work_while_the_others_wait_as_always_is_not_ended(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(RESUMED)
