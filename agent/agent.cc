@@ -496,7 +496,7 @@ void Agent::lost(RankState& rank) {
     }
     std::string oom;
     if (rank.oomKillsSince() > 0) {
-      oom = "; the kernel's OOM killer has ended a process of its cgroup since it began";
+      oom = std::string("; ") + words::kOomKilled;
       untold_ =
           words::wrap("reft: rank " + std::to_string(rank.hello.rank) + " pid " + std::to_string(rank.pid) +
                           " is gone" + oom + ": give the ranks of this node more host memory, or let them need less",

@@ -260,8 +260,7 @@ class Engine {
       for (const Member& member : group.members) {
         for (const OpEntry* op : member.ops) {
           const auto [at, added] = first.emplace(op->seq, op);
-          const OpFace theirs = faceOf(*at->second), mine = faceOf(*op);
-          if (!added && (theirs < mine || mine < theirs)) {
+          if (!added && !(faceOf(*at->second) == faceOf(*op))) {
             odd.insert(op->seq);
           }
         }
@@ -296,14 +295,11 @@ class Engine {
                                        [](const auto& a, const auto& b) { return a.second.size() < b.second.size(); });
     const bool majority = static_cast<int64_t>(most->second.size()) * 2 > group.size;
     const OpEntry& usual = *op_of[most->second.front()];
-    std::set<uint8_t> reduce_ops;
-    for (const auto& [rank, op] : op_of) {
-      reduce_ops.insert(op->reduce_op);
-    }
-    const size_t reductions = reduce_ops.size();
+    const bool reductions_differ = std::any_of(op_of.begin(), op_of.end(),
+                                               [&](const auto& of) { return of.second->reduce_op != usual.reduce_op; });
     for (const auto& [face, side] : sides) {
       const OpEntry& op = *op_of[side.front()];
-      if (face < most->first || most->first < face) {
+      if (!(face == most->first)) {
         if (majority) {
           for (const size_t rank : side) {
             found.minority.push_back(ranks_[rank].rank);
@@ -323,7 +319,7 @@ class Engine {
       found.text += (found.text.empty() ? "seq " + std::to_string(seq) + " of group " + group.name + ": " : "; ") +
                     words::rankList(numbers(side)) + plural(side.size(), " calls ", " call ") + opKindName(op.kind) +
                     " (" + words::bytes(op.bytes) + ", " + words::dtypeName(op.dtype) +
-                    (reductions > 1 ? ", " + words::reduceOpName(op.reduce_op) : "") +
+                    (reductions_differ ? ", " + words::reduceOpName(op.reduce_op) : "") +
                     (face.root >= 0 ? ", root " + std::to_string(face.root) : "") + ")";
       if (const auto site = ranks_[side.front()].call_sites.find(op.call_site);
           site != ranks_[side.front()].call_sites.end()) {
@@ -1113,8 +1109,7 @@ class Engine {
       say("ended_early", "has left the job although others still wait for it");
     } else if (!rank.alive) {
       say("dead", "is dead (pid " + std::to_string(rank.pid) + "); " +
-                      (rank.oom_kills > 0 ? "the kernel's OOM killer has ended a process of its cgroup since it began"
-                                          : "the launcher's log has its exit status"));
+                      (rank.oom_kills > 0 ? words::kOomKilled : "the launcher's log has its exit status"));
     } else if (rank.proc_state == "T") {
       say("stopped", "is stopped (SIGSTOP or a frozen shell job)" + at);
     } else if (rank.proc_state == "t" || rank.tracer_pid > 0) {

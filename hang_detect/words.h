@@ -12,6 +12,9 @@
 
 namespace reft::words {
 
+// Said of a dead rank in whose cgroup the OOM killer has been, oom_kills.h.
+inline constexpr char kOomKilled[] = "the kernel's OOM killer has ended a process of its cgroup since it began";
+
 std::string printable(std::string_view text, size_t limit = 1000);  // no control characters: it may reach a terminal
 std::string groupName(const OpGroup& group);                        // up to the NUL, if there is one
 bool isOfLibrary(std::string_view file);                          // of the interpreter or of a package, not the user's

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+import report
+
 KINDS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "ddp")
 MICRO_BATCHES = 8
 SETTLED = 10  # steps at the beginning of which the model has not seen enough
@@ -108,16 +109,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=40, help="before, and after, the change of shapes")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=32, help="rows of a micro-batch")
-    parser.add_argument("--json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args)
+    if (args := report.arguments(parser, worker)) is None:
         return 0
-
-    sys.path.insert(0, str(HERE))
-    import report
 
     metrics, failed, notes = {}, 0, []
     for kind in args.kinds:

@@ -18,8 +18,9 @@ import time
 from collections import Counter
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "fault"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fault"))
+
+import report  # noqa: E402
 
 GOAL_PERCENT = 0.5
 GOAL_WAKEUPS = 1.0
@@ -86,14 +87,8 @@ def main() -> int:
     parser.add_argument("--sec", type=float, default=30)
     parser.add_argument("--step-ms", type=float, default=100)
     parser.add_argument("--ops", type=int, default=10, help="collectives a step")
-    parser.add_argument("--json", metavar="FILE")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args)
+    if (args := report.arguments(parser, worker)) is None:
         return 0
-    import report
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"

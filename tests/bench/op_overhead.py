@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import report
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -105,8 +106,6 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ.setdefault("REFT_SNAPSHOT", "0")
     os.environ.setdefault("REFT_BANNER", "0")
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    import report
 
     local = measure_local()
     both = measure_gloo(arguments.rounds)

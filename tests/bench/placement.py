@@ -16,6 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import report
+
 HERE = Path(__file__).resolve().parent
 PARTS = {"device": "placement_device", "forecast": "forecast", "host": "placement_host"}
 
@@ -24,9 +26,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json")
     args = parser.parse_args()
-    sys.path.insert(0, str(HERE))
-    import report
-
     metrics: dict[str, Any] = {}
     cases = {"run": 0, "failed": 0, "skipped": 0}
     notes: list[str] = []

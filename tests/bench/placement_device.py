@@ -26,6 +26,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "fakes" / "cuda")]
 
+import report  # noqa: E402
+
 POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
 RANKS = {"pipeline": 4, "ddp": 2}
@@ -160,7 +162,6 @@ def device_of(args: argparse.Namespace) -> dict[str, Any]:
 def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
     """Metrics of one job, whether it failed, and a remark."""
     import environment as cuda
-    import report
 
     ranks = RANKS[job]
     with tempfile.TemporaryDirectory() as scratch:
@@ -216,17 +217,11 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=4, help="blocks under each policy")
     parser.add_argument("--steps", type=int, default=8, help="counted steps in a block")
     parser.add_argument("--settle", type=int, default=4, help="steps before them")
-    parser.add_argument("--json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--job", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args)
+    if (args := report.arguments(parser, worker)) is None:
         return 0
 
     import environment as cuda
-    import report
 
     if cuda.missing():
         print(cuda.missing(), file=sys.stderr)

@@ -18,7 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+import report
+
 POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
 MICRO_BATCHES = 8
@@ -106,16 +107,8 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=2, help="per stage; 25 MB of state each at the default width")
     parser.add_argument("--tokens", type=int, default=48, help="rows of a micro-batch")
-    parser.add_argument("--json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args)
+    if (args := report.arguments(parser, worker)) is None:
         return 0
-
-    sys.path.insert(0, str(HERE))
-    import report
 
     metrics, failed, notes = {}, 0, []
     for ranks in args.ranks:

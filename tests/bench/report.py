@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -9,6 +10,7 @@ import random
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,18 @@ def interval(values: list[float], samples: int = 1000) -> tuple[float, float]:
     generator = random.Random(0)
     drawn = sorted(median(generator.choices(values, k=len(values))) for _ in range(samples))
     return median(values), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
+
+
+def arguments(parser: argparse.ArgumentParser, worker: Callable[[argparse.Namespace], None]) -> argparse.Namespace | None:
+    """Those of a benchmark that `run_ranks` starts again as `worker`; None in there, when its work is done."""
+    parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        worker(args)
+        return None
+    return args
 
 
 def run_ranks(

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import report
 
 
 def worker(args: argparse.Namespace) -> None:
@@ -83,15 +83,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state-mb", type=int, default=512)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args)
+    if (args := report.arguments(parser, worker)) is None:
         return 0
-    sys.path.insert(0, str(HERE))
-    import report
 
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out.json"

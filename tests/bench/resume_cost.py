@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+import report
+
 GOAL_MS = 0.5
 
 
@@ -144,17 +145,9 @@ def one(scratch: Path, steps: int, resume: str, profile: bool) -> dict[str, Any]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--profile", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args)
+    if (args := report.arguments(parser, worker)) is None:
         return 0
-
-    sys.path.insert(0, str(HERE))
-    import report
 
     with tempfile.TemporaryDirectory(prefix="reft-rc-") as scratch:
         exact = one(Path(scratch), args.steps, "exact", False)

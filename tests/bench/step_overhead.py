@@ -21,7 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import report
+
 # Tokens per rank and step: enough that a step is arithmetic, few enough that the benchmark ends.
 SHAPES = {300: {"layers": 6, "width": 512, "batch": 4, "context": 512}, 1500: {"layers": 10, "width": 1024, "batch": 2, "context": 512}}
 
@@ -125,17 +126,9 @@ def main() -> int:
     parser.add_argument("--state-mb", type=int, nargs="+", default=[300, 1500], choices=sorted(SHAPES))
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="counted steps in a block")
-    parser.add_argument("--json")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--state", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--out", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.worker:
-        worker(args)
+    if (args := report.arguments(parser, worker)) is None:
         return 0
-
-    sys.path.insert(0, str(HERE))
-    import report
 
     metrics, failed, notes = {}, 0, []
     for state in args.state_mb:

@@ -46,6 +46,7 @@ import hang_peers  # noqa: E402
 from launchers import Forkrun, agent_pids, kill_all, rank_pids  # noqa: E402
 
 OPS = {"op_mismatch", "size_mismatch", "dtype_mismatch", "root_mismatch"}
+DEFAULT_SUSPECT_SEC = 20.0
 AFTER_END_SEC = 5.0  # in which an agent whose ranks are gone says what they disagreed about
 KILLERS = {"fault_exit", "fault_raise", "fault_kill", "fault_segv", "fault_abort"}
 
@@ -335,7 +336,7 @@ class Runner:
 
     @property
     def suspect_sec(self) -> float:
-        return self.suspect or 20.0  # the default
+        return self.suspect or DEFAULT_SUSPECT_SEC
 
     def run(self, case: Case) -> Outcome:
         out = Path(tempfile.mkdtemp(prefix=f"{case.name}-", dir=self.scratch))
@@ -400,34 +401,30 @@ class Runner:
         end = time.monotonic() + self.deadline + 10 * self.suspect_sec * case.first_time
         while time.monotonic() < end:
             if case.ask == "disagreement":
-                if self._told(case, out, job, outcome, injected):
+                if self._told(case, out, job, outcome, max(injected)):
                     return False
-            elif report := first_verdict(out):
-                judge(case, report, outcome)
-                outcome.after_sec = report["now_ns"] * 1e-9 - max(injected)
+            elif judge_first(case, out, outcome, max(injected)):
                 return False
             if case.outside != "slow_launcher" and self.launcher.poll() is not None:
                 # Ranks that disagree may all be dead before the agent has said so.
                 said_by = time.monotonic() + AFTER_END_SEC
                 while first_verdict(out) is None and time.monotonic() < said_by:
                     time.sleep(0.02)
-                if case.ask != "disagreement" and (report := first_verdict(out)) is not None:
-                    judge(case, report, outcome)
-                    outcome.after_sec = report["now_ns"] * 1e-9 - max(injected)
-                else:
+                if case.ask == "disagreement" or not judge_first(case, out, outcome, max(injected)):
                     outcome.result, outcome.problem = "none", "the job ended by itself\n" + tail(out)
                 return True
             time.sleep(0.02)
         outcome.result, outcome.problem = "none", tail(out)
         return False
 
-    def _told(self, case: Case, out: Path, job: str, outcome: Outcome, injected: list[float]) -> bool:
+    def _told(self, case: Case, out: Path, job: str, outcome: Outcome, injected: float) -> bool:
         """Whether the agent has noticed by itself that ranks disagree, though nothing hangs."""
-        for found in (self.ask(out, job, "top", "--once") or {}).get("disagreements", []):
+        if disagreements := (self.ask(out, job, "top", "--once") or {}).get("disagreements"):
+            found = disagreements[0]
             outcome.found, outcome.named = found["class"], found["minority"]
             outcome.right_class = found["class"] in case.classes
             outcome.result = score(case, set(found["minority"]), set(found["ranks"]))
-            outcome.after_sec = time.monotonic() - max(injected)
+            outcome.after_sec = time.monotonic() - injected
             return True
         time.sleep(0.2)
         return False
@@ -577,6 +574,15 @@ def judge(case: Case, report: dict[str, Any], outcome: Outcome) -> None:
         outcome.result, outcome.problem = "exact but for the line", str(report["screen"])
 
 
+def judge_first(case: Case, out: Path, outcome: Outcome, injected: float) -> bool:
+    """Judges the first verdict; False if there is none yet."""
+    if (report := first_verdict(out)) is None:
+        return False
+    judge(case, report, outcome)
+    outcome.after_sec = report["now_ns"] * 1e-9 - injected
+    return True
+
+
 def score(case: Case, named: set[int], candidates: set[int]) -> str:
     """The result of who names these; the same for reft and for the other tools."""
     if case.named and named == case.named:
@@ -624,7 +630,7 @@ def said_lines(outcome: Outcome) -> Iterable[str]:
 def run_all(
     cases: list[Case], scratch: Path, suspect: float | None, jobs: int, tools: hang_peers.Tools | None = None
 ) -> Iterable[Outcome]:
-    deadline = (suspect or 20) * 2.5 + 20
+    deadline = (suspect or DEFAULT_SUSPECT_SEC) * 2.5 + 20
     runners: queue.Queue[Runner] = queue.Queue()
     for _ in range(jobs):
         runners.put(Runner(scratch, suspect, deadline, tools))

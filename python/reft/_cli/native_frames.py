@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from reft import _agent_protocol as protocol
-from reft._cli import agents
+from reft._cli import agents, words
 
 _AT_ONCE = 8  # an agent starts a process for each
 _MAX_NAME = 200  # of a C++ function
@@ -55,12 +55,12 @@ def gil_of(thread: dict[str, Any]) -> str:
 
 def lines_of_thread(thread: dict[str, Any]) -> list[str]:
     kind = "main thread" if thread["main"] else "thread"
-    lines = [printable(f"{kind} {thread['tid']} {thread['name']} ({thread['state']}){gil_of(thread)}")]
-    lines += [printable("  " + _line_of(frame)) for frame in thread["frames"]]
+    lines = [words.printable(f"{kind} {thread['tid']} {thread['name']} ({thread['state']}){gil_of(thread)}")]
+    lines += [words.printable("  " + _line_of(frame)) for frame in thread["frames"]]
     if not thread["frames"]:
         lines.append("  (no frames)")
     if thread["problem"]:
-        lines.append(printable(f"  <{thread['problem']}>"))
+        lines.append(words.printable(f"  <{thread['problem']}>"))
     return lines
 
 
@@ -75,6 +75,3 @@ def _line_of(frame: dict[str, Any]) -> str:
         name = name[:_MAX_NAME] + "..."
     return f"~ {name} ({where})"
 
-
-def printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

@@ -11,8 +11,7 @@ from typing import Any
 import click
 
 from reft import _agent_protocol as protocol
-from reft._cli import agents, native_frames
-from reft._cli.native_frames import printable
+from reft._cli import agents, native_frames, words
 
 _READ_SEC = 20
 _STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "t": "stopped by a debugger", "Z": "ended"}
@@ -98,10 +97,10 @@ def _process(pid: int, native: bool, as_json: bool) -> None:
 
 def _command_of(pid: int) -> str:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        parts = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return printable(b" ".join(words).decode(errors="replace").strip())[:1000]
+    return words.printable(b" ".join(parts).decode(errors="replace").strip())[:1000]
 
 
 def _lines_of(found: dict[str, Any]) -> list[str]:
@@ -119,7 +118,7 @@ def _lines_of(found: dict[str, Any]) -> list[str]:
         heading = " ".join(filter(None, [kind, thread["thread"], thread["name"]]))
         lines += ["", f"{heading}{native_frames.gil_of(thread)}, newest call first"]
         for frame in thread["frames"]:
-            lines.append(printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}"))
+            lines.append(words.printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}"))
         if not thread["frames"]:
             lines.append("  (no Python frames)")
         elif thread["truncated"]:

@@ -102,11 +102,9 @@ def render(statuses: list[dict[str, Any]]) -> Group:
         if cost := _cost(ranks):
             parts.append(Text(cost, style="dim"))
         for note, who in notes.items():
-            clean = "".join(c if c.isprintable() else "?" for c in note)
-            parts.append(Text(f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {clean}", style="yellow"))
+            parts.append(Text(f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {words.printable(note)}", style="yellow"))
         for found in status.get("disagreements", []):
-            clean = "".join(c if c.isprintable() else "?" for c in str(found.get("text", "")))
-            parts.append(Text(f"ranks disagree about an op: {clean}", style="red"))
+            parts.append(Text(f"ranks disagree about an op: {words.printable(str(found.get('text', '')))}", style="red"))
         if status is not statuses[-1]:
             parts.append(Text())
     return Group(*parts)

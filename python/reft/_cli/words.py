@@ -1,4 +1,4 @@
-"""How numbers are printed."""
+"""How numbers, and text that others wrote, are printed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from rich.console import Console
 def console() -> Console:
     """Text goes to stdout as it is: no emoji, no highlighting."""
     return Console(highlight=False, emoji=False, soft_wrap=False)
+
+
+def printable(text: str) -> str:
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def size(count: float) -> str:
