@@ -192,7 +192,7 @@ def _start_runtime(backend: Any, store: Any, rank: int, size: int) -> None:
     except Exception as error:
         if os.environ.get("REFT_STRICT", "0") == "1":
             raise
-        print(f"reft: warning: rank {rank}: training goes on without snapshots: {error}", file=sys.stderr, flush=True)
+        print(f"reft: warning: rank {rank}: training goes on without snapshots and hang detection: {error}", file=sys.stderr, flush=True)
 
 
 @functools.cache

@@ -651,7 +651,7 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
         if os.environ.get("REFT_STRICT") == "1":  # what else is set is not known
             raise
         if not _begin.said_by_the_first(job, store, str(error)):
-            _banner.say(f"error: {error}. Training goes on without snapshots")
+            _banner.say(f"error: {error}. Training goes on without snapshots and hang detection")
         return
     if rank == 0:
         for name, nearest in _C.env_unknown([n for n in os.environ if n.startswith("REFT_")]):
@@ -674,7 +674,7 @@ def on_default_group(backend: Any, store: Any, rank: int, world_size: int) -> No
             else _begin.said_by_the_first(session.job, store, reason)
         )
         if not said:
-            _banner.say(f"rank {rank}: training goes on without snapshots{beginning}: {reason}")
+            _banner.say(f"rank {rank}: training goes on without snapshots and hang detection{beginning}: {reason}")
         session.stop(at_exit=False)
         return
     _session = session

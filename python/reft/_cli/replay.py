@@ -45,8 +45,10 @@ def _no_json(path: Path, content: bytes, error: ValueError) -> str:
     beside = path.with_suffix(".json")
     if path.suffix == ".txt" and beside.exists():
         return f"{path} is the text of a report; its evidence is in {beside}"
+    # A string that does not end is told with where it begins.
+    in_a_string = str(error).startswith("Unterminated string")
     at = error.pos if isinstance(error, json.JSONDecodeError) else 0
-    if content.lstrip()[:1] == b"{" and at >= len(content.rstrip()) - 8:
+    if content.lstrip()[:1] == b"{" and (in_a_string or at >= len(content.rstrip()) - 8):
         return f"{path} is cut off: it ends after {len(content)} bytes in the middle of the report"
     return f"{path} is not a hang report: no JSON ({error})"
 
@@ -66,6 +68,8 @@ def _check(path: Path, report: Any) -> None:
         )
     if not isinstance(report.get("ranks"), list):
         raise agents.Failure(f"{path} holds a verdict without evidence (ranks[])", agents.EXIT_WRONG)
+    if not all(isinstance(rank, dict) for rank in report["ranks"]):
+        raise agents.Failure(f"{path} is damaged: ranks[] holds something that is no rank", agents.EXIT_WRONG)
 
 
 def again(report: dict[str, Any]) -> dict[str, Any]:
