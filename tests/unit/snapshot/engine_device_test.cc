@@ -478,6 +478,29 @@ TEST_F(EngineDevice, TheHostsTimeIsNotTakenForThatOfADevicesStep) {
   EXPECT_EQ(static_cast<int64_t>(vault_->stats().overhead_noise_ppm.load()), -1);
 }
 
+// A host that is ahead of its device waits for other things than the device does.
+TEST_F(EngineDevice, TheHostsWaitsAreNotTakenForThoseOfTheDevice) {
+  OpEvents events;
+  EngineOptions options;
+  options.policy = PlacementPolicy::kEager;
+  options.events = &events;
+  start({{64 * kChunk}}, options);
+  for (int64_t step = 1; step <= 8; ++step) {
+    writeAll(static_cast<unsigned char>(step));
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    const int64_t now_ns = SteadyClock::instance().nowNs();
+    const auto ticket = static_cast<uint64_t>(step);
+    events.push({.what = OpEvent::kWaitBegin, .kind = OpKind::kRecv, .peer = 1, .ticket = ticket, .at_ns = now_ns});
+    events.push(
+        {.what = OpEvent::kWaitEnd, .kind = OpKind::kRecv, .peer = 1, .ticket = ticket, .at_ns = now_ns + 5'000'000});
+    engine_->gate(streams_);
+    ASSERT_TRUE(engine_->settle());
+  }
+  EXPECT_EQ(stat(vault_->stats().sealed), 8);
+  EXPECT_EQ(stat(vault_->stats().foretold_gap_ns) + stat(vault_->stats().unforetold_gap_ns), 0);
+  engine_.reset();  // before the events that it reads
+}
+
 TEST_F(EngineDevice, ADeviceThatHangsCostsSnapshotsNotTraining) {
   EngineOptions options;
   options.device_wait = 30ms;
