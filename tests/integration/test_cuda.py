@@ -72,18 +72,26 @@ def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("optimizer", "policy", "signals"), [("adamw", "eager", False), ("sgd", "eager", True), ("sgd", "gap", False)]
+    ("model", "ranks", "optimizer", "policy", "signals"),
+    [
+        ("ddp", 2, "adamw", "eager", False),
+        ("ddp", 2, "sgd", "gap", True),
+        ("fsdp", 2, "adamw", "gap", False),
+        ("pipe", 4, "sgd", "gap", False),
+    ],
 )
-def test_a_killed_rank_resumes_bit_for_bit(folder: Path, optimizer: str, policy: str, signals: bool) -> None:
+def test_a_killed_rank_resumes_bit_for_bit(
+    folder: Path, model: str, ranks: int, optimizer: str, policy: str, signals: bool
+) -> None:
     """`signals`: the launcher is so late that the other rank's watchdog has told all ranks of the failure, in torchrun's store."""
-    environment = cuda.environment(2) | {"REFT_SNAPSHOT_POLICY": policy}
-    arguments = ["--steps", "16", "--optimizer", optimizer]
+    environment = cuda.environment(ranks) | {"REFT_SNAPSHOT_POLICY": policy}
+    arguments = ["--steps", "16", "--model", model, "--optimizer", optimizer]
     script = "cuda_train_worker.py"
-    reference = TrainJob(Torchrun(), folder, "reference", script=script).start(
+    reference = TrainJob(Torchrun(), folder, "reference", ranks, script=script).start(
         *arguments, backend="nccl", **environment
     )
     assert reference.wait(250) == 0, reference.said[-4000:]
-    job = TrainJob(Torchrun(), folder, "resume", max_restarts=2, script=script)
+    job = TrainJob(Torchrun(), folder, "resume", ranks, max_restarts=2, script=script)
     try:
         # torchrun imports torch anew, and that may take longer than the agent of other tests waits.
         job.start(*arguments, "--delay", "0.1", REFT_AGENT_LINGER_SEC="100", **environment)
