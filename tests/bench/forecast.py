@@ -1,16 +1,22 @@
-"""How well gaps are foretold in real jobs: pipelines of every kind over gloo, and DDP, a rank per process, script unchanged.
+"""How well gaps are foretold in real jobs: pipelines of every kind, DDP, FSDP2 and replicated pipelines, a rank per process, script unchanged.
 
 For each kind of job: the error of a step's foretold gaps (weighted by their length; median over steps, then over ranks), the share of gap
-time that was foretold at all, and how many steps it takes after a change of shapes until gaps are foretold as well as before. With more
-ranks than cores the ranks wait for cores, too, which nobody can foretell: the figures are then those of a crowded machine.
+time that was foretold at all, and how many steps it takes after a change of shapes until gaps are foretold as well as before.
 
-    python tests/bench/forecast.py [--kinds gpipe 1f1b interleaved zero_bubble ddp] [--ranks 4] [--steps 40] [--json FILE]
+`--device cpu`: over gloo, gaps are the host's waits; the change is to micro-batches of twice as many rows. With more ranks than cores the
+ranks wait for cores, too, which nobody can foretell: the figures are then those of a crowded machine. `--device cuda`: over the real
+ProcessGroupNCCL on stand-in devices (tests/fakes/cuda), whose kernels take a fixed time whatever the machine does; gaps are the device's,
+and the change is to half as many micro-batches. What a step was like is known there when the device has passed it, a step or two later.
+
+    python tests/bench/forecast.py [--device cpu] [--kinds gpipe 1f1b interleaved zero_bubble ddp fsdp hybrid] [--ranks 4] [--steps 40]
+                                   [--json FILE]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -19,9 +25,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import report
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "fakes" / "cuda")]
 
-KINDS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "ddp")
+import report  # noqa: E402
+
+KINDS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "ddp", "fsdp", "hybrid")
+STAND_IN = {"kernel_us": 4000, "copy_mb_per_sec": 200, "contention_percent": 60}
 MICRO_BATCHES = 8
 SETTLED = 10  # steps at the beginning of which the model has not seen enough
 LIKE_BEFORE = 1.5  # times the error before the change counts as foretold as well
@@ -36,49 +46,76 @@ def worker(args: argparse.Namespace) -> None:
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
     dist.init_process_group(backend="reft")
     import reft
 
     rank, world = dist.get_rank(), dist.get_world_size()
     kind = args.kinds[0]
-    torch.manual_seed(rank)
+    # `hybrid`: a half of the ranks is a pipeline, and the other half a replica of it.
+    stages_of, stage_of, pipeline = world, rank, None
+    replicas = None
+    if kind == "hybrid":
+        mesh = dist.init_device_mesh(device.type, (2, world // 2), mesh_dim_names=("replica", "stage"))
+        pipeline, replicas = mesh.get_group("stage"), mesh.get_group("replica")
+        stages_of, stage_of = world // 2, mesh.get_local_rank("stage")
+    torch.manual_seed(stage_of)
     per_rank = 2 if kind in ("interleaved", "zero_bubble") else 1
 
     def block() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(args.width, 4 * args.width), nn.GELU(), nn.Linear(4 * args.width, args.width))
+        return nn.Sequential(nn.Linear(args.width, 4 * args.width), nn.GELU(), nn.Linear(4 * args.width, args.width)).to(device)
 
     models: list[nn.Module] = [block() for _ in range(per_rank)]
     replicated = DistributedDataParallel(models[0]) if kind == "ddp" else None
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        models = [nn.Sequential(block(), block(), block())]
+        for layer in models[0].children():
+            fully_shard(layer)
+        fully_shard(models[0])
     optimizer = torch.optim.AdamW([p for model in models for p in model.parameters()], lr=1e-4)
     loss_fn = nn.functional.mse_loss
 
-    def trainer(tokens: int) -> Callable[[], None]:
+    def trainer(tokens: int, micro_batches: int) -> Callable[[], None]:
         """One step with micro-batches of so many rows. Shapes of a schedule are fixed, so another size is another schedule."""
-        x = torch.randn(MICRO_BATCHES * tokens, args.width)
-        if replicated is not None:
-            return lambda: loss_fn(replicated(x), x).backward()
+        x = torch.randn(micro_batches * tokens, args.width).to(device)
+        if kind in ("ddp", "fsdp"):
+            model = replicated or models[0]
+            return lambda: loss_fn(model(x), x).backward()
         stages = [
-            pipelining.PipelineStage(model, rank + i * world, world * per_rank, torch.device("cpu"))
+            pipelining.PipelineStage(model, stage_of + i * stages_of, stages_of * per_rank, device, group=pipeline)
             for i, model in enumerate(models)
         ]
         schedule: Any
         if kind == "gpipe":
-            schedule = pipelining.ScheduleGPipe(stages[0], MICRO_BATCHES, loss_fn=loss_fn)
-        elif kind == "1f1b":
-            schedule = pipelining.Schedule1F1B(stages[0], MICRO_BATCHES, loss_fn=loss_fn)
+            schedule = pipelining.ScheduleGPipe(stages[0], micro_batches, loss_fn=loss_fn)
+        elif kind in ("1f1b", "hybrid"):
+            schedule = pipelining.Schedule1F1B(stages[0], micro_batches, loss_fn=loss_fn)
         elif kind == "interleaved":
-            schedule = pipelining.ScheduleInterleaved1F1B(stages, MICRO_BATCHES, loss_fn=loss_fn)
+            schedule = pipelining.ScheduleInterleaved1F1B(stages, micro_batches, loss_fn=loss_fn)
         else:
-            schedule = pipelining.ScheduleInterleavedZeroBubble(stages, MICRO_BATCHES, loss_fn=loss_fn)
-        inputs = (x,) if rank == 0 else ()
-        targets = {"target": x} if rank == world - 1 else {}
+            schedule = pipelining.ScheduleInterleavedZeroBubble(stages, micro_batches, loss_fn=loss_fn)
+        inputs = (x,) if stage_of == 0 else ()
+        targets = {"target": x} if stage_of == stages_of - 1 else {}
         return lambda: schedule.step(*inputs, **targets)
 
+    def average() -> None:
+        for parameter in models[0].parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG if device.type == "cuda" else dist.ReduceOp.SUM, replicas)
+
     steps: list[dict[str, int]] = []
-    for tokens in (args.tokens, 2 * args.tokens):
-        train = trainer(tokens)
+    changed = (2 * args.tokens, MICRO_BATCHES) if args.device == "cpu" else (args.tokens, MICRO_BATCHES // 2)
+    for tokens, micro_batches in ((args.tokens, MICRO_BATCHES), changed):
+        train = trainer(tokens, micro_batches)
         for _ in range(args.steps):
             train()
+            if replicas is not None:
+                average()
             optimizer.step()
             optimizer.zero_grad()
             now = reft.status()
@@ -104,6 +141,7 @@ def relearnt(before: list[dict[str, int]], after: list[dict[str, int]]) -> int |
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40, help="before, and after, the change of shapes")
@@ -113,10 +151,19 @@ def main() -> int:
         return 0
 
     metrics, failed, notes = {}, 0, []
+    environment = {}
+    if args.device == "cuda":
+        import environment as cuda
+
+        if cuda.missing():
+            print(cuda.missing(), file=sys.stderr)
+            return 1
+        environment = cuda.environment(args.ranks, **STAND_IN) | {"REFT_SNAPSHOT_POLICY": "gap"}
+        notes.append(f"stand-in devices: {STAND_IN}")
     for kind in args.kinds:
         with tempfile.TemporaryDirectory() as scratch:
-            arguments = {"kinds": kind} | {name: getattr(args, name) for name in ("steps", "width", "tokens")}
-            ranks = report.run_ranks(__file__, args.ranks, Path(scratch), arguments, {})
+            arguments = {"kinds": kind} | {name: getattr(args, name) for name in ("device", "steps", "width", "tokens")}
+            ranks = report.run_ranks(__file__, args.ranks, Path(scratch), arguments, environment)
             if ranks is None:
                 failed += 1
                 notes.append(f"{kind}: did not run")
