@@ -33,6 +33,8 @@ namespace {
 constexpr int64_t kNsPerMs = 1'000'000;
 // Ranks whose ends were noticed within this time ended together: one of them cannot have been the other's cause.
 constexpr int64_t kTogetherNs = 20 * kNsPerMs;
+constexpr double kMomentSec = 0.5;     // no wait that is shorter says who is missing
+constexpr double kStragglerSec = 1;    // a wait that is no longer may be one of those that a slow rank causes
 constexpr double kAskedSec = 10;       // "no progress" where no time was configured
 constexpr double kHardCapFactor = 10;  // after so many times that, even a rank that may be busy for good reason hangs
 constexpr size_t kToldRanks = 8;
@@ -692,6 +694,11 @@ class Engine {
         out.insert(rank);
       }
       finish(VerdictState::kHang, odd->what, "P2", Confidence::kUndecidable, out);
+    } else if (!still_ && out.empty() && straggler()) {
+      result_.evidence.emplace_back("the job goes on");
+    } else if (!still_ && out.empty() && passing()) {
+      finish(VerdictState::kHealthy, "progressing", "P0", Confidence::kUndecidable, {});
+      result_.evidence.emplace_back("whoever waits in an op has begun it just now");
     } else if (!ends.sinks.empty()) {
       waitForSinks(ends);
     } else if (!out.empty()) {
@@ -724,7 +731,6 @@ class Engine {
       finish(VerdictState::kHealthy, still_ ? "outside" : "progressing", still_ ? "P7" : "P0", Confidence::kUndecidable,
              {});
       result_.evidence.emplace_back("no rank waits in an op");
-      straggler();
     }
     for (const Disagreement& found : result_.disagreements) {
       result_.evidence.push_back("ranks disagree: " + found.text);
@@ -994,17 +1000,38 @@ class Engine {
     return "";
   }
 
-  // Progress is seen: is there a rank that the others always wait for? The last to come to a collective spends the least
-  // time in it. Clocks of different hosts are not compared.
-  void straggler() {
-    std::map<size_t, std::pair<size_t, double>> last;  // times, seconds that the others spent waiting
+  // Where ranks stand at an instant says who is last this time, no more: it takes a wait of some length to say more.
+  bool passing() const {
+    bool waits = false;
+    for (size_t r = 0; r < ranks_.size(); ++r) {
+      for (const OpEntry& op : ranks_[r].tail) {
+        if (op.kind != OpKind::kStep && held(r, op)) {
+          waits = true;
+          if (static_cast<double>(evidence_.now_ns) - static_cast<double>(op.begin_ns) > kMomentSec * 1e9) {
+            return false;
+          }
+        }
+      }
+    }
+    return waits;
+  }
+
+  // The job goes on: is there a rank that the others wait for, most of the time that they wait? The last to come to a collective
+  // spends the least time in it, and the others' time in it is put down to that rank. Clocks of different hosts are not compared.
+  bool straggler() {
+    struct Late {
+      size_t times = 0;
+      double waited_sec = 0;  // by the others
+    };
+    std::map<size_t, Late> late;
     size_t seen = 0;
-    double span = 0;
+    double waited_sec = 0, span_sec = 0;
     for (const Group& group : groups_) {
       if (group.members.size() < 2 || static_cast<int64_t>(group.members.size()) < group.size) {
         continue;
       }
-      for (const OpEntry* op : group.members.front().ops) {
+      const auto& ops = group.members.front().ops;
+      for (const OpEntry* op : ops) {
         std::vector<std::pair<double, size_t>> took;
         for (const Member& member : group.members) {
           const OpEntry* theirs = member.find(op->seq);
@@ -1018,27 +1045,35 @@ class Engine {
         }
         ++seen;
         std::sort(took.begin(), took.end());
-        const double others = took[took.size() / 2].first;
-        if (took.front().first * 2 < others) {
-          auto& entry = last[took.front().second];
-          ++entry.first;
-          entry.second += others - took.front().first;
+        const double waited = took[took.size() / 2].first - took.front().first;
+        waited_sec += waited;
+        if (waited > took.front().first) {
+          Late& entry = late[took.front().second];
+          ++entry.times;
+          entry.waited_sec += waited;
         }
       }
-      const auto& ops = group.members.front().ops;
       if (!ops.empty() && ops.back()->begin_ns > ops.front()->begin_ns) {
-        span = std::max(span, static_cast<double>(ops.back()->begin_ns - ops.front()->begin_ns) * 1e-9);
+        span_sec = std::max(span_sec, static_cast<double>(ops.back()->begin_ns - ops.front()->begin_ns) * 1e-9);
       }
     }
-    for (const auto& [rank, entry] : last) {
-      if (seen >= 8 && entry.first * 10 >= seen * 7 && entry.second >= 0.2 * span) {
+    for (const auto& [rank, entry] : late) {
+      const double usual_sec = entry.waited_sec / static_cast<double>(entry.times);
+      const bool longer_than_ever =
+          result_.waited_sec > std::max(kStragglerSec, 4 * usual_sec);  // it may be about to hang
+      if (span_sec > 0 && seen >= 8 && entry.times >= 4 && entry.waited_sec >= 0.7 * waited_sec &&
+          entry.waited_sec >= 0.2 * span_sec && !longer_than_ever) {
         finish(VerdictState::kSlow, "straggler", "P0", Confidence::kLikely, {rank});
         result_.culprits.front().reason = "straggler";
-        result_.culprits.front().text = "the others wait for rank " + std::to_string(ranks_[rank].rank) + " in " +
-                                        std::to_string(entry.first) + " of " + std::to_string(seen) + " collectives";
-        return;
+        result_.culprits.front().text =
+            "the others wait for rank " + std::to_string(ranks_[rank].rank) + " " +
+            std::to_string(std::lround(std::min(100.0, 100 * entry.waited_sec / span_sec))) +
+            " % of the time: it was last in " + std::to_string(entry.times) + " of " + std::to_string(seen) +
+            " collectives, by " + words::seconds(usual_sec) + " on average";
+        return true;
       }
     }
+    return false;
   }
 
   // --- the result
@@ -1195,6 +1230,9 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
   if (what == "dead" && std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
                                     [](const RankEvidence& rank) { return rank.oom_kills > 0; }))
     return "give the ranks of that node more host memory, or let them need less: dmesg says who was ended";
+  if (what == "straggler")
+    return "see what it does meanwhile, a few times: reft stack --rank " +
+           std::to_string(verdict.culprits.empty() ? 0 : verdict.culprits.front().rank);
   if (what == "dead")
     return "read that rank's last lines in the launcher's log; dmesg tells of the OOM killer";
   if (what == "stopped")
@@ -1268,7 +1306,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   std::string head = "reft: job " + words::printable(evidence.job, 40) + ": " +
                      (crash ? "crash" : stateName(verdict.state)) + ", " + verdict.what + " (" +
                      confidenceName(verdict.confidence) + ")";
-  if (verdict.waited_sec > 0) {
+  if (verdict.waited_sec > kMomentSec) {
     head += ", no progress for " + words::seconds(verdict.waited_sec);
   }
   add(head, 2, 2);

@@ -17,7 +17,7 @@ std::string place(const StackFrame& frame) {
 }  // namespace
 
 bool isOfLibrary(std::string_view file) {
-  for (const std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python", "<frozen"}) {
+  for (const std::string_view part : {"/site-packages/", "/dist-packages/", "/lib/python", "/python/reft", "<frozen"}) {
     if (file.find(part) != std::string_view::npos) {
       return true;
     }

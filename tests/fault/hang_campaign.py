@@ -451,7 +451,7 @@ class Runner:
                 if report := self.ask(out, job, "stack"):
                     named = [culprit["rank"] for culprit in report["culprits"]]
                     asked.append(report["class"])
-                    outcome.found, outcome.named = report["class"], named
+                    outcome.found, outcome.named = " ".join(asked), named
                     if report["state"] == "hang" or not set(named) <= case.named:
                         outcome.result = "WRONG"
                     elif named and set(named) == case.named:
@@ -793,6 +793,8 @@ def conclude(outcomes: list[Outcome], args: argparse.Namespace, duration: float,
     broken = [outcome for outcome in outcomes if outcome.result in ("no injection", "campaign failed")]
     share = right / len(hangs) if hangs else 1.0
     false = sum(outcome.wrong for outcome in well)
+    slow = [outcome for outcome in well if outcome.case.named]
+    all_named = all(outcome.right_class is True for outcome in slow) if slow else None
     metrics = {
         "hang_cases": report.metric(len(hangs), "cases", None, ">= 60", len(hangs) >= 60),
         "healthy_cases": report.metric(len(well), "cases"),
@@ -801,6 +803,8 @@ def conclude(outcomes: list[Outcome], args: argparse.Namespace, duration: float,
         "undecidable": report.metric(sum(n for r, n in results.items() if r.startswith("undecidable")), "cases"),
         "no_verdict": report.metric(results["none"], "cases"),
         "wrong_single": report.metric(len(single), "cases", None, "0", not single),
+        "stragglers": report.metric(len(slow), "cases"),
+        "stragglers_named": report.metric(sum(o.right_class is True for o in slow), "cases", None, "all" if slow else "", all_named),
         "false_verdicts": report.metric(false, "healthy cases", None, "0", not false),
         "to_verdict_sec": report.metric(report.median(times), "s", report.mad(times)),
         "to_verdict_dead_sec": report.metric(

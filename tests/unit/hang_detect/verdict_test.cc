@@ -590,6 +590,58 @@ TEST(Slow, NamesTheRankThatTheOthersAlwaysWaitFor) {
               IsEmpty());
 }
 
+// A step of a job whose rank 1 comes 50 ms late to the first of two collectives; when it is asked, the others wait for it in the next one.
+TEST(Slow, NamesAStragglerThatTheOthersWaitForJustNow) {
+  const auto evidence = [](int64_t held_ms) {
+    std::vector<RankEvidence> result;
+    for (int r = 0; r < 4; ++r) {
+      std::vector<OpEntry> tail;
+      const int64_t end_ns = kNow - held_ms * 1'000'000;
+      for (uint32_t seq = 1; seq <= 24; ++seq) {
+        OpEntry entry = op(kReduce, seq, true);
+        const bool late = r == 1 && seq % 2 == 1;
+        const int64_t done_ns = end_ns - (24 - static_cast<int64_t>(seq)) / 2 * 60'000'000;
+        entry.begin_ns = static_cast<uint64_t>(done_ns - (late || seq % 2 == 0 ? 1'000'000 : 50'000'000));
+        entry.done_ns = static_cast<uint64_t>(done_ns);
+        entry.wait_begin_ns = entry.begin_ns;
+        entry.wait_end_ns = entry.done_ns;
+        tail.push_back(entry);
+      }
+      if (r != 1) {
+        OpEntry entry = op(kReduce, 25, false);
+        entry.begin_ns = entry.wait_begin_ns = static_cast<uint64_t>(end_ns);
+        tail.push_back(entry);
+      }
+      result.push_back(rankOf(r, 4, tail));
+    }
+    return job(result);
+  };
+  const Verdict verdict = decide(evidence(30));
+  expectNamed(verdict, "straggler", {1}, VerdictState::kSlow);
+  EXPECT_THAT(verdict.culprits[0].text,
+              AllOf(HasSubstr("last in 12 of 24 collectives"), HasSubstr("by 49.0 ms on average")));
+  // It has never waited so long: this may be a hang that begins.
+  EXPECT_NE(decide(evidence(5'000)).what, "straggler");
+}
+
+TEST(Slow, WhoIsLastForAMomentIsNotNamed) {
+  const auto evidence = [](int64_t held_ms) {
+    std::vector<RankEvidence> result;
+    for (int r = 0; r < 3; ++r) {
+      std::vector<OpEntry> held;
+      if (r != 1) {
+        held = {op(kReduce, 6, false)};
+        held[0].begin_ns = held[0].wait_begin_ns = static_cast<uint64_t>(kNow - held_ms * 1'000'000);
+      }
+      result.push_back(rankOf(r, 3, after(5, held)));
+    }
+    return job(result);
+  };
+  EXPECT_EQ(decide(evidence(40)).what, "progressing");
+  EXPECT_EQ(decide(evidence(40)).state, VerdictState::kHealthy);
+  EXPECT_THAT(decide(evidence(3'000)).culprits, ElementsAre(::testing::Field(&Culprit::rank, 1)));
+}
+
 TEST(VerdictText, FitsOneScreen) {
   std::vector<RankEvidence> ranks;
   for (int r = 0; r < 40; ++r) {
