@@ -34,6 +34,7 @@ KINDS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "ddp", "fsdp", "hybrid")
 STAND_IN = {"kernel_us": 4000, "copy_mb_per_sec": 200, "contention_percent": 60}
 MICRO_BATCHES = 8
 SETTLED = 10  # steps at the beginning of which the model has not seen enough
+LAG = 4  # steps after the change, of which one at least is not as those before
 LIKE_BEFORE = 1.5  # times the error before the change counts as foretold as well
 
 
@@ -127,16 +128,19 @@ def worker(args: argparse.Namespace) -> None:
 
 
 def relearnt(before: list[dict[str, int]], after: list[dict[str, int]]) -> int | None:
-    """Steps after the change until one is foretold as well as those before it; None: none is."""
+    """Steps that are foretold worse than those before the change, until one is as well; None: none is.
+
+    Counted from the first that is worse: on a device it is known a step or two later what a step was like.
+    """
     errors = [step["forecast_last_ppm"] for step in before if step["foretold_gap_ns"]]
     if not errors:
         return None
     usual = statistics.median(errors)
-    for index, step in enumerate(after):
-        foretold = step["foretold_gap_ns"] > step["unforetold_gap_ns"]
-        if foretold and step["forecast_last_ppm"] <= LIKE_BEFORE * usual:
-            return index
-    return None
+    good = [
+        step["foretold_gap_ns"] > step["unforetold_gap_ns"] and step["forecast_last_ppm"] <= LIKE_BEFORE * usual for step in after
+    ]
+    first = good[:LAG].index(False) if False in good[:LAG] else 0
+    return good.index(True, first) - first if True in good[first:] else None
 
 
 def main() -> int:
