@@ -9,6 +9,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
@@ -145,8 +146,7 @@ void hostBody(const c10::OperatorHandle& op, Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
   const Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end());
   const c10::Device device = deviceOf(arguments);
-  const c10::impl::VirtualGuardImpl devices(c10::DeviceType::CUDA);
-  const c10::Device before = devices.exchangeDevice(device);
+  const c10::DeviceGuard guard(device);
   Stack outputs;
   if (writesArguments(schema)) {
     // out= arguments are made as large as they have to be.
@@ -210,7 +210,6 @@ void hostBody(const c10::OperatorHandle& op, Stack* stack) {
       }
     }
   }
-  devices.uncheckedSetDevice(before);
   torch::jit::drop(*stack, arguments.size());
   for (IValue& value : outputs) {
     stack->push_back(std::move(value));
@@ -222,6 +221,7 @@ at::Tensor& copyBetween(at::Tensor& self, const at::Tensor& from, bool non_block
   if (self.is_cuda() && from.is_cuda() && self.device() == from.device()) {
     const at::Tensor to = hostView(self);
     const at::Tensor source = hostView(from);
+    const c10::DeviceGuard guard(self.device());  // the default stream is that of the current device
     check(reft::fake::machine().enqueueKernel(streamOf(self.device()), [to, source] { to.copy_(source); }));
     return self;
   }
