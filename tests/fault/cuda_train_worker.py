@@ -1,10 +1,10 @@
 """A small training script on CUDA devices that a kill interrupts: nothing of reft in it but the backend's name.
 
-    cuda_train_worker.py --backend reft --steps 12 --out DIR [--model ddp|fsdp|pipe] [--optimizer adamw|sgd|fused] [--delay SEC]
+    cuda_train_worker.py --backend reft --steps 12 --out DIR [--model ddp|fsdp|pipe|split] [--optimizer adamw|sgd|fused] [--delay SEC]
 
 Writes what `train_worker.py` writes. BatchNorm buffers, a DataLoader, a schedule, clipping, a running sum on the device and one on
 the host take part; no random numbers of the device, which stand-in devices have none of. With `pipe` each rank holds a stage; only the
-last one knows the loss, the others log a sum of their weights.
+last one knows the loss, the others log a sum of their weights. With `split` each rank trains a replica that lies on two devices.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def build(kind: str, device: torch.device) -> tuple[nn.Module, Train]:
 
         rank, world = dist.get_rank(), dist.get_world_size()
         stage = nn.Sequential(nn.Linear(32, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 32)).to(device)
-        schedule = Schedule1F1B(PipelineStage(stage, rank, world, device), 4, loss_fn=nn.functional.mse_loss)
+        batches = max(4, world)
+        schedule = Schedule1F1B(PipelineStage(stage, rank, world, device), batches, loss_fn=nn.functional.mse_loss)
 
         def train_stage(inputs: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
             losses: list[torch.Tensor] = []
@@ -45,6 +46,9 @@ def build(kind: str, device: torch.device) -> tuple[nn.Module, Train]:
             return torch.stack([p.detach().sum() for p in stage.parameters()]).sum()
 
         return stage, train_stage
+
+    if kind == "split":
+        return build_split(device, torch.device("cuda", device.index + 1))
 
     norm = nn.BatchNorm1d(64) if kind == "ddp" else nn.LayerNorm(64)
     net = nn.Sequential(nn.Linear(32, 64), norm, nn.GELU(), nn.Linear(64, 4)).to(device)
@@ -65,6 +69,27 @@ def build(kind: str, device: torch.device) -> tuple[nn.Module, Train]:
     return net, train
 
 
+def build_split(first: torch.device, second: torch.device) -> tuple[nn.Module, Train]:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(32, 64), nn.BatchNorm1d(64), nn.GELU()).to(first)
+            self.head = nn.Linear(64, 4).to(second)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.head(self.body(inputs).to(second))
+
+    net = Halves()
+    model = DistributedDataParallel(net)
+
+    def train(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(inputs), targets.to(second)).to(first)
+        loss.backward()
+        return loss
+
+    return net, train
+
+
 def on_host(value: Any) -> Any:
     """The part of a tensor that this rank holds."""
     if not torch.is_tensor(value):
@@ -77,12 +102,12 @@ def main() -> None:
     parser.add_argument("--backend", default="reft")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")
-    parser.add_argument("--model", choices=["ddp", "fsdp", "pipe"], default="ddp")
+    parser.add_argument("--model", choices=["ddp", "fsdp", "pipe", "split"], default="ddp")
     parser.add_argument("--optimizer", choices=["adamw", "sgd", "fused"], default="adamw")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     log = RunLog(args.out)
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) * (2 if args.model == "split" else 1))
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(args.backend)
     rank = dist.get_rank()

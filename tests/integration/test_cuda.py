@@ -35,11 +35,18 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+def devices(count: int) -> dict[str, str]:
+    """The environment of a job on so many devices."""
+    if cuda.devices_there() < count:
+        pytest.skip(f"needs {count} devices, and this machine has {cuda.devices_there()}")
+    return cuda.environment(count)
+
+
 def ranks_of(folder: Path, what: str, backend: str, device: str) -> list[dict[str, Any]]:
     """What the two ranks of a job found."""
     environment = job_environment(folder)
     if device == "cuda":
-        environment.update(cuda.environment(2))
+        environment.update(devices(2))
         environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
@@ -74,17 +81,19 @@ def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "ranks", "optimizer", "policy", "signals"),
     [
+        ("ddp", 1, "fused", "gap", False),
         ("ddp", 2, "adamw", "eager", False),
         ("ddp", 2, "sgd", "gap", True),
         ("fsdp", 2, "adamw", "gap", False),
         ("pipe", 4, "sgd", "gap", False),
+        ("split", 2, "adamw", "gap", False),
     ],
 )
 def test_a_killed_rank_resumes_bit_for_bit(
     folder: Path, model: str, ranks: int, optimizer: str, policy: str, signals: bool
 ) -> None:
     """`signals`: the launcher is so late that the other rank's watchdog has told all ranks of the failure, in torchrun's store."""
-    environment = cuda.environment(ranks) | {"REFT_SNAPSHOT_POLICY": policy}
+    environment = devices(2 * ranks if model == "split" else ranks) | {"REFT_SNAPSHOT_POLICY": policy}
     arguments = ["--steps", "16", "--model", model, "--optimizer", optimizer]
     script = "cuda_train_worker.py"
     reference = TrainJob(Torchrun(), folder, "reference", ranks, script=script).start(
@@ -98,7 +107,7 @@ def test_a_killed_rank_resumes_bit_for_bit(
         job.until_step(5, deadline_sec=200)
         if signals:
             os.kill(job.launcher.pid, signal.SIGSTOP)
-        job.kill_ranks(1)
+        job.kill_ranks(ranks - 1)
         if signals:
             job.until_said("to signal dumping", deadline_sec=200)
             os.kill(job.launcher.pid, signal.SIGCONT)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -45,6 +47,16 @@ def missing() -> str:
     if "+cu13" in version:
         raise AssertionError("torch is a build for CUDA 13, and its stand-ins are not built: tools/dev build")
     return "the stand-ins for CUDA need a build of torch for CUDA 13"
+
+
+@cache
+def devices_there() -> int:
+    """How many the tests may use: any number of stand-ins; of a machine's own, what torch finds."""
+    if os.environ.get("REFT_REQUIRE_CUDA") != "1":
+        return 64
+    code = "import torch; print(torch.cuda.device_count())"
+    environment = os.environ | {"REFT_DISABLE": "1"}
+    return int(subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout)
 
 
 def environment(devices: int = 2, **settings: object) -> dict[str, str]:
