@@ -12,6 +12,7 @@
 #include "intercept/base/fault.h"
 #include "snapshot/copy.h"
 #include "snapshot/engine_job.h"
+#include "snapshot/node_affinity.h"
 #include "snapshot/placement.h"
 
 namespace reft {
@@ -199,6 +200,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   job->slot = *slot;
   job->step = input.step;
+  job->node = NodeAffinity::currentNode();
   if (!prepareSlot(*slot, plan, input.objects.size()) || (on_device && !pinSlot(*slot))) {
     {
       const std::lock_guard lock(mutex_);
@@ -781,6 +783,7 @@ void SnapshotEngine::checkAlarm() {
 
 void SnapshotEngine::help() {
   beginCopyThread();
+  NodeAffinity affinity;
   while (true) {
     std::shared_ptr<Job> job;
     {
@@ -792,6 +795,7 @@ void SnapshotEngine::help() {
       }
       job = job_;
     }
+    affinity.follow(job->node);
     work(*job);
   }
 }
@@ -799,6 +803,7 @@ void SnapshotEngine::help() {
 // The first copy thread: places, keeps the model up to date in between, and looks at the alarm.
 void SnapshotEngine::decide() {
   beginCopyThread();
+  NodeAffinity affinity;
   const bool watches = options_.alarm.count() > 0 && options_.ops_begun != nullptr;
   while (true) {
     std::shared_ptr<Job> job;
@@ -820,10 +825,9 @@ void SnapshotEngine::decide() {
       if (job->placed) {
         device_placement_->learn();  // where the host is far ahead of the device, there was no time for it before
       }
-    } else if (job != nullptr && job->placed) {
-      placeOnDevice(*job);
     } else if (job != nullptr) {
-      place(*job);
+      affinity.follow(job->node);
+      job->placed ? placeOnDevice(*job) : place(*job);
     } else {
       placement_->hear();
       const auto period = std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1));

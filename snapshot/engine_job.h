@@ -70,6 +70,7 @@ struct SnapshotEngine::Job {
   std::shared_ptr<const Plan> plan;
   int64_t step = 0;
   int slot = -1;
+  int node = -1;  // of the thread that trains
   std::vector<const std::byte*> addresses;
   std::vector<uint64_t> versions_at_capture;
   std::shared_ptr<const VersionReader> versions;
