@@ -152,6 +152,47 @@ bool SnapshotEngine::prepareSlot(int slot, const Plan& plan, size_t object_bytes
   }
 }
 
+// What the state looks like at the program point: versions, samples of each piece, digests of each sharding group.
+void SnapshotEngine::sample(Job& job, const CaptureInput& input) {
+  job.versions = input.versions;
+  job.checkable = input.checkable && options_.ask_check != nullptr;
+  if (job.versions != nullptr) {
+    job.versions_at_capture.reserve(input.addresses.size());
+    for (size_t i = 0; i < input.addresses.size(); ++i) {
+      job.versions_at_capture.push_back(job.versions->version(i));
+    }
+  }
+  const Plan& plan = *job.plan;
+  const auto seed = static_cast<uint64_t>(input.step) * 0x9E3779B97F4A7C15ull;
+  job.sample_hashes.reserve(plan.table.pieces.size());
+  for (size_t i = 0; i < plan.table.pieces.size(); ++i) {
+    const Piece& piece = plan.table.pieces[i];
+    job.sample_hashes.push_back(!job.sampled(piece.region)
+                                    ? 0
+                                    : sampleHash(job.addresses[piece.region] + piece.begin, piece.end - piece.begin,
+                                                 options_.verify_full ? 0 : plan.samples[i], seed + i));
+  }
+  for (const auto& regions : plan.group_regions) {
+    uint64_t bytes = 0;
+    for (const uint32_t r : regions) {
+      bytes += plan.table.regions[r].bytes;
+    }
+    if (std::any_of(regions.begin(), regions.end(), [&](uint32_t r) { return job.isOnDevice(r); })) {
+      job.group_digests.push_back(0);  // not recorded
+      continue;
+    }
+    uint64_t digest = seed;
+    uint64_t position = 0;  // in the group, not in the table: members have different private regions in between
+    for (const uint32_t r : regions) {
+      const uint64_t size = plan.table.regions[r].bytes;
+      const auto samples =
+          static_cast<uint32_t>(std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
+      digest = digest * 31 + sampleHash(job.addresses[r], size, samples, seed + position++);
+    }
+    job.group_digests.push_back(digest);
+  }
+}
+
 CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   const int64_t start = clock_.nowNs();
   // Also for a loop whose gate never ran (optimizers outside torch.optim): two steps are never mixed.
@@ -223,42 +264,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->devices.assign(input.devices.begin(), input.devices.end());
     job->streams.assign(input.streams.begin(), input.streams.end());
   }
-  job->versions = input.versions;
-  job->checkable = input.checkable && options_.ask_check != nullptr;
-  if (job->versions != nullptr) {
-    job->versions_at_capture.reserve(input.addresses.size());
-    for (size_t i = 0; i < input.addresses.size(); ++i) {
-      job->versions_at_capture.push_back(job->versions->version(i));
-    }
-  }
-  const auto seed = static_cast<uint64_t>(input.step) * 0x9E3779B97F4A7C15ull;
-  job->sample_hashes.reserve(plan.table.pieces.size());
-  for (size_t i = 0; i < plan.table.pieces.size(); ++i) {
-    const Piece& piece = plan.table.pieces[i];
-    job->sample_hashes.push_back(!job->sampled(piece.region)
-                                     ? 0
-                                     : sampleHash(job->addresses[piece.region] + piece.begin, piece.end - piece.begin,
-                                                  options_.verify_full ? 0 : plan.samples[i], seed + i));
-  }
-  for (const auto& regions : plan.group_regions) {
-    uint64_t bytes = 0;
-    for (const uint32_t r : regions) {
-      bytes += plan.table.regions[r].bytes;
-    }
-    if (std::any_of(regions.begin(), regions.end(), [&](uint32_t r) { return job->isOnDevice(r); })) {
-      job->group_digests.push_back(0);  // not recorded
-      continue;
-    }
-    uint64_t digest = seed;
-    uint64_t position = 0;  // in the group, not in the table: members have different private regions in between
-    for (const uint32_t r : regions) {
-      const uint64_t size = plan.table.regions[r].bytes;
-      const auto samples =
-          static_cast<uint32_t>(std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
-      digest = digest * 31 + sampleHash(job->addresses[r], size, samples, seed + position++);
-    }
-    job->group_digests.push_back(digest);
-  }
+  sample(*job, input);
   faultPoint(FaultPoint::early_copy, input.step);
   if (job->onDevice()) {
     fetchEarly(*job);

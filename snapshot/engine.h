@@ -177,6 +177,7 @@ class SnapshotEngine {
   void finish(Job& job);
   void note(const std::string& text);
   void vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish = 0);
+  void sample(Job& job, const CaptureInput& input);
   bool prepareSlot(int slot, const Plan& plan, size_t object_bytes);
 
   // engine_device.cc: regions on devices.
