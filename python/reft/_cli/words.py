@@ -52,8 +52,9 @@ def overhead(stats: dict[str, Any]) -> str:
     noise = signed(stats.get("overhead_noise_ppm", -1))
     if noise < 0:
         return f"snapshots {rhythm}; what they cost is not measured yet"
-    cost = percent(signed(stats.get("overhead_ppm", 0)))
-    return f"snapshots {rhythm} cost {cost} ± {percent(noise)} (measured)"
+    cost = signed(stats.get("overhead_ppm", 0))
+    known = "measured" if abs(cost) > noise else "measured: no more than noise"
+    return f"snapshots {rhythm} cost {percent(cost)} ± {percent(noise)} ({known})"
 
 
 def step(value: Any) -> str:
