@@ -26,7 +26,7 @@ constexpr Name kNames[] = {
 
 void demand(bool condition, const char* what) {
   if (!condition) {
-    throw InvalidArgument("schedule", "not possible", what);
+    throw InvalidArgument(std::string("no such schedule: ") + what);
   }
 }
 

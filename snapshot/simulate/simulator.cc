@@ -81,8 +81,9 @@ class Simulation {
         meter_(options.control_every) {
     if (options.steps <= options.warm_up_steps || options.warm_up_steps < 0 || !(options.copy_bytes_per_sec > 0) ||
         !(options.compute_slowdown >= 1) || !(options.communication_slowdown >= 1) || !(options.jitter >= 0)) {
-      throw InvalidArgument("simulation", "not possible",
-                            "more steps than warm_up_steps, a positive copy rate, slowdowns of at least 1");
+      throw InvalidArgument(
+          "no such simulation: there have to be more steps than warm_up_steps, a positive copy rate, slowdowns of at "
+          "least 1");
     }
     bytes_per_ns_ = options.copy_bytes_per_sec / 1e9;
     for (int replica = 0; replica < replicas_; ++replica) {

@@ -374,8 +374,25 @@ def test_simulate_compares_the_policies(run_dir: Path, tmp_path: Path) -> None:
     assert rows["gap"]["share"]["gap"] > 0.95 and rows["sync"]["share"]["at once"] == 1
     assert rows["gap"]["overhead"] < rows["eager"]["overhead"] < rows["sync"]["overhead"]
     assert page.read_text().count("<rect") == 4
-    wrong = reft("simulate", "--stages", "0", run_dir=run_dir)
-    assert wrong.returncode == 2 and "stages" in wrong.stderr, wrong.stderr
+    nowhere = reft("simulate", "--steps", "12", "--policy", "gap", "--html", str(tmp_path / "no" / "page.html"), run_dir=run_dir)
+    assert nowhere.returncode == 1 and nowhere.stderr.startswith("reft: cannot write "), nowhere.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--stages", "0"], "'--stages': 0 is not in the range"),
+        (["--stages", "1024", "--replicas", "100"], "102400 ranks; at most 10240"),
+        (["--jitter", "nan"], "'--jitter': nan is no number"),
+        (["--forward-ms", "inf"], "'--forward-ms': inf is not in the range"),
+        (["--schedule", "interleaved", "--micro-batches", "6"], "micro_batches to be a multiple of stages"),
+    ],
+)
+def test_simulate_says_what_is_wrong(run_dir: Path, arguments: list[str], said: str) -> None:
+    native_module()
+    done = reft("simulate", *arguments, run_dir=run_dir)
+    assert done.returncode == 2 and said in " ".join(done.stderr.split()), done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_verify_and_ls_of_something_that_is_no_vault(folder: Path) -> None:

@@ -43,6 +43,18 @@ class Failure(click.ClickException):
             click.echo(f"reft: {self.message}", err=True)
 
 
+def write_file(path: str | Path, text: str) -> None:
+    """What a command writes where its user said. What is no Unicode becomes '?'.
+
+    Raises:
+        Failure: it cannot be written.
+    """
+    try:
+        Path(path).write_text(text, encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}", EXIT_WRONG) from error
+
+
 @dataclass(frozen=True)
 class Agent:
     """One running agent, named by where its socket lies."""

@@ -84,10 +84,7 @@ def _write_pages(path: Path, reports: list[dict[str, Any]]) -> None:
     """The first goes to `path`, others to `path` with the number of their node before the suffix."""
     for number, report in enumerate(reports):
         target = path if number == 0 else path.with_name(f"{path.stem}.node-{report['node']}{path.suffix}")
-        try:
-            target.write_text(verdict_page.page(report), encoding="utf-8", errors="replace")
-        except OSError as error:
-            raise agents.Failure(f"cannot write {target}: {error.strerror}", agents.EXIT_WRONG) from error
+        agents.write_file(target, verdict_page.page(report))
 
 
 @click.command("replay")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 import click
@@ -87,13 +86,6 @@ def _row(rank: timeline.Rank) -> list[str]:
     ]
 
 
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise agents.Failure(f"cannot write {path}: {error.strerror}", agents.EXIT_WRONG) from error
-
-
 @click.command("report")
 @click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, metavar="N", help="How many of the newest steps.")
 @click.option("--html", "page", metavar="FILE", help="Draw them as one page.")
@@ -122,9 +114,9 @@ def command(
     if ranks:
         if page:
             table = _HEADINGS, [_row(rank) for rank in ranks]
-            _write(page, timeline_page.page(name, sentence(ranks), (begin, end), ranks, table))
+            agents.write_file(page, timeline_page.page(name, sentence(ranks), (begin, end), ranks, table))
         if trace:
-            _write(trace, json.dumps(timeline.trace(ranks, name)))
+            agents.write_file(trace, json.dumps(timeline.trace(ranks, name)))
     if as_json:
         described = [
             {"rank": rank.rank, "summary": summary(rank), "steps": [step.as_json() for step in rank.steps]} for rank in ranks

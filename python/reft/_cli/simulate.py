@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import click
@@ -233,22 +233,38 @@ def html_page(report: Report) -> str:
     )
 
 
+class _Number(click.FloatRange):
+    """A range that `nan` does not lie in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is no number.", param, ctx)
+        return number
+
+
+_MOST_RANKS = 10240
+_MSEC = _Number(min=0, max=1e6)
+_SIZE_GIB = _Number(min=0, max=1e6)
+_RATE = _Number(min=1e-3, max=1e6)
+
+
 @click.command("simulate")
 @click.option("--paper", is_flag=True, help="Instead of the job below: the comparisons of REFT's paper, its figures beside.")
-@click.option("--most-ranks", type=click.IntRange(8, 10240), default=512, show_default=True, help="Largest job of --paper's scaling.")
+@click.option("--most-ranks", type=click.IntRange(8, _MOST_RANKS), default=512, show_default=True, help="Largest job of --paper's scaling.")
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True)
-@click.option("--stages", type=int, default=4, show_default=True, help="Pipeline stages; 1 for ddp and fsdp.")
-@click.option("--replicas", type=int, default=1, show_default=True, help="Data-parallel replicas of each stage.")
-@click.option("--micro-batches", type=int, default=8, show_default=True)
-@click.option("--forward-ms", type=float, default=10, show_default=True, help="One micro-batch through one rank.")
-@click.option("--backward-ms", type=float, default=20, show_default=True)
-@click.option("--snapshot-gib", type=float, default=0.5, show_default=True, help="Bytes of a rank's snapshot.")
-@click.option("--gradient-gib", type=float, default=0.25, show_default=True, help="Reduced over the replicas.")
-@click.option("--copy-gb-per-sec", type=float, default=10, show_default=True)
-@click.option("--link-gb-per-sec", type=float, default=10, show_default=True)
-@click.option("--slowdown", type=float, default=1.3, show_default=True, help="Of work and links beside a copy at full rate.")
-@click.option("--jitter", type=float, default=0.02, show_default=True, help="Of each piece of work, relative.")
-@click.option("--chunk-mib", type=float, default=4, show_default=True)
+@click.option("--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline stages; 1 for ddp and fsdp.")
+@click.option("--replicas", type=click.IntRange(1, _MOST_RANKS), default=1, show_default=True, help="Data-parallel replicas of each stage.")
+@click.option("--micro-batches", type=click.IntRange(1, 4096), default=8, show_default=True)
+@click.option("--forward-ms", type=_MSEC, default=10, show_default=True, help="One micro-batch through one rank.")
+@click.option("--backward-ms", type=_MSEC, default=20, show_default=True)
+@click.option("--snapshot-gib", type=_SIZE_GIB, default=0.5, show_default=True, help="Bytes of a rank's snapshot.")
+@click.option("--gradient-gib", type=_SIZE_GIB, default=0.25, show_default=True, help="Reduced over the replicas.")
+@click.option("--copy-gb-per-sec", type=_RATE, default=10, show_default=True)
+@click.option("--link-gb-per-sec", type=_RATE, default=10, show_default=True)
+@click.option("--slowdown", type=_Number(min=1, max=1000), default=1.3, show_default=True, help="Of work and links beside a copy at full rate.")
+@click.option("--jitter", type=_Number(min=0, max=1), default=0.02, show_default=True, help="Of each piece of work, relative.")
+@click.option("--chunk-mib", type=_Number(min=1 / 16, max=1024), default=4, show_default=True)
 @click.option("--steps", type=click.IntRange(12, 100000), default=40, show_default=True)
 @click.option("--policy", type=click.Choice(POLICIES), multiple=True, help="Default: all of them.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False), help="Also write a page with a plot there.")
@@ -283,6 +299,8 @@ def command(
     if paper:
         report = paper_report(most_ranks)
     else:
+        if (ranks := stages * replicas) > _MOST_RANKS:
+            raise click.UsageError(f"{stages} stages x {replicas} replicas are {ranks} ranks; at most {_MOST_RANKS} can be simulated")
         job = {
             "schedule": schedule,
             "stages": 1 if schedule in ("ddp", "fsdp") else stages,
@@ -301,7 +319,7 @@ def command(
         }
         report = custom_report(job, policy or POLICIES, snapshot_gib * _GIB)
     if html_file is not None:
-        Path(html_file).write_text(html_page(report), encoding="utf-8")
+        agents.write_file(html_file, html_page(report))
     if as_json:
         agents.print_json(asdict(report))
     else:

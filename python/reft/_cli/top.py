@@ -40,6 +40,7 @@ def _places(ranks: list[dict[str, Any]]) -> str:
     bytes_of = {name: sum(int(stats.get(f"{tier}_copied_bytes", 0)) for stats in every) for tier, name in names.items()}
     if not copied or not any(bytes_of.values()):
         return ""
+    bytes_of["program point"] = max(0, copied - sum(bytes_of.values()))
     return "copied in: " + ", ".join(f"{name} {100 * count / copied:.0f} %" for name, count in bytes_of.items())
 
 
@@ -154,7 +155,7 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     copied     bytes copied into the vault so far
     copied in  where they fell: gaps (the rank waited for others), work,
                collectives (one was under way), gate (training waited for the
-               copy); the rest was copied before an optimizer step returned
+               copy), program point (before an optimizer step returned)
     cost       how much longer the mean step takes for snapshots, of the middle
                rank: steps beside a copy against control steps (docs/placement.md)
     drop/skip  snapshots given up because tensors were written meanwhile, or
