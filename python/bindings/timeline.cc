@@ -83,6 +83,8 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
     span_rows.append(spanDict(span));
   }
   result["spans"] = span_rows;
+  const bool overwritten = !span_entries.empty() && span_entries.front().ticket > 1;
+  result["spans_from_ns"] = overwritten ? span_entries.front().begin_ns : 0;
   return result;
 }
 
@@ -91,7 +93,7 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
 void bindTimeline(py::module_& module) {
   module.def("timeline_of", &timelineOf, py::arg("fd"), py::arg("ops") = 1 << 16, py::arg("spans") = 1 << 16,
              "The newest ops and the newest spans of the vault behind `fd`, oldest first; times are CLOCK_MONOTONIC "
-             "nanoseconds of its host, 0 = not yet.");
+             "nanoseconds of its host, 0 = not yet. `spans_from_ns`: older spans were overwritten (0: none were).");
 }
 
 }  // namespace reft

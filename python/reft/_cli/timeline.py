@@ -145,6 +145,8 @@ def of_vault(read: dict[str, Any]) -> Rank:
     gaps = _without_overlap(waits)
     steps = []
     for (before, begin), (number, end) in zip(marks, marks[1:], strict=False):
+        if begin < int(read["spans_from_ns"]):
+            continue  # what was copied in it is not known any more
         step = Step(number, begin, end, gap_ns=_inside(gaps, begin, end))
         for what, spent in (("capture", "capture_ns"), ("gate", "gate_ns"), ("seal", "seal_ns")):
             setattr(step, spent, sum(it.end - it.begin for it, of, _ in spans[what] if of == before))

@@ -46,7 +46,7 @@ def vault(rank: int = 0, late_ns: int = 0, steps: int = 5) -> dict[str, Any]:
         spans.append(span("copy", number, point + 62 * MS, point + 63 * MS, 90, "compute"))
         spans.append(span("seal", number, point + 70 * MS, point + 71 * MS, 1))
         spans.append(span("gate", number, point + 90 * MS, point + 94 * MS))
-    return {"job": "demo", "rank": rank, "world": 2, "groups": [("world", rank, 2)], "call_sites": {7: "train.py:3 f"}, "ops": ops, "spans": spans}
+    return {"job": "demo", "rank": rank, "world": 2, "groups": [("world", rank, 2)], "call_sites": {7: "train.py:3 f"}, "ops": ops, "spans": spans, "spans_from_ns": 0}
 
 
 def test_steps_have_their_gaps_and_the_copies_of_the_snapshot_at_their_beginning() -> None:
@@ -58,6 +58,14 @@ def test_steps_have_their_gaps_and_the_copies_of_the_snapshot_at_their_beginning
         assert (step.capture_ns, step.gate_ns, step.seal_ns) == (2 * MS, 4 * MS, MS)
         assert step.copied == {"at once": 10, "gap": 900, "compute": 90, "communication": 0, "gate": 0}
         assert step.copied_ns["gap"] == 29 * MS
+
+
+def test_steps_whose_spans_were_overwritten_are_left_out() -> None:
+    read = vault(0, 5)
+    assert len(timeline.of_vault(read).steps) == 4
+    kept = [it for it in read["spans"] if it["step"] >= 2]
+    rank = timeline.of_vault({**read, "spans": kept, "spans_from_ns": kept[0]["begin_ns"]})
+    assert [step.number for step in rank.steps] == [3, 4, 5] and all(sum(step.copied.values()) for step in rank.steps)
 
 
 def test_waits_inside_of_waits_count_once_and_what_is_under_way_not_at_all() -> None:
