@@ -148,7 +148,11 @@ bool DeviceCopy::capturing(std::span<const DeviceStream> streams) {
     }
     const Context context(api_, on->context);
     int status = cuda::kCaptureNone;
-    if (!ok(api_.streamIsCapturing(one.stream, &status), "cuStreamIsCapturing")) {
+    const cuda::Result result = api_.streamIsCapturing(one.stream, &status);
+    if (result == cuda::kCaptureImplicit) {
+      return true;
+    }
+    if (!ok(result, "cuStreamIsCapturing")) {
       return false;
     }
     if (status != cuda::kCaptureNone) {
@@ -249,6 +253,13 @@ bool DeviceCopy::watch(DeviceWaits& waits, const DeviceStream& stream) {
   }
   const Context context(api_, on->context);
   return waits.watch(api_, stream);
+}
+
+void DeviceCopy::mark(DeviceWaits& waits, const OpEvent& mark, const DeviceStream& stream) {
+  if (Device* const on = usable() ? device(stream.device) : nullptr) {
+    const Context context(api_, on->context);
+    waits.mark(mark, stream);
+  }
 }
 
 bool DeviceCopy::submit(int index, Ticket& ticket) {

@@ -41,8 +41,11 @@ bool DevicePlacement::begin(const DeviceStream& stream, int64_t step, uint64_t c
   orders_.clear();  // of a step that went another way
   now_ = {step, chunk_bytes, bytes, waits_.lost()};
   in_step_ = false;
+  if (steps_.size() == DeviceWaits::kEvents) {
+    steps_.pop_front();  // the device is far behind, or no mark can be made
+  }
   steps_.push_back(now_);
-  waits_.mark({.what = OpEvent::kSnapshot, .ticket = static_cast<uint64_t>(step)}, stream);
+  copy_.mark(waits_, {.what = OpEvent::kSnapshot, .ticket = static_cast<uint64_t>(step)}, stream);
   plan_ = placer_.foresee(bytes, /*past_the_guard=*/true);
   uint64_t in_gaps = 0;
   for (const uint64_t gap : plan_.gap_bytes) {
@@ -189,7 +192,10 @@ void DevicePlacement::learn() {
   const std::lock_guard lock(mutex_);
   hear();
   // A mark that copies are still to be ordered behind is not given back.
-  while (!failed_ && (orders_.empty() || !orders_.front().behind) && learnOne()) {
+  const auto behind = [](const Order& order) { return order.behind.has_value(); };
+  if (std::none_of(orders_.begin(), orders_.end(), behind)) {
+    while (!failed_ && learnOne()) {
+    }
   }
   if (failed_) {
     reset();

@@ -234,7 +234,7 @@ void SnapshotEngine::markGate(OpEvent::What what, std::span<const DeviceStream> 
     return;
   }
   if (streams.size() == 1) {
-    options_.device_waits->mark({.what = what}, streams.front());
+    device_copy_->mark(*options_.device_waits, {.what = what}, streams.front());
   }
   if (what == OpEvent::kDone) {
     options_.device_waits->ignore();

@@ -22,6 +22,7 @@ using Event = void*;       // CUevent
 using Context = void*;     // CUcontext
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;
+constexpr Result kCaptureImplicit = 906;  // the legacy stream cannot be used while a blocking stream is captured
 constexpr unsigned kHostRegisterPortable = 1;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr unsigned kEventTiming = 0;

@@ -379,6 +379,23 @@ TEST_F(EngineDeviceGaps, WaitsAreMarkedFromTheProgramPointToTheGateUnderGapOnly)
   }
 }
 
+// A model on a device that the script never made the current one, on its default stream.
+TEST_F(EngineDeviceGaps, AnotherCurrentDeviceLosesNoMark) {
+  begin(8 * kChunk);
+  const cuda::Stream own = std::exchange(streams_[0].stream, nullptr);
+  for (int64_t number = 1; number <= 3; ++number) {
+    writeAll(static_cast<unsigned char>(number));
+    onDevice(1);
+    ASSERT_EQ(capture(number), CaptureResult::kTaken);
+    EXPECT_TRUE(waits_.watching());
+    engine_->gate(streams_);
+    ASSERT_TRUE(engine_->settle());
+    EXPECT_TRUE(sealed(number).has_value());
+  }
+  EXPECT_EQ(waits_.lost(), 0u);
+  streams_[0].stream = own;
+}
+
 // Interleavings of training, copies and gate, at random, under every policy.
 class EngineDeviceCanary : public EngineDevice,
                            public testing::WithParamInterface<std::tuple<PlacementPolicy, uint32_t>> {};
@@ -607,6 +624,18 @@ TEST_F(EngineDevice, AStepThatIsCapturedIntoAGraphIsLeftAlone) {
   EXPECT_EQ(capture(3), CaptureResult::kTaken);
   ASSERT_TRUE(engine_->settle());
   EXPECT_TRUE(sealed(3).has_value());
+}
+
+// What the driver says of the legacy stream then, and nothing is broken by it.
+TEST_F(EngineDevice, ACaptureThatForbidsTheLegacyStreamCostsOneSnapshot) {
+  start({{20'000}});
+  writeAll(1);
+  fake_.fail("cuStreamIsCapturing", 1, cuda::kCaptureImplicit, 0);
+  EXPECT_EQ(capture(1), CaptureResult::kFailed);
+  EXPECT_NE(std::string(vault_->stats().note).find("graph"), std::string::npos);
+  EXPECT_EQ(capture(2), CaptureResult::kTaken);
+  ASSERT_TRUE(engine_->settle());
+  EXPECT_TRUE(sealed(2).has_value());
 }
 
 TEST_F(EngineDevice, ASnapshotWhoseGateIsCapturedIsDropped) {
