@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <limits>
 #include <sstream>
 
 #include "agent/hang_watch.h"
@@ -148,7 +149,8 @@ std::string statusJson(const Options& options, RankTable& ranks, const CommitLed
                            {"pending", progress->pending}};
       }
       const auto& stats = vault->stats();
-#define REFT_STATS_JSON(name) entry["stats"][#name] = stats.name.load(std::memory_order_relaxed);
+      // -1: never set, or not known; the slowdown may be below nothing by noise.
+#define REFT_STATS_JSON(name) entry["stats"][#name] = static_cast<int64_t>(stats.name.load(std::memory_order_relaxed));
       REFT_RANK_STATS(REFT_STATS_JSON)
 #undef REFT_STATS_JSON
       entry["stats"]["note"] = note(stats);
@@ -175,6 +177,7 @@ std::string inventoryJson(RankTable& ranks) {
 std::string metricsText(const Options& options, RankTable& ranks, const CommitLedger& ledger,
                         const AgentCounters& counters) {
   std::ostringstream out;
+  out.precision(std::numeric_limits<double>::max_digits10);  // a machine that is up for weeks still counts microseconds
   const auto node = "job=\"" + label(options.job) + "\",node=\"" + std::to_string(options.node) + "\"";
   const auto agent = [&](const char* name, const char* type, const char* help, uint64_t value) {
     out << "# HELP reft_agent_" << name << ' ' << help << "\n# TYPE reft_agent_" << name << ' ' << type

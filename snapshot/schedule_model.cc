@@ -13,6 +13,7 @@ constexpr int kShapesUntilIgnored = 4;
 constexpr int kShapesUntilTrusted = 16;
 constexpr uint64_t kSlowPercent = 150;
 constexpr uint32_t kSamplesForJitter = 4;
+constexpr double kWorstError = 10;  // of one gap, relative
 
 int64_t elapsed(int64_t from_ns, int64_t to_ns) {
   if (to_ns <= from_ns) {
@@ -262,8 +263,9 @@ void ScheduleModel::waitEnd(int64_t now_ns) {
     foretold_ns_ = plus(foretold_ns_, foretold_->wait_ns);
     const int64_t off_ns = std::abs(foretold_->wait_ns - wait.wait_ns);
     off_ns_ = plus(off_ns_, off_ns);
-    step_errors_.push_back(
-        static_cast<float>(static_cast<double>(off_ns) / static_cast<double>(std::max<int64_t>(wait.wait_ns, 1))));
+    // A gap that hardly came about is not foretold a million times worse than one that was missed by ten times its length.
+    const double error = static_cast<double>(off_ns) / static_cast<double>(std::max<int64_t>(wait.wait_ns, 1));
+    step_errors_.push_back(static_cast<float>(std::min(error, kWorstError)));
   } else if (wait.wait_ns >= options_.min_gap_ns) {
     unforetold_ns_ = plus(unforetold_ns_, wait.wait_ns);
   }

@@ -104,6 +104,7 @@ Env Env::parse(const Lookup& lookup) {
     // A variable that is set but empty counts as not set: that is how job files switch one off.
     Value value;
     value.text = given && !given->empty() ? *given : row.default_text;
+    std::string allowed = row.allowed;
     bool good = true;
     switch (row.kind) {
       case EnvRow::kFlag:
@@ -111,6 +112,7 @@ Env Env::parse(const Lookup& lookup) {
       case EnvRow::kInt: {
         const auto number = integerOf(value.text);
         good = number && inRange(row.allowed, integerOf, *number);
+        allowed += number ? "" : ", whole numbers";
         value.integer = number.value_or(0);
         break;
       }
@@ -129,7 +131,7 @@ Env Env::parse(const Lookup& lookup) {
       case EnvRow::kText: break;
     }
     if (!good) {
-      throw InvalidArgument(row.name, "'" + value.text + "'", row.allowed);
+      throw InvalidArgument(row.name, "'" + value.text + "'", allowed);
     }
     env.values_.push_back(std::move(value));
   }

@@ -142,7 +142,11 @@ void OpLog::nameCallSite(uint32_t id, std::string_view text) noexcept {
     return;
   }
   OpCallSite& site = callSitesOf(header)[index];
-  const size_t length = std::min(text.size(), OpCallSite::kTextBytes - 1);
+  size_t length = std::min(text.size(), OpCallSite::kTextBytes - 1);
+  while (length < text.size() && length > 0 &&
+         (static_cast<unsigned char>(text[text.size() - length]) & 0xC0) == 0x80) {
+    --length;  // no character of UTF-8 is cut in two
+  }
   std::memcpy(site.text, text.data() + (text.size() - length), length);
   site.text[length] = '\0';
   site.id.store(id, std::memory_order_release);

@@ -7,6 +7,7 @@
 #include "c10d_backend/backend.h"
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/gil.h"
+#include "python/bindings/base.h"
 
 namespace py = pybind11;
 
@@ -201,13 +202,20 @@ void bindBackend(py::module_& module) {
           [](const OpLog& self) {
             py::list rows;
             for (const OpGroup& group : OpLogReader(self.area(), self.areaBytes()).groups()) {
-              rows.append(py::make_tuple(std::string(group.name), group.rank, group.size));
+              rows.append(py::make_tuple(textOf(group.name), group.rank, group.size));
             }
             return rows;
           },
           "(name, own rank, size) by group index.")
       .def(
-          "call_sites", [](const OpLog& self) { return OpLogReader(self.area(), self.areaBytes()).callSites(); },
+          "call_sites",
+          [](const OpLog& self) {
+            py::dict sites;
+            for (const auto& [id, text] : OpLogReader(self.area(), self.areaBytes()).callSites()) {
+              sites[py::int_(id)] = textOf(text);
+            }
+            return sites;
+          },
           "Place in the user's code by call-site id: 'train.py:88 load_batch'.");
   module.def("process_op_log", &processOpLog, py::return_value_policy::reference);
   module.def("install_call_sites", &installCallSites, py::arg("skip"));

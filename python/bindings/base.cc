@@ -89,6 +89,14 @@ void byeAtExit(const AgentClient& client) {
   leaving->connection = client.connection();
 }
 
+py::str textOf(std::string_view bytes) {
+  PyObject* const text = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
+  if (text == nullptr) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::str>(text);
+}
+
 void bindBase(py::module_& module) {
   bindErrors(module);
   module.def("environment", &environmentDict, "Parsed REFT_* values by member name. Raises InvalidArgument.");

@@ -5,10 +5,14 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <memory>
+#include <string_view>
 
 #include "intercept/base/agent_client.h"
 
 namespace reft {
+
+// Text of a log that anybody may have written: what is no UTF-8 becomes U+FFFD.
+pybind11::str textOf(std::string_view bytes);
 
 void bindBase(pybind11::module_& module);
 

@@ -9,6 +9,7 @@
 #include "intercept/base/error.h"
 #include "intercept/base/op_log.h"
 #include "python/bindings/backend.h"
+#include "python/bindings/base.h"
 #include "snapshot/placer.h"
 #include "snapshot/span_log.h"
 #include "snapshot/vault.h"
@@ -58,7 +59,7 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
     call_sites = log.callSites();
   }
   py::dict result;
-  result["job"] = identity.job;
+  result["job"] = textOf(identity.job);
   result["rank"] = identity.rank;
   result["world"] = identity.world;
   result["payload_bytes"] = payload_bytes;
@@ -69,10 +70,14 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
   result["cost"] = cost;
   py::list group_rows;
   for (const OpGroup& group : groups) {
-    group_rows.append(py::make_tuple(std::string(group.name), group.rank, group.size));
+    group_rows.append(py::make_tuple(textOf(group.name), group.rank, group.size));
   }
   result["groups"] = group_rows;
-  result["call_sites"] = call_sites;
+  py::dict sites;
+  for (const auto& [id, text] : call_sites) {
+    sites[py::int_(id)] = textOf(text);
+  }
+  result["call_sites"] = sites;
   py::list op_rows;
   for (const OpEntry& entry : op_entries) {
     op_rows.append(entryDict(entry));

@@ -542,7 +542,7 @@ class Session:
         every, overhead_ppm, noise_ppm = self.engine.cadence
         if every == self._said_every and (self._said_cost or noise_ppm < 0):
             return
-        known = "measured" if abs(overhead_ppm) > noise_ppm else "measured: no more than noise"
+        known = "measured" if overhead_ppm > noise_ppm else "measured: no more than noise"
         cost = f"{overhead_ppm / 1e4:.2f} % ± {noise_ppm / 1e4:.2f} of the mean step ({known})"
         if every != self._said_every:
             rhythm = "at every step" if every == 1 else f"every {every} steps"

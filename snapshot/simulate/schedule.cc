@@ -224,11 +224,19 @@ Schedule makeFsdp(const ScheduleSpec& spec) {
   auto& list = result.stages.emplace_back();
   const int64_t layers = spec.layers;
   const uint64_t bytes = spec.gradient_bytes / static_cast<uint64_t>(layers);
+  const bool alone = spec.replicas == 1;  // nobody to gather from
   const auto start = [&] {
+    if (alone) {
+      return 0u;
+    }
     list.push_back(action(Action::kStart, ringNs(spec, bytes, 1), bytes, result.collectives));
     return result.collectives++;
   };
-  const auto wait = [&](uint32_t id) { list.push_back(action(Action::kWait, 0, bytes, id)); };
+  const auto wait = [&](uint32_t id) {
+    if (!alone) {
+      list.push_back(action(Action::kWait, 0, bytes, id));
+    }
+  };
   std::vector<uint32_t> reductions;
   for (int i = 0; i < spec.micro_batches; ++i) {
     for (const bool backward : {false, true}) {
@@ -290,7 +298,7 @@ Schedule makeSchedule(const ScheduleSpec& spec) {
     return spec.kind == ScheduleKind::kDdp ? makeDdp(spec) : makeFsdp(spec);
   }
   demand(spec.kind != ScheduleKind::kInterleaved || spec.micro_batches % spec.stages == 0,
-         "interleaved needs micro_batches to be a multiple of stages");
+         "interleaved needs its micro-batches to be a multiple of its stages");
   return Pipeline(spec).build();
 }
 

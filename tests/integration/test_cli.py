@@ -233,7 +233,7 @@ def test_top_reads_unset_steps(agent: FakeAgent, run_dir: Path) -> None:
 def test_top_says_what_snapshots_cost(agent: FakeAgent, run_dir: Path, counters: dict[str, int], shown: str) -> None:
     agent.answers[50] = (51, status(**{"every": 1, "forecast_error_ppm": 240_000, **counters}))
     done = reft("top", "--once", run_dir=run_dir)
-    assert shown + "; gaps foretold to 24 %" in " ".join(done.stdout.split()), done.stdout
+    assert shown + "; gaps foretold with an error of 24 %" in " ".join(done.stdout.split()), done.stdout
 
 
 def test_top_without_a_terminal_prints_once(agent: FakeAgent, run_dir: Path) -> None:
@@ -385,7 +385,7 @@ def test_simulate_compares_the_policies(run_dir: Path, tmp_path: Path) -> None:
         (["--stages", "1024", "--replicas", "100"], "102400 ranks; at most 10240"),
         (["--jitter", "nan"], "'--jitter': nan is no number"),
         (["--forward-ms", "inf"], "'--forward-ms': inf is not in the range"),
-        (["--schedule", "interleaved", "--micro-batches", "6"], "micro_batches to be a multiple of stages"),
+        (["--schedule", "interleaved", "--micro-batches", "6"], "micro-batches to be a multiple of its stages"),
     ],
 )
 def test_simulate_says_what_is_wrong(run_dir: Path, arguments: list[str], said: str) -> None:

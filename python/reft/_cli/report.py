@@ -20,7 +20,8 @@ def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str
 
     from reft import _C
 
-    job, ranks, problems = "", [], []
+    problems: list[str] = []
+    jobs: dict[str, dict[int, timeline.Rank]] = {}
     for vault in found:
         try:
             with vault.open() as fd:
@@ -28,9 +29,20 @@ def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str
         except (_C.Error, OSError) as error:
             problems.append(f"{vault.name}: {error}")
             continue
-        job = str(read["job"])
-        ranks.append(timeline.of_vault(read))
-    return job, sorted(ranks, key=lambda rank: rank.rank), problems
+        except agents.Failure as error:
+            problems.append(error.message)
+            continue
+        ranks = jobs.setdefault(str(read["job"]), {})
+        rank = timeline.of_vault(read)
+        if rank.rank in ranks:
+            problems.append(f"{vault.name}: a second vault of rank {rank.rank}, left out")
+        else:
+            ranks[rank.rank] = rank
+    if len(jobs) > 1:
+        raise agents.Failure(f"vaults of several jobs, choose one with --job: {', '.join(sorted(jobs))}", agents.EXIT_WRONG)
+    for job, ranks in jobs.items():
+        return job, [ranks[number] for number in sorted(ranks)], problems
+    return "", [], problems
 
 
 def summary(rank: timeline.Rank) -> dict[str, Any]:
@@ -54,7 +66,7 @@ def sentence(ranks: list[timeline.Rank]) -> str:
     steps = [step for rank in ranks for step in rank.steps]
     total = sum(sum(step.copied.values()) for step in steps)
     stalled = sum(step.capture_ns + step.gate_ns for step in steps)
-    waited = f"training waited {words.nanoseconds(stalled / len(steps))} a step for reft"
+    waited = f"training waited {words.nanoseconds(stalled / len(steps))} a step for reft on average"
     share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
     known = sorted((rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"])
     cost = f" Over the run: {words.overhead(known[len(known) // 2].cost)}." if known else ""
@@ -99,7 +111,8 @@ def command(
 
     \b
     waiting    share of the step in which the host waits for others: the gaps
-    capture    what the optimizer step takes longer, because a snapshot begins
+    capture    what the optimizer step takes longer, because a snapshot begins;
+               that of a control step, one in 64, is the whole copy
     gate       what the next optimizer step waited for the copy
     in gaps, compute, comm., stalling
                when the bytes were copied: in gaps, beside computing, beside
@@ -111,11 +124,15 @@ def command(
     """
     name, all_ranks, problems = _read(vaults.find(vault_dir, job, run_dir))
     begin, end, ranks = timeline.newest(all_ranks, steps)
+    shown = {rank.rank for rank in ranks}
+    problems += [
+        f"rank {rank.rank} is not shown: it has no step in the time of the others'" for rank in all_ranks if rank.rank not in shown and rank.steps
+    ]
     if ranks:
-        if page:
+        if page is not None:
             table = _HEADINGS, [_row(rank) for rank in ranks]
             agents.write_file(page, timeline_page.page(name, sentence(ranks), (begin, end), ranks, table))
-        if trace:
+        if trace is not None:
             agents.write_file(trace, json.dumps(timeline.trace(ranks, name)))
     if as_json:
         described = [

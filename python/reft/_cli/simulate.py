@@ -5,10 +5,13 @@ from __future__ import annotations
 import html
 import json
 import math
+import threading
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.table import Table
 
 from reft._cli import agents, words
@@ -57,8 +60,18 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
     from reft import _C
 
+    # In a thread, because the simulator looks for no signals: Ctrl-C ends the command, and the thread with it.
+    answer: Future[str] = Future()
+
+    def simulate() -> None:
+        try:
+            answer.set_result(_C.simulate(json.dumps(options)))
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=simulate, name="reft-simulate", daemon=True).start()
     try:
-        result: dict[str, Any] = json.loads(_C.simulate(json.dumps(options)))
+        result: dict[str, Any] = json.loads(answer.result())
     except _C.InvalidArgument as error:
         raise click.UsageError(str(error)) from error
     return result
@@ -71,8 +84,9 @@ class Comparer:
         self._report = report
         self._case = case
         self._job = {"overhead_limit": 0.0, **job}  # a snapshot at every step, whatever it costs
-        self._without = float(run({**self._job, "snapshot_bytes": 0})["iteration_ns"])
-        self._row("none", run({**self._job, "snapshot_bytes": 0}), "")
+        without = run({**self._job, "snapshot_bytes": 0})
+        self._without = float(without["iteration_ns"])
+        self._row("none", without, "")
 
     def add(self, variant: str, policy: str, snapshot_bytes: float, paper: str = "") -> None:
         self._row(variant, run({**self._job, "policy": policy, "snapshot_bytes": int(snapshot_bytes)}), paper)
@@ -169,7 +183,7 @@ def _cells(row: Row) -> list[str]:
         row.variant,
         str(row.ranks),
         f"{row.iteration_sec:.3f}",
-        "" if row.variant == "none" else f"{100 * row.overhead:+.2f}",
+        "" if row.variant == "none" else f"{100 * row.overhead + 0.0:+.2f}".replace("-0.00", "+0.00"),
         *shares,
         f"{100 * row.error_median:.1f}",
         row.paper,
@@ -196,7 +210,8 @@ def print_report(report: Report) -> None:
         for row in rows:
             if row.paper:
                 console.print(f"the paper, {row.variant}: {row.paper}", style="dim")
-        console.print(f"gaps were mispredicted by {100 * rows[-1].error_median:.1f} % (median)", style="dim")
+        if worst := max(row.error_median for row in rows):
+            console.print(f"gaps were mispredicted by up to {100 * worst:.1f} % (median of a row's gaps)", style="dim")
     console.print()
     for note in report.notes:
         console.print(note)
@@ -297,13 +312,18 @@ def command(
     were mispredicted (median). docs/placement.md says what is modelled. --json prints {"title", "rows", "notes"}.
     """
     if paper:
+        given = click.get_current_context()
+        others = set(given.params) - {"paper", "most_ranks", "html_file", "as_json"}
+        if wrong := [name for name in sorted(others) if given.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
+            raise click.UsageError(f"--paper has jobs of its own; --{wrong[0].replace('_', '-')} has no effect on them")
         report = paper_report(most_ranks)
     else:
+        stages = 1 if schedule in ("ddp", "fsdp") else stages
         if (ranks := stages * replicas) > _MOST_RANKS:
             raise click.UsageError(f"{stages} stages x {replicas} replicas are {ranks} ranks; at most {_MOST_RANKS} can be simulated")
         job = {
             "schedule": schedule,
-            "stages": 1 if schedule in ("ddp", "fsdp") else stages,
+            "stages": stages,
             "replicas": replicas,
             "micro_batches": micro_batches,
             "forward_ns": int(forward_ms * 1e6),

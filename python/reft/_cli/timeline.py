@@ -6,6 +6,7 @@ share their axis.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,15 +67,15 @@ class Rank:
     seals: list[Interval]
     cost: dict[str, int] = field(default_factory=dict)  # what snapshots cost, as counters of the vault
 
-    def cut(self, begin: int, end: int) -> Rank:
-        """What of it has a part between the two instants; it stays whole."""
+    def cut(self, begin: int, end: int, steps: int) -> Rank:
+        """What of it has a part between the two instants, and the newest steps that had ended by then; each stays whole."""
 
         def part(intervals: Iterable[Interval]) -> list[Interval]:
             return [it for it in intervals if it.end > begin and it.begin < end]
 
         return Rank(
             self.rank,
-            [step for step in self.steps if step.end > begin and step.begin < end],
+            [step for step in self.steps if step.end > begin and step.end <= end][-steps:],
             part(self.ops),
             part(self.gaps),
             {tier: part(copies) for tier, copies in self.copies.items()},
@@ -111,9 +112,11 @@ def _without_overlap(waits: list[Interval]) -> list[Interval]:
     return result
 
 
-def _inside(intervals: Iterable[Interval], begin: int, end: int) -> int:
-    """Nanoseconds of the intervals between the two instants."""
-    return sum(max(0, min(it.end, end) - max(it.begin, begin)) for it in intervals)
+def _inside(intervals: Sequence[Interval], begin: int, end: int) -> int:
+    """Nanoseconds between the two instants of intervals that are in order and do not overlap."""
+    first = bisect_right(intervals, begin, key=lambda it: it.end)
+    behind = bisect_left(intervals, end, key=lambda it: it.begin)
+    return sum(min(it.end, end) - max(it.begin, begin) for it in intervals[first:behind])
 
 
 def of_vault(read: dict[str, Any]) -> Rank:
@@ -143,17 +146,23 @@ def of_vault(read: dict[str, Any]) -> Rank:
         if tier in copies:
             copies[tier].append(interval)
     gaps = _without_overlap(waits)
+    of_step: dict[int, list[tuple[Interval, str, str]]] = {}
+    for what, found in spans.items():
+        for interval, number, tier in found:
+            of_step.setdefault(number, []).append((interval, what, tier))
     steps = []
     for (before, begin), (number, end) in zip(marks, marks[1:], strict=False):
         if begin < int(read["spans_from_ns"]):
             continue  # what was copied in it is not known any more
         step = Step(number, begin, end, gap_ns=_inside(gaps, begin, end))
-        for what, spent in (("capture", "capture_ns"), ("gate", "gate_ns"), ("seal", "seal_ns")):
-            setattr(step, spent, sum(it.end - it.begin for it, of, _ in spans[what] if of == before))
-        for it, of, tier in spans["copy"]:
-            if of == before and tier in step.copied:
+        for it, what, tier in of_step.get(before, []):
+            spent = it.end - it.begin
+            step.capture_ns += spent if what == "capture" else 0
+            step.gate_ns += spent if what == "gate" else 0
+            step.seal_ns += spent if what == "seal" else 0
+            if what == "copy" and tier in step.copied:
                 step.copied[tier] += it.bytes
-                step.copied_ns[tier] += it.end - it.begin
+                step.copied_ns[tier] += spent
         steps.append(step)
     return Rank(
         int(read["rank"]),
@@ -168,15 +177,24 @@ def of_vault(read: dict[str, Any]) -> Rank:
     )
 
 
+_STALE_NS = 60 * 10**9
+
+
 def newest(ranks: Sequence[Rank], steps: int) -> tuple[int, int, list[Rank]]:
-    """The ranks cut to the time of the newest steps that all of them have ended, and that time; no ranks if there is none."""
+    """The ranks cut to the time of the newest steps that all of them have ended, and that time; no ranks if there is none.
+
+    Ranks whose newest step is a minute older than that of another one are left out: they are no part of what runs.
+    """
     ended = [rank for rank in ranks if rank.steps]
     if not ended:
         return 0, 0, []
+    latest = max(rank.steps[-1].end for rank in ended)
+    ended = [rank for rank in ended if rank.steps[-1].end > latest - _STALE_NS]
     # Numbers of steps may differ between ranks (who steps only every other time), instants do not.
-    last = min(ended, key=lambda rank: rank.steps[-1].end)
-    begin, end = last.steps[-min(steps, len(last.steps))].begin, last.steps[-1].end
-    cut = [rank.cut(begin, end) for rank in ended]
+    end = min(rank.steps[-1].end for rank in ended)
+    by_then = [[step for step in rank.steps if step.end <= end][-steps:] for rank in ended]
+    begin = min((newest[0].begin for newest in by_then if newest), default=end)
+    cut = [rank.cut(begin, end, steps) for rank in ended]
     return begin, end, [rank for rank in cut if rank.steps]
 
 

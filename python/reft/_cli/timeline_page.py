@@ -94,7 +94,9 @@ def _ticks(nanoseconds: int) -> list[int]:
 def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
     draw = _Drawing(begin, end)
     for tick in _ticks(end - begin):
-        draw.text(draw.x(begin + tick), 14, f"{tick / 1e6:g} ms", "soft", "middle" if tick else "start")
+        x = draw.x(begin + tick)
+        anchor = "start" if not tick else "end" if x > _WIDTH - 40 else "middle"
+        draw.text(x, 14, f"{tick / 1e6:g} ms", "soft", anchor)
     y = float(_TOP)
     for rank in ranks:
         draw.text(0, y + 15, f"rank {rank.rank}")
@@ -126,7 +128,7 @@ def page(
     """The whole page. `window`: first and last instant; `table`: headings, and rows of cells."""
     head = "".join(f"<th>{_text(name)}</th>" for name in table[0])
     rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table[1])
-    swatches = [("busy", "the rank computes"), ("idle", "gap: the host waits for others"), ("op", "collective under way")]
+    swatches = [("busy", "the rank computes"), ("idle", "gap: the host waits for others"), ("op", "a collective or message is under way")]
     swatches += [(_COPY_CLASS[tier], f"copied {_MEANING[tier]}") for tier in ("gap", "compute", "communication")]
     swatches += [("stall", "training waits for reft: capture at the program point, the gate"), ("seal", "verified and sealed")]
     legend = "".join(f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches)
@@ -134,7 +136,8 @@ def page(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f"<title>{_text(job)}: timeline</title><style>{_STYLE}</style></head><body>"
         f"<h1>Where the copies went</h1><p class='soft'>job {_text(job)}, the newest steps of the ranks of this machine."
-        " A dashed line is a program point: the optimizer step has returned, and a snapshot begins.</p>"
+        " A dashed line is a program point: the optimizer step has returned, and a snapshot begins."
+        " One snapshot in 64 is copied there as a whole, to measure what the others cost.</p>"
         f"<p>{_text(sentence)}</p>"
         f"<div class='scroll'><table><tr>{head}</tr>{rows}</table></div>"
         f"<h2>Timeline</h2><p class='legend'>{legend}</p><div class='scroll'>{_drawing(*window, ranks)}</div></body></html>\n"

@@ -53,7 +53,7 @@ def _cost(ranks: list[dict[str, Any]]) -> str:
     costs = sorted(known, key=lambda stats: words.signed(stats["overhead_ppm"]))
     text = words.overhead(costs[len(costs) // 2] if costs else told[0])
     if errors := sorted(error for stats in told if (error := int(stats.get("forecast_error_ppm", 0)))):
-        text += f"; gaps foretold to {errors[len(errors) // 2] / 1e4:.0f} %"
+        text += f"; gaps foretold with an error of {errors[len(errors) // 2] / 1e4:.0f} %"
     return text
 
 

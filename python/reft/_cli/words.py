@@ -53,7 +53,7 @@ def overhead(stats: dict[str, Any]) -> str:
     if noise < 0:
         return f"snapshots {rhythm}; what they cost is not measured yet"
     cost = signed(stats.get("overhead_ppm", 0))
-    known = "measured" if abs(cost) > noise else "measured: no more than noise"
+    known = "measured" if cost > noise else "measured: no more than noise"
     return f"snapshots {rhythm} cost {percent(cost)} ± {percent(noise)} ({known})"
 
 

@@ -28,9 +28,9 @@ def _torch() -> Path:
 def folder() -> Path | None:
     """Where the stand-ins for the torch of this Python were built; None if they were not.
 
-    REFT_FAKE_CUDA_DIR names another folder.
+    FAKE_CUDA_DIR names another folder.
     """
-    named = os.environ.get("REFT_FAKE_CUDA_DIR")
+    named = os.environ.get("FAKE_CUDA_DIR")
     if named:
         return Path(named)
     for path in ROOT.glob("build*/fake-cuda/torch.txt"):

@@ -73,6 +73,8 @@ TEST(Env, AnEmptyValueCountsAsNotSet) {
 
 TEST(Env, RefusalNamesVariableValueAndWhatIsAllowed) {
   EXPECT_EQ(refusal("REFT_SNAPSHOT_SLOTS", "7"), "REFT_SNAPSHOT_SLOTS is '7'; allowed: 2..3");
+  EXPECT_EQ(refusal("REFT_SNAPSHOT_OVERHEAD_PERCENT", "0.5"),
+            "REFT_SNAPSHOT_OVERHEAD_PERCENT is '0.5'; allowed: 0..100, whole numbers");
   EXPECT_EQ(refusal("REFT_RESUME", "exactly"), "REFT_RESUME is 'exactly'; allowed: exact|state|off");
   EXPECT_EQ(refusal("REFT_DISABLE", "true"), "REFT_DISABLE is 'true'; allowed: 0|1");
 }

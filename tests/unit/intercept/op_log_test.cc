@@ -146,12 +146,14 @@ TEST(OpLog, CallSitesHaveTheirTextAndMoveAlong) {
   log.nameCallSite(8, std::string(500, 'x') + end);
   log.moveTo(vault.data, 16);
   log.nameCallSite(9, "");
+  log.nameCallSite(10, std::string(60, 'a') + std::string(1, '\xe6') + "\x9c\xac" + std::string(121, 'b'));
   auto sites = OpLogReader(vault.data, vault.bytes).callSites();
-  EXPECT_EQ(sites.size(), 3u);
+  EXPECT_EQ(sites.size(), 4u);
+  EXPECT_EQ(sites.at(10), std::string(121, 'b')) << "no half of a character";
   EXPECT_EQ(sites.at(7), "train.py:88 load_batch");
   EXPECT_EQ(sites.at(8), std::string(OpCallSite::kTextBytes - 1 - end.size(), 'x') + end) << "of a long one the end";
   EXPECT_EQ(sites.at(9), "");
-  for (uint32_t id = 10; id < 3000; ++id) {
+  for (uint32_t id = 11; id < 3000; ++id) {
     log.nameCallSite(id, "somewhere");
   }
   sites = OpLogReader(vault.data, vault.bytes).callSites();

@@ -68,6 +68,19 @@ def test_steps_whose_spans_were_overwritten_are_left_out() -> None:
     assert [step.number for step in rank.steps] == [3, 4, 5] and all(sum(step.copied.values()) for step in rank.steps)
 
 
+def test_ranks_of_another_time_are_left_out() -> None:
+    now = timeline.of_vault(vault(0, late_ns=3600 * 10**9))
+    _, _, ranks = timeline.newest([timeline.of_vault(vault(1)), now], 3)
+    assert [rank.rank for rank in ranks] == [0], "the one that runs is shown, not the one that stopped an hour ago"
+
+
+def test_each_rank_shows_so_many_steps() -> None:
+    ranks = [timeline.of_vault(vault(rank, late_ns=rank * 30 * MS, steps=9)) for rank in range(3)]
+    for count in (1, 4):
+        _, _, cut = timeline.newest(ranks, count)
+        assert [len(rank.steps) for rank in cut] == [count] * 3
+
+
 def test_waits_inside_of_waits_count_once_and_what_is_under_way_not_at_all() -> None:
     read = vault(steps=2)
     read["ops"].append(op("all_reduce", STEP + 30 * MS, STEP + 40 * MS, (STEP + 30 * MS, STEP + 40 * MS)))
@@ -83,9 +96,9 @@ def test_the_newest_steps_of_ranks_that_are_not_at_the_same_place() -> None:
     ranks = [timeline.of_vault(vault(0)), timeline.of_vault(vault(1, late_ns=30 * MS)), timeline.of_vault(vault(2, steps=1))]
     begin, end, cut = timeline.newest(ranks, 2)
     assert [rank.rank for rank in cut] == [0, 1], "a rank without a whole step is not drawn"
-    assert (begin, end) == (3 * STEP, 5 * STEP)
+    assert (begin, end) == (3 * STEP - 70 * MS, 5 * STEP), "two whole steps of each"
     assert [step.number for step in cut[0].steps] == [4, 5]
-    assert [step.number for step in cut[1].steps] == [3, 4, 5], "the first and the last stick out"
+    assert [step.number for step in cut[1].steps] == [3, 4], "what had not ended by then is left out"
     assert all(copy.end > begin and copy.begin < end for rank in cut for copies in rank.copies.values() for copy in copies)
     assert timeline.newest(ranks[2:], 2)[2] == []
     assert timeline.newest([], 2)[2] == []
@@ -97,7 +110,7 @@ def test_the_summary_says_what_it_comes_to() -> None:
     facts = report.summary(ranks[0])
     assert facts["steps"] == 3 and facts["step_ns"] == STEP and facts["gap_share"] == 0.4
     assert facts["copied_bytes"] == {"at_once": 30, "gap": 2700, "compute": 270, "communication": 0, "gate": 0}
-    assert "90 % of the bytes" in report.sentence(ranks) and "6.0 ms a step for reft (6.0 %)" in report.sentence(ranks)
+    assert "90 % of the bytes" in report.sentence(ranks) and "6.0 ms a step for reft on average (6.0 %)" in report.sentence(ranks)
     nothing = vault()
     nothing["spans"] = []
     assert report.sentence([timeline.of_vault(nothing)]).startswith("Nothing was copied")
