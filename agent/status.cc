@@ -70,6 +70,7 @@ constexpr Metric kMetrics[] = {
     {"forecast_last_ppm", "gauge", "Error of the foretold gaps of the newest step, weighted by their length."},
     {"foretold_gap_ns", "gauge", "Gap time of the newest step that was foretold."},
     {"unforetold_gap_ns", "gauge", "Gap time of the newest step that was not foretold."},
+    {"forecast_steps", "counter", "Steps whose gaps were compared with what was foretold."},
     {"unprotected", "gauge", "1: training progresses and nothing is committed."},
     {"errors", "counter", "Failures of snapshots."},
     {"pid", "gauge", "Process id of the rank."},

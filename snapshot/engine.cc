@@ -598,6 +598,7 @@ void SnapshotEngine::tellForecast(const ScheduleModel::Errors& errors) {
   stats.forecast_last_ppm.store(static_cast<uint64_t>(errors.last_weighted * 1e6));
   stats.foretold_gap_ns.store(static_cast<uint64_t>(errors.foretold_ns));
   stats.unforetold_gap_ns.store(static_cast<uint64_t>(errors.unforetold_ns));
+  stats.forecast_steps.store(errors.steps);
 }
 
 void SnapshotEngine::finish(Job& job) {

@@ -100,14 +100,15 @@ void RecentSamples::add(int64_t value) {
     std::sort(sorted.begin(), sorted.begin() + count_);
     return count_ % 2 == 1 ? sorted[count_ / 2] : (sorted[count_ / 2 - 1] + sorted[count_ / 2]) / 2;
   };
-  expected_ = middle();
+  // Of two, the newer: the first step of a sequence often pays for what later ones find ready.
+  expected_ = count_ == 2 ? value : middle();
   for (uint32_t i = 0; i < count_; ++i) {
     sorted[i] = std::abs(values_[i] - expected_);
   }
   const int64_t deviation = middle() * 3 / 2;  // 1.48 for a normal distribution
-  // Few samples say little about the spread.
+  // Few samples say little about the spread. One says enough to be foretold by (min_gap_jitters times its floor is less than itself).
   const bool few = count_ < kSamplesForJitter;
-  const int64_t floor = expected_ / (count_ == 1 ? 4 : few ? 20 : 100);
+  const int64_t floor = expected_ / (count_ == 1 ? 5 : few ? 20 : 100);
   jitter_ = std::max({deviation, floor, few ? carried_jitter_ : 0, int64_t{1}});
 }
 
@@ -128,6 +129,14 @@ struct ScheduleModel::Pattern {
   int successor_votes = 0;
   Forecast forecast;
 
+  // The step that began it took longer than the next: it warmed up (allocations, first launches), and its lengths say nothing.
+  void forgetWarmUp() {
+    for (Span& span : spans) {
+      span.compute = span.communication = span.wait = {};
+    }
+    tail_compute = tail_communication = period = until_gate = {};
+  }
+
   void renew(const ScheduleModelOptions& options) {
     std::vector<int64_t> work;
     work.reserve(spans.size() + 1);
@@ -135,7 +144,7 @@ struct ScheduleModel::Pattern {
       work.push_back(span.compute.jitter());
     }
     work.push_back(tail_compute.jitter());
-    const int64_t noise_ns = medianOf(work);
+    const int64_t noise_ns = period.count() > 1 ? medianOf(work) : 0;  // one step does not show any
     forecast.period_ns = period.expected();
     forecast.until_gate_ns = until_gate.expected();
     forecast.steps_seen = steps;
@@ -240,6 +249,13 @@ const ForecastSpan* ScheduleModel::waitBegin(const ScheduleOp& op, int64_t now_n
     return nullptr;
   }
   foretold_copy_ = active_->forecast.spans[waits_begun_ - 1];
+  // After a step that was never seen before: was it an exception, or is this another one? Until that shows, the shorter wait of the two.
+  if (last_ != nullptr && last_ != active_ && last_->steps == 1 && matchesSoFar(*last_, true)) {
+    const ForecastSpan& other = last_->forecast.spans[waits_begun_ - 1];
+    if (other.wait_ns < foretold_copy_.wait_ns) {
+      foretold_copy_ = other;
+    }
+  }
   if (!exact) {  // other sizes: nothing to rely on
     foretold_copy_.gap = false;
   }
@@ -399,6 +415,9 @@ void ScheduleModel::closeStep(int64_t now_ns, bool learn) {
     pattern->structure = structure;
     pattern->shape = shape;
     pattern->spans.resize(waits_.size());
+  }
+  if (pattern->steps == 1 && pattern->period.expected() / 10 * 9 > period) {
+    pattern->forgetWarmUp();
   }
   for (size_t i = 0; i < waits_.size() && i < pattern->spans.size(); ++i) {
     Pattern::Span& span = pattern->spans[i];

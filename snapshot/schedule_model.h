@@ -44,7 +44,7 @@ class RecentSamples {
   static constexpr size_t kCapacity = 8;
   void add(int64_t value);
   size_t count() const { return count_; }
-  int64_t expected() const { return expected_; }  // median
+  int64_t expected() const { return expected_; }  // median; of two, the newer
   int64_t jitter() const { return jitter_; }      // one standard deviation, robustly; never 0 once something was added
 
  private:

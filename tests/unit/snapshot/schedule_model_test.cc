@@ -79,7 +79,6 @@ TEST(ScheduleModel, KnowsNothingAtFirstAndTheStepAfterOne) {
   EXPECT_EQ(script.model_.forecast(), nullptr);
   EXPECT_EQ(script.run(trainingStep()), (std::vector<int64_t>{-1, -1, -1}));
   EXPECT_EQ(script.model_.errors().last_class, StepClass::kFirst);
-  script.run(trainingStep());  // one sample says too little about its spread to be a promise
   EXPECT_EQ(script.run(trainingStep()), (std::vector<int64_t>{6 * kMs, 9 * kMs, 3 * kMs}));
   const Forecast* forecast = script.model_.forecast();
   ASSERT_NE(forecast, nullptr);
@@ -237,7 +236,53 @@ TEST(RecentSamples, MedianAndSpreadIgnoreOneOutlier) {
   EXPECT_LT(samples.expected(), 1100);
   samples.add(5010);  // the second in a row
   EXPECT_EQ(samples.count(), 2u);
-  EXPECT_EQ(samples.expected(), 5005);
+  EXPECT_EQ(samples.expected(), 5010);
+}
+
+TEST(RecentSamples, OfTwoTheNewerIsExpectedAndTheFirstWidensTheSpread) {
+  RecentSamples samples;
+  samples.add(300);  // the first step of a sequence warms up
+  EXPECT_EQ(samples.expected(), 300);
+  samples.add(200);
+  EXPECT_EQ(samples.expected(), 200);
+  EXPECT_GE(samples.jitter(), 50);
+  samples.add(202);
+  EXPECT_EQ(samples.expected(), 202);
+}
+
+// Whatever its length: a sequence is foretold from the first step that had it.
+TEST(ScheduleModel, OneStepIsEnough) {
+  for (int64_t wait = 1'000'000; wait < 1'000'008; ++wait) {
+    Script script;
+    script.run({{Script::receive(0), 10'000, wait}}, 10'000);
+    ASSERT_NE(script.model_.forecast(), nullptr);
+    EXPECT_TRUE(script.model_.forecast()->spans[0].gap) << wait;
+  }
+}
+
+// Fewer micro-batches, say: the first waits are the same messages, and whether the change is for good is not known yet.
+TEST(ScheduleModel, AfterAnUnknownStepTheShorterOfTwoPossibleWaitsIsForetold) {
+  Script script;
+  for (int i = 0; i < 4; ++i) {
+    script.run(trainingStep());
+  }
+  Script::Step shorter = trainingStep();
+  shorter.pop_back();
+  shorter[1].wait_ns = 4 * kMs;
+  script.run(shorter);
+  EXPECT_EQ(script.run(shorter), (std::vector<int64_t>{6 * kMs, 4 * kMs}));
+  script.run(trainingStep());
+  EXPECT_EQ(script.run(trainingStep()), (std::vector<int64_t>{6 * kMs, 9 * kMs, 3 * kMs}));
+}
+
+TEST(ScheduleModel, TheWarmUpOfASequenceIsForgotten) {
+  Script script;
+  script.run(trainingStep(3));
+  script.run(trainingStep());
+  EXPECT_EQ(script.run(trainingStep()), (std::vector<int64_t>{6 * kMs, 9 * kMs, 3 * kMs}));
+  ASSERT_NE(script.model_.forecast(), nullptr);
+  EXPECT_EQ(script.model_.forecast()->period_ns, 33 * kMs);
+  EXPECT_EQ(script.model_.forecast()->steps_seen, 3u);
 }
 
 // --- op logs of every kind of schedule, with 2 % jitter in all work
