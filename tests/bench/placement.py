@@ -1,7 +1,8 @@
-"""Placement of copies, all of it: on stand-in devices, on processor cores, and how well gaps are foretold.
+"""Placement of copies, all of it: on stand-in devices, on processor cores, and how well gaps are foretold on the devices.
 
-Runs placement_device.py, forecast.py and placement_host.py one after the other and gives their figures as one table. Each of them can
-be run alone, with arguments of its own.
+Runs placement_device.py, forecast.py and placement_host.py one after the other (half an hour) and gives their figures as one table. Each
+of them can be run alone, with arguments of its own. Stand-in devices are run by processor cores: where there is no core for each
+device, placement_device.py's are three times as slow, so that what else the machine does matters less.
 
     python tests/bench/placement.py [--json FILE]
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -19,7 +21,12 @@ from typing import Any
 import report
 
 HERE = Path(__file__).resolve().parent
-PARTS = {"device": "placement_device", "forecast": "forecast", "host": "placement_host"}
+DEVICES = 4
+PARTS = {
+    "device": ["placement_device", "--blocks", "3", "--slower", "1" if len(os.sched_getaffinity(0)) >= DEVICES else "3"],
+    "forecast": ["forecast", "--device", "cuda", "--steps", "26"],
+    "host": ["placement_host"],
+}
 
 
 def main() -> int:
@@ -29,12 +36,12 @@ def main() -> int:
     metrics: dict[str, Any] = {}
     cases = {"run": 0, "failed": 0, "skipped": 0}
     notes: list[str] = []
-    for name, script in PARTS.items():
+    for name, (script, *arguments) in PARTS.items():
         with tempfile.TemporaryDirectory() as scratch:
             file = Path(scratch) / "part.json"
-            print(f"{script} ...", file=sys.stderr, flush=True)
+            print(f"{script} {' '.join(arguments)} ...", file=sys.stderr, flush=True)
             # Its own table goes where progress goes: the last one has all of it.
-            subprocess.run([sys.executable, str(HERE / f"{script}.py"), "--json", str(file)], stdout=sys.stderr)
+            subprocess.run([sys.executable, str(HERE / f"{script}.py"), *arguments, "--json", str(file)], stdout=sys.stderr)
             if not file.exists():
                 cases = cases | {"run": cases["run"] + 1, "failed": cases["failed"] + 1}
                 notes.append(f"{script}: gave no figures")
