@@ -33,6 +33,7 @@ def _binary() -> Path | None:
 BINARY = _binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs reft-agent: build it, or set REFT_AGENT_PATH")
 INCARNATION = 0xABC
+VAULT_VERSION = 5  # as snapshot/FORMAT.md has it
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -68,7 +69,7 @@ def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns:
         record = struct.pack("<8QIIiIBBBBIQ", 1, heartbeat, heartbeat, heartbeat, 0, 0, 4, 0, 0, 1, -1, 0, 2, 255, 255, 0, 0, 0)
         log[records : records + len(record)] = record
     places = (4096, 8192, len(log), 8192 + len(log), len(spans))
-    block = struct.pack("<QIIii5Q128s", 0x31544C5654464552, 4, 2, rank, world, *places, job.encode())
+    block = struct.pack("<QIIii5Q128s", 0x31544C5654464552, VAULT_VERSION, 2, rank, world, *places, job.encode())
     block += struct.pack("<Q", xxh3(block))
     return block.ljust(4096, b"\0") + bytes(4096) + bytes(log) + spans
 
