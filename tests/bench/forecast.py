@@ -10,7 +10,7 @@ ProcessGroupNCCL on stand-in devices (tests/fakes/cuda), whose kernels take a fi
 and the change is to half as many micro-batches. What a step was like is known there when the device has passed it, a step or two later.
 
     python tests/bench/forecast.py [--device cpu] [--kinds gpipe 1f1b interleaved zero_bubble ddp fsdp hybrid] [--ranks 4] [--steps 40]
-                                   [--json FILE]
+                                   [--slower 1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40, help="before, and after, the change of shapes")
+    parser.add_argument("--slower", type=int, default=1, help="factor for the time that kernels and copies of stand-in devices take")
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=32, help="rows of a micro-batch")
     if (args := report.arguments(parser, worker)) is None:
@@ -165,8 +166,10 @@ def main() -> int:
         if cuda.missing():
             print(cuda.missing(), file=sys.stderr)
             return 1
-        environment = cuda.environment(args.ranks, **STAND_IN) | {"REFT_SNAPSHOT_POLICY": "gap"}
-        notes.append(f"stand-in devices: {STAND_IN}")
+        slowed = {"kernel_us": STAND_IN["kernel_us"] * args.slower, "copy_mb_per_sec": STAND_IN["copy_mb_per_sec"] // args.slower}
+        stand_in = STAND_IN | slowed
+        environment = cuda.environment(args.ranks, **stand_in) | {"REFT_SNAPSHOT_POLICY": "gap"}
+        notes.append(f"stand-in devices: {stand_in}")
     for kind in args.kinds:
         with tempfile.TemporaryDirectory() as scratch:
             arguments = {"kinds": kind} | {name: getattr(args, name) for name in ("device", "steps", "width", "tokens")}

@@ -1,8 +1,8 @@
 """Placement of copies, all of it: on stand-in devices, on processor cores, and how well gaps are foretold on the devices.
 
-Runs placement_device.py, forecast.py and placement_host.py one after the other (half an hour) and gives their figures as one table. Each
-of them can be run alone, with arguments of its own. Stand-in devices are run by processor cores: where there is no core for each
-device, placement_device.py's are three times as slow, so that what else the machine does matters less.
+Runs placement_device.py, forecast.py and placement_host.py one after the other (half an hour; 40 minutes with two cores) and gives their
+figures as one table. Each of them can be run alone, with arguments of its own. Stand-in devices are run by processor cores: where there is
+no core for each device, the devices are three times as slow, so that what else the machine does matters less.
 
     python tests/bench/placement.py [--json FILE]
 """
@@ -22,9 +22,10 @@ import report
 
 HERE = Path(__file__).resolve().parent
 DEVICES = 4
+SLOWER = "1" if len(os.sched_getaffinity(0)) >= DEVICES else "3"
 PARTS = {
-    "device": ["placement_device", "--blocks", "3", "--slower", "1" if len(os.sched_getaffinity(0)) >= DEVICES else "3"],
-    "forecast": ["forecast", "--device", "cuda", "--steps", "26"],
+    "device": ["placement_device", "--blocks", "3", "--slower", SLOWER],
+    "forecast": ["forecast", "--device", "cuda", "--steps", "26", "--slower", SLOWER],
     "host": ["placement_host"],
 }
 
