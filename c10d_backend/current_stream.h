@@ -5,7 +5,7 @@
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "intercept/base/device_waits.h"
+#include "intercept/base/device_marks.h"
 
 namespace reft {
 

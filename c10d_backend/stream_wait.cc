@@ -5,8 +5,8 @@
 namespace reft {
 
 StreamWait::StreamWait(const OpLog* log, uint64_t ticket) noexcept {
-  DeviceWaits& waits = processDeviceWaits();
-  if (log == nullptr || !waits.watching() || !log->describe(ticket, mark_)) {
+  DeviceMarks& marks = processDeviceMarks();
+  if (log == nullptr || !marks.watching() || !log->describe(ticket, mark_)) {
     return;
   }
   try {
@@ -15,13 +15,13 @@ StreamWait::StreamWait(const OpLog* log, uint64_t ticket) noexcept {
     return;
   }
   mark_.what = OpEvent::kWaitBegin;
-  waits.mark(mark_, stream_);
+  marks.markWait(mark_, stream_);
 }
 
 StreamWait::~StreamWait() {
   if (stream_.device >= 0) {
     mark_.what = OpEvent::kWaitEnd;
-    processDeviceWaits().mark(mark_, stream_);
+    processDeviceMarks().markWait(mark_, stream_);
   }
 }
 

@@ -246,19 +246,19 @@ bool DeviceCopy::elapsed(int index, cuda::Event begin, cuda::Event end, int64_t&
   return true;
 }
 
-bool DeviceCopy::watch(DeviceWaits& waits, const DeviceStream& stream) {
+bool DeviceCopy::follow(DeviceMarks& marks, const DeviceStream& stream) {
   Device* const on = usable() ? device(stream.device) : nullptr;
   if (on == nullptr) {
     return false;
   }
   const Context context(api_, on->context);
-  return waits.watch(api_, stream);
+  return marks.follow(api_, stream);
 }
 
-void DeviceCopy::mark(DeviceWaits& waits, const OpEvent& mark, const DeviceStream& stream) {
+void DeviceCopy::mark(DeviceMarks& marks, const OpEvent& mark, const DeviceStream& stream) {
   if (Device* const on = usable() ? device(stream.device) : nullptr) {
     const Context context(api_, on->context);
-    waits.mark(mark, stream);
+    marks.mark(mark, stream);
   }
 }
 

@@ -8,7 +8,7 @@
 // Nothing is begun on a stream that is being captured into a graph, and no call breaks a capture of somebody else. Only devices
 // that are named get a context, which is the one that they have already (the primary one).
 //
-// Threads: begin(), hold(), watch() and mark() from the thread that trains; copy(), after(), stamp() and submit() from one thread at a time
+// Threads: begin(), hold(), follow() and mark() from the thread that trains; copy(), after(), stamp() and submit() from one thread at a time
 //          (whoever holds the snapshot's fetch lock); pin() and unpin() while no copy is under way; the rest from any.
 // Errors:  none is thrown. The first failed call ends it for good: usable() is false, why() says it, each later call does nothing
 //          and says no. A device that has failed is the training's to deal with.
@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "intercept/base/cuda_api.h"
-#include "intercept/base/device_waits.h"
+#include "intercept/base/device_marks.h"
 
 namespace reft {
 
@@ -64,8 +64,8 @@ class DeviceCopy {
   // Between two events that keep times and were passed.
   bool elapsed(int device, cuda::Event begin, cuda::Event end, int64_t& ns);
   // See there; the calling thread may have another device than the stream's.
-  bool watch(DeviceWaits& waits, const DeviceStream& stream);
-  void mark(DeviceWaits& waits, const OpEvent& mark, const DeviceStream& stream);
+  bool follow(DeviceMarks& marks, const DeviceStream& stream);
+  void mark(DeviceMarks& marks, const OpEvent& mark, const DeviceStream& stream);
   // Everything that was asked of `device` so far has landed when the ticket has.
   bool submit(int device, Ticket& ticket);
   bool landed(const Ticket& ticket) const;  // no CUDA call

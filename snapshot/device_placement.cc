@@ -1,23 +1,32 @@
 #include "snapshot/device_placement.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace reft {
 
-DevicePlacement::DevicePlacement(DeviceCopy& copy, DeviceWaits& waits)
-    : copy_(copy), waits_(waits), placer_(PlacerOptions{}), lost_(waits.lost()) {
+namespace {
+
+constexpr size_t kMostSteps = 1024;  // that nobody takes
+
+bool trainingWaits(Tier tier) {
+  return tier == Tier::kAtOnce || tier == Tier::kGate;
+}
+
+}  // namespace
+
+DevicePlacement::DevicePlacement(DeviceCopy& copy, DeviceMarks& marks, const Clock& host)
+    : copy_(copy), marks_(marks), clock_(copy, marks, host), placer_(PlacerOptions{}) {
   OpEvent mark;
-  while (waits_.poll(mark)) {  // of an engine before this one
-    waits_.giveBack(mark.mark);
+  while (marks_.poll(mark)) {  // of an engine before this one
+    marks_.giveBack(mark.mark);
   }
 }
 
 DevicePlacement::~DevicePlacement() {
   hear();
   reset();
-  if (base_) {
-    waits_.giveBack(*base_);
-  }
+  clock_.giveBackBase();
 }
 
 ScheduleModel::Errors DevicePlacement::errors() const {
@@ -31,44 +40,100 @@ int64_t DevicePlacement::longestOverrunNs() const {
 
 // -- ahead of the device ------------------------------------------------------------------------------------------------
 
-bool DevicePlacement::begin(const DeviceStream& stream, int64_t step, uint64_t chunk_bytes, uint64_t bytes) {
+bool DevicePlacement::point(const DeviceStream& stream, int64_t step) {
   const std::lock_guard lock(mutex_);
-  if (failed_ || !copy_.watch(waits_, stream)) {
+  if (clock_.failed() || !copy_.follow(marks_, stream)) {
     return false;
   }
-  device_ = stream.device;
+  clock_.use(stream.device);
+  stream_ = stream;
   hear();
   orders_.clear();  // of a step that went another way
-  now_ = {step, chunk_bytes, bytes, waits_.lost()};
-  in_step_ = false;
-  if (steps_.size() == DeviceWaits::kEvents) {
-    steps_.pop_front();  // the device is far behind, or no mark can be made
+  plan_ = {};
+  marks_.ignore();
+  in_step_ = gated_ = false;
+  if (!begun_.empty()) {
+    begun_.back().told = true;
   }
-  steps_.push_back(now_);
-  copy_.mark(waits_, {.what = OpEvent::kSnapshot, .ticket = static_cast<uint64_t>(step)}, stream);
-  plan_ = placer_.foresee(bytes, /*past_the_guard=*/true);
+  if (begun_.size() == DeviceMarks::kEvents) {
+    begun_.pop_front();  // the device is far behind, or no mark can be made
+  }
+  begun_.push_back({.step = step, .lost = marks_.lost()});
+  copy_.mark(marks_, {.what = OpEvent::kBegin, .kind = OpKind::kStep, .ticket = static_cast<uint64_t>(step)}, stream_);
+  return true;
+}
+
+void DevicePlacement::begin(PlacementPolicy policy, uint64_t chunk_bytes, uint64_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (clock_.failed() || begun_.empty()) {
+    return;
+  }
+  Begun& now = begun_.back();
+  now.chunk_bytes = chunk_bytes;
+  now.bytes = bytes;
+  marks_.watch();
   uint64_t in_gaps = 0;
-  for (const uint64_t gap : plan_.gap_bytes) {
-    in_gaps += gap;
+  if (policy == PlacementPolicy::kGap) {
+    plan_ = placer_.foresee(bytes, /*past_the_guard=*/true);
+    for (const uint64_t gap : plan_.gap_bytes) {
+      in_gaps += gap;
+    }
   }
   if (in_gaps < bytes) {
-    orders_.push_back({bytes - in_gaps, Tier::kCompute, std::nullopt, 0});
+    const Tier tier = policy == PlacementPolicy::kSync ? Tier::kAtOnce : Tier::kCompute;
+    orders_.push_back({bytes - in_gaps, tier, std::nullopt, 0, now.step});
   }
-  return true;
+}
+
+void DevicePlacement::copiedHere() {
+  const std::lock_guard lock(mutex_);
+  if (!clock_.failed() && !begun_.empty()) {
+    begun_.back().copied_here = true;
+    copy_.mark(marks_, {.what = OpEvent::kSnapshot}, stream_);
+  }
+}
+
+void DevicePlacement::pointDone(uint64_t block, bool beside_copy) {
+  const std::lock_guard lock(mutex_);
+  if (!begun_.empty() && !begun_.back().told) {
+    begun_.back().told = true;
+    begun_.back().block = block;
+    begun_.back().beside_copy = beside_copy;
+  }
+}
+
+void DevicePlacement::gateBegin(const DeviceStream& stream) {
+  const std::lock_guard lock(mutex_);
+  if (!clock_.failed() && !begun_.empty() && !gated_) {
+    copy_.mark(marks_, {.what = OpEvent::kGate}, stream);
+  }
+}
+
+void DevicePlacement::gateEnd(const DeviceStream& stream) {
+  const std::lock_guard lock(mutex_);
+  if (clock_.failed() || begun_.empty() || gated_) {
+    return;
+  }
+  copy_.mark(marks_, {.what = OpEvent::kDone}, stream);
+  gated_ = true;
+  begun_.back().told = true;
+  marks_.ignore();
+  hear();
+  orders_.clear();  // what was not asked for by now, the gate has asked for
 }
 
 // Under the mutex.
 void DevicePlacement::hear() {
   OpEvent mark;
-  while (waits_.poll(mark)) {
-    marks_.push_back(mark);
-    if (mark.what == OpEvent::kSnapshot) {
-      in_step_ = static_cast<int64_t>(mark.ticket) == now_.step;
+  while (marks_.poll(mark)) {
+    told_.push_back(mark);
+    if (mark.what == OpEvent::kBegin) {
+      in_step_ = !begun_.empty() && static_cast<int64_t>(mark.ticket) == begun_.back().step;
       waits_begun_ = 0;
     } else if (mark.what == OpEvent::kWaitBegin && in_step_) {
       const size_t wait = waits_begun_++;
       if (wait < plan_.gap_bytes.size() && plan_.gap_bytes[wait] > 0) {
-        orders_.push_back({plan_.gap_bytes[wait], Tier::kGap, mark.mark, wait});
+        orders_.push_back({plan_.gap_bytes[wait], Tier::kGap, mark.mark, wait, begun_.back().step});
       }
     }
   }
@@ -77,7 +142,7 @@ void DevicePlacement::hear() {
 std::optional<DevicePlacement::Order> DevicePlacement::next(int64_t step) {
   const std::lock_guard lock(mutex_);
   hear();
-  if (step != now_.step || orders_.empty()) {
+  if (orders_.empty() || orders_.front().step != step) {
     return std::nullopt;
   }
   const Order order = orders_.front();
@@ -85,106 +150,168 @@ std::optional<DevicePlacement::Order> DevicePlacement::next(int64_t step) {
   return order;
 }
 
-void DevicePlacement::ordered(const Order& order, uint64_t bytes, std::optional<uint32_t> end) {
+void DevicePlacement::ordered(const Order& order, uint64_t bytes, std::optional<uint32_t> begin,
+                              std::optional<uint32_t> end) {
   const std::lock_guard lock(mutex_);
-  if (!end) {
+  if (begin && end && !clock_.failed()) {
+    batches_.push_back({order, *begin, *end});
+    batches_.back().order.bytes = bytes;
     return;
   }
-  Order done = order;
-  done.bytes = bytes;
-  batches_.push_back({now_.step, done, *end});
+  untimed_[static_cast<size_t>(order.tier)] += bytes;
+  for (const auto& mark : {begin, end}) {
+    if (mark) {
+      marks_.giveBack(*mark);
+    }
+  }
 }
 
 // -- behind the device --------------------------------------------------------------------------------------------------
 
-// False: the device has not come to it, or nothing is to be had from it any more.
-bool DevicePlacement::timeOf(uint32_t mark, int64_t& at_ns) {
-  const std::optional<bool> passed = copy_.passed(device_, waits_.event(mark));
-  int64_t since_base_ns = 0;
-  failed_ =
-      !passed || (*passed && base_ && !copy_.elapsed(device_, waits_.event(*base_), waits_.event(mark), since_base_ns));
-  at_ns = base_ns_ + since_base_ns;
-  return !failed_ && *passed;
-}
-
-// Tells the Placer of the copies of a step that were to be made in its waits up to `wait`. False: one has not landed.
+// Under the mutex. Takes the times of the copies of a step that were ordered for its waits up to `wait`, or for none. False: one has
+// not landed.
 bool DevicePlacement::settleBatches(int64_t step, size_t wait) {
   while (!batches_.empty()) {
     const Batch& batch = batches_.front();
-    if (batch.step > step || (batch.step == step && batch.order.tier == Tier::kGap && batch.order.wait > wait)) {
+    const Order& order = batch.order;
+    if (order.step > step || (order.step == step && order.tier == Tier::kGap && order.wait > wait)) {
       return true;
     }
-    int64_t end_ns = 0;
-    if (!timeOf(batch.end, end_ns)) {
+    const auto end_ns = clock_.timeOf(batch.end);
+    const auto begin_ns = end_ns ? clock_.timeOf(batch.begin) : std::nullopt;
+    if (!begin_ns) {
       return false;
     }
-    const int64_t earliest = batch.order.tier == Tier::kGap ? wait_begin_ns_ : base_ns_;
-    if (batch.step == step) {
-      placer_.copied(batch.order.bytes, batch.order.tier, std::min(std::max(earliest, copied_until_ns_), end_ns),
-                     end_ns);
+    if (order.step == step) {
+      record_.copies.push_back({*begin_ns, *end_ns, order.bytes, order.tier});
+      if (!trainingWaits(order.tier)) {
+        placer_.copied(order.bytes, order.tier, *begin_ns, *end_ns);
+      }
+      marks_.giveBack(batch.begin);
+      marks_.giveBack(batch.end);
+    } else {
+      drop(batch);
     }
-    copied_until_ns_ = end_ns;
-    waits_.giveBack(batch.end);
     batches_.pop_front();
   }
   return true;
 }
 
-bool DevicePlacement::learnOne() {
-  if (marks_.empty()) {
+void DevicePlacement::drop(const Batch& batch) {
+  untimed_[static_cast<size_t>(batch.order.tier)] += batch.order.bytes;
+  marks_.giveBack(batch.begin);
+  marks_.giveBack(batch.end);
+}
+
+void DevicePlacement::endStep(const Begun& next, int64_t at_ns) {
+  const bool whole = now_ && next.lost == now_->lost && next.step == now_->step + 1;
+  placer_.beginStep(at_ns, 0, 0, /*learn=*/whole && !now_->copied_here);
+  if (!now_) {
+    return;
+  }
+  record_.step = now_->step;
+  record_.block = now_->block;
+  record_.beside_copy = now_->beside_copy;
+  record_.whole = whole;
+  record_.end_ns = at_ns;
+  for (int64_t* const time :
+       {&record_.begin_ns, &record_.end_ns, &record_.gate_begin_ns, &record_.gate_end_ns}) {
+    *time = clock_.hostNs(*time);
+  }
+  for (DeviceWait& one : record_.waits) {
+    one.begin_ns = clock_.hostNs(one.begin_ns);
+    one.end_ns = clock_.hostNs(one.end_ns);
+  }
+  for (DeviceCopies& one : record_.copies) {
+    one.begin_ns = clock_.hostNs(one.begin_ns);
+    one.end_ns = clock_.hostNs(one.end_ns);
+  }
+  if (steps_.size() < kMostSteps) {
+    steps_.push_back(std::move(record_));
+  }
+}
+
+// False: not yet.
+bool DevicePlacement::learnPoint(const OpEvent& mark, int64_t at_ns) {
+  if (now_ && !settleBatches(now_->step, ~size_t{0})) {
     return false;
   }
-  const OpEvent mark = marks_.front();
-  int64_t at_ns = 0;
-  if (!timeOf(mark.mark, at_ns)) {
+  const auto step = static_cast<int64_t>(mark.ticket);
+  while (!begun_.empty() && begun_.front().step < step) {
+    begun_.pop_front();  // its program point was lost
+  }
+  if (begun_.empty() || begun_.front().step != step) {
+    marks_.giveBack(mark.mark);  // nothing is known of it any more
+    return true;
+  }
+  if (!begun_.front().told) {
+    return false;
+  }
+  const Begun next = begun_.front();
+  endStep(next, at_ns);
+  if (begun_.size() > 1) {
+    begun_.pop_front();  // the newest one is the host's
+  }
+  now_ = next;
+  if (next.bytes > 0) {
+    placer_.take(PlacementPolicy::kGap, next.chunk_bytes, at_ns, next.bytes, 0);
+  }
+  record_ = {};
+  record_.begin_ns = record_.gate_begin_ns = record_.gate_end_ns = at_ns;
+  waits_ended_ = 0;
+  clock_.rebase(mark.mark, at_ns);
+  return true;
+}
+
+bool DevicePlacement::learnOne() {
+  if (told_.empty()) {
+    return false;
+  }
+  const OpEvent mark = told_.front();
+  const auto at_ns = clock_.timeOf(mark.mark);
+  if (!at_ns) {
     return false;
   }
   switch (mark.what) {
-    case OpEvent::kSnapshot: {
-      if (!settleBatches(learning_, ~size_t{0})) {
+    case OpEvent::kBegin: {
+      if (!learnPoint(mark, *at_ns)) {
         return false;
       }
-      while (!steps_.empty() && steps_.front().step < static_cast<int64_t>(mark.ticket)) {
-        steps_.pop_front();  // its program point was lost
-      }
-      const bool known = !steps_.empty() && steps_.front().step == static_cast<int64_t>(mark.ticket);
-      const uint64_t lost = known ? steps_.front().lost : ~uint64_t{0};
-      placer_.beginStep(at_ns, 0, 0, /*learn=*/lost == lost_);
-      lost_ = lost;
-      if (known) {
-        placer_.take(PlacementPolicy::kGap, steps_.front().chunk_bytes, at_ns, steps_.front().bytes, 0);
-        steps_.pop_front();
-      }
-      learning_ = static_cast<int64_t>(mark.ticket);
-      waits_ended_ = 0;
-      if (base_) {
-        waits_.giveBack(*base_);
-      }
-      base_ = mark.mark;
-      base_ns_ = at_ns;
-      marks_.pop_front();
+      told_.pop_front();
       return true;
     }
-    case OpEvent::kWaitBegin:
-      placer_.waitBegin(scheduleOp(mark.kind, mark.group, mark.peer, mark.tag, mark.bytes, mark.signature), at_ns);
-      wait_begin_ns_ = at_ns;
+    case OpEvent::kSnapshot: record_.begin_ns = *at_ns; break;
+    case OpEvent::kWaitBegin: {
+      const ScheduleOp op = scheduleOp(mark.kind, mark.group, mark.peer, mark.tag, mark.bytes, mark.signature);
+      if (!placer_.model().waiting()) {
+        wait_ = {*at_ns, *at_ns, mark.kind, mark.bytes, !op.fills_link};
+      }
+      placer_.waitBegin(op, *at_ns);
       break;
+    }
     case OpEvent::kWaitEnd: {
       if (placer_.model().waiting()) {
-        placer_.waitEnd(at_ns);
+        placer_.waitEnd(*at_ns);
+        if (now_ && !placer_.model().waiting()) {
+          wait_.end_ns = *at_ns;
+          record_.waits.push_back(wait_);
+        }
       }
-      if (!settleBatches(learning_, waits_ended_)) {
+      if (now_ && !settleBatches(now_->step, waits_ended_)) {
         return false;
       }
       ++waits_ended_;
       break;
     }
-    case OpEvent::kGate: gate_begin_ns_ = at_ns; break;
-    case OpEvent::kDone: placer_.gateDone(gate_begin_ns_, at_ns); break;
-    case OpEvent::kBegin: break;
+    case OpEvent::kGate: record_.gate_begin_ns = record_.gate_end_ns = *at_ns; break;
+    case OpEvent::kDone: {
+      record_.gate_end_ns = *at_ns;
+      placer_.gateDone(record_.gate_begin_ns, *at_ns);
+      break;
+    }
   }
-  waits_.giveBack(mark.mark);
-  marks_.pop_front();
+  marks_.giveBack(mark.mark);
+  told_.pop_front();
   return true;
 }
 
@@ -194,27 +321,42 @@ void DevicePlacement::learn() {
   // A mark that copies are still to be ordered behind is not given back.
   const auto behind = [](const Order& order) { return order.behind.has_value(); };
   if (std::none_of(orders_.begin(), orders_.end(), behind)) {
-    while (!failed_ && learnOne()) {
+    while (!clock_.failed() && learnOne()) {
     }
   }
-  if (failed_) {
+  if (clock_.failed()) {
     reset();
   }
 }
 
+std::vector<DeviceStep> DevicePlacement::takeSteps() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(steps_, {});
+}
+
+std::array<uint64_t, kTiers> DevicePlacement::takeUntimed() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(untimed_, {});
+}
+
 // The device's times are not to be had any more. Under the mutex.
 void DevicePlacement::reset() {
-  waits_.ignore();
+  marks_.forget();
   orders_.clear();
-  for (const OpEvent& mark : marks_) {
-    waits_.giveBack(mark.mark);
+  for (const OpEvent& mark : told_) {
+    marks_.giveBack(mark.mark);
   }
   for (const Batch& batch : batches_) {
-    waits_.giveBack(batch.end);
+    drop(batch);
   }
-  marks_.clear();
+  for (const DeviceCopies& one : record_.copies) {
+    untimed_[static_cast<size_t>(one.tier)] += one.bytes;
+  }
+  record_ = {};
+  told_.clear();
   batches_.clear();
-  steps_.clear();
+  begun_.clear();
+  now_.reset();
 }
 
 }  // namespace reft

@@ -1,101 +1,133 @@
 // Decides behind which point of the training stream the chunks of a snapshot are copied, so that the device itself begins them when it
 // stands idle: the host has run ahead by then, and could not.
 //
-// What the host tells (DeviceWaits) becomes orders: "so many bytes behind this wait". What does not fit into the gaps that are foretold
-// is ordered at once, because the copy stream then has the whole step for it. The device's own times of these marks, read later
-// without waiting, go into a Placer (placer.h), which learns the schedule, the rate and the guard from them, and foresees the next
-// step. A step of which marks are missing is not learnt; a step that goes another way than foretold leaves its orders to the gate.
-//
-// Times are of the device, nanoseconds since the first program point.
+// What the host tells (DeviceMarks) becomes orders: "so many bytes behind this wait". What does not fit into the gaps that are foretold
+// is ordered at once, because the copy stream then has the whole step for it; so is everything under `eager` and `sync`. The device's own
+// times of these marks, read later without waiting, go into a Placer (placer.h), which learns the schedule, the rate and the guard from
+// them, and foresees the next step; and into records of the steps as they were (device_step.h). A step of which marks are missing is not
+// learnt; a step that goes another way than foretold leaves its orders to the gate.
 //
 // Threads: any, under a lock of its own; nothing in here waits. Errors: none are thrown besides std::bad_alloc. After a call of the
 //          driver that fails nothing is learnt any more (and DeviceCopy, which made it, copies nothing any more).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <mutex>
 #include <optional>
+#include <vector>
 
-#include "intercept/base/device_waits.h"
+#include "intercept/base/clock.h"
+#include "intercept/base/device_marks.h"
+#include "snapshot/device_clock.h"
 #include "snapshot/device_copy.h"
+#include "snapshot/device_step.h"
 #include "snapshot/placer.h"
 
 namespace reft {
 
 class DevicePlacement {
  public:
-  // Both have to outlive it.
-  DevicePlacement(DeviceCopy& copy, DeviceWaits& waits);
-  ~DevicePlacement();  // nobody watches any more
+  // All have to outlive it.
+  DevicePlacement(DeviceCopy& copy, DeviceMarks& marks, const Clock& host = SteadyClock::instance());
+  ~DevicePlacement();  // nothing is marked any more
   DevicePlacement(const DevicePlacement&) = delete;
   DevicePlacement& operator=(const DevicePlacement&) = delete;
+
+  // -- by the thread that trains --
+
+  // The program point of `step` on `stream`: a step begins. False: that stream cannot be followed.
+  bool point(const DeviceStream& stream, int64_t step);
+  // The step that has begun has a snapshot, of which `bytes` are to be copied besides what is not ordered here.
+  void begin(PlacementPolicy policy, uint64_t chunk_bytes, uint64_t bytes);
+  // The stream waits for the whole copy here: for what is measured, its step begins behind it.
+  void copiedHere();
+  // Nothing more is to be said of the program point. `block`: see control_steps.h.
+  void pointDone(uint64_t block, bool beside_copy);
+  // What makes the stream wait for copies before the optimizer lies between these two. The first ones of a step count; waits are
+  // not marked any more after it.
+  void gateBegin(const DeviceStream& stream);
+  void gateEnd(const DeviceStream& stream);
+
+  // -- by whoever asks for copies --
 
   struct Order {
     uint64_t bytes = 0;
     Tier tier = Tier::kCompute;
-    std::optional<uint32_t> behind;  // a mark; nullopt: at once
+    std::optional<uint32_t> behind = std::nullopt;  // a mark; nullopt: at once
     size_t wait = 0;                 // of the step
+    int64_t step = 0;
   };
-
-  // At the program point of a snapshot, on `stream`: begins its step. False: there is no watching that stream.
-  bool begin(const DeviceStream& stream, int64_t step, uint64_t chunk_bytes, uint64_t bytes);
-  // What may be ordered by now. The caller asks for the copies and tells of each order what became of it.
+  // What may be ordered by now. The caller asks for the copies and tells of each what became of it.
   std::optional<Order> next(int64_t step);
-  // `bytes` were asked for; `end`: a mark that was recorded behind them (nullopt: there is none).
-  void ordered(const Order& order, uint64_t bytes, std::optional<uint32_t> end);
+  // For the copy stream: marks that are recorded before and behind the copies of an order. nullopt: there is none.
+  std::optional<uint32_t> takeMark() { return marks_.take(); }
+  cuda::Event event(uint32_t mark) const { return marks_.event(mark); }
+  // `bytes` were asked for, between two such marks.
+  void ordered(const Order& order, uint64_t bytes, std::optional<uint32_t> begin, std::optional<uint32_t> end);
+
+  // -- by one thread --
+
   // Takes in what the device has passed meanwhile.
   void learn();
+  // Steps that the device has ended since the last call, in order.
+  std::vector<DeviceStep> takeSteps();
+  // Bytes of which nobody knows when they were copied, by what they were ordered as, since the last call.
+  std::array<uint64_t, kTiers> takeUntimed();
 
-  cuda::Event event(uint32_t mark) const { return waits_.event(mark); }
-  std::optional<uint32_t> takeMark() { return waits_.take(); }
   ScheduleModel::Errors errors() const;
   int64_t longestOverrunNs() const;
 
  private:
-  struct Step {
+  // As the host knows it.
+  struct Begun {
     int64_t step = 0;
+    uint64_t lost = 0;  // marks, before it
+    bool told = false;  // all of the program point
+    uint64_t block = 0;
+    bool beside_copy = false;
+    bool copied_here = false;
+    PlacementPolicy policy = PlacementPolicy::kGap;
     uint64_t chunk_bytes = 0;
-    uint64_t bytes = 0;
-    uint64_t lost = 0;
+    uint64_t bytes = 0;  // 0: no snapshot
   };
   struct Batch {
-    int64_t step = 0;
-    Order order;
-    uint32_t end = 0;
+    Order order;  // with the bytes that were asked for
+    uint32_t begin = 0, end = 0;
   };
 
   void hear();
-  bool timeOf(uint32_t mark, int64_t& at_ns);
   bool learnOne();
+  bool learnPoint(const OpEvent& mark, int64_t at_ns);
   bool settleBatches(int64_t step, size_t wait);
+  void endStep(const Begun& next, int64_t at_ns);
+  void drop(const Batch& batch);
   void reset();
 
   DeviceCopy& copy_;
-  DeviceWaits& waits_;
-  int device_ = -1;
+  DeviceMarks& marks_;
+  DeviceClock clock_;
   mutable std::mutex mutex_;
-  bool failed_ = false;
   Placer placer_;
   PlacementPlan plan_;
 
   // Ahead of the device.
-  Step now_;
-  bool in_step_ = false;    // its program point was heard of
-  size_t waits_begun_ = 0;  // since then
+  DeviceStream stream_;
+  std::deque<Begun> begun_;  // oldest first: the step that the device's times have come to, and those behind it
+  bool in_step_ = false;     // its program point was heard of
+  bool gated_ = false;       // its gate, too
+  size_t waits_begun_ = 0;   // since then
   std::deque<Order> orders_;
   // Behind the device.
-  std::deque<OpEvent> marks_;     // told, and their time is not known
-  std::deque<Step> steps_;        // that began, and whose program point is not known to have been passed
-  std::deque<Batch> batches_;     // asked for, and not known to have landed
-  std::optional<uint32_t> base_;  // of all times: the newest program point that was passed
-  int64_t base_ns_ = 0;
-  int64_t learning_ = -1;  // step that the device's times have come to
+  std::deque<OpEvent> told_;    // marks whose time is not known
+  std::deque<Batch> batches_;   // asked for, and not known to have landed
+  std::optional<Begun> now_;    // the step that the device's times have come to
+  DeviceStep record_;           // of it, in times of the device
   size_t waits_ended_ = 0;
-  int64_t wait_begin_ns_ = 0;
-  int64_t copied_until_ns_ = 0;
-  int64_t gate_begin_ns_ = 0;
-  uint64_t lost_ = 0;
+  DeviceWait wait_;  // the newest one
+  std::vector<DeviceStep> steps_;
+  std::array<uint64_t, kTiers> untimed_{};
 };
 
 }  // namespace reft

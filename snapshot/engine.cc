@@ -24,6 +24,8 @@ constexpr int kCopyNice = 10;
 constexpr int64_t kSameSpanNs = 100'000;  // chunks that follow each other so soon are one span
 constexpr int64_t kToldGateNs = 1000;
 constexpr int64_t kRunPerVainWait = 100;  // waits in vain take a hundredth of the run
+// A device stands idle while the snapshot of a control step is copied, a processor core does not, so there they are rarer.
+constexpr uint32_t kRarerOnDevices = 8;
 
 // Copies yield to training; the gate helps with what is left, so a low priority cannot delay the next step for long.
 // Relative to training, which may itself run with another priority than 0.
@@ -46,7 +48,7 @@ SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vot
       policy_(options_.policy),
       book_(static_cast<int>(vault.slots())),
       cadence_(options_.cadence),
-      meter_(options_.control_every) {
+      control_steps_(options_.control_every) {
   vault_.stats().incarnation.store(options_.incarnation);
   vault_.stats().committed_step.store(static_cast<uint64_t>(-1));
   vault_.stats().sealed_step.store(static_cast<uint64_t>(-1));
@@ -203,6 +205,9 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
       std::any_of(input.devices.begin(), input.devices.end(), [](int device) { return device >= 0; });
   if (hindrance.empty() && on_device) {
     hindrance = beginOnDevices(input.streams);
+    if (marked_step_ != input.step) {  // the first one
+      pointOnDevice(input.step, input.streams);
+    }
   }
   auto job = std::make_shared<Job>();
   std::optional<int> slot;
@@ -264,10 +269,19 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->devices.assign(input.devices.begin(), input.devices.end());
     job->streams.assign(input.streams.begin(), input.streams.end());
   }
+  if (job->onDevice() && !on_device_) {
+    on_device_ = true;
+    control_steps_.lengthen(kRarerOnDevices);
+  }
+  job->placed = job->onDevice() && marked_step_ == input.step;
+  // A control step begins when the copy is done, as every step does under `sync`.
+  const bool control = control_ && (job->placed || !job->onDevice());
+  job->policy = control ? PlacementPolicy::kSync : policy_.load();
+  beside_copy_ = !control;
   sample(*job, input);
   faultPoint(FaultPoint::early_copy, input.step);
   if (job->onDevice()) {
-    fetchEarly(*job);
+    fetchAtPoint(*job);
   } else {
     for (uint64_t chunk = 0; chunk < plan.early_chunks; ++chunk) {
       copyChunk(*job, chunk, Tier::kAtOnce);
@@ -276,12 +290,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->chunks_left.store(plan.chunk_count - plan.early_chunks);
   }
   const bool all_copied = job->chunks_left.load() == 0;
-  on_device_ = on_device_ || job->onDevice();
-  // A control step begins when the copy is done, as every step does under `sync`. Not on a device: it would stand idle meanwhile.
-  const bool control = control_ && !job->onDevice();
-  job->policy = control ? PlacementPolicy::kSync : policy_.load();
-  job->placed = job->onDevice() && beginPlacing(*job);
-  beside_copy_ = !control;
+  const bool host_waits = job->policy == PlacementPolicy::kSync && !job->onDevice();
   stats.captured.fetch_add(1);
   stats.object_bytes.store(input.objects.size());
   const uint64_t early_bytes = std::min(plan.early_chunks * plan.table.chunk_bytes, plan.table.payload_bytes);
@@ -298,16 +307,16 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   if (all_copied) {
     allCopied(*job);
-  } else if (job->policy == PlacementPolicy::kGap && (job->placed || !job->onDevice())) {
+  } else if (job->onDevice() ? job->placed : job->policy == PlacementPolicy::kGap) {
     attention_.store(true);
     events_.wake();
   } else {
     release(*job, /*at_gate=*/false);
   }
-  if (job->policy == PlacementPolicy::kSync) {
+  if (host_waits) {
     work(*job);
   }
-  if (job->policy == PlacementPolicy::kSync || all_copied) {
+  if (host_waits || all_copied) {
     settle();
   }
   const int64_t spent = clock_.nowNs() - start;
@@ -329,24 +338,27 @@ bool SnapshotEngine::awaitOutcome(std::unique_lock<std::mutex>& lock, const std:
   return ready();
 }
 
-bool SnapshotEngine::beginPoint(int64_t step) {
+bool SnapshotEngine::beginPoint(int64_t step, std::span<const DeviceStream> streams) {
   const int64_t now = clock_.nowNs();
+  at_point_ = true;
+  pointOnDevice(step, streams);
   RankStats& stats = vault_.stats();
   stats.steps.store(static_cast<uint64_t>(step));
   stats.step_ns.store(point_begin_ns_ == 0 ? 0 : static_cast<uint64_t>(now - point_begin_ns_));
   stats.step_end_ns.store(static_cast<uint64_t>(now));
   if (point_begin_ns_ != 0) {
     if (on_device_) {
-      meter_.skip();  // the host runs ahead of its device: its time between two points is not the step's
+      measureDevice();  // the host runs ahead of its device: its time between two points is not the step's
     } else {
       // What was done at the point is a cost of the snapshot, unless this step is there to show what there would be without.
-      meter_.step(now - (beside_copy_ ? point_begin_ns_ : point_end_ns_), beside_copy_);
+      meter_.step(control_steps_.block(), now - (beside_copy_ ? point_begin_ns_ : point_end_ns_), beside_copy_);
     }
+    control_steps_.turn();
   }
   point_begin_ns_ = point_end_ns_ = now;
   beside_copy_ = false;
   const bool taken = decideOn(step);
-  control_ = taken && measured_every_ == 1 && meter_.drawn();
+  control_ = taken && measured_every_ == 1 && control_steps_.drawn();
   if (meter_.blocks() != blocks_told_) {
     blocks_told_ = meter_.blocks();
     const std::lock_guard lock(mutex_);
@@ -358,7 +370,12 @@ bool SnapshotEngine::beginPoint(int64_t step) {
 
 void SnapshotEngine::endPoint() {
   point_end_ns_ = clock_.nowNs();
-  control_ = false;
+  control_ = at_point_ = false;
+  if (device_placement_ != nullptr) {
+    device_placement_->pointDone(control_steps_.block(), beside_copy_);
+    attention_.store(true);  // also where there is no snapshot: marks are to be given back
+    events_.wake();
+  }
 }
 
 bool SnapshotEngine::decideOn(int64_t step) {
@@ -376,7 +393,8 @@ bool SnapshotEngine::decideOn(int64_t step) {
   const Cadence::Answer answer = cadence_.ask(step, known);
   if (cadence_.every() != measured_every_) {
     measured_every_ = cadence_.every();
-    meter_.restart();
+    control_steps_.restart();
+    meter_.restart(control_steps_.block());
     tellOverhead();
   }
   if (answer != Cadence::Answer::kVoteAgainst) {
@@ -458,8 +476,12 @@ uint64_t SnapshotEngine::copyChunk(Job& job, uint64_t chunk, Tier tier) {
 
 void SnapshotEngine::countCopy(int64_t step, Tier tier, int64_t begin_ns, int64_t end_ns, uint64_t bytes) {
   extendCopySpan(step, tier, begin_ns, end_ns, bytes);
+  vault_.stats().bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
+  countTier(tier, bytes);
+}
+
+void SnapshotEngine::countTier(Tier tier, uint64_t bytes) {
   RankStats& stats = vault_.stats();
-  stats.bytes_copied.fetch_add(bytes, std::memory_order_relaxed);
   std::atomic<uint64_t>* const by_tier[kTiers] = {&stats.at_once_copied_bytes, &stats.gap_copied_bytes,
                                                   &stats.compute_copied_bytes, &stats.communication_copied_bytes,
                                                   &stats.gate_copied_bytes};
@@ -658,8 +680,7 @@ void SnapshotEngine::finish(Job& job) {
 int64_t SnapshotEngine::gate(std::span<const DeviceStream> streams) {
   const int64_t start = clock_.nowNs();
   const auto job = finishCopy(streams);
-  markGate(OpEvent::kGate, streams);  // of a snapshot that was finished before
-  markGate(OpEvent::kDone, streams);
+  markGate(streams, [] {});  // of a snapshot that was finished before
   const int64_t waited = job == nullptr ? 0 : clock_.nowNs() - start;
   if (waited != 0) {
     vault_.stats().gate_ns.fetch_add(static_cast<uint64_t>(waited));
@@ -829,14 +850,13 @@ void SnapshotEngine::decide() {
     }
     if (checked) {
       finish(*job);
-      if (job->placed) {
-        device_placement_->learn();  // where the host is far ahead of the device, there was no time for it before
-      }
+      learnOfDevice();  // where the host is far ahead of the device, there was no time for it before
     } else if (job != nullptr) {
       affinity.follow(job->node);
       job->placed ? placeOnDevice(*job) : place(*job);
     } else {
       placement_->hear();
+      learnOfDevice();
       const auto period = std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1));
       events_.sleep(0, watches ? clock_.nowNs() + period.count() : Grant::kNever, clock_,
                     [&] { return attention_.load() || stopping_.load(); });

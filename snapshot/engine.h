@@ -9,7 +9,8 @@
 // what verification is for), but then the snapshot is dropped and counted.
 //
 // It measures what snapshots cost (overhead_meter.h): beginPoint() and endPoint() bracket what is done at a program point. A control
-// step's snapshot is copied before capture() returns. With regions on devices nothing is measured: the host's time tells nothing.
+// step's snapshot is copied before capture() returns; on a device, before the stream that trains goes on. With regions on a device it is
+// the device's time that counts; with regions on several ones nothing is measured.
 //
 // Threads: setTable, beginPoint, capture, endPoint, check, gate, settle, takeLateWritten and drain belong to the training thread.
 //          outcome() may come from any thread. The engine owns the threads `reft-copy`; its destructor stops and joins them (an
@@ -37,6 +38,7 @@
 #include "intercept/base/wire.h"
 #include "snapshot/cadence.h"
 #include "snapshot/commit.h"
+#include "snapshot/control_steps.h"
 #include "snapshot/device_copy.h"
 #include "snapshot/device_placement.h"
 #include "snapshot/overhead_meter.h"
@@ -74,8 +76,9 @@ struct EngineOptions {
   // waits for it costs nothing, so only a device that hangs makes this pass.
   std::chrono::nanoseconds device_wait{std::chrono::minutes(5)};
   const CudaApi* cuda = nullptr;  // for regions on devices; nullptr: this process's
-  // Where the streams that train wait: for kGap on a device; has to outlive the engine. nullptr: copies are asked for at once.
-  DeviceWaits* device_waits = nullptr;
+  // What the stream that trains comes past, for regions on a device; has to outlive the engine. nullptr: copies are asked for at once, and
+  // nothing is known of the device's times.
+  DeviceMarks* device_marks = nullptr;
   // When `ops_begun` moves and nothing was committed for so long, training is unprotected and is told so. 0: never.
   std::chrono::nanoseconds alarm{0};
   std::function<uint64_t()> ops_begun;
@@ -111,8 +114,8 @@ class SnapshotEngine {
   bool hasTable() const { return plan_ != nullptr; }
 
   // At the program point of `step`, before anything else: ends the measured step. Whether this one has a snapshot: capture() is
-  // then to be called. May wait for the outcome of the one before, as capture() does.
-  bool beginPoint(int64_t step);
+  // then to be called. May wait for the outcome of the one before, as capture() does. `streams`: as in CaptureInput.
+  bool beginPoint(int64_t step, std::span<const DeviceStream> streams = {});
   // At its end: the next step begins.
   void endPoint();
 
@@ -183,20 +186,25 @@ class SnapshotEngine {
   // engine_device.cc: regions on devices.
   std::string beginOnDevices(std::span<const DeviceStream> streams);
   bool pinSlot(int slot);
-  void fetchEarly(Job& job);
+  void fetchAtPoint(Job& job);
   void fetchChunk(Job& job, Fetched& fetched);
   std::optional<Fetched> fetchNext(Job& job, Tier tier);
   uint64_t land(Job& job, const Fetched& fetched);
   bool awaitLanding(const Job& job, const Fetched& fetched);
   void holdTraining(Job& job, std::span<const DeviceStream> streams);
-  bool beginPlacing(const Job& job);
+  void pointOnDevice(int64_t step, std::span<const DeviceStream> streams);
   void placeOnDevice(Job& job);
-  void fetchOrdered(Job& job);
+  void fetchOrdered(Job& job, size_t most_calls);
+  uint64_t fetchBatch(Job& job, const DevicePlacement::Order& order, uint64_t bytes, size_t most_calls);
   bool landNext(Job& job);
-  bool fetchOne(Job& job, Tier tier);
+  uint64_t fetchOne(Job& job, Tier tier);
   static Fetched takeFetched(Job& job);
   bool hasLanded(const Fetched& fetched) const;
-  void markGate(OpEvent::What what, std::span<const DeviceStream> streams);
+  void markGate(std::span<const DeviceStream> streams, const std::function<void()>& hold);
+  void learnOfDevice();
+  void measureDevice();
+  void tellStep(const DeviceStep& step);
+  void countTier(Tier tier, uint64_t bytes);
 
   EngineOptions options_;
   Vault& vault_;
@@ -207,7 +215,7 @@ class SnapshotEngine {
   OpEvents& events_;
   std::unique_ptr<Placement> placement_;               // of the first copy thread
   std::unique_ptr<DeviceCopy> device_copy_;            // made by the first capture with regions on a device
-  std::unique_ptr<DevicePlacement> device_placement_;  // by the first of them under kGap
+  std::unique_ptr<DevicePlacement> device_placement_;  // by the first program point after it, if they are on one device
   std::atomic<PlacementPolicy> policy_;
   std::atomic<bool> attention_{false};  // there is something new for the first copy thread
   std::atomic<Tier> tier_now_{Tier::kCompute};
@@ -230,12 +238,16 @@ class SnapshotEngine {
   int64_t protected_ns_ = 0;  // newest commit, or the start
   uint64_t ops_at_alarm_check_ = 0;
   bool unprotected_ = false;
+  std::vector<DeviceStep> device_steps_;  // for the meter
   // Of the training thread.
+  ControlSteps control_steps_;
   OverheadMeter meter_;
   int64_t point_begin_ns_ = 0;  // newest program point; 0: none yet
   int64_t point_end_ns_ = 0;
   bool beside_copy_ = false;     // the step that runs
   bool on_device_ = false;       // a snapshot had regions on devices
+  bool at_point_ = false;        // between beginPoint() and endPoint()
+  int64_t marked_step_ = -1;     // whose program point is marked on its device
   uint64_t measured_every_ = 1;  // that the meter measures
   uint64_t blocks_told_ = 0;
   bool control_ = false;  // the step that begins at this point

@@ -22,6 +22,12 @@ namespace {
 constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::microseconds(1000);
 constexpr size_t kFetchedAhead = 8;          // chunks
+// Copies under way that the copy thread asks for. A stream takes about a thousand calls; the next one waits in the driver, under locks
+// that the thread that trains needs as well.
+constexpr size_t kMostCalls = 256;
+constexpr size_t kNoLimit = ~size_t{0};
+constexpr int64_t kToldDeviceGateNs = 5000;  // two events in a row are a few microseconds apart
+constexpr size_t kMostDeviceSteps = 1024;  // that wait for the next program point
 constexpr int64_t kProbeNs = 1'000'000'000;  // of waiting, until the device is asked whether it has failed
 
 }  // namespace
@@ -56,14 +62,50 @@ bool SnapshotEngine::busyOnDevice() {
   return job_ != nullptr && job_->onDevice();
 }
 
-// At the program point. Chunks that the next forward may write go first, and the device's next work waits for them.
-void SnapshotEngine::fetchEarly(Job& job) {
-  const std::lock_guard lock(job.fetch_mutex);
-  job.chunks_left.store(job.plan->chunk_count);
-  while (job.next_chunk.load() < job.plan->early_chunks && fetchOne(job, Tier::kAtOnce)) {
+// The program point as the device comes to it.
+void SnapshotEngine::pointOnDevice(int64_t step, std::span<const DeviceStream> streams) {
+  if (options_.device_marks == nullptr || device_copy_ == nullptr) {
+    return;
   }
-  if (job.plan->early_chunks > 0 && !device_copy_->hold(job.streams)) {
+  if (streams.size() != 1) {
+    options_.device_marks->forget();
+    return;
+  }
+  if (device_placement_ == nullptr) {
+    auto made = std::make_unique<DevicePlacement>(*device_copy_, *options_.device_marks, clock_);
+    const std::lock_guard lock(mutex_);
+    device_placement_ = std::move(made);
+  }
+  if (device_placement_->point(streams.front(), step)) {
+    marked_step_ = step;
+  }
+}
+
+// At the program point. Chunks that the next forward may write go first, and the device's next work waits for them; under `sync`, for
+// all of them.
+void SnapshotEngine::fetchAtPoint(Job& job) {
+  const std::lock_guard lock(job.fetch_mutex);
+  const SnapshotTable& table = job.plan->table;
+  const bool everything = job.policy == PlacementPolicy::kSync;
+  const uint64_t early = std::min(job.plan->early_chunks * table.chunk_bytes, table.payload_bytes);
+  job.chunks_left.store(job.plan->chunk_count);
+  const uint64_t bytes = everything ? table.payload_bytes : early;
+  if (job.placed) {
+    device_placement_->begin(job.policy, table.chunk_bytes, table.payload_bytes - bytes);
+  }
+  if (bytes == 0) {
+    return;
+  }
+  fetchBatch(job, {.tier = Tier::kAtOnce, .step = job.step}, bytes, kNoLimit);
+  if (!device_copy_->hold(job.streams)) {
     job.failed.store(true);
+  }
+  if (everything) {
+    if (job.placed) {
+      device_placement_->copiedHere();
+    }
+    const std::lock_guard versions_lock(mutex_);
+    compareVersions(job);  // what training writes from here on, it writes behind the copy
   }
 }
 
@@ -92,6 +134,7 @@ void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
       std::memcpy(payload + at, from, bytes);
     } else {
       fine = device_copy_->copy(device, payload + at, from, bytes);
+      ++fetched.calls;
       if (std::none_of(fetched.tickets.begin(), fetched.tickets.end(),
                        [&](const auto& t) { return t.device == device; })) {
         fetched.tickets.push_back({device, 0});
@@ -115,7 +158,7 @@ void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
 std::optional<SnapshotEngine::Fetched> SnapshotEngine::fetchNext(Job& job, Tier tier) {
   const std::lock_guard lock(job.fetch_mutex);
   while (job.to_land.size() < kFetchedAhead &&
-         fetchOne(job, job.policy == PlacementPolicy::kSync ? Tier::kAtOnce : tier)) {
+         fetchOne(job, job.policy == PlacementPolicy::kSync ? Tier::kAtOnce : tier) != 0) {
   }
   if (job.to_land.empty()) {
     return std::nullopt;
@@ -127,69 +170,78 @@ std::optional<SnapshotEngine::Fetched> SnapshotEngine::fetchNext(Job& job, Tier 
 SnapshotEngine::Fetched SnapshotEngine::takeFetched(Job& job) {
   Fetched fetched = std::move(job.to_land.front());
   job.to_land.pop_front();
+  job.calls -= fetched.calls;
   job.unlanded.store(job.to_land.size());
   return fetched;
 }
 
-// Under the job's fetch_mutex. False: all chunks are fetched.
-bool SnapshotEngine::fetchOne(Job& job, Tier tier) {
+// Under the job's fetch_mutex. Returns its bytes; 0: all chunks are fetched.
+uint64_t SnapshotEngine::fetchOne(Job& job, Tier tier) {
   if (job.next_chunk.load() >= job.plan->chunk_count) {
-    return false;
+    return 0;
   }
+  const SnapshotTable& table = job.plan->table;
   Fetched fetched;
   fetched.chunk = job.next_chunk.fetch_add(1);
   fetched.tier = tier;
   fetchChunk(job, fetched);
+  job.calls += fetched.calls;
+  const uint64_t bytes = std::min(table.chunk_bytes, table.payload_bytes - fetched.chunk * table.chunk_bytes);
   job.to_land.push_back(std::move(fetched));
   job.unlanded.store(job.to_land.size());
-  return true;
+  return bytes;
 }
 
-// Whether the copies of a snapshot that begins are to be ordered behind the waits of its device.
-bool SnapshotEngine::beginPlacing(const Job& job) {
-  const bool one = job.streams.size() == 1 && options_.device_waits != nullptr;
-  if (!one || job.policy != PlacementPolicy::kGap) {
-    if (options_.device_waits != nullptr) {
-      options_.device_waits->ignore();
+// Asks for up to `bytes` of an order, between two marks on the copy stream if it is a DevicePlacement's. Under the job's fetch_mutex.
+uint64_t SnapshotEngine::fetchBatch(Job& job, const DevicePlacement::Order& order, uint64_t bytes, size_t most_calls) {
+  if (job.next_chunk.load() >= job.plan->chunk_count) {
+    return 0;
+  }
+  const auto stamp = [&]() -> std::optional<uint32_t> {
+    const auto mark = job.placed ? device_placement_->takeMark() : std::nullopt;
+    if (mark && !device_copy_->stamp(job.streams.front().device, device_placement_->event(*mark))) {
+      job.failed.store(true);
     }
-    return false;
+    return mark;
+  };
+  const auto begin = stamp();
+  uint64_t fetched = 0;
+  for (uint64_t more = 1; more != 0 && fetched < bytes && job.calls < most_calls; fetched += more) {
+    more = fetchOne(job, order.tier);
   }
-  if (device_placement_ == nullptr) {
-    device_placement_ = std::make_unique<DevicePlacement>(*device_copy_, *options_.device_waits);
+  const auto end = stamp();
+  if (job.placed) {
+    device_placement_->ordered(order, fetched, begin, end);
   }
-  const SnapshotTable& table = job.plan->table;
-  const uint64_t early = std::min(job.plan->early_chunks * table.chunk_bytes, table.payload_bytes);
-  return device_placement_->begin(job.streams.front(), job.step, table.chunk_bytes, table.payload_bytes - early);
+  return fetched;
 }
 
 // Asks for the copies of what is ordered by now. Under the job's fetch_mutex.
-void SnapshotEngine::fetchOrdered(Job& job) {
-  while (job.placed && !job.failed.load()) {
-    const auto order = device_placement_->next(job.step);
-    if (!order) {
-      return;
+void SnapshotEngine::fetchOrdered(Job& job, size_t most_calls) {
+  while (job.placed && !job.failed.load() && job.calls < most_calls) {
+    if (!job.order) {
+      job.order = device_placement_->next(job.step);
+      if (!job.order) {
+        return;
+      }
+      if (job.order->behind &&
+          !device_copy_->after(job.streams.front().device, device_placement_->event(*job.order->behind))) {
+        job.failed.store(true);
+        return;
+      }
     }
-    const int device = job.streams.front().device;
-    if (order->behind && !device_copy_->after(device, device_placement_->event(*order->behind))) {
-      job.failed.store(true);
-      return;
+    const uint64_t fetched = fetchBatch(job, *job.order, job.order->bytes, most_calls);
+    job.order->bytes -= std::min(fetched, job.order->bytes);
+    if (fetched == 0 || job.order->bytes == 0) {
+      job.order.reset();
     }
-    uint64_t bytes = 0;
-    while (bytes < order->bytes && fetchOne(job, order->tier)) {
-      bytes += job.plan->table.chunk_bytes;
-    }
-    auto end = device_placement_->takeMark();
-    if (end && !device_copy_->stamp(device, device_placement_->event(*end))) {
-      job.failed.store(true);
-    }
-    device_placement_->ordered(*order, std::min(bytes, order->bytes), end);
   }
 }
 
 // What the first copy thread does with a snapshot whose device begins the copies by itself: asks for what is ordered, and looks for
 // what has landed, without ever waiting for one when the other may be due.
 void SnapshotEngine::placeOnDevice(Job& job) {
-  const auto let_go = [&] { return job.released.load() || job.failed.load() || stopping_.load(); };
+  const auto let_go = [&] { return job.at_gate.load() || job.failed.load() || stopping_.load(); };
   auto pause = kFirstPause;
   while (job.hasWork()) {
     if (let_go()) {
@@ -198,9 +250,12 @@ void SnapshotEngine::placeOnDevice(Job& job) {
     }
     {
       const std::lock_guard lock(job.fetch_mutex);
-      fetchOrdered(job);
+      fetchOrdered(job, kMostCalls);
     }
-    device_placement_->learn();
+    if (job.next_chunk.load() >= job.plan->chunk_count && !job.released.load()) {
+      release(job, /*at_gate=*/false);  // the others may help with the hashes
+    }
+    learnOfDevice();
     if (landNext(job)) {
       pause = kFirstPause;
       continue;
@@ -211,7 +266,6 @@ void SnapshotEngine::placeOnDevice(Job& job) {
     placement_->hear();
     pause = std::min(kLongestPause, pause * 2);
   }
-  tellForecast(device_placement_->errors());
 }
 
 // Lands the oldest chunk that is under way, if it has arrived.
@@ -228,16 +282,15 @@ bool SnapshotEngine::landNext(Job& job) {
   return true;
 }
 
-// What makes the stream wait for copies is between kGate and kDone. After it nothing is marked: the next step may have no snapshot.
-void SnapshotEngine::markGate(OpEvent::What what, std::span<const DeviceStream> streams) {
-  if (options_.device_waits == nullptr || !options_.device_waits->watching()) {
-    return;
+// `hold` is what makes the streams wait for copies. At a program point there is none: a snapshot is only brought to its end.
+void SnapshotEngine::markGate(std::span<const DeviceStream> streams, const std::function<void()>& hold) {
+  const bool marked = device_placement_ != nullptr && streams.size() == 1 && !at_point_;
+  if (marked) {
+    device_placement_->gateBegin(streams.front());
   }
-  if (streams.size() == 1) {
-    device_copy_->mark(*options_.device_waits, {.what = what}, streams.front());
-  }
-  if (what == OpEvent::kDone) {
-    options_.device_waits->ignore();
+  hold();
+  if (marked) {
+    device_placement_->gateEnd(streams.front());
   }
 }
 
@@ -284,7 +337,11 @@ uint64_t SnapshotEngine::land(Job& job, const Fetched& fetched) {
     faultPoint(FaultPoint::mid_chunk, job.step);
     const int64_t now = clock_.nowNs();
     job.copy_ns.fetch_add(now - fetched.begin_ns);
-    countCopy(job.step, fetched.tier, fetched.begin_ns, now, bytes);
+    if (job.placed) {
+      vault_.stats().bytes_copied.fetch_add(bytes, std::memory_order_relaxed);  // beside what, the device will tell
+    } else {
+      countCopy(job.step, fetched.tier, fetched.begin_ns, now, bytes);
+    }
   }
   chunkDone(job);
   return bytes;
@@ -299,14 +356,13 @@ void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> stream
   }
   {
     const std::lock_guard lock(job.fetch_mutex);
-    fetchOrdered(job);
-    while (fetchOne(job, Tier::kGate)) {
-    }
-    markGate(OpEvent::kGate, streams);
-    if (!job.failed.load() && !device_copy_->hold(streams)) {
-      job.failed.store(true);
-    }
-    markGate(OpEvent::kDone, streams);
+    fetchOrdered(job, kNoLimit);
+    fetchBatch(job, {.tier = Tier::kGate, .step = job.step}, job.plan->table.payload_bytes, kNoLimit);
+    markGate(streams, [&] {
+      if (!job.failed.load() && !device_copy_->hold(streams)) {
+        job.failed.store(true);
+      }
+    });
   }
   {
     const std::lock_guard lock(mutex_);
@@ -315,6 +371,73 @@ void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> stream
     }
   }
   release(job, /*at_gate=*/true);
+}
+
+// By the first copy thread: what the device has done meanwhile.
+void SnapshotEngine::learnOfDevice() {
+  DevicePlacement* placement = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    placement = device_placement_.get();
+  }
+  if (placement == nullptr) {
+    return;
+  }
+  placement->learn();
+  const auto untimed = placement->takeUntimed();
+  for (size_t tier = 0; tier < kTiers; ++tier) {
+    countTier(static_cast<Tier>(tier), untimed[tier]);
+  }
+  std::vector<DeviceStep> steps = placement->takeSteps();
+  if (steps.empty()) {
+    return;
+  }
+  for (const DeviceStep& step : steps) {
+    tellStep(step);
+  }
+  tellForecast(placement->errors());
+  const std::lock_guard lock(mutex_);
+  for (DeviceStep& step : steps) {
+    if (step.whole && device_steps_.size() < kMostDeviceSteps) {
+      device_steps_.push_back(std::move(step));
+    }
+  }
+}
+
+// Into the span log and the counters.
+void SnapshotEngine::tellStep(const DeviceStep& step) {
+  SpanLog& log = vault_.spans();
+  const auto tell = [&](SpanKind kind, int64_t begin_ns, int64_t end_ns, uint64_t bytes, Tier tier, OpKind op) {
+    const uint64_t span = log.begin(kind, step.step, begin_ns, static_cast<uint8_t>(tier), static_cast<uint8_t>(op));
+    log.extend(span, end_ns, bytes);
+  };
+  for (const DeviceWait& wait : step.waits) {
+    tell(SpanKind::kDeviceWait, wait.begin_ns, wait.end_ns, wait.bytes,
+         wait.bubble ? Tier::kGap : Tier::kCommunication, wait.op);
+  }
+  for (const DeviceCopies& part : partsOf(step)) {
+    tell(SpanKind::kCopy, part.begin_ns, part.end_ns, part.bytes, part.tier, OpKind::kUnknown);
+    countTier(part.tier, part.bytes);
+  }
+  const int64_t gate_ns = step.gate_end_ns - step.gate_begin_ns;
+  if (gate_ns > kToldDeviceGateNs) {
+    tell(SpanKind::kDeviceGate, step.gate_begin_ns, step.gate_end_ns, 0, Tier::kGate, OpKind::kUnknown);
+  }
+  vault_.stats().device_gate_ns.fetch_add(static_cast<uint64_t>(gate_ns));
+  vault_.stats().device_gate_last_ns.store(static_cast<uint64_t>(gate_ns));
+  tell(SpanKind::kDeviceStep, step.begin_ns, step.end_ns, 0, Tier::kAtOnce, OpKind::kUnknown);
+}
+
+// By the training thread: how long the device took for the steps that it has ended since the last program point.
+void SnapshotEngine::measureDevice() {
+  std::vector<DeviceStep> steps;
+  {
+    const std::lock_guard lock(mutex_);
+    steps.swap(device_steps_);
+  }
+  for (const DeviceStep& step : steps) {
+    meter_.step(step.block, step.end_ns - step.begin_ns, step.beside_copy);
+  }
 }
 
 }  // namespace reft

@@ -8,6 +8,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +64,7 @@ struct SnapshotEngine::Fetched {
   uint64_t chunk = 0;
   Tier tier = Tier::kAtOnce;
   int64_t begin_ns = 0;
+  size_t calls = 0;                         // of the driver, that asked for copies
   std::vector<DeviceCopy::Ticket> tickets;  // when they have landed, so has the chunk
 };
 
@@ -104,7 +106,10 @@ struct SnapshotEngine::Job {
   std::mutex fetch_mutex;           // a chunk is taken and its copies are asked for in one go: the gate relies on it
   std::deque<Fetched> to_land;      // asked for, and nobody looks for it yet; guarded by fetch_mutex
   std::atomic<size_t> unlanded{0};  // length of to_land
-  bool placed = false;              // by the device's own waits
+  size_t calls = 0;                 // of those in to_land; guarded by fetch_mutex
+  bool placed = false;              // its copies are ordered by a DevicePlacement, which knows when they were made
+  // What is being asked for, and how much of it still is; guarded by fetch_mutex.
+  std::optional<DevicePlacement::Order> order;
   bool compared = false;  // the versions, by a gate that did not wait for the copies; guarded by the engine's mutex
 
   // Chunks to be copied, or to be looked for.

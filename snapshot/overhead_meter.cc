@@ -20,58 +20,21 @@ int64_t medianOf(std::array<int64_t, N>& values, size_t count) {
   return *middle;
 }
 
-// splitmix64
-uint64_t scrambled(uint64_t value) {
-  value += 0x9E3779B97F4A7C15ull;
-  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ull;
-  value = (value ^ (value >> 27)) * 0x94D049BB133111EBull;
-  return value ^ (value >> 31);
-}
-
 }  // namespace
 
 int64_t OverheadMeter::Samples::median() {
   return medianOf(values, size());
 }
 
-OverheadMeter::OverheadMeter(uint32_t control_every) : control_every_(control_every) {
-  drawn_at_ = static_cast<uint32_t>(scrambled(draws_) % blockSteps());
-}
-
-uint32_t OverheadMeter::blockSteps() const {
-  const uint32_t steps = control_every_ == 0 ? kSamples : control_every_;
-  return difference_count_ < kFewestBlocks + 1 ? std::min(steps, kShortBlock) : steps;
-}
-
-bool OverheadMeter::drawn() const {
-  return control_every_ != 0 && warm_up_left_ == 0 && at_ == drawn_at_;
-}
-
-void OverheadMeter::step(int64_t step_ns, bool beside_copy) {
-  if (warm_up_left_ == 0 && step_ns > 0) {
-    (beside_copy ? with_ : without_).add(step_ns);
-  }
-  turn();
-}
-
-void OverheadMeter::skip() {
-  turn();
-}
-
-void OverheadMeter::turn() {
-  if (warm_up_left_ > 0) {
-    --warm_up_left_;
+void OverheadMeter::step(uint64_t block, int64_t step_ns, bool beside_copy) {
+  if (block < block_ || block == 0 || step_ns <= 0) {
     return;
   }
-  if (++at_ < blockSteps()) {
-    return;
-  }
-  // A block without one of the kinds grows by another one's length.
-  if (with_.count > 0 && without_.count > 0) {
+  if (block != block_ && with_.count > 0 && without_.count > 0) {
     endBlock();
   }
-  at_ = 0;
-  drawn_at_ = static_cast<uint32_t>(scrambled(++draws_) % blockSteps());
+  block_ = block;
+  (beside_copy ? with_ : without_).add(step_ns);
 }
 
 void OverheadMeter::endBlock() {
@@ -96,11 +59,10 @@ void OverheadMeter::endBlock() {
   overhead_.known = true;
 }
 
-void OverheadMeter::restart() {
+void OverheadMeter::restart(uint64_t block) {
+  block_ = block;
   difference_count_ = 0;
   with_.count = without_.count = 0;
-  at_ = 0;
-  drawn_at_ = static_cast<uint32_t>(scrambled(++draws_) % blockSteps());
 }
 
 }  // namespace reft

@@ -9,12 +9,6 @@
 
 namespace reft {
 
-namespace {
-
-constexpr uint32_t kVersion = 1;
-
-}  // namespace
-
 const char* spanKindName(SpanKind kind) {
   switch (kind) {
     case SpanKind::kUnknown: return "unknown";
@@ -22,6 +16,9 @@ const char* spanKindName(SpanKind kind) {
     case SpanKind::kCopy: return "copy";
     case SpanKind::kGate: return "gate";
     case SpanKind::kSeal: return "seal";
+    case SpanKind::kDeviceStep: return "device step";
+    case SpanKind::kDeviceWait: return "device wait";
+    case SpanKind::kDeviceGate: return "device gate";
   }
   return "unknown";
 }
@@ -30,13 +27,13 @@ SpanLog::SpanLog(void* area, uint32_t capacity)
     : header_(static_cast<SpanLogHeader*>(area)), records_(reinterpret_cast<SpanRecord*>(header_ + 1)) {
   header_->magic = 0;  // a reader of what the earlier incarnation left finds nothing, not half of both
   std::memset(area, 0, areaBytes(capacity));
-  header_->version = kVersion;
+  header_->version = SpanLogHeader::kVersion;
   header_->capacity = capacity;
   std::atomic_thread_fence(std::memory_order_release);
   header_->magic = SpanLogHeader::kMagic;
 }
 
-uint64_t SpanLog::begin(SpanKind kind, int64_t step, int64_t begin_ns, uint8_t tier) noexcept {
+uint64_t SpanLog::begin(SpanKind kind, int64_t step, int64_t begin_ns, uint8_t tier, uint8_t op) noexcept {
   const uint64_t index = header_->next_ticket.fetch_add(1, std::memory_order_relaxed);
   SpanRecord& record = records_[index & (header_->capacity - 1)];
   record.ticket.store(0, std::memory_order_relaxed);
@@ -47,6 +44,7 @@ uint64_t SpanLog::begin(SpanKind kind, int64_t step, int64_t begin_ns, uint8_t t
   record.bytes.store(0, std::memory_order_relaxed);
   record.kind.store(kind, std::memory_order_relaxed);
   record.tier.store(tier, std::memory_order_relaxed);
+  record.op.store(op, std::memory_order_relaxed);
   record.ticket.store(index + 1, std::memory_order_release);
   return index + 1;
 }
@@ -67,9 +65,9 @@ SpanLogReader::SpanLogReader(const void* area, size_t bytes)
   if (bytes < sizeof(SpanLogHeader) || header_->magic != SpanLogHeader::kMagic) {
     throw Corruption("span log: no span log (magic)");
   }
-  if (header_->version != kVersion) {
+  if (header_->version != SpanLogHeader::kVersion) {
     throw Corruption("span log: version " + std::to_string(header_->version) + ", this build reads version " +
-                     std::to_string(kVersion));
+                     std::to_string(SpanLogHeader::kVersion));
   }
   capacity_ = header_->capacity;
   if (!std::has_single_bit(capacity_) || SpanLog::areaBytes(capacity_) > bytes) {
@@ -92,6 +90,7 @@ std::vector<Span> SpanLogReader::tail(size_t count) const {
     span.bytes = record.bytes.load(std::memory_order_relaxed);
     span.kind = record.kind.load(std::memory_order_relaxed);
     span.tier = record.tier.load(std::memory_order_relaxed);
+    span.op = record.op.load(std::memory_order_relaxed);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (span.ticket == index + 1 && record.ticket.load(std::memory_order_relaxed) == span.ticket) {
       spans.push_back(span);

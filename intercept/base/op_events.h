@@ -36,7 +36,7 @@ struct OpEvent {
   int64_t at_ns = 0;
   uint64_t bytes = 0;
   uint64_t signature = 0;
-  uint32_t mark = 0;  // of DeviceWaits only: where in its pool the event is that was recorded
+  uint32_t mark = 0;  // of DeviceMarks only: where in its pool the event is that was recorded
 };
 
 class OpEvents {

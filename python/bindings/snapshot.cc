@@ -115,7 +115,7 @@ class Engine {
     options.copy_threads = threads;
     options.policy = policyNamed(policy);
     options.events = &processOpEvents();
-    options.device_waits = &processDeviceWaits();
+    options.device_marks = &processDeviceMarks();
     options.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
     options.verify_full = verify_full;
     options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));
@@ -296,8 +296,9 @@ class Engine {
   }
 
   bool beginPoint(int64_t step) {
+    const std::vector<DeviceStream> streams = currentStreams(devices_);
     const py::gil_scoped_release release;
-    return engine_->beginPoint(step);
+    return engine_->beginPoint(step, streams);
   }
   void endPoint() { engine_->endPoint(); }
   std::tuple<int64_t, int64_t, int64_t> cadence() const {

@@ -78,7 +78,7 @@ class Simulation {
         stages_(static_cast<int>(schedule_.stages.size())),
         replicas_(options.schedule.replicas),
         cadence_({.limit_ppm = static_cast<int64_t>(options.overhead_limit * 1e6), .decides = true}),
-        meter_(options.control_every) {
+        control_steps_(options.control_every) {
     if (options.steps <= options.warm_up_steps || options.warm_up_steps < 0 || !(options.copy_bytes_per_sec > 0) ||
         !(options.compute_slowdown >= 1) || !(options.communication_slowdown >= 1) || !(options.jitter >= 0)) {
       throw InvalidArgument(
@@ -177,7 +177,8 @@ class Simulation {
     }
     const int64_t now_ns = ranks_.front()->now_ns;
     if (step_ > 0) {
-      meter_.step(now_ns - (taken_ && !control_ ? point_ns_ : begun_ns_), taken_ && !control_);
+      meter_.step(control_steps_.block(), now_ns - (taken_ && !control_ ? point_ns_ : begun_ns_), taken_ && !control_);
+      control_steps_.turn();
       cadence_.learn(meter_.overhead());
       cadence_.committed(step_, cadence_.wish());
     }
@@ -185,9 +186,10 @@ class Simulation {
     const uint64_t before = cadence_.every();
     taken_ = cadence_.ask(step_, true) == Cadence::Answer::kTake;
     if (cadence_.every() != before) {
-      meter_.restart();
+      control_steps_.restart();
+      meter_.restart(control_steps_.block());
     }
-    control_ = taken_ && cadence_.every() == 1 && meter_.drawn();
+    control_ = taken_ && cadence_.every() == 1 && control_steps_.drawn();
   }
 
   void beginStep(Rank& rank) {
@@ -550,6 +552,7 @@ class Simulation {
   int traced_ = 0;
   uint64_t foretold_before_ = 0;
   Cadence cadence_;
+  ControlSteps control_steps_;
   OverheadMeter meter_;
   int64_t point_ns_ = 0;  // rank 0's newest program point
   int64_t begun_ns_ = 0;  // and when its step went on

@@ -14,6 +14,7 @@
 
 #include "intercept/base/op_log.h"
 #include "snapshot/cadence.h"
+#include "snapshot/control_steps.h"
 #include "snapshot/placer.h"
 #include "snapshot/simulate/schedule.h"
 

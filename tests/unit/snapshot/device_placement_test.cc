@@ -3,9 +3,11 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 #include <optional>
+#include <stdexcept>
 #include <vector>
+
+#include "tests/fakes/scripted_driver.h"
 
 namespace reft {
 namespace {
@@ -13,109 +15,81 @@ namespace {
 constexpr int64_t kMs = 1'000'000;
 constexpr uint64_t kChunk = 1000;
 constexpr uint64_t kBytes = 40 * kChunk;
-
-// A driver with one stream that trains. Recording an event gives it the time at which the device will come to it.
-struct Script {
-  int64_t enqueued_ns = 0;  // where on the device's clock the stream ends by now
-  int64_t device_ns = 0;    // how far the device is
-  std::map<cuda::Event, int64_t> times;
-  uintptr_t events = 0;
-  int recorded = 0;
-  bool capturing = false;
-  bool broken = false;
-};
-Script* g_script = nullptr;
-
-CudaApi scriptedDriver() {
-  CudaApi api;
-  api.devices = 1;
-  api.ctxGetCurrent = [](cuda::Context* context) { return *context = nullptr, cuda::kSuccess; };
-  api.ctxSetCurrent = [](cuda::Context) { return cuda::kSuccess; };
-  api.ctxGetStreamPriorityRange = [](int* lowest, int* highest) { return *lowest = *highest = 0, cuda::kSuccess; };
-  api.devicePrimaryCtxRetain = [](cuda::Context* context, cuda::Device) { return *context = g_script, cuda::kSuccess; };
-  api.devicePrimaryCtxRelease = [](cuda::Device) { return cuda::kSuccess; };
-  api.memHostRegister = [](void*, size_t, unsigned) { return cuda::kSuccess; };
-  api.memHostUnregister = [](void*) { return cuda::kSuccess; };
-  api.memHostGetDevicePointer = [](cuda::Pointer* at, void*, unsigned) { return *at = 1, cuda::kSuccess; };
-  api.streamCreate = [](cuda::Stream* stream, unsigned, int) { return *stream = g_script, cuda::kSuccess; };
-  api.streamDestroy = [](cuda::Stream) { return cuda::kSuccess; };
-  api.streamQuery = [](cuda::Stream) { return cuda::kSuccess; };
-  api.streamIsCapturing = [](cuda::Stream, int* status) {
-    return *status = g_script->capturing ? 1 : 0, cuda::kSuccess;
-  };
-  api.threadExchangeCaptureMode = [](int*) { return cuda::kSuccess; };
-  api.eventCreate = [](cuda::Event* event, unsigned) {
-    return *event = reinterpret_cast<cuda::Event>(++g_script->events), cuda::kSuccess;
-  };
-  api.eventDestroy = [](cuda::Event) { return cuda::kSuccess; };
-  api.eventRecord = [](cuda::Event event, cuda::Stream) {
-    g_script->times[event] = g_script->enqueued_ns;
-    ++g_script->recorded;
-    return cuda::kSuccess;
-  };
-  api.eventQuery = [](cuda::Event event) {
-    return g_script->broken ? 700 : g_script->times.at(event) <= g_script->device_ns ? cuda::kSuccess : cuda::kNotReady;
-  };
-  api.eventElapsedTime = [](float* ms, cuda::Event begin, cuda::Event end) {
-    *ms = static_cast<float>(static_cast<double>(g_script->times.at(end) - g_script->times.at(begin)) / 1e6);
-    return cuda::kSuccess;
-  };
-  return api;
-}
+constexpr int64_t kAheadNs = 5'000 * kMs;  // the host's clock
 
 // A step of 30 ms: 5 of work, a wait of 10 for a message, 5 of work, a wait of 6, 4 of work; the copy rate is 1 chunk per 0.2 ms.
 class DevicePlacementTest : public testing::Test {
  protected:
-  DevicePlacementTest() { g_script = &script_; }
-
-  void mark(OpEvent::What what, uint32_t peer = 0) {
-    waits_.mark({.what = what, .kind = OpKind::kRecv, .peer = static_cast<int32_t>(peer), .bytes = 64}, kStream);
+  void wait(OpEvent::What what, int peer) {
+    marks_.markWait({.what = what, .kind = OpKind::kRecv, .peer = peer, .bytes = 64}, kStream);
   }
   struct Given {
     uint64_t bytes;
     Tier tier;
     std::optional<int64_t> behind_ns;  // since the step's program point
   };
+  uint32_t stamp() {
+    const auto mark = placement_->takeMark();
+    if (!mark) {
+      throw std::runtime_error("no event is left");
+    }
+    driver_.times[placement_->event(*mark)] = driver_.copies_until_ns;
+    return *mark;
+  }
   // What would be ordered, with the copies made where they are ordered.
   std::vector<Given> take(int64_t step) {
     std::vector<Given> given;
     while (const auto order = placement_->next(step)) {
-      const int64_t from = order->behind ? script_.times.at(placement_->event(*order->behind)) : point_ns_;
+      const int64_t from = order->behind ? driver_.times.at(placement_->event(*order->behind)) : point_ns_;
       given.push_back(
           {order->bytes, order->tier, order->behind ? std::optional<int64_t>(from - point_ns_) : std::nullopt});
-      const auto end = placement_->takeMark();
-      ASSERT_OR_THROW(end.has_value());
-      copied_until_ns_ = std::max(copied_until_ns_, from) + static_cast<int64_t>(order->bytes / kChunk) * kMs / 5;
-      script_.times[placement_->event(*end)] = copied_until_ns_;
-      placement_->ordered(*order, order->bytes, end);
+      copy(*order, from);
     }
     return given;
   }
-  static void ASSERT_OR_THROW(bool holds) {
-    if (!holds) {
-      throw std::runtime_error("no event is left");
-    }
+  void copy(const DevicePlacement::Order& order, int64_t from_ns) {
+    driver_.copies_until_ns = std::max(driver_.copies_until_ns, from_ns);
+    const uint32_t begin = stamp();
+    driver_.copies_until_ns += static_cast<int64_t>(order.bytes / kChunk) * kMs / 5;
+    placement_->ordered(order, order.bytes, begin, stamp());
+  }
+  bool point(int64_t number) {
+    point_ns_ = driver_.enqueued_ns;
+    return placement_->point(kStream, number);
+  }
+  void gate() {
+    placement_->gateBegin(kStream);
+    driver_.enqueued_ns = std::max(driver_.enqueued_ns, driver_.copies_until_ns);
+    placement_->gateEnd(kStream);
+    driver_.enqueued_ns += kMs / 2;
+  }
+  void work(int64_t first_wait_ns = 10 * kMs) {
+    driver_.enqueued_ns += 5 * kMs;
+    wait(OpEvent::kWaitBegin, 1);
+    driver_.enqueued_ns += first_wait_ns;
+    wait(OpEvent::kWaitEnd, 1);
+    driver_.enqueued_ns += 5 * kMs;
+    wait(OpEvent::kWaitBegin, 2);
+    driver_.enqueued_ns += 6 * kMs;
+    wait(OpEvent::kWaitEnd, 2);
+    driver_.enqueued_ns += 4 * kMs;
   }
   std::vector<Given> step(int64_t number, int64_t first_wait_ns = 10 * kMs, uint64_t bytes = kBytes) {
-    point_ns_ = script_.enqueued_ns;
-    EXPECT_TRUE(placement_->begin(kStream, number, kChunk, bytes));
-    script_.enqueued_ns += 5 * kMs;
-    mark(OpEvent::kWaitBegin, 1);
-    script_.enqueued_ns += first_wait_ns;
-    mark(OpEvent::kWaitEnd, 1);
-    script_.enqueued_ns += 5 * kMs;
-    mark(OpEvent::kWaitBegin, 2);
-    script_.enqueued_ns += 6 * kMs;
-    mark(OpEvent::kWaitEnd, 2);
-    script_.enqueued_ns += 4 * kMs;
+    EXPECT_TRUE(point(number));
+    placement_->begin(policy_, kChunk, bytes);
+    placement_->pointDone(/*block=*/number, /*beside_copy=*/true);
+    work(first_wait_ns);
     const auto given = take(number);
-    mark(OpEvent::kGate);
-    mark(OpEvent::kDone);
-    script_.enqueued_ns += kMs / 2;
+    gate();
     return given;
   }
+  // Of a step without a snapshot, which ends the one before.
+  void nextPoint(int64_t number) {
+    EXPECT_TRUE(point(number));
+    placement_->pointDone(/*block=*/0, /*beside_copy=*/false);
+  }
   void deviceComes() {
-    script_.device_ns = std::max(script_.enqueued_ns, copied_until_ns_);
+    driver_.device_ns = std::max(driver_.enqueued_ns, driver_.copies_until_ns);
     placement_->learn();
   }
   void learnSteps(int64_t count) {
@@ -124,15 +98,21 @@ class DevicePlacementTest : public testing::Test {
       deviceComes();
     }
   }
+  // Of steps of which the device has passed the end.
+  std::vector<DeviceStep> steps() {
+    deviceComes();
+    return placement_->takeSteps();
+  }
 
-  static constexpr DeviceStream kStream{0, nullptr};
-  Script script_;
-  CudaApi api_ = scriptedDriver();
-  DeviceWaits waits_;
+  static constexpr DeviceStream kStream{0, ScriptedDriver::kTraining};
+  ScriptedDriver driver_;
+  ClockOfDevice host_{driver_, kAheadNs};
+  CudaApi api_ = driver_.api();
+  DeviceMarks marks_;
   DeviceCopy copy_{api_};
-  std::optional<DevicePlacement> placement_{std::in_place, copy_, waits_};
+  std::optional<DevicePlacement> placement_{std::in_place, copy_, marks_, host_};
+  PlacementPolicy policy_ = PlacementPolicy::kGap;
   int64_t point_ns_ = 0;
-  int64_t copied_until_ns_ = 0;
 };
 
 TEST_F(DevicePlacementTest, NothingIsKnownSoEverythingIsOrderedAtOnce) {
@@ -167,6 +147,19 @@ TEST_F(DevicePlacementTest, WhatDoesNotFitIsOrderedAtOnce) {
   EXPECT_GE(given[0].bytes, 20 * kChunk);
 }
 
+TEST_F(DevicePlacementTest, UnderTheOtherPoliciesEverythingIsOrderedAtOnceWhateverIsKnown) {
+  learnSteps(8);
+  for (const auto& [policy, tier] : {std::pair{PlacementPolicy::kEager, Tier::kCompute},
+                                     std::pair{PlacementPolicy::kSync, Tier::kAtOnce}}) {
+    policy_ = policy;
+    const auto given = step(9 + static_cast<int64_t>(policy));
+    ASSERT_EQ(given.size(), 1u);
+    EXPECT_EQ(given[0].bytes, kBytes);
+    EXPECT_EQ(given[0].tier, tier);
+    EXPECT_FALSE(given[0].behind_ns.has_value());
+  }
+}
+
 TEST_F(DevicePlacementTest, TheHostMayBeStepsAheadOfTheDevice) {
   learnSteps(8);
   for (int64_t number = 9; number <= 12; ++number) {
@@ -195,66 +188,176 @@ TEST_F(DevicePlacementTest, LearnsAnotherLength) {
 
 TEST_F(DevicePlacementTest, AWaitThatDoesNotComeIsNotOrderedBehind) {
   learnSteps(8);
-  EXPECT_TRUE(placement_->begin(kStream, 9, kChunk, kBytes));
-  script_.enqueued_ns += 5 * kMs;
-  mark(OpEvent::kWaitBegin, 1);
-  mark(OpEvent::kWaitEnd, 1);
+  EXPECT_TRUE(point(9));
+  placement_->begin(policy_, kChunk, kBytes);
+  driver_.enqueued_ns += 5 * kMs;
+  wait(OpEvent::kWaitBegin, 1);
+  wait(OpEvent::kWaitEnd, 1);
   EXPECT_EQ(take(9).size(), 1u);
-  EXPECT_TRUE(placement_->begin(kStream, 10, kChunk, kBytes));
-  EXPECT_TRUE(take(9).empty());  // what was not asked for then is the gate's
+  EXPECT_TRUE(point(10));
+  placement_->begin(policy_, kChunk, kBytes);
+  EXPECT_TRUE(take(10).empty());  // what was not asked for then is the gate's
 }
 
 TEST_F(DevicePlacementTest, AStepWithMarksThatWereLostIsNotLearnt) {
   learnSteps(8);
-  const uint64_t steps = placement_->errors().steps;
-  script_.capturing = true;
+  placement_->takeSteps();
+  const uint64_t known = placement_->errors().steps;
+  driver_.capturing = true;
   step(9, 1 * kMs);
-  script_.capturing = false;
-  EXPECT_GT(waits_.lost(), 0u);
+  driver_.capturing = false;
+  EXPECT_GT(marks_.lost(), 0u);
   deviceComes();
   for (int64_t number = 10; number <= 11; ++number) {
     step(number);
     deviceComes();
   }
-  EXPECT_GT(placement_->errors().steps, steps);
+  EXPECT_GT(placement_->errors().steps, known);
   EXPECT_EQ(step(12).size(), 2u);
+  for (const DeviceStep& one : steps()) {
+    EXPECT_EQ(one.whole, one.step != 8) << "step 8 and what was lost of step 9, to the program point of step 10";
+  }
 }
 
 TEST_F(DevicePlacementTest, AFailedDeviceIsNotAskedAgain) {
   learnSteps(8);
-  script_.broken = true;
+  placement_->takeUntimed();
+  driver_.broken = true;
   step(9);
-  script_.device_ns = script_.enqueued_ns;
+  driver_.device_ns = driver_.enqueued_ns;
   placement_->learn();
   EXPECT_FALSE(copy_.usable());
-  EXPECT_FALSE(placement_->begin(kStream, 10, kChunk, kBytes));
-  EXPECT_FALSE(waits_.watching());
+  EXPECT_FALSE(point(10));
+  EXPECT_FALSE(marks_.following());
   EXPECT_TRUE(take(10).empty());
+  uint64_t untimed = 0;
+  for (const uint64_t bytes : placement_->takeUntimed()) {
+    untimed += bytes;
+  }
+  EXPECT_EQ(untimed, 2 * kBytes) << "of step 9, and of step 8 whose end was not passed";
 }
 
 TEST_F(DevicePlacementTest, NoEventIsLostOverManySteps) {
+  uint64_t copied = 0;
   for (int64_t number = 1; number <= 3000; ++number) {
     step(number);
     if (number % 7 == 0) {
-      deviceComes();
+      for (const DeviceStep& one : steps()) {
+        for (const DeviceCopies& part : one.copies) {
+          copied += part.bytes;
+        }
+      }
     }
   }
-  EXPECT_EQ(waits_.lost(), 0u);
+  EXPECT_EQ(marks_.lost(), 0u);
+  EXPECT_EQ(copied, 2995 * kBytes) << "of all but the newest ones";
 }
 
-TEST_F(DevicePlacementTest, NobodyWatchesAfterItsEnd) {
+TEST_F(DevicePlacementTest, NothingIsMarkedAfterItsEnd) {
   learnSteps(3);
   placement_.reset();
-  EXPECT_FALSE(waits_.watching());
-  const int recorded = script_.recorded;
-  mark(OpEvent::kWaitBegin);
-  EXPECT_EQ(script_.recorded, recorded);
+  EXPECT_FALSE(marks_.following());
+  const int recorded = driver_.recorded;
+  wait(OpEvent::kWaitBegin, 1);
+  EXPECT_EQ(driver_.recorded, recorded);
   // The events are all there again.
   uint32_t taken = 0;
-  while (waits_.take().has_value()) {
+  while (marks_.take().has_value()) {
     ++taken;
   }
-  EXPECT_GE(taken, DeviceWaits::kEvents - 1);
+  EXPECT_GE(taken, DeviceMarks::kEvents - 1);
+}
+
+TEST_F(DevicePlacementTest, AStepIsRecordedAsItWasByTheHostsClock) {
+  learnSteps(8);
+  placement_->takeSteps();
+  step(9);
+  const int64_t began_ns = point_ns_ + kAheadNs;
+  nextPoint(10);
+  const auto found = steps();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[0].step, 8);
+  const DeviceStep& one = found[1];
+  EXPECT_EQ(one.step, 9);
+  EXPECT_TRUE(one.whole);
+  EXPECT_TRUE(one.beside_copy);
+  EXPECT_EQ(one.block, 9u);
+  EXPECT_EQ(one.begin_ns, began_ns);
+  EXPECT_EQ(one.end_ns - one.begin_ns, 30 * kMs + kMs / 2);
+  ASSERT_EQ(one.waits.size(), 2u);
+  EXPECT_EQ(one.waits[0].begin_ns, began_ns + 5 * kMs);
+  EXPECT_EQ(one.waits[0].end_ns, began_ns + 15 * kMs);
+  EXPECT_EQ(one.waits[0].op, OpKind::kRecv);
+  EXPECT_TRUE(one.waits[0].bubble);
+  EXPECT_EQ(one.waits[1].begin_ns, began_ns + 20 * kMs);
+  ASSERT_EQ(one.copies.size(), 2u);
+  EXPECT_EQ(one.copies[0].begin_ns, one.waits[0].begin_ns);
+  EXPECT_EQ(one.copies[0].bytes + one.copies[1].bytes, kBytes);
+  EXPECT_EQ(one.gate_begin_ns, began_ns + 30 * kMs);
+  EXPECT_EQ(one.gate_end_ns, one.gate_begin_ns);
+}
+
+TEST_F(DevicePlacementTest, WhatTheGateWaitsForIsInItsStep) {
+  policy_ = PlacementPolicy::kEager;
+  step(1, 10 * kMs, 200 * kChunk);  // 40 ms, of which the step has 30
+  nextPoint(2);
+  const auto found = steps();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_EQ(found[0].gate_end_ns - found[0].gate_begin_ns, 10 * kMs);
+  EXPECT_EQ(found[0].end_ns - found[0].begin_ns, 40 * kMs + kMs / 2);
+}
+
+TEST_F(DevicePlacementTest, AStepThatWaitedForTheWholeCopyBeginsBehindIt) {
+  EXPECT_TRUE(point(1));
+  placement_->begin(PlacementPolicy::kSync, kChunk, 0);
+  copy({.bytes = kBytes, .tier = Tier::kAtOnce, .step = 1}, point_ns_);
+  driver_.enqueued_ns = driver_.copies_until_ns;
+  placement_->copiedHere();
+  placement_->pointDone(1, /*beside_copy=*/false);
+  work();
+  gate();
+  nextPoint(2);
+  const auto found = steps();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_FALSE(found[0].beside_copy);
+  EXPECT_EQ(found[0].end_ns - found[0].begin_ns, 30 * kMs + kMs / 2) << "without the 8 ms of the copy";
+  ASSERT_EQ(found[0].copies.size(), 1u);
+  EXPECT_EQ(found[0].copies[0].tier, Tier::kAtOnce);
+}
+
+TEST_F(DevicePlacementTest, NothingIsToldOfAStepWhoseProgramPointIsStillGoingOn) {
+  EXPECT_TRUE(point(1));
+  placement_->begin(policy_, kChunk, kBytes);
+  deviceComes();
+  EXPECT_TRUE(point(2));  // also says that nothing more is to come of the one before
+  deviceComes();
+  EXPECT_TRUE(placement_->takeSteps().empty()) << "step 2 has not been told, so step 1 has not ended";
+  placement_->pointDone(1, true);
+  EXPECT_EQ(steps().size(), 1u);
+}
+
+TEST_F(DevicePlacementTest, AStepWithoutASnapshotIsMeasuredAndItsWaitsAreNot) {
+  learnSteps(3);
+  placement_->takeSteps();
+  EXPECT_TRUE(point(4));
+  placement_->pointDone(7, /*beside_copy=*/false);
+  work();
+  gate();
+  nextPoint(5);
+  const auto found = steps();
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_EQ(found[1].step, 4);
+  EXPECT_TRUE(found[1].whole);
+  EXPECT_TRUE(found[1].waits.empty());
+  EXPECT_EQ(found[1].end_ns - found[1].begin_ns, 30 * kMs + kMs / 2);
+}
+
+TEST_F(DevicePlacementTest, StepsBetweenWhichOthersWereNotMarkedAreNotWhole) {
+  step(1);
+  nextPoint(5);
+  const auto found = steps();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_FALSE(found[0].whole);
 }
 
 }  // namespace

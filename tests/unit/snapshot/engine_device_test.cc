@@ -271,7 +271,7 @@ class EngineDeviceGaps : public EngineDevice {
   }
   void begin(uint64_t bytes, EngineOptions options = {}) {
     options.policy = PlacementPolicy::kGap;
-    options.device_waits = &waits_;
+    options.device_marks = &marks_;
     start({{bytes}}, options);
     onDevice(0);
     ok(fake_.api.streamCreate(&other_, cuda::kStreamNonBlocking, 0));
@@ -294,16 +294,16 @@ class EngineDeviceGaps : public EngineDevice {
     kernel(other_, 14'000);
     ok(fake_.api.eventRecord(event_, other_));
     if (wait) {
-      waits_.mark({.what = OpEvent::kWaitBegin, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
+      marks_.markWait({.what = OpEvent::kWaitBegin, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
       ok(fake_.api.streamWaitEvent(training.stream, event_, 0));
-      waits_.mark({.what = OpEvent::kWaitEnd, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
+      marks_.markWait({.what = OpEvent::kWaitEnd, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
     }
     kernel(training.stream, 4000);
     engine_->gate(streams_);
     writeAll(kPoison);
   }
 
-  DeviceWaits waits_;
+  DeviceMarks marks_;
   cuda::Stream other_ = nullptr;
   cuda::Event event_ = nullptr;
 };
@@ -323,7 +323,7 @@ TEST_F(EngineDeviceGaps, SealsWhatWasThereWhereverItIsCopied) {
   const auto view = sealed(kSteps);
   ASSERT_TRUE(view.has_value());
   EXPECT_TRUE(regionIs(*view, 0, static_cast<unsigned char>(kSteps)));
-  EXPECT_EQ(waits_.lost(), 0u);
+  EXPECT_EQ(marks_.lost(), 0u);
 }
 
 TEST_F(EngineDeviceGaps, AWaitThatDoesNotComeLeavesTheCopyToTheGate) {
@@ -364,16 +364,16 @@ TEST_F(EngineDeviceGaps, NoCopyReadsWhatTheOptimizerWrites) {
   RecordProperty("bytes_in_gaps", std::to_string(in_gaps));
 }
 
-TEST_F(EngineDeviceGaps, WaitsAreMarkedFromTheProgramPointToTheGateUnderGapOnly) {
+TEST_F(EngineDeviceGaps, WaitsAreMarkedFromTheProgramPointToTheGate) {
   begin(8 * kChunk);
-  for (const PlacementPolicy policy : {PlacementPolicy::kGap, PlacementPolicy::kEager, PlacementPolicy::kGap}) {
+  for (const PlacementPolicy policy : {PlacementPolicy::kGap, PlacementPolicy::kEager, PlacementPolicy::kSync}) {
     engine_->setPolicy(policy);
     const int64_t number = stat(vault_->stats().sealed) + 1;
     writeAll(1);
     ASSERT_EQ(capture(number), CaptureResult::kTaken);
-    EXPECT_EQ(waits_.watching(), policy == PlacementPolicy::kGap);
+    EXPECT_TRUE(marks_.watching());
     engine_->gate(streams_);
-    EXPECT_FALSE(waits_.watching());
+    EXPECT_FALSE(marks_.watching());
     ASSERT_TRUE(engine_->settle());
     EXPECT_EQ(stat(vault_->stats().sealed), number);
   }
@@ -387,12 +387,12 @@ TEST_F(EngineDeviceGaps, AnotherCurrentDeviceLosesNoMark) {
     writeAll(static_cast<unsigned char>(number));
     onDevice(1);
     ASSERT_EQ(capture(number), CaptureResult::kTaken);
-    EXPECT_TRUE(waits_.watching());
+    EXPECT_TRUE(marks_.watching());
     engine_->gate(streams_);
     ASSERT_TRUE(engine_->settle());
     EXPECT_TRUE(sealed(number).has_value());
   }
-  EXPECT_EQ(waits_.lost(), 0u);
+  EXPECT_EQ(marks_.lost(), 0u);
   streams_[0].stream = own;
 }
 

@@ -4,8 +4,9 @@
 
 #include <cmath>
 #include <functional>
-#include <set>
 #include <vector>
+
+#include "snapshot/control_steps.h"
 
 namespace reft {
 namespace {
@@ -19,21 +20,27 @@ double wobble(uint64_t i) {
   return static_cast<double>(i * 0xBF58476D1CE4E5B9ull >> 40) / static_cast<double>(1 << 23) - 1;
 }
 
-// Runs `steps` steps, each with a snapshot; returns how many were control steps.
-int run(OverheadMeter& meter, int steps, const std::function<int64_t(int step, bool beside_copy)>& length) {
-  int controls = 0;
-  for (int i = 0; i < steps; ++i) {
-    const bool control = meter.drawn();
-    controls += control ? 1 : 0;
-    meter.step(length(i, !control), !control);
+// A meter with the steps that it is told of.
+struct Measured {
+  explicit Measured(uint32_t control_every) : control(control_every) {}
+  // Runs `count` steps, each with a snapshot.
+  void run(int count, const std::function<int64_t(int step, bool beside_copy)>& length) {
+    for (int i = 0; i < count; ++i) {
+      const bool beside_copy = !control.drawn();
+      meter.step(control.block(), length(i, beside_copy), beside_copy);
+      control.turn();
+    }
   }
-  return controls;
-}
+  const Overhead& overhead() const { return meter.overhead(); }
+
+  ControlSteps control;
+  OverheadMeter meter;
+};
 
 TEST(OverheadMeter, MeasuresWhatCopiesAdd) {
-  OverheadMeter meter(64);
+  Measured meter(64);
   EXPECT_FALSE(meter.overhead().known);
-  run(meter, 2000, [](int i, bool beside_copy) {
+  meter.run(2000, [](int i, bool beside_copy) {
     return static_cast<int64_t>(10.0 * kMs * (beside_copy ? 1.03 : 1.0) * (1 + 0.01 * wobble(i)));
   });
   ASSERT_TRUE(meter.overhead().known);
@@ -43,37 +50,9 @@ TEST(OverheadMeter, MeasuresWhatCopiesAdd) {
   EXPECT_NEAR(static_cast<double>(meter.overhead().step_ns), 10.0 * kMs, 0.2 * kMs);
 }
 
-TEST(OverheadMeter, OneControlStepInEachBlockAndNotAlwaysTheSameOne) {
-  OverheadMeter meter(16);
-  std::set<int> places;
-  std::vector<int> at;
-  int controls = 0;
-  for (int i = 0; i < 16 * 40; ++i) {
-    if (meter.drawn()) {
-      ++controls;
-      at.push_back(i);
-      places.insert(i % 16);
-    }
-    meter.step(kMs, !meter.drawn());
-  }
-  EXPECT_GE(controls, 39);
-  EXPECT_LE(controls, 39 + 12);  // short blocks at first
-  EXPECT_GT(places.size(), 8u);
-}
-
-TEST(OverheadMeter, AllRanksDrawTheSameSteps) {
-  OverheadMeter a(32);
-  OverheadMeter b(32);
-  for (int i = 0; i < 1000; ++i) {
-    ASSERT_EQ(a.drawn(), b.drawn()) << i;
-    a.step(kMs + i, !a.drawn());
-    b.step(3 * kMs, !b.drawn());
-  }
-}
-
 TEST(OverheadMeter, DriftAndOddStepsAreNoOverhead) {
-  OverheadMeter meter(32);
-  run(meter, 3000, [](int i, bool) {
+  Measured meter(32);
+  meter.run(3000, [](int i, bool) {
     const double drift = 1 + i / 1000.0;          // four times as long at the end
     const double odd = i % 25 == 24 ? 6.0 : 1.0;  // an evaluation
     return static_cast<int64_t>(5.0 * kMs * drift * odd * (1 + 0.01 * wobble(i)));
@@ -83,43 +62,63 @@ TEST(OverheadMeter, DriftAndOddStepsAreNoOverhead) {
 }
 
 TEST(OverheadMeter, SaysNothingBeforeThereIsEnough) {
-  OverheadMeter meter(64);
-  run(meter, 3 + 4 * 8, [](int, bool) { return kMs; });
+  Measured meter(64);
+  meter.run(3 + 5 * 8, [](int, bool) { return kMs; });
   EXPECT_FALSE(meter.overhead().known);
-  run(meter, 8, [](int, bool) { return kMs; });
+  meter.run(1, [](int, bool) { return kMs; });  // the fifth block is over
   EXPECT_TRUE(meter.overhead().known);
   EXPECT_EQ(meter.overhead().ppm, 0);
 }
 
 TEST(OverheadMeter, WithoutBothKindsNothingIsKnown) {
-  OverheadMeter every(1);
-  EXPECT_EQ(run(every, 503, [](int, bool) { return kMs; }), 500);  // all but the warm-up
+  Measured every(1);
+  every.run(503, [](int, bool) { return kMs; });
   EXPECT_FALSE(every.overhead().known);
-  OverheadMeter none(0);
-  EXPECT_EQ(run(none, 500, [](int, bool) { return kMs; }), 0);
+  Measured none(0);
+  none.run(500, [](int, bool) { return kMs; });
   EXPECT_FALSE(none.overhead().known);
 }
 
 TEST(OverheadMeter, StepsThatHaveNoSnapshotAnywayServeAsControl) {
-  OverheadMeter meter(64);
+  ControlSteps control(64);
+  OverheadMeter meter;
   for (int i = 0; i < 4000; ++i) {
-    const bool beside_copy = i % 64 == 0;  // blocks grow until they have one
-    meter.step(beside_copy ? 12 * kMs : 10 * kMs, beside_copy);
+    const bool beside_copy = i % 64 == 0;  // short blocks are continued until they have one
+    meter.step(control.block(), beside_copy ? 12 * kMs : 10 * kMs, beside_copy);
+    control.turn();
   }
   ASSERT_TRUE(meter.overhead().known);
   EXPECT_EQ(meter.overhead().ppm, 200'000);
 }
 
 TEST(OverheadMeter, StartsAnewAndKeepsWhatWasKnownMeanwhile) {
-  OverheadMeter meter(16);
+  Measured meter(16);
   const auto cost = [](double factor) {
     return [factor](int, bool beside_copy) { return static_cast<int64_t>(10 * kMs * (beside_copy ? factor : 1.0)); };
   };
-  run(meter, 400, cost(1.5));
+  meter.run(400, cost(1.5));
   EXPECT_EQ(meter.overhead().ppm, 500'000);
-  meter.restart();
+  meter.control.restart();
+  meter.meter.restart(meter.control.block());
   EXPECT_TRUE(meter.overhead().known);
-  run(meter, 60, cost(1.1));
+  meter.run(60, cost(1.1));
+  EXPECT_EQ(meter.overhead().ppm, 100'000);
+}
+
+// Those of a device are told some steps late.
+TEST(OverheadMeter, StepsFromBeforeARestartDoNotCountAfterIt) {
+  OverheadMeter meter;
+  meter.restart(9);
+  for (uint64_t block = 1; block < 9; ++block) {
+    meter.step(block, 30 * kMs, true);
+    meter.step(block, 10 * kMs, false);
+  }
+  EXPECT_EQ(meter.blocks(), 0u);
+  for (uint64_t block = 9; block < 15; ++block) {
+    meter.step(block, 11 * kMs, true);
+    meter.step(block, 10 * kMs, false);
+  }
+  ASSERT_TRUE(meter.overhead().known);
   EXPECT_EQ(meter.overhead().ppm, 100'000);
 }
 

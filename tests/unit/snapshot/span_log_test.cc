@@ -98,9 +98,9 @@ TEST_F(SpanLogTest, WhatIsNoSpanLogIsRefused) {
   header->capacity = kCapacity;
   header->next_ticket.store(UINT64_MAX);
   EXPECT_TRUE(read().empty()) << "no record has such a ticket";
-  header->version = 2;
+  header->version = SpanLogHeader::kVersion + 1;
   EXPECT_THROW(SpanLogReader(area_.get(), bytes_), Corruption);
-  header->version = 1;
+  header->version = SpanLogHeader::kVersion;
   header->magic = 3;
   EXPECT_THROW(SpanLogReader(area_.get(), bytes_), Corruption);
 }

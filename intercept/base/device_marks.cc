@@ -1,8 +1,8 @@
-#include "intercept/base/device_waits.h"
+#include "intercept/base/device_marks.h"
 
 namespace reft {
 
-DeviceWaits::~DeviceWaits() {
+DeviceMarks::~DeviceMarks() {
   for (cuda::Event event : events_) {
     if (event != nullptr) {
       api_->eventDestroy(event);
@@ -10,7 +10,7 @@ DeviceWaits::~DeviceWaits() {
   }
 }
 
-bool DeviceWaits::watch(const CudaApi& api, const DeviceStream& stream) noexcept {
+bool DeviceMarks::follow(const CudaApi& api, const DeviceStream& stream) noexcept {
   if (api_ == nullptr) {
     for (cuda::Event& event : events_) {
       if (api.eventCreate(&event, cuda::kEventTiming) != cuda::kSuccess) {
@@ -28,15 +28,20 @@ bool DeviceWaits::watch(const CudaApi& api, const DeviceStream& stream) noexcept
     device_ = stream.device;
   }
   if (stream.device != device_) {
-    ignore();
+    forget();
     return false;
   }
   stream_.store(stream.stream, std::memory_order_relaxed);
-  watching_.store(true, std::memory_order_release);
+  following_.store(true, std::memory_order_release);
   return true;
 }
 
-std::optional<uint32_t> DeviceWaits::take() noexcept {
+void DeviceMarks::forget() noexcept {
+  ignore();
+  following_.store(false, std::memory_order_release);
+}
+
+std::optional<uint32_t> DeviceMarks::take() noexcept {
   constexpr uint32_t kLooks = 64;  // a pool that is nearly empty is as good as empty
   for (uint32_t i = 0; i < kLooks; ++i) {
     const uint32_t at = next_.fetch_add(1, std::memory_order_relaxed) % kEvents;
@@ -47,8 +52,8 @@ std::optional<uint32_t> DeviceWaits::take() noexcept {
   return std::nullopt;
 }
 
-void DeviceWaits::mark(OpEvent mark, const DeviceStream& stream) noexcept {
-  if (!watching() || stream.device != device_ || stream.stream != stream_.load(std::memory_order_relaxed)) {
+void DeviceMarks::mark(OpEvent mark, const DeviceStream& stream) noexcept {
+  if (!following() || stream.device != device_ || stream.stream != stream_.load(std::memory_order_relaxed)) {
     return;
   }
   int status = cuda::kCaptureNone;
@@ -65,8 +70,8 @@ void DeviceWaits::mark(OpEvent mark, const DeviceStream& stream) noexcept {
   marks_.push(mark);
 }
 
-DeviceWaits& processDeviceWaits() {
-  static auto* const waits = new DeviceWaits;
+DeviceMarks& processDeviceMarks() {
+  static auto* const waits = new DeviceMarks;
   return *waits;
 }
 

@@ -1,16 +1,19 @@
-// Where a stream that trains begins and ends to wait for an op, by the device's own clock.
+// What a stream that trains leaves behind by the device's own clock: where its steps begin, where it begins and ends to wait for an op,
+// where it waits for copies.
 //
 // Waiting for an op of a device does not hold up the host: it makes the current stream wait. Around such a wait an event is recorded on
 // that stream (never on one that communicates), so that copies can begin when the device comes to the first one, and the time between
 // the two tells how long the device stood idle. What was recorded is told to one listener, in the order of the stream.
 //
-// Nothing is recorded while nobody watches, on another stream than the one that is watched, on a stream that is being captured into a
+// Nothing is recorded while nobody listens, on another stream than the one that is followed, on a stream that is being captured into a
 // graph, when the pool of events is empty, or after a call has failed: such marks are counted as lost, and training goes on.
 //
-// The fields of an OpEvent here: kSnapshot is a program point (`ticket`: the step), kWaitBegin and kWaitEnd are told with the fields of
-// the op, kGate and kDone enclose what makes the stream wait for copies. `mark`: the event, the listener's until it gives it back.
+// The fields of an OpEvent here: kBegin of kind kStep is a program point (`ticket`: the step), kSnapshot the point behind the copy of a
+// snapshot that the stream waited for, kWaitBegin and kWaitEnd are told with the fields of the op, kGate and kDone enclose what makes the
+// stream wait for copies before the optimizer. `mark`: the event, the listener's until it gives it back.
 //
-// Threads: watch() and ignore() from the thread that trains; poll() from one at a time, the listener's; the rest from any. mark() takes no lock and allocates nothing; it makes three calls of the driver.
+// Threads: follow(), watch() and ignore() from the thread that trains; poll() from one at a time, the listener's; the rest from any.
+//          mark() and markWait() take no lock and allocate nothing; they make three calls of the driver.
 // Errors:  none.
 #pragma once
 
@@ -31,23 +34,32 @@ struct DeviceStream {
   cuda::Stream stream = nullptr;
 };
 
-class DeviceWaits {
+class DeviceMarks {
  public:
-  static constexpr uint32_t kEvents = 2048;  // more waits between two looks of the listener are lost
+  static constexpr uint32_t kEvents = 2048;  // more marks between two looks of the listener are lost
 
-  DeviceWaits() = default;
-  ~DeviceWaits();
-  DeviceWaits(const DeviceWaits&) = delete;
-  DeviceWaits& operator=(const DeviceWaits&) = delete;
+  DeviceMarks() = default;
+  ~DeviceMarks();
+  DeviceMarks(const DeviceMarks&) = delete;
+  DeviceMarks& operator=(const DeviceMarks&) = delete;
 
   // From now on marks are recorded on this stream, whose device's context is current. `api` has to outlive it. False: no events can be
-  // had. It watches the device that it watched first; another one is refused.
-  bool watch(const CudaApi& api, const DeviceStream& stream) noexcept;
+  // had. It follows the device that it followed first; another one is refused.
+  bool follow(const CudaApi& api, const DeviceStream& stream) noexcept;
+  void forget() noexcept;
+  // Whether waits are marked, too.
+  void watch() noexcept { watching_.store(following(), std::memory_order_release); }
   void ignore() noexcept { watching_.store(false, std::memory_order_release); }
+  bool following() const noexcept { return following_.load(std::memory_order_acquire); }
   bool watching() const noexcept { return watching_.load(std::memory_order_acquire); }
 
   // `mark.mark` is filled in.
   void mark(OpEvent mark, const DeviceStream& stream) noexcept;
+  void markWait(const OpEvent& mark, const DeviceStream& stream) noexcept {
+    if (watching()) {
+      this->mark(mark, stream);
+    }
+  }
 
   bool poll(OpEvent& mark) noexcept { return marks_.poll(mark); }
   cuda::Event event(uint32_t mark) const { return events_[mark]; }
@@ -63,12 +75,13 @@ class DeviceWaits {
   std::array<std::atomic<bool>, kEvents> used_{};
   std::atomic<uint32_t> next_{0};
   std::atomic<cuda::Stream> stream_{nullptr};
+  std::atomic<bool> following_{false};
   std::atomic<bool> watching_{false};
   std::atomic<uint64_t> lost_{0};
   OpEvents marks_;
 };
 
 // Of this process. Never destroyed, as the op log is.
-DeviceWaits& processDeviceWaits();
+DeviceMarks& processDeviceMarks();
 
 }  // namespace reft

@@ -1,0 +1,46 @@
+// One step of a device as it was, by the device's own times: when it waited, when copies ran, and beside what.
+//
+// Threads: plain values. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "intercept/base/op_log.h"
+#include "snapshot/placer.h"
+
+namespace reft {
+
+// The stream that trains stood still until an op was done.
+struct DeviceWait {
+  int64_t begin_ns = 0, end_ns = 0;
+  OpKind op = OpKind::kUnknown;
+  uint64_t bytes = 0;
+  bool bubble = false;  // else for a large collective (schedule_model.h)
+};
+
+// Copies that were asked for together.
+struct DeviceCopies {
+  int64_t begin_ns = 0, end_ns = 0;
+  uint64_t bytes = 0;
+  Tier tier = Tier::kCompute;  // what they were ordered as
+};
+
+// Times are CLOCK_MONOTONIC of the host.
+struct DeviceStep {
+  int64_t step = 0;      // at whose program point it begins
+  int64_t begin_ns = 0;  // the program point; of a step that waited for the whole copy there, when it had it
+  int64_t end_ns = 0;    // the next program point
+  int64_t gate_begin_ns = 0, gate_end_ns = 0;
+  uint64_t block = 0;  // of control_steps.h
+  bool beside_copy = false;
+  bool whole = false;               // nothing of it was lost, and the next program point is that of the next step
+  std::vector<DeviceWait> waits;    // in order, none inside another one
+  std::vector<DeviceCopies> copies;  // in order
+};
+
+// Each copy in parts, by what the device did beside it: waits and the gate cut them. What was ordered for the program point or the gate
+// stays whole, because training waited for it.
+std::vector<DeviceCopies> partsOf(const DeviceStep& step);
+
+}  // namespace reft

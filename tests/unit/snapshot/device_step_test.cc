@@ -1,0 +1,75 @@
+#include "snapshot/device_step.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+
+namespace reft {
+namespace {
+
+std::array<uint64_t, kTiers> byTier(const DeviceStep& step) {
+  std::array<uint64_t, kTiers> bytes{};
+  for (const DeviceCopies& part : partsOf(step)) {
+    bytes[static_cast<size_t>(part.tier)] += part.bytes;
+  }
+  return bytes;
+}
+uint64_t of(const std::array<uint64_t, kTiers>& bytes, Tier tier) {
+  return bytes[static_cast<size_t>(tier)];
+}
+
+TEST(DeviceStep, CopiesAreCutWhereWaitsBeginAndEnd) {
+  DeviceStep step;
+  step.begin_ns = 0;
+  step.end_ns = 1000;
+  step.waits = {{100, 200, OpKind::kRecv, 8, true}, {300, 400, OpKind::kAllreduce, 1 << 20, false}, {500, 600, OpKind::kRecv, 8, true}};
+  step.copies = {{50, 450, 4000, Tier::kCompute}};
+  const auto parts = partsOf(step);
+  ASSERT_EQ(parts.size(), 5u);
+  const Tier expected[] = {Tier::kCompute, Tier::kGap, Tier::kCompute, Tier::kCommunication, Tier::kCompute};
+  int64_t at = 50;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    EXPECT_EQ(parts[i].begin_ns, at);
+    EXPECT_EQ(parts[i].tier, expected[i]);
+    EXPECT_EQ(parts[i].bytes, static_cast<uint64_t>(parts[i].end_ns - parts[i].begin_ns) * 10);
+    at = parts[i].end_ns;
+  }
+  EXPECT_EQ(at, 450);
+}
+
+TEST(DeviceStep, WhatItWasOrderedAsDoesNotMatter) {
+  DeviceStep step;
+  step.waits = {{100, 200, OpKind::kRecv, 8, true}};
+  step.copies = {{100, 200, 10, Tier::kCompute}, {200, 300, 20, Tier::kGap}};
+  const auto bytes = byTier(step);
+  EXPECT_EQ(of(bytes, Tier::kGap), 10u);
+  EXPECT_EQ(of(bytes, Tier::kCompute), 20u);
+}
+
+TEST(DeviceStep, WhatTrainingWaitedForStaysWhole) {
+  DeviceStep step;
+  step.waits = {{0, 100, OpKind::kRecv, 8, true}};
+  step.gate_begin_ns = 150;
+  step.gate_end_ns = 250;
+  step.copies = {{0, 50, 5, Tier::kAtOnce}, {140, 240, 100, Tier::kGap}, {240, 250, 7, Tier::kGate}};
+  const auto bytes = byTier(step);
+  EXPECT_EQ(of(bytes, Tier::kAtOnce), 5u);
+  EXPECT_EQ(of(bytes, Tier::kCompute), 10u);
+  EXPECT_EQ(of(bytes, Tier::kGate), 97u);
+}
+
+TEST(DeviceStep, NoByteIsLostByRounding) {
+  DeviceStep step;
+  for (int64_t at = 0; at < 1000; at += 7) {
+    step.waits.push_back({at, at + 3, OpKind::kRecv, 8, at % 2 == 0});
+  }
+  step.copies = {{1, 998, 12'345, Tier::kCompute}, {998, 998, 3, Tier::kCompute}};
+  uint64_t all = 0;
+  for (const uint64_t bytes : byTier(step)) {
+    all += bytes;
+  }
+  EXPECT_EQ(all, 12'348u);
+}
+
+}  // namespace
+}  // namespace reft
