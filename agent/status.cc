@@ -71,6 +71,8 @@ constexpr Metric kMetrics[] = {
     {"foretold_gap_ns", "gauge", "Gap time of the newest step that was foretold."},
     {"unforetold_gap_ns", "gauge", "Gap time of the newest step that was not foretold."},
     {"forecast_steps", "counter", "Steps whose gaps were compared with what was foretold."},
+    {"device_gate_ns", "counter", "Time that a CUDA device waited for copies before the optimizer."},
+    {"device_gate_last_ns", "gauge", "The same, of the newest step that is known."},
     {"unprotected", "gauge", "1: training progresses and nothing is committed."},
     {"errors", "counter", "Failures of snapshots."},
     {"pid", "gauge", "Process id of the rank."},

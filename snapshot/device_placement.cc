@@ -8,6 +8,8 @@ namespace reft {
 namespace {
 
 constexpr size_t kMostSteps = 1024;  // that nobody takes
+constexpr double kLate = 1.1;        // times what the step was foretold to take to its gate
+constexpr int64_t kLeastLookNs = 100'000'000;
 
 bool trainingWaits(Tier tier) {
   return tier == Tier::kAtOnce || tier == Tier::kGate;
@@ -16,7 +18,7 @@ bool trainingWaits(Tier tier) {
 }  // namespace
 
 DevicePlacement::DevicePlacement(DeviceCopy& copy, DeviceMarks& marks, const Clock& host)
-    : copy_(copy), marks_(marks), clock_(copy, marks, host), placer_(PlacerOptions{}) {
+    : copy_(copy), marks_(marks), host_(host), clock_(copy, marks, host), placer_(PlacerOptions{}) {
   OpEvent mark;
   while (marks_.poll(mark)) {  // of an engine before this one
     marks_.giveBack(mark.mark);
@@ -50,6 +52,7 @@ bool DevicePlacement::point(const DeviceStream& stream, int64_t step) {
   hear();
   orders_.clear();  // of a step that went another way
   plan_ = {};
+  unordered_ = 0;
   marks_.ignore();
   in_step_ = gated_ = false;
   if (!begun_.empty()) {
@@ -63,7 +66,7 @@ bool DevicePlacement::point(const DeviceStream& stream, int64_t step) {
   return true;
 }
 
-void DevicePlacement::begin(PlacementPolicy policy, uint64_t chunk_bytes, uint64_t bytes) {
+void DevicePlacement::begin(std::optional<PlacementPolicy> policy, uint64_t chunk_bytes, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   if (clock_.failed() || begun_.empty()) {
     return;
@@ -79,27 +82,24 @@ void DevicePlacement::begin(PlacementPolicy policy, uint64_t chunk_bytes, uint64
       in_gaps += gap;
     }
   }
-  if (in_gaps < bytes) {
+  unordered_ = in_gaps;
+  if (policy && in_gaps < bytes) {
     const Tier tier = policy == PlacementPolicy::kSync ? Tier::kAtOnce : Tier::kCompute;
     orders_.push_back({bytes - in_gaps, tier, std::nullopt, 0, now.step});
   }
 }
 
-void DevicePlacement::copiedHere() {
+void DevicePlacement::pointDone(uint64_t block, bool beside_copy, int64_t begin_ns, int64_t end_ns) {
   const std::lock_guard lock(mutex_);
-  if (!clock_.failed() && !begun_.empty()) {
-    begun_.back().copied_here = true;
-    copy_.mark(marks_, {.what = OpEvent::kSnapshot}, stream_);
+  if (begun_.empty() || begun_.back().told) {
+    return;
   }
-}
-
-void DevicePlacement::pointDone(uint64_t block, bool beside_copy) {
-  const std::lock_guard lock(mutex_);
-  if (!begun_.empty() && !begun_.back().told) {
-    begun_.back().told = true;
-    begun_.back().block = block;
-    begun_.back().beside_copy = beside_copy;
-  }
+  Begun& now = begun_.back();
+  now.told = true;
+  now.block = block;
+  now.beside_copy = beside_copy;
+  now.point_begin_ns = begin_ns;
+  now.point_end_ns = end_ns;
 }
 
 void DevicePlacement::gateBegin(const DeviceStream& stream) {
@@ -134,6 +134,7 @@ void DevicePlacement::hear() {
       const size_t wait = waits_begun_++;
       if (wait < plan_.gap_bytes.size() && plan_.gap_bytes[wait] > 0) {
         orders_.push_back({plan_.gap_bytes[wait], Tier::kGap, mark.mark, wait, begun_.back().step});
+        unordered_ -= plan_.gap_bytes[wait];
       }
     }
   }
@@ -142,12 +143,26 @@ void DevicePlacement::hear() {
 std::optional<DevicePlacement::Order> DevicePlacement::next(int64_t step) {
   const std::lock_guard lock(mutex_);
   hear();
+  const bool there = !gated_ && now_ && now_->step == step && !begun_.empty() && begun_.back().step == step;
+  if (there && unordered_ > 0 && placer_.model().forecast() != nullptr) {
+    const double until_gate_ns = static_cast<double>(placer_.model().forecast()->until_gate_ns);
+    if (host_.nowNs() > clock_.hostNs(record_.begin_ns) + static_cast<int64_t>(kLate * until_gate_ns)) {
+      orders_.push_back({std::exchange(unordered_, 0), Tier::kCompute, std::nullopt, 0, step});
+      plan_ = {};
+    }
+  }
   if (orders_.empty() || orders_.front().step != step) {
     return std::nullopt;
   }
   const Order order = orders_.front();
   orders_.pop_front();
   return order;
+}
+
+int64_t DevicePlacement::nextLookNs() const {
+  const std::lock_guard lock(mutex_);
+  const Forecast* const forecast = placer_.model().forecast();
+  return host_.nowNs() + std::max(kLeastLookNs, forecast == nullptr ? 0 : forecast->until_gate_ns / 2);
 }
 
 void DevicePlacement::ordered(const Order& order, uint64_t bytes, std::optional<uint32_t> begin,
@@ -205,14 +220,16 @@ void DevicePlacement::drop(const Batch& batch) {
 
 void DevicePlacement::endStep(const Begun& next, int64_t at_ns) {
   const bool whole = now_ && next.lost == now_->lost && next.step == now_->step + 1;
-  placer_.beginStep(at_ns, 0, 0, /*learn=*/whole && !now_->copied_here);
+  placer_.beginStep(at_ns, 0, 0, /*learn=*/whole);
   if (!now_) {
     return;
   }
   record_.step = now_->step;
   record_.block = now_->block;
   record_.beside_copy = now_->beside_copy;
-  record_.whole = whole;
+  record_.point_begin_ns = now_->point_begin_ns;
+  record_.point_end_ns = now_->point_end_ns;
+  record_.whole = whole && gate_known_;
   record_.end_ns = at_ns;
   for (int64_t* const time :
        {&record_.begin_ns, &record_.end_ns, &record_.gate_begin_ns, &record_.gate_end_ns}) {
@@ -258,6 +275,7 @@ bool DevicePlacement::learnPoint(const OpEvent& mark, int64_t at_ns) {
   }
   record_ = {};
   record_.begin_ns = record_.gate_begin_ns = record_.gate_end_ns = at_ns;
+  gate_known_ = false;
   waits_ended_ = 0;
   clock_.rebase(mark.mark, at_ns);
   return true;
@@ -280,7 +298,6 @@ bool DevicePlacement::learnOne() {
       told_.pop_front();
       return true;
     }
-    case OpEvent::kSnapshot: record_.begin_ns = *at_ns; break;
     case OpEvent::kWaitBegin: {
       const ScheduleOp op = scheduleOp(mark.kind, mark.group, mark.peer, mark.tag, mark.bytes, mark.signature);
       if (!placer_.model().waiting()) {
@@ -303,9 +320,11 @@ bool DevicePlacement::learnOne() {
       ++waits_ended_;
       break;
     }
+    case OpEvent::kSnapshot: break;  // of the host's ring only
     case OpEvent::kGate: record_.gate_begin_ns = record_.gate_end_ns = *at_ns; break;
     case OpEvent::kDone: {
       record_.gate_end_ns = *at_ns;
+      gate_known_ = true;
       placer_.gateDone(record_.gate_begin_ns, *at_ns);
       break;
     }

@@ -39,12 +39,11 @@ class DevicePlacement {
 
   // The program point of `step` on `stream`: a step begins. False: that stream cannot be followed.
   bool point(const DeviceStream& stream, int64_t step);
-  // The step that has begun has a snapshot, of which `bytes` are to be copied besides what is not ordered here.
-  void begin(PlacementPolicy policy, uint64_t chunk_bytes, uint64_t bytes);
-  // The stream waits for the whole copy here: for what is measured, its step begins behind it.
-  void copiedHere();
-  // Nothing more is to be said of the program point. `block`: see control_steps.h.
-  void pointDone(uint64_t block, bool beside_copy);
+  // The step that has begun has a snapshot, of which `bytes` are to be copied besides what is not ordered here. nullopt: nothing before
+  // the gate.
+  void begin(std::optional<PlacementPolicy> policy, uint64_t chunk_bytes, uint64_t bytes);
+  // Nothing more is to be said of the program point, at which the host was so long. `block`: see control_steps.h.
+  void pointDone(uint64_t block, bool beside_copy, int64_t begin_ns, int64_t end_ns);
   // What makes the stream wait for copies before the optimizer lies between these two. The first ones of a step count; waits are
   // not marked any more after it.
   void gateBegin(const DeviceStream& stream);
@@ -59,8 +58,11 @@ class DevicePlacement {
     size_t wait = 0;                 // of the step
     int64_t step = 0;
   };
-  // What may be ordered by now. The caller asks for the copies and tells of each what became of it.
+  // What may be ordered by now. The caller asks for the copies and tells of each what became of it. When a step takes a tenth longer than
+  // foretold, the rest is to be copied at once: it may hang in a wait that was not foretold, and its snapshot is the newest one.
   std::optional<Order> next(int64_t step);
+  // When to ask again, by the host's clock, if nothing happens meanwhile.
+  int64_t nextLookNs() const;
   // For the copy stream: marks that are recorded before and behind the copies of an order. nullopt: there is none.
   std::optional<uint32_t> takeMark() { return marks_.take(); }
   cuda::Event event(uint32_t mark) const { return marks_.event(mark); }
@@ -87,8 +89,7 @@ class DevicePlacement {
     bool told = false;  // all of the program point
     uint64_t block = 0;
     bool beside_copy = false;
-    bool copied_here = false;
-    PlacementPolicy policy = PlacementPolicy::kGap;
+    int64_t point_begin_ns = 0, point_end_ns = 0;  // of the host
     uint64_t chunk_bytes = 0;
     uint64_t bytes = 0;  // 0: no snapshot
   };
@@ -107,6 +108,7 @@ class DevicePlacement {
 
   DeviceCopy& copy_;
   DeviceMarks& marks_;
+  const Clock& host_;
   DeviceClock clock_;
   mutable std::mutex mutex_;
   Placer placer_;
@@ -118,12 +120,14 @@ class DevicePlacement {
   bool in_step_ = false;     // its program point was heard of
   bool gated_ = false;       // its gate, too
   size_t waits_begun_ = 0;   // since then
+  uint64_t unordered_ = 0;   // bytes that are planned for waits which have not begun
   std::deque<Order> orders_;
   // Behind the device.
   std::deque<OpEvent> told_;    // marks whose time is not known
   std::deque<Batch> batches_;   // asked for, and not known to have landed
   std::optional<Begun> now_;    // the step that the device's times have come to
   DeviceStep record_;           // of it, in times of the device
+  bool gate_known_ = false;
   size_t waits_ended_ = 0;
   DeviceWait wait_;  // the newest one
   std::vector<DeviceStep> steps_;

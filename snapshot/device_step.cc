@@ -38,6 +38,13 @@ void cut(const DeviceCopies& copy, const DeviceStep& step, std::vector<DeviceCop
 
 }  // namespace
 
+int64_t withoutSnapshotNs(const DeviceStep& step, int64_t after_gate_ns) {
+  const int64_t host_ns = step.point_end_ns - step.point_begin_ns;
+  const int64_t ahead_ns = step.begin_ns - step.point_begin_ns;
+  const int64_t starved_ns = std::clamp<int64_t>(host_ns - ahead_ns, 0, std::max<int64_t>(0, host_ns));
+  return step.gate_begin_ns - step.begin_ns - starved_ns + after_gate_ns;
+}
+
 std::vector<DeviceCopies> partsOf(const DeviceStep& step) {
   std::vector<DeviceCopies> parts;
   for (const DeviceCopies& copy : step.copies) {

@@ -29,12 +29,13 @@ struct DeviceCopies {
 // Times are CLOCK_MONOTONIC of the host.
 struct DeviceStep {
   int64_t step = 0;      // at whose program point it begins
-  int64_t begin_ns = 0;  // the program point; of a step that waited for the whole copy there, when it had it
-  int64_t end_ns = 0;    // the next program point
+  int64_t begin_ns = 0;
+  int64_t end_ns = 0;  // the next program point
   int64_t gate_begin_ns = 0, gate_end_ns = 0;
+  int64_t point_begin_ns = 0, point_end_ns = 0;  // of the host, at the program point with which it begins
   uint64_t block = 0;  // of control_steps.h
   bool beside_copy = false;
-  bool whole = false;               // nothing of it was lost, and the next program point is that of the next step
+  bool whole = false;                // nothing of it was lost, and the next program point is that of the next step
   std::vector<DeviceWait> waits;    // in order, none inside another one
   std::vector<DeviceCopies> copies;  // in order
 };
@@ -42,5 +43,11 @@ struct DeviceStep {
 // Each copy in parts, by what the device did beside it: waits and the gate cut them. What was ordered for the program point or the gate
 // stays whole, because training waited for it.
 std::vector<DeviceCopies> partsOf(const DeviceStep& step);
+
+// How long the step would have been without a snapshot, if no copy ran beside it: without the wait at the gate, where a control step has
+// its whole copy, and without the time that the device stood idle because the host was at the program point for the snapshot's sake, and
+// was not ahead of it. What comes behind the gate is taken from a step of the usual kind (`after_gate_ns`): while this one's device
+// waits there, the host gets ahead.
+int64_t withoutSnapshotNs(const DeviceStep& step, int64_t after_gate_ns);
 
 }  // namespace reft

@@ -274,9 +274,11 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     control_steps_.lengthen(kRarerOnDevices);
   }
   job->placed = job->onDevice() && marked_step_ == input.step;
-  // A control step begins when the copy is done, as every step does under `sync`.
+  // The step of a control step begins when the copy is done, as every step does under `sync`; on a device it is copied at the gate, because
+  // the host would get ahead while its device waits at the program point, and such a step would be shorter than others.
   const bool control = control_ && (job->placed || !job->onDevice());
-  job->policy = control ? PlacementPolicy::kSync : policy_.load();
+  job->policy = control && !job->onDevice() ? PlacementPolicy::kSync : policy_.load();
+  job->left_to_gate = control && job->onDevice();
   beside_copy_ = !control;
   sample(*job, input);
   faultPoint(FaultPoint::early_copy, input.step);
@@ -372,7 +374,7 @@ void SnapshotEngine::endPoint() {
   point_end_ns_ = clock_.nowNs();
   control_ = at_point_ = false;
   if (device_placement_ != nullptr) {
-    device_placement_->pointDone(control_steps_.block(), beside_copy_);
+    device_placement_->pointDone(control_steps_.block(), beside_copy_, point_begin_ns_, point_end_ns_);
     attention_.store(true);  // also where there is no snapshot: marks are to be given back
     events_.wake();
   }

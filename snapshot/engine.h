@@ -9,8 +9,8 @@
 // what verification is for), but then the snapshot is dropped and counted.
 //
 // It measures what snapshots cost (overhead_meter.h): beginPoint() and endPoint() bracket what is done at a program point. A control
-// step's snapshot is copied before capture() returns; on a device, before the stream that trains goes on. With regions on a device it is
-// the device's time that counts; with regions on several ones nothing is measured.
+// step's snapshot is copied before capture() returns; from a device, at the gate. With regions on a device it is the device's time that
+// counts; with regions on several ones nothing is measured.
 //
 // Threads: setTable, beginPoint, capture, endPoint, check, gate, settle, takeLateWritten and drain belong to the training thread.
 //          outcome() may come from any thread. The engine owns the threads `reft-copy`; its destructor stops and joins them (an
@@ -248,6 +248,7 @@ class SnapshotEngine {
   bool on_device_ = false;       // a snapshot had regions on devices
   bool at_point_ = false;        // between beginPoint() and endPoint()
   int64_t marked_step_ = -1;     // whose program point is marked on its device
+  int64_t after_gate_ns_ = 0;    // of the newest usual step of the device
   uint64_t measured_every_ = 1;  // that the meter measures
   uint64_t blocks_told_ = 0;
   bool control_ = false;  // the step that begins at this point

@@ -91,7 +91,8 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   job.chunks_left.store(job.plan->chunk_count);
   const uint64_t bytes = everything ? table.payload_bytes : early;
   if (job.placed) {
-    device_placement_->begin(job.policy, table.chunk_bytes, table.payload_bytes - bytes);
+    const auto policy = job.left_to_gate ? std::nullopt : std::optional(job.policy);
+    device_placement_->begin(policy, table.chunk_bytes, table.payload_bytes - bytes);
   }
   if (bytes == 0) {
     return;
@@ -101,9 +102,6 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
     job.failed.store(true);
   }
   if (everything) {
-    if (job.placed) {
-      device_placement_->copiedHere();
-    }
     const std::lock_guard versions_lock(mutex_);
     compareVersions(job);  // what training writes from here on, it writes behind the copy
   }
@@ -260,8 +258,8 @@ void SnapshotEngine::placeOnDevice(Job& job) {
       pause = kFirstPause;
       continue;
     }
-    const int64_t until_ns =
-        job.unlanded.load() != 0 ? clock_.nowNs() + std::chrono::nanoseconds(pause).count() : Grant::kNever;
+    const int64_t until_ns = job.unlanded.load() != 0 ? clock_.nowNs() + std::chrono::nanoseconds(pause).count()
+                                                      : device_placement_->nextLookNs();
     events_.sleep(OpEvents::bit(OpEvent::kWaitBegin), until_ns, clock_, let_go);
     placement_->hear();
     pause = std::min(kLongestPause, pause * 2);
@@ -357,9 +355,11 @@ void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> stream
   {
     const std::lock_guard lock(job.fetch_mutex);
     fetchOrdered(job, kNoLimit);
-    fetchBatch(job, {.tier = Tier::kGate, .step = job.step}, job.plan->table.payload_bytes, kNoLimit);
     markGate(streams, [&] {
-      if (!job.failed.load() && !device_copy_->hold(streams)) {
+      // The host is here before its device, which shall not copy before it is here, too.
+      const bool begun = !job.left_to_gate || device_copy_->begin(streams);
+      fetchBatch(job, {.tier = Tier::kGate, .step = job.step}, job.plan->table.payload_bytes, kNoLimit);
+      if (!begun || (!job.failed.load() && !device_copy_->hold(streams))) {
         job.failed.store(true);
       }
     });
@@ -436,7 +436,12 @@ void SnapshotEngine::measureDevice() {
     steps.swap(device_steps_);
   }
   for (const DeviceStep& step : steps) {
-    meter_.step(step.block, step.end_ns - step.begin_ns, step.beside_copy);
+    if (step.beside_copy) {
+      after_gate_ns_ = step.end_ns - step.gate_end_ns;
+      meter_.step(step.block, step.end_ns - step.begin_ns, true);
+    } else {
+      meter_.step(step.block, withoutSnapshotNs(step, after_gate_ns_), false);
+    }
   }
 }
 

@@ -107,6 +107,7 @@ struct SnapshotEngine::Job {
   std::deque<Fetched> to_land;      // asked for, and nobody looks for it yet; guarded by fetch_mutex
   std::atomic<size_t> unlanded{0};  // length of to_land
   size_t calls = 0;                 // of those in to_land; guarded by fetch_mutex
+  bool left_to_gate = false;        // a control step's: nothing is copied beside training
   bool placed = false;              // its copies are ordered by a DevicePlacement, which knows when they were made
   // What is being asked for, and how much of it still is; guarded by fetch_mutex.
   std::optional<DevicePlacement::Order> order;

@@ -8,9 +8,9 @@
 // Nothing is recorded while nobody listens, on another stream than the one that is followed, on a stream that is being captured into a
 // graph, when the pool of events is empty, or after a call has failed: such marks are counted as lost, and training goes on.
 //
-// The fields of an OpEvent here: kBegin of kind kStep is a program point (`ticket`: the step), kSnapshot the point behind the copy of a
-// snapshot that the stream waited for, kWaitBegin and kWaitEnd are told with the fields of the op, kGate and kDone enclose what makes the
-// stream wait for copies before the optimizer. `mark`: the event, the listener's until it gives it back.
+// The fields of an OpEvent here: kBegin of kind kStep is a program point (`ticket`: the step), kWaitBegin and kWaitEnd are told with the
+// fields of the op, kGate and kDone enclose what makes the stream wait for copies before the optimizer. `mark`: the event, the listener's
+// until it gives it back.
 //
 // Threads: follow(), watch() and ignore() from the thread that trains; poll() from one at a time, the listener's; the rest from any.
 //          mark() and markWait() take no lock and allocate nothing; they make three calls of the driver.

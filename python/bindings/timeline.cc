@@ -27,8 +27,10 @@ py::dict spanDict(const Span& span) {
   row["begin_ns"] = span.begin_ns;
   row["end_ns"] = span.end_ns;
   row["bytes"] = span.bytes;
-  const bool copy = span.kind == SpanKind::kCopy && span.tier < kTiers;
-  row["tier"] = copy ? py::object(py::str(tierName(static_cast<Tier>(span.tier)))) : py::none();
+  const bool tiered = (span.kind == SpanKind::kCopy || span.kind == SpanKind::kDeviceWait) && span.tier < kTiers;
+  row["tier"] = tiered ? py::object(py::str(tierName(static_cast<Tier>(span.tier)))) : py::none();
+  row["op"] = span.kind == SpanKind::kDeviceWait ? py::object(py::str(opKindName(static_cast<OpKind>(span.op))))
+                                                 : py::none();
   return row;
 }
 
@@ -90,6 +92,7 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
   result["spans"] = span_rows;
   const bool overwritten = !span_entries.empty() && span_entries.front().ticket > 1;
   result["spans_from_ns"] = overwritten ? span_entries.front().begin_ns : 0;
+  result["spans_from_step"] = overwritten ? span_entries.front().step : -1;
   return result;
 }
 
@@ -98,7 +101,8 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
 void bindTimeline(py::module_& module) {
   module.def("timeline_of", &timelineOf, py::arg("fd"), py::arg("ops") = 1 << 16, py::arg("spans") = 1 << 16,
              "The newest ops and the newest spans of the vault behind `fd`, oldest first; times are CLOCK_MONOTONIC "
-             "nanoseconds of its host, 0 = not yet. `spans_from_ns`: older spans were overwritten (0: none were).");
+             "nanoseconds of its host, 0 = not yet. Spans of a device are told when its step has ended. `spans_from_ns`, "
+             "`spans_from_step`: older spans were overwritten (0, -1: none were).");
 }
 
 }  // namespace reft

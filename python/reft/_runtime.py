@@ -529,9 +529,9 @@ class Session:
             f"protected: {_banner.size(state.bytes)} of state in {parts}; this rank copies {_banner.size(stats['payload_bytes'])}"
             f" a step and its vault takes {_banner.size(stats['vault_bytes'])} of host memory"
         )
-        if any(region.tensor.is_cuda for region in state.regions):
+        if len({region.tensor.get_device() for region in state.regions if region.tensor.is_cuda}) > 1:
             no_limit = ", so REFT_SNAPSHOT_OVERHEAD_PERCENT has no effect" if self.env["snapshot_overhead_percent"] else ""
-            _banner.say(f"what snapshots cost is not measured where state lies on devices{no_limit}")
+            _banner.say(f"what snapshots cost is not measured where state of a rank lies on several devices{no_limit}")
         if state.missed:
             _banner.say(f"NOT protected: {_notes.line([(what, '', why) for what, why in state.missed])}")
         if self._uncaptured:

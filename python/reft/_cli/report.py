@@ -65,15 +65,22 @@ def sentence(ranks: list[timeline.Rank]) -> str:
     """What it comes to, over all ranks."""
     steps = [step for rank in ranks for step in rank.steps]
     total = sum(sum(step.copied.values()) for step in steps)
-    stalled = sum(step.capture_ns + step.gate_ns for step in steps)
+    captured = sum(step.capture_ns for step in steps)
+    gated = sum(step.gate_ns for step in steps)
+    devices = all(rank.device for rank in ranks)
+    stalled = gated if devices else captured + gated  # a host that is ahead of its device takes nothing from it
     waited = f"training waited {words.nanoseconds(stalled / len(steps))} a step for reft on average"
     share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
+    if devices:
+        waited = f"the device waited {words.nanoseconds(gated / len(steps))} a step for copies at the gate on average"
+        share += f"; the host spent {words.nanoseconds(captured / len(steps))} at the program point"
     known = sorted((rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"])
     cost = f" Over the run: {words.overhead(known[len(known) // 2].cost)}." if known else ""
     if not total:
         return f"Nothing was copied; {waited} ({share}).{cost}"
     in_gaps = 100 * sum(step.copied["gap"] for step in steps) / total
-    return f"{in_gaps:.0f} % of the bytes were copied while the host waited for others anyway; {waited} ({share}).{cost}"
+    who = "device" if devices else "host"
+    return f"{in_gaps:.0f} % of the bytes were copied while the {who} waited for others anyway; {waited} ({share}).{cost}"
 
 
 def _row(rank: timeline.Rank) -> list[str]:
@@ -114,6 +121,11 @@ def command(
     capture    what the optimizer step takes longer, because a snapshot begins;
                that of a control step, one in 64, is the whole copy
     gate       what the next optimizer step waited for the copy
+
+    Where state lies on a CUDA device, all but `capture` is told by the clock of
+    the device.
+
+    \b
     in gaps, compute, comm., stalling
                when the bytes were copied: in gaps, beside computing, beside
                communication, or while training waited for it

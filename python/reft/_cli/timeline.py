@@ -60,12 +60,18 @@ class Rank:
     rank: int
     steps: list[Step]
     ops: list[Interval]
-    gaps: list[Interval]  # the host waits for an op; never overlapping
+    gaps: list[Interval]  # the host waits for an op, or the device does; never overlapping
     copies: dict[str, list[Interval]]  # by tier
     captures: list[Interval]
     gates: list[Interval]
     seals: list[Interval]
     cost: dict[str, int] = field(default_factory=dict)  # what snapshots cost, as counters of the vault
+    device: bool = False  # steps, gaps, copies and gates are a device's, by its own clock
+
+    @property
+    def waits(self) -> str:
+        """Who stands still in a gap."""
+        return "device" if self.device else "host"
 
     def cut(self, begin: int, end: int, steps: int) -> Rank:
         """What of it has a part between the two instants, and the newest steps that had ended by then; each stays whole."""
@@ -83,6 +89,7 @@ class Rank:
             part(self.gates),
             part(self.seals),
             self.cost,
+            self.device,
         )
 
 
@@ -98,6 +105,26 @@ def _op(entry: dict[str, Any], groups: Sequence[tuple[str, int, int]], call_site
         words.append("failed")
     end = int(entry["done_ns"] or entry["wait_end_ns"] or entry["begin_ns"])
     return Interval(int(entry["begin_ns"]), end, str(entry["op"]), ", ".join(words), int(entry["bytes"]))
+
+
+def _spans(read: dict[str, Any]) -> dict[str, list[tuple[Interval, int, str]]]:
+    """Spans that have ended, by what they are: with their step and tier."""
+    kinds = ("capture", "copy", "gate", "seal", "device step", "device wait", "device gate")
+    spans: dict[str, list[tuple[Interval, int, str]]] = {kind: [] for kind in kinds}
+    for span in read["spans"]:
+        what, tier = str(span["what"]), str(span["tier"] or "")
+        if not span["end_ns"] or what not in spans:
+            continue
+        name, details = what, f"step {span['step']}"
+        if what == "copy":
+            details += f", {span['bytes']:,} bytes, {tier}"
+        elif what == "device wait":
+            name = str(span["op"])
+            details += f", the device waits for it, {span['bytes']:,} bytes"
+            details += ": its link is busy, too" if tier == "communication" else ""
+        interval = Interval(int(span["begin_ns"]), int(span["end_ns"]), name, details, int(span["bytes"]))
+        spans[what].append((interval, int(span["step"]), tier))
+    return spans
 
 
 def _without_overlap(waits: list[Interval]) -> list[Interval]:
@@ -134,13 +161,12 @@ def of_vault(read: dict[str, Any]) -> Rank:
         for entry in entries
         if entry["wait_begin_ns"] and entry["wait_end_ns"] > entry["wait_begin_ns"]
     ]
-    spans: dict[str, list[tuple[Interval, int, str]]] = {"capture": [], "copy": [], "gate": [], "seal": []}
-    for span in read["spans"]:
-        if span["end_ns"] and span["what"] in spans:
-            tier = str(span["tier"] or "")
-            details = f"step {span['step']}" + (f", {span['bytes']:,} bytes, {tier}" if span["what"] == "copy" else "")
-            interval = Interval(span["begin_ns"], span["end_ns"], str(span["what"]), details, int(span["bytes"]))
-            spans[str(span["what"])].append((interval, int(span["step"]), tier))
+    spans = _spans(read)
+    waits_of_device, gates_of_device, steps_of_device = (spans.pop(f"device {what}") for what in ("wait", "gate", "step"))
+    if steps_of_device:
+        # The host runs ahead of its device: what it waits for says nothing.
+        waits = [it for it, _, _ in waits_of_device]
+        spans["gate"] = gates_of_device
     copies: dict[str, list[Interval]] = {tier: [] for tier in TIERS}
     for interval, _, tier in spans["copy"]:
         if tier in copies:
@@ -150,10 +176,17 @@ def of_vault(read: dict[str, Any]) -> Rank:
     for what, found in spans.items():
         for interval, number, tier in found:
             of_step.setdefault(number, []).append((interval, what, tier))
+    # (program point before it, begin, number, end); not those of which it is not known any more what was copied in them.
+    if steps_of_device:
+        # Told in the order in which they ended, one or two steps after what the host did in them.
+        iterations = [(n, it.begin, n + 1, it.end) for it, n, _ in steps_of_device]
+        if int(read["spans_from_step"]) >= 0:
+            iterations = [it for it in iterations if it[0] > int(read["spans_from_step"]) + 1]
+    else:
+        iterations = [(*first, *second) for first, second in zip(marks, marks[1:], strict=False)]
+        iterations = [it for it in iterations if it[1] >= int(read["spans_from_ns"])]
     steps = []
-    for (before, begin), (number, end) in zip(marks, marks[1:], strict=False):
-        if begin < int(read["spans_from_ns"]):
-            continue  # what was copied in it is not known any more
+    for before, begin, number, end in iterations:
         step = Step(number, begin, end, gap_ns=_inside(gaps, begin, end))
         for it, what, tier in of_step.get(before, []):
             spent = it.end - it.begin
@@ -174,6 +207,7 @@ def of_vault(read: dict[str, Any]) -> Rank:
         [it for it, _, _ in spans["gate"]],
         [it for it, _, _ in spans["seal"]],
         {name: int(value) for name, value in read.get("cost", {}).items()},
+        bool(steps_of_device),
     )
 
 
@@ -219,9 +253,12 @@ def _events(ranks: Sequence[Rank], job: str) -> Iterator[dict[str, Any]]:
     for rank in ranks:
         rows: list[tuple[str, Iterable[Interval]]] = [
             ("steps", [Interval(step.begin, step.end, f"step {step.number}") for step in rank.steps]),
-            ("gaps (the host waits)", rank.gaps),
-            ("training thread: capture, gate", [*rank.captures, *rank.gates]),
+            (f"gaps (the {rank.waits} waits)", rank.gaps),
         ]
+        if rank.device:
+            rows += [("device: gate", rank.gates), ("training thread: capture", rank.captures)]
+        else:
+            rows += [("training thread: capture, gate", [*rank.captures, *rank.gates])]
         copies = [
             Interval(it.begin, it.end, f"copy: {tier}", it.details, it.bytes) for tier in TIERS for it in rank.copies[tier]
         ]

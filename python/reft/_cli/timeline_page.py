@@ -19,7 +19,7 @@ _LEAST_PX = 0.7  # narrower bars are drawn so wide
 _COPY_CLASS = {"at once": "now", "gap": "gap", "compute": "under", "communication": "link", "gate": "late"}
 _MEANING = {
     "at once": "before the program point returned (training waited)",
-    "gap": "while the host waited anyway",
+    "gap": "while the rank waited anyway",
     "compute": "beside computing",
     "communication": "beside communication",
     "gate": "at the gate, because time had run out (training waited)",
@@ -99,7 +99,7 @@ def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
         draw.text(x, 14, f"{tick / 1e6:g} ms", "soft", anchor)
     y = float(_TOP)
     for rank in ranks:
-        draw.text(0, y + 15, f"rank {rank.rank}")
+        draw.text(0, y + 15, f"rank {rank.rank}" + (", device" if rank.device else ""))
         draw.bars([Interval(begin, end, "computing")], "busy", y, _ROW["ops"])
         draw.bars(rank.gaps, "idle", y, _ROW["ops"])
         draw.bars(rank.ops, "op", y + _ROW["ops"] - 5, 5)
@@ -128,7 +128,8 @@ def page(
     """The whole page. `window`: first and last instant; `table`: headings, and rows of cells."""
     head = "".join(f"<th>{_text(name)}</th>" for name in table[0])
     rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table[1])
-    swatches = [("busy", "the rank computes"), ("idle", "gap: the host waits for others"), ("op", "a collective or message is under way")]
+    who = " or ".join(sorted({rank.waits for rank in ranks}, reverse=True)) or "host"
+    swatches = [("busy", "the rank computes"), ("idle", f"gap: the {who} waits for others"), ("op", "a collective or message is under way")]
     swatches += [(_COPY_CLASS[tier], f"copied {_MEANING[tier]}") for tier in ("gap", "compute", "communication")]
     swatches += [("stall", "training waits for reft: capture at the program point, the gate"), ("seal", "verified and sealed")]
     legend = "".join(f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches)
@@ -137,7 +138,7 @@ def page(
         f"<title>{_text(job)}: timeline</title><style>{_STYLE}</style></head><body>"
         f"<h1>Where the copies went</h1><p class='soft'>job {_text(job)}, the newest steps of the ranks of this machine."
         " A dashed line is a program point: the optimizer step has returned, and a snapshot begins."
-        " One snapshot in 64 is copied there as a whole, to measure what the others cost.</p>"
+        " Now and then a snapshot is copied there as a whole, to measure what the others cost.</p>"
         f"<p>{_text(sentence)}</p>"
         f"<div class='scroll'><table><tr>{head}</tr>{rows}</table></div>"
         f"<h2>Timeline</h2><p class='legend'>{legend}</p><div class='scroll'>{_drawing(*window, ranks)}</div></body></html>\n"

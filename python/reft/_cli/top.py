@@ -59,7 +59,7 @@ def _cost(ranks: list[dict[str, Any]]) -> str:
 
 def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
     stats = _stats(rank)
-    stall = int(stats.get("gate_last_ns", 0)) + int(stats.get("capture_last_ns", 0))
+    stall = sum(int(stats.get(name, 0)) for name in ("gate_last_ns", "device_gate_last_ns", "capture_last_ns"))
     step_ns = int(stats.get("step_ns", 0))
     cells = [
         str(stats.get("rank", "?")),
@@ -151,7 +151,8 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.
 
     \b
-    stall      what the last snapshot cost the training thread
+    stall      what the last snapshot cost the training thread, and what its
+               device waited for copies at the gate
     copied     bytes copied into the vault so far
     copied in  where they fell: gaps (the rank waited for others), work,
                collectives (one was under way), gate (training waited for the

@@ -46,7 +46,7 @@ def vault(rank: int = 0, late_ns: int = 0, steps: int = 5) -> dict[str, Any]:
         spans.append(span("copy", number, point + 62 * MS, point + 63 * MS, 90, "compute"))
         spans.append(span("seal", number, point + 70 * MS, point + 71 * MS, 1))
         spans.append(span("gate", number, point + 90 * MS, point + 94 * MS))
-    return {"job": "demo", "rank": rank, "world": 2, "groups": [("world", rank, 2)], "call_sites": {7: "train.py:3 f"}, "ops": ops, "spans": spans, "spans_from_ns": 0}
+    return {"job": "demo", "rank": rank, "world": 2, "groups": [("world", rank, 2)], "call_sites": {7: "train.py:3 f"}, "ops": ops, "spans": spans, "spans_from_ns": 0, "spans_from_step": -1}
 
 
 def test_steps_have_their_gaps_and_the_copies_of_the_snapshot_at_their_beginning() -> None:
@@ -66,6 +66,48 @@ def test_steps_whose_spans_were_overwritten_are_left_out() -> None:
     kept = [it for it in read["spans"] if it["step"] >= 2]
     rank = timeline.of_vault({**read, "spans": kept, "spans_from_ns": kept[0]["begin_ns"]})
     assert [step.number for step in rank.steps] == [3, 4, 5] and all(sum(step.copied.values()) for step in rank.steps)
+
+
+def device_vault(steps: int = 5) -> dict[str, Any]:
+    """The same job on a device that is 3 ms behind its host, which waits for nothing; a step is told when it has ended."""
+    read = vault(steps=steps)
+    read["spans"] = [it for it in read["spans"] if it["what"] in ("capture", "seal", "gate")]
+    for it in read["ops"]:
+        if it["op"] == "recv":
+            it["wait_end_ns"] = it["wait_begin_ns"] + 1000
+    for number in range(1, steps):
+        point = number * STEP + 3 * MS
+        read["spans"].append({**span("device wait", number, point + 20 * MS, point + 60 * MS, 4096, "gap"), "op": "recv"})
+        read["spans"].append({**span("device wait", number, point + 70 * MS, point + 75 * MS, 1 << 20, "communication"), "op": "all_reduce"})
+        read["spans"].append(span("copy", number, point + 20 * MS, point + 50 * MS, 900, "gap"))
+        read["spans"].append(span("copy", number, point + 71 * MS, point + 72 * MS, 100, "communication"))
+        read["spans"].append(span("device gate", number, point + 90 * MS, point + 91 * MS))
+        read["spans"].append(span("device step", number, point, point + STEP))
+    return read
+
+
+def test_a_devices_own_clock_is_taken_where_there_is_one() -> None:
+    rank = timeline.of_vault(device_vault())
+    assert rank.device and [step.number for step in rank.steps] == [2, 3, 4, 5]
+    for step in rank.steps:
+        assert step.begin == (step.number - 1) * STEP + 3 * MS and step.end - step.begin == STEP
+        assert step.gap_ns == 45 * MS, "not what the host waited"
+        assert (step.capture_ns, step.gate_ns) == (2 * MS, MS)
+        assert step.copied == {"at once": 0, "gap": 900, "compute": 0, "communication": 100, "gate": 0}
+    assert len(rank.gates) == 4 and "link is busy" in rank.gaps[1].details
+    said = report.sentence([rank])
+    assert "90 % of the bytes were copied while the device waited" in said
+    assert "the device waited 1.0 ms a step for copies at the gate on average (1.0 %; the host spent 2.0 ms" in said
+    drawn = timeline_page.page("demo", said, (STEP, 5 * STEP), [rank], (["rank"], [["0"]]))
+    assert "gap: the device waits for others" in drawn and "rank 0, device" in drawn
+    names = {event["args"].get("name") for event in timeline.trace([rank], "demo")["traceEvents"]}
+    assert {"gaps (the device waits)", "device: gate", "training thread: capture"} <= names
+
+
+def test_steps_of_a_device_whose_spans_were_overwritten_are_left_out() -> None:
+    read = device_vault(9)
+    read["spans_from_step"] = 3  # and the one after it may have lost what the host did in it
+    assert [step.number for step in timeline.of_vault(read).steps] == [6, 7, 8, 9]
 
 
 def test_ranks_of_another_time_are_left_out() -> None:

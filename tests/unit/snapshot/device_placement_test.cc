@@ -77,7 +77,7 @@ class DevicePlacementTest : public testing::Test {
   std::vector<Given> step(int64_t number, int64_t first_wait_ns = 10 * kMs, uint64_t bytes = kBytes) {
     EXPECT_TRUE(point(number));
     placement_->begin(policy_, kChunk, bytes);
-    placement_->pointDone(/*block=*/number, /*beside_copy=*/true);
+    placement_->pointDone(/*block=*/number, /*beside_copy=*/true, 0, 0);
     work(first_wait_ns);
     const auto given = take(number);
     gate();
@@ -86,7 +86,7 @@ class DevicePlacementTest : public testing::Test {
   // Of a step without a snapshot, which ends the one before.
   void nextPoint(int64_t number) {
     EXPECT_TRUE(point(number));
-    placement_->pointDone(/*block=*/0, /*beside_copy=*/false);
+    placement_->pointDone(/*block=*/0, /*beside_copy=*/false, 0, 0);
   }
   void deviceComes() {
     driver_.device_ns = std::max(driver_.enqueued_ns, driver_.copies_until_ns);
@@ -199,6 +199,26 @@ TEST_F(DevicePlacementTest, AWaitThatDoesNotComeIsNotOrderedBehind) {
   EXPECT_TRUE(take(10).empty());  // what was not asked for then is the gate's
 }
 
+// Hung before a wait that was foretold: its snapshot is the newest one of the state before.
+TEST_F(DevicePlacementTest, WhatIsLeftIsOrderedWhenTheStepTakesTooLong) {
+  learnSteps(8);
+  EXPECT_TRUE(point(9));
+  placement_->begin(policy_, kChunk, kBytes);
+  placement_->pointDone(1, true, 0, 0);
+  driver_.enqueued_ns += 5 * kMs;
+  wait(OpEvent::kWaitBegin, 1);
+  const auto first = take(9);
+  ASSERT_EQ(first.size(), 1u);
+  deviceComes();
+  EXPECT_TRUE(take(9).empty());
+  driver_.device_ns += 30 * kMs;  // and the host's clock with it
+  const auto rest = take(9);
+  ASSERT_EQ(rest.size(), 1u);
+  EXPECT_FALSE(rest[0].behind_ns.has_value());
+  EXPECT_EQ(first[0].bytes + rest[0].bytes, kBytes);
+  EXPECT_TRUE(take(9).empty());
+}
+
 TEST_F(DevicePlacementTest, AStepWithMarksThatWereLostIsNotLearnt) {
   learnSteps(8);
   placement_->takeSteps();
@@ -307,22 +327,26 @@ TEST_F(DevicePlacementTest, WhatTheGateWaitsForIsInItsStep) {
   EXPECT_EQ(found[0].end_ns - found[0].begin_ns, 40 * kMs + kMs / 2);
 }
 
-TEST_F(DevicePlacementTest, AStepThatWaitedForTheWholeCopyBeginsBehindIt) {
-  EXPECT_TRUE(point(1));
-  placement_->begin(PlacementPolicy::kSync, kChunk, 0);
-  copy({.bytes = kBytes, .tier = Tier::kAtOnce, .step = 1}, point_ns_);
-  driver_.enqueued_ns = driver_.copies_until_ns;
-  placement_->copiedHere();
-  placement_->pointDone(1, /*beside_copy=*/false);
+TEST_F(DevicePlacementTest, NothingIsOrderedBeforeTheGateIfThatIsSaid) {
+  learnSteps(8);
+  placement_->takeSteps();
+  EXPECT_TRUE(point(9));
+  placement_->begin(std::nullopt, kChunk, kBytes);
+  placement_->pointDone(3, /*beside_copy=*/false, 70, 80);
   work();
+  EXPECT_TRUE(take(9).empty());
+  copy({.bytes = kBytes, .tier = Tier::kGate, .step = 9}, driver_.enqueued_ns);
   gate();
-  nextPoint(2);
-  const auto found = steps();
-  ASSERT_EQ(found.size(), 1u);
-  EXPECT_FALSE(found[0].beside_copy);
-  EXPECT_EQ(found[0].end_ns - found[0].begin_ns, 30 * kMs + kMs / 2) << "without the 8 ms of the copy";
-  ASSERT_EQ(found[0].copies.size(), 1u);
-  EXPECT_EQ(found[0].copies[0].tier, Tier::kAtOnce);
+  nextPoint(10);
+  const DeviceStep one = steps().back();
+  EXPECT_EQ(one.step, 9);
+  EXPECT_FALSE(one.beside_copy);
+  EXPECT_EQ(one.point_end_ns - one.point_begin_ns, 10);
+  EXPECT_EQ(one.gate_begin_ns - one.begin_ns, 30 * kMs);
+  EXPECT_EQ(one.gate_end_ns - one.gate_begin_ns, 8 * kMs);
+  ASSERT_EQ(one.copies.size(), 1u);
+  EXPECT_EQ(one.copies[0].tier, Tier::kGate);
+  EXPECT_EQ(one.copies[0].bytes, kBytes);
 }
 
 TEST_F(DevicePlacementTest, NothingIsToldOfAStepWhoseProgramPointIsStillGoingOn) {
@@ -332,7 +356,7 @@ TEST_F(DevicePlacementTest, NothingIsToldOfAStepWhoseProgramPointIsStillGoingOn)
   EXPECT_TRUE(point(2));  // also says that nothing more is to come of the one before
   deviceComes();
   EXPECT_TRUE(placement_->takeSteps().empty()) << "step 2 has not been told, so step 1 has not ended";
-  placement_->pointDone(1, true);
+  placement_->pointDone(1, true, 0, 0);
   EXPECT_EQ(steps().size(), 1u);
 }
 
@@ -340,7 +364,7 @@ TEST_F(DevicePlacementTest, AStepWithoutASnapshotIsMeasuredAndItsWaitsAreNot) {
   learnSteps(3);
   placement_->takeSteps();
   EXPECT_TRUE(point(4));
-  placement_->pointDone(7, /*beside_copy=*/false);
+  placement_->pointDone(7, /*beside_copy=*/false, 0, 0);
   work();
   gate();
   nextPoint(5);
@@ -350,6 +374,16 @@ TEST_F(DevicePlacementTest, AStepWithoutASnapshotIsMeasuredAndItsWaitsAreNot) {
   EXPECT_TRUE(found[1].whole);
   EXPECT_TRUE(found[1].waits.empty());
   EXPECT_EQ(found[1].end_ns - found[1].begin_ns, 30 * kMs + kMs / 2);
+}
+
+TEST_F(DevicePlacementTest, AStepWhoseGateIsNotKnownIsNotWhole) {
+  EXPECT_TRUE(point(1));
+  placement_->pointDone(1, true, 0, 0);
+  work();
+  nextPoint(2);
+  const auto found = steps();
+  ASSERT_EQ(found.size(), 1u);
+  EXPECT_FALSE(found[0].whole);
 }
 
 TEST_F(DevicePlacementTest, StepsBetweenWhichOthersWereNotMarkedAreNotWhole) {

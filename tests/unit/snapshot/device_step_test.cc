@@ -71,5 +71,29 @@ TEST(DeviceStep, NoByteIsLostByRounding) {
   EXPECT_EQ(all, 12'348u);
 }
 
+// 100 of the step, at the gate since 60 of it.
+DeviceStep atHost(int64_t point_begin_ns, int64_t point_end_ns) {
+  DeviceStep step;
+  step.begin_ns = 1000;
+  step.gate_begin_ns = 1060;
+  step.gate_end_ns = 1080;
+  step.end_ns = 1100;
+  step.point_begin_ns = point_begin_ns;
+  step.point_end_ns = point_end_ns;
+  return step;
+}
+
+TEST(DeviceStep, WithoutASnapshotThereIsNoWaitAtTheGate) {
+  EXPECT_EQ(withoutSnapshotNs(atHost(1000, 1000), 20), 80);
+  EXPECT_EQ(withoutSnapshotNs(atHost(1000, 1000), 25), 85) << "what comes behind it is another step's";
+}
+
+TEST(DeviceStep, TheHostsTimeAtTheProgramPointCountsAsFarAsItIsNotAhead) {
+  EXPECT_EQ(withoutSnapshotNs(atHost(1000, 1010), 20), 70) << "the device had nothing to do meanwhile";
+  EXPECT_EQ(withoutSnapshotNs(atHost(996, 1006), 20), 74) << "it was 4 ahead";
+  EXPECT_EQ(withoutSnapshotNs(atHost(900, 910), 20), 80) << "it was further ahead than it needed";
+  EXPECT_EQ(withoutSnapshotNs(atHost(1005, 1015), 20), 70) << "clocks are not that exact";
+}
+
 }  // namespace
 }  // namespace reft

@@ -2,9 +2,9 @@
 // how much it asks for at once.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "snapshot/engine.h"
@@ -28,7 +28,8 @@ class EngineDeviceTimes : public testing::Test {
     vault_ = Vault::create({"job", 0, 1}, 2, 64);
     engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [this](const wire::Ballot& ballot) {
       engine_->outcome(ballot);  // everybody agrees
-    });
+    }, host_);
+    control_.emplace(options.control_every);
     memory_.assign(bytes, 0);
     table_ = buildTable(0, 1, {{"r", "uint8", {static_cast<int64_t>(bytes)}, bytes, 1, -1, false}}, {}, "none", 0, kChunk);
     engine_->setTable(table_);
@@ -51,10 +52,6 @@ class EngineDeviceTimes : public testing::Test {
     input.objects = "small";
     return engine_->capture(input);
   }
-  int copiesByThisThread() {
-    const std::lock_guard lock(driver_.mutex);
-    return driver_.copies[std::this_thread::get_id()];
-  }
   void pass(int64_t ns) {
     const std::lock_guard lock(driver_.mutex);
     driver_.enqueued_ns += ns;
@@ -65,12 +62,20 @@ class EngineDeviceTimes : public testing::Test {
   }
   // A step that takes `cost` times as long beside a copy; the device keeps up with the host. Returns whether it had a snapshot.
   bool step(double cost) {
-    ++step_;
+    if (++step_ > 1) {
+      control_->turn();
+    }
     const bool due = engine_->beginPoint(step_, {&kStream, 1});
+    if (const uint64_t every = vault_->stats().every.load(); every != every_) {
+      every_ = every;
+      control_->restart();
+    }
     std::memset(memory_.data(), static_cast<int>(step_), memory_.size());
-    const int before = copiesByThisThread();
     EXPECT_EQ(due ? capture(step_) : CaptureResult::kTaken, CaptureResult::kTaken);
-    const bool control = copiesByThisThread() != before;
+    if (step_ == 1) {
+      control_->lengthen(8);
+    }
+    const bool control = due && every_ == 1 && control_->drawn();
     controls_ += control ? 1 : 0;
     engine_->endPoint();
     pass(static_cast<int64_t>(kWorkNs * (due && !control ? cost : 1.0)));
@@ -103,7 +108,10 @@ class EngineDeviceTimes : public testing::Test {
   static constexpr int64_t kWorkNs = 10 * kMs;
   ScriptedDriver driver_;
   CudaApi api_ = driver_.api();
+  ClockOfDevice host_{driver_, 777 * kMs};
   DeviceMarks marks_;
+  std::optional<ControlSteps> control_;  // which steps the engine is to take for its control
+  uint64_t every_ = 1;
   std::vector<unsigned char> memory_;
   SnapshotTable table_;
   std::unique_ptr<Vault> vault_;
@@ -115,7 +123,7 @@ class EngineDeviceTimes : public testing::Test {
 TEST_F(EngineDeviceTimes, MeasuresTheOverheadAndLeavesNoSnapshotOut) {
   EngineOptions options;
   options.control_every = 16;
-  driver_.copy_ns_per_byte = 3.0 * kMs / (16 * kChunk);  // 3 ms, for which a control step's stream stands still
+  driver_.copy_ns_per_byte = 3.0 * kMs / (16 * kChunk);  // 3 ms, for which a control step's stream waits at the gate
   start(16 * kChunk, options);
   ASSERT_TRUE(trainUntil([&] { return known(); }, 1.2));
   EXPECT_EQ(overheadPpm(), 200'000);
@@ -127,6 +135,7 @@ TEST_F(EngineDeviceTimes, MeasuresTheOverheadAndLeavesNoSnapshotOut) {
   EXPECT_GE(controls_ - soon, 3);
   EXPECT_LE(controls_ - soon, 6) << "rarer than on a processor";
   EXPECT_EQ(overheadPpm(), 200'000);
+  EXPECT_EQ(vault_->stats().device_gate_ns.load(), controls_ * 3ull * kMs) << "of no other step";
 }
 
 TEST_F(EngineDeviceTimes, SnapshotsBecomeRarerAboveTheLimitAndFrequentAgain) {
