@@ -271,7 +271,7 @@ bool DevicePlacement::learnPoint(const OpEvent& mark, int64_t at_ns) {
   }
   now_ = next;
   if (next.bytes > 0) {
-    placer_.take(PlacementPolicy::kGap, next.chunk_bytes, at_ns, next.bytes, 0);
+    placer_.take(PlacementPolicy::kGap, next.chunk_bytes, next.bytes, 0);
   }
   record_ = {};
   record_.begin_ns = record_.gate_begin_ns = record_.gate_end_ns = at_ns;

@@ -74,7 +74,7 @@ void Placement::hear() {
         point_passed_ = false;
         snapshot_step_ = static_cast<int64_t>(event.ticket);
         chunk_bytes_ = event.tag;
-        placer_.take(static_cast<PlacementPolicy>(event.group), event.tag, event.at_ns, event.bytes, event.signature);
+        placer_.take(static_cast<PlacementPolicy>(event.group), event.tag, event.bytes, event.signature);
         break;
       case OpEvent::kGate: placer_.gateDone(static_cast<int64_t>(event.signature), event.at_ns); break;
     }

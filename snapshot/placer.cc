@@ -192,7 +192,7 @@ void Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, b
     granted_[static_cast<size_t>(Tier::kAtOnce)] += std::min(bytes, at_once_bytes);
   }
   left_ = snapshot_ ? bytes - std::min(bytes, at_once_bytes) : 0;
-  span_begin_ns_ = next_compute_copy_ns_ = now_ns;
+  span_begin_ns_ = now_ns;
   gap_open_ = false;
   gap_budget_ = 0;
   paper_gap_left_ = 0;
@@ -204,15 +204,13 @@ void Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, b
   }
 }
 
-void Placer::take(PlacementPolicy policy, uint64_t chunk_bytes, int64_t now_ns, uint64_t bytes,
-                  uint64_t at_once_bytes) {
+void Placer::take(PlacementPolicy policy, uint64_t chunk_bytes, uint64_t bytes, uint64_t at_once_bytes) {
   options_.policy = policy;
   options_.chunk_bytes = std::max<uint64_t>(chunk_bytes, 1);
   snapshot_ = true;
   at_once_bytes = std::min(bytes, at_once_bytes);
   granted_[static_cast<size_t>(Tier::kAtOnce)] += at_once_bytes;
   left_ = bytes - at_once_bytes;
-  next_compute_copy_ns_ = now_ns;
   rebuild();
   makePlan();
   plan_.bytes[static_cast<size_t>(Tier::kAtOnce)] = at_once_bytes;
@@ -389,7 +387,9 @@ Grant Placer::ask(int64_t now_ns) {
   if (left_ <= to_come) {
     return known ? later(late_ns) : grant;
   }
-  const uint64_t short_of = left_ - to_come;
+  if (tier != Tier::kCommunication) {
+    return give(chunk, now_ns + chunkNs(Tier::kCompute));
+  }
   // The compute that is left, from this span on, less what of it has passed.
   int64_t compute_ns = 0;
   if (known) {
@@ -399,20 +399,8 @@ Grant Placer::ask(int64_t now_ns) {
     compute_ns = compute_from_[std::min(next_gap, compute_from_.size() - 1)] - passed -
                  static_cast<int64_t>(kReserve * static_cast<double>(compute_from_.front()));
   }
-  const auto needed_ns = static_cast<int64_t>(static_cast<double>(short_of) / rate(Tier::kCompute));
-  if (tier == Tier::kCommunication) {
-    return needed_ns > compute_ns ? give(chunk, Grant::kNever) : later(late_ns);
-  }
-  // Evenly over the compute that is left: bursts hurt more than a trickle.
-  if (now_ns < next_compute_copy_ns_) {
-    return later(next_compute_copy_ns_);
-  }
-  const double spacing =
-      needed_ns <= 0 ? 1.0 : std::max(1.0, static_cast<double>(compute_ns) / static_cast<double>(needed_ns));
-  const auto chunk_ns = static_cast<double>(chunkNs(Tier::kCompute));
-  // Without room to spare there is no pause, however fast the copy was.
-  next_compute_copy_ns_ = spacing > 1.0 ? now_ns + static_cast<int64_t>(spacing * chunk_ns) : now_ns;
-  return give(chunk, now_ns + static_cast<int64_t>(spacing * chunk_ns));
+  const auto needed_ns = static_cast<int64_t>(static_cast<double>(left_ - to_come) / rate(Tier::kCompute));
+  return needed_ns > compute_ns ? give(chunk, Grant::kNever) : later(late_ns);
 }
 
 uint64_t Placer::gate(int64_t now_ns) {

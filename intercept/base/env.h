@@ -29,10 +29,10 @@ namespace reft {
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", "What is kept beside the own shard: nothing (survives killed processes), or a copy of the next member's shard (survives a lost node).") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", "Snapshot every so many steps.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", "Above 0: snapshots become rarer (every 2nd, 4th, … 64th step) while they make training slower by more than so many percent, measured, and frequent again when it is well less; a restart then loses up to as many steps. 0: never rarer.") \
-  X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", "One step in so many runs with its snapshot copied before it begins, to measure what snapshots cost; 0: none.") \
+  X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", "One step in so many runs with no copy beside it, to measure what snapshots cost: its snapshot is copied before it begins (on a CUDA device: at its end, one step in eight times as many). 0: none.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", "Unit of copying and of checksums.") \
   X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", "Copy threads per rank.") \
-  X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "eager", "eager|gap|sync", "When copies run: as soon as possible at low priority, while the rank waits for others and else spread over its work, or before the optimizer step returns.") \
+  X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "gap", "gap|eager|sync", "When copies run: while the rank waits for others and what does not fit there beside its work; all as soon as possible, at low priority; or before training goes on.") \
   X(snapshot_verify, "REFT_SNAPSHOT_VERIFY", kChoice, "sampled", "sampled|full", "How writes that bypass version counters (`.data`) are looked for: hashes of samples, or of everything.") \
   X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or bytes", "Most host memory that the vaults of this node may take; 0: nine tenths of what is available.") \
   X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", "How long the gate waits for a free slot before it skips (and counts) a snapshot.") \

@@ -7,9 +7,10 @@ of contention, not of a GPU; what is shown is where the copies go. Blocks withou
 one run, and each is compared with the blocks without before and after it: by the median of the steps' times on the device
 (`overhead`) and by their mean (`overhead_mean`, in which a step that the machine disturbed counts as well). `--slower` makes kernels and
 copies slower by a factor, so that what else the machine does matters less. Which bytes were copied while the training stream ran no
-kernel is counted from the trace that the devices write, not from what reft says.
+kernel is counted from the trace that the devices write, not from what reft says. `told` is the pipeline again, under each policy in a job of
+its own: what the job itself says of its snapshots' cost, by its control steps, when it first says something.
 
-    python tests/bench/placement_device.py [--jobs pipeline tight ddp] [--contention 60] [--slower 1] [--blocks 4] [--steps 8]
+    python tests/bench/placement_device.py [--jobs pipeline tight ddp told] [--contention 60] [--slower 1] [--blocks 4] [--steps 8]
                                              [--json FILE]
 """
 
@@ -35,11 +36,12 @@ import report  # noqa: E402
 
 POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
-RANKS = {"pipeline": 4, "tight": 4, "ddp": 2}
-MICRO_BATCHES = {"pipeline": 8, "tight": 8, "ddp": 12}
+RANKS = {"pipeline": 4, "tight": 4, "ddp": 2, "told": 4}
+MICRO_BATCHES = {"pipeline": 8, "tight": 8, "ddp": 12, "told": 8}
 # Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its bubbles; a replica, which has no bubbles
 # and shares the copying with its peer, for a hundredth.
-WIDTH = {"pipeline": 512, "tight": 1024, "ddp": 192}
+WIDTH = {"pipeline": 512, "tight": 1024, "ddp": 192, "told": 512}
+MOST_STEPS_TO_TELL = 80
 TRACE = "trace"
 DEVICE = {"kernel_us": 4000, "copy_mb_per_sec": 20, "contention_percent": 60}
 CHUNK = 64 << 10
@@ -118,13 +120,19 @@ def worker(args: argparse.Namespace) -> None:
         forecast = {name: after[name] for name in ("forecast_error_ppm", "foretold_gap_ns", "unforetold_gap_ns")}
         return {"policy": policy, "begin": begin, "end": end, "tiers": tiers, "steps_ms": took} | forecast
 
-    for _ in range(3):
-        step()
-    block("gap")
-    blocks = [block("off")]
-    for index in range(2 * args.blocks):
-        blocks += [block(POLICIES[(index + index // 2) % 2]), block("off")]
-    found = {"blocks": blocks, "pid": os.getpid(), "device": device.index, "status": reft.status()}
+    found: dict[str, Any] = {"pid": os.getpid(), "device": device.index}
+    if args.job == "told":
+        for _ in range(MOST_STEPS_TO_TELL):
+            step()
+        torch.cuda.synchronize()
+    else:
+        for _ in range(3):
+            step()
+        block("gap")
+        found["blocks"] = [block("off")]
+        for index in range(2 * args.blocks):
+            found["blocks"] += [block(POLICIES[(index + index // 2) % 2]), block("off")]
+    found["status"] = reft.status()
     (Path(args.out) / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
@@ -171,15 +179,37 @@ def device_of(args: argparse.Namespace) -> dict[str, Any]:
     return {"kernel_us": kernel_us, "copy_mb_per_sec": copy_mb_per_sec, "contention_percent": args.contention}
 
 
-def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
-    """Metrics of one job, whether it failed, and a remark."""
+def run_ranks(job: str, args: argparse.Namespace, scratch: str, **settings: str) -> list[dict[str, Any]] | None:
     import environment as cuda
 
-    ranks = RANKS[job]
+    arguments = {"job": job} | {name: getattr(args, name) for name in ("blocks", "steps", "settle")}
+    environment = cuda.environment(RANKS[job], **device_of(args)) | {"REFT_SNAPSHOT_CHUNK_BYTES": str(CHUNK)} | settings
+    return report.run_ranks(__file__, RANKS[job], Path(scratch), arguments, environment)
+
+
+def run_told(args: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
+    """As run_job, of what jobs say themselves."""
+    metrics: dict[str, Any] = {}
+    silent = 0
+    for policy in POLICIES:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows = run_ranks("told", args, scratch, REFT_SNAPSHOT_POLICY=policy, REFT_SNAPSHOT_CONTROL_EVERY="64")
+        if rows is None:
+            return metrics, True, "told: did not run"
+        known = [row["status"] for row in rows if row["status"]["overhead_noise_ppm"] >= 0]
+        silent += len(rows) - len(known)
+        if known:  # ranks of a pipeline are slowed together
+            middle = sorted(known, key=lambda status: status["overhead_ppm"])[len(known) // 2]
+            metrics[f"told_{policy}_overhead"] = report.metric(middle["overhead_ppm"] / 1e4, "%", middle["overhead_noise_ppm"] / 1e4)
+    return metrics, silent > 0, f"told: {silent} ranks said nothing in {MOST_STEPS_TO_TELL} steps"
+
+
+def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
+    """Metrics of one job, whether it failed, and a remark."""
+    if job == "told":
+        return run_told(args)
     with tempfile.TemporaryDirectory() as scratch:
-        arguments = {"job": job} | {name: getattr(args, name) for name in ("blocks", "steps", "settle")}
-        settings = {"REFT_SNAPSHOT_CHUNK_BYTES": str(CHUNK), "FAKE_CUDA_TRACE": f"{scratch}/{TRACE}"}
-        rows = report.run_ranks(__file__, ranks, Path(scratch), arguments, cuda.environment(ranks, **device_of(args)) | settings)
+        rows = run_ranks(job, args, scratch, FAKE_CUDA_TRACE=f"{scratch}/{TRACE}")
         if rows is None:
             return {}, True, f"{job}: did not run"
         traces = [Trace(Path(scratch) / f"{TRACE}.{row['pid']}", row["device"]) for row in rows]

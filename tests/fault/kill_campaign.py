@@ -424,7 +424,7 @@ def main() -> int:
     }
     notes = [
         f"seed {args.seed}",
-        f"policy {os.environ.get('REFT_SNAPSHOT_POLICY', 'eager')}",
+        f"policy {os.environ.get('REFT_SNAPSHOT_POLICY', 'gap')}",
         f"failed cases: {failed}" if failed else "",
         f"the fault point was never reached: {unfired}" if unfired else "",
     ]

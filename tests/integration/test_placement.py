@@ -85,14 +85,20 @@ def test_sync_leaves_nothing_to_copy_when_the_step_returns(forkrun: Forkrun, kin
 
 
 @pytest.mark.timeout(180)
-def test_eager_is_the_default_and_tells_where_its_bytes_fell(forkrun: Forkrun) -> None:
-    check(run(forkrun, "pipeline", 2), "eager")
+def test_gap_is_the_default(forkrun: Forkrun) -> None:
+    check(run(forkrun, "ddp", 2), "gap")
+
+
+@pytest.mark.timeout(180)
+def test_eager_tells_where_its_bytes_fell(forkrun: Forkrun) -> None:
+    check(run(forkrun, "pipeline", 2, REFT_SNAPSHOT_POLICY="eager"), "eager")
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name != "data_one"])
 def test_whatever_a_script_writes_between_steps(forkrun: Forkrun, scenario: str) -> None:
-    env = {"REFT_SNAPSHOT_POLICY": "gap", "REFT_SNAPSHOT_CHUNK_BYTES": "64K"}
+    """Under the other policy: test_never_wrong.py has the default one."""
+    env = {"REFT_SNAPSHOT_POLICY": "eager", "REFT_SNAPSHOT_CHUNK_BYTES": "64K"}
     result, said = test_never_wrong.run(forkrun, scenario, **env)
     test_never_wrong.check(scenario, result, said)
     if scenario in test_never_wrong.CLEAN:
@@ -103,18 +109,19 @@ def test_whatever_a_script_writes_between_steps(forkrun: Forkrun, scenario: str)
 
 @pytest.mark.timeout(120)
 def test_every_byte_of_a_late_write_is_seen_by_full_verification(forkrun: Forkrun) -> None:
-    env = {"REFT_SNAPSHOT_POLICY": "gap", "REFT_SNAPSHOT_VERIFY": "full"}
+    env = {"REFT_SNAPSHOT_POLICY": "eager", "REFT_SNAPSHOT_VERIFY": "full"}
     result, said = test_never_wrong.run(forkrun, "data_one", **env)
     test_never_wrong.check("data_one", result, said)
 
 
 @pytest.mark.timeout(600)
-def test_killed_pipelines_resume_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("policy", "models"), [("gap", ["pipe", "fsdp"]), ("eager", ["ddp", "pipe"])])
+def test_killed_jobs_resume_bit_for_bit(tmp_path: Path, policy: str, models: list[str]) -> None:
     written = tmp_path / "kill.json"
     command = [sys.executable, str(HERE.parent / "fault" / "kill_campaign.py"), "--cases", "8", "--seed", "5"]
     done = subprocess.run(
-        [*command, "--models", "pipe", "fsdp", "--json", str(written)],
-        env=os.environ | {"REFT_SNAPSHOT_POLICY": "gap"},
+        [*command, "--models", *models, "--json", str(written)],
+        env=os.environ | {"REFT_SNAPSHOT_POLICY": policy},
         capture_output=True,
         text=True,
     )
