@@ -15,13 +15,13 @@ StreamWait::StreamWait(const OpLog* log, uint64_t ticket) noexcept {
     return;
   }
   mark_.what = OpEvent::kWaitBegin;
-  marks.markWait(mark_, stream_);
+  marked_ = marks.markWait(mark_, stream_);
 }
 
 StreamWait::~StreamWait() {
-  if (stream_.device >= 0) {
+  if (marked_) {
     mark_.what = OpEvent::kWaitEnd;
-    processDeviceMarks().markWait(mark_, stream_);
+    processDeviceMarks().mark(mark_, stream_);
   }
 }
 

@@ -21,7 +21,8 @@ class StreamWait {
 
  private:
   OpEvent mark_;
-  DeviceStream stream_;  // without a device: nobody watches
+  DeviceStream stream_;
+  bool marked_ = false;
 };
 
 }  // namespace reft

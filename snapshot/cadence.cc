@@ -29,7 +29,10 @@ Cadence::Answer Cadence::ask(int64_t step, bool outcomes_known) {
   if (!outcomes_known) {
     return isMultiple(step, kMostDoublings) ? Answer::kTake : Answer::kVoteAgainst;
   }
-  doublings_ = told_;
+  if (doublings_ != told_) {
+    doublings_ = told_;
+    since_ = told_since_;
+  }
   const auto every = static_cast<int64_t>(this->every());
   // Who was in doubt at a step of every interval does not know by which one the others took it: all decide anew right after.
   undecided_from_ = isMultiple(step, kMostDoublings) ? step + options_.base : (step / every + 1) * every;
@@ -39,7 +42,10 @@ Cadence::Answer Cadence::ask(int64_t step, bool outcomes_known) {
 void Cadence::committed(int64_t step, uint8_t wish) {
   if (options_.limit_ppm > 0 && step > told_by_ && wish >= 1 && wish <= kMostWish) {
     told_by_ = step;
-    told_ = static_cast<uint8_t>(wish - 1);
+    if (told_ != wish - 1) {
+      told_ = static_cast<uint8_t>(wish - 1);
+      told_since_ = step;
+    }
   }
 }
 

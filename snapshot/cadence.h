@@ -50,6 +50,8 @@ class Cadence {
   void learn(const Overhead& overhead);
 
   uint64_t every() const { return uint64_t{options_.base} << doublings_; }
+  // The step whose commit brought this interval, the same on all ranks; -1: none did.
+  int64_t since() const { return since_; }
 
  private:
   bool isMultiple(int64_t step, uint8_t doublings) const;
@@ -59,6 +61,8 @@ class Cadence {
   uint8_t doublings_ = 0;       // that steps are decided by
   uint8_t told_ = 0;            // by the newest commit
   int64_t told_by_ = -1;        // its step
+  int64_t told_since_ = -1;     // the first commit that said so
+  int64_t since_ = -1;          // that of doublings_
   uint8_t wished_ = 0;          // doublings
   int64_t undecided_from_ = 0;  // steps before it have no snapshot, by what was decided
 };

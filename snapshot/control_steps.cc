@@ -6,6 +6,8 @@ namespace reft {
 
 namespace {
 
+constexpr int kBlockBits = 40;  // of a block's number, below that of its beginning
+
 // splitmix64
 uint64_t scrambled(uint64_t value) {
   value += 0x9E3779B97F4A7C15ull;
@@ -16,41 +18,38 @@ uint64_t scrambled(uint64_t value) {
 
 }  // namespace
 
-ControlSteps::ControlSteps(uint32_t every) : every_(every) {
-  draw();
+void ControlSteps::beginAt(int64_t step) {
+  begin_ = step;
+  ++beginnings_;
 }
 
-uint64_t ControlSteps::blockSteps() const {
-  const uint64_t steps = every_ == 0 ? kUndrawn : uint64_t{every_} * factor_;
-  return short_left_ > 0 && every_ != 1 ? std::min<uint64_t>(steps, kShortBlock) : steps;
+void ControlSteps::lengthen(uint32_t factor) {
+  beginnings_ += factor != factor_ ? 1 : 0;  // the numbers of blocks shall not go back
+  factor_ = factor;
 }
 
-void ControlSteps::draw() {
-  at_ = 0;
-  drawn_at_ = scrambled(block_) % blockSteps();
-}
-
-bool ControlSteps::drawn() const {
-  return every_ != 0 && warm_up_left_ == 0 && (every_ == 1 || at_ == drawn_at_);
-}
-
-void ControlSteps::turn() {
-  if (warm_up_left_ > 0) {
-    --warm_up_left_;
-    return;
+ControlSteps::Place ControlSteps::placeOf(int64_t step) const {
+  const int64_t since = step - begin_;
+  const int64_t steps = every_ == 0 ? kUndrawn : int64_t{every_} * factor_;
+  const int64_t few = std::min(steps, kShortBlock);
+  if (since < few * kShortBlocks) {
+    return {since / few, since % few, few};
   }
-  if (++at_ < blockSteps()) {
-    return;
-  }
-  ++block_;
-  short_left_ -= short_left_ > 0 ? 1 : 0;
-  draw();
+  const int64_t later = since - few * kShortBlocks;
+  return {kShortBlocks + later / steps, later % steps, steps};
 }
 
-void ControlSteps::restart() {
-  ++block_;
-  short_left_ = kShortBlocks;
-  draw();
+bool ControlSteps::drawn(int64_t step) const {
+  if (every_ == 0 || step < begin_) {
+    return false;
+  }
+  const Place place = placeOf(step);
+  const auto draw = scrambled(static_cast<uint64_t>(begin_) * 0x100000001B3ull + static_cast<uint64_t>(place.block));
+  return every_ == 1 || place.at == static_cast<int64_t>(draw % static_cast<uint64_t>(place.steps));
+}
+
+uint64_t ControlSteps::block(int64_t step) const {
+  return step < begin_ ? 0 : (beginnings_ << kBlockBits) + static_cast<uint64_t>(placeOf(step).block) + 1;
 }
 
 }  // namespace reft

@@ -5,6 +5,9 @@
 namespace reft {
 
 std::optional<int64_t> DeviceClock::timeOf(uint32_t mark) {
+  if (device_ < 0) {
+    return std::nullopt;
+  }
   const std::optional<bool> passed = copy_.passed(device_, marks_.event(mark));
   int64_t since_base_ns = 0;
   failed_ = failed_ || !passed ||

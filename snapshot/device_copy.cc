@@ -114,7 +114,10 @@ bool DeviceCopy::openMarks() {
 }
 
 DeviceCopy::Device* DeviceCopy::device(int index) {
-  if (index < 0 || index >= kMaxDevices) {
+  if (index < 0) {
+    return nullptr;
+  }
+  if (index >= kMaxDevices) {
     ok(101, "device");
     return nullptr;
   }

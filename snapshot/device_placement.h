@@ -1,14 +1,15 @@
 // Decides behind which point of the training stream the chunks of a snapshot are copied, so that the device itself begins them when it
 // stands idle: the host has run ahead by then, and could not.
 //
-// What the host tells (DeviceMarks) becomes orders: "so many bytes behind this wait". What does not fit into the gaps that are foretold
-// is ordered at once, because the copy stream then has the whole step for it; so is everything under `eager` and `sync`. The device's own
-// times of these marks, read later without waiting, go into a Placer (placer.h), which learns the schedule, the rate and the guard from
-// them, and foresees the next step; and into records of the steps as they were (device_step.h). A step of which marks are missing is not
-// learnt; a step that goes another way than foretold leaves its orders to the gate.
+// What the host marks on that stream (DeviceMarks) becomes orders: "so many bytes behind this wait". What does not fit into the gaps that
+// are foretold is ordered at once, because the copy stream then has the whole step for it; so is everything under `eager` and `sync`. A
+// step that goes another way than foretold leaves its orders to the gate. What the device then did is learnt behind it (device_learner.h),
+// and makes the plan for the next step.
 //
-// Threads: any, under a lock of its own; nothing in here waits. Errors: none are thrown besides std::bad_alloc. After a call of the
-//          driver that fails nothing is learnt any more (and DeviceCopy, which made it, copies nothing any more).
+// Threads: learn(), takeSteps(), takeUntimed() and errors() from one thread at a time. The rest from any, under a lock that is held for
+//          no more than a mark. Nothing in here waits.
+// Errors:  none are thrown besides std::bad_alloc. After a call of the driver that fails nothing is ordered or learnt any more (and
+//          DeviceCopy, which made it, copies nothing any more).
 #pragma once
 
 #include <array>
@@ -20,8 +21,8 @@
 
 #include "intercept/base/clock.h"
 #include "intercept/base/device_marks.h"
-#include "snapshot/device_clock.h"
 #include "snapshot/device_copy.h"
+#include "snapshot/device_learner.h"
 #include "snapshot/device_step.h"
 #include "snapshot/placer.h"
 
@@ -55,11 +56,11 @@ class DevicePlacement {
     uint64_t bytes = 0;
     Tier tier = Tier::kCompute;
     std::optional<uint32_t> behind = std::nullopt;  // a mark; nullopt: at once
-    size_t wait = 0;                 // of the step
+    size_t wait = 0;                                // of the step
     int64_t step = 0;
   };
   // What may be ordered by now. The caller asks for the copies and tells of each what became of it. When a step takes a tenth longer than
-  // foretold, the rest is to be copied at once: it may hang in a wait that was not foretold, and its snapshot is the newest one.
+  // foretold, what is left for waits that have not begun is to be copied at once: none of them may come.
   std::optional<Order> next(int64_t step);
   // When to ask again, by the host's clock, if nothing happens meanwhile.
   int64_t nextLookNs() const;
@@ -73,64 +74,46 @@ class DevicePlacement {
 
   // Takes in what the device has passed meanwhile.
   void learn();
-  // Steps that the device has ended since the last call, in order.
-  std::vector<DeviceStep> takeSteps();
-  // Bytes of which nobody knows when they were copied, by what they were ordered as, since the last call.
+  // See DeviceLearner.
+  std::vector<DeviceStep> takeSteps() { return learner_.takeSteps(); }
   std::array<uint64_t, kTiers> takeUntimed();
-
-  ScheduleModel::Errors errors() const;
-  int64_t longestOverrunNs() const;
+  ScheduleModel::Errors errors() const { return learner_.placer().model().errors(); }
+  int64_t longestOverrunNs() const { return learner_.placer().longestOverrunNs(); }
 
  private:
-  // As the host knows it.
-  struct Begun {
-    int64_t step = 0;
-    uint64_t lost = 0;  // marks, before it
-    bool told = false;  // all of the program point
-    uint64_t block = 0;
-    bool beside_copy = false;
-    int64_t point_begin_ns = 0, point_end_ns = 0;  // of the host
-    uint64_t chunk_bytes = 0;
-    uint64_t bytes = 0;  // 0: no snapshot
-  };
-  struct Batch {
-    Order order;  // with the bytes that were asked for
-    uint32_t begin = 0, end = 0;
+  // What the learner knows about the steps to come.
+  struct Foresight {
+    PlacementPlan plan;
+    uint64_t bytes = 0;  // that are planned
+    int64_t until_gate_ns = 0;
+    int64_t step = -1;  // that the device is in
+    int64_t began_ns = 0;
   };
 
   void hear();
-  bool learnOne();
-  bool learnPoint(const OpEvent& mark, int64_t at_ns);
-  bool settleBatches(int64_t step, size_t wait);
-  void endStep(const Begun& next, int64_t at_ns);
-  void drop(const Batch& batch);
-  void reset();
+  void tellBegun();
 
   DeviceCopy& copy_;
   DeviceMarks& marks_;
   const Clock& host_;
-  DeviceClock clock_;
-  mutable std::mutex mutex_;
-  Placer placer_;
-  PlacementPlan plan_;
+  DeviceLearner learner_;  // of the thread that learns
 
-  // Ahead of the device.
-  DeviceStream stream_;
-  std::deque<Begun> begun_;  // oldest first: the step that the device's times have come to, and those behind it
-  bool in_step_ = false;     // its program point was heard of
-  bool gated_ = false;       // its gate, too
-  size_t waits_begun_ = 0;   // since then
-  uint64_t unordered_ = 0;   // bytes that are planned for waits which have not begun
+  mutable std::mutex mutex_;
+  bool failed_ = false;
+  Foresight foresight_;
+  std::optional<DeviceLearner::Begun> now_;  // the host's step, until all is said of it
+  int64_t step_ = -1;                        // its number
+  bool in_step_ = false;                     // its program point was heard of
+  bool gated_ = false;                       // its gate was marked
+  size_t depth_ = 0;                         // waits that are open
+  size_t waits_begun_ = 0;                   // in it, those inside of others not counted
+  std::vector<uint64_t> gap_bytes_;          // planned, by wait
+  uint64_t unordered_ = 0;                   // of these, for waits that have not begun
   std::deque<Order> orders_;
-  // Behind the device.
-  std::deque<OpEvent> told_;    // marks whose time is not known
-  std::deque<Batch> batches_;   // asked for, and not known to have landed
-  std::optional<Begun> now_;    // the step that the device's times have come to
-  DeviceStep record_;           // of it, in times of the device
-  bool gate_known_ = false;
-  size_t waits_ended_ = 0;
-  DeviceWait wait_;  // the newest one
-  std::vector<DeviceStep> steps_;
+  // For the learner.
+  std::vector<DeviceLearner::Begun> begun_;
+  std::vector<OpEvent> told_;
+  std::vector<DeviceLearner::Batch> batches_;
   std::array<uint64_t, kTiers> untimed_{};
 };
 

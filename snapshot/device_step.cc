@@ -41,8 +41,13 @@ void cut(const DeviceCopies& copy, const DeviceStep& step, std::vector<DeviceCop
 int64_t withoutSnapshotNs(const DeviceStep& step, int64_t after_gate_ns) {
   const int64_t host_ns = step.point_end_ns - step.point_begin_ns;
   const int64_t ahead_ns = step.begin_ns - step.point_begin_ns;
-  const int64_t starved_ns = std::clamp<int64_t>(host_ns - ahead_ns, 0, std::max<int64_t>(0, host_ns));
-  return step.gate_begin_ns - step.begin_ns - starved_ns + after_gate_ns;
+  int64_t at_point_ns = std::clamp<int64_t>(host_ns - ahead_ns, 0, std::max<int64_t>(0, host_ns));
+  for (const DeviceCopies& copy : step.copies) {
+    if (copy.tier == Tier::kAtOnce) {  // begun there, so also while the host was busy
+      at_point_ns = std::max(at_point_ns, copy.end_ns - step.begin_ns);
+    }
+  }
+  return step.gate_begin_ns - step.begin_ns - at_point_ns + after_gate_ns;
 }
 
 std::vector<DeviceCopies> partsOf(const DeviceStep& step) {

@@ -45,8 +45,8 @@ struct DeviceStep {
 std::vector<DeviceCopies> partsOf(const DeviceStep& step);
 
 // How long the step would have been without a snapshot, if no copy ran beside it: without the wait at the gate, where a control step has
-// its whole copy, and without the time that the device stood idle because the host was at the program point for the snapshot's sake, and
-// was not ahead of it. What comes behind the gate is taken from a step of the usual kind (`after_gate_ns`): while this one's device
+// its whole copy, without copies that the device waited for at the program point, and without the time that it stood idle there because the
+// host was busy for the snapshot's sake, and was not ahead of it. What comes behind the gate is taken from a step of the usual kind (`after_gate_ns`): while this one's device
 // waits there, the host gets ahead.
 int64_t withoutSnapshotNs(const DeviceStep& step, int64_t after_gate_ns);
 

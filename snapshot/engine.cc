@@ -26,6 +26,8 @@ constexpr int64_t kToldGateNs = 1000;
 constexpr int64_t kRunPerVainWait = 100;  // waits in vain take a hundredth of the run
 // A device stands idle while the snapshot of a control step is copied, a processor core does not, so there they are rarer.
 constexpr uint32_t kRarerOnDevices = 8;
+constexpr int64_t kWarmUpSteps = 3;  // not measured: memory is touched for the first time
+constexpr int64_t kDeviceLookNs = 100'000'000;
 
 // Copies yield to training; the gate helps with what is left, so a low priority cannot delay the next step for long.
 // Relative to training, which may itself run with another priority than 0.
@@ -205,8 +207,8 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
       std::any_of(input.devices.begin(), input.devices.end(), [](int device) { return device >= 0; });
   if (hindrance.empty() && on_device) {
     hindrance = beginOnDevices(input.streams);
-    if (marked_step_ != input.step) {  // the first one
-      pointOnDevice(input.step, input.streams);
+    if (marked_step_ != input.step || input.streams.size() != 1 || input.streams.front() != marked_) {
+      pointOnDevice(input.step, input.streams);  // the first one, or the state has moved
     }
   }
   auto job = std::make_shared<Job>();
@@ -276,8 +278,12 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   job->placed = job->onDevice() && marked_step_ == input.step;
   // The step of a control step begins when the copy is done, as every step does under `sync`; on a device it is copied at the gate, because
   // the host would get ahead while its device waits at the program point, and such a step would be shorter than others.
-  const bool control = control_ && (job->placed || !job->onDevice());
+  const bool control = control_ && (job->onDevice() ? job->placed && input.gated : true);
   job->policy = control && !job->onDevice() ? PlacementPolicy::kSync : policy_.load();
+  if (!input.gated) {
+    // Nobody says when the state is written again. On the host a late write is found; on a device it must not overtake the copy.
+    job->policy = job->onDevice() ? PlacementPolicy::kSync : control ? job->policy : PlacementPolicy::kEager;
+  }
   job->left_to_gate = control && job->onDevice();
   beside_copy_ = !control;
   sample(*job, input);
@@ -353,14 +359,16 @@ bool SnapshotEngine::beginPoint(int64_t step, std::span<const DeviceStream> stre
       measureDevice();  // the host runs ahead of its device: its time between two points is not the step's
     } else {
       // What was done at the point is a cost of the snapshot, unless this step is there to show what there would be without.
-      meter_.step(control_steps_.block(), now - (beside_copy_ ? point_begin_ns_ : point_end_ns_), beside_copy_);
+      meter_.step(block_, now - (beside_copy_ ? point_begin_ns_ : point_end_ns_), beside_copy_);
     }
-    control_steps_.turn();
+  } else {
+    control_steps_.beginAt(step + kWarmUpSteps);
   }
   point_begin_ns_ = point_end_ns_ = now;
   beside_copy_ = false;
   const bool taken = decideOn(step);
-  control_ = taken && measured_every_ == 1 && control_steps_.drawn();
+  block_ = control_steps_.block(step);
+  control_ = taken && measured_every_ == 1 && control_steps_.drawn(step);
   if (meter_.blocks() != blocks_told_) {
     blocks_told_ = meter_.blocks();
     const std::lock_guard lock(mutex_);
@@ -374,7 +382,7 @@ void SnapshotEngine::endPoint() {
   point_end_ns_ = clock_.nowNs();
   control_ = at_point_ = false;
   if (device_placement_ != nullptr) {
-    device_placement_->pointDone(control_steps_.block(), beside_copy_, point_begin_ns_, point_end_ns_);
+    device_placement_->pointDone(block_, beside_copy_, point_begin_ns_, point_end_ns_);
     attention_.store(true);  // also where there is no snapshot: marks are to be given back
     events_.wake();
   }
@@ -395,8 +403,8 @@ bool SnapshotEngine::decideOn(int64_t step) {
   const Cadence::Answer answer = cadence_.ask(step, known);
   if (cadence_.every() != measured_every_) {
     measured_every_ = cadence_.every();
-    control_steps_.restart();
-    meter_.restart(control_steps_.block());
+    control_steps_.beginAt(cadence_.since());
+    meter_.restart(control_steps_.block(step));
     tellOverhead();
   }
   if (answer != Cadence::Answer::kVoteAgainst) {
@@ -732,8 +740,10 @@ bool SnapshotEngine::settle() {
   }
   {
     std::unique_lock lock(mutex_);
-    if (job->onDevice()) {  // a device that hangs must not make this thread hang
-      return changed_.wait_for(lock, options_.device_wait, [&] { return job->finished; });
+    if (job->onDevice()) {  // a device that hangs must not make this thread hang, and not for longer than once
+      const auto wait = job->given_up ? std::chrono::nanoseconds(0) : options_.device_wait;
+      job->given_up = !changed_.wait_for(lock, wait, [&] { return job->finished; });
+      return !job->given_up;
     }
     if (job->claimed) {
       changed_.wait(lock, [&] { return job->finished; });
@@ -860,8 +870,11 @@ void SnapshotEngine::decide() {
       placement_->hear();
       learnOfDevice();
       const auto period = std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1));
-      events_.sleep(0, watches ? clock_.nowNs() + period.count() : Grant::kNever, clock_,
-                    [&] { return attention_.load() || stopping_.load(); });
+      int64_t until_ns = watches ? clock_.nowNs() + period.count() : Grant::kNever;
+      if (options_.device_marks != nullptr && options_.device_marks->following()) {
+        until_ns = std::min(until_ns, clock_.nowNs() + kDeviceLookNs);  // marks are to be given back
+      }
+      events_.sleep(0, until_ns, clock_, [&] { return attention_.load() || stopping_.load(); });
     }
     if (watches) {
       checkAlarm();

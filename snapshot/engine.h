@@ -92,6 +92,7 @@ struct CaptureInput {
   std::string_view objects;
   uint64_t cut = 0;                            // CutCounter::value() at the program point
   bool checkable = true;                       // `ask_check` reaches the thread that trains
+  bool gated = true;                           // gate() is called before the state is written again
   std::span<const int> devices = {};           // where the addresses are valid, -1: on the host; empty: all on the host
   std::span<const DeviceStream> streams = {};  // those that train, one for each device in `devices`
 };
@@ -190,14 +191,14 @@ class SnapshotEngine {
   void fetchChunk(Job& job, Fetched& fetched);
   std::optional<Fetched> fetchNext(Job& job, Tier tier);
   uint64_t land(Job& job, const Fetched& fetched);
-  bool awaitLanding(const Job& job, const Fetched& fetched);
+  bool awaitLanding(const Fetched& fetched);
   void holdTraining(Job& job, std::span<const DeviceStream> streams);
   void pointOnDevice(int64_t step, std::span<const DeviceStream> streams);
   void placeOnDevice(Job& job);
-  void fetchOrdered(Job& job, size_t most_calls);
-  uint64_t fetchBatch(Job& job, const DevicePlacement::Order& order, uint64_t bytes, size_t most_calls);
+  void fetchOrdered(Job& job, bool limited);
+  uint64_t fetchBatch(Job& job, const DevicePlacement::Order& order, uint64_t bytes, bool limited);
   bool landNext(Job& job);
-  uint64_t fetchOne(Job& job, Tier tier);
+  bool fetchOne(Job& job, Tier tier);
   static Fetched takeFetched(Job& job);
   bool hasLanded(const Fetched& fetched) const;
   void markGate(std::span<const DeviceStream> streams, const std::function<void()>& hold);
@@ -242,12 +243,14 @@ class SnapshotEngine {
   // Of the training thread.
   ControlSteps control_steps_;
   OverheadMeter meter_;
+  uint64_t block_ = 0;          // of the step that runs
   int64_t point_begin_ns_ = 0;  // newest program point; 0: none yet
   int64_t point_end_ns_ = 0;
   bool beside_copy_ = false;     // the step that runs
   bool on_device_ = false;       // a snapshot had regions on devices
   bool at_point_ = false;        // between beginPoint() and endPoint()
   int64_t marked_step_ = -1;     // whose program point is marked on its device
+  DeviceStream marked_;          // and where
   int64_t after_gate_ns_ = 0;    // of the newest usual step of the device
   uint64_t measured_every_ = 1;  // that the meter measures
   uint64_t blocks_told_ = 0;

@@ -22,10 +22,10 @@ namespace {
 constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::microseconds(1000);
 constexpr size_t kFetchedAhead = 8;          // chunks
-// Copies under way that the copy thread asks for. A stream takes about a thousand calls; the next one waits in the driver, under locks
-// that the thread that trains needs as well.
-constexpr size_t kMostCalls = 256;
-constexpr size_t kNoLimit = ~size_t{0};
+// The copy thread asks for more only while fewer copies are under way, and then until there are twice as many. A stream takes about a
+// thousand calls; the next one waits in the driver, under locks that the thread that trains needs as well.
+constexpr size_t kFewCalls = 128;
+constexpr uint64_t kMostHostBytes = uint64_t{16} << 20;  // that it copies by itself while the gate may wait for it
 constexpr int64_t kToldDeviceGateNs = 5000;  // two events in a row are a few microseconds apart
 constexpr size_t kMostDeviceSteps = 1024;  // that wait for the next program point
 constexpr int64_t kProbeNs = 1'000'000'000;  // of waiting, until the device is asked whether it has failed
@@ -64,6 +64,7 @@ bool SnapshotEngine::busyOnDevice() {
 
 // The program point as the device comes to it.
 void SnapshotEngine::pointOnDevice(int64_t step, std::span<const DeviceStream> streams) {
+  marked_step_ = -1;
   if (options_.device_marks == nullptr || device_copy_ == nullptr) {
     return;
   }
@@ -78,6 +79,7 @@ void SnapshotEngine::pointOnDevice(int64_t step, std::span<const DeviceStream> s
   }
   if (device_placement_->point(streams.front(), step)) {
     marked_step_ = step;
+    marked_ = streams.front();
   }
 }
 
@@ -86,7 +88,7 @@ void SnapshotEngine::pointOnDevice(int64_t step, std::span<const DeviceStream> s
 void SnapshotEngine::fetchAtPoint(Job& job) {
   const std::lock_guard lock(job.fetch_mutex);
   const SnapshotTable& table = job.plan->table;
-  const bool everything = job.policy == PlacementPolicy::kSync;
+  const bool everything = job.policy == PlacementPolicy::kSync && !job.left_to_gate;
   const uint64_t early = std::min(job.plan->early_chunks * table.chunk_bytes, table.payload_bytes);
   job.chunks_left.store(job.plan->chunk_count);
   const uint64_t bytes = everything ? table.payload_bytes : early;
@@ -97,7 +99,7 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   if (bytes == 0) {
     return;
   }
-  fetchBatch(job, {.tier = Tier::kAtOnce, .step = job.step}, bytes, kNoLimit);
+  fetchBatch(job, {.tier = Tier::kAtOnce, .step = job.step}, bytes, /*limited=*/false);
   if (!device_copy_->hold(job.streams)) {
     job.failed.store(true);
   }
@@ -130,6 +132,7 @@ void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
     const std::byte* const from = job.addresses[piece.region] + piece.begin + into;
     if (const int device = job.devices[piece.region]; device < 0) {
       std::memcpy(payload + at, from, bytes);
+      fetched.host_bytes += bytes;
     } else {
       fine = device_copy_->copy(device, payload + at, from, bytes);
       ++fetched.calls;
@@ -155,8 +158,7 @@ void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
 // fetched ahead, so that the copy stream has work while the one before is hashed.
 std::optional<SnapshotEngine::Fetched> SnapshotEngine::fetchNext(Job& job, Tier tier) {
   const std::lock_guard lock(job.fetch_mutex);
-  while (job.to_land.size() < kFetchedAhead &&
-         fetchOne(job, job.policy == PlacementPolicy::kSync ? Tier::kAtOnce : tier) != 0) {
+  while (job.to_land.size() < kFetchedAhead && fetchOne(job, tier)) {
   }
   if (job.to_land.empty()) {
     return std::nullopt;
@@ -173,28 +175,28 @@ SnapshotEngine::Fetched SnapshotEngine::takeFetched(Job& job) {
   return fetched;
 }
 
-// Under the job's fetch_mutex. Returns its bytes; 0: all chunks are fetched.
-uint64_t SnapshotEngine::fetchOne(Job& job, Tier tier) {
+// Under the job's fetch_mutex. False: all chunks are fetched.
+bool SnapshotEngine::fetchOne(Job& job, Tier tier) {
   if (job.next_chunk.load() >= job.plan->chunk_count) {
-    return 0;
+    return false;
   }
-  const SnapshotTable& table = job.plan->table;
   Fetched fetched;
   fetched.chunk = job.next_chunk.fetch_add(1);
   fetched.tier = tier;
   fetchChunk(job, fetched);
   job.calls += fetched.calls;
-  const uint64_t bytes = std::min(table.chunk_bytes, table.payload_bytes - fetched.chunk * table.chunk_bytes);
   job.to_land.push_back(std::move(fetched));
   job.unlanded.store(job.to_land.size());
-  return bytes;
+  return true;
 }
 
-// Asks for up to `bytes` of an order, between two marks on the copy stream if it is a DevicePlacement's. Under the job's fetch_mutex.
-uint64_t SnapshotEngine::fetchBatch(Job& job, const DevicePlacement::Order& order, uint64_t bytes, size_t most_calls) {
+// Asks for `bytes` of an order, or as much of it as there is and, if `limited`, may be under way; between two marks on the copy stream if
+// it is a DevicePlacement's. Under the job's fetch_mutex.
+uint64_t SnapshotEngine::fetchBatch(Job& job, const DevicePlacement::Order& order, uint64_t bytes, bool limited) {
   if (job.next_chunk.load() >= job.plan->chunk_count) {
     return 0;
   }
+  const SnapshotTable& table = job.plan->table;
   const auto stamp = [&]() -> std::optional<uint32_t> {
     const auto mark = job.placed ? device_placement_->takeMark() : std::nullopt;
     if (mark && !device_copy_->stamp(job.streams.front().device, device_placement_->event(*mark))) {
@@ -204,8 +206,14 @@ uint64_t SnapshotEngine::fetchBatch(Job& job, const DevicePlacement::Order& orde
   };
   const auto begin = stamp();
   uint64_t fetched = 0;
-  for (uint64_t more = 1; more != 0 && fetched < bytes && job.calls < most_calls; fetched += more) {
-    more = fetchOne(job, order.tier);
+  uint64_t host_bytes = 0;
+  while (fetched < bytes && !job.failed.load() && fetchOne(job, order.tier)) {
+    const Fetched& newest = job.to_land.back();
+    fetched += std::min(table.chunk_bytes, table.payload_bytes - newest.chunk * table.chunk_bytes);
+    host_bytes += newest.host_bytes;
+    if (limited && (job.calls >= 2 * kFewCalls || host_bytes >= kMostHostBytes)) {
+      break;
+    }
   }
   const auto end = stamp();
   if (job.placed) {
@@ -215,8 +223,8 @@ uint64_t SnapshotEngine::fetchBatch(Job& job, const DevicePlacement::Order& orde
 }
 
 // Asks for the copies of what is ordered by now. Under the job's fetch_mutex.
-void SnapshotEngine::fetchOrdered(Job& job, size_t most_calls) {
-  while (job.placed && !job.failed.load() && job.calls < most_calls) {
+void SnapshotEngine::fetchOrdered(Job& job, bool limited) {
+  for (bool more = true; more && job.placed && !job.failed.load() && !(limited && job.calls > kFewCalls);) {
     if (!job.order) {
       job.order = device_placement_->next(job.step);
       if (!job.order) {
@@ -228,9 +236,10 @@ void SnapshotEngine::fetchOrdered(Job& job, size_t most_calls) {
         return;
       }
     }
-    const uint64_t fetched = fetchBatch(job, *job.order, job.order->bytes, most_calls);
+    const uint64_t fetched = fetchBatch(job, *job.order, job.order->bytes, limited);
     job.order->bytes -= std::min(fetched, job.order->bytes);
-    if (fetched == 0 || job.order->bytes == 0) {
+    more = fetched == 0 || job.order->bytes == 0;
+    if (more) {
       job.order.reset();
     }
   }
@@ -240,6 +249,7 @@ void SnapshotEngine::fetchOrdered(Job& job, size_t most_calls) {
 // what has landed, without ever waiting for one when the other may be due.
 void SnapshotEngine::placeOnDevice(Job& job) {
   const auto let_go = [&] { return job.at_gate.load() || job.failed.load() || stopping_.load(); };
+  const auto wake = [&] { return let_go() || options_.device_marks->pending(); };
   auto pause = kFirstPause;
   while (job.hasWork()) {
     if (let_go()) {
@@ -248,7 +258,7 @@ void SnapshotEngine::placeOnDevice(Job& job) {
     }
     {
       const std::lock_guard lock(job.fetch_mutex);
-      fetchOrdered(job, kMostCalls);
+      fetchOrdered(job, /*limited=*/true);
     }
     if (job.next_chunk.load() >= job.plan->chunk_count && !job.released.load()) {
       release(job, /*at_gate=*/false);  // the others may help with the hashes
@@ -260,7 +270,7 @@ void SnapshotEngine::placeOnDevice(Job& job) {
     }
     const int64_t until_ns = job.unlanded.load() != 0 ? clock_.nowNs() + std::chrono::nanoseconds(pause).count()
                                                       : device_placement_->nextLookNs();
-    events_.sleep(OpEvents::bit(OpEvent::kWaitBegin), until_ns, clock_, let_go);
+    events_.sleep(OpEvents::bit(OpEvent::kWaitBegin), until_ns, clock_, wake);
     placement_->hear();
     pause = std::min(kLongestPause, pause * 2);
   }
@@ -299,7 +309,7 @@ bool SnapshotEngine::hasLanded(const Fetched& fetched) const {
 
 // Also waits for what a snapshot that has failed has under way: its slot is given out again. False: there is no telling when it
 // lands, and no other snapshot will be begun.
-bool SnapshotEngine::awaitLanding(const Job& /*job*/, const Fetched& fetched) {
+bool SnapshotEngine::awaitLanding(const Fetched& fetched) {
   auto pause = kFirstPause;
   int64_t probe_ns = clock_.nowNs() + kProbeNs;
   while (!hasLanded(fetched)) {
@@ -323,7 +333,7 @@ uint64_t SnapshotEngine::land(Job& job, const Fetched& fetched) {
   const SnapshotTable& table = job.plan->table;
   const uint64_t begin = fetched.chunk * table.chunk_bytes;
   const uint64_t bytes = std::min(table.chunk_bytes, table.payload_bytes - begin);
-  if (!awaitLanding(job, fetched)) {
+  if (!awaitLanding(fetched)) {
     job.failed.store(true);
   }
   if (!job.failed.load()) {
@@ -354,12 +364,14 @@ void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> stream
   }
   {
     const std::lock_guard lock(job.fetch_mutex);
-    fetchOrdered(job, kNoLimit);
+    fetchOrdered(job, /*limited=*/false);
     markGate(streams, [&] {
       // The host is here before its device, which shall not copy before it is here, too.
-      const bool begun = !job.left_to_gate || device_copy_->begin(streams);
-      fetchBatch(job, {.tier = Tier::kGate, .step = job.step}, job.plan->table.payload_bytes, kNoLimit);
-      if (!begun || (!job.failed.load() && !device_copy_->hold(streams))) {
+      if (job.left_to_gate && !job.failed.load() && !device_copy_->begin(streams)) {
+        job.failed.store(true);
+      }
+      fetchBatch(job, {.tier = Tier::kGate, .step = job.step}, job.plan->table.payload_bytes, /*limited=*/false);
+      if (!job.failed.load() && !device_copy_->hold(streams)) {
         job.failed.store(true);
       }
     });

@@ -65,6 +65,7 @@ struct SnapshotEngine::Fetched {
   Tier tier = Tier::kAtOnce;
   int64_t begin_ns = 0;
   size_t calls = 0;                         // of the driver, that asked for copies
+  uint64_t host_bytes = 0;                  // copied at once
   std::vector<DeviceCopy::Ticket> tickets;  // when they have landed, so has the chunk
 };
 
@@ -90,6 +91,7 @@ struct SnapshotEngine::Job {
   bool copied = false;   // all chunks
   bool checked = false;  // and the versions were compared: nothing of the live memory is needed any more
   bool claimed = false;  // somebody seals or drops it
+  bool given_up = false;  // waiting for its device took too long, once
   bool finished = false;
   PlacementPolicy policy = PlacementPolicy::kEager;
   std::atomic<int64_t> copy_ns{0};

@@ -31,9 +31,6 @@ struct ScheduleOp {
   uint64_t shape = 0;       // bytes and element counts
   bool fills_link = false;  // a collective of more than kLatencyBytes
 };
-// A collective of no more bytes takes the latency of the link, not the link: who waits in it, waits for other ranks (the norm that
-// gradients are clipped by, a barrier).
-constexpr uint64_t kLatencyBytes = uint64_t{64} << 10;
 ScheduleOp scheduleOp(const OpEntry& entry);
 ScheduleOp scheduleOp(OpKind kind, uint32_t group, int32_t peer, uint32_t tag, uint64_t bytes, uint64_t signature = 0);
 

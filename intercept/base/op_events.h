@@ -51,9 +51,16 @@ class OpEvents {
   void push(const OpEvent& event) noexcept;
   // Ends the listener's sleep.
   void wake() noexcept;
+  // As push() does, for something that the listener hears of in another way: ends its sleep if it sleeps for that kind of event.
+  void nudge(OpEvent::What what) noexcept {
+    if ((wanted_.load(std::memory_order_seq_cst) & bit(what)) != 0) {
+      wake();
+    }
+  }
 
   // The oldest event that was not yet polled. False: there is none, or its writer has not finished it.
   bool poll(OpEvent& event) noexcept;
+  bool pending() const;  // whether there is one
   // Sleeps until an event of the kinds in `mask` is pushed, the ring is half full, wake() is called or the clock stands at
   // `until_ns` (INT64_MAX: never). Returns at once if there is something to poll and `mask` is not 0, or if `ready()`, which
   // is asked after the listener can be woken, so that nothing is missed that wakes it.
@@ -76,7 +83,6 @@ class OpEvents {
   };
   static_assert(sizeof(Slot) == 64);
 
-  bool pending() const;
   bool halfFull() const;
   void block(uint32_t wanted, int64_t until_ns, const Clock& clock);
 

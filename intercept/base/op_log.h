@@ -53,6 +53,10 @@ enum class OpKind : uint8_t {
   kStep = 30,  // not a collective: an optimizer step (seq = step number), so that a log can be cut into steps
 };
 
+// A collective of no more bytes takes the latency of the link, not the link: who waits in it, waits for other ranks (the norm that
+// gradients are clipped by, a barrier).
+constexpr uint64_t kLatencyBytes = uint64_t{64} << 10;
+
 const char* opKindName(OpKind kind);  // "all_reduce", "send", …; "unknown" for values it does not know
 
 // 96 bytes. Times are CLOCK_MONOTONIC nanoseconds; 0 = has not happened.

@@ -223,7 +223,7 @@ class Engine {
     engine_->setTable(std::move(table));
   }
 
-  std::string capture(int64_t step, const py::list& tensors, const py::bytes& objects) {
+  std::string capture(int64_t step, const py::list& tensors, const py::bytes& objects, bool gated) {
     if (tensors.size() != region_bytes_.size()) {
       return "no_table";
     }
@@ -253,6 +253,7 @@ class Engine {
       input.versions = versions;
       input.objects = object_view;
       input.cut = processCut().value();
+      input.gated = gated;
       input.checkable = ::gettid() == ::getpid();  // pending calls are made by the main thread
       result = engine_->capture(input);
     }
@@ -300,7 +301,10 @@ class Engine {
     const py::gil_scoped_release release;
     return engine_->beginPoint(step, streams);
   }
-  void endPoint() { engine_->endPoint(); }
+  void endPoint() {
+    const py::gil_scoped_release release;
+    engine_->endPoint();
+  }
   std::tuple<int64_t, int64_t, int64_t> cadence() const {
     const RankStats& stats = vault_->stats();
     const auto read = [](const std::atomic<uint64_t>& value) { return static_cast<int64_t>(value.load()); };
@@ -602,7 +606,8 @@ void bindSnapshot(py::module_& module) {
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
            py::arg("protection"), py::arg("copies"))
-      .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"))
+      .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"),
+           py::arg("gated") = true)
       .def("gate", &Engine::gate)
       .def("set_policy", &Engine::setPolicy, py::arg("policy"))
       .def("take_late_written", &Engine::takeLateWritten)

@@ -64,8 +64,9 @@ def resume(**defaults: Any) -> Any:
 def step() -> None:
     """Marks the end of a training step where no ``torch.optim`` optimizer does (foreign optimizers, captured graphs).
 
-    The state to save is the one at this call; it must not be written before the next forward has begun. Does nothing
-    without a process group of backend "reft".
+    The state to save is the one at this call. Nobody tells reft when it is written again. On a CUDA device what is enqueued after this
+    call waits, on the device, until the copy is done; elsewhere a write that comes before the copy is found, the snapshot dropped, and
+    what was written is copied within this call from then on. Does nothing without a process group of backend "reft".
     """
     from reft import _runtime
 

@@ -229,11 +229,15 @@ class Session:
 
     def gate(self) -> None:
         """Before an optimizer writes: the copy of the last snapshot must be finished."""
-        if self.engine is not None and not self._disabled:
+        if self.engine is not None:
             self.engine.gate()
 
-    def program_point(self, frame: FrameType) -> None:
-        """The last optimizer step of an iteration has returned."""
+    def program_point(self, frame: FrameType, gated: bool = True) -> None:
+        """The last optimizer step of an iteration has returned.
+
+        Args:
+            gated: `gate` is called before the state is written again.
+        """
         if self.point is not None:
             try:
                 self._restore(frame)
@@ -243,15 +247,17 @@ class Session:
         self.step += 1
         _C.log_step(0, self.step)
         due = self.engine.begin_point(self.step)
-        if due and self.enabled and not self._disabled:
-            self._snapshot(frame)
-        elif self.step == 1 and self.env["resume"] == "exact":
-            _continuation.observe(frame)
-        self.engine.end_point()
+        try:
+            if due and self.enabled and not self._disabled:
+                self._snapshot(frame, gated)
+            elif self.step == 1 and self.env["resume"] == "exact":
+                _continuation.observe(frame)
+        finally:
+            self.engine.end_point()
         if self.job.rank == 0:
             self._say_cost()
 
-    def _snapshot(self, frame: FrameType) -> None:
+    def _snapshot(self, frame: FrameType, gated: bool) -> None:
         assert self.boundary is not None
         for index in self.engine.take_late_written():
             if self.state is not None and index < len(self.state.regions):
@@ -270,10 +276,10 @@ class Session:
         assert self.state is not None
         tensors = [region.current() for region in self.state.regions]
         objects = self._objects(frame)
-        result = self.engine.capture(self.step, tensors, objects)
+        result = self.engine.capture(self.step, tensors, objects, gated)
         if result == "no_table":  # a tensor changed its size in place
             self._plan()
-            result = self.engine.capture(self.step, [r.current() for r in self.state.regions], objects)
+            result = self.engine.capture(self.step, [r.current() for r in self.state.regions], objects, gated)
         if result != "taken":
             self._trouble(result)
         elif not self._said_first:
@@ -699,7 +705,7 @@ def explicit_step(frame: FrameType) -> None:
     if _session is not None:
         try:
             _session.gate()
-            _session.program_point(frame)
+            _session.program_point(frame, gated=False)
         except Exception as error:
             _session.failed("step", error)
 

@@ -177,19 +177,21 @@ class Simulation {
     }
     const int64_t now_ns = ranks_.front()->now_ns;
     if (step_ > 0) {
-      meter_.step(control_steps_.block(), now_ns - (taken_ && !control_ ? point_ns_ : begun_ns_), taken_ && !control_);
-      control_steps_.turn();
+      meter_.step(control_steps_.block(step_ - 1), now_ns - (taken_ && !control_ ? point_ns_ : begun_ns_),
+                  taken_ && !control_);
       cadence_.learn(meter_.overhead());
       cadence_.committed(step_, cadence_.wish());
+    } else {
+      control_steps_.beginAt(0);
     }
     point_ns_ = now_ns;
     const uint64_t before = cadence_.every();
     taken_ = cadence_.ask(step_, true) == Cadence::Answer::kTake;
     if (cadence_.every() != before) {
-      control_steps_.restart();
-      meter_.restart(control_steps_.block());
+      control_steps_.beginAt(step_);
+      meter_.restart(control_steps_.block(step_));
     }
-    control_ = taken_ && cadence_.every() == 1 && control_steps_.drawn();
+    control_ = taken_ && cadence_.every() == 1 && control_steps_.drawn(step_);
   }
 
   void beginStep(Rank& rank) {

@@ -44,6 +44,7 @@ class ScriptedDriver {
   std::map<std::thread::id, int> copies;  // calls, by who made them
   bool landing = true;                    // false: numbers that say so are not written
   bool capturing = false;
+  bool unrecordable = false;  // events on the training stream
   bool broken = false;
 
  private:
@@ -112,6 +113,9 @@ inline CudaApi ScriptedDriver::api() const {
   api.eventDestroy = [](cuda::Event) { return cuda::kSuccess; };
   api.eventRecord = [](cuda::Event event, cuda::Stream stream) {
     const std::lock_guard lock(current_->mutex);
+    if (current_->unrecordable && stream == kTraining) {
+      return 700;
+    }
     current_->times[event] = stream == kTraining ? current_->enqueued_ns : current_->copies_until_ns;
     ++current_->recorded;
     return cuda::kSuccess;

@@ -47,6 +47,7 @@ struct Extra {
 constexpr size_t kBytes = size_t{8} << 20;
 constexpr int kCaptureUnsupported = 900;
 constexpr int kCaptureInvalidated = 901;
+constexpr int kCaptureUnjoined = 904;
 constexpr int kCapturedEvent = 907;
 constexpr int kModeGlobal = 0;
 
@@ -216,6 +217,27 @@ TEST_F(CudaContract, CapturedWorkDoesNotRun) {
   ok(api_.memcpyDtoHAsync(host_.data(), device_, kBytes, stream_));
   ok(api_.streamSynchronize(stream_));
   EXPECT_TRUE(hostIsAll(5));
+}
+
+// A stream that waits for a captured event belongs to the capture, and has to be waited for before its end.
+TEST_F(CudaContract, AStreamThatJoinsACaptureHasToBeJoinedBack) {
+  for (const bool joined : {false, true}) {
+    ok(extra_.beginCapture(stream_, kModeGlobal));
+    ok(api_.eventRecord(event_, stream_));
+    ok(api_.streamWaitEvent(other_, event_, 0));
+    if (joined) {
+      ok(api_.eventRecord(event_, other_));
+      ok(api_.streamWaitEvent(stream_, event_, 0));
+    }
+    void* graph = nullptr;
+    EXPECT_EQ(extra_.endCapture(stream_, &graph), joined ? cuda::kSuccess : kCaptureUnjoined);
+    int status = -1;
+    ok(api_.streamIsCapturing(other_, &status));
+    EXPECT_EQ(status, cuda::kCaptureNone);
+    if (graph != nullptr) {
+      ok(extra_.destroyGraph(graph));
+    }
+  }
 }
 
 // Copies on a stream of one's own are none of the capture's business.

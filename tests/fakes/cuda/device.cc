@@ -314,6 +314,7 @@ Result Machine::enqueue(void* handle, Work work, Done* done, Kind kind, uint64_t
       return kCaptureInvalidated;
     }
     to->capture->graph.nodes.push_back(std::move(work));
+    captured(*to);
     return kSuccess;
   }
   Done made = to->push(std::move(work), legacyOrder(*to), kind, bytes);
@@ -436,11 +437,15 @@ Result Machine::record(void* event_handle, void* stream_handle) {
     return kInvalidHandle;
   }
   std::shared_ptr<Capture> capture;
+  uint64_t captured_at = 0;
   {
     const std::lock_guard lock(mutex_);
     capture = on->capture;
     if (capture != nullptr && capture->invalid) {
       return kCaptureInvalidated;
+    }
+    if (capture != nullptr && capture->unjoined.contains(on.get())) {
+      captured_at = capture->unjoined[on.get()];
     }
   }
   Done done;
@@ -452,6 +457,8 @@ Result Machine::record(void* event_handle, void* stream_handle) {
   const std::lock_guard lock(recorded->mutex);
   recorded->recorded = std::move(done);
   recorded->capture = std::move(capture);
+  recorded->captured_on = on.get();
+  recorded->captured_at = captured_at;
   return kSuccess;
 }
 
@@ -463,10 +470,14 @@ Result Machine::waitFor(void* stream_handle, void* event_handle) {
   }
   Done done;
   std::shared_ptr<Capture> capture;
+  const void* captured_on = nullptr;
+  uint64_t captured_at = 0;
   {
     const std::lock_guard lock(awaited->mutex);
     done = awaited->recorded;
     capture = awaited->capture;
+    captured_on = awaited->captured_on;
+    captured_at = awaited->captured_at;
   }
   if (capture != nullptr) {  // the stream joins the capture
     const std::lock_guard lock(mutex_);
@@ -478,6 +489,11 @@ Result Machine::waitFor(void* stream_handle, void* event_handle) {
       return kCaptureUnsupported;
     }
     on->capture = capture;
+    if (const auto other = capture->unjoined.find(captured_on);
+        other != capture->unjoined.end() && other->second == captured_at && captured_on != on.get()) {
+      capture->unjoined.erase(other);
+    }
+    captured(*on);
     return kSuccess;
   }
   {
@@ -634,6 +650,7 @@ Result Machine::beginCapture(void* handle, int mode) {
   on->capture->mode = static_cast<CaptureMode>(mode);
   on->capture->thread = std::this_thread::get_id();
   on->capture->origin = handle;
+  on->capture->origin_stream = on.get();
   captures_.push_back(on->capture);
   return kSuccess;
 }
@@ -658,8 +675,18 @@ Result Machine::endCapture(void* handle, Graph** graph) {
   if (capture->invalid) {
     return kCaptureInvalidated;
   }
+  if (!capture->unjoined.empty()) {
+    return kCaptureUnjoined;
+  }
   *graph = new Graph(std::move(capture->graph));
   return kSuccess;
+}
+
+// Under the mutex: an op of that stream is in its capture.
+void Machine::captured(const Stream& on) {
+  if (on.capture->origin_stream != &on) {
+    ++on.capture->unjoined[&on];
+  }
 }
 
 Result Machine::captureStatus(void* handle, int* status, uint64_t* id) {

@@ -61,8 +61,12 @@ struct Capture {
   CaptureMode mode = kModeGlobal;
   std::thread::id thread;
   void* origin = nullptr;
+  const void* origin_stream = nullptr;
   bool invalid = false;
   Graph graph;
+  // What was captured of each stream but the origin, in ops; those whose newest op the origin, or a stream that joins it, has not waited
+  // for.
+  std::map<const void*, uint64_t> unjoined;
 };
 
 struct Event {
@@ -72,6 +76,8 @@ struct Event {
   std::mutex mutex;
   Done recorded;                     // nullptr: never recorded
   std::shared_ptr<Capture> capture;  // recorded in it
+  const void* captured_on = nullptr;  // this stream, so many ops into the capture
+  uint64_t captured_at = 0;
 };
 
 constexpr unsigned kFlagNonBlocking = 1;    // of streams
@@ -182,6 +188,7 @@ class Machine {
   StreamPtr defaultStream(int device);
   std::vector<Done> legacyOrder(const Stream& stream);
   Result unsafeLocked();
+  static void captured(const Stream& on);
 
   const int devices_;
   Memory memory_;

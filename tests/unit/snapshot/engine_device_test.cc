@@ -159,8 +159,9 @@ class EngineDevice : public testing::Test {
     return std::find_if(streams_.begin(), streams_.end(), [&](const DeviceStream& s) { return s.device == device; })
         ->stream;
   }
-  CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr) {
+  CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr, bool gated = true) {
     CaptureInput input;
+    input.gated = gated;
     input.step = step;
     input.addresses = addresses_;
     input.devices = devices_;
@@ -650,6 +651,111 @@ TEST_F(EngineDevice, ASnapshotWhoseGateIsCapturedIsDropped) {
   ASSERT_TRUE(engine_->settle());
   // It may have been sealed before the capture began; what is not may not be sealed afterwards.
   EXPECT_EQ(stat(vault_->stats().sealed) + stat(vault_->stats().dropped), 1);
+}
+
+// Its copy would begin in the gate: not when the gate is captured.
+TEST_F(EngineDevice, ACaptureAfterAControlStepIsNotBroken) {
+  EngineOptions options;
+  options.control_every = 1;
+  DeviceMarks marks;
+  options.device_marks = &marks;
+  start({{20'000}}, options);
+  for (int64_t step = 1; step <= 5; ++step) {
+    engine_->beginPoint(step, streams_);
+    writeAll(static_cast<unsigned char>(step));
+    ASSERT_EQ(capture(step), CaptureResult::kTaken);
+    engine_->endPoint();
+    if (step < 5) {
+      engine_->gate(streams_);
+    }
+  }
+  ok(fake_.beginCapture(streams_[0].stream, kModeGlobal));
+  write(0, kPoison);
+  engine_->gate(streams_);
+  void* graph = nullptr;
+  ok(fake_.endCapture(streams_[0].stream, &graph));
+  ASSERT_NE(graph, nullptr);
+  ok(fake_.destroyGraph(graph));
+  ASSERT_TRUE(engine_->settle());
+  EXPECT_EQ(stat(vault_->stats().dropped), 1);
+  engine_->beginPoint(6, streams_);
+  writeAll(6);
+  EXPECT_EQ(capture(6), CaptureResult::kTaken) << vault_->stats().note;
+  engine_->endPoint();
+  engine_->gate(streams_);
+  ASSERT_TRUE(engine_->settle());
+  ASSERT_TRUE(sealed(6).has_value());
+  EXPECT_TRUE(regionIs(*sealed(6), 0, 6));
+  engine_.reset();  // before the marks
+}
+
+// A program point that reft.step() marks has no gate: what comes behind it on the device comes behind the copy.
+TEST_F(EngineDevice, WithoutAGateTheDeviceWaitsForTheCopy) {
+  for (const uint32_t control_every : {0u, 1u}) {
+    for (const PlacementPolicy policy : {PlacementPolicy::kGap, PlacementPolicy::kEager}) {
+      EngineOptions options;
+      options.control_every = control_every;
+      options.policy = policy;
+      DeviceMarks marks;
+      options.device_marks = &marks;
+      start({{200'000}, {3'000, -1}, {9'000, 0, true}}, options);
+      fake_.setCopyRate(20 << 20);
+      for (int64_t step = 1; step <= 12; ++step) {
+        engine_->beginPoint(step, streams_);
+        writeAll(static_cast<unsigned char>(step));
+        ASSERT_EQ(capture(step, nullptr, /*gated=*/false), CaptureResult::kTaken) << vault_->stats().note;
+        engine_->endPoint();
+        write(0, kPoison);
+        write(2, kPoison);
+        ASSERT_TRUE(engine_->settle());
+        const auto view = sealed(step);
+        ASSERT_TRUE(view.has_value()) << "step " << step << ": " << vault_->stats().note;
+        for (const uint32_t region : {0u, 1u, 2u}) {
+          EXPECT_TRUE(regionIs(*view, region, static_cast<unsigned char>(step))) << "step " << step << " of " << region;
+        }
+      }
+      TearDown();
+      addresses_.clear();
+      devices_.clear();
+      places_.clear();
+      streams_.clear();
+    }
+  }
+}
+
+// model.to("cuda:1"): what was marked at the program point was another device's stream.
+TEST_F(EngineDevice, StateThatMovesToAnotherDeviceIsProtectedThere) {
+  DeviceMarks marks;
+  EngineOptions options;
+  options.device_marks = &marks;
+  start({{20'000}, {20'000, 1}}, options);
+  const std::vector<const void*> addresses = addresses_;
+  const std::vector<int> devices = devices_;
+  const std::vector<DeviceStream> streams = streams_;
+  addresses_ = {addresses[0]};
+  table_ = buildTable(0, 1, {{"r", "uint8", {20'000}, 20'000, 1, -1, false}}, {}, "none", 0, kChunk);
+  engine_->setTable(table_);
+  for (int64_t step = 1; step <= 6; ++step) {
+    const size_t at = step <= 3 ? 0 : 1;
+    const std::vector<DeviceStream> before = {streams[step <= 4 ? 0 : 1]};  // of the snapshot before
+    engine_->beginPoint(step, step == 1 ? std::span<const DeviceStream>{} : before);
+    addresses_ = {addresses[at]};
+    devices_ = {devices[at]};
+    streams_ = {streams[at]};
+    onDevice(devices[at]);
+    ok(fake_.memsetD8(reinterpret_cast<cuda::Pointer>(addresses[at]), static_cast<unsigned char>(step), 20'000,
+                      streams[at].stream));
+    ASSERT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
+    engine_->endPoint();
+    engine_->gate(streams_);
+    ASSERT_TRUE(engine_->settle());
+    ASSERT_TRUE(sealed(step).has_value()) << "step " << step << ": " << vault_->stats().note;
+    EXPECT_TRUE(regionIs(*sealed(step), 0, static_cast<unsigned char>(step)));
+  }
+  engine_.reset();  // before the marks
+  addresses_ = addresses;
+  devices_ = devices;
+  streams_ = streams;
 }
 
 // A capture somewhere else in the process goes on undisturbed while snapshots are taken.

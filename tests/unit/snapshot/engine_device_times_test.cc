@@ -62,23 +62,30 @@ class EngineDeviceTimes : public testing::Test {
   }
   // A step that takes `cost` times as long beside a copy; the device keeps up with the host. Returns whether it had a snapshot.
   bool step(double cost) {
-    if (++step_ > 1) {
-      control_->turn();
+    if (++step_ == 1) {
+      control_->beginAt(4);
     }
     const bool due = engine_->beginPoint(step_, {&kStream, 1});
-    if (const uint64_t every = vault_->stats().every.load(); every != every_) {
-      every_ = every;
-      control_->restart();
-    }
+    every_ = vault_->stats().every.load();
     std::memset(memory_.data(), static_cast<int>(step_), memory_.size());
     EXPECT_EQ(due ? capture(step_) : CaptureResult::kTaken, CaptureResult::kTaken);
     if (step_ == 1) {
       control_->lengthen(8);
     }
-    const bool control = due && every_ == 1 && control_->drawn();
+    const bool control = due && every_ == 1 && control_->drawn(step_);
     controls_ += control ? 1 : 0;
     engine_->endPoint();
-    pass(static_cast<int64_t>(kWorkNs * (due && !control ? cost : 1.0)));
+    for (uint64_t wait = 0; wait < waits_in_step_; ++wait) {
+      const OpEvent begin{.what = OpEvent::kWaitBegin, .kind = OpKind::kRecv, .peer = 1, .bytes = 64};
+      const bool marked = marks_.markWait(begin, kStream);
+      pass(wait_ns_);
+      if (marked) {
+        OpEvent end = begin;
+        end.what = OpEvent::kWaitEnd;
+        marks_.mark(end, kStream);
+      }
+    }
+    pass(static_cast<int64_t>(kWorkNs * (due && !control ? cost : 1.0)) - static_cast<int64_t>(waits_in_step_) * wait_ns_);
     engine_->gate({&kStream, 1});
     deviceComes();
     EXPECT_TRUE(engine_->settle());
@@ -116,6 +123,8 @@ class EngineDeviceTimes : public testing::Test {
   SnapshotTable table_;
   std::unique_ptr<Vault> vault_;
   std::unique_ptr<SnapshotEngine> engine_;
+  uint64_t waits_in_step_ = 0;
+  int64_t wait_ns_ = 1000;
   int64_t step_ = 0;
   int controls_ = 0;
 };
@@ -221,6 +230,58 @@ TEST_F(EngineDeviceTimes, WaitsAreToldWithWhatTheyWaitFor) {
   EXPECT_EQ(waits[1].tier, static_cast<uint8_t>(Tier::kCommunication));
   EXPECT_EQ(waits[1].bytes, 1u << 20);
   EXPECT_NEAR(static_cast<double>(waits[1].end_ns - waits[1].begin_ns), 3.0 * kMs, 1000);
+}
+
+TEST_F(EngineDeviceTimes, UnderSyncTheCopyIsACostAndIsMeasured) {
+  EngineOptions options;
+  options.policy = PlacementPolicy::kSync;
+  options.control_every = 16;
+  driver_.copy_ns_per_byte = 3.0 * kMs / (16 * kChunk);
+  start(16 * kChunk, options);
+  ASSERT_TRUE(trainUntil([&] { return known(); }, 1.0));
+  EXPECT_EQ(overheadPpm(), 300'000);
+}
+
+// Each look of the copy thread may ask for a few copies more: that shall not use up the events.
+TEST_F(EngineDeviceTimes, SnapshotsOfVeryManyChunksAreMeasured) {
+  EngineOptions options;
+  options.control_every = 8;
+  start(3000 * kChunk, options);
+  EXPECT_TRUE(trainUntil([&] { return known(); }, 1.1, 120));
+  EXPECT_EQ(marks_.lost(), 0u);
+  const RankStats& stats = vault_->stats();
+  uint64_t told = 0;
+  for (const auto* const bytes : {&stats.at_once_copied_bytes, &stats.gap_copied_bytes, &stats.compute_copied_bytes,
+                                  &stats.communication_copied_bytes, &stats.gate_copied_bytes}) {
+    told += bytes->load();
+  }
+  EXPECT_GE(told + 2 * table_.payload_bytes, stats.bytes_copied.load()) << "all but those of the newest steps";
+  EXPECT_LE(told, stats.bytes_copied.load());
+}
+
+TEST_F(EngineDeviceTimes, AStepOfVeryManyWaitsHasABeginningAndAnEnd) {
+  EngineOptions options;
+  options.control_every = 8;
+  start(16 * kChunk, options);
+  waits_in_step_ = 5000;
+  ASSERT_TRUE(trainUntil([&] { return known(); }, 1.1, 120));
+  EXPECT_EQ(overheadPpm(), 100'000);
+  EXPECT_GT(marks_.lost(), 0u);
+}
+
+TEST_F(EngineDeviceTimes, RareSnapshotsAreCopiedInGapsToo) {
+  for (const uint32_t every : {1u, 2u, 4u}) {
+    SCOPED_TRACE(every);
+    engine_.reset();
+    step_ = 0;
+    EngineOptions options;
+    options.policy = PlacementPolicy::kGap;
+    options.cadence.base = every;
+    start(16 * kChunk, options);
+    waits_in_step_ = 3;
+    wait_ns_ = 2 * kMs;
+    EXPECT_TRUE(trainUntil([&] { return vault_->stats().gap_copied_bytes.load() > 4 * table_.payload_bytes; }, 1.0, 200));
+  }
 }
 
 // A stream takes only so many calls before the next one waits in the driver, and with it the thread that trains.

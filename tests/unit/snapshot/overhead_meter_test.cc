@@ -22,19 +22,20 @@ double wobble(uint64_t i) {
 
 // A meter with the steps that it is told of.
 struct Measured {
-  explicit Measured(uint32_t control_every) : control(control_every) {}
+  explicit Measured(uint32_t control_every) : control(control_every) { control.beginAt(kWarmUp); }
   // Runs `count` steps, each with a snapshot.
   void run(int count, const std::function<int64_t(int step, bool beside_copy)>& length) {
-    for (int i = 0; i < count; ++i) {
-      const bool beside_copy = !control.drawn();
-      meter.step(control.block(), length(i, beside_copy), beside_copy);
-      control.turn();
+    for (int i = 0; i < count; ++i, ++at) {
+      const bool beside_copy = !control.drawn(at);
+      meter.step(control.block(at), length(i, beside_copy), beside_copy);
     }
   }
   const Overhead& overhead() const { return meter.overhead(); }
 
+  static constexpr int64_t kWarmUp = 3;
   ControlSteps control;
   OverheadMeter meter;
+  int64_t at = 0;
 };
 
 TEST(OverheadMeter, MeasuresWhatCopiesAdd) {
@@ -81,11 +82,11 @@ TEST(OverheadMeter, WithoutBothKindsNothingIsKnown) {
 
 TEST(OverheadMeter, StepsThatHaveNoSnapshotAnywayServeAsControl) {
   ControlSteps control(64);
+  control.beginAt(0);
   OverheadMeter meter;
   for (int i = 0; i < 4000; ++i) {
     const bool beside_copy = i % 64 == 0;  // short blocks are continued until they have one
-    meter.step(control.block(), beside_copy ? 12 * kMs : 10 * kMs, beside_copy);
-    control.turn();
+    meter.step(control.block(i), beside_copy ? 12 * kMs : 10 * kMs, beside_copy);
   }
   ASSERT_TRUE(meter.overhead().known);
   EXPECT_EQ(meter.overhead().ppm, 200'000);
@@ -98,8 +99,8 @@ TEST(OverheadMeter, StartsAnewAndKeepsWhatWasKnownMeanwhile) {
   };
   meter.run(400, cost(1.5));
   EXPECT_EQ(meter.overhead().ppm, 500'000);
-  meter.control.restart();
-  meter.meter.restart(meter.control.block());
+  meter.control.beginAt(meter.at);
+  meter.meter.restart(meter.control.block(meter.at));
   EXPECT_TRUE(meter.overhead().known);
   meter.run(60, cost(1.1));
   EXPECT_EQ(meter.overhead().ppm, 100'000);
