@@ -1,6 +1,6 @@
 """Started by torchrun: what test_cuda.py asks of ranks that have a CUDA device each, real or stand-in.
 
-    cuda_worker.py collectives|ddp BACKEND DEVICE FOLDER
+    cuda_worker.py collectives|ddp|graph BACKEND DEVICE FOLDER
 
 Each rank writes what it has found to FOLDER/<rank>.json.
 """
@@ -13,8 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
 import torch
 import torch.distributed as dist
+from never_wrong_worker import Checker
 
 
 def collectives(device: torch.device) -> dict[str, Any]:
@@ -75,13 +78,50 @@ def ddp(device: torch.device) -> dict[str, Any]:
     return {"losses": losses}
 
 
+def graph(device: torch.device) -> dict[str, Any]:
+    """A training step that is captured after five ordinary ones (of which the last is a control step), and replayed."""
+    import reft
+
+    model = torch.nn.Linear(64, 64).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    x = torch.randn(8, 64).to(device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(5):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        step()
+    checker = Checker(lambda: [model])
+    skipped = reft.status()["skipped"]
+    for _ in range(12):
+        captured.replay()
+        reft.step()
+        clones = [tensor.detach().clone() for tensor in checker.tensors()]
+        captured.replay()  # nothing tells reft that this writes
+        torch.cuda.synchronize()
+        reft.snapshot_now()
+        checker.clones = {reft.status()["steps"]: [clone.cpu() for clone in clones]}
+        checker.check()
+    status = reft.status()
+    return {"wrong": checker.wrong, "verified": len(checker.verified), "errors": status["errors"], "skipped": status["skipped"] - skipped}
+
+
 def main() -> None:
     what, backend, kind, folder = sys.argv[1:]
     if kind == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
-    found = {"collectives": collectives, "ddp": ddp}[what](device)
+    found = {"collectives": collectives, "ddp": ddp, "graph": graph}[what](device)
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

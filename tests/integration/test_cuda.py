@@ -43,7 +43,7 @@ def devices(count: int) -> dict[str, str]:
 
 
 def ranks_of(folder: Path, what: str, backend: str, device: str) -> list[dict[str, Any]]:
-    """What the two ranks of a job found."""
+    """What the two ranks of a job found; see cuda_worker.py."""
     environment = job_environment(folder)
     if device == "cuda":
         environment.update(devices(2))
@@ -122,6 +122,13 @@ def test_a_killed_rank_resumes_bit_for_bit(
         assert len(again) > 2 and again.items() <= dict(reference.losses(0)).items()
     finally:
         job.end()
+
+
+@on_stand_in
+@pytest.mark.timeout(300)
+def test_a_captured_step_is_captured_and_its_replays_are_protected(folder: Path) -> None:
+    for found in ranks_of(folder, "graph", "reft", "cuda"):
+        assert found == {"wrong": [], "verified": 12, "errors": 0, "skipped": 0}
 
 
 PIPELINE = """

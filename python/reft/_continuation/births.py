@@ -8,21 +8,35 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
+
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
+# Their deallocation does not clear weak references (torch 2.11): one that outlives them leads to freed memory, and the collector crashes.
+_NEVER_CLEARED = (torch.Stream, torch.Event)
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
 def _is_light(value: Any, depth: int = 0) -> bool:
     """Whether it is a small container of plain values, or of such containers: worth keeping for its identity."""
     kind = type(value)
-    if kind in _PLAIN:
+    if kind in _PLAIN or isinstance(value, _NEVER_CLEARED):
         return True
     if kind not in (list, tuple, dict) or depth > 3 or len(value) > _MOST_ITEMS:
         return False
     if kind is dict:
         return all(type(key) in _PLAIN and _is_light(item, depth + 1) for key, item in value.items())
     return all(_is_light(item, depth + 1) for item in value)
+
+
+def _reference(value: Any) -> weakref.ref[Any] | None:
+    """Gives a weak reference; None if there can be none."""
+    if isinstance(value, _NEVER_CLEARED):
+        return None
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
 
 
 class Births:
@@ -55,12 +69,12 @@ class Births:
         known = self._places.get(id(value))
         if MEMBER in place or (known is not None and known[0]() is value):
             return
-        try:
-            self._places[id(value)] = (weakref.ref(value), place)
-        except TypeError:
+        reference = _reference(value)
+        if reference is None:
             if _is_light(value):
                 self.pin(value, place)
             return
+        self._places[id(value)] = (reference, place)
         other = self._places.get(self._at.get(place, 0), (lambda: None, ""))[0]()
         if other is not None and other is not value:
             self._ambiguous.add(place)

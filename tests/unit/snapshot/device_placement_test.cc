@@ -450,6 +450,28 @@ TEST_F(DevicePlacementTest, AMarkThatCannotBeRecordedCostsNoEvent) {
   EXPECT_TRUE(placement_->takeMark().has_value());
 }
 
+// Their waits are not marked: a step without any is nothing to foretell the next one by.
+TEST_F(DevicePlacementTest, StepsWithoutASnapshotAreNotLearnt) {
+  for (const int64_t every : {2, 3, 4}) {
+    SCOPED_TRACE(every);
+    size_t behind_waits = 0;
+    for (int64_t number = 1; number <= 40 * every; ++number) {
+      if (number % every == 0) {
+        const auto given = step(number);
+        behind_waits += number > 20 * every && given.size() == 2 ? 1 : 0;
+      } else {
+        EXPECT_TRUE(point(number));
+        placement_->pointDone(1, false, 0, 0);
+        work();
+        gate();
+      }
+      deviceComes();
+    }
+    EXPECT_EQ(behind_waits, 20u);
+    placement_.emplace(copy_, marks_, host_);
+  }
+}
+
 TEST_F(DevicePlacementTest, StepsBetweenWhichOthersWereNotMarkedAreNotWhole) {
   step(1);
   nextPoint(5);

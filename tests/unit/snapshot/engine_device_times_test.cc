@@ -52,6 +52,15 @@ class EngineDeviceTimes : public testing::Test {
     input.objects = "small";
     return engine_->capture(input);
   }
+  int64_t copies() {
+    const std::lock_guard lock(driver_.mutex);
+    int64_t copies = 0;
+    for (const auto& [thread, count] : driver_.copies) {
+      copies += count;
+    }
+    return copies;
+  }
+  int64_t chunksUntil(int64_t step) const { return step * static_cast<int64_t>(table_.payload_bytes / kChunk); }
   void pass(int64_t ns) {
     const std::lock_guard lock(driver_.mutex);
     driver_.enqueued_ns += ns;
@@ -86,6 +95,9 @@ class EngineDeviceTimes : public testing::Test {
       }
     }
     pass(static_cast<int64_t>(kWorkNs * (due && !control ? cost : 1.0)) - static_cast<int64_t>(waits_in_step_) * wait_ns_);
+    while (await_copies_ && due && !control && copies() < chunksUntil(step_)) {
+      std::this_thread::yield();
+    }
     engine_->gate({&kStream, 1});
     deviceComes();
     EXPECT_TRUE(engine_->settle());
@@ -123,6 +135,7 @@ class EngineDeviceTimes : public testing::Test {
   SnapshotTable table_;
   std::unique_ptr<Vault> vault_;
   std::unique_ptr<SnapshotEngine> engine_;
+  bool await_copies_ = false;  // the copy thread asks for all of them, not the gate
   uint64_t waits_in_step_ = 0;
   int64_t wait_ns_ = 1000;
   int64_t step_ = 0;
@@ -247,8 +260,10 @@ TEST_F(EngineDeviceTimes, SnapshotsOfVeryManyChunksAreMeasured) {
   EngineOptions options;
   options.control_every = 8;
   start(3000 * kChunk, options);
+  await_copies_ = true;
   EXPECT_TRUE(trainUntil([&] { return known(); }, 1.1, 120));
   EXPECT_EQ(marks_.lost(), 0u);
+  EXPECT_LT(driver_.recorded / step_, 150) << "events in a step";
   const RankStats& stats = vault_->stats();
   uint64_t told = 0;
   for (const auto* const bytes : {&stats.at_once_copied_bytes, &stats.gap_copied_bytes, &stats.compute_copied_bytes,
@@ -280,7 +295,13 @@ TEST_F(EngineDeviceTimes, RareSnapshotsAreCopiedInGapsToo) {
     start(16 * kChunk, options);
     waits_in_step_ = 3;
     wait_ns_ = 2 * kMs;
-    EXPECT_TRUE(trainUntil([&] { return vault_->stats().gap_copied_bytes.load() > 4 * table_.payload_bytes; }, 1.0, 200));
+    trainUntil([&] { return step_ == 60; }, 1.0);
+    const RankStats& stats = vault_->stats();
+    const uint64_t copied = stats.bytes_copied.load();
+    const uint64_t in_gaps = stats.gap_copied_bytes.load();
+    trainUntil([&] { return step_ == 260; }, 1.0);
+    EXPECT_GT(static_cast<double>(stats.gap_copied_bytes.load() - in_gaps),
+              0.9 * static_cast<double>(stats.bytes_copied.load() - copied));
   }
 }
 
@@ -293,13 +314,10 @@ TEST_F(EngineDeviceTimes, OnlySoManyCopiesAreAskedForBeforeSomeHaveLanded) {
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
   engine_->endPoint();
   const auto seen = [&](int& queried) {
+    const int64_t seen = copies();
     const std::lock_guard lock(driver_.mutex);
     queried = driver_.queried;
-    int copies = 0;
-    for (const auto& [thread, count] : driver_.copies) {
-      copies += count;
-    }
-    return copies;
+    return seen;
   };
   int queried = 0;
   while (seen(queried) < 256) {
