@@ -204,8 +204,8 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
       openRegion(target);
     }
     // A large one on the stream itself is work of that stream, and tensor parallelism has hundreds of them.
-    const bool stands_in_it = shape.on_current_stream && target.where == ReftWork::Where::kDevice && !coalescing &&
-                              op.bytes <= kLatencyBytes;
+    const bool stands_in_it =
+        shape.on_current_stream && target.where == ReftWork::Where::kDevice && !coalescing && op.bytes <= kLatencyBytes;
     const StreamWait marked(stands_in_it ? &log_ : nullptr, ticket);
     work = call();
   } catch (...) {

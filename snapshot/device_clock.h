@@ -3,8 +3,8 @@
 // Events keep times of the device's own clock, and only distances between two of them can be asked for. Times are therefore first counted
 // from one event, the base, which moves on with the steps. How far the host's clock is ahead is bounded by each look at an event that was
 // passed: the device came to it before. The tightest bound of the newest steps is taken, because whoever waits for copies to land looks
-// often. So times are told too late by as much as the host was late to look when it was quickest (less than a millisecond), and
-// distances between them are exact.
+// often. So times are told too late by as much as the host was late to look when it was quickest (less than a millisecond). Distances
+// between times of a step are as exact as the driver tells them, in milliseconds as a float.
 //
 // Threads: one at a time. Errors: none; a driver that fails ends it (failed()).
 #pragma once

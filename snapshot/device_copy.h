@@ -94,10 +94,10 @@ class DeviceCopy {
 
   const CudaApi& api_;
   std::atomic<bool> usable_{true};
-  mutable std::mutex mutex_;  // devices_ and why_
+  mutable std::mutex mutex_;  // why_
   std::string why_;
-  std::array<std::unique_ptr<Device>, kMaxDevices> devices_;
-  std::atomic<uint32_t>* marks_ = nullptr;  // one number per device, in a pinned page
+  std::array<std::unique_ptr<Device>, kMaxDevices> devices_;  // made by the thread that trains, before others use them
+  std::atomic<uint32_t>* marks_ = nullptr;                    // one number per device, in a pinned page
   std::map<void*, size_t> pinned_;
 };
 

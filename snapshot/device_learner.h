@@ -87,7 +87,7 @@ class DeviceLearner {
   std::deque<Batch> batches_;  // not known to have landed
   std::optional<Begun> now_;
   uint64_t bytes_ = 0;  // of the newest snapshot
-  DeviceStep record_;  // of it, in times of the device
+  DeviceStep record_;   // of it, in times of the device
   bool gate_begun_ = false, gate_ended_ = false;
   bool wait_ended_ = false;  // that of the oldest mark, and copies for it have not landed
   size_t depth_ = 0;         // waits that are open

@@ -137,7 +137,8 @@ std::optional<DevicePlacement::Order> DevicePlacement::next(int64_t step) {
   hear();
   const bool there = step == step_ && foresight_.step == step;
   if (there && unordered_ > 0 && foresight_.until_gate_ns > 0 &&
-      host_.nowNs() > foresight_.began_ns + static_cast<int64_t>(kLate * static_cast<double>(foresight_.until_gate_ns))) {
+      host_.nowNs() >
+          foresight_.began_ns + static_cast<int64_t>(kLate * static_cast<double>(foresight_.until_gate_ns))) {
     orders_.push_back({.bytes = std::exchange(unordered_, 0), .tier = Tier::kCompute, .step = step});
     gap_bytes_.clear();
   }

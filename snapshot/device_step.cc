@@ -15,8 +15,7 @@ void cut(const DeviceCopies& copy, const DeviceStep& step, std::vector<DeviceCop
     if (end_ns == at_ns) {
       return;
     }
-    const double share =
-        static_cast<double>(end_ns - copy.begin_ns) / static_cast<double>(copy.end_ns - copy.begin_ns);
+    const double share = static_cast<double>(end_ns - copy.begin_ns) / static_cast<double>(copy.end_ns - copy.begin_ns);
     const uint64_t so_far =
         end_ns == copy.end_ns ? copy.bytes : static_cast<uint64_t>(share * static_cast<double>(copy.bytes));
     parts.push_back({at_ns, end_ns, so_far - given, tier});

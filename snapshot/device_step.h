@@ -28,15 +28,15 @@ struct DeviceCopies {
 
 // Times are CLOCK_MONOTONIC of the host.
 struct DeviceStep {
-  int64_t step = 0;      // at whose program point it begins
+  int64_t step = 0;  // at whose program point it begins
   int64_t begin_ns = 0;
   int64_t end_ns = 0;  // the next program point
   int64_t gate_begin_ns = 0, gate_end_ns = 0;
   int64_t point_begin_ns = 0, point_end_ns = 0;  // of the host, at the program point with which it begins
-  uint64_t block = 0;  // of control_steps.h
+  uint64_t block = 0;                            // of control_steps.h
   bool beside_copy = false;
   bool whole = false;                // nothing of it was lost, and the next program point is that of the next step
-  std::vector<DeviceWait> waits;    // in order, none inside another one
+  std::vector<DeviceWait> waits;     // in order, none inside another one
   std::vector<DeviceCopies> copies;  // in order
 };
 

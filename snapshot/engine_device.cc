@@ -21,14 +21,14 @@ namespace {
 
 constexpr auto kFirstPause = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::microseconds(1000);
-constexpr size_t kFetchedAhead = 8;          // chunks
+constexpr size_t kFetchedAhead = 8;  // chunks
 // The copy thread asks for more only while fewer copies are under way, and then until there are twice as many. A stream takes about a
 // thousand calls; the next one waits in the driver, under locks that the thread that trains needs as well.
 constexpr size_t kFewCalls = 128;
 constexpr uint64_t kMostHostBytes = uint64_t{16} << 20;  // that it copies by itself while the gate may wait for it
-constexpr int64_t kToldDeviceGateNs = 5000;  // two events in a row are a few microseconds apart
-constexpr size_t kMostDeviceSteps = 1024;  // that wait for the next program point
-constexpr int64_t kProbeNs = 1'000'000'000;  // of waiting, until the device is asked whether it has failed
+constexpr int64_t kToldDeviceGateNs = 5000;              // two events in a row are a few microseconds apart
+constexpr size_t kMostDeviceSteps = 1024;                // that wait for the next program point
+constexpr int64_t kProbeNs = 1'000'000'000;              // of waiting, until the device is asked whether it has failed
 
 }  // namespace
 
@@ -424,8 +424,8 @@ void SnapshotEngine::tellStep(const DeviceStep& step) {
     log.extend(span, end_ns, bytes);
   };
   for (const DeviceWait& wait : step.waits) {
-    tell(SpanKind::kDeviceWait, wait.begin_ns, wait.end_ns, wait.bytes,
-         wait.bubble ? Tier::kGap : Tier::kCommunication, wait.op);
+    tell(SpanKind::kDeviceWait, wait.begin_ns, wait.end_ns, wait.bytes, wait.bubble ? Tier::kGap : Tier::kCommunication,
+         wait.op);
   }
   for (const DeviceCopies& part : partsOf(step)) {
     tell(SpanKind::kCopy, part.begin_ns, part.end_ns, part.bytes, part.tier, OpKind::kUnknown);

@@ -88,9 +88,9 @@ struct SnapshotEngine::Job {
   std::atomic<bool> at_gate{false};
   bool checkable = false;
   // In this order; guarded by the engine's mutex.
-  bool copied = false;   // all chunks
-  bool checked = false;  // and the versions were compared: nothing of the live memory is needed any more
-  bool claimed = false;  // somebody seals or drops it
+  bool copied = false;    // all chunks
+  bool checked = false;   // and the versions were compared: nothing of the live memory is needed any more
+  bool claimed = false;   // somebody seals or drops it
   bool given_up = false;  // waiting for its device took too long, once
   bool finished = false;
   PlacementPolicy policy = PlacementPolicy::kEager;

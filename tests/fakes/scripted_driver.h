@@ -32,11 +32,11 @@ class ScriptedDriver {
     return times.at(event);
   }
 
-  std::mutex mutex;  // of all below, where threads take part
-  int64_t enqueued_ns = 0;     // where on the device's clock the training stream ends by now
+  std::mutex mutex;             // of all below, where threads take part
+  int64_t enqueued_ns = 0;      // where on the device's clock the training stream ends by now
   int64_t copies_until_ns = 0;  // and the copy stream
   double copy_ns_per_byte = 0;
-  int64_t device_ns = 0;       // how far the device is
+  int64_t device_ns = 0;  // how far the device is
   std::map<cuda::Event, int64_t> times;
   uintptr_t events = 0;
   int recorded = 0;

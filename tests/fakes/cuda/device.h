@@ -74,8 +74,8 @@ struct Event {
   const int device;
   const unsigned flags;
   std::mutex mutex;
-  Done recorded;                     // nullptr: never recorded
-  std::shared_ptr<Capture> capture;  // recorded in it
+  Done recorded;                      // nullptr: never recorded
+  std::shared_ptr<Capture> capture;   // recorded in it
   const void* captured_on = nullptr;  // this stream, so many ops into the capture
   uint64_t captured_at = 0;
 };

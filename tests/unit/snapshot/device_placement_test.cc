@@ -140,7 +140,8 @@ TEST_F(DevicePlacementTest, OrdersWhatFitsBehindTheWaits) {
 
 TEST_F(DevicePlacementTest, WhatDoesNotFitIsOrderedAtOnce) {
   learnSteps(8);
-  EXPECT_EQ(step(9, 10 * kMs, 100 * kChunk).size(), 1u) << "another snapshot: it is known from the next step on what fits";
+  EXPECT_EQ(step(9, 10 * kMs, 100 * kChunk).size(), 1u)
+      << "another snapshot: it is known from the next step on what fits";
   deviceComes();
   const auto given = step(10, 10 * kMs, 100 * kChunk);  // 20 ms
   ASSERT_EQ(given.size(), 3u);
@@ -152,8 +153,8 @@ TEST_F(DevicePlacementTest, WhatDoesNotFitIsOrderedAtOnce) {
 
 TEST_F(DevicePlacementTest, UnderTheOtherPoliciesEverythingIsOrderedAtOnceWhateverIsKnown) {
   learnSteps(8);
-  for (const auto& [policy, tier] : {std::pair{PlacementPolicy::kEager, Tier::kCompute},
-                                     std::pair{PlacementPolicy::kSync, Tier::kAtOnce}}) {
+  for (const auto& [policy, tier] :
+       {std::pair{PlacementPolicy::kEager, Tier::kCompute}, std::pair{PlacementPolicy::kSync, Tier::kAtOnce}}) {
     policy_ = policy;
     const auto given = step(9 + static_cast<int64_t>(policy));
     ASSERT_EQ(given.size(), 1u);

@@ -22,7 +22,9 @@ TEST(DeviceStep, CopiesAreCutWhereWaitsBeginAndEnd) {
   DeviceStep step;
   step.begin_ns = 0;
   step.end_ns = 1000;
-  step.waits = {{100, 200, OpKind::kRecv, 8, true}, {300, 400, OpKind::kAllreduce, 1 << 20, false}, {500, 600, OpKind::kRecv, 8, true}};
+  step.waits = {{100, 200, OpKind::kRecv, 8, true},
+                {300, 400, OpKind::kAllreduce, 1 << 20, false},
+                {500, 600, OpKind::kRecv, 8, true}};
   step.copies = {{50, 450, 4000, Tier::kCompute}};
   const auto parts = partsOf(step);
   ASSERT_EQ(parts.size(), 5u);

@@ -295,9 +295,11 @@ class EngineDeviceGaps : public EngineDevice {
     kernel(other_, 14'000);
     ok(fake_.api.eventRecord(event_, other_));
     if (wait) {
-      marks_.markWait({.what = OpEvent::kWaitBegin, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
+      marks_.markWait({.what = OpEvent::kWaitBegin, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64},
+                      training);
       ok(fake_.api.streamWaitEvent(training.stream, event_, 0));
-      marks_.markWait({.what = OpEvent::kWaitEnd, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64}, training);
+      marks_.markWait({.what = OpEvent::kWaitEnd, .kind = OpKind::kRecv, .peer = 1, .ticket = 7, .bytes = 64},
+                      training);
     }
     kernel(training.stream, 4000);
     engine_->gate(streams_);

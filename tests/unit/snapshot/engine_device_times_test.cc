@@ -26,12 +26,16 @@ class EngineDeviceTimes : public testing::Test {
     options.cuda = &api_;
     options.device_marks = &marks_;
     vault_ = Vault::create({"job", 0, 1}, 2, 64);
-    engine_ = std::make_unique<SnapshotEngine>(options, *vault_, [this](const wire::Ballot& ballot) {
-      engine_->outcome(ballot);  // everybody agrees
-    }, host_);
+    engine_ = std::make_unique<SnapshotEngine>(
+        options, *vault_,
+        [this](const wire::Ballot& ballot) {
+          engine_->outcome(ballot);  // everybody agrees
+        },
+        host_);
     control_.emplace(options.control_every);
     memory_.assign(bytes, 0);
-    table_ = buildTable(0, 1, {{"r", "uint8", {static_cast<int64_t>(bytes)}, bytes, 1, -1, false}}, {}, "none", 0, kChunk);
+    table_ =
+        buildTable(0, 1, {{"r", "uint8", {static_cast<int64_t>(bytes)}, bytes, 1, -1, false}}, {}, "none", 0, kChunk);
     engine_->setTable(table_);
   }
   void TearDown() override {
@@ -94,7 +98,8 @@ class EngineDeviceTimes : public testing::Test {
         marks_.mark(end, kStream);
       }
     }
-    pass(static_cast<int64_t>(kWorkNs * (due && !control ? cost : 1.0)) - static_cast<int64_t>(waits_in_step_) * wait_ns_);
+    pass(static_cast<int64_t>(kWorkNs * (due && !control ? cost : 1.0)) -
+         static_cast<int64_t>(waits_in_step_) * wait_ns_);
     while (await_copies_ && due && !control && copies() < chunksUntil(step_)) {
       std::this_thread::yield();
     }
@@ -239,7 +244,8 @@ TEST_F(EngineDeviceTimes, WaitsAreToldWithWhatTheyWaitFor) {
   const auto waits = spans(SpanKind::kDeviceWait);
   ASSERT_GE(waits.size(), 2u);
   EXPECT_EQ(waits[0].op, static_cast<uint8_t>(OpKind::kAllreduce));
-  EXPECT_EQ(waits[0].tier, static_cast<uint8_t>(Tier::kGap)) << "a small collective: what is waited for are other ranks";
+  EXPECT_EQ(waits[0].tier, static_cast<uint8_t>(Tier::kGap))
+      << "a small collective: what is waited for are other ranks";
   EXPECT_EQ(waits[1].tier, static_cast<uint8_t>(Tier::kCommunication));
   EXPECT_EQ(waits[1].bytes, 1u << 20);
   EXPECT_NEAR(static_cast<double>(waits[1].end_ns - waits[1].begin_ns), 3.0 * kMs, 1000);

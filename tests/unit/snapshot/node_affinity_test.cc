@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include "snapshot/engine.h"
 
 namespace reft {
 namespace {
@@ -112,6 +116,67 @@ TEST_F(NodeAffinityTest, DamagedFilesChangeNothing) {
 
 TEST(NodeAffinity, KnowsItsOwnNode) {
   EXPECT_GE(NodeAffinity::currentNode(), 0);
+}
+
+// CPUs of a node of this machine.
+std::vector<int> cpusOf(int node) {
+  std::ifstream file("/sys/devices/system/node/node" + std::to_string(node) + "/cpulist");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  return text.empty() ? std::vector<int>{} : numbers(parseCpuList(text).value());
+}
+
+// Where the copy thread of this process may run.
+std::vector<int> allowedToCopy() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == "reft-copy") {
+      cpu_set_t cpus;
+      CPU_ZERO(&cpus);
+      EXPECT_EQ(::sched_getaffinity(std::stoi(task.path().filename()), sizeof(cpus), &cpus), 0);
+      return numbers(cpus);
+    }
+  }
+  return {};
+}
+
+// On a machine with two nodes, real or qemu's (-numa node,cpus=0-1 -numa node,cpus=2-3).
+TEST(NodeAffinity, TheCopyThreadOfAnEngineFollowsTraining) {
+  if (cpusOf(0).empty() || cpusOf(1).empty()) {
+    GTEST_SKIP() << "this machine has one node with processors";
+  }
+  const std::vector<int> before = allowed();
+  const auto vault = Vault::create({"job", 0, 1}, 2, 64);
+  SnapshotEngine* voter = nullptr;
+  SnapshotEngine engine(EngineOptions{}, *vault, [&](const wire::Ballot& ballot) { voter->outcome(ballot); });
+  voter = &engine;
+  std::vector<std::byte> state(size_t{1} << 20);
+  engine.setTable(buildTable(0, 1, {{"r", "uint8", {1 << 20}, 1 << 20, 1, -1, false}}, {}, "none", 0, 4096));
+  int64_t step = 0;
+  for (const int node : {1, 0}) {
+    cpu_set_t one;
+    CPU_ZERO(&one);
+    CPU_SET(cpusOf(node).front(), &one);
+    ASSERT_EQ(::sched_setaffinity(0, sizeof(one), &one), 0);
+    // It follows when it takes the snapshot up, which the gate may have done by itself.
+    for (int i = 0; i < 200 && allowedToCopy() != cpusOf(node); ++i) {
+      const void* const address = state.data();
+      CaptureInput input;
+      input.step = ++step;
+      input.addresses = {&address, 1};
+      ASSERT_EQ(engine.capture(input), CaptureResult::kTaken);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      engine.gate();
+      engine.settle();
+    }
+    EXPECT_EQ(allowedToCopy(), cpusOf(node));
+  }
+  cpu_set_t all;
+  CPU_ZERO(&all);
+  for (const int cpu : before) {
+    CPU_SET(cpu, &all);
+  }
+  ASSERT_EQ(::sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
 }  // namespace
