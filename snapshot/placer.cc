@@ -192,7 +192,7 @@ void Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, b
     granted_[static_cast<size_t>(Tier::kAtOnce)] += std::min(bytes, at_once_bytes);
   }
   left_ = snapshot_ ? bytes - std::min(bytes, at_once_bytes) : 0;
-  span_begin_ns_ = now_ns;
+  span_begin_ns_ = next_compute_copy_ns_ = now_ns;
   gap_open_ = false;
   gap_budget_ = 0;
   paper_gap_left_ = 0;
@@ -387,7 +387,8 @@ Grant Placer::ask(int64_t now_ns) {
   if (left_ <= to_come) {
     return known ? later(late_ns) : grant;
   }
-  if (tier != Tier::kCommunication) {
+  // A step without gaps, or of which nothing is known.
+  if (tier == Tier::kCompute && (!known || gap_room_from_.front() == 0)) {
     return give(chunk, now_ns + chunkNs(Tier::kCompute));
   }
   // The compute that is left, from this span on, less what of it has passed.
@@ -400,7 +401,19 @@ Grant Placer::ask(int64_t now_ns) {
                  static_cast<int64_t>(kReserve * static_cast<double>(compute_from_.front()));
   }
   const auto needed_ns = static_cast<int64_t>(static_cast<double>(left_ - to_come) / rate(Tier::kCompute));
-  return needed_ns > compute_ns ? give(chunk, Grant::kNever) : later(late_ns);
+  if (tier == Tier::kCommunication) {
+    return needed_ns > compute_ns ? give(chunk, Grant::kNever) : later(late_ns);
+  }
+  // Evenly over the compute that is left: gaps may hold more than is foretold, and what was copied beside work by then is not theirs.
+  if (now_ns < next_compute_copy_ns_) {
+    return later(next_compute_copy_ns_);
+  }
+  const double spacing =
+      needed_ns <= 0 ? 1.0 : std::max(1.0, static_cast<double>(compute_ns) / static_cast<double>(needed_ns));
+  const auto chunk_ns = static_cast<double>(chunkNs(Tier::kCompute));
+  // Without room to spare there is no pause, however fast the copy was.
+  next_compute_copy_ns_ = spacing > 1.0 ? now_ns + static_cast<int64_t>(spacing * chunk_ns) : now_ns;
+  return give(chunk, now_ns + static_cast<int64_t>(spacing * chunk_ns));
 }
 
 uint64_t Placer::gate(int64_t now_ns) {

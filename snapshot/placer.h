@@ -1,8 +1,8 @@
 // Decides when the chunks of a snapshot are copied, so that training does not feel it.
 //
 // Three tiers, after REFT's hierarchical asynchronous snapshotting: gaps in which the device stands idle first; under
-// compute, as soon as possible, only what does not fit into the gaps that are still to come; under communication only what does not fit
-// there either. A step without gaps is therefore copied at its beginning. What is left at the gate, before the weights are overwritten, stalls training. Chunks whose source is rewritten
+// compute only what does not fit into the gaps that are still to come; under communication only what does not fit there either. A step
+// without gaps is copied at its beginning. What is left at the gate, before the weights are overwritten, stalls training. Chunks whose source is rewritten
 // in forward (at-once bytes) are copied before the program point returns and are no matter of placement.
 //
 // The owner tells the Placer what happens to the rank (beginStep, waits, ops, gate); whoever copies asks `ask(now)` for one
@@ -138,6 +138,7 @@ class Placer {
   uint64_t left_ = 0;
   bool snapshot_ = false;
   int64_t span_begin_ns_ = 0;  // when the work since the last wait began
+  int64_t next_compute_copy_ns_ = 0;
   bool gap_open_ = false;
   int64_t gap_begin_ns_ = 0;
   int64_t gap_until_ns_ = 0;     // with the guard

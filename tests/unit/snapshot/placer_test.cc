@@ -149,6 +149,42 @@ TEST(Placer, TiersFillInOrderWhenTheGapsAreTooSmall) {
   EXPECT_TRUE(compute_seen && communication_seen && gate_seen);
 }
 
+TEST(Placer, WhatGapsDoNotHoldIsSpreadOverTheWorkAsTheyMayHoldMore) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  rank.learn();
+  rank.step(30 * kChunk);
+  const uint64_t beside_work = planned(rank, Tier::kCompute);
+  const std::vector<uint64_t> bytes = rank.step(0);
+  EXPECT_GT(bytes[0], 0u);
+  EXPECT_LT(bytes[0], beside_work) << "not all at once";
+  EXPECT_LT(bytes[0] + bytes[2] + bytes[4] + bytes[6], beside_work) << "gaps held more than was planned";
+}
+
+// DDP: forward, then backward with collectives in flight, none of which is waited for.
+TEST(Placer, AStepWithoutGapsIsCopiedAtItsBeginningBesideNoCollective) {
+  FakeRank rank(optionsFor(PlacementPolicy::kGap));
+  const auto step = [&](uint64_t next_bytes) {
+    std::vector<uint64_t> bytes;
+    bytes.push_back(rank.work(20 * kMs));
+    rank.placer.opBegin(kReduce, rank.now);
+    bytes.push_back(rank.work(20 * kMs));
+    rank.placer.opDone(kReduce, rank.now);
+    bytes.push_back(rank.work(20 * kMs));
+    const int64_t gate = rank.now;
+    bytes.push_back(rank.placer.gate(gate));
+    rank.placer.gateDone(gate, rank.now);
+    rank.now += 5 * kMs;
+    rank.begin(next_bytes);
+    return bytes;
+  };
+  for (int i = 0; i < 8; ++i) {
+    step(0);
+  }
+  step(15 * kChunk);
+  EXPECT_EQ(step(25 * kChunk), (std::vector<uint64_t>{15 * kChunk, 0, 0, 0}));
+  EXPECT_EQ(step(0), (std::vector<uint64_t>{20 * kChunk, 0, 5 * kChunk, 0}));
+}
+
 TEST(Placer, WhatTheGuardKeepsOutGoesIntoGapsBeforeItGoesBesideWorkIfAsked) {
   FakeRank rank(optionsFor(PlacementPolicy::kGap));
   rank.learn();
