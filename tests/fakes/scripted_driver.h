@@ -1,5 +1,5 @@
 // A CUDA driver without threads or clock: a stream that trains and one that copies, each as the time at which it ends by now, and events
-// that are passed when the test says so. Copies are made at once, whatever their time. For what depends on the device's times; how
+// that are passed when the test says so. Copies are made at once, but have landed only when the device has come to their time. For what depends on the device's times; how
 // streams order each other for real is the matter of tests/fakes/cuda.
 //
 // Threads: functions of the driver from any. Errors: `broken` fails queries.
@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -31,6 +32,12 @@ class ScriptedDriver {
     const std::lock_guard lock(mutex);
     return times.at(event);
   }
+  // The device is through with everything that was asked of it.
+  void comeToTheEnd() {
+    const std::lock_guard lock(mutex);
+    device_ns = std::max(enqueued_ns, copies_until_ns);
+    writePassed();
+  }
 
   std::mutex mutex;             // of all below, where threads take part
   int64_t enqueued_ns = 0;      // where on the device's clock the training stream ends by now
@@ -42,13 +49,25 @@ class ScriptedDriver {
   int recorded = 0;
   int queried = 0;
   std::map<std::thread::id, int> copies;  // calls, by who made them
-  bool landing = true;                    // false: numbers that say so are not written
   bool capturing = false;
   bool unrecordable = false;  // events on the training stream
   bool broken = false;
 
  private:
+  struct Write {
+    int64_t at_ns = 0;
+    uint32_t* to = nullptr;
+    uint32_t value = 0;
+  };
+  // Of numbers that say that copies have landed. Under the mutex.
+  void writePassed() {
+    for (; !writes_.empty() && writes_.front().at_ns <= device_ns; writes_.pop_front()) {
+      __atomic_store_n(writes_.front().to, writes_.front().value, __ATOMIC_RELEASE);
+    }
+  }
+
   static inline ScriptedDriver* current_ = nullptr;
+  std::deque<Write> writes_;
 };
 
 // The host's clock, always so far ahead of the device's. Not for waiting.
@@ -100,9 +119,8 @@ inline CudaApi ScriptedDriver::api() const {
   };
   api.streamWriteValue32 = [](cuda::Stream, cuda::Pointer to, uint32_t value, unsigned) {
     const std::lock_guard lock(current_->mutex);
-    if (current_->landing) {
-      __atomic_store_n(reinterpret_cast<uint32_t*>(to), value, __ATOMIC_RELEASE);
-    }
+    current_->writes_.push_back({current_->copies_until_ns, reinterpret_cast<uint32_t*>(to), value});
+    current_->writePassed();
     return cuda::kSuccess;
   };
   api.threadExchangeCaptureMode = [](int*) { return cuda::kSuccess; };

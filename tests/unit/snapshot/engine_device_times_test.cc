@@ -38,13 +38,7 @@ class EngineDeviceTimes : public testing::Test {
         buildTable(0, 1, {{"r", "uint8", {static_cast<int64_t>(bytes)}, bytes, 1, -1, false}}, {}, "none", 0, kChunk);
     engine_->setTable(table_);
   }
-  void TearDown() override {
-    {
-      const std::lock_guard lock(driver_.mutex);
-      driver_.landing = true;
-    }
-    engine_.reset();
-  }
+  void TearDown() override { engine_.reset(); }
   CaptureResult capture(int64_t step) {
     const void* const address = memory_.data();
     const int device = 0;
@@ -68,10 +62,6 @@ class EngineDeviceTimes : public testing::Test {
   void pass(int64_t ns) {
     const std::lock_guard lock(driver_.mutex);
     driver_.enqueued_ns += ns;
-  }
-  void deviceComes() {
-    const std::lock_guard lock(driver_.mutex);
-    driver_.device_ns = std::max(driver_.enqueued_ns, driver_.copies_until_ns);
   }
   // A step that takes `cost` times as long beside a copy; the device keeps up with the host. Returns whether it had a snapshot.
   bool step(double cost) {
@@ -104,7 +94,7 @@ class EngineDeviceTimes : public testing::Test {
       std::this_thread::yield();
     }
     engine_->gate({&kStream, 1});
-    deviceComes();
+    driver_.comeToTheEnd();
     EXPECT_TRUE(engine_->settle());
     return due;
   }
@@ -236,7 +226,7 @@ TEST_F(EngineDeviceTimes, WaitsAreToldWithWhatTheyWaitFor) {
           marks_.markWait(end, kStream);
         }
         engine_->gate({&kStream, 1});
-        deviceComes();
+        driver_.comeToTheEnd();
         EXPECT_TRUE(engine_->settle());
         return !spans(SpanKind::kDeviceWait).empty();
       },
@@ -314,7 +304,6 @@ TEST_F(EngineDeviceTimes, RareSnapshotsAreCopiedInGapsToo) {
 // A stream takes only so many calls before the next one waits in the driver, and with it the thread that trains.
 TEST_F(EngineDeviceTimes, OnlySoManyCopiesAreAskedForBeforeSomeHaveLanded) {
   start(1000 * kChunk);
-  driver_.landing = false;
   driver_.device_ns = -1;  // not even at the program point, for which the copy thread looks again and again
   ASSERT_TRUE(engine_->beginPoint(1, {&kStream, 1}));
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
@@ -334,11 +323,8 @@ TEST_F(EngineDeviceTimes, OnlySoManyCopiesAreAskedForBeforeSomeHaveLanded) {
     std::this_thread::yield();
   }
   EXPECT_EQ(seen(queried), 256);
-  {
-    const std::lock_guard lock(driver_.mutex);
-    driver_.landing = true;
-  }
   engine_->gate({&kStream, 1});
+  driver_.comeToTheEnd();
   ASSERT_TRUE(engine_->settle());
   EXPECT_EQ(vault_->stats().sealed.load(), 1u);
 }
