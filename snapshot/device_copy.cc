@@ -79,8 +79,8 @@ DeviceCopy::~DeviceCopy() {
       api_.devicePrimaryCtxRelease(index);
     }
   }
-  if (marks_ != nullptr) {
-    ::munmap(marks_, kPage);
+  for (const auto& [address, bytes] : own_) {
+    ::munmap(address, bytes);
   }
 }
 
@@ -100,17 +100,18 @@ bool DeviceCopy::ok(cuda::Result result, const char* call) {
   return false;
 }
 
-bool DeviceCopy::openMarks() {
-  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) {
-    return ok(2, "mmap");
+std::byte* DeviceCopy::memory(size_t bytes) {
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) {
+    ok(cuda::kOutOfMemory, "mmap");
+    return nullptr;
   }
-  if (!pin(page, kPage)) {
-    ::munmap(page, kPage);
-    return false;
+  if (!pin(mapped, bytes)) {
+    ::munmap(mapped, bytes);
+    return nullptr;
   }
-  marks_ = static_cast<std::atomic<uint32_t>*>(page);
-  return true;
+  own_.emplace_back(mapped, bytes);
+  return static_cast<std::byte*>(mapped);
 }
 
 DeviceCopy::Device* DeviceCopy::device(int index) {
@@ -134,8 +135,13 @@ DeviceCopy::Device* DeviceCopy::device(int index) {
   int highest = 0;
   if (!ok(api_.ctxGetStreamPriorityRange(&lowest, &highest), "cuCtxGetStreamPriorityRange") ||
       !ok(api_.streamCreate(&made->stream, cuda::kStreamNonBlocking, lowest), "cuStreamCreateWithPriority") ||
-      !ok(api_.eventCreate(&made->event, cuda::kEventDisableTiming), "cuEventCreate") ||
-      (marks_ == nullptr && !openMarks()) ||
+      !ok(api_.eventCreate(&made->event, cuda::kEventDisableTiming), "cuEventCreate")) {
+    return nullptr;
+  }
+  if (marks_ == nullptr) {
+    marks_ = reinterpret_cast<std::atomic<uint32_t>*>(memory(kPage));
+  }
+  if (marks_ == nullptr ||
       !ok(api_.memHostGetDevicePointer(&made->mark_at, marks_ + index, 0), "cuMemHostGetDevicePointer")) {
     return nullptr;
   }

@@ -9,7 +9,7 @@
 // that are named get a context, which is the one that they have already (the primary one).
 //
 // Threads: begin(), hold(), follow() and mark() from the thread that trains; copy(), after(), stamp() and submit() from one thread at a time
-//          (whoever holds the snapshot's fetch lock); pin() and unpin() while no copy is under way; the rest from any.
+//          (whoever holds the snapshot's fetch lock); memory(), pin() and unpin() while no copy is under way; the rest from any.
 // Errors:  none is thrown. The first failed call ends it for good: usable() is false, why() says it, each later call does nothing
 //          and says no. A device that has failed is the training's to deal with.
 #pragma once
@@ -24,6 +24,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "intercept/base/cuda_api.h"
@@ -72,6 +73,8 @@ class DeviceCopy {
   // For whoever has waited long: asks the copy stream whether its device has failed. False: it has.
   bool probe(int device);
 
+  // Pinned memory that lives as long as this object; nullptr: it cannot be had.
+  std::byte* memory(size_t bytes);
   // Makes memory pinned, once; the same address with other bytes is pinned anew.
   bool pin(void* address, size_t bytes);
   void unpin(void* address);
@@ -89,7 +92,6 @@ class DeviceCopy {
   static constexpr int kMaxDevices = 64;
   Device* device(int index);  // made at its first use; nullptr if it cannot be had
   bool ok(cuda::Result result, const char* call);
-  bool openMarks();
   cuda::Context anyContext() const;
 
   const CudaApi& api_;
@@ -99,6 +101,7 @@ class DeviceCopy {
   std::array<std::unique_ptr<Device>, kMaxDevices> devices_;  // made by the thread that trains, before others use them
   std::atomic<uint32_t>* marks_ = nullptr;                    // one number per device, in a pinned page
   std::map<void*, size_t> pinned_;
+  std::vector<std::pair<void*, size_t>> own_;  // mapped by memory()
 };
 
 }  // namespace reft

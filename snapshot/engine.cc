@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "intercept/base/error.h"
 #include "intercept/base/fault.h"
@@ -176,15 +177,16 @@ void SnapshotEngine::sample(Job& job, const CaptureInput& input) {
                                     : sampleHash(job.addresses[piece.region] + piece.begin, piece.end - piece.begin,
                                                  options_.verify_full ? 0 : plan.samples[i], seed + i));
   }
-  for (const auto& regions : plan.group_regions) {
-    uint64_t bytes = 0;
-    for (const uint32_t r : regions) {
-      bytes += plan.table.regions[r].bytes;
-    }
+  for (size_t g = 0; g < plan.group_regions.size(); ++g) {
+    const auto& regions = plan.group_regions[g];
     if (std::any_of(regions.begin(), regions.end(), [&](uint32_t r) { return job.isOnDevice(r); })) {
-      job.group_digests.push_back(0);  // not recorded
+      job.group_digests.push_back(0);  // until its lines have landed
+      if (g < kMaxGroupDigests && plan.table.groups[g].ranks.size() > 1) {
+        job.replica_lines.emplace_back(g, replicaLines(plan.group_bytes[g], seed));
+      }
       continue;
     }
+    const uint64_t bytes = std::accumulate(plan.group_bytes[g].begin(), plan.group_bytes[g].end(), uint64_t{0});
     uint64_t digest = seed;
     uint64_t position = 0;  // in the group, not in the table: members have different private regions in between
     for (const uint32_t r : regions) {
@@ -518,8 +520,8 @@ template <typename Copied>
 bool SnapshotEngine::copyNext(Job& job, Tier tier, Copied copied) {
   if (job.onDevice()) {
     const auto fetched = fetchNext(job, tier);
-    if (fetched) {
-      copied(land(job, *fetched), fetched->tier);
+    if (const uint64_t bytes = fetched ? land(job, *fetched) : 0; bytes != 0) {
+      copied(bytes, fetched->tier);
     }
     return fetched.has_value();
   }

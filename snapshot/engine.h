@@ -188,7 +188,11 @@ class SnapshotEngine {
   std::string beginOnDevices(std::span<const DeviceStream> streams);
   bool pinSlot(int slot);
   void fetchAtPoint(Job& job);
-  void fetchChunk(Job& job, Fetched& fetched);
+  void fetchLines(Job& job);
+  void landLines(Job& job);
+  bool fetchChunk(Job& job, Fetched& fetched);
+  bool fetch(Job& job, Fetched& fetched, uint32_t region, uint64_t offset, std::byte* to, uint64_t bytes);
+  void submit(Job& job, Fetched& fetched, bool fine);
   std::optional<Fetched> fetchNext(Job& job, Tier tier);
   uint64_t land(Job& job, const Fetched& fetched);
   bool awaitLanding(const Fetched& fetched);
@@ -216,6 +220,7 @@ class SnapshotEngine {
   OpEvents& events_;
   std::unique_ptr<Placement> placement_;               // of the first copy thread
   std::unique_ptr<DeviceCopy> device_copy_;            // made by the first capture with regions on a device
+  std::byte* line_memory_ = nullptr;                   // of device_copy_, for lines of replicas, one snapshot at a time
   std::unique_ptr<DevicePlacement> device_placement_;  // by the first program point after it, if they are on one device
   std::atomic<PlacementPolicy> policy_;
   std::atomic<bool> attention_{false};  // there is something new for the first copy thread

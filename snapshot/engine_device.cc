@@ -92,6 +92,7 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   const uint64_t early = std::min(job.plan->early_chunks * table.chunk_bytes, table.payload_bytes);
   job.chunks_left.store(job.plan->chunk_count);
   const uint64_t bytes = everything ? table.payload_bytes : early;
+  fetchLines(job);
   if (job.placed) {
     const auto policy = job.left_to_gate ? std::nullopt : std::optional(job.policy);
     device_placement_->begin(policy, table.chunk_bytes, table.payload_bytes - bytes);
@@ -109,11 +110,75 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   }
 }
 
-// Under the job's fetch_mutex.
-void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
+// A few cache lines, so no tier is asked for them and no gap is kept free. Under the job's fetch_mutex.
+void SnapshotEngine::fetchLines(Job& job) {
+  if (job.replica_lines.empty()) {
+    return;
+  }
+  constexpr size_t kGroupBytes = ReplicaLine::kPerGroup * ReplicaLine::kMostBytes;
+  if (line_memory_ == nullptr) {
+    line_memory_ = device_copy_->memory(kMaxGroupDigests * kGroupBytes);
+  }
+  Fetched fetched;
+  fetched.lines = true;
+  fetched.begin_ns = clock_.nowNs();
+  bool fine = line_memory_ != nullptr;
+  for (const auto& [group, lines] : job.replica_lines) {
+    std::byte* to = line_memory_ + group * kGroupBytes;
+    for (const ReplicaLine& line : lines) {
+      const uint32_t region = job.plan->group_regions[group][line.region];
+      fine = fine && fetch(job, fetched, region, line.offset, to, line.bytes);
+      to += ReplicaLine::kMostBytes;
+    }
+  }
+  submit(job, fetched, fine);
+  job.chunks_left.fetch_add(1);
+}
+
+// Digests of the lines that have landed.
+void SnapshotEngine::landLines(Job& job) {
+  const auto seed = static_cast<uint64_t>(job.step);
+  for (const auto& [group, lines] : job.replica_lines) {
+    const std::byte* const at = line_memory_ + group * ReplicaLine::kPerGroup * ReplicaLine::kMostBytes;
+    job.group_digests[group] = replicaDigest(lines, at, seed);
+  }
+}
+
+// Asks for the copy of a part of a region; of one on the host it is made. False: it cannot be asked for.
+bool SnapshotEngine::fetch(Job& job, Fetched& fetched, uint32_t region, uint64_t offset, std::byte* to,
+                           uint64_t bytes) {
+  const std::byte* const from = job.addresses[region] + offset;
+  const int device = job.devices[region];
+  if (device < 0) {
+    std::memcpy(to, from, bytes);
+    fetched.host_bytes += bytes;
+    return true;
+  }
+  ++fetched.calls;
+  if (std::none_of(fetched.tickets.begin(), fetched.tickets.end(), [&](const auto& t) { return t.device == device; })) {
+    fetched.tickets.push_back({device, 0});
+  }
+  return device_copy_->copy(device, to, from, bytes);
+}
+
+// Everything that `fetched` stands for is asked for (unless not `fine`): somebody has to look for it. Under the job's fetch_mutex.
+void SnapshotEngine::submit(Job& job, Fetched& fetched, bool fine) {
+  for (DeviceCopy::Ticket& ticket : fetched.tickets) {
+    fine = fine && device_copy_->submit(ticket.device, ticket);
+  }
+  if (!fine) {
+    job.failed.store(true);
+  }
+  job.calls += fetched.calls;
+  job.to_land.push_back(std::move(fetched));
+  job.unlanded.store(job.to_land.size());
+}
+
+// Under the job's fetch_mutex. False: it cannot be asked for.
+bool SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
   fetched.begin_ns = clock_.nowNs();
   if (job.failed.load(std::memory_order_relaxed)) {
-    return;
+    return false;
   }
   const SnapshotTable& table = job.plan->table;
   std::byte* const payload = vault_.payload(static_cast<uint32_t>(job.slot));
@@ -129,29 +194,13 @@ void SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
     }
     const uint64_t into = at - piece.payload_offset;
     const uint64_t bytes = std::min(end - at, piece.end - piece.begin - into);
-    const std::byte* const from = job.addresses[piece.region] + piece.begin + into;
-    if (const int device = job.devices[piece.region]; device < 0) {
-      std::memcpy(payload + at, from, bytes);
-      fetched.host_bytes += bytes;
-    } else {
-      fine = device_copy_->copy(device, payload + at, from, bytes);
-      ++fetched.calls;
-      if (std::none_of(fetched.tickets.begin(), fetched.tickets.end(),
-                       [&](const auto& t) { return t.device == device; })) {
-        fetched.tickets.push_back({device, 0});
-      }
-    }
+    fine = fetch(job, fetched, piece.region, piece.begin + into, payload + at, bytes);
     at += bytes;
   }
   if (fine && at < end) {
     std::memset(payload + at, 0, end - at);
   }
-  for (DeviceCopy::Ticket& ticket : fetched.tickets) {
-    fine = fine && device_copy_->submit(ticket.device, ticket);
-  }
-  if (!fine) {
-    job.failed.store(true);
-  }
+  return fine;
 }
 
 // The next chunk that somebody has to look for: one that was fetched already, else the next one. nullopt: there is none. A few are
@@ -183,10 +232,8 @@ bool SnapshotEngine::fetchOne(Job& job, Tier tier) {
   Fetched fetched;
   fetched.chunk = job.next_chunk.fetch_add(1);
   fetched.tier = tier;
-  fetchChunk(job, fetched);
-  job.calls += fetched.calls;
-  job.to_land.push_back(std::move(fetched));
-  job.unlanded.store(job.to_land.size());
+  const bool fine = fetchChunk(job, fetched);
+  submit(job, fetched, fine);
   return true;
 }
 
@@ -331,11 +378,18 @@ bool SnapshotEngine::awaitLanding(const Fetched& fetched) {
 // Returns its bytes.
 uint64_t SnapshotEngine::land(Job& job, const Fetched& fetched) {
   const SnapshotTable& table = job.plan->table;
-  const uint64_t begin = fetched.chunk * table.chunk_bytes;
-  const uint64_t bytes = std::min(table.chunk_bytes, table.payload_bytes - begin);
   if (!awaitLanding(fetched)) {
     job.failed.store(true);
   }
+  if (fetched.lines) {
+    if (!job.failed.load()) {
+      landLines(job);
+    }
+    chunkDone(job);
+    return 0;
+  }
+  const uint64_t begin = fetched.chunk * table.chunk_bytes;
+  const uint64_t bytes = std::min(table.chunk_bytes, table.payload_bytes - begin);
   if (!job.failed.load()) {
     thread_local ChunkHasher hasher;
     hasher.reset();

@@ -15,6 +15,7 @@
 
 #include "snapshot/device_copy.h"
 #include "snapshot/engine.h"
+#include "snapshot/replica_lines.h"
 
 namespace reft {
 
@@ -31,6 +32,7 @@ struct SnapshotEngine::Plan {
   std::vector<uint32_t> first_piece;  // per chunk: the first piece that reaches into it
   std::vector<uint32_t> samples;      // per piece
   std::vector<std::vector<uint32_t>> group_regions;
+  std::vector<std::vector<uint64_t>> group_bytes;  // of each of them
 
   explicit Plan(SnapshotTable t) : table(std::move(t)), json(table.toJson()) {
     json_hash = hashBytes(json.data(), json.size());
@@ -51,9 +53,11 @@ struct SnapshotEngine::Plan {
           std::max<uint64_t>(kMinPieceSamples, kVerifySamples * bytes / std::max<uint64_t>(table.payload_bytes, 1))));
     }
     group_regions.resize(table.groups.size());
+    group_bytes.resize(table.groups.size());
     for (uint32_t r = 0; r < table.regions.size(); ++r) {
       if (table.regions[r].group >= 0) {
         group_regions[static_cast<size_t>(table.regions[r].group)].push_back(r);
+        group_bytes[static_cast<size_t>(table.regions[r].group)].push_back(table.regions[r].bytes);
       }
     }
   }
@@ -64,6 +68,7 @@ struct SnapshotEngine::Fetched {
   uint64_t chunk = 0;
   Tier tier = Tier::kAtOnce;
   int64_t begin_ns = 0;
+  bool lines = false;                       // no chunk, but the lines that replicas are compared by
   size_t calls = 0;                         // of the driver, that asked for copies
   uint64_t host_bytes = 0;                  // copied at once
   std::vector<DeviceCopy::Ticket> tickets;  // when they have landed, so has the chunk
@@ -82,7 +87,7 @@ struct SnapshotEngine::Job {
   uint64_t cut = 0;
   uint8_t wish = 0;
   std::atomic<uint64_t> next_chunk{0};
-  std::atomic<uint64_t> chunks_left{0};
+  std::atomic<uint64_t> chunks_left{0};  // and one more while lines of replicas are under way
   std::atomic<bool> failed{false};
   std::atomic<bool> released{false};  // whoever is there copies, nothing is held back
   std::atomic<bool> at_gate{false};
@@ -105,6 +110,7 @@ struct SnapshotEngine::Job {
   bool sampled(uint32_t region) const { return !plan->table.regions[region].early && !isOnDevice(region); }
   std::vector<int> devices;  // of each region, -1: the host's; empty: none is on a device
   std::vector<DeviceStream> streams;
+  std::vector<std::pair<size_t, std::vector<ReplicaLine>>> replica_lines;  // by group, of those with regions on devices
   std::mutex fetch_mutex;           // a chunk is taken and its copies are asked for in one go: the gate relies on it
   std::deque<Fetched> to_land;      // asked for, and nobody looks for it yet; guarded by fetch_mutex
   std::atomic<size_t> unlanded{0};  // length of to_land

@@ -21,6 +21,7 @@ using Stream = void*;      // CUstream
 using Event = void*;       // CUevent
 using Context = void*;     // CUcontext
 constexpr Result kSuccess = 0;
+constexpr Result kOutOfMemory = 2;
 constexpr Result kNotReady = 600;
 constexpr Result kCaptureImplicit = 906;  // the legacy stream cannot be used while a blocking stream is captured
 constexpr unsigned kHostRegisterPortable = 1;

@@ -131,6 +131,47 @@ def test_a_captured_step_is_captured_and_its_replays_are_protected(folder: Path)
         assert found == {"wrong": [], "verified": 12, "errors": 0, "skipped": 0}
 
 
+PARTED = """
+import os, signal, sys, torch, torch.distributed as dist
+from torch import nn
+
+torch.set_num_threads(1)
+device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+torch.cuda.set_device(device)
+dist.init_process_group("reft")
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(256, 256).to(device), device_ids=[device.index])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for step in range(1, 13):
+    model(torch.ones(2, 256, device=device)).sum().backward()
+    if dist.get_rank() == 1 and step >= 5 and PARTING:
+        model.module.weight.grad.mul_(1.5)  # a kernel of the user's that is wrong on one device
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    dist.barrier()
+    if step == 10 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
+"""
+
+
+@on_stand_in
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("parting", [True, False])
+def test_replicas_that_went_their_own_ways_are_not_mixed(folder: Path, parting: bool) -> None:
+    """Each saves another shard, so a resume would give every rank halves of both."""
+    (folder / "train.py").write_text(PARTED.replace("PARTING", str(parting)))
+    environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100") | devices(2)
+    environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+    command = torchrun(folder / "train.py", ranks=2, options=("--standalone", "--max-restarts=1"))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    said = done.stdout + done.stderr
+    assert done.returncode == 0, said[-4000:]
+    assert ("resumed at step" in said) != parting, said[-4000:]
+    assert ("differed at that step" in said) == parting, said[-4000:]
+
+
 PIPELINE = """
 import os, torch, torch.distributed as dist
 from torch import nn

@@ -227,6 +227,49 @@ TEST_F(EngineDevice, SealsWhatWasThereAtTheProgramPoint) {
   EXPECT_EQ(stat(vault_->stats().sealed), 5);
 }
 
+// Each replica saves another shard: unless what they have in common is compared, a restore mixes replicas that have parted.
+TEST_F(EngineDevice, ReplicasAreComparedByLinesThatTravelWithTheSnapshot) {
+  start({{200'000}, {3'000, -1}, {70'000}, {500}});
+  const auto digest = [&](int64_t step, int rank, std::vector<int> groups, unsigned char value) {
+    std::vector<RegionInfo> regions = table_.regions;
+    for (size_t r = 0; r < regions.size(); ++r) {
+      regions[r].group = groups[r];
+    }
+    EngineOptions options;
+    makeEngine(options);
+    engine_->setTable(buildTable(rank, 2, regions, {{"g", {0, 1}}}, "none", 0, kChunk));
+    writeAll(value);
+    EXPECT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
+    engine_->gate(streams_);
+    writeAll(kPoison);
+    EXPECT_TRUE(engine_->settle());
+    const auto view = sealed(step);
+    return view ? view->group_digests.at(0) : 0;
+  };
+  const uint64_t first = digest(1, 0, {0, 0, 0, 0}, 7);
+  EXPECT_NE(first, 0u);
+  EXPECT_EQ(digest(1, 1, {0, 0, 0, 0}, 7), first);
+  EXPECT_NE(digest(1, 1, {0, 0, 0, 0}, 8), first);
+  EXPECT_NE(digest(2, 0, {0, 0, 0, 0}, 7), first);
+  // What is a rank's own is not compared.
+  const uint64_t without = digest(3, 0, {0, -1, -1, -1}, 7);
+  EXPECT_NE(without, 0u);
+  EXPECT_EQ(digest(3, 1, {0, -1, -1, -1}, 7), without);
+}
+
+TEST_F(EngineDevice, ARankWithoutReplicasComparesNothing) {
+  start({{200'000}});
+  std::vector<RegionInfo> regions = table_.regions;
+  regions[0].group = 0;
+  table_ = buildTable(0, 1, regions, {{"g", {0}}}, "none", 0, kChunk);
+  engine_->setTable(table_);
+  writeAll(3);
+  ASSERT_EQ(capture(1), CaptureResult::kTaken);
+  engine_->gate(streams_);
+  ASSERT_TRUE(engine_->settle());
+  EXPECT_EQ(sealed(1)->group_digests.at(0), 0u);
+}
+
 // That the canary can bite: without the gate the poison is in the copy.
 TEST_F(EngineDevice, ACopyThatIsNotHeldBackForIsOvertaken) {
   if (kThreadSanitized) {
