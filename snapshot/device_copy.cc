@@ -101,7 +101,8 @@ bool DeviceCopy::ok(cuda::Result result, const char* call) {
 }
 
 std::byte* DeviceCopy::memory(size_t bytes) {
-  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  // Shared: after a fork, a write of ours to a private page would move it away from under the device.
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (mapped == MAP_FAILED) {
     ok(cuda::kOutOfMemory, "mmap");
     return nullptr;
@@ -149,26 +150,26 @@ DeviceCopy::Device* DeviceCopy::device(int index) {
   return found.get();
 }
 
-bool DeviceCopy::capturing(std::span<const DeviceStream> streams) {
+DeviceCopy::Capture DeviceCopy::capturing(std::span<const DeviceStream> streams) {
   for (const DeviceStream& one : streams) {
     Device* const on = usable() ? device(one.device) : nullptr;
     if (on == nullptr) {
-      return false;
+      return Capture::kNone;
     }
     const Context context(api_, on->context);
     int status = cuda::kCaptureNone;
     const cuda::Result result = api_.streamIsCapturing(one.stream, &status);
     if (result == cuda::kCaptureImplicit) {
-      return true;
+      return Capture::kOthers;
     }
     if (!ok(result, "cuStreamIsCapturing")) {
-      return false;
+      return Capture::kNone;
     }
     if (status != cuda::kCaptureNone) {
-      return true;
+      return Capture::kThese;
     }
   }
-  return false;
+  return Capture::kNone;
 }
 
 bool DeviceCopy::begin(std::span<const DeviceStream> streams) {

@@ -2,8 +2,8 @@
 //
 // Each device has one copy stream of the lowest priority. What is copied after begin() waits, on the device, until the streams that
 // train have come to that point; what these streams do after hold() waits, on the device, for the copies that were asked for until
-// then. The host never waits for a stream, and no stream that trains is ever waited for, asked or captured: whether a copy has
-// landed is read from host memory, where the copy stream leaves a number.
+// then. The host never waits for a stream, and of one that trains it only asks whether it is being captured: whether a copy has landed is
+// read from host memory, where the copy stream leaves a number.
 //
 // Nothing is begun on a stream that is being captured into a graph, and no call breaks a capture of somebody else. Only devices
 // that are named get a context, which is the one that they have already (the primary one).
@@ -49,8 +49,10 @@ class DeviceCopy {
   bool usable() const { return usable_.load(std::memory_order_acquire); }
   std::string why() const;
 
-  // Whether one of them is being captured: then nothing may be begun, and nothing can be held back.
-  bool capturing(std::span<const DeviceStream> streams);
+  // Whether nothing may be begun, and nothing can be held back, because one of them is being captured, or because another stream is and
+  // one of them is the legacy stream.
+  enum class Capture { kNone, kThese, kOthers };
+  Capture capturing(std::span<const DeviceStream> streams);
   bool begin(std::span<const DeviceStream> streams);
   bool hold(std::span<const DeviceStream> streams);
 

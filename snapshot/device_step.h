@@ -35,7 +35,7 @@ struct DeviceStep {
   int64_t point_begin_ns = 0, point_end_ns = 0;  // of the host, at the program point with which it begins
   uint64_t block = 0;                            // of control_steps.h
   bool beside_copy = false;
-  bool whole = false;                // nothing of it was lost, and the next program point is that of the next step
+  bool whole = false;                // its gate is known, and the next program point is that of the next step
   std::vector<DeviceWait> waits;     // in order, none inside another one
   std::vector<DeviceCopies> copies;  // in order
 };

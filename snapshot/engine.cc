@@ -240,6 +240,23 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     vote(input.step, 0, false);
     return CaptureResult::kFailed;
   }
+  if (std::any_of(input.parts.begin(), input.parts.end(), [&](const ObjectPart& part) {
+        return part.offset > input.objects.size() || part.bytes > input.objects.size() - part.offset ||
+               std::none_of(input.streams.begin(), input.streams.end(),
+                            [&](const DeviceStream& stream) { return stream.device == part.device; });
+      })) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (slot) {
+        book_.dropped(*slot);
+      }
+    }
+    stats.errors.fetch_add(1);
+    note("step " + std::to_string(input.step) +
+         " not captured: a part of its small state lies where nothing else of it does");
+    vote(input.step, 0, false);
+    return CaptureResult::kFailed;
+  }
   const Plan& plan = *job->plan;
   if (!slot) {
     stats.skipped.fetch_add(1);
@@ -272,17 +289,23 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   if (on_device) {
     job->devices.assign(input.devices.begin(), input.devices.end());
     job->streams.assign(input.streams.begin(), input.streams.end());
+    job->parts.assign(input.parts.begin(), input.parts.end());
+    job->object_bytes = input.objects.size();
   }
   if (job->onDevice() && !on_device_) {
     on_device_ = true;
     control_steps_.lengthen(kRarerOnDevices);
+    meter_.restart(control_steps_.block(input.step));  // what was measured until now were the host's times
   }
   job->placed = job->onDevice() && marked_step_ == input.step;
   // The step of a control step begins when the copy is done, as every step does under `sync`; on a device it is copied at the gate, because
   // the host would get ahead while its device waits at the program point, and such a step would be shorter than others.
-  const bool control = control_ && (job->onDevice() ? job->placed && input.gated : true);
+  const bool control = control_ && (job->onDevice() ? job->placed && input.gated && !replays_ : true);
   job->policy = control && !job->onDevice() ? PlacementPolicy::kSync : policy_.load();
-  if (!input.gated) {
+  if (!input.gated && job->onDevice()) {
+    replays_ = true;
+  }
+  if (!input.gated || (replays_ && job->onDevice())) {
     // Nobody says when the state is written again. On the host a late write is found; on a device it must not overtake the copy.
     job->policy = job->onDevice() ? PlacementPolicy::kSync : control ? job->policy : PlacementPolicy::kEager;
   }
@@ -736,6 +759,10 @@ std::shared_ptr<SnapshotEngine::Job> SnapshotEngine::finishCopy(std::span<const 
 }
 
 bool SnapshotEngine::settle() {
+  return settleWithin(options_.device_wait);
+}
+
+bool SnapshotEngine::settleWithin(std::chrono::nanoseconds most) {
   const auto job = finishCopy({});
   if (job == nullptr) {
     return true;
@@ -743,9 +770,10 @@ bool SnapshotEngine::settle() {
   {
     std::unique_lock lock(mutex_);
     if (job->onDevice()) {  // a device that hangs must not make this thread hang, and not for longer than once
-      const auto wait = job->given_up ? std::chrono::nanoseconds(0) : options_.device_wait;
-      job->given_up = !changed_.wait_for(lock, wait, [&] { return job->finished; });
-      return !job->given_up;
+      const auto wait = job->given_up ? std::chrono::nanoseconds(0) : std::min(most, options_.device_wait);
+      const bool finished = changed_.wait_for(lock, wait, [&] { return job->finished; });
+      job->given_up = !finished && (job->given_up || wait == options_.device_wait);
+      return finished;
     }
     if (job->claimed) {
       changed_.wait(lock, [&] { return job->finished; });
@@ -800,9 +828,10 @@ std::vector<uint32_t> SnapshotEngine::takeLateWritten() {
 }
 
 bool SnapshotEngine::drain(std::chrono::milliseconds timeout) {
-  settle();
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  settleWithin(timeout);
   std::unique_lock lock(mutex_);
-  return changed_.wait_for(lock, timeout, [&] { return newest_settled_ >= newest_captured_; });
+  return changed_.wait_until(lock, end, [&] { return newest_settled_ >= newest_captured_; });
 }
 
 void SnapshotEngine::checkAlarm() {

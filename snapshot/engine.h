@@ -85,11 +85,22 @@ struct EngineOptions {
   std::function<void(bool unprotected)> on_alarm;  // from `reft-copy`
 };
 
+// Bytes of the objects that still lie on a device.
+struct ObjectPart {
+  const void* from = nullptr;
+  int device = 0;
+  uint64_t offset = 0;  // in the objects
+  uint64_t bytes = 0;
+};
+
 struct CaptureInput {
   int64_t step = 0;
   std::span<const void* const> addresses;  // one per region of the table
   std::shared_ptr<const VersionReader> versions;
   std::string_view objects;
+  // Are put into the objects before the snapshot is sealed. Their devices are among those of `streams`; what these streams are asked for
+  // after capture() comes behind the copy.
+  std::span<const ObjectPart> parts = {};
   uint64_t cut = 0;                            // CutCounter::value() at the program point
   bool checkable = true;                       // `ask_check` reaches the thread that trains
   bool gated = true;                           // gate() is called before the state is written again
@@ -158,6 +169,7 @@ class SnapshotEngine {
   struct Job;
   struct Fetched;
 
+  bool settleWithin(std::chrono::nanoseconds most);
   bool decideOn(int64_t step);
   bool awaitOutcome(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready);
   void tellOverhead();
@@ -188,10 +200,10 @@ class SnapshotEngine {
   std::string beginOnDevices(std::span<const DeviceStream> streams);
   bool pinSlot(int slot);
   void fetchAtPoint(Job& job);
-  void fetchLines(Job& job);
-  void landLines(Job& job);
+  bool fetchAside(Job& job);
+  void landAside(Job& job);
   bool fetchChunk(Job& job, Fetched& fetched);
-  bool fetch(Job& job, Fetched& fetched, uint32_t region, uint64_t offset, std::byte* to, uint64_t bytes);
+  bool fetch(Fetched& fetched, int device, const std::byte* from, std::byte* to, uint64_t bytes);
   void submit(Job& job, Fetched& fetched, bool fine);
   std::optional<Fetched> fetchNext(Job& job, Tier tier);
   uint64_t land(Job& job, const Fetched& fetched);
@@ -218,9 +230,10 @@ class SnapshotEngine {
 
   std::unique_ptr<OpEvents> own_events_;  // if the owner has none
   OpEvents& events_;
-  std::unique_ptr<Placement> placement_;               // of the first copy thread
-  std::unique_ptr<DeviceCopy> device_copy_;            // made by the first capture with regions on a device
-  std::byte* line_memory_ = nullptr;                   // of device_copy_, for lines of replicas, one snapshot at a time
+  std::unique_ptr<Placement> placement_;     // of the first copy thread
+  std::unique_ptr<DeviceCopy> device_copy_;  // made by the first capture with regions on a device
+  std::byte* aside_memory_ = nullptr;        // of device_copy_, for what is no chunk, one snapshot at a time
+  size_t aside_bytes_ = 0;
   std::unique_ptr<DevicePlacement> device_placement_;  // by the first program point after it, if they are on one device
   std::atomic<PlacementPolicy> policy_;
   std::atomic<bool> attention_{false};  // there is something new for the first copy thread
@@ -253,6 +266,7 @@ class SnapshotEngine {
   int64_t point_end_ns_ = 0;
   bool beside_copy_ = false;     // the step that runs
   bool on_device_ = false;       // a snapshot had regions on devices
+  bool replays_ = false;         // graphs were captured that may write the state without a gate
   bool at_point_ = false;        // between beginPoint() and endPoint()
   int64_t marked_step_ = -1;     // whose program point is marked on its device
   DeviceStream marked_;          // and where

@@ -4,6 +4,7 @@
 // Everything that was fetched before the gate asked is in the copy streams, because a chunk is taken and fetched under one lock; so
 // the streams that train, which the gate makes wait for the copy streams, cannot overtake a copy.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -38,8 +39,9 @@ std::string SnapshotEngine::beginOnDevices(std::span<const DeviceStream> streams
     device_copy_ = std::make_unique<DeviceCopy>(options_.cuda == nullptr ? cudaApi() : *options_.cuda);
     vault_.beforeMove([this](std::byte* payload) { device_copy_->unpin(payload); });
   }
-  if (device_copy_->capturing(streams)) {
-    return "the optimizer's step is captured into a graph";
+  if (const auto capture = device_copy_->capturing(streams); capture != DeviceCopy::Capture::kNone) {
+    replays_ = replays_ || capture == DeviceCopy::Capture::kThese;
+    return "the optimizer's step is captured into a graph, or another stream is and forbids the legacy stream's use";
   }
   if (!device_copy_->begin(streams)) {
     return "snapshots of device memory have ended after an error: " + device_copy_->why();
@@ -92,16 +94,15 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   const uint64_t early = std::min(job.plan->early_chunks * table.chunk_bytes, table.payload_bytes);
   job.chunks_left.store(job.plan->chunk_count);
   const uint64_t bytes = everything ? table.payload_bytes : early;
-  fetchLines(job);
+  const bool hold = fetchAside(job) || everything || bytes != 0;
   if (job.placed) {
     const auto policy = job.left_to_gate ? std::nullopt : std::optional(job.policy);
     device_placement_->begin(policy, table.chunk_bytes, table.payload_bytes - bytes);
   }
-  if (bytes == 0) {
-    return;
+  if (bytes != 0) {
+    fetchBatch(job, {.tier = Tier::kAtOnce, .step = job.step}, bytes, /*limited=*/false);
   }
-  fetchBatch(job, {.tier = Tier::kAtOnce, .step = job.step}, bytes, /*limited=*/false);
-  if (!device_copy_->hold(job.streams)) {
+  if (hold && !device_copy_->hold(job.streams)) {
     job.failed.store(true);
   }
   if (everything) {
@@ -110,45 +111,64 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   }
 }
 
-// A few cache lines, so no tier is asked for them and no gap is kept free. Under the job's fetch_mutex.
-void SnapshotEngine::fetchLines(Job& job) {
-  if (job.replica_lines.empty()) {
-    return;
-  }
+// What is no chunk: parts of the objects, and the lines that replicas are compared by. They are few, so no tier is asked for them. True: the
+// streams have to wait for them, because what they are may be written before the gate. Under the job's fetch_mutex.
+bool SnapshotEngine::fetchAside(Job& job) {
   constexpr size_t kGroupBytes = ReplicaLine::kPerGroup * ReplicaLine::kMostBytes;
-  if (line_memory_ == nullptr) {
-    line_memory_ = device_copy_->memory(kMaxGroupDigests * kGroupBytes);
+  size_t bytes = job.replica_lines.size() * kGroupBytes;
+  for (const ObjectPart& part : job.parts) {
+    bytes += part.bytes;
+  }
+  if (bytes == 0) {
+    return false;
+  }
+  if (bytes > aside_bytes_) {
+    aside_bytes_ = std::max(kPage, std::bit_ceil(bytes));
+    aside_memory_ = device_copy_->memory(aside_bytes_);
   }
   Fetched fetched;
-  fetched.lines = true;
+  fetched.aside = true;
   fetched.begin_ns = clock_.nowNs();
-  bool fine = line_memory_ != nullptr;
+  bool fine = aside_memory_ != nullptr;
+  bool hold = !job.parts.empty();
+  std::byte* to = aside_memory_;
   for (const auto& [group, lines] : job.replica_lines) {
-    std::byte* to = line_memory_ + group * kGroupBytes;
-    for (const ReplicaLine& line : lines) {
-      const uint32_t region = job.plan->group_regions[group][line.region];
-      fine = fine && fetch(job, fetched, region, line.offset, to, line.bytes);
-      to += ReplicaLine::kMostBytes;
+    for (size_t i = 0; fine && i < lines.size(); ++i) {
+      const uint32_t region = job.plan->group_regions[group][lines[i].region];
+      hold = hold || job.plan->table.regions[region].early;
+      fine = fetch(fetched, job.devices[region], job.addresses[region] + lines[i].offset,
+                   to + i * ReplicaLine::kMostBytes, lines[i].bytes);
     }
+    to += kGroupBytes;
+  }
+  for (const ObjectPart& part : job.parts) {
+    fine = fine && fetch(fetched, part.device, static_cast<const std::byte*>(part.from), to, part.bytes);
+    to += part.bytes;
   }
   submit(job, fetched, fine);
   job.chunks_left.fetch_add(1);
+  return hold;
 }
 
-// Digests of the lines that have landed.
-void SnapshotEngine::landLines(Job& job) {
-  const auto seed = static_cast<uint64_t>(job.step);
+// What was fetched aside has landed.
+void SnapshotEngine::landAside(Job& job) {
+  const std::byte* at = aside_memory_;
   for (const auto& [group, lines] : job.replica_lines) {
-    const std::byte* const at = line_memory_ + group * ReplicaLine::kPerGroup * ReplicaLine::kMostBytes;
-    job.group_digests[group] = replicaDigest(lines, at, seed);
+    job.group_digests[group] = replicaDigest(lines, at, static_cast<uint64_t>(job.step));
+    at += ReplicaLine::kPerGroup * ReplicaLine::kMostBytes;
+  }
+  const auto slot = static_cast<uint32_t>(job.slot);
+  for (const ObjectPart& part : job.parts) {
+    vault_.putObjectPart(slot, part.offset, {at, part.bytes});
+    at += part.bytes;
+  }
+  if (!job.parts.empty()) {
+    vault_.hashObjects(slot, job.object_bytes);
   }
 }
 
-// Asks for the copy of a part of a region; of one on the host it is made. False: it cannot be asked for.
-bool SnapshotEngine::fetch(Job& job, Fetched& fetched, uint32_t region, uint64_t offset, std::byte* to,
-                           uint64_t bytes) {
-  const std::byte* const from = job.addresses[region] + offset;
-  const int device = job.devices[region];
+// Asks for a copy; one from the host is made. False: it cannot be asked for.
+bool SnapshotEngine::fetch(Fetched& fetched, int device, const std::byte* from, std::byte* to, uint64_t bytes) {
   if (device < 0) {
     std::memcpy(to, from, bytes);
     fetched.host_bytes += bytes;
@@ -194,7 +214,8 @@ bool SnapshotEngine::fetchChunk(Job& job, Fetched& fetched) {
     }
     const uint64_t into = at - piece.payload_offset;
     const uint64_t bytes = std::min(end - at, piece.end - piece.begin - into);
-    fine = fetch(job, fetched, piece.region, piece.begin + into, payload + at, bytes);
+    fine = fetch(fetched, job.devices[piece.region], job.addresses[piece.region] + piece.begin + into, payload + at,
+                 bytes);
     at += bytes;
   }
   if (fine && at < end) {
@@ -381,9 +402,9 @@ uint64_t SnapshotEngine::land(Job& job, const Fetched& fetched) {
   if (!awaitLanding(fetched)) {
     job.failed.store(true);
   }
-  if (fetched.lines) {
+  if (fetched.aside) {
     if (!job.failed.load()) {
-      landLines(job);
+      landAside(job);
     }
     chunkDone(job);
     return 0;
@@ -411,8 +432,9 @@ uint64_t SnapshotEngine::land(Job& job, const Fetched& fetched) {
 
 // At the gate.
 void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> streams) {
-  if (device_copy_->capturing(streams)) {
+  if (const auto capture = device_copy_->capturing(streams); capture != DeviceCopy::Capture::kNone) {
     // Replays of the graph will write whenever they like.
+    replays_ = replays_ || capture == DeviceCopy::Capture::kThese;
     job.failed.store(true);
     note("step " + std::to_string(job.step) + " dropped: the optimizer's step is captured into a graph");
   }

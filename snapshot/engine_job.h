@@ -68,7 +68,7 @@ struct SnapshotEngine::Fetched {
   uint64_t chunk = 0;
   Tier tier = Tier::kAtOnce;
   int64_t begin_ns = 0;
-  bool lines = false;                       // no chunk, but the lines that replicas are compared by
+  bool aside = false;                       // no chunk, but parts of the objects and lines of replicas
   size_t calls = 0;                         // of the driver, that asked for copies
   uint64_t host_bytes = 0;                  // copied at once
   std::vector<DeviceCopy::Ticket> tickets;  // when they have landed, so has the chunk
@@ -87,7 +87,7 @@ struct SnapshotEngine::Job {
   uint64_t cut = 0;
   uint8_t wish = 0;
   std::atomic<uint64_t> next_chunk{0};
-  std::atomic<uint64_t> chunks_left{0};  // and one more while lines of replicas are under way
+  std::atomic<uint64_t> chunks_left{0};  // and one more for what is fetched aside
   std::atomic<bool> failed{false};
   std::atomic<bool> released{false};  // whoever is there copies, nothing is held back
   std::atomic<bool> at_gate{false};
@@ -110,6 +110,8 @@ struct SnapshotEngine::Job {
   bool sampled(uint32_t region) const { return !plan->table.regions[region].early && !isOnDevice(region); }
   std::vector<int> devices;  // of each region, -1: the host's; empty: none is on a device
   std::vector<DeviceStream> streams;
+  std::vector<ObjectPart> parts;
+  size_t object_bytes = 0;
   std::vector<std::pair<size_t, std::vector<ReplicaLine>>> replica_lines;  // by group, of those with regions on devices
   std::mutex fetch_mutex;           // a chunk is taken and its copies are asked for in one go: the gate relies on it
   std::deque<Fetched> to_land;      // asked for, and nobody looks for it yet; guarded by fetch_mutex

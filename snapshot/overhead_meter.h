@@ -1,7 +1,8 @@
 // What snapshots cost training, measured: steps that ran beside the copy of a snapshot against steps that ran without one.
 //
 // With a snapshot at every step there is nothing to compare with, so now and then one is a *control step* (control_steps.h): its
-// snapshot is copied before the step begins, and the time of that is not counted into the step. No snapshot is left out for it.
+// snapshot is copied before the step begins (on a device: at its end), and the time of that is not counted into the step. No snapshot is
+// left out for it.
 //
 // A block of steps yields one number: the median step beside a copy over the median step without. The overhead is the median over the
 // newest blocks, so that neither a slow drift of the step time nor single odd steps matter; its noise is twice the standard

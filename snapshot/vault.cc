@@ -327,6 +327,19 @@ bool Vault::putObjects(uint32_t index, std::string_view objects) {
   return true;
 }
 
+void Vault::putObjectPart(uint32_t index, uint64_t offset, std::span<const std::byte> bytes) {
+  const Slot& slot = slot_[index];
+  if (offset <= slot.object_capacity && bytes.size() <= slot.object_capacity - offset) {
+    std::memcpy(slot.mapping.data() + slot.objectsAt() + offset, bytes.data(), bytes.size());
+  }
+}
+
+void Vault::hashObjects(uint32_t index, uint64_t bytes) {
+  const Slot& slot = slot_[index];
+  header(index)->objects_hash =
+      hashBytes(slot.mapping.data() + slot.objectsAt(), std::min(bytes, slot.object_capacity));
+}
+
 void Vault::setBallot(uint32_t index, uint64_t cut, uint8_t wish) {
   header(index)->cut = cut;
   header(index)->wish = wish;

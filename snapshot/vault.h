@@ -77,6 +77,9 @@ class Vault {
                  uint64_t chunk_bytes, uint64_t payload_bytes, uint64_t chunk_count);
   // False if `objects` do not fit: the snapshot has to be skipped, reserveSlot with more, later.
   bool putObjects(uint32_t index, std::string_view objects);
+  // Bytes of objects that came later; hashObjects() when all have.
+  void putObjectPart(uint32_t index, uint64_t offset, std::span<const std::byte> bytes);
+  void hashObjects(uint32_t index, uint64_t bytes);
   std::byte* payload(uint32_t index) const;
   uint64_t* chunkHashes(uint32_t index) const;
   // What the vote for it will carry beside the outcome; 0 after beginSlot.

@@ -36,6 +36,8 @@ class TensorVersions final : public VersionReader {
     counters_.push_back(tensor.is_inference() ? c10::VariableVersion(c10::VariableVersion::DISABLED)
                                               : tensor.unsafeGetTensorImpl()->version_counter());
   }
+  // Keeps its memory as well.
+  void keep(const at::Tensor& tensor) { storages_.push_back(tensor.storage()); }
   uint64_t version(size_t region) const noexcept override {
     const c10::VariableVersion& counter = counters_[region];
     return counter.enabled() ? counter.current_version() : 0;
@@ -223,7 +225,9 @@ class Engine {
     engine_->setTable(std::move(table));
   }
 
-  std::string capture(int64_t step, const py::list& tensors, const py::bytes& objects, bool gated) {
+  // parts: (contiguous tensor, where in the objects its contents belong).
+  std::string capture(int64_t step, const py::list& tensors, const py::bytes& objects,
+                      const std::vector<std::pair<py::object, uint64_t>>& parts, bool gated) {
     if (tensors.size() != region_bytes_.size()) {
       return "no_table";
     }
@@ -240,6 +244,15 @@ class Engine {
       devices.push_back(tensor.is_cuda() ? tensor.get_device() : -1);
       versions->add(tensor);
     }
+    std::vector<ObjectPart> object_parts;
+    for (const auto& [handle, offset] : parts) {
+      const at::Tensor tensor = unpack(handle);
+      if (!tensor.is_cuda() || !tensor.is_contiguous()) {
+        throw InvalidArgument("part", "on the host, or not contiguous", "contiguous tensors on CUDA devices");
+      }
+      object_parts.push_back({tensor.const_data_ptr(), tensor.get_device(), offset, tensor.nbytes()});
+      versions->keep(tensor);
+    }
     const std::vector<DeviceStream> streams = currentStreams(devices);
     const std::string_view object_view = objects;
     CaptureResult result;
@@ -252,6 +265,7 @@ class Engine {
       input.streams = streams;
       input.versions = versions;
       input.objects = object_view;
+      input.parts = object_parts;
       input.cut = processCut().value();
       input.gated = gated;
       input.checkable = ::gettid() == ::getpid();  // pending calls are made by the main thread
@@ -606,7 +620,7 @@ void bindSnapshot(py::module_& module) {
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
            py::arg("protection"), py::arg("copies"))
-      .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"),
+      .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"), py::arg("parts"),
            py::arg("gated") = true)
       .def("gate", &Engine::gate)
       .def("set_policy", &Engine::setPolicy, py::arg("policy"))

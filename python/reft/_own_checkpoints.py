@@ -13,22 +13,28 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import torch
+
+from reft._continuation.device_parts import DeviceParts, contents
+
 Counts = dict[str, float]
+Later = tuple[str, tuple[int, int]]  # dtype, and what DeviceParts.take() returned
 
 
-def counts(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> Counts:
+def counts(optimizers: Iterable[Any], schedulers: Iterable[Any], parts: DeviceParts | None = None) -> dict[str, float | Later]:
     """Reads how many steps optimizers and schedulers have counted. Cheap: one number of each.
 
     Args:
         optimizers: `torch.optim.Optimizer` objects in the order in which both processes know them.
         schedulers: Learning rate schedulers, likewise.
+        parts: Takes counts that lie on a device, for which the host would wait; without it, the host does.
 
     Returns:
-        Count by name; optimizers that do not count are absent.
+        Count by name, for `arrived` where it was taken by `parts`; optimizers that do not count are absent.
     """
-    found: Counts = {}
+    found: dict[str, float | Later] = {}
     for index, optimizer in enumerate(optimizers):
-        count = _steps_of(optimizer)
+        count = _steps_of(optimizer, parts)
         if count is not None:
             found[f"optimizer {index}"] = count
     for index, scheduler in enumerate(schedulers):
@@ -36,6 +42,11 @@ def counts(optimizers: Iterable[Any], schedulers: Iterable[Any]) -> Counts:
         if isinstance(last, (int, float)):
             found[f"scheduler {index}"] = float(last)
     return found
+
+
+def arrived(saved: dict[str, float | Later], room: bytes) -> Counts:
+    """Gives the counts with those that have come into the room of `parts`."""
+    return {name: count if isinstance(count, float) else _read(*count, room) for name, count in saved.items()}
 
 
 def newer(live: Counts, saved: Counts) -> str | None:
@@ -58,12 +69,18 @@ def newer(live: Counts, saved: Counts) -> str | None:
     return f"{name} counts {live[name]:.0f} steps after the script's own checkpoint, {saved[name]:.0f} in the snapshot"
 
 
-def _steps_of(optimizer: Any) -> float | None:
+def _read(dtype: str, place: tuple[int, int], room: bytes) -> float:
+    return float(torch.frombuffer(bytearray(contents(place, room)), dtype=getattr(torch, dtype)).item())
+
+
+def _steps_of(optimizer: Any, parts: DeviceParts | None) -> float | Later | None:
     for state in getattr(optimizer, "state", {}).values():
         step = state.get("step") if isinstance(state, dict) else None
         if step is None:
             continue
         try:
+            if isinstance(step, torch.Tensor) and step.numel() == 1 and parts is not None and (place := parts.take(step.detach())):
+                return str(step.dtype)[6:], place
             return float(step)
         except (TypeError, ValueError, RuntimeError):
             return None

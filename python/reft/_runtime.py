@@ -259,6 +259,9 @@ class Session:
 
     def _snapshot(self, frame: FrameType, gated: bool) -> None:
         assert self.boundary is not None
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            self._leave_out_captured(gated)
+            return
         for index in self.engine.take_late_written():
             if self.state is not None and index < len(self.state.regions):
                 name = self.state.regions[index].name
@@ -275,16 +278,21 @@ class Session:
             self._fingerprint = fingerprint
         assert self.state is not None
         tensors = [region.current() for region in self.state.regions]
-        objects = self._objects(frame)
-        result = self.engine.capture(self.step, tensors, objects, gated)
+        objects, parts = self._objects(frame)
+        result = self.engine.capture(self.step, tensors, objects, parts, gated)
         if result == "no_table":  # a tensor changed its size in place
             self._plan()
-            result = self.engine.capture(self.step, [r.current() for r in self.state.regions], objects, gated)
+            result = self.engine.capture(self.step, [r.current() for r in self.state.regions], objects, parts, gated)
         if result != "taken":
             self._trouble(result)
         elif not self._said_first:
             self._said_first = True
             self._say_first(len(objects))
+
+    def _leave_out_captured(self, gated: bool) -> None:
+        """The optimizer's step is being captured into a graph: whatever asks the device would break the capture."""
+        if self.state is not None:
+            self._trouble(self.engine.capture(self.step, [r.current() for r in self.state.regions], b"", [], gated))
 
     def _plan(self) -> None:
         """Finds the state anew and lays out the vault. Slow; at the first step and when tensors were replaced."""
@@ -351,17 +359,22 @@ class Session:
                 " vaults on a disk, REFT_SNAPSHOT_HOST_BYTES says how much may be taken"
             )
 
-    def _objects(self, frame: FrameType) -> bytes:
-        """Small state of this rank at the program point, pickled; only this rank ever reads it again."""
+    def _objects(self, frame: FrameType) -> tuple[bytes, list[tuple[torch.Tensor, int]]]:
+        """Small state of this rank at the program point; only this rank ever reads it again.
+
+        Returns:
+            The pickle, and the tensors whose contents the engine puts into it, with their place.
+        """
         assert self.state is not None and self.boundary is not None
         state = self.state
+        parts = _continuation.DeviceParts({r.tensor.get_device() for r in state.regions if r.tensor.is_cuda})
         saved: dict[str, Any] = {
             "step": self.step,
             "session": self.number,
             "closing": self.boundary.closing_position,
             "optimizers": self._signatures,
             "state_keys": self._state_keys,
-            "counts": _own_checkpoints.counts(state.optimizers, state.schedulers),
+            "counts": _own_checkpoints.counts(state.optimizers, state.schedulers, parts),
             "groups": [
                 [{k: v for k, v in g.items() if k != "params" and _plain(v)} for g in o.param_groups] for o in state.optimizers
             ],
@@ -379,19 +392,21 @@ class Session:
         if self.env["resume"] == "exact":
             try:
                 limit = int(self.env["resume_frame_bytes"])
-                captured = _continuation.capture(frame, limit, self._owned, self._owned_storages)
+                captured = _continuation.capture(frame, limit, self._owned, self._owned_storages, parts)
                 saved["frames"] = captured
                 if captured["uncaptured"] != self._uncaptured:
                     self._uncaptured = captured["uncaptured"]
                     self._note_uncaptured()
             except Exception as error:
                 self.failed("loop state", error)
+        saved["room"] = parts.room()
         try:
-            return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
+            pickled = pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
         except Exception as error:
             self.failed("small state", error)
             saved.pop("frames", None)
-            return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
+            pickled = pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
+        return pickled, parts.placed(pickled)
 
     # -- resume --------------------------------------------------------------------------------------------------------
 
@@ -432,7 +447,7 @@ class Session:
                 self._uncaptured = saved["frames"]["uncaptured"]  # said before the restart
                 self._notes.add(_notes.WILL_NOT_COME_BACK, self._uncaptured)
                 storages = _owned_by(state)[1]
-                done = _continuation.restore(frame, saved["frames"], job.rank in point.donor, storages)
+                done = _continuation.restore(frame, saved["frames"], job.rank in point.donor, storages, saved["room"])
                 said = "state and place in the loop"
                 there = {where for where, _, _ in done.problems}
                 lost = [note for note in self._uncaptured if note[0] not in there]
@@ -500,7 +515,9 @@ class Session:
             )
         if not problem and self.saved is not None:
             live = _own_checkpoints.counts(state.optimizers, state.schedulers)
-            newer = _own_checkpoints.newer(live, self.saved["counts"])
+            newer = _own_checkpoints.newer(
+                _own_checkpoints.arrived(live, b""), _own_checkpoints.arrived(self.saved["counts"], self.saved["room"])
+            )
             problem = f"the script has loaded a newer checkpoint of its own, which is kept: {newer}" if newer else ""
         self.store.set(f"match/{job.rank}", problem)
         problems = [(r, bytes(self.store.get(f"match/{r}")).decode()) for r in range(job.world)]

@@ -131,6 +131,93 @@ def test_a_captured_step_is_captured_and_its_replays_are_protected(folder: Path)
         assert found == {"wrong": [], "verified": 12, "errors": 0, "skipped": 0}
 
 
+KEEPS = """
+import ctypes, os, sys, torch, torch.distributed as dist
+
+torch.set_num_threads(1)
+device = torch.device("cuda", 0)
+torch.cuda.set_device(device)
+dist.init_process_group("reft")
+import reft
+
+control = ctypes.CDLL("libcuda.so.1")
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64).to(device)
+optimizer = torch.optim.AdamW(model.parameters(), fused=True)  # its counter of steps lies on the device
+total = torch.zeros((), device=device)
+mask = (torch.arange(2048, device=device).float().view(32, 64) / 2048).t()  # not contiguous
+rows = iter(range(12))
+for step in rows:
+    if step == 6:
+        torch.cuda.synchronize()
+        reft.snapshot_now()
+        control.fake_cuda_hold(1)  # the device does nothing from here on
+    loss = (model(mask.t()) ** 2).mean()
+    loss.backward()
+    total += loss.detach()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 6:
+        control.fake_cuda_hold(0)
+    if step == 10 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1] == "kill":
+        torch.cuda.synchronize()
+        reft.snapshot_now()
+        os.kill(os.getpid(), 9)
+print("final", total.item().hex(), loss.item().hex(), mask.sum().item(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@on_stand_in
+@pytest.mark.timeout(300)
+def test_the_host_does_not_wait_for_variables_on_the_device(folder: Path) -> None:
+    """A loss that is kept, a running sum, an optimizer's counter: captured without waiting, and put back bit for bit."""
+    (folder / "train.py").write_text(KEEPS)
+    finals = []
+    for what in ("run", "kill"):
+        environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100", REFT_JOB_ID=what) | devices(1)
+        environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+        options = ("--standalone", "--max-restarts=1")
+        command = torchrun(folder / "train.py", what, ranks=1, options=options)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        finals += [line for line in done.stdout.splitlines() if line.startswith("final")]
+    assert "resumed at step" in done.stderr, done.stderr[-4000:]
+    assert "will not put back" not in done.stderr and "not put back" not in done.stderr, done.stderr[-4000:]
+    assert len(finals) == 2 and finals[0] == finals[1]
+
+
+@on_stand_in
+@pytest.mark.timeout(120)
+def test_a_captured_step_of_an_optimizer_that_counts_on_the_device_is_not_broken(folder: Path) -> None:
+    code = """
+import torch, torch.distributed as dist
+dist.init_process_group("reft", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+import reft
+model = torch.nn.Linear(16, 16).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), capturable=True)
+x = torch.ones(4, 16, device="cuda")
+def step():
+    optimizer.zero_grad(set_to_none=True)
+    model(x).square().mean().backward()
+    optimizer.step()
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    for _ in range(3): step()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    step()
+graph.replay(); reft.step(); reft.snapshot_now()
+status = reft.status()
+print("errors", status["errors"], "skipped", status["skipped"], "sealed", status["sealed"])
+"""
+    environment = job_environment(folder) | cuda.environment(1)
+    environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "errors 0 skipped 1 sealed 4" in done.stdout, (done.stdout + done.stderr)[-4000:]
+
+
 PARTED = """
 import os, signal, sys, torch, torch.distributed as dist
 from torch import nn

@@ -8,11 +8,13 @@ before both.
 from __future__ import annotations
 
 from . import graphs
+from .device_parts import DeviceParts
 from .frames import FrameMismatch, RestoreReport, capture, observe, restore
 from .loaders import install
 from .rng import capture_rng, restore_rng
 
 __all__ = [
+    "DeviceParts",
     "FrameMismatch",
     "RestoreReport",
     "capture",

@@ -44,6 +44,7 @@ from typing import Any
 from . import births, handles, hooks, hung, iterators, loaders, memory
 from .births import MEMBER
 from .bytecode import analyse
+from .device_parts import DeviceParts
 from .modules import tree_of
 from .nodes import (
     ATOMS,
@@ -122,6 +123,7 @@ class Encoder:
         owned_storages: Where their memory lies.
         capture_frame: Encodes the frame of a suspended generator.
         note_births: Only note where objects stand: this is the first program point of the process.
+        parts: Takes contents that lie on a device and are copied later.
     """
 
     def __init__(
@@ -131,11 +133,13 @@ class Encoder:
         capture_frame: GeneratorCapture | None = None,
         note_births: bool = False,
         owned_storages: frozenset[int] = frozenset(),
+        parts: DeviceParts | None = None,
     ) -> None:
         self.nodes: list[Any] = []
         self.uncaptured: Report = []
         self.refused: str | None = None  # why the place in the loop must not be put back: training would be another one
         self.graphs: list[tuple[Any, str]] = []  # tensors that were computed from others, and where they stand
+        self._parts = parts or DeviceParts()
         self._left = limit_bytes
         self._owned = owned_tensors if isinstance(owned_tensors, (set, frozenset)) else frozenset(owned_tensors)
         self._owned_storages = owned_storages
@@ -719,11 +723,18 @@ class Encoder:
             str(value.dtype)[6:],
             tuple(value.shape),
             str(value.device),
-            _tensor_bytes(torch, value),
+            self._contents(torch, value),
             value.requires_grad and value.is_leaf,
             memory.memory_of_tensor(value, self._owned_storages),
             self._tags(value, place, depth),
         )
+
+    def _contents(self, torch: Any, tensor: Any) -> bytes | tuple[int, int]:
+        """What lies in its memory, item by item, or where it will be."""
+        if tensor.numel() == 0:
+            return b""
+        plain = memory.without_bits(tensor.detach())
+        return self._parts.take(plain) or bytes(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     def _tags(self, tensor: Any, place: str, depth: int) -> list[tuple[str, Any]]:
         """Encodes what a script hangs on a tensor (`p.average = …`); packages mark theirs for themselves."""
@@ -749,12 +760,6 @@ class Encoder:
 
     def _random(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("random", object_state(value))
-
-
-def _tensor_bytes(torch: Any, tensor: Any) -> bytes:
-    """What lies in its memory, item by item."""
-    flat = memory.without_bits(tensor.detach()).cpu().contiguous().reshape(-1)
-    return b"" if flat.numel() == 0 else bytes(flat.view(torch.uint8).numpy().tobytes())
 
 
 def tags_of(tensor: Any) -> list[tuple[str, Any]]:

@@ -20,13 +20,14 @@ from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from . import births, calls, graphs, settings, statics
+from . import births, calls, device_parts, graphs, settings, statics
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .decode import Decoder, Lost
+from .device_parts import DeviceParts
 from .encode import Encoder
 from .nodes import KEEP, MISSING, UNBOUND, Report, function_in, is_bound, loads, native
 
-_VERSION = 8
+_VERSION = 9
 _CO_OPTIMIZED = 1
 _OBSERVE_BYTES = 1 << 26
 
@@ -59,6 +60,7 @@ def capture(
     limit_bytes: int,
     owned_tensors: Iterable[int] = (),
     owned_storages: frozenset[int] = frozenset(),
+    parts: DeviceParts | None = None,
 ) -> dict[str, Any]:
     """Copies the state of the loop that calls the optimizer.
 
@@ -67,6 +69,7 @@ def capture(
         limit_bytes: Most bytes of values to copy.
         owned_tensors: Ids of tensors that are saved elsewhere, and of the optimizers that own them.
         owned_storages: Addresses of their memory.
+        parts: Takes contents that lie on a device and are copied later.
 
     Returns:
         A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type, reason)), "exact"
@@ -76,7 +79,7 @@ def capture(
         FrameMismatch: The frames cannot be read at this point.
     """
     observe(start_frame)
-    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator, owned_storages=owned_storages)
+    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator, owned_storages=owned_storages, parts=parts)
     try:
         path = _encode_path(encoder, start_frame)
         outside = statics.capture(encoder)
@@ -94,8 +97,7 @@ def capture(
         encoder.lost(place, "torch.Tensor", refused)
     user = [frame for frame in path if frame["user"]]
     lost = any(frame["refused"] or any(map(encoder.lost_position, frame["stack"])) for frame in user)
-    parts = (path, outside, settings.capture(), encoder.nodes)
-    data = pickle.dumps((_VERSION, sys.version_info[:2], *parts), protocol=5)
+    data = pickle.dumps((_VERSION, sys.version_info[:2], path, outside, settings.capture(), encoder.nodes), protocol=5)
     exact = not lost and refused is None
     return {"frames": data, "uncaptured": encoder.uncaptured, "exact": exact, "refused": refused}
 
@@ -140,6 +142,7 @@ def restore(
     captured: dict[str, Any],
     foreign: bool = False,
     owned_storages: frozenset[int] = frozenset(),
+    room: bytes = b"",
 ) -> RestoreReport:
     """Writes a captured loop into the live frames.
 
@@ -149,6 +152,7 @@ def restore(
         foreign: It was captured by another rank, whose place in the loop this one takes; variables and attributes called
             `rank` or `…_rank` keep their live values.
         owned_storages: As for `capture`, of this process.
+        room: What has come into the room of `capture`'s parts.
 
     Returns:
         What was written and what could not be.
@@ -164,6 +168,7 @@ def restore(
             f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
         )
     path, outside, changed, nodes = parts
+    device_parts.put_in(nodes, room)
     observe(start_frame, anew=True, hold=True)
     try:
         return _restore(start_frame, path, outside, changed, nodes, foreign, owned_storages)
