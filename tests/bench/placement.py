@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 DEVICES = 4
 SLOWER = "1" if len(os.sched_getaffinity(0)) >= DEVICES else "3"
 PARTS = {
-    "device": ["placement_device", "--blocks", "3", "--slower", SLOWER],
+    "device": ["placement_device", "--slower", SLOWER],
     "forecast": ["forecast", "--device", "cuda", "--steps", "26", "--slower", SLOWER],
     "host": ["placement_host"],
 }

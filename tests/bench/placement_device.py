@@ -10,7 +10,7 @@ copies slower by a factor, so that what else the machine does matters less. Whic
 kernel is counted from the trace that the devices write, not from what reft says. `told` is the pipeline again, under each policy in a job of
 its own: what the job itself says of its snapshots' cost, by its control steps, when it first says something.
 
-    python tests/bench/placement_device.py [--jobs pipeline tight ddp told] [--contention 60] [--slower 1] [--blocks 4] [--steps 8]
+    python tests/bench/placement_device.py [--jobs pipeline tight ddp told] [--contention 60] [--slower 1] [--blocks N] [--steps 8]
                                              [--json FILE]
 """
 
@@ -38,6 +38,7 @@ POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
 RANKS = {"pipeline": 4, "tight": 4, "ddp": 2, "told": 4}
 MICRO_BATCHES = {"pipeline": 8, "tight": 8, "ddp": 12, "told": 8}
+BLOCKS = {"pipeline": 6, "tight": 2, "ddp": 3, "told": 0}  # under each policy: more where a goal is near
 # Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its bubbles; a replica, which has no bubbles
 # and shares the copying with its peer, for a hundredth.
 WIDTH = {"pipeline": 512, "tight": 1024, "ddp": 192, "told": 512}
@@ -182,7 +183,8 @@ def device_of(args: argparse.Namespace) -> dict[str, Any]:
 def run_ranks(job: str, args: argparse.Namespace, scratch: str, **settings: str) -> list[dict[str, Any]] | None:
     import environment as cuda
 
-    arguments = {"job": job} | {name: getattr(args, name) for name in ("blocks", "steps", "settle")}
+    blocks = args.blocks or BLOCKS[job]
+    arguments = {"job": job, "blocks": blocks, "steps": args.steps, "settle": args.settle}
     environment = cuda.environment(RANKS[job], **device_of(args)) | {"REFT_SNAPSHOT_CHUNK_BYTES": str(CHUNK)} | settings
     return report.run_ranks(__file__, RANKS[job], Path(scratch), arguments, environment)
 
@@ -271,7 +273,7 @@ def main() -> int:
         "--contention", type=int, default=DEVICE["contention_percent"], help="percent of its speed that a kernel loses beside a copy"
     )
     parser.add_argument("--slower", type=int, default=1, help="factor for the time that kernels and copies take")
-    parser.add_argument("--blocks", type=int, default=4, help="blocks under each policy")
+    parser.add_argument("--blocks", type=int, help=f"blocks under each policy (default: {BLOCKS})")
     parser.add_argument("--steps", type=int, default=8, help="counted steps in a block")
     parser.add_argument("--settle", type=int, default=4, help="steps before them")
     parser.add_argument("--job", help=argparse.SUPPRESS)
