@@ -114,8 +114,7 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
 // What is no chunk: parts of the objects, and the lines that replicas are compared by. They are few, so no tier is asked for them. True: the
 // streams have to wait for them, because what they are may be written before the gate. Under the job's fetch_mutex.
 bool SnapshotEngine::fetchAside(Job& job) {
-  constexpr size_t kGroupBytes = ReplicaLine::kPerGroup * ReplicaLine::kMostBytes;
-  size_t bytes = job.replica_lines.size() * kGroupBytes;
+  size_t bytes = job.replica_lines.size() * ReplicaLine::kGroupBytes;
   for (const ObjectPart& part : job.parts) {
     bytes += part.bytes;
   }
@@ -139,7 +138,7 @@ bool SnapshotEngine::fetchAside(Job& job) {
       fine = fetch(fetched, job.devices[region], job.addresses[region] + lines[i].offset,
                    to + i * ReplicaLine::kMostBytes, lines[i].bytes);
     }
-    to += kGroupBytes;
+    to += ReplicaLine::kGroupBytes;
   }
   for (const ObjectPart& part : job.parts) {
     fine = fine && fetch(fetched, part.device, static_cast<const std::byte*>(part.from), to, part.bytes);
@@ -155,7 +154,7 @@ void SnapshotEngine::landAside(Job& job) {
   const std::byte* at = aside_memory_;
   for (const auto& [group, lines] : job.replica_lines) {
     job.group_digests[group] = replicaDigest(lines, at, static_cast<uint64_t>(job.step));
-    at += ReplicaLine::kPerGroup * ReplicaLine::kMostBytes;
+    at += ReplicaLine::kGroupBytes;
   }
   const auto slot = static_cast<uint32_t>(job.slot);
   for (const ObjectPart& part : job.parts) {

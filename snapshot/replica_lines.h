@@ -18,6 +18,7 @@ namespace reft {
 struct ReplicaLine {
   static constexpr uint32_t kMostBytes = 64;
   static constexpr uint32_t kPerGroup = 16;
+  static constexpr size_t kGroupBytes = size_t{kPerGroup} * kMostBytes;  // room for all lines of a group
 
   size_t region = 0;    // position among the group's regions
   uint64_t offset = 0;  // in the region

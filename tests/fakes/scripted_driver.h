@@ -1,6 +1,6 @@
 // A CUDA driver without threads or clock: a stream that trains and one that copies, each as the time at which it ends by now, and events
-// that are passed when the test says so. Copies are made at once, but have landed only when the device has come to their time. For what depends on the device's times; how
-// streams order each other for real is the matter of tests/fakes/cuda.
+// that are passed when the test says so. Copies are made at once, but have landed only when the device has come to their time. For what
+// depends on the device's times; how streams order each other for real is the matter of tests/fakes/cuda.
 //
 // Threads: functions of the driver from any. Errors: `broken` fails queries.
 #pragma once

@@ -90,7 +90,7 @@ class DevicePlacementTest : public testing::Test {
     placement_->pointDone(/*block=*/0, /*beside_copy=*/false, 0, 0);
   }
   void deviceComes() {
-    driver_.device_ns = std::max(driver_.enqueued_ns, driver_.copies_until_ns);
+    driver_.comeToTheEnd();
     placement_->learn();
   }
   void learnSteps(int64_t count) {

@@ -160,15 +160,19 @@ class EngineDevice : public testing::Test {
     return std::find_if(streams_.begin(), streams_.end(), [&](const DeviceStream& s) { return s.device == device; })
         ->stream;
   }
-  CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr, bool gated = true) {
+  CaptureInput inputOf(int64_t step) const {
     CaptureInput input;
-    input.gated = gated;
     input.step = step;
     input.addresses = addresses_;
     input.devices = devices_;
     input.streams = streams_;
-    input.versions = std::move(versions);
     input.objects = "small";
+    return input;
+  }
+  CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr, bool gated = true) {
+    CaptureInput input = inputOf(step);
+    input.gated = gated;
+    input.versions = std::move(versions);
     return engine_->capture(input);
   }
   // The sealed snapshot of `step`; nullopt if there is none.
@@ -812,11 +816,7 @@ TEST_F(EngineDevice, PartsOfTheObjectsAreThoseOfTheProgramPoint) {
       const auto value = static_cast<unsigned char>(step);
       writeAll(value);
       const std::vector<ObjectPart> parts = {{addresses_[1], 0, 10, 5'000}, {addresses_[0], 0, 5'900, 4}};
-      CaptureInput input;
-      input.step = step;
-      input.addresses = addresses_;
-      input.devices = devices_;
-      input.streams = streams_;
+      CaptureInput input = inputOf(step);
       input.objects = objects;
       input.parts = parts;
       ASSERT_EQ(engine_->capture(input), CaptureResult::kTaken) << vault_->stats().note;
@@ -843,12 +843,7 @@ TEST_F(EngineDevice, PartsThatLieElsewhereAreRefused) {
   start({{3'000}});
   for (const ObjectPart part : {ObjectPart{addresses_[0], 1, 0, 4}, ObjectPart{addresses_[0], 0, 3, 3},
                                 ObjectPart{addresses_[0], 0, 6, 1}, ObjectPart{addresses_[0], 0, 1, ~uint64_t{0}}}) {
-    CaptureInput input;
-    input.step = stat(vault_->stats().errors) + 1;
-    input.addresses = addresses_;
-    input.devices = devices_;
-    input.streams = streams_;
-    input.objects = "small";
+    CaptureInput input = inputOf(stat(vault_->stats().errors) + 1);
     input.parts = {&part, 1};
     EXPECT_EQ(engine_->capture(input), CaptureResult::kFailed);
   }
