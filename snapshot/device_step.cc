@@ -49,6 +49,23 @@ int64_t withoutSnapshotNs(const DeviceStep& step, int64_t after_gate_ns) {
   return step.gate_begin_ns - step.begin_ns - at_point_ns + after_gate_ns;
 }
 
+void AfterGate::add(const DeviceStep& step) {
+  newest_ns_.push_back(step.end_ns - step.gate_end_ns);
+  if (newest_ns_.size() > kNewest) {
+    newest_ns_.pop_front();
+  }
+}
+
+int64_t AfterGate::usualNs() const {
+  if (newest_ns_.empty()) {
+    return 0;
+  }
+  std::vector<int64_t> sorted(newest_ns_.begin(), newest_ns_.end());
+  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
+  std::nth_element(sorted.begin(), middle, sorted.end());
+  return *middle;
+}
+
 std::vector<DeviceCopies> partsOf(const DeviceStep& step) {
   std::vector<DeviceCopies> parts;
   for (const DeviceCopies& copy : step.copies) {

@@ -3,7 +3,9 @@
 // Threads: plain values. Errors: none.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
 #include "intercept/base/op_log.h"
@@ -46,8 +48,20 @@ std::vector<DeviceCopies> partsOf(const DeviceStep& step);
 
 // How long the step would have been without a snapshot, if no copy ran beside it: without the wait at the gate, where a control step has
 // its whole copy, without copies that the device waited for at the program point, and without the time that it stood idle there because the
-// host was busy for the snapshot's sake, and was not ahead of it. What comes behind the gate is taken from a step of the usual kind (`after_gate_ns`): while this one's device
-// waits there, the host gets ahead.
+// host was busy for the snapshot's sake, and was not ahead of it. What comes behind the gate is taken from steps of the usual kind
+// (`after_gate_ns`): while this one's device waits there, the host gets ahead.
 int64_t withoutSnapshotNs(const DeviceStep& step, int64_t after_gate_ns);
+
+// How long steps of the usual kind take behind their gates: the median of the newest ones, as one of several optimizers may step only now
+// and then, and have its gate at another place of the step.
+class AfterGate {
+ public:
+  void add(const DeviceStep& step);
+  int64_t usualNs() const;  // 0: no step yet
+
+ private:
+  static constexpr size_t kNewest = 5;
+  std::deque<int64_t> newest_ns_;
+};
 
 }  // namespace reft

@@ -90,6 +90,21 @@ TEST(DeviceStep, WithoutASnapshotThereIsNoWaitAtTheGate) {
   EXPECT_EQ(withoutSnapshotNs(atHost(1000, 1000), 25), 85) << "what comes behind it is another step's";
 }
 
+TEST(DeviceStep, AGateAtAnotherPlaceNowAndThenDoesNotCount) {
+  AfterGate after_gate;
+  EXPECT_EQ(after_gate.usualNs(), 0);
+  DeviceStep early = atHost(1000, 1000);
+  early.gate_begin_ns = early.gate_end_ns = 1000;
+  for (int step = 0; step < 8; ++step) {
+    after_gate.add(step % 4 == 3 ? early : atHost(1000, 1000));
+    EXPECT_EQ(after_gate.usualNs(), 20);
+  }
+  for (int step = 0; step < 3; ++step) {
+    after_gate.add(early);
+  }
+  EXPECT_EQ(after_gate.usualNs(), 100) << "it is always there by now";
+}
+
 TEST(DeviceStep, TheHostsTimeAtTheProgramPointCountsAsFarAsItIsNotAhead) {
   EXPECT_EQ(withoutSnapshotNs(atHost(1000, 1010), 20), 70) << "the device had nothing to do meanwhile";
   EXPECT_EQ(withoutSnapshotNs(atHost(996, 1006), 20), 74) << "it was 4 ahead";
