@@ -243,6 +243,12 @@ def test_top_without_a_terminal_prints_once(agent: FakeAgent, run_dir: Path) -> 
     assert done.stdout.count("job demo") == 1 and "UNPROTECTED" in done.stdout
 
 
+@pytest.mark.parametrize("interval", ["nan", "inf", "0"])
+def test_top_takes_no_interval_that_is_none(run_dir: Path, interval: str) -> None:
+    done = reft("top", "--interval", interval, run_dir=run_dir)
+    assert done.returncode == 2 and "--interval" in done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
 def test_top_json_is_the_status_of_each_agent(agent: FakeAgent, run_dir: Path) -> None:
     agent.answers[50] = (51, status())
     done = reft("top", "--json", run_dir=run_dir)
@@ -408,6 +414,13 @@ def test_verify_and_ls_of_something_that_is_no_vault(folder: Path) -> None:
     assert reft("ls", "--vault-dir", str(empty)).returncode == 3
 
 
+@pytest.mark.parametrize("command", ["ls", "verify", "report"])
+def test_nobody_waits_for_the_writer_of_a_fifo(folder: Path, command: str) -> None:
+    os.mkfifo(folder / "node.vault")
+    done = reft(command, "--vault-dir", str(folder))
+    assert done.returncode in (1, 3) and "node.vault" in done.stdout + done.stderr, done.stdout + done.stderr
+
+
 @pytest.fixture
 def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
     """A vault file with one snapshot of 1 MiB, as a rank leaves it."""
@@ -442,7 +455,7 @@ def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
     )
     tensor = torch.arange(262144, dtype=torch.float32)
     engine.set_table([("weight", tensor, -1, False)], [], 0, 1, "none", 0)
-    engine.capture(7, [tensor], b"objects")
+    engine.capture(7, [tensor], b"objects", [], [])
     engine.gate()
     engine.drain(10000)
     return path

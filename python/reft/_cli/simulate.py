@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import math
 import threading
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
@@ -15,6 +14,7 @@ from click.core import ParameterSource
 from rich.table import Table
 
 from reft._cli import agents, words
+from reft._cli.options import Number
 
 POLICIES = ("gap", "eager", "sync", "paper")
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "ddp", "fsdp")
@@ -248,20 +248,10 @@ def html_page(report: Report) -> str:
     )
 
 
-class _Number(click.FloatRange):
-    """A range that `nan` does not lie in."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        number = float(super().convert(value, param, ctx))
-        if not math.isfinite(number):
-            self.fail(f"{value} is no number.", param, ctx)
-        return number
-
-
 _MOST_RANKS = 10240
-_MSEC = _Number(min=0, max=1e6)
-_SIZE_GIB = _Number(min=0, max=1e6)
-_RATE = _Number(min=1e-3, max=1e6)
+_MSEC = Number(min=0, max=1e6)
+_SIZE_GIB = Number(min=0, max=1e6)
+_RATE = Number(min=1e-3, max=1e6)
 
 
 @click.command("simulate")
@@ -277,9 +267,9 @@ _RATE = _Number(min=1e-3, max=1e6)
 @click.option("--gradient-gib", type=_SIZE_GIB, default=0.25, show_default=True, help="Reduced over the replicas.")
 @click.option("--copy-gb-per-sec", type=_RATE, default=10, show_default=True)
 @click.option("--link-gb-per-sec", type=_RATE, default=10, show_default=True)
-@click.option("--slowdown", type=_Number(min=1, max=1000), default=1.3, show_default=True, help="Of work and links beside a copy at full rate.")
-@click.option("--jitter", type=_Number(min=0, max=1), default=0.02, show_default=True, help="Of each piece of work, relative.")
-@click.option("--chunk-mib", type=_Number(min=1 / 16, max=1024), default=4, show_default=True)
+@click.option("--slowdown", type=Number(min=1, max=1000), default=1.3, show_default=True, help="Of work and links beside a copy at full rate.")
+@click.option("--jitter", type=Number(min=0, max=1), default=0.02, show_default=True, help="Of each piece of work, relative.")
+@click.option("--chunk-mib", type=Number(min=1 / 16, max=1024), default=4, show_default=True)
 @click.option("--steps", type=click.IntRange(12, 100000), default=40, show_default=True)
 @click.option("--policy", type=click.Choice(POLICIES), multiple=True, help="Default: all of them.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False), help="Also write a page with a plot there.")

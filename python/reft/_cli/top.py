@@ -14,6 +14,7 @@ from rich.text import Text
 
 from reft import _agent_protocol as protocol
 from reft._cli import agents, words
+from reft._cli.options import Number
 
 
 def _stats(rank: dict[str, Any]) -> dict[str, Any]:
@@ -145,7 +146,7 @@ def _live(directory: Any, job: str | None, interval: float, console: Console) ->
 
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print the table once and end.")
-@click.option("--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds between updates.")
+@click.option("--interval", type=Number(min=0.1, max=3600), default=1.0, show_default=True, help="Seconds between updates.")
 @agents.common_options
 def command(once: bool, interval: float, job: str | None, run_dir: str | None, as_json: bool) -> None:
     """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.

@@ -28,7 +28,7 @@ class Vault:
         """A descriptor for reading, closed afterwards."""
         if self.path is not None:
             try:
-                fd: int | None = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+                fd: int | None = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a FIFO: do not wait
             except OSError as error:
                 raise agents.Failure(f"{self.path}: {error.strerror}", agents.EXIT_NOTHING) from error
         else:
