@@ -59,7 +59,7 @@ class Rank:
 
     rank: int
     steps: list[Step]
-    ops: list[Interval]
+    ops: list[Interval]  # under way; of a device only while the host asks for them, as nobody sees when the device has ended them
     gaps: list[Interval]  # the host waits for an op, or the device does; never overlapping
     copies: dict[str, list[Interval]]  # by tier
     captures: list[Interval]
@@ -93,7 +93,9 @@ class Rank:
         )
 
 
-def _op(entry: dict[str, Any], groups: Sequence[tuple[str, int, int]], call_sites: dict[int, str]) -> Interval:
+def _op(
+    entry: dict[str, Any], groups: Sequence[tuple[str, int, int]], call_sites: dict[int, str], device: bool = False
+) -> Interval:
     index = int(entry["group"])
     group = groups[index][0] if index < len(groups) else str(index)
     words = [f"{entry['op']} of group {group}, seq {entry['seq']}", f"{entry['bytes']:,} bytes"]
@@ -104,6 +106,8 @@ def _op(entry: dict[str, Any], groups: Sequence[tuple[str, int, int]], call_site
     if entry["failed"]:
         words.append("failed")
     end = int(entry["done_ns"] or entry["wait_end_ns"] or entry["begin_ns"])
+    if device:  # ProcessGroupNCCL's watchdog looks every 100 ms whether they are done
+        end = int(entry.get("enqueued_ns") or entry["begin_ns"])
     return Interval(int(entry["begin_ns"]), end, str(entry["op"]), ", ".join(words), int(entry["bytes"]))
 
 
@@ -200,7 +204,7 @@ def of_vault(read: dict[str, Any]) -> Rank:
     return Rank(
         int(read["rank"]),
         steps,
-        [_op(entry, groups, call_sites) for entry in entries],
+        [_op(entry, groups, call_sites, bool(steps_of_device)) for entry in entries],
         gaps,
         copies,
         [it for it, _, _ in spans["capture"]],
@@ -263,7 +267,8 @@ def _events(ranks: Sequence[Rank], job: str) -> Iterator[dict[str, Any]]:
             Interval(it.begin, it.end, f"copy: {tier}", it.details, it.bytes) for tier in TIERS for it in rank.copies[tier]
         ]
         rows += [(f"copies {number}" if number else "copies", row) for number, row in enumerate(lanes([*copies, *rank.seals]))]
-        rows += [(f"ops {number}" if number else "ops", row) for number, row in enumerate(lanes(rank.ops))]
+        ops = "ops: asked for" if rank.device else "ops"
+        rows += [(f"{ops} {number}" if number else ops, row) for number, row in enumerate(lanes(rank.ops))]
         yield {"ph": "M", "pid": rank.rank, "name": "process_name", "args": {"name": f"{job} rank {rank.rank}"}}
         for thread, (name, intervals) in enumerate(rows):
             yield {"ph": "M", "pid": rank.rank, "tid": thread, "name": "thread_name", "args": {"name": name}}

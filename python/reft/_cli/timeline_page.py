@@ -129,7 +129,10 @@ def page(
     head = "".join(f"<th>{_text(name)}</th>" for name in table[0])
     rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table[1])
     who = " or ".join(sorted({rank.waits for rank in ranks}, reverse=True)) or "host"
-    swatches = [("busy", "the rank computes"), ("idle", f"gap: the {who} waits for others"), ("op", "a collective or message is under way")]
+    asked = "a collective or message is under way"
+    if any(rank.device for rank in ranks):
+        asked = "the host asks for a collective or message" if all(rank.device for rank in ranks) else f"{asked} (of a device: is asked for)"
+    swatches = [("busy", "the rank computes"), ("idle", f"gap: the {who} waits for others"), ("op", asked)]
     swatches += [(_COPY_CLASS[tier], f"copied {_MEANING[tier]}") for tier in ("gap", "compute", "communication")]
     swatches += [("stall", "training waits for reft: capture at the program point, the gate"), ("seal", "verified and sealed")]
     legend = "".join(f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches)
