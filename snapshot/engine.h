@@ -41,6 +41,7 @@
 #include "snapshot/control_steps.h"
 #include "snapshot/device_copy.h"
 #include "snapshot/device_placement.h"
+#include "snapshot/device_step.h"
 #include "snapshot/overhead_meter.h"
 #include "snapshot/placer.h"
 #include "snapshot/table.h"
@@ -270,7 +271,7 @@ class SnapshotEngine {
   bool at_point_ = false;        // between beginPoint() and endPoint()
   int64_t marked_step_ = -1;     // whose program point is marked on its device
   DeviceStream marked_;          // and where
-  int64_t after_gate_ns_ = 0;    // of the newest usual step of the device
+  AfterGate after_gate_;         // of the device's usual steps
   uint64_t measured_every_ = 1;  // that the meter measures
   uint64_t blocks_told_ = 0;
   bool control_ = false;  // the step that begins at this point

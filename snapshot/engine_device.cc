@@ -524,10 +524,10 @@ void SnapshotEngine::measureDevice() {
   }
   for (const DeviceStep& step : steps) {
     if (step.beside_copy) {
-      after_gate_ns_ = step.end_ns - step.gate_end_ns;
+      after_gate_.add(step);
       meter_.step(step.block, step.end_ns - step.begin_ns, true);
     } else {
-      meter_.step(step.block, withoutSnapshotNs(step, after_gate_ns_), false);
+      meter_.step(step.block, withoutSnapshotNs(step, after_gate_.usualNs()), false);
     }
   }
 }
