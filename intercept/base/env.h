@@ -35,7 +35,7 @@ namespace reft {
   X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "gap", "gap|eager|sync", "When copies run: while the rank waits for others and what does not fit there beside its work; all as soon as possible, at low priority; or before training goes on.") \
   X(snapshot_verify, "REFT_SNAPSHOT_VERIFY", kChoice, "sampled", "sampled|full", "How writes that bypass version counters (`.data`) are looked for: hashes of samples, or of everything.") \
   X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or bytes", "Most host memory that the vaults of this node may take; 0: nine tenths of what is available.") \
-  X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", "How long the gate waits for a free slot before it skips (and counts) a snapshot.") \
+  X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", "How long a step waits, when its optimizers have returned, for a free slot before it skips (and counts) its snapshot.") \
   X(snapshot_alarm_sec, "REFT_SNAPSHOT_ALARM_SEC", kSeconds, "120", "1..86400", "Say aloud that training is unprotected when collectives progress but nothing was committed for so long.") \
   X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", "What a restarted job gets back: everything and its place in the loop, tensors and random state only, or nothing.") \
   X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", "Largest tensor or container among the loop's variables that is put back.") \

@@ -1032,6 +1032,38 @@ TEST_F(EngineTest, AlarmTellsThatCollectivesRunWithoutACommit) {
   engine_.reset();
 }
 
+TEST_F(EngineTest, SnapshotsThatAreAsRareAsAskedAreNoReasonForAnAlarm) {
+  constexpr int64_t kEvery = 4;
+  EngineOptions options;
+  std::atomic<uint64_t> checks{0};
+  std::atomic<int> alarms{0};
+  options.alarm = 1s;
+  options.incarnation = kInc;
+  options.cadence.base = kEvery;
+  options.ops_begun = [&] { return ++checks; };
+  options.on_alarm = [&](bool) { ++alarms; };
+  ManualClock clock;
+  vault_ = Vault::create({"job", 0, 1}, 2, 64);
+  engine_ = std::make_unique<SnapshotEngine>(
+      options, *vault_, [](const wire::Ballot&) {}, clock);
+  const auto after = [&](int64_t step) {
+    clock.advance(900ms);
+    engine_->beginPoint(step);
+    engine_->endPoint();
+    for (const uint64_t before = checks.load(); checks.load() < before + 2;) {
+      std::this_thread::yield();  // the first of them may have begun before the point
+    }
+    return alarms.load();
+  };
+  EXPECT_EQ(after(kEvery), 0);
+  outcome(kEvery, true);
+  for (int64_t step = kEvery + 1; step <= 2 * kEvery + 1; ++step) {
+    EXPECT_EQ(after(step), 0) << step;
+  }
+  EXPECT_EQ(after(2 * kEvery + 2), 1) << "step 8 was not committed";
+  engine_.reset();
+}
+
 uint64_t residentBytes() {
   std::ifstream statm("/proc/self/statm");
   uint64_t total = 0;
