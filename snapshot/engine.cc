@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <numeric>
 
 #include "intercept/base/error.h"
@@ -290,6 +291,13 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->devices.assign(input.devices.begin(), input.devices.end());
     job->streams.assign(input.streams.begin(), input.streams.end());
     job->parts.assign(input.parts.begin(), input.parts.end());
+    if (!job->parts.empty()) {
+      // What a stream is captured for does not run now.
+      std::copy_if(input.writers.begin(), input.writers.end(), std::back_inserter(job->writers),
+                   [&](const DeviceStream& one) {
+                     return device_copy_->capturing({&one, 1}) == DeviceCopy::Capture::kNone;
+                   });
+    }
     job->object_bytes = input.objects.size();
   }
   if (job->onDevice() && !on_device_) {

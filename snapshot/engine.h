@@ -99,9 +99,10 @@ struct CaptureInput {
   std::span<const void* const> addresses;  // one per region of the table
   std::shared_ptr<const VersionReader> versions;
   std::string_view objects;
-  // Are put into the objects before the snapshot is sealed. Their devices are among those of `streams`; what these streams are asked for
-  // after capture() comes behind the copy.
+  // Are put into the objects before the snapshot is sealed. Their devices are among those of `streams`; what these streams, and
+  // `writers`, are asked for after capture() comes behind the copy, and what they were asked for before it in front.
   std::span<const ObjectPart> parts = {};
+  std::span<const DeviceStream> writers = {};  // others of the same devices, which may write parts
   uint64_t cut = 0;                            // CutCounter::value() at the program point
   bool checkable = true;                       // `ask_check` reaches the thread that trains
   bool gated = true;                           // gate() is called before the state is written again

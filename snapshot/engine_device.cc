@@ -94,6 +94,7 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   const uint64_t early = std::min(job.plan->early_chunks * table.chunk_bytes, table.payload_bytes);
   job.chunks_left.store(job.plan->chunk_count);
   const uint64_t bytes = everything ? table.payload_bytes : early;
+  bool ordered = device_copy_->begin(job.writers);
   const bool hold = fetchAside(job) || everything || bytes != 0;
   if (job.placed) {
     const auto policy = job.left_to_gate ? std::nullopt : std::optional(job.policy);
@@ -102,7 +103,10 @@ void SnapshotEngine::fetchAtPoint(Job& job) {
   if (bytes != 0) {
     fetchBatch(job, {.tier = Tier::kAtOnce, .step = job.step}, bytes, /*limited=*/false);
   }
-  if (hold && !device_copy_->hold(job.streams)) {
+  if (hold) {
+    ordered = ordered && device_copy_->hold(job.streams) && device_copy_->hold(job.writers);
+  }
+  if (!ordered) {
     job.failed.store(true);
   }
   if (everything) {

@@ -100,6 +100,10 @@ class Engine {
          double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes, const std::string& policy, uint32_t every,
          double overhead_percent, uint32_t control_every)
       : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
+    if (checked_engine != nullptr) {  // it listens to the ops of this process, and has their log
+      throw Unavailable(
+          "this process has a snapshot engine, and a second one beside it cannot be: end the first session before");
+    }
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
                            : Vault::create(identity, slots, op_log_records, path);
@@ -225,9 +229,10 @@ class Engine {
     engine_->setTable(std::move(table));
   }
 
-  // parts: (contiguous tensor, where in the objects its contents belong).
+  // parts: (contiguous tensor, where in the objects its contents belong). writers: (device, stream) that may write them.
   std::string capture(int64_t step, const py::list& tensors, const py::bytes& objects,
-                      const std::vector<std::pair<py::object, uint64_t>>& parts, bool gated) {
+                      const std::vector<std::pair<py::object, uint64_t>>& parts,
+                      const std::vector<std::pair<int, uint64_t>>& writers, bool gated) {
     if (tensors.size() != region_bytes_.size()) {
       return "no_table";
     }
@@ -254,6 +259,15 @@ class Engine {
       versions->keep(tensor);
     }
     const std::vector<DeviceStream> streams = currentStreams(devices);
+    std::vector<DeviceStream> other_streams;
+    for (const auto& [device, handle] : writers) {
+      const DeviceStream one{device, reinterpret_cast<cuda::Stream>(handle)};
+      const bool on_one =
+          std::any_of(streams.begin(), streams.end(), [&](const DeviceStream& s) { return s.device == device; });
+      if (on_one && std::find(streams.begin(), streams.end(), one) == streams.end()) {
+        other_streams.push_back(one);
+      }
+    }
     const std::string_view object_view = objects;
     CaptureResult result;
     {
@@ -266,6 +280,7 @@ class Engine {
       input.versions = versions;
       input.objects = object_view;
       input.parts = object_parts;
+      input.writers = other_streams;
       input.cut = processCut().value();
       input.gated = gated;
       input.checkable = ::gettid() == ::getpid();  // pending calls are made by the main thread
@@ -621,7 +636,7 @@ void bindSnapshot(py::module_& module) {
       .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
            py::arg("protection"), py::arg("copies"))
       .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"), py::arg("parts"),
-           py::arg("gated") = true)
+           py::arg("writers"), py::arg("gated") = true)
       .def("gate", &Engine::gate)
       .def("set_policy", &Engine::setPolicy, py::arg("policy"))
       .def("take_late_written", &Engine::takeLateWritten)

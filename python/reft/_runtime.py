@@ -209,15 +209,16 @@ class Session:
 
     def _banner(self) -> None:
         job, env = self.job, self.env
+        ranks = "1 rank" if job.world == 1 else f"{job.world} ranks"
         where = f"files in {env['vault_dir']}" if env["vault_dir"] else "host memory held by reft-agent"
         if self._disabled:
-            _banner.say(f"job {job.id}: {job.world} ranks; snapshots are switched off (REFT_SNAPSHOT=0), collectives are logged")
+            _banner.say(f"job {job.id}: {ranks}; snapshots are switched off (REFT_SNAPSHOT=0), collectives are logged")
             return
         every = "every step" if env["snapshot_every"] == 1 else f"every {env['snapshot_every']} steps"
         if env["snapshot_overhead_percent"]:
             every += f", rarer when that costs more than {env['snapshot_overhead_percent']} %,"
         _banner.say(
-            f"job {job.id}: {job.world} ranks, snapshot {every} into {where}; protection {env['snapshot_protection']}"
+            f"job {job.id}: {ranks}, snapshot {every} into {where}; protection {env['snapshot_protection']}"
             f" (survives {'killed processes' if env['snapshot_protection'] == 'none' else 'killed processes and one lost node'})"
         )
         if self.point is not None:
@@ -278,11 +279,12 @@ class Session:
             self._fingerprint = fingerprint
         assert self.state is not None
         tensors = [region.current() for region in self.state.regions]
-        objects, parts = self._objects(frame)
-        result = self.engine.capture(self.step, tensors, objects, parts, gated)
+        objects, parts, writers = self._objects(frame)
+        result = self.engine.capture(self.step, tensors, objects, parts, writers, gated)
         if result == "no_table":  # a tensor changed its size in place
             self._plan()
-            result = self.engine.capture(self.step, [r.current() for r in self.state.regions], objects, parts, gated)
+            tensors = [region.current() for region in self.state.regions]
+            result = self.engine.capture(self.step, tensors, objects, parts, writers, gated)
         if result != "taken":
             self._trouble(result)
         elif not self._said_first:
@@ -292,7 +294,7 @@ class Session:
     def _leave_out_captured(self, gated: bool) -> None:
         """The optimizer's step is being captured into a graph: whatever asks the device would break the capture."""
         if self.state is not None:
-            self._trouble(self.engine.capture(self.step, [r.current() for r in self.state.regions], b"", [], gated))
+            self._trouble(self.engine.capture(self.step, [r.current() for r in self.state.regions], b"", [], [], gated))
 
     def _plan(self) -> None:
         """Finds the state anew and lays out the vault. Slow; at the first step and when tensors were replaced."""
@@ -359,11 +361,11 @@ class Session:
                 " vaults on a disk, REFT_SNAPSHOT_HOST_BYTES says how much may be taken"
             )
 
-    def _objects(self, frame: FrameType) -> tuple[bytes, list[tuple[torch.Tensor, int]]]:
+    def _objects(self, frame: FrameType) -> tuple[bytes, list[tuple[torch.Tensor, int]], list[tuple[int, int]]]:
         """Small state of this rank at the program point; only this rank ever reads it again.
 
         Returns:
-            The pickle, and the tensors whose contents the engine puts into it, with their place.
+            The pickle; the tensors whose contents the engine puts into it, with their place; the streams that may write them.
         """
         assert self.state is not None and self.boundary is not None
         state = self.state
@@ -406,7 +408,7 @@ class Session:
             self.failed("small state", error)
             saved.pop("frames", None)
             pickled = pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
-        return pickled, parts.placed(pickled)
+        return pickled, parts.placed(pickled), parts.writers()
 
     # -- resume --------------------------------------------------------------------------------------------------------
 

@@ -168,14 +168,69 @@ dist.destroy_process_group()
 """
 
 
+SIDE = """
+import os, sys, torch, torch.distributed as dist
+
+torch.set_num_threads(1)
+device = torch.device("cuda", 0)
+torch.cuda.set_device(device)
+dist.init_process_group("reft")
+import reft
+
+class Prefetcher:
+    def __init__(self):
+        self.stream = torch.cuda.Stream()
+        self.fetch(0)
+    def fetch(self, step):
+        with torch.cuda.stream(self.stream):
+            self.batch = torch.full((32, 64), step / 16).to(device, non_blocking=True)
+            for _ in range(40):
+                self.batch = self.batch * 1.01
+    def take(self, step):
+        torch.cuda.current_stream().wait_stream(self.stream)
+        batch = self.batch
+        batch.record_stream(torch.cuda.current_stream())
+        self.fetch(step + 1)
+        return batch
+
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+side = torch.cuda.Stream()
+total = torch.zeros((), device=device)
+data = Prefetcher()
+for step in range(12):
+    loss = (model(data.take(step)) ** 2).mean()
+    loss.backward()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        value = loss.detach()
+        for _ in range(40):
+            value = value * 1.01
+        total += value
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 8 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1] == "kill":
+        torch.cuda.synchronize()
+        reft.snapshot_now()
+        os.kill(os.getpid(), 9)
+torch.cuda.synchronize()
+print("final", total.item().hex(), loss.item().hex(), model.weight.sum().item().hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
 @on_stand_in
 @pytest.mark.timeout(300)
-def test_the_host_does_not_wait_for_variables_on_the_device(folder: Path) -> None:
-    """A loss that is kept, a running sum, an optimizer's counter: captured without waiting, and put back bit for bit."""
-    (folder / "train.py").write_text(KEEPS)
+@pytest.mark.parametrize("script", [KEEPS, SIDE], ids=["held", "side"])
+def test_variables_on_the_device_are_put_back(folder: Path, script: str) -> None:
+    """A loss that is kept, a running sum, an optimizer's counter: captured while the device is held, and put back bit for bit; and so
+    is what other streams write: a batch that is fetched ahead, a sum of metrics."""
+    (folder / "train.py").write_text(script)
     finals = []
     for what in ("run", "kill"):
         environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100", REFT_JOB_ID=what) | devices(1)
+        environment["FAKE_CUDA_KERNEL_US"] = "200"
         environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
         options = ("--standalone", "--max-restarts=1")
         command = torchrun(folder / "train.py", what, ranks=1, options=options)

@@ -4,6 +4,9 @@ Reading a device's memory on the spot would make the host wait for everything th
 device then idles until the host has asked for more. So a capture has room for their contents, and the snapshot engine copies them
 there (`_C.Engine.capture(…, parts)`) while the host goes on.
 
+What other streams than the one that trains may write (a batch that is fetched ahead, a running sum) is copied behind what they were
+asked for before the capture, and in front of what they are asked for after it. They are known when the script's variables hold them.
+
 Threads: the training thread. Errors: none.
 """
 
@@ -13,6 +16,9 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+import torch
+
+_CUDA = 1  # torch's number of this kind of device
 _MARK = os.urandom(16)  # in front of the place, to find it in a pickle
 
 
@@ -26,6 +32,7 @@ class DeviceParts:
     def __init__(self, devices: Collection[int] = ()) -> None:
         self._devices = devices
         self._parts: list[tuple[Any, int]] = []
+        self._writers: set[tuple[int, int]] = set()
         self._size = 0
 
     def take(self, tensor: Any) -> tuple[int, int] | None:
@@ -41,17 +48,38 @@ class DeviceParts:
         if not tensor.is_cuda or tensor.get_device() not in self._devices:
             return None
         begin, self._size = self._size, self._size + tensor.nbytes
-        self._parts.append((tensor.contiguous(), begin))
+        self._parts.append((tensor, begin))
         return begin, self._size
+
+    def written_by(self, stream: torch.Stream) -> None:
+        """Notes a stream that the script holds: it may write tensors that were taken, or will be."""
+        device = stream.device_index
+        if stream.device_type == _CUDA and device in self._devices:
+            same = torch.cuda.Stream(stream_id=stream.stream_id, device_index=device, device_type=_CUDA)
+            self._writers.add((device, same.cuda_stream))
+
+    def writers(self) -> list[tuple[int, int]]:
+        """Gives the streams that may write the tensors, beside those that train: device and handle."""
+        return sorted(self._writers) if self._parts else []
 
     def room(self) -> bytes:
         """Gives what to pickle with the nodes: room for all contents."""
         return _MARK + bytes(self._size) if self._parts else b""
 
     def placed(self, pickled: bytes) -> list[tuple[Any, int]]:
-        """Gives each tensor and where in `pickled`, which holds `room()`, its contents belong."""
+        """Gives each tensor, contiguous, and where in `pickled`, which holds `room()`, its contents belong."""
         start = pickled.find(_MARK) + len(_MARK) if self._parts else 0
-        return [(tensor, start + begin) for tensor, begin in self._parts]
+        return [(self._contiguous(tensor), start + begin) for tensor, begin in self._parts]
+
+    def _contiguous(self, tensor: Any) -> Any:
+        if tensor.is_contiguous():
+            return tensor
+        device = tensor.get_device()
+        current = torch.cuda.current_stream(device)
+        for index, handle in sorted(self._writers):
+            if index == device and handle != current.cuda_stream:
+                current.wait_stream(torch.cuda.ExternalStream(handle, device=device))  # it reads the tensor here and now
+        return tensor.contiguous()
 
 
 def contents(place: tuple[int, int], room: bytes) -> bytes:

@@ -369,6 +369,10 @@ class Encoder:
             self.refused = self.refused or f"{place}: a {type(value).__name__} that was made after the first step"
         return self.lost(place, type_name(type(value)), "another one than after the first step, of a kind that is not copied")
 
+    def _stream(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
+        self._parts.written_by(value)
+        return self._left_alone(value, place, depth)
+
     def _optimizer(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes what an optimizer class of the script's own keeps besides state and groups, which are saved elsewhere."""
         saved = _OPTIMIZERS_OWN if id(value) in self._owned else frozenset()
@@ -659,7 +663,7 @@ class Encoder:
     @staticmethod
     def _calls_what_is_left_alone(function: Any) -> bool:
         """Whether the position of `iter(function, sentinel)` lies in an object that is not copied, as that of `re.finditer`."""
-        return is_bound(function) and _handler_of(type(function.__self__)) in (Encoder._left_alone, Encoder._owned_object)
+        return is_bound(function) and _handler_of(type(function.__self__)) in (Encoder._left_alone, Encoder._owned_object, Encoder._stream)
 
     def _advanced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("advanced", iterators.items_left(value))
@@ -919,6 +923,8 @@ def _classify_torch(kind: type, root: str) -> _Handler | None:
         return Encoder._dtensor if kind.__name__ == "DTensor" and root == "torch" else Encoder._tensor_subclass
     if kind is torch.Generator:
         return Encoder._random
+    if issubclass(kind, torch.Stream):
+        return Encoder._stream
     if kind in (torch.dtype, torch.device, torch.memory_format, torch.layout):
         return Encoder._constant
     if issubclass(kind, tuple):  # sizes, results of `topk` and the like, packed sequences

@@ -839,6 +839,58 @@ TEST_F(EngineDevice, PartsOfTheObjectsAreThoseOfTheProgramPoint) {
   }
 }
 
+// A batch that is fetched ahead, a running sum: another stream writes it, and nobody waits for that stream at the program point.
+TEST_F(EngineDevice, PartsThatAnotherStreamWritesAreThoseOfTheProgramPoint) {
+  for (const PlacementPolicy policy : {PlacementPolicy::kGap, PlacementPolicy::kEager, PlacementPolicy::kSync}) {
+    EngineOptions options;
+    options.policy = policy;
+    start({{30'000}, {50'000}}, options);
+    fake_.setCopyRate(20 << 20);
+    fake_.setJitter(500, 7);
+    DeviceStream writer{0, nullptr};
+    DeviceStream captured{0, nullptr};
+    ok(fake_.api.streamCreate(&writer.stream, cuda::kStreamNonBlocking, 0));
+    ok(fake_.api.streamCreate(&captured.stream, cuda::kStreamNonBlocking, 0));
+    const auto writes = [&](unsigned char value) {
+      ok(fake_.memsetD8(reinterpret_cast<cuda::Pointer>(addresses_[1]), value, places_[1].bytes, writer.stream));
+    };
+    const std::string objects(4'000, 'o');
+    for (int64_t step = 1; step <= 30; ++step) {
+      ok(fake_.beginCapture(captured.stream, 2));
+      const auto value = static_cast<unsigned char>(step);
+      write(0, value);
+      for (unsigned char other = 0; other < 5; ++other) {
+        writes(static_cast<unsigned char>(kPoison - other));  // so that it is behind the stream that trains
+      }
+      writes(value);
+      const ObjectPart part{addresses_[1], 0, 0, objects.size()};
+      const std::vector<DeviceStream> writers = {captured, writer};
+      CaptureInput input = inputOf(step);
+      input.objects = objects;
+      input.parts = {&part, 1};
+      input.writers = writers;
+      ASSERT_EQ(engine_->capture(input), CaptureResult::kTaken) << vault_->stats().note;
+      writes(kPoison);
+      engine_->gate(streams_);
+      ASSERT_TRUE(engine_->settle());
+      const auto view = sealed(step);
+      ASSERT_TRUE(view.has_value()) << vault_->stats().note;
+      EXPECT_EQ(VaultReader(vault_->fd()).objects(*view), std::string(objects.size(), static_cast<char>(value)));
+      void* graph = nullptr;
+      ok(fake_.endCapture(captured.stream, &graph));
+      ok(fake_.destroyGraph(graph));
+      ok(fake_.api.streamSynchronize(writer.stream));
+    }
+    ok(fake_.api.streamDestroy(writer.stream));
+    ok(fake_.api.streamDestroy(captured.stream));
+    TearDown();
+    addresses_.clear();
+    devices_.clear();
+    places_.clear();
+    streams_.clear();
+  }
+}
+
 TEST_F(EngineDevice, PartsThatLieElsewhereAreRefused) {
   start({{3'000}});
   for (const ObjectPart part : {ObjectPart{addresses_[0], 1, 0, 4}, ObjectPart{addresses_[0], 0, 3, 3},
