@@ -118,7 +118,8 @@ def command(
 
     \b
     waiting    share of the step in which the host waits for others: the gaps
-    capture    what the optimizer step takes longer, because a snapshot begins;
+    capture    what the optimizer step takes longer, because a snapshot begins
+               (on a device: of the host, which is ahead of it);
                that of a control step, one in 64, is the whole copy
     gate       what the next optimizer step waited for the copy
 

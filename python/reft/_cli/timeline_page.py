@@ -108,7 +108,8 @@ def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
         for tier in TIERS:
             draw.bars(rank.copies[tier], _COPY_CLASS[tier], copies, _ROW["copies"])
         stalls = copies + _ROW["copies"] + 2
-        draw.bars([*rank.captures, *rank.gates], "stall", stalls, _ROW["reft"])
+        # The host is ahead of its device: what it does at a program point takes nothing from training.
+        draw.bars(rank.gates if rank.device else [*rank.captures, *rank.gates], "stall", stalls, _ROW["reft"])
         draw.bars(rank.seals, "seal", stalls, _ROW["reft"])
         bottom = stalls + _ROW["reft"]
         for step in rank.steps:
@@ -134,7 +135,8 @@ def page(
         asked = "the host asks for a collective or message" if all(rank.device for rank in ranks) else f"{asked} (of a device: is asked for)"
     swatches = [("busy", "the rank computes"), ("idle", f"gap: the {who} waits for others"), ("op", asked)]
     swatches += [(_COPY_CLASS[tier], f"copied {_MEANING[tier]}") for tier in ("gap", "compute", "communication")]
-    swatches += [("stall", "training waits for reft: capture at the program point, the gate"), ("seal", "verified and sealed")]
+    stalls = "the gate" if all(rank.device for rank in ranks) else "capture at the program point, the gate"
+    swatches += [("stall", f"training waits for reft: {stalls}"), ("seal", "verified and sealed")]
     legend = "".join(f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
