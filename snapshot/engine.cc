@@ -291,12 +291,18 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->devices.assign(input.devices.begin(), input.devices.end());
     job->streams.assign(input.streams.begin(), input.streams.end());
     job->parts.assign(input.parts.begin(), input.parts.end());
-    if (!job->parts.empty()) {
+    // Streams on which other optimizers have stepped are not those that are current here.
+    std::vector<DeviceStream> others = std::exchange(stepped_, {});
+    others.insert(others.end(), input.writers.begin(), input.writers.end());
+    for (const DeviceStream& one : others) {
+      const auto known = [&](const std::vector<DeviceStream>& in) {
+        return std::find(in.begin(), in.end(), one) != in.end();
+      };
       // What a stream is captured for does not run now.
-      std::copy_if(input.writers.begin(), input.writers.end(), std::back_inserter(job->writers),
-                   [&](const DeviceStream& one) {
-                     return device_copy_->capturing({&one, 1}) == DeviceCopy::Capture::kNone;
-                   });
+      if (!known(job->streams) && !known(job->writers) &&
+          device_copy_->capturing({&one, 1}) == DeviceCopy::Capture::kNone) {
+        job->writers.push_back(one);
+      }
     }
     job->object_bytes = input.objects.size();
   }
@@ -416,6 +422,7 @@ bool SnapshotEngine::beginPoint(int64_t step, std::span<const DeviceStream> stre
 void SnapshotEngine::endPoint() {
   point_end_ns_ = clock_.nowNs();
   control_ = at_point_ = false;
+  stepped_.clear();
   if (device_placement_ != nullptr) {
     device_placement_->pointDone(block_, beside_copy_, point_begin_ns_, point_end_ns_);
     attention_.store(true);  // also where there is no snapshot: marks are to be given back
@@ -723,6 +730,11 @@ void SnapshotEngine::finish(Job& job) {
 
 int64_t SnapshotEngine::gate(std::span<const DeviceStream> streams) {
   const int64_t start = clock_.nowNs();
+  for (const DeviceStream& one : streams) {
+    if (std::find(stepped_.begin(), stepped_.end(), one) == stepped_.end()) {
+      stepped_.push_back(one);
+    }
+  }
   const auto job = finishCopy(streams);
   markGate(streams, [] {});  // of a snapshot that was finished before
   const int64_t waited = job == nullptr ? 0 : clock_.nowNs() - start;

@@ -100,9 +100,10 @@ struct CaptureInput {
   std::shared_ptr<const VersionReader> versions;
   std::string_view objects;
   // Are put into the objects before the snapshot is sealed. Their devices are among those of `streams`; what these streams, and
-  // `writers`, are asked for after capture() comes behind the copy, and what they were asked for before it in front.
+  // `writers`, are asked for after capture() comes behind the copy.
   std::span<const ObjectPart> parts = {};
-  std::span<const DeviceStream> writers = {};  // others of the same devices, which may write parts
+  // Others of the same devices: copies come behind what they were asked for before.
+  std::span<const DeviceStream> writers = {};
   uint64_t cut = 0;                            // CutCounter::value() at the program point
   bool checkable = true;                       // `ask_check` reaches the thread that trains
   bool gated = true;                           // gate() is called before the state is written again
@@ -266,14 +267,15 @@ class SnapshotEngine {
   uint64_t block_ = 0;          // of the step that runs
   int64_t point_begin_ns_ = 0;  // newest program point; 0: none yet
   int64_t point_end_ns_ = 0;
-  bool beside_copy_ = false;     // the step that runs
-  bool on_device_ = false;       // a snapshot had regions on devices
-  bool replays_ = false;         // graphs were captured that may write the state without a gate
-  bool at_point_ = false;        // between beginPoint() and endPoint()
-  int64_t marked_step_ = -1;     // whose program point is marked on its device
-  DeviceStream marked_;          // and where
-  AfterGate after_gate_;         // of the device's usual steps
-  uint64_t measured_every_ = 1;  // that the meter measures
+  bool beside_copy_ = false;           // the step that runs
+  bool on_device_ = false;             // a snapshot had regions on devices
+  bool replays_ = false;               // graphs were captured that may write the state without a gate
+  bool at_point_ = false;              // between beginPoint() and endPoint()
+  int64_t marked_step_ = -1;           // whose program point is marked on its device
+  DeviceStream marked_;                // and where
+  std::vector<DeviceStream> stepped_;  // streams that came to a gate since the last program point
+  AfterGate after_gate_;               // of the device's usual steps
+  uint64_t measured_every_ = 1;        // that the meter measures
   uint64_t blocks_told_ = 0;
   bool control_ = false;  // the step that begins at this point
   std::vector<std::thread> threads_;

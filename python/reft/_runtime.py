@@ -64,6 +64,7 @@ class Session:
         self.early: set[str] = set()
         self._fingerprint: tuple[int, ...] = ()
         self._restored: tuple[tuple[int, ...], _discovery.State] | None = None
+        self._gates_seen = False  # the engine has been told on which streams optimizers step
         self._group_list: list[tuple[str, tuple[int, ...]]] = []
         self._said_first = False
         self._crossing_graph: str | None = None
@@ -285,6 +286,7 @@ class Session:
             self._plan()
             tensors = [region.current() for region in self.state.regions]
             result = self.engine.capture(self.step, tensors, objects, parts, writers, gated)
+        self._gates_seen = self._gates_seen or result == "taken"
         if result != "taken":
             self._trouble(result)
         elif not self._said_first:
@@ -408,7 +410,8 @@ class Session:
             self.failed("small state", error)
             saved.pop("frames", None)
             pickled = pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
-        return pickled, parts.placed(pickled), parts.writers()
+        # On which streams optimizers step is not known of the first step.
+        return pickled, parts.placed(pickled), parts.writers(anyway=not self._gates_seen)
 
     # -- resume --------------------------------------------------------------------------------------------------------
 
@@ -428,6 +431,7 @@ class Session:
             self.point, self.saved, self.sources = None, None, None
             return
         # From here on a failure ends this rank: others have resumed, and a rank that has not would train something else.
+        _wait_for_devices(state)  # streams of other optimizers may still write
         written = _restore.restore_regions(self.sources, point, state, job.rank, job.local_world)
         _C.fault_point("restore_copy", point.step)
         for optimizer, groups, plain in zip(state.optimizers, saved["groups"], saved["plain_state"], strict=True):
@@ -462,6 +466,7 @@ class Session:
                     " state are. Loop counters start again"
                 )
         gc.collect()  # what the discarded iteration leaves runs its `finally` now, and not in the middle of training
+        _wait_for_devices(state)  # and other streams may read before this one has written
         _continuation.restore_rng(saved["rng"])
         self.step = int(saved["step"])
         self.point, self.saved, self.sources = None, None, None
@@ -603,6 +608,11 @@ class Session:
         self._evidence = None
         self._notes = None
         self.client = None
+
+
+def _wait_for_devices(state: _discovery.State) -> None:
+    for index in sorted({region.tensor.get_device() for region in state.regions if region.tensor.is_cuda}):
+        torch.cuda.synchronize(index)
 
 
 def _owned_by(state: _discovery.State) -> tuple[set[int], frozenset[int]]:

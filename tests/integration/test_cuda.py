@@ -220,12 +220,45 @@ dist.destroy_process_group()
 """
 
 
+STREAMS = """
+import os, sys, torch, torch.distributed as dist
+
+torch.set_num_threads(1)
+device = torch.device("cuda", 0)
+torch.cuda.set_device(device)
+dist.init_process_group("reft")
+import reft
+
+torch.manual_seed(0)
+models = [torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(count)]).to(device) for count in (8, 1)]
+optimizers = [torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9) for model in models]
+streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+torch.cuda.synchronize()
+for step in range(12):
+    batch = torch.randn(8, 64)
+    for model, optimizer, stream in zip(models, optimizers, streams):
+        with torch.cuda.stream(stream):
+            (model(batch.to(device)) - 1).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    if step == int(sys.argv[2]) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1] == "kill":
+        torch.cuda.synchronize()
+        reft.snapshot_now()
+        os.kill(os.getpid(), 9)
+torch.cuda.synchronize()
+print("final", *[sum(p.double().sum().item() for p in model.parameters()).hex() for model in models], flush=True)
+dist.destroy_process_group()
+"""
+
+
 @on_stand_in
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("script", [KEEPS, SIDE], ids=["held", "side"])
-def test_variables_on_the_device_are_put_back(folder: Path, script: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "last"), [(KEEPS, 10), (SIDE, 8), (STREAMS, 8), (STREAMS, 1)], ids=["held", "side", "streams", "first"]
+)
+def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int) -> None:
     """A loss that is kept, a running sum, an optimizer's counter: captured while the device is held, and put back bit for bit; and so
-    is what other streams write: a batch that is fetched ahead, a sum of metrics."""
+    is what other streams write: a batch that is fetched ahead, a sum of metrics, a model beside another one."""
     (folder / "train.py").write_text(script)
     finals = []
     for what in ("run", "kill"):
@@ -233,7 +266,7 @@ def test_variables_on_the_device_are_put_back(folder: Path, script: str) -> None
         environment["FAKE_CUDA_KERNEL_US"] = "200"
         environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
         options = ("--standalone", "--max-restarts=1")
-        command = torchrun(folder / "train.py", what, ranks=1, options=options)
+        command = torchrun(folder / "train.py", what, str(last), ranks=1, options=options)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         finals += [line for line in done.stdout.splitlines() if line.startswith("final")]

@@ -84,7 +84,7 @@ class Run:
     def attempts(self) -> list[list[str]]:
         """Lines of each attempt: rank 0 says the job's name when it starts, and all ranks of the attempt before are gone then."""
         lines = self.said.splitlines()
-        starts = [i for i, line in enumerate(lines) if re.match(r"reft: job \S+: \d+ ranks", line)]
+        starts = [i for i, line in enumerate(lines) if re.match(r"reft: job \S+: \d+ ranks?", line)]
         return [lines[begin:end] for begin, end in zip(starts, [*starts[1:], len(lines)], strict=False)]
 
 

@@ -58,9 +58,13 @@ class DeviceParts:
             same = torch.cuda.Stream(stream_id=stream.stream_id, device_index=device, device_type=_CUDA)
             self._writers.add((device, same.cuda_stream))
 
-    def writers(self) -> list[tuple[int, int]]:
-        """Gives the streams that may write the tensors, beside those that train: device and handle."""
-        return sorted(self._writers) if self._parts else []
+    def writers(self, anyway: bool = False) -> list[tuple[int, int]]:
+        """Gives the streams that may write the tensors, beside those that train: device and handle.
+
+        Args:
+            anyway: Also if there are no tensors.
+        """
+        return sorted(self._writers) if self._parts or anyway else []
 
     def room(self) -> bytes:
         """Gives what to pickle with the nodes: room for all contents."""
