@@ -19,7 +19,7 @@ namespace reft {
 // clang-format off
 #define REFT_ENV_TABLE(X)                                                                                            \
   X(disable, "REFT_DISABLE", kFlag, "0", "0|1", "1: `backend=\"reft\"` is plain gloo/NCCL; nothing else runs. Beats every other setting.") \
-  X(strict, "REFT_STRICT", kFlag, "0", "0|1", "1: a failure of a snapshot ends training instead of being counted.") \
+  X(strict, "REFT_STRICT", kFlag, "0", "0|1", "1: a failure of reft, or a snapshot that cannot be begun, ends training; one that is dropped later is still counted.") \
   X(log, "REFT_LOG", kText, "warn", "level[,logger=level…]", "Log levels: error, warn, info, debug, trace; per folder as `reft.snapshot=debug`.") \
   X(job_id, "REFT_JOB_ID", kText, "", "letters, digits, . _ -", "Name of the job. Default: from torchrun, Slurm or the launcher's process. Set it to find vaults again after the launcher itself was restarted.") \
   X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", "Sockets and reports go here. Default: `$XDG_RUNTIME_DIR/reft` or `/tmp/reft-<uid>`.") \

@@ -5,22 +5,28 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
+import sys
 import weakref
+from functools import cache
 from typing import Any
-
-import torch
 
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
-# Their deallocation does not clear weak references (torch 2.11): one that outlives them leads to freed memory, and the collector crashes.
-_NEVER_CLEARED = (torch.Stream, torch.Event)
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+
+
+@cache
+def _never_cleared() -> tuple[type, ...]:
+    """Kinds whose deallocation does not clear weak references (torch 2.11): one that outlives them leads to freed memory, and the
+    collector crashes."""
+    torch: Any = sys.modules.get("torch")
+    return () if torch is None else (torch.Stream, torch.Event)
 
 
 def _is_light(value: Any, depth: int = 0) -> bool:
     """Whether it is a small container of plain values, or of such containers: worth keeping for its identity."""
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, _NEVER_CLEARED):
+    if kind in _PLAIN or isinstance(value, _never_cleared()):
         return True
     if kind not in (list, tuple, dict) or depth > 3 or len(value) > _MOST_ITEMS:
         return False
@@ -31,7 +37,7 @@ def _is_light(value: Any, depth: int = 0) -> bool:
 
 def _reference(value: Any) -> weakref.ref[Any] | None:
     """Gives a weak reference; None if there can be none."""
-    if isinstance(value, _NEVER_CLEARED):
+    if isinstance(value, _never_cleared()):
         return None
     try:
         return weakref.ref(value)

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 _CUDA = 1  # torch's number of this kind of device
 _MARK = os.urandom(16)  # in front of the place, to find it in a pickle
@@ -53,6 +54,8 @@ class DeviceParts:
 
     def written_by(self, stream: torch.Stream) -> None:
         """Notes a stream that the script holds: it may write tensors that were taken, or will be."""
+        import torch
+
         device = stream.device_index
         if stream.device_type == _CUDA and device in self._devices:
             same = torch.cuda.Stream(stream_id=stream.stream_id, device_index=device, device_type=_CUDA)
@@ -78,6 +81,8 @@ class DeviceParts:
     def _contiguous(self, tensor: Any) -> Any:
         if tensor.is_contiguous():
             return tensor
+        import torch
+
         device = tensor.get_device()
         current = torch.cuda.current_stream(device)
         for index, handle in sorted(self._writers):
