@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <iterator>
 #include <numeric>
 
 #include "intercept/base/error.h"
@@ -100,6 +99,7 @@ void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish)
 void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   book_.adopt(static_cast<int>(slot), step, incarnation);
+  protected_step_ = step;
 }
 
 void SnapshotEngine::setTable(SnapshotTable table) {
@@ -292,7 +292,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     job->streams.assign(input.streams.begin(), input.streams.end());
     job->parts.assign(input.parts.begin(), input.parts.end());
     // Streams on which other optimizers have stepped are not those that are current here.
-    std::vector<DeviceStream> others = std::exchange(stepped_, {});
+    std::vector<DeviceStream> others = stepped_;
     others.insert(others.end(), input.writers.begin(), input.writers.end());
     for (const DeviceStream& one : others) {
       const auto known = [&](const std::vector<DeviceStream>& in) {
@@ -826,6 +826,7 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
     if (ballot.yes != 0 && ballot.step > committed_step_.load()) {
       committed_step_.store(ballot.step);
       vault_.stats().committed_step.store(static_cast<uint64_t>(ballot.step));
+      protected_step_ = ballot.step;
       protected_ns_ = clock_.nowNs();
       vault_.stats().commit_ns.store(static_cast<uint64_t>(protected_ns_));
     }
@@ -860,7 +861,7 @@ void SnapshotEngine::checkAlarm() {
     const uint64_t ops = options_.ops_begun();
     const int64_t now = clock_.nowNs();
     const RankStats& stats = vault_.stats();
-    const auto points = static_cast<int64_t>(stats.steps.load()) - std::max<int64_t>(0, committed_step_.load());
+    const auto points = static_cast<int64_t>(stats.steps.load()) - protected_step_;
     const auto every = static_cast<int64_t>(cadence_.every());
     // The outcome of the last one may not be known before the next point.
     const bool as_rare_as_asked = every > 1 && points <= every + 1 &&

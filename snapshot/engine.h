@@ -257,7 +257,8 @@ class SnapshotEngine {
   int64_t waited_in_vain_ns_ = 0;
   std::atomic<bool> stopping_{false};  // set under the mutex
   int64_t started_ns_ = 0;
-  int64_t protected_ns_ = 0;  // newest commit, or the start
+  int64_t protected_ns_ = 0;    // newest commit, or the start
+  int64_t protected_step_ = 0;  // newest commit, or what this process was restored from; under mutex_
   uint64_t ops_at_alarm_check_ = 0;
   bool unprotected_ = false;
   std::vector<DeviceStep> device_steps_;  // for the meter

@@ -151,7 +151,6 @@ class Engine {
     auto* client_raw = client_.get();
     engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
                                                [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
-    checked_engine = engine_.get();
     processOpLog().tell(&processOpEvents());
     client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
       if (const auto ballot = wire::decodeBallot(frame.payload)) {
@@ -170,6 +169,7 @@ class Engine {
       });
     }
     client_->putVault(vault_->fd(), nlohmann::json{{"rank", rank}, {"bytes", vault_->bytes()}}.dump());
+    checked_engine = engine_.get();  // last: an engine that could not be made is nobody's
   }
 
   ~Engine() {
@@ -229,7 +229,7 @@ class Engine {
     engine_->setTable(std::move(table));
   }
 
-  // parts: (contiguous tensor, where in the objects its contents belong). writers: (device, stream) that may write them.
+  // parts: (contiguous tensor, where in the objects its contents belong). writers: (device of a tensor, stream) that may write them.
   std::string capture(int64_t step, const py::list& tensors, const py::bytes& objects,
                       const std::vector<std::pair<py::object, uint64_t>>& parts,
                       const std::vector<std::pair<int, uint64_t>>& writers, bool gated) {
@@ -261,12 +261,7 @@ class Engine {
     const std::vector<DeviceStream> streams = currentStreams(devices);
     std::vector<DeviceStream> other_streams;
     for (const auto& [device, handle] : writers) {
-      const DeviceStream one{device, reinterpret_cast<cuda::Stream>(handle)};
-      const bool on_one =
-          std::any_of(streams.begin(), streams.end(), [&](const DeviceStream& s) { return s.device == device; });
-      if (on_one && std::find(streams.begin(), streams.end(), one) == streams.end()) {
-        other_streams.push_back(one);
-      }
+      other_streams.push_back({device, reinterpret_cast<cuda::Stream>(handle)});
     }
     const std::string_view object_view = objects;
     CaptureResult result;

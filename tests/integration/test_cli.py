@@ -421,16 +421,12 @@ def test_nobody_waits_for_the_writer_of_a_fifo(folder: Path, command: str) -> No
     assert done.returncode in (1, 3) and "node.vault" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-@pytest.fixture
-def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
-    """A vault file with one snapshot of 1 MiB, as a rank leaves it."""
+def snapshot_engine(run_dir: Path, path: Path) -> Any:
+    """The engine of rank 0, with its vault at `path`."""
     native = native_module()
-    import torch
-
-    path = folder / "vaults" / "demo" / "rank-0.vault"
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     client = native.AgentClient(str(run_dir / "demo" / "node-0" / "agent.sock"), json.dumps({"role": "rank", "rank": 0}), 10000)
-    engine = native.SnapshotEngine(
+    return native.SnapshotEngine(
         client=client,
         job="demo",
         rank=0,
@@ -453,12 +449,32 @@ def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
         overhead_percent=0.0,
         control_every=0,
     )
+
+
+@pytest.fixture
+def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
+    """A vault file with one snapshot of 1 MiB, as a rank leaves it."""
+    native_module()
+    import torch
+
+    path = folder / "vaults" / "demo" / "rank-0.vault"
+    engine = snapshot_engine(run_dir, path)
     tensor = torch.arange(262144, dtype=torch.float32)
     engine.set_table([("weight", tensor, -1, False)], [], 0, 1, "none", 0)
     engine.capture(7, [tensor], b"objects", [], [])
     engine.gate()
     engine.drain(10000)
     return path
+
+
+def test_a_second_engine_in_one_process_is_refused(agent: FakeAgent, run_dir: Path, folder: Path) -> None:
+    """They would listen to the ops of one process, and take each other's wake-ups."""
+    native = native_module()
+    first = snapshot_engine(run_dir, folder / "vaults" / "rank-0.vault")
+    with pytest.raises(native.Unavailable, match="end the first session"):
+        snapshot_engine(run_dir, folder / "vaults" / "rank-1.vault")
+    del first
+    snapshot_engine(run_dir, folder / "vaults" / "rank-1.vault")
 
 
 def test_ls_and_verify_of_a_vault_file(vault: Path) -> None:

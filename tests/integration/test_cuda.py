@@ -131,8 +131,9 @@ def test_a_captured_step_is_captured_and_its_replays_are_protected(folder: Path)
         assert found == {"wrong": [], "verified": 12, "errors": 0, "skipped": 0}
 
 
-KEEPS = """
-import ctypes, os, sys, torch, torch.distributed as dist
+# Begins each of the scripts below: `train.py run|kill LAST`.
+ON_ONE_DEVICE = """
+import os, sys, torch, torch.distributed as dist
 
 torch.set_num_threads(1)
 device = torch.device("cuda", 0)
@@ -140,6 +141,15 @@ torch.cuda.set_device(device)
 dist.init_process_group("reft")
 import reft
 
+def end_of(step):
+    if step == int(sys.argv[2]) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1] == "kill":
+        torch.cuda.synchronize()
+        reft.snapshot_now()
+        os.kill(os.getpid(), 9)
+"""
+
+KEEPS = """
+import ctypes
 control = ctypes.CDLL("libcuda.so.1")
 torch.manual_seed(0)
 model = torch.nn.Linear(64, 64).to(device)
@@ -159,24 +169,13 @@ for step in rows:
     optimizer.zero_grad()
     if step == 6:
         control.fake_cuda_hold(0)
-    if step == 10 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1] == "kill":
-        torch.cuda.synchronize()
-        reft.snapshot_now()
-        os.kill(os.getpid(), 9)
+    end_of(step)
 print("final", total.item().hex(), loss.item().hex(), mask.sum().item(), flush=True)
 dist.destroy_process_group()
 """
 
 
 SIDE = """
-import os, sys, torch, torch.distributed as dist
-
-torch.set_num_threads(1)
-device = torch.device("cuda", 0)
-torch.cuda.set_device(device)
-dist.init_process_group("reft")
-import reft
-
 class Prefetcher:
     def __init__(self):
         self.stream = torch.cuda.Stream()
@@ -198,6 +197,7 @@ model = torch.nn.Linear(64, 64).to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 side = torch.cuda.Stream()
 total = torch.zeros((), device=device)
+sums = torch.zeros(32, 64, device=device).t()  # not contiguous
 data = Prefetcher()
 for step in range(12):
     loss = (model(data.take(step)) ** 2).mean()
@@ -208,27 +208,17 @@ for step in range(12):
         for _ in range(40):
             value = value * 1.01
         total += value
+        sums += value
     optimizer.step()
     optimizer.zero_grad()
-    if step == 8 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1] == "kill":
-        torch.cuda.synchronize()
-        reft.snapshot_now()
-        os.kill(os.getpid(), 9)
+    end_of(step)
 torch.cuda.synchronize()
-print("final", total.item().hex(), loss.item().hex(), model.weight.sum().item().hex(), flush=True)
+print("final", total.item().hex(), sums.sum().item().hex(), loss.item().hex(), model.weight.sum().item().hex(), flush=True)
 dist.destroy_process_group()
 """
 
 
 STREAMS = """
-import os, sys, torch, torch.distributed as dist
-
-torch.set_num_threads(1)
-device = torch.device("cuda", 0)
-torch.cuda.set_device(device)
-dist.init_process_group("reft")
-import reft
-
 torch.manual_seed(0)
 models = [torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(count)]).to(device) for count in (8, 1)]
 optimizers = [torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9) for model in models]
@@ -241,10 +231,7 @@ for step in range(12):
             (model(batch.to(device)) - 1).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    if step == int(sys.argv[2]) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and sys.argv[1] == "kill":
-        torch.cuda.synchronize()
-        reft.snapshot_now()
-        os.kill(os.getpid(), 9)
+    end_of(step)
 torch.cuda.synchronize()
 print("final", *[sum(p.double().sum().item() for p in model.parameters()).hex() for model in models], flush=True)
 dist.destroy_process_group()
@@ -259,7 +246,7 @@ dist.destroy_process_group()
 def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int) -> None:
     """A loss that is kept, a running sum, an optimizer's counter: captured while the device is held, and put back bit for bit; and so
     is what other streams write: a batch that is fetched ahead, a sum of metrics, a model beside another one."""
-    (folder / "train.py").write_text(script)
+    (folder / "train.py").write_text(ON_ONE_DEVICE + script)
     finals = []
     for what in ("run", "kill"):
         environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100", REFT_JOB_ID=what) | devices(1)

@@ -33,7 +33,7 @@ class DeviceParts:
     def __init__(self, devices: Collection[int] = ()) -> None:
         self._devices = devices
         self._parts: list[tuple[Any, int]] = []
-        self._writers: set[tuple[int, int]] = set()
+        self._writers: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and handle
         self._size = 0
 
     def take(self, tensor: Any) -> tuple[int, int] | None:
@@ -59,7 +59,7 @@ class DeviceParts:
         device = stream.device_index
         if stream.device_type == _CUDA and device in self._devices:
             same = torch.cuda.Stream(stream_id=stream.stream_id, device_index=device, device_type=_CUDA)
-            self._writers.add((device, same.cuda_stream))
+            self._writers[device, same.cuda_stream] = same
 
     def writers(self, anyway: bool = False) -> list[tuple[int, int]]:
         """Gives the streams that may write the tensors, beside those that train: device and handle.
@@ -83,11 +83,10 @@ class DeviceParts:
             return tensor
         import torch
 
-        device = tensor.get_device()
-        current = torch.cuda.current_stream(device)
-        for index, handle in sorted(self._writers):
-            if index == device and handle != current.cuda_stream:
-                current.wait_stream(torch.cuda.ExternalStream(handle, device=device))  # it reads the tensor here and now
+        current = torch.cuda.current_stream(tensor.get_device())
+        for (device, _), stream in self._writers.items():
+            if device == tensor.get_device() and stream != current:
+                current.wait_stream(stream)  # it reads the tensor here and now
         return tensor.contiguous()
 
 

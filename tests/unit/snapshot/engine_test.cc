@@ -1033,7 +1033,8 @@ TEST_F(EngineTest, AlarmTellsThatCollectivesRunWithoutACommit) {
 }
 
 TEST_F(EngineTest, SnapshotsThatAreAsRareAsAskedAreNoReasonForAnAlarm) {
-  constexpr int64_t kEvery = 4;
+  constexpr int64_t kEvery = 2;
+  constexpr int64_t kRestored = 1000;
   EngineOptions options;
   std::atomic<uint64_t> checks{0};
   std::atomic<int> alarms{0};
@@ -1055,12 +1056,16 @@ TEST_F(EngineTest, SnapshotsThatAreAsRareAsAskedAreNoReasonForAnAlarm) {
     }
     return alarms.load();
   };
-  EXPECT_EQ(after(kEvery), 0);
-  outcome(kEvery, true);
-  for (int64_t step = kEvery + 1; step <= 2 * kEvery + 1; ++step) {
+  engine_->adopt(0, kRestored, kInc);
+  for (int64_t step = kRestored + 1; step <= kRestored + kEvery; ++step) {
     EXPECT_EQ(after(step), 0) << step;
   }
-  EXPECT_EQ(after(2 * kEvery + 2), 1) << "step 8 was not committed";
+  const int64_t committed = kRestored + kEvery;
+  outcome(committed, true);
+  for (int64_t step = committed + 1; step <= committed + kEvery + 1; ++step) {
+    EXPECT_EQ(after(step), 0) << step;
+  }
+  EXPECT_EQ(after(committed + kEvery + 2), 1) << "step 1004 was not committed";
   engine_.reset();
 }
 
