@@ -844,17 +844,17 @@ TEST_F(EngineDevice, PartsThatAnotherStreamWritesAreThoseOfTheProgramPoint) {
   for (const PlacementPolicy policy : {PlacementPolicy::kGap, PlacementPolicy::kEager, PlacementPolicy::kSync}) {
     EngineOptions options;
     options.policy = policy;
-    start({{30'000}, {50'000}}, options);
+    start({{30'000}}, options);
     fake_.setCopyRate(20 << 20);
     fake_.setJitter(500, 7);
     DeviceStream writer{0, nullptr};
     DeviceStream captured{0, nullptr};
     ok(fake_.api.streamCreate(&writer.stream, cuda::kStreamNonBlocking, 0));
     ok(fake_.api.streamCreate(&captured.stream, cuda::kStreamNonBlocking, 0));
-    const auto writes = [&](unsigned char value) {
-      ok(fake_.memsetD8(reinterpret_cast<cuda::Pointer>(addresses_[1]), value, places_[1].bytes, writer.stream));
-    };
     const std::string objects(4'000, 'o');
+    cuda::Pointer batch = 0;  // no region: those are copied later, and this is written at once
+    ok(fake_.memAlloc(&batch, objects.size()));
+    const auto writes = [&](unsigned char value) { ok(fake_.memsetD8(batch, value, objects.size(), writer.stream)); };
     for (int64_t step = 1; step <= 30; ++step) {
       ok(fake_.beginCapture(captured.stream, 2));
       const auto value = static_cast<unsigned char>(step);
@@ -863,7 +863,7 @@ TEST_F(EngineDevice, PartsThatAnotherStreamWritesAreThoseOfTheProgramPoint) {
         writes(static_cast<unsigned char>(kPoison - other));  // so that it is behind the stream that trains
       }
       writes(value);
-      const ObjectPart part{addresses_[1], 0, 0, objects.size()};
+      const ObjectPart part{reinterpret_cast<void*>(batch), 0, 0, objects.size()};
       const std::vector<DeviceStream> writers = {captured, writer};
       CaptureInput input = inputOf(step);
       input.objects = objects;
@@ -883,6 +883,7 @@ TEST_F(EngineDevice, PartsThatAnotherStreamWritesAreThoseOfTheProgramPoint) {
     }
     ok(fake_.api.streamDestroy(writer.stream));
     ok(fake_.api.streamDestroy(captured.stream));
+    ok(fake_.memFree(batch));
     TearDown();
     addresses_.clear();
     devices_.clear();
