@@ -73,6 +73,7 @@ constexpr Metric kMetrics[] = {
     {"forecast_steps", "counter", "Steps whose gaps were compared with what was foretold."},
     {"device_gate_ns", "counter", "Time that a CUDA device waited for copies before the optimizer."},
     {"device_gate_last_ns", "gauge", "The same, of the newest step that is known."},
+    {"on_device", "gauge", "1: state lies on CUDA devices."},
     {"unprotected", "gauge", "1: training progresses and nothing is committed."},
     {"errors", "counter", "Failures of snapshots."},
     {"pid", "gauge", "Process id of the rank."},

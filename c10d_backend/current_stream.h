@@ -11,7 +11,9 @@ namespace reft {
 
 inline DeviceStream currentStream(c10::Device device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
-  return {device.index(), guard.getStreamNativeHandle(guard.getStream(device))};
+  const c10::Stream stream = guard.getStream(device);
+  // Ids of torch's own streams, which it never destroys, are 0 or odd (c10/cuda/CUDAStream.cpp); others are somebody's handle.
+  return {device.index(), guard.getStreamNativeHandle(stream), stream.id() == 0 || (stream.id() & 1) != 0};
 }
 
 }  // namespace reft

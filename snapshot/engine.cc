@@ -99,7 +99,6 @@ void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish)
 void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   book_.adopt(static_cast<int>(slot), step, incarnation);
-  protected_step_ = step;
 }
 
 void SnapshotEngine::setTable(SnapshotTable table) {
@@ -308,6 +307,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   if (job->onDevice() && !on_device_) {
     on_device_ = true;
+    stats.on_device.store(1);
     control_steps_.lengthen(kRarerOnDevices);
     meter_.restart(control_steps_.block(input.step));  // what was measured until now were the host's times
   }
@@ -317,7 +317,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   const bool control = control_ && (job->onDevice() ? job->placed && input.gated && !replays_ : true);
   job->policy = control && !job->onDevice() ? PlacementPolicy::kSync : policy_.load();
   if (!input.gated && job->onDevice()) {
-    replays_ = true;
+    expectReplays();
   }
   if (!input.gated || (replays_ && job->onDevice())) {
     // Nobody says when the state is written again. On the host a late write is found; on a device it must not overtake the copy.
@@ -376,6 +376,18 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   return CaptureResult::kTaken;
 }
 
+void SnapshotEngine::leaveOut(int64_t step) {
+  settle();
+  {
+    const std::lock_guard lock(mutex_);
+    newest_captured_ = std::max(newest_captured_, step);
+  }
+  expectReplays();
+  vault_.stats().skipped.fetch_add(1);
+  note("step " + std::to_string(step) + " skipped: the optimizer's step is captured into a graph");
+  vote(step, 0, false);
+}
+
 // Under the mutex: waits until `ready`, which an outcome may bring about. Without an agent there is no outcome: one wait is
 // enough, training must not pay for each step.
 bool SnapshotEngine::awaitOutcome(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready) {
@@ -392,6 +404,10 @@ bool SnapshotEngine::beginPoint(int64_t step, std::span<const DeviceStream> stre
   at_point_ = true;
   pointOnDevice(step, streams);
   RankStats& stats = vault_.stats();
+  if (point_begin_ns_ == 0) {  // a resumed job does not begin at 1
+    const std::lock_guard lock(mutex_);
+    protected_step_ = step - 1;
+  }
   stats.steps.store(static_cast<uint64_t>(step));
   stats.step_ns.store(point_begin_ns_ == 0 ? 0 : static_cast<uint64_t>(now - point_begin_ns_));
   stats.step_end_ns.store(static_cast<uint64_t>(now));
@@ -422,7 +438,8 @@ bool SnapshotEngine::beginPoint(int64_t step, std::span<const DeviceStream> stre
 void SnapshotEngine::endPoint() {
   point_end_ns_ = clock_.nowNs();
   control_ = at_point_ = false;
-  stepped_.clear();
+  // An optimizer that does not step in each iteration has a model that may write in each.
+  std::erase_if(stepped_, [](const DeviceStream& one) { return !one.lasting; });
   if (device_placement_ != nullptr) {
     device_placement_->pointDone(block_, beside_copy_, point_begin_ns_, point_end_ns_);
     attention_.store(true);  // also where there is no snapshot: marks are to be given back
@@ -458,6 +475,14 @@ bool SnapshotEngine::decideOn(int64_t step) {
        " skipped: the outcome of the snapshot before is not known, so neither is how often snapshots are to be taken");
   vote(step, 0, false);
   return false;
+}
+
+// From here on state on devices may be written without a gate: nothing of it is measured any more.
+void SnapshotEngine::expectReplays() {
+  if (!replays_ && on_device_) {
+    meter_.forget();
+  }
+  replays_ = true;
 }
 
 void SnapshotEngine::tellOverhead() {

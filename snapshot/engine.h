@@ -138,6 +138,9 @@ class SnapshotEngine {
   // free slot it waits up to `slot_wait`, once: until the next outcome further captures give up immediately. After the first,
   // waits in vain take at most a hundredth of the run: ranks that do not count the same steps would wait for each other.
   CaptureResult capture(const CaptureInput& input);
+  // Instead of capture(): there is no snapshot of `step`, because the optimizer's step is captured into a graph, whose replays will
+  // write the state without a gate.
+  void leaveOut(int64_t step);
 
   // Takes effect with the next capture. From any thread.
   void setPolicy(PlacementPolicy policy) { policy_.store(policy); }
@@ -176,6 +179,7 @@ class SnapshotEngine {
   bool decideOn(int64_t step);
   bool awaitOutcome(std::unique_lock<std::mutex>& lock, const std::function<bool()>& ready);
   void tellOverhead();
+  void expectReplays();
   void decide();
   void help();
   void checkAlarm();
@@ -268,15 +272,16 @@ class SnapshotEngine {
   uint64_t block_ = 0;          // of the step that runs
   int64_t point_begin_ns_ = 0;  // newest program point; 0: none yet
   int64_t point_end_ns_ = 0;
-  bool beside_copy_ = false;           // the step that runs
-  bool on_device_ = false;             // a snapshot had regions on devices
-  bool replays_ = false;               // graphs were captured that may write the state without a gate
-  bool at_point_ = false;              // between beginPoint() and endPoint()
-  int64_t marked_step_ = -1;           // whose program point is marked on its device
-  DeviceStream marked_;                // and where
-  std::vector<DeviceStream> stepped_;  // streams that came to a gate since the last program point
-  AfterGate after_gate_;               // of the device's usual steps
-  uint64_t measured_every_ = 1;        // that the meter measures
+  bool beside_copy_ = false;  // the step that runs
+  bool on_device_ = false;    // a snapshot had regions on devices
+  bool replays_ = false;      // graphs were captured that may write the state without a gate
+  bool at_point_ = false;     // between beginPoint() and endPoint()
+  int64_t marked_step_ = -1;  // whose program point is marked on its device
+  DeviceStream marked_;       // and where
+  std::vector<DeviceStream>
+      stepped_;                  // streams that came to a gate; those that do not last, since the last program point
+  AfterGate after_gate_;         // of the device's usual steps
+  uint64_t measured_every_ = 1;  // that the meter measures
   uint64_t blocks_told_ = 0;
   bool control_ = false;  // the step that begins at this point
   std::vector<std::thread> threads_;

@@ -29,7 +29,9 @@ constexpr size_t kFewCalls = 128;
 constexpr uint64_t kMostHostBytes = uint64_t{16} << 20;  // that it copies by itself while the gate may wait for it
 constexpr int64_t kToldDeviceGateNs = 5000;              // two events in a row are a few microseconds apart
 constexpr size_t kMostDeviceSteps = 1024;                // that wait for the next program point
-constexpr int64_t kProbeNs = 1'000'000'000;              // of waiting, until the device is asked whether it has failed
+constexpr const char* kCaptured =
+    "the optimizer's step is captured into a graph, or another stream is and forbids the legacy stream's use";
+constexpr int64_t kProbeNs = 1'000'000'000;  // of waiting, until the device is asked whether it has failed
 
 }  // namespace
 
@@ -40,8 +42,10 @@ std::string SnapshotEngine::beginOnDevices(std::span<const DeviceStream> streams
     vault_.beforeMove([this](std::byte* payload) { device_copy_->unpin(payload); });
   }
   if (const auto capture = device_copy_->capturing(streams); capture != DeviceCopy::Capture::kNone) {
-    replays_ = replays_ || capture == DeviceCopy::Capture::kThese;
-    return "the optimizer's step is captured into a graph, or another stream is and forbids the legacy stream's use";
+    if (capture == DeviceCopy::Capture::kThese) {
+      expectReplays();
+    }
+    return kCaptured;
   }
   if (!device_copy_->begin(streams)) {
     return "snapshots of device memory have ended after an error: " + device_copy_->why();
@@ -437,9 +441,11 @@ uint64_t SnapshotEngine::land(Job& job, const Fetched& fetched) {
 void SnapshotEngine::holdTraining(Job& job, std::span<const DeviceStream> streams) {
   if (const auto capture = device_copy_->capturing(streams); capture != DeviceCopy::Capture::kNone) {
     // Replays of the graph will write whenever they like.
-    replays_ = replays_ || capture == DeviceCopy::Capture::kThese;
+    if (capture == DeviceCopy::Capture::kThese) {
+      expectReplays();
+    }
     job.failed.store(true);
-    note("step " + std::to_string(job.step) + " dropped: the optimizer's step is captured into a graph");
+    note("step " + std::to_string(job.step) + " dropped: " + kCaptured);
   }
   {
     const std::lock_guard lock(job.fetch_mutex);

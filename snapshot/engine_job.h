@@ -110,7 +110,7 @@ struct SnapshotEngine::Job {
   bool sampled(uint32_t region) const { return !plan->table.regions[region].early && !isOnDevice(region); }
   std::vector<int> devices;  // of each region, -1: the host's; empty: none is on a device
   std::vector<DeviceStream> streams;
-  std::vector<DeviceStream> writers;  // beside them: of parts, or other optimizers
+  std::vector<DeviceStream> writers;  // beside them: other optimizers', and those that the script holds
   std::vector<ObjectPart> parts;
   size_t object_bytes = 0;
   std::vector<std::pair<size_t, std::vector<ReplicaLine>>> replica_lines;  // by group, of those with regions on devices

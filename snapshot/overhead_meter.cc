@@ -65,4 +65,10 @@ void OverheadMeter::restart(uint64_t block) {
   with_.count = without_.count = 0;
 }
 
+void OverheadMeter::forget() {
+  restart(0);
+  overhead_ = {};
+  ++blocks_ended_;
+}
+
 }  // namespace reft

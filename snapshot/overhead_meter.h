@@ -37,6 +37,8 @@ class OverheadMeter {
   void step(uint64_t block, int64_t step_ns, bool beside_copy);
   // Measures anew, from `block` on: snapshots come at another rate now. What was known stays known until there is something newer.
   void restart(uint64_t block);
+  // Nothing will be measured any more, and what was known is not true any more.
+  void forget();
 
   const Overhead& overhead() const { return overhead_; }
   // Grows when overhead() may have changed.

@@ -12,7 +12,7 @@ namespace reft {
 
 constexpr uint64_t kVaultMagic = 0x31544C5654464552;  // "REFTVLT1"
 constexpr uint64_t kSlotMagic = 0x31544C5354464552;   // "REFTSLT1"
-constexpr uint32_t kVaultVersion = 6;
+constexpr uint32_t kVaultVersion = 7;
 constexpr uint32_t kMaxSlots = 3;
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kMaxGroupDigests = 64;
@@ -53,7 +53,8 @@ static_assert(sizeof(Superblock) <= kPage);
   X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)  \
   X(at_once_copied_bytes) X(gap_copied_bytes) X(compute_copied_bytes) X(communication_copied_bytes)                 \
   X(forecast_error_ppm) X(op_events_lost) X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm)       \
-  X(foretold_gap_ns) X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns)
+  X(foretold_gap_ns) X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns) \
+  X(on_device)
 // clang-format on
 
 struct RankStats {

@@ -33,8 +33,9 @@ namespace reft {
 struct DeviceStream {
   int device = -1;
   cuda::Stream stream = nullptr;
+  bool lasting = false;  // it is not destroyed while the process lives
 
-  bool operator==(const DeviceStream&) const = default;
+  bool operator==(const DeviceStream& other) const { return device == other.device && stream == other.stream; }
 };
 
 class DeviceMarks {

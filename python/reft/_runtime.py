@@ -262,7 +262,8 @@ class Session:
     def _snapshot(self, frame: FrameType, gated: bool) -> None:
         assert self.boundary is not None
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            self._leave_out_captured(gated)
+            self.engine.leave_out(self.step)  # whatever asks the device would break the capture
+            self._trouble("left out")
             return
         for index in self.engine.take_late_written():
             if self.state is not None and index < len(self.state.regions):
@@ -281,22 +282,23 @@ class Session:
         assert self.state is not None
         tensors = [region.current() for region in self.state.regions]
         objects, parts, writers = self._objects(frame)
+        # Nobody knows yet on which streams optimizers step, and nobody has looked for those of the script.
+        unknown = not self._gates_seen and self.env["resume"] != "exact"
+        if unknown:
+            _wait_for_devices(self.state)
         result = self.engine.capture(self.step, tensors, objects, parts, writers, gated)
         if result == "no_table":  # a tensor changed its size in place
             self._plan()
             tensors = [region.current() for region in self.state.regions]
             result = self.engine.capture(self.step, tensors, objects, parts, writers, gated)
+        if unknown:
+            _wait_for_devices(self.state)
         self._gates_seen = self._gates_seen or result == "taken"
         if result != "taken":
             self._trouble(result)
         elif not self._said_first:
             self._said_first = True
             self._say_first(len(objects))
-
-    def _leave_out_captured(self, gated: bool) -> None:
-        """The optimizer's step is being captured into a graph: whatever asks the device would break the capture."""
-        if self.state is not None:
-            self._trouble(self.engine.capture(self.step, [r.current() for r in self.state.regions], b"", [], [], gated))
 
     def _plan(self) -> None:
         """Finds the state anew and lays out the vault. Slow; at the first step and when tensors were replaced."""
@@ -367,7 +369,8 @@ class Session:
         """Small state of this rank at the program point; only this rank ever reads it again.
 
         Returns:
-            The pickle; the tensors whose contents the engine puts into it, with their place; the streams that may write them.
+            The pickle; the tensors whose contents the engine puts into it, with their place; the streams that may write them, or
+            the regions.
         """
         assert self.state is not None and self.boundary is not None
         state = self.state
@@ -410,8 +413,7 @@ class Session:
             self.failed("small state", error)
             saved.pop("frames", None)
             pickled = pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
-        # On which streams optimizers step is not known of the first step.
-        return pickled, parts.placed(pickled), parts.writers(anyway=not self._gates_seen)
+        return pickled, parts.placed(pickled), parts.writers()
 
     # -- resume --------------------------------------------------------------------------------------------------------
 
@@ -555,9 +557,10 @@ class Session:
         shared = sum(1 for r in state.regions if r.ranks)
         parts = f"{len(state.regions)} tensors ({shared} shared with replicas), {len(state.optimizers)} optimizer(s)"
         parts += f", {len(state.schedulers)} scheduler(s)" if state.schedulers else ""
+        parts += f", {len(_registry.objects)} registered object(s)" if _registry.objects else ""
         _banner.say(
             f"protected: {_banner.size(state.bytes)} of state in {parts}; this rank copies {_banner.size(stats['payload_bytes'])}"
-            f" a step and its vault takes {_banner.size(stats['vault_bytes'])} of host memory"
+            f" and {_banner.size(object_bytes)} of small state a step and its vault takes {_banner.size(stats['vault_bytes'])} of host memory"
         )
         if len({region.tensor.get_device() for region in state.regions if region.tensor.is_cuda}) > 1:
             no_limit = ", so REFT_SNAPSHOT_OVERHEAD_PERCENT has no effect" if self.env["snapshot_overhead_percent"] else ""

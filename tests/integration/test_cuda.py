@@ -218,6 +218,58 @@ dist.destroy_process_group()
 """
 
 
+BUFFERS = """
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64).to(device)
+model.register_buffer("mean", torch.zeros(64, device=device))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+side = torch.cuda.Stream()
+def train():
+    output = model(torch.randn(8, 64).to(device))
+    (output - 1).square().mean().backward()
+    torch.cuda.current_stream().wait_stream(side)  # for the step before
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        value = output.detach().mean(0)
+        output.record_stream(side)
+        for _ in range(40):
+            value = value * 1.01
+        model.mean.mul_(0.9).add_(value)
+for step in range(12):
+    train()
+    optimizer.step()
+    optimizer.zero_grad()
+    end_of(step)
+torch.cuda.synchronize()
+print("final", model.mean.sum().item().hex(), model.weight.sum().item().hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
+MANY = """
+torch.manual_seed(0)
+model = torch.nn.Linear(64, 64).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+kinds = [torch.float32, torch.bool, torch.float64, torch.complex64, torch.bfloat16, torch.int64]
+kept = [torch.zeros(size, dtype=kind, device=device) for kind in kinds for size in [()] * 60 + [(3,), (2, 2), (0,), (40, 80)]]
+kept += [torch.zeros(6, 4, device=device).t(), torch.zeros(8, device=device)[::2]]
+losses = []
+for step in range(12):
+    loss = (model(torch.randn(8, 64).to(device)) - 1).square().mean()
+    loss.backward()
+    losses.append(loss.detach())
+    for index, one in enumerate(kept):
+        one.fill_((step + index) % 7)
+    optimizer.step()
+    optimizer.zero_grad()
+    end_of(step)
+torch.cuda.synchronize()
+sums = [one.cpu().to(torch.complex128).sum().item() for one in kept]
+print("final", sum(loss.item() for loss in losses).hex(), sums, model.weight.sum().item().hex(), flush=True)
+dist.destroy_process_group()
+"""
+
+
 STREAMS = """
 torch.manual_seed(0)
 models = [torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(count)]).to(device) for count in (8, 1)]
@@ -241,7 +293,9 @@ dist.destroy_process_group()
 @on_stand_in
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("script", "last"), [(KEEPS, 10), (SIDE, 8), (STREAMS, 8), (STREAMS, 1)], ids=["held", "side", "streams", "first"]
+    ("script", "last"),
+    [(KEEPS, 10), (SIDE, 8), (BUFFERS, 8), (MANY, 8), (STREAMS, 8), (STREAMS, 1)],
+    ids=["held", "side", "buffers", "many", "streams", "first"],
 )
 def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int) -> None:
     """A loss that is kept, a running sum, an optimizer's counter: captured while the device is held, and put back bit for bit; and so

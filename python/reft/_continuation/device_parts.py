@@ -2,7 +2,7 @@
 
 Reading a device's memory on the spot would make the host wait for everything that the device was asked for, at every step, and the
 device then idles until the host has asked for more. So a capture has room for their contents, and the snapshot engine copies them
-there (`_C.Engine.capture(…, parts)`) while the host goes on.
+there (`_C.SnapshotEngine.capture(…, parts, writers)`) while the host goes on.
 
 What other streams than the one that trains may write (a batch that is fetched ahead, a running sum) is copied behind what they were
 asked for before the capture, and in front of what they are asked for after it. They are known when the script's variables hold them.
@@ -12,6 +12,7 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+_MANY = 128  # tensors, from which on small ones are gathered before they are copied
+_SMALL = 4096  # bytes
 _CUDA = 1  # torch's number of this kind of device
 _MARK = os.urandom(16)  # in front of the place, to find it in a pickle
 
@@ -53,7 +56,7 @@ class DeviceParts:
         return begin, self._size
 
     def written_by(self, stream: torch.Stream) -> None:
-        """Notes a stream that the script holds: it may write tensors that were taken, or will be."""
+        """Notes a stream that the script holds."""
         import torch
 
         device = stream.device_index
@@ -61,33 +64,55 @@ class DeviceParts:
             same = torch.cuda.Stream(stream_id=stream.stream_id, device_index=device, device_type=_CUDA)
             self._writers[device, same.cuda_stream] = same
 
-    def writers(self, anyway: bool = False) -> list[tuple[int, int]]:
-        """Gives the streams that may write the tensors, beside those that train: device and handle.
-
-        Args:
-            anyway: Also if there are no tensors.
-        """
-        return sorted(self._writers) if self._parts or anyway else []
+    def writers(self) -> list[tuple[int, int]]:
+        """Gives the streams that the script holds, which may write these tensors or the model's: device and handle."""
+        return sorted(self._writers)
 
     def room(self) -> bytes:
         """Gives what to pickle with the nodes: room for all contents."""
         return _MARK + bytes(self._size) if self._parts else b""
 
     def placed(self, pickled: bytes) -> list[tuple[Any, int]]:
-        """Gives each tensor, contiguous, and where in `pickled`, which holds `room()`, its contents belong."""
-        start = pickled.find(_MARK) + len(_MARK) if self._parts else 0
-        return [(self._contiguous(tensor), start + begin) for tensor, begin in self._parts]
+        """Gives contiguous tensors, and where in `pickled`, which holds `room()`, the contents of each belong."""
+        if not self._parts:
+            return []
+        start = pickled.find(_MARK) + len(_MARK)
+        parts = self._parts if len(self._parts) <= _MANY else self._gathered()
+        return [(self._contiguous(tensor), start + begin) for tensor, begin in parts]
 
     def _contiguous(self, tensor: Any) -> Any:
         if tensor.is_contiguous():
             return tensor
+        self._wait_for_writers(tensor.get_device())
+        return tensor.contiguous()
+
+    def _gathered(self) -> list[tuple[Any, int]]:
+        """Small tensors that follow each other on one device become one there: a copy is a call into the driver, and a stream takes about
+        a thousand before the next one waits for the device."""
         import torch
 
-        current = torch.cuda.current_stream(tensor.get_device())
+        parts = []
+        for (index, small), following in itertools.groupby(self._parts, lambda part: (part[0].get_device(), part[0].nbytes <= _SMALL)):
+            group = list(following)
+            if not small:
+                parts += group
+                continue
+            self._wait_for_writers(index)
+            with torch.no_grad():
+                # Those of one type first: a view of each as bytes would take longer than all else.
+                same = itertools.groupby((tensor.detach() for tensor, _ in group), lambda tensor: tensor.dtype)
+                flat = [torch.cat([tensor.reshape(-1) for tensor in one]).view(torch.uint8) for _, one in same]
+                parts.append((torch.cat(flat), group[0][1]))
+        return parts
+
+    def _wait_for_writers(self, index: int) -> None:
+        """The stream that trains reads tensors of a device here and now."""
+        import torch
+
+        current = torch.cuda.current_stream(index)
         for (device, _), stream in self._writers.items():
-            if device == tensor.get_device() and stream != current:
-                current.wait_stream(stream)  # it reads the tensor here and now
-        return tensor.contiguous()
+            if device == index and stream != current:
+                current.wait_stream(stream)
 
 
 def contents(place: tuple[int, int], room: bytes) -> bytes:

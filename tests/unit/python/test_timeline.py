@@ -97,7 +97,7 @@ def test_a_devices_own_clock_is_taken_where_there_is_one() -> None:
     assert len(rank.gates) == 4 and "link is busy" in rank.gaps[1].details
     said = report.sentence([rank])
     assert "90 % of the bytes were copied while the device waited" in said
-    assert "the device waited 1.0 ms a step for copies at the gate on average (1.0 %; the host spent 2.0 ms" in said
+    assert "the device waited 1.0 ms a step for copies at the gate on average (1.0 %; the host, ahead of its device, spent 2.0 ms" in said
     drawn = timeline_page.page("demo", said, (STEP, 5 * STEP), [rank], (["rank"], [["0"]]))
     assert "gap: the device waits for others" in drawn and "rank 0, device" in drawn
     names = {event["args"].get("name") for event in timeline.trace([rank], "demo")["traceEvents"]}

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <map>
@@ -889,6 +890,86 @@ TEST_F(EngineDevice, PartsThatAnotherStreamWritesAreThoseOfTheProgramPoint) {
     devices_.clear();
     places_.clear();
     streams_.clear();
+  }
+}
+
+// Another model's stream, whose optimizer steps in every other iteration only (it accumulates gradients): its forward writes buffers in each.
+TEST_F(EngineDevice, AStreamThatHasNotSteppedInThisIterationIsWaitedFor) {
+  EngineOptions options;
+  options.policy = PlacementPolicy::kGap;
+  start({{30'000}, {50'000, 0, true}}, options);
+  fake_.setCopyRate(20 << 20);
+  fake_.setJitter(500, 11);
+  DeviceStream other{0, nullptr, true};
+  ok(fake_.api.streamCreate(&other.stream, cuda::kStreamNonBlocking, 0));
+  const std::array<DeviceStream, 1> stepping = {other};
+  const auto forward = [&](unsigned char value) {
+    ok(fake_.memsetD8(reinterpret_cast<cuda::Pointer>(addresses_[1]), value, places_[1].bytes, other.stream));
+  };
+  for (int64_t step = 1; step <= 30; ++step) {
+    const auto value = static_cast<unsigned char>(step);
+    write(0, value);
+    for (unsigned char before = 0; before < 5; ++before) {
+      forward(static_cast<unsigned char>(kPoison - before));  // so that it is behind the stream that trains
+    }
+    forward(value);
+    if (step % 2 == 1) {
+      engine_->gate(stepping);
+    }
+    engine_->beginPoint(step, streams_);
+    ASSERT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
+    engine_->endPoint();
+    forward(kPoison);
+    engine_->gate(streams_);
+    ASSERT_TRUE(engine_->settle());
+    const auto view = sealed(step);
+    ASSERT_TRUE(view.has_value()) << vault_->stats().note;
+    EXPECT_TRUE(regionIs(*view, 0, value)) << step;
+    EXPECT_TRUE(regionIs(*view, 1, value)) << step;
+  }
+  ok(fake_.api.streamSynchronize(other.stream));
+  engine_.reset();
+  ok(fake_.api.streamDestroy(other.stream));
+}
+
+// A stream that may be destroyed is not touched after the program point behind its gate.
+TEST_F(EngineDevice, AStreamThatDoesNotLastIsForgotten) {
+  start({{30'000}});
+  DeviceStream other{0, nullptr};
+  ok(fake_.api.streamCreate(&other.stream, cuda::kStreamNonBlocking, 0));
+  const std::array<DeviceStream, 1> stepping = {other};
+  engine_->gate(stepping);
+  for (int64_t step = 1; step <= 3; ++step) {
+    engine_->beginPoint(step, streams_);
+    writeAll(static_cast<unsigned char>(step));
+    ASSERT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
+    engine_->endPoint();
+    if (step == 1) {
+      ok(fake_.api.streamDestroy(other.stream));
+    }
+    engine_->gate(streams_);
+    ASSERT_TRUE(engine_->settle());
+    EXPECT_TRUE(sealed(step).has_value()) << vault_->stats().note;
+  }
+}
+
+TEST_F(EngineDevice, AStepThatIsCapturedIsLeftOutAndLaterOnesAreAtOnce) {
+  EngineOptions options;
+  options.policy = PlacementPolicy::kGap;
+  start({{200'000}}, options);
+  fake_.setCopyRate(20 << 20);
+  engine_->leaveOut(1);
+  EXPECT_EQ(stat(vault_->stats().skipped), 1);
+  for (int64_t step = 2; step <= 6; ++step) {
+    engine_->beginPoint(step, streams_);
+    writeAll(static_cast<unsigned char>(step));
+    ASSERT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
+    engine_->endPoint();
+    writeAll(kPoison);  // a replay, before any gate
+    engine_->gate(streams_);
+    ASSERT_TRUE(engine_->settle());
+    ASSERT_TRUE(sealed(step).has_value()) << vault_->stats().note;
+    EXPECT_TRUE(regionIs(*sealed(step), 0, static_cast<unsigned char>(step)));
   }
 }
 

@@ -106,6 +106,19 @@ TEST(OverheadMeter, StartsAnewAndKeepsWhatWasKnownMeanwhile) {
   EXPECT_EQ(meter.overhead().ppm, 100'000);
 }
 
+TEST(OverheadMeter, WhatWasForgottenIsToldAsUnknown) {
+  OverheadMeter meter;
+  for (uint64_t block = 1; block < 9; ++block) {
+    meter.step(block, 11 * kMs, true);
+    meter.step(block, 10 * kMs, false);
+  }
+  ASSERT_TRUE(meter.overhead().known);
+  const uint64_t before = meter.blocks();
+  meter.forget();
+  EXPECT_FALSE(meter.overhead().known);
+  EXPECT_NE(meter.blocks(), before) << "so that it is told";
+}
+
 // Those of a device are told some steps late.
 TEST(OverheadMeter, StepsFromBeforeARestartDoNotCountAfterIt) {
   OverheadMeter meter;
