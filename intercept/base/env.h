@@ -38,7 +38,7 @@ namespace reft {
   X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", "How long a step waits, when its optimizers have returned, for a free slot before it skips (and counts) its snapshot.") \
   X(snapshot_alarm_sec, "REFT_SNAPSHOT_ALARM_SEC", kSeconds, "120", "1..86400", "Say aloud that training is unprotected when collectives progress but nothing was committed for so long.") \
   X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", "What a restarted job gets back: everything and its place in the loop, tensors and random state only, or nothing.") \
-  X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", "Largest tensor or container among the loop's variables that is put back.") \
+  X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", "What all variables of the loop may take together; what does not fit is named and not put back.") \
   X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", "How long the agent keeps the vaults when all ranks are gone without a clean end.") \
   X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", "The agent to start. Default: the one in the package.") \
   X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", "Serve Prometheus text on 127.0.0.1 at this port; 0: only over the agent's socket.") \

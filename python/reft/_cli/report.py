@@ -73,7 +73,7 @@ def sentence(ranks: list[timeline.Rank]) -> str:
     share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
     if devices:
         waited = f"the device waited {words.nanoseconds(gated / len(steps))} a step for copies at the gate on average"
-        share += f"; the host spent {words.nanoseconds(captured / len(steps))} at the program point"
+        share += f"; the host, ahead of its device, spent {words.nanoseconds(captured / len(steps))} at the program point"
     known = sorted((rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"])
     cost = f" Over the run: {words.overhead(known[len(known) // 2].cost)}." if known else ""
     if not total:
@@ -121,7 +121,10 @@ def command(
     capture    what the optimizer step takes longer, because a snapshot begins
                (on a device: of the host, which is ahead of it);
                that of a control step, one in 64, is the whole copy
+               (on a device one in 512, and at the gate)
     gate       what the next optimizer step waited for the copy
+
+    These and the time of a step are medians; the rest are sums.
 
     Where state lies on a CUDA device, all but `capture` is told by the clock of
     the device.

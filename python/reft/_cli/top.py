@@ -60,7 +60,9 @@ def _cost(ranks: list[dict[str, Any]]) -> str:
 
 def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
     stats = _stats(rank)
-    stall = sum(int(stats.get(name, 0)) for name in ("gate_last_ns", "device_gate_last_ns", "capture_last_ns"))
+    # A host that is ahead of its device takes nothing from it.
+    stalls = ("device_gate_last_ns",) if stats.get("on_device") else ("gate_last_ns", "capture_last_ns")
+    stall = sum(int(stats.get(name, 0)) for name in stalls)
     step_ns = int(stats.get("step_ns", 0))
     cells = [
         str(stats.get("rank", "?")),
