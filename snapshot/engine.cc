@@ -96,6 +96,13 @@ void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish)
   faultPoint(FaultPoint::after_vote, step);
 }
 
+// There will be no snapshot of `step`.
+void SnapshotEngine::skip(int64_t step, const std::string& why) {
+  vault_.stats().skipped.fetch_add(1);
+  note("step " + std::to_string(step) + " skipped: " + why);
+  vote(step, 0, false);
+}
+
 void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   book_.adopt(static_cast<int>(slot), step, incarnation);
@@ -235,9 +242,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
     newest_captured_ = input.step;
   }
   if (!hindrance.empty()) {
-    stats.skipped.fetch_add(1);
-    note("step " + std::to_string(input.step) + " skipped: " + hindrance);
-    vote(input.step, 0, false);
+    skip(input.step, hindrance);
     return CaptureResult::kFailed;
   }
   if (std::any_of(input.parts.begin(), input.parts.end(), [&](const ObjectPart& part) {
@@ -259,10 +264,7 @@ CaptureResult SnapshotEngine::capture(const CaptureInput& input) {
   }
   const Plan& plan = *job->plan;
   if (!slot) {
-    stats.skipped.fetch_add(1);
-    note("step " + std::to_string(input.step) +
-         " skipped: no slot became free (the job has not committed the one before)");
-    vote(input.step, 0, false);
+    skip(input.step, "no slot became free (the job has not committed the one before)");
     return CaptureResult::kNoSlot;
   }
   job->slot = *slot;
@@ -383,9 +385,7 @@ void SnapshotEngine::leaveOut(int64_t step) {
     newest_captured_ = std::max(newest_captured_, step);
   }
   expectReplays();
-  vault_.stats().skipped.fetch_add(1);
-  note("step " + std::to_string(step) + " skipped: the optimizer's step is captured into a graph");
-  vote(step, 0, false);
+  skip(step, "the optimizer's step is captured into a graph");
 }
 
 // Under the mutex: waits until `ready`, which an outcome may bring about. Without an agent there is no outcome: one wait is
@@ -470,10 +470,7 @@ bool SnapshotEngine::decideOn(int64_t step) {
   }
   starved_ = true;
   lock.unlock();
-  vault_.stats().skipped.fetch_add(1);
-  note("step " + std::to_string(step) +
-       " skipped: the outcome of the snapshot before is not known, so neither is how often snapshots are to be taken");
-  vote(step, 0, false);
+  skip(step, "the outcome of the snapshot before is not known, so neither is how often snapshots are to be taken");
   return false;
 }
 

@@ -200,6 +200,7 @@ class SnapshotEngine {
   void finish(Job& job);
   void note(const std::string& text);
   void vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish = 0);
+  void skip(int64_t step, const std::string& why);
   void sample(Job& job, const CaptureInput& input);
   bool prepareSlot(int slot, const Plan& plan, size_t object_bytes);
 
@@ -272,16 +273,15 @@ class SnapshotEngine {
   uint64_t block_ = 0;          // of the step that runs
   int64_t point_begin_ns_ = 0;  // newest program point; 0: none yet
   int64_t point_end_ns_ = 0;
-  bool beside_copy_ = false;  // the step that runs
-  bool on_device_ = false;    // a snapshot had regions on devices
-  bool replays_ = false;      // graphs were captured that may write the state without a gate
-  bool at_point_ = false;     // between beginPoint() and endPoint()
-  int64_t marked_step_ = -1;  // whose program point is marked on its device
-  DeviceStream marked_;       // and where
-  std::vector<DeviceStream>
-      stepped_;                  // streams that came to a gate; those that do not last, since the last program point
-  AfterGate after_gate_;         // of the device's usual steps
-  uint64_t measured_every_ = 1;  // that the meter measures
+  bool beside_copy_ = false;           // the step that runs
+  bool on_device_ = false;             // a snapshot had regions on devices
+  bool replays_ = false;               // graphs were captured that may write the state without a gate
+  bool at_point_ = false;              // between beginPoint() and endPoint()
+  int64_t marked_step_ = -1;           // whose program point is marked on its device
+  DeviceStream marked_;                // and where
+  std::vector<DeviceStream> stepped_;  // streams that came to a gate and may still be used
+  AfterGate after_gate_;               // of the device's usual steps
+  uint64_t measured_every_ = 1;        // that the meter measures
   uint64_t blocks_told_ = 0;
   bool control_ = false;  // the step that begins at this point
   std::vector<std::thread> threads_;

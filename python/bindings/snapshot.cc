@@ -99,86 +99,84 @@ class Engine {
          const c10::intrusive_ptr<c10d::Store>& store, int nodes, uint32_t threads, bool verify_full,
          double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes, const std::string& policy, uint32_t every,
          double overhead_percent, uint32_t control_every)
-      : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
-    if (checked_engine != nullptr) {  // it listens to the ops of this process, and has their log
-      throw Unavailable(
-          "this process has a snapshot engine, and a second one beside it cannot be: end the first session before");
-    }
+      : Engine(std::move(client), chunk_bytes) {
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
                            : Vault::create(identity, slots, op_log_records, path);
-    try {
-      const auto capacity = static_cast<uint32_t>(op_log_records);
-      processOpLog().moveTo(vault_->opLogArea(), fitting(capacity));
-      processCut().restart();
-      RankStats& stats = vault_->stats();
-      std::memset(static_cast<void*>(&stats), 0, sizeof(stats));
-      stats.pid.store(static_cast<uint64_t>(::getpid()));
-      stats.attempt.store(attempt);
-      stats.restored_step.store(static_cast<uint64_t>(-1));
-      EngineOptions options;
-      options.rank = rank;
-      options.incarnation = incarnation;
-      options.copy_threads = threads;
-      options.policy = policyNamed(policy);
-      options.events = &processOpEvents();
-      options.device_marks = &processDeviceMarks();
-      options.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
-      options.verify_full = verify_full;
-      options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));
-      options.alarm = std::chrono::nanoseconds(static_cast<int64_t>(alarm_sec * 1e9));
-      options.cadence.base = every;
-      options.cadence.limit_ppm = static_cast<int64_t>(overhead_percent * 1e4);
-      options.cadence.decides = rank == 0;
-      if (alarm_sec > 0) {
-        options.cadence.longest_ns = options.alarm.count() / 4;  // rare snapshots are no reason for an alarm
+    const auto capacity = static_cast<uint32_t>(op_log_records);
+    processOpLog().moveTo(vault_->opLogArea(), fitting(capacity));
+    processCut().restart();
+    RankStats& stats = vault_->stats();
+    std::memset(static_cast<void*>(&stats), 0, sizeof(stats));
+    stats.pid.store(static_cast<uint64_t>(::getpid()));
+    stats.attempt.store(attempt);
+    stats.restored_step.store(static_cast<uint64_t>(-1));
+    EngineOptions options;
+    options.rank = rank;
+    options.incarnation = incarnation;
+    options.copy_threads = threads;
+    options.policy = policyNamed(policy);
+    options.events = &processOpEvents();
+    options.device_marks = &processDeviceMarks();
+    options.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
+    options.verify_full = verify_full;
+    options.slot_wait = std::chrono::nanoseconds(static_cast<int64_t>(slot_wait_sec * 1e9));
+    options.alarm = std::chrono::nanoseconds(static_cast<int64_t>(alarm_sec * 1e9));
+    options.cadence.base = every;
+    options.cadence.limit_ppm = static_cast<int64_t>(overhead_percent * 1e4);
+    options.cadence.decides = rank == 0;
+    if (alarm_sec > 0) {
+      options.cadence.longest_ns = options.alarm.count() / 4;  // rare snapshots are no reason for an alarm
+    }
+    options.control_every = control_every;
+    options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()] {
+      return OpLogReader(area, bytes).opsBegun();
+    };
+    options.on_alarm = [rank, alarm_sec](bool unprotected) {
+      if (unprotected) {
+        std::fprintf(
+            stderr,
+            "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no snapshot was committed for "
+            "%.0f s. If no torch.optim optimizer steps (foreign optimizer, captured graph), call reft.step() after "
+            "each training step; `reft top` shows why\n",
+            rank, alarm_sec);
+      } else {
+        std::fprintf(stderr, "reft: rank %d: training is protected again\n", rank);
       }
-      options.control_every = control_every;
-      options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()] {
-        return OpLogReader(area, bytes).opsBegun();
-      };
-      options.on_alarm = [rank, alarm_sec](bool unprotected) {
-        if (unprotected) {
-          std::fprintf(
-              stderr,
-              "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no snapshot was committed "
-              "for "
-              "%.0f s. If no torch.optim optimizer steps (foreign optimizer, captured graph), call reft.step() after "
-              "each training step; `reft top` shows why\n",
-              rank, alarm_sec);
-        } else {
-          std::fprintf(stderr, "reft: rank %d: training is protected again\n", rank);
-        }
-      };
-      auto* client_raw = client_.get();
-      engine_ = std::make_unique<SnapshotEngine>(
-          options, *vault_, [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
-      processOpLog().tell(&processOpEvents());
-      client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
+    };
+    auto* client_raw = client_.get();
+    engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
+                                               [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
+    processOpLog().tell(&processOpEvents());
+    client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
+      if (const auto ballot = wire::decodeBallot(frame.payload)) {
+        engine_->outcome(*ballot);
+      }
+    });
+    if (nodes > 1) {
+      // Agents do not know each other: the first rank of each node carries their votes through the job's store.
+      commit_ = std::make_unique<StoreCommit>(store, nodes, [client_raw](const wire::Ballot& outcome) {
+        client_raw->send(wire::Type::kJobOutcome, {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
+      });
+      client_->handle(wire::Type::kNodeVote, [this](const wire::Frame& frame) {
         if (const auto ballot = wire::decodeBallot(frame.payload)) {
-          engine_->outcome(*ballot);
+          commit_->vote(*ballot);
         }
       });
-      if (nodes > 1) {
-        // Agents do not know each other: the first rank of each node carries their votes through the job's store.
-        commit_ = std::make_unique<StoreCommit>(store, nodes, [client_raw](const wire::Ballot& outcome) {
-          client_raw->send(wire::Type::kJobOutcome, {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
-        });
-        client_->handle(wire::Type::kNodeVote, [this](const wire::Frame& frame) {
-          if (const auto ballot = wire::decodeBallot(frame.payload)) {
-            commit_->vote(*ballot);
-          }
-        });
-      }
-      client_->putVault(vault_->fd(), nlohmann::json{{"rank", rank}, {"bytes", vault_->bytes()}}.dump());
-      checked_engine = engine_.get();  // last: an engine that could not be made is nobody's
-    } catch (...) {
-      end();
-      throw;
     }
+    client_->putVault(vault_->fd(), nlohmann::json{{"rank", rank}, {"bytes", vault_->bytes()}}.dump());
+    checked_engine = engine_.get();  // last: an engine that could not be made is nobody's
   }
 
-  ~Engine() { end(); }
+  ~Engine() {
+    checked_engine = nullptr;
+    client_->handle(wire::Type::kOutcome, [](const wire::Frame&) {});
+    client_->handle(wire::Type::kNodeVote, [](const wire::Frame&) {});
+    commit_.reset();
+    processOpLog().tell(nullptr);
+    engine_.reset();
+    processOpLog().moveTo(nullptr, 0);  // back to private memory: ops may still be marked after the vault is unmapped
+  }
 
   void adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
     engine_->adopt(slot, step, incarnation);
@@ -359,15 +357,13 @@ class Engine {
   }
 
  private:
-  // Nothing in this process points to the engine or into the vault any more. Also of one that was made in part.
-  void end() {
-    checked_engine = nullptr;
-    client_->handle(wire::Type::kOutcome, [](const wire::Frame&) {});
-    client_->handle(wire::Type::kNodeVote, [](const wire::Frame&) {});
-    commit_.reset();
-    processOpLog().tell(nullptr);
-    engine_.reset();
-    processOpLog().moveTo(nullptr, 0);  // back to private memory: ops may still be marked after the vault is unmapped
+  // The other constructor calls this one first: what it throws after that, ~Engine() cleans up.
+  Engine(std::shared_ptr<AgentClient> client, uint64_t chunk_bytes)
+      : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
+    if (checked_engine != nullptr) {  // it listens to the ops of this process, and has their log
+      throw Unavailable(
+          "this process has a snapshot engine, and a second one beside it cannot be: end the first session before");
+    }
   }
 
   // The vault's op log area was sized when the vault was made; an adopted one may differ from today's setting.

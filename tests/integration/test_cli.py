@@ -421,7 +421,7 @@ def test_nobody_waits_for_the_writer_of_a_fifo(folder: Path, command: str) -> No
     assert done.returncode in (1, 3) and "node.vault" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-def snapshot_engine(run_dir: Path, path: Path) -> Any:
+def snapshot_engine(run_dir: Path, path: Path, policy: str = "eager") -> Any:
     """The engine of rank 0, with its vault at `path`."""
     native = native_module()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -444,7 +444,7 @@ def snapshot_engine(run_dir: Path, path: Path) -> Any:
         slot_wait_sec=5.0,
         alarm_sec=0.0,
         chunk_bytes=65536,
-        policy="eager",
+        policy=policy,
         every=1,
         overhead_percent=0.0,
         control_every=0,
@@ -474,6 +474,15 @@ def test_a_second_engine_in_one_process_is_refused(agent: FakeAgent, run_dir: Pa
     with pytest.raises(native.Unavailable, match="end the first session"):
         snapshot_engine(run_dir, folder / "vaults" / "rank-1.vault")
     del first
+    snapshot_engine(run_dir, folder / "vaults" / "rank-1.vault")
+
+
+def test_an_engine_that_cannot_be_made_is_left_by_the_op_log(agent: FakeAgent, run_dir: Path, folder: Path) -> None:
+    """Its vault, into which the log had moved, is no longer mapped."""
+    native = native_module()
+    with pytest.raises(native.InvalidArgument, match="policy"):
+        snapshot_engine(run_dir, folder / "vaults" / "rank-0.vault", policy="none")
+    native.log_step(0, 1)
     snapshot_engine(run_dir, folder / "vaults" / "rank-1.vault")
 
 

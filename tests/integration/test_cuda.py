@@ -299,7 +299,7 @@ dist.destroy_process_group()
 )
 def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int) -> None:
     """A loss that is kept, a running sum, an optimizer's counter: captured while the device is held, and put back bit for bit; and so
-    is what other streams write: a batch that is fetched ahead, a sum of metrics, a model beside another one."""
+    is what other streams write: a batch that is fetched ahead, a sum of metrics, a model beside another one; and hundreds of small tensors."""
     (folder / "train.py").write_text(ON_ONE_DEVICE + script)
     finals = []
     for what in ("run", "kill"):

@@ -124,7 +124,7 @@ def command(
                (on a device one in 512, and at the gate)
     gate       what the next optimizer step waited for the copy
 
-    These and the time of a step are medians; the rest are sums.
+    Times are medians over the steps; shares and bytes are of all of them.
 
     Where state lies on a CUDA device, all but `capture` is told by the clock of
     the device.

@@ -37,6 +37,7 @@ class DeviceParts:
         self._devices = devices
         self._parts: list[tuple[Any, int]] = []
         self._writers: dict[tuple[int, int], torch.cuda.Stream] = {}  # by device and handle
+        self._waited_on: set[int] = set()  # devices on which placed() has waited for them
         self._size = 0
 
     def take(self, tensor: Any) -> tuple[int, int] | None:
@@ -107,8 +108,11 @@ class DeviceParts:
 
     def _wait_for_writers(self, index: int) -> None:
         """The stream that trains reads tensors of a device here and now."""
+        if index in self._waited_on:
+            return
         import torch
 
+        self._waited_on.add(index)
         current = torch.cuda.current_stream(index)
         for (device, _), stream in self._writers.items():
             if device == index and stream != current:

@@ -176,6 +176,20 @@ class EngineDevice : public testing::Test {
     input.versions = std::move(versions);
     return engine_->capture(input);
   }
+  // Steps 2 to 8 are snapshots of their program points, though replays write all regions right behind these, before any gate.
+  void sealAmongReplays() {
+    for (int64_t step = 2; step <= 8; ++step) {
+      engine_->beginPoint(step, streams_);
+      writeAll(static_cast<unsigned char>(step));
+      ASSERT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
+      engine_->endPoint();
+      writeAll(kPoison);  // a replay
+      engine_->gate(streams_);
+      ASSERT_TRUE(engine_->settle());
+      ASSERT_TRUE(sealed(step).has_value()) << vault_->stats().note;
+      EXPECT_TRUE(regionIs(*sealed(step), 0, static_cast<unsigned char>(step)));
+    }
+  }
   // The sealed snapshot of `step`; nullopt if there is none.
   std::optional<SlotView> sealed(int64_t step) {
     const VaultReader reader(vault_->fd());
@@ -790,17 +804,7 @@ TEST_F(EngineDevice, OnceAStepWasCapturedNoCopyIsLeftToAGate) {
   ok(fake_.endCapture(streams_[0].stream, &graph));
   ok(fake_.destroyGraph(graph));
   engine_->endPoint();
-  for (int64_t step = 2; step <= 8; ++step) {
-    engine_->beginPoint(step, streams_);
-    writeAll(static_cast<unsigned char>(step));
-    ASSERT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
-    engine_->endPoint();
-    writeAll(kPoison);  // a replay
-    engine_->gate(streams_);
-    ASSERT_TRUE(engine_->settle());
-    ASSERT_TRUE(sealed(step).has_value()) << vault_->stats().note;
-    EXPECT_TRUE(regionIs(*sealed(step), 0, static_cast<unsigned char>(step)));
-  }
+  sealAmongReplays();
   engine_.reset();  // before the marks
 }
 
@@ -960,17 +964,7 @@ TEST_F(EngineDevice, AStepThatIsCapturedIsLeftOutAndLaterOnesAreAtOnce) {
   fake_.setCopyRate(20 << 20);
   engine_->leaveOut(1);
   EXPECT_EQ(stat(vault_->stats().skipped), 1);
-  for (int64_t step = 2; step <= 6; ++step) {
-    engine_->beginPoint(step, streams_);
-    writeAll(static_cast<unsigned char>(step));
-    ASSERT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
-    engine_->endPoint();
-    writeAll(kPoison);  // a replay, before any gate
-    engine_->gate(streams_);
-    ASSERT_TRUE(engine_->settle());
-    ASSERT_TRUE(sealed(step).has_value()) << vault_->stats().note;
-    EXPECT_TRUE(regionIs(*sealed(step), 0, static_cast<unsigned char>(step)));
-  }
+  sealAmongReplays();
 }
 
 TEST_F(EngineDevice, PartsThatLieElsewhereAreRefused) {
