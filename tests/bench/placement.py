@@ -1,6 +1,6 @@
 """Placement of copies, all of it: on stand-in devices, on processor cores, and how well gaps are foretold on the devices.
 
-Runs placement_device.py, forecast.py and placement_host.py one after the other (half an hour; 40 minutes with two cores) and gives their
+Runs placement_device.py, forecast.py and placement_host.py one after the other (half an hour; an hour with two cores) and gives their
 figures as one table. Each of them can be run alone, with arguments of its own. Stand-in devices are run by processor cores: where there is
 no core for each device, the devices are three times as slow, so that what else the machine does matters less.
 

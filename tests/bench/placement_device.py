@@ -38,7 +38,7 @@ POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
 RANKS = {"pipeline": 4, "tight": 4, "ddp": 2, "told": 4}
 MICRO_BATCHES = {"pipeline": 8, "tight": 8, "ddp": 12, "told": 8}
-BLOCKS = {"pipeline": 6, "tight": 2, "ddp": 3, "told": 0}  # under each policy: more where a goal is near
+BLOCKS = {"pipeline": 12, "tight": 2, "ddp": 3, "told": 0}  # under each policy: more where a goal is near and steps differ
 # Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its bubbles; a replica, which has no bubbles
 # and shares the copying with its peer, for a hundredth.
 WIDTH = {"pipeline": 512, "tight": 1024, "ddp": 192, "told": 512}
@@ -292,6 +292,8 @@ def main() -> int:
         metrics |= found
         failed += wrong
         notes.append(remark)
+        overheads = [f"{name} {value['value']:+.2f} %" for name, value in found.items() if name.endswith("_overhead")]
+        print("; ".join([remark, *overheads]), file=sys.stderr, flush=True)  # long before the last job has ended
     report.write(args.json, "bench placement_device", metrics, len(args.jobs), failed, 0, notes)
     return 1 if failed else 0
 
