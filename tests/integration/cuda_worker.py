@@ -1,6 +1,6 @@
 """Started by torchrun: what test_cuda.py asks of ranks that have a CUDA device each, real or stand-in.
 
-    cuda_worker.py collectives|ddp|graph BACKEND DEVICE FOLDER
+    cuda_worker.py collectives|ddp|graph|graph_aside BACKEND DEVICE FOLDER
 
 Each rank writes what it has found to FOLDER/<rank>.json.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,12 @@ def ddp(device: torch.device) -> dict[str, Any]:
     return {"losses": losses}
 
 
-def graph(device: torch.device) -> dict[str, Any]:
-    """A training step that is captured after five ordinary ones (of which the last is a control step), and replayed."""
+def graph(device: torch.device, aside: bool = False) -> dict[str, Any]:
+    """A training step that is captured after five ordinary ones (of which the last is a control step), and replayed.
+
+    Args:
+        aside: replayed on the stream of the ordinary steps, which no variable holds, and not on the current one.
+    """
     import reft
 
     model = torch.nn.Linear(64, 64).to(device)
@@ -100,13 +105,28 @@ def graph(device: torch.device) -> dict[str, Any]:
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         step()
+    which = {"stream_id": side.stream_id, "device_index": side.device_index, "device_type": side.device_type} if aside else {}
+    del side
+
+    def replay() -> None:
+        current = torch.cuda.current_stream()
+        stream = torch.cuda.Stream(**which) if which else current
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            captured.replay()
+
+    def join() -> None:
+        if which:
+            torch.cuda.current_stream().wait_stream(torch.cuda.Stream(**which))
+
     checker = Checker(lambda: [model])
     skipped = reft.status()["skipped"]
     for _ in range(12):
-        captured.replay()
+        replay()
         reft.step()
+        join()
         clones = [tensor.detach().clone() for tensor in checker.tensors()]
-        captured.replay()  # nothing tells reft that this writes
+        replay()  # nothing tells reft that this writes
         torch.cuda.synchronize()
         reft.snapshot_now()
         checker.clones = {reft.status()["steps"]: [clone.cpu() for clone in clones]}
@@ -121,7 +141,7 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
-    found = {"collectives": collectives, "ddp": ddp, "graph": graph}[what](device)
+    found = {"collectives": collectives, "ddp": ddp, "graph": graph, "graph_aside": partial(graph, aside=True)}[what](device)
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -42,7 +42,7 @@ def devices(count: int) -> dict[str, str]:
     return cuda.environment(count)
 
 
-def ranks_of(folder: Path, what: str, backend: str, device: str) -> list[dict[str, Any]]:
+def ranks_of(folder: Path, what: str, backend: str, device: str, **settings: str) -> list[dict[str, Any]]:
     """What the two ranks of a job found; see cuda_worker.py."""
     environment = job_environment(folder)
     if device == "cuda":
@@ -51,6 +51,7 @@ def ranks_of(folder: Path, what: str, backend: str, device: str) -> list[dict[st
     else:
         environment["CUDA_VISIBLE_DEVICES"] = ""
         environment["OMP_NUM_THREADS"] = "1"
+    environment |= settings
     command = torchrun(HERE / "cuda_worker.py", what, backend, device, str(folder), ranks=2)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -126,8 +127,9 @@ def test_a_killed_rank_resumes_bit_for_bit(
 
 @on_stand_in
 @pytest.mark.timeout(300)
-def test_a_captured_step_is_captured_and_its_replays_are_protected(folder: Path) -> None:
-    for found in ranks_of(folder, "graph", "reft", "cuda"):
+@pytest.mark.parametrize("what", ["graph", "graph_aside"])
+def test_a_captured_step_is_captured_and_its_replays_are_protected(folder: Path, what: str) -> None:
+    for found in ranks_of(folder, what, "reft", "cuda", FAKE_CUDA_KERNEL_US="200"):
         assert found == {"wrong": [], "verified": 12, "errors": 0, "skipped": 0}
 
 
@@ -290,21 +292,26 @@ dist.destroy_process_group()
 """
 
 
+# Microseconds: what streams still have before them at the first program point, some fifty kernels, outlasts the planning that comes before
+# the first copy.
+LONGER_THAN_PLANNING = 6_000
+
+
 @on_stand_in
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("script", "last"),
-    [(KEEPS, 10), (SIDE, 8), (BUFFERS, 8), (MANY, 8), (STREAMS, 8), (STREAMS, 1)],
+    ("script", "last", "kernel_us"),
+    [(KEEPS, 10, 200), (SIDE, 8, 200), (BUFFERS, 8, 200), (MANY, 8, 200), (STREAMS, 8, 200), (STREAMS, 1, LONGER_THAN_PLANNING)],
     ids=["held", "side", "buffers", "many", "streams", "first"],
 )
-def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int) -> None:
+def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int, kernel_us: int) -> None:
     """A loss that is kept, a running sum, an optimizer's counter: captured while the device is held, and put back bit for bit; and so
     is what other streams write: a batch that is fetched ahead, a sum of metrics, a model beside another one; and hundreds of small tensors."""
     (folder / "train.py").write_text(ON_ONE_DEVICE + script)
     finals = []
     for what in ("run", "kill"):
         environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100", REFT_JOB_ID=what) | devices(1)
-        environment["FAKE_CUDA_KERNEL_US"] = "200"
+        environment["FAKE_CUDA_KERNEL_US"] = str(kernel_us)
         environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
         options = ("--standalone", "--max-restarts=1")
         command = torchrun(folder / "train.py", what, str(last), ranks=1, options=options)
@@ -314,6 +321,32 @@ def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int
     assert "resumed at step" in done.stderr, done.stderr[-4000:]
     assert "will not put back" not in done.stderr and "not put back" not in done.stderr, done.stderr[-4000:]
     assert len(finals) == 2 and finals[0] == finals[1]
+
+
+@on_stand_in
+@pytest.mark.timeout(300)
+def test_the_first_snapshot_knows_no_stream_and_waits_for_the_devices(folder: Path) -> None:
+    """Where nobody looks for the script's streams (REFT_RESUME=state), one on which another optimizer steps is known from then on."""
+    at_end = """
+def end_of(step):
+    restarted = os.environ["TORCHELASTIC_RESTART_COUNT"] != "0"
+    if step != (0 if restarted else 1):  # the closing optimizer is known in the second iteration
+        return
+    torch.cuda.synchronize()
+    sealed = reft.snapshot_now()
+    print("state", *[sum(p.double().sum().item() for p in model.parameters()).hex() for model in models], flush=True)
+    assert restarted or sealed == reft.status()["steps"] == 1, reft.status()
+    os._exit(0) if restarted else os.kill(os.getpid(), 9)
+"""
+    (folder / "train.py").write_text(ON_ONE_DEVICE + at_end + STREAMS)
+    environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100", REFT_RESUME="state") | devices(1)
+    environment["FAKE_CUDA_KERNEL_US"] = str(LONGER_THAN_PLANNING)
+    environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+    command = torchrun(folder / "train.py", ranks=1, options=("--standalone", "--max-restarts=1"))
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "resumed at step 1" in done.stderr, (done.stdout + done.stderr)[-4000:]
+    before, after = [line for line in done.stdout.splitlines() if line.startswith("state")]
+    assert before == after
 
 
 @on_stand_in
