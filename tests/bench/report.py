@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -35,7 +36,9 @@ def ratio(ours: list[float], base: list[float], samples: int = 1000) -> tuple[fl
 
 
 def interval(values: list[float], samples: int = 1000) -> tuple[float, float]:
-    """Median, and half the width of its 95 % bootstrap interval."""
+    """Median, and half the width of its 95 % bootstrap interval: of a single value infinite, as it says nothing of the next one."""
+    if len(values) < 2:
+        return median(values), math.inf
     generator = random.Random(0)
     drawn = sorted(median(generator.choices(values, k=len(values))) for _ in range(samples))
     return median(values), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
@@ -71,7 +74,8 @@ def run_ranks(
 
 
 def metric(value: Any, unit: str, spread: float | None = None, goal: str = "", meets: bool | None = None) -> dict[str, Any]:
-    return {"value": value, "unit": unit, "spread": spread, "goal": goal, "meets": meets}
+    known = spread if spread is not None and math.isfinite(spread) else None
+    return {"value": value, "unit": unit, "spread": known, "goal": goal, "meets": meets}
 
 
 def at_most(value: float, spread: float, goal: float) -> bool | None:

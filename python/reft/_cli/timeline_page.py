@@ -143,7 +143,7 @@ def page(
         f"<title>{_text(job)}: timeline</title><style>{_STYLE}</style></head><body>"
         f"<h1>Where the copies went</h1><p class='soft'>job {_text(job)}, the newest steps of the ranks of this machine."
         " A dashed line is a program point: the optimizer step has returned, and a snapshot begins."
-        " Now and then a snapshot is copied there as a whole, to measure what the others cost.</p>"
+        " Now and then one is copied as a whole while training waits, to measure what the others cost.</p>"
         f"<p>{_text(sentence)}</p>"
         f"<div class='scroll'><table><tr>{head}</tr>{rows}</table></div>"
         f"<h2>Timeline</h2><p class='legend'>{legend}</p><div class='scroll'>{_drawing(*window, ranks)}</div></body></html>\n"
