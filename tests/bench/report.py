@@ -85,6 +85,13 @@ def at_most(value: float, spread: float, goal: float) -> bool | None:
     return True if value + spread <= goal else None
 
 
+def at_least(value: float, spread: float, goal: float) -> bool | None:
+    """As at_most, for a goal that is a lower bound."""
+    if value + spread < goal:
+        return False
+    return True if value - spread >= goal else None
+
+
 def _commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
     return done.stdout.strip()

@@ -80,7 +80,7 @@ def ddp(device: torch.device) -> dict[str, Any]:
 
 
 def graph(device: torch.device, aside: bool = False) -> dict[str, Any]:
-    """A training step that is captured after five ordinary ones (of which the last is a control step), and replayed.
+    """A training step that is captured after five ordinary ones, and replayed.
 
     Args:
         aside: replayed on the stream of the ordinary steps, which no variable holds, and not on the current one.

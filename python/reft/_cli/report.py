@@ -118,11 +118,13 @@ def command(
 
     \b
     waiting    share of the step in which the host waits for others: the gaps
+               (on a device with its waits for large collectives)
     capture    what the optimizer step takes longer, because a snapshot begins
                (on a device: of the host, which is ahead of it);
                that of a control step, one in 64, is the whole copy
                (on a device one in 512, and at the gate)
-    gate       what the next optimizer step waited for the copy
+    gate       what the next optimizer step waited for the copy (a device's
+               waits at the program point, as for `sync`, are not in it)
 
     Times are medians over the steps; shares and bytes are of all of them.
 
@@ -136,7 +138,8 @@ def command(
     snapshot   bytes that the rank copies in a step
 
     Reads what the ranks of this machine have left in their vaults; a job that has ended in good order has left nothing.
-    --json prints {"job", "ranks": [{"rank", "summary", "steps": [...]}]}. Exit code 1 if a vault cannot be read.
+    --json prints {"job", "ranks": [{"rank", "summary", "steps": [...]}]}. Exit code 1 if a vault cannot be
+    read or a rank is not shown, 3 if no rank has ended two steps.
     """
     name, all_ranks, problems = _read(vaults.find(vault_dir, job, run_dir))
     begin, end, ranks = timeline.newest(all_ranks, steps)

@@ -297,9 +297,9 @@ def command(
 ) -> None:
     """Runs the placement of copies for a training job that does not exist.
 
-    The code that decides is the one for real ranks; time, work and links are numbers. Columns: where the bytes were copied
-    (in bubbles, beside compute, beside communication, at the gate while training stood still), and by how much the gaps
-    were mispredicted (median). docs/placement.md says what is modelled. --json prints {"title", "rows", "notes"}.
+    The code that decides is the one for real ranks; time, work and links are numbers. Columns: the step, what it costs, where
+    the bytes were copied (in bubbles, beside compute, beside communication, at the gate while training stood still); below, by
+    how much the gaps were mispredicted (median). docs/placement.md says what is modelled. --json prints {"title", "rows", "notes"}.
     """
     if paper:
         given = click.get_current_context()

@@ -154,16 +154,18 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.
 
     \b
-    stall      what the last snapshot cost the training thread, and what its
-               device waited for copies at the gate
+    stall      what the last snapshot cost the training thread; where state
+               lies on a device, what that waited for copies at the gate
+               (not at the program point)
     copied     bytes copied into the vault so far
     copied in  where they fell: gaps (the rank waited for others), work,
                collectives (one was under way), gate (training waited for the
                copy), program point (before an optimizer step returned)
     cost       how much longer the mean step takes for snapshots, of the middle
                rank: steps beside a copy against control steps (docs/placement.md)
-    drop/skip  snapshots given up because tensors were written meanwhile, or
-               because no slot was free
+    drop/skip  snapshots given up (most often: tensors were written meanwhile),
+               and those not begun (no slot free, a captured step, an error
+               of the device)
     state      protected, starting, UNPROTECTED (training runs, but nothing is
                committed), gone, ended (said goodbye)
 
