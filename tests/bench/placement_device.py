@@ -1,9 +1,9 @@
 """What a snapshot at every step costs on (stand-in) CUDA devices under each policy, and when the devices copied, by their own clock.
 
 `pipeline`: four stages of 1F1B (torch.distributed.pipelining) on a device each, gradients clipped by their norm over all stages;
-`tight`: the same with more bytes than its gaps can hold; `ddp`: two replicas; `full`: two that average
-their gradients themselves, with more bytes than a step can hold. Real torch and real ProcessGroupNCCL on the stand-ins of tests/fakes/cuda: kernels take a fixed time, copies have a
-fixed rate, and kernels run slower while something is copied (FAKE_CUDA_CONTENTION_PERCENT). So the percentages are those of this model
+`tight`: the same with more bytes than its gaps can hold; `ddp`: two replicas; `full`: two that average their gradients themselves, with
+more bytes than a step can hold. Real torch and real ProcessGroupNCCL on the stand-ins of tests/fakes/cuda: kernels take a fixed time,
+copies have a fixed rate, and kernels run slower while something is copied (FAKE_CUDA_CONTENTION_PERCENT). So the percentages are those of this model
 of contention, not of a GPU; what is shown is where the copies go. Blocks without snapshots, under `eager` and under `gap` alternate in
 one run, and each is compared with the blocks without before and after it: by the median of the steps' times on the device
 (`overhead`) and by their mean (`overhead_mean`, in which a step that the machine disturbed counts as well). `--slower` makes kernels and
@@ -41,7 +41,7 @@ RANKS = {"pipeline": 4, "tight": 4, "ddp": 2, "full": 2, "told": 4}
 MICRO_BATCHES = {"pipeline": 8, "tight": 8, "ddp": 12, "full": 4, "told": 8}
 BLOCKS = {"pipeline": 12, "tight": 2, "ddp": 3, "full": 1, "told": 0}  # under each policy: more where a goal is near and steps differ
 # Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its bubbles; a replica, which has no bubbles
-# and shares the copying with its peer, for a hundredth.
+# and shares the copying with its peer, for a hundredth; one of `full`, which reft does not know for a replica, for three steps.
 WIDTH = {"pipeline": 512, "tight": 1024, "ddp": 192, "full": 1536, "told": 512}
 MOST_STEPS_TO_TELL = 80
 TRACE = "trace"

@@ -105,26 +105,23 @@ def graph(device: torch.device, aside: bool = False) -> dict[str, Any]:
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured):
         step()
-    which = {"stream_id": side.stream_id, "device_index": side.device_index, "device_type": side.device_type} if aside else {}
+    which = {"stream_id": side.stream_id, "device_index": side.device_index, "device_type": side.device_type}
     del side
 
-    def replay() -> None:
-        current = torch.cuda.current_stream()
-        stream = torch.cuda.Stream(**which) if which else current
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            captured.replay()
+    def stream() -> torch.cuda.Stream:
+        return torch.cuda.Stream(**which) if aside else torch.cuda.current_stream()
 
-    def join() -> None:
-        if which:
-            torch.cuda.current_stream().wait_stream(torch.cuda.Stream(**which))
+    def replay() -> None:
+        stream().wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream()):
+            captured.replay()
 
     checker = Checker(lambda: [model])
     skipped = reft.status()["skipped"]
     for _ in range(12):
         replay()
         reft.step()
-        join()
+        torch.cuda.current_stream().wait_stream(stream())
         clones = [tensor.detach().clone() for tensor in checker.tensors()]
         replay()  # nothing tells reft that this writes
         torch.cuda.synchronize()

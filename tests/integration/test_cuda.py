@@ -42,16 +42,17 @@ def devices(count: int) -> dict[str, str]:
     return cuda.environment(count)
 
 
+def job_on(folder: Path, devices_there: dict[str, str], **settings: str) -> dict[str, str]:
+    """The environment of a job that has these devices: Python finds what either of the two needs."""
+    own = job_environment(folder, **settings)
+    paths = [own["PYTHONPATH"], *filter(None, [devices_there.get("PYTHONPATH")])]
+    return own | devices_there | {"PYTHONPATH": os.pathsep.join(paths)}
+
+
 def ranks_of(folder: Path, what: str, backend: str, device: str, **settings: str) -> list[dict[str, Any]]:
     """What the two ranks of a job found; see cuda_worker.py."""
-    environment = job_environment(folder)
-    if device == "cuda":
-        environment.update(devices(2))
-        environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
-    else:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-        environment["OMP_NUM_THREADS"] = "1"
-    environment |= settings
+    there = devices(2) if device == "cuda" else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    environment = job_on(folder, there) | settings
     command = torchrun(HERE / "cuda_worker.py", what, backend, device, str(folder), ranks=2)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
@@ -310,9 +311,8 @@ def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int
     (folder / "train.py").write_text(ON_ONE_DEVICE + script)
     finals = []
     for what in ("run", "kill"):
-        environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100", REFT_JOB_ID=what) | devices(1)
+        environment = job_on(folder, devices(1), REFT_AGENT_LINGER_SEC="100", REFT_JOB_ID=what)
         environment["FAKE_CUDA_KERNEL_US"] = str(kernel_us)
-        environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
         options = ("--standalone", "--max-restarts=1")
         command = torchrun(folder / "train.py", what, str(last), ranks=1, options=options)
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
@@ -339,9 +339,8 @@ def end_of(step):
     os._exit(0) if restarted else os.kill(os.getpid(), 9)
 """
     (folder / "train.py").write_text(ON_ONE_DEVICE + at_end + STREAMS)
-    environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100", REFT_RESUME="state") | devices(1)
+    environment = job_on(folder, devices(1), REFT_AGENT_LINGER_SEC="100", REFT_RESUME="state")
     environment["FAKE_CUDA_KERNEL_US"] = str(LONGER_THAN_PLANNING)
-    environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
     command = torchrun(folder / "train.py", ranks=1, options=("--standalone", "--max-restarts=1"))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "resumed at step 1" in done.stderr, (done.stdout + done.stderr)[-4000:]
@@ -374,8 +373,7 @@ graph.replay(); reft.step(); reft.snapshot_now()
 status = reft.status()
 print("errors", status["errors"], "skipped", status["skipped"], "sealed", status["sealed"])
 """
-    environment = job_environment(folder) | cuda.environment(1)
-    environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+    environment = job_on(folder, cuda.environment(1))
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and "errors 0 skipped 1 sealed 4" in done.stdout, (done.stdout + done.stderr)[-4000:]
 
@@ -411,8 +409,7 @@ dist.destroy_process_group()
 def test_replicas_that_went_their_own_ways_are_not_mixed(folder: Path, parting: bool) -> None:
     """Each saves another shard, so a resume would give every rank halves of both."""
     (folder / "train.py").write_text(PARTED.replace("PARTING", str(parting)))
-    environment = job_environment(folder, REFT_AGENT_LINGER_SEC="100") | devices(2)
-    environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+    environment = job_on(folder, devices(2), REFT_AGENT_LINGER_SEC="100")
     command = torchrun(folder / "train.py", ranks=2, options=("--standalone", "--max-restarts=1"))
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     said = done.stdout + done.stderr
@@ -451,8 +448,7 @@ os.kill(os.getpid(), 9)  # a job that ends in good order leaves nothing
 def test_a_report_is_told_by_the_devices_clock(folder: Path, policy: str) -> None:
     """The host runs ahead of its device and waits for nothing: gaps, the copies in them and what snapshots cost are the device's."""
     (folder / "train.py").write_text(PIPELINE)
-    environment = job_environment(folder) | cuda.environment(2, kernel_us=500, copy_mb_per_sec=50)
-    environment["PYTHONPATH"] = os.pathsep.join([job_environment(folder)["PYTHONPATH"], environment["PYTHONPATH"]])
+    environment = job_on(folder, cuda.environment(2, kernel_us=500, copy_mb_per_sec=50))
     environment |= {"REFT_VAULT_DIR": str(folder / "vaults"), "REFT_SNAPSHOT_POLICY": policy, "REFT_SNAPSHOT_CHUNK_BYTES": "64K"}
     done = subprocess.run(torchrun(folder / "train.py", ranks=2), env=environment, capture_output=True, text=True, timeout=200)
     assert "SIGKILL" in done.stderr, (done.stdout + done.stderr)[-4000:]
