@@ -18,11 +18,14 @@
 #include <ctime>
 #include <set>
 
-#include "hang_detect/verdict_notice.h"
-#include "hang_detect/words.h"
+#include "hang_detect/evidence/process_state.h"
+#include "hang_detect/evidence/words.h"
+#include "hang_detect/rank/verdict_notice.h"
+#include "hang_detect/stacks/stacks.h"
+#include "hang_detect/verdict/verdict.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
-#include "snapshot/cadence.h"
+#include "snapshot/cost/cadence.h"
 
 namespace reft::agent {
 
@@ -38,7 +41,8 @@ constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTickNs = kSecond / 4;
 constexpr int64_t kStackWaitNs = 2 * kSecond;
 constexpr int64_t kOutsideNs = kSecond;  // for the memory of those that have not answered by then
-// A launcher ends or restarts the others within this time after a death, and then there is nothing to tell.
+// A launcher ends or restarts the others within this time after a death, and then there is nothing
+// to tell.
 constexpr int64_t kDeathNs = 2 * kSecond;
 // torchrun looks at its processes each 100 ms.
 constexpr int64_t kAfterCrashNs = kSecond / 5;
@@ -55,7 +59,8 @@ constexpr int64_t kFirstWaitNs = 30 * kSecond;
 
 // Whether it is there, and with `durably` on disk; the reason why not is logged.
 bool writeWhole(const std::string& path, const std::string& text, bool durably) {
-  const UniqueFd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+  const UniqueFd file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
   size_t done = 0;
   while (file && done < text.size()) {
     const ssize_t count = ::write(file.get(), text.data() + done, text.size() - done);
@@ -74,7 +79,8 @@ bool writeWhole(const std::string& path, const std::string& text, bool durably) 
 std::string utcName() {
   const auto now = std::chrono::system_clock::now();
   const auto seconds = std::chrono::system_clock::to_time_t(now);
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
   tm parts{};
   ::gmtime_r(&seconds, &parts);
   std::array<char, 48> text{};
@@ -101,8 +107,8 @@ Agent::Agent(Options options, UniqueFd listener, const Clock& clock)
           return std::nullopt;
         }
         const auto keys = ranks_.sealed(*state);
-        const auto found =
-            std::find_if(keys.begin(), keys.end(), [&](const auto& entry) { return entry.first == key; });
+        const auto found = std::find_if(keys.begin(), keys.end(),
+                                        [&](const auto& entry) { return entry.first == key; });
         return found == keys.end() ? CommitLedger::Held{} : found->second;
       }),
       hang_watch_(static_cast<int64_t>(options_.hang_suspect_sec * 1e9), kTickNs),
@@ -128,7 +134,8 @@ Agent::~Agent() = default;
 
 void Agent::watch(int fd, uint64_t token, bool write, bool add, bool read) {
   epoll_event event{};
-  event.events = (read ? static_cast<uint32_t>(EPOLLIN) : 0u) | (write ? static_cast<uint32_t>(EPOLLOUT) : 0u);
+  event.events =
+      (read ? static_cast<uint32_t>(EPOLLIN) : 0u) | (write ? static_cast<uint32_t>(EPOLLOUT) : 0u);
   event.data.u64 = token;
   if (::epoll_ctl(epoll_.get(), add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event) != 0 && add) {
     throw SystemError("epoll_ctl");
@@ -148,7 +155,8 @@ void Agent::openMetricsPort() {
   ::setsockopt(http_listener_.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
   if (::bind(http_listener_.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)) != 0 ||
       ::listen(http_listener_.get(), 16) != 0) {
-    logWarn("agent", "metrics port ", options_.metrics_port, " is not served: ", std::strerror(errno));
+    logWarn("agent", "metrics port ", options_.metrics_port,
+            " is not served: ", std::strerror(errno));
     http_listener_.reset();
     return;
   }
@@ -164,7 +172,8 @@ void Agent::stop() {
 Agent::End Agent::run() {
   std::array<epoll_event, 128> events;
   while (!stopping_) {
-    const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+    const int count =
+        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
     if (count < 0 && errno != EINTR) {
       throw SystemError("epoll_wait");
     }
@@ -203,7 +212,8 @@ Agent::End Agent::run() {
       if (all_bye_since_ns_ == 0) {
         all_bye_since_ns_ = clock_.nowNs();
       }
-      if (!ranks_.mayComeBack() || clock_.nowNs() - all_bye_since_ns_ >= std::min(linger, kAfterByeNs)) {
+      if (!ranks_.mayComeBack() ||
+          clock_.nowNs() - all_bye_since_ns_ >= std::min(linger, kAfterByeNs)) {
         ranks_.deleteVaultFiles();
         return End::kClean;
       }
@@ -217,7 +227,8 @@ Agent::End Agent::run() {
     } else if (empty_since_ns_ == 0) {
       empty_since_ns_ = clock_.nowNs();
     }
-    if (!somebody && clock_.nowNs() - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
+    if (!somebody &&
+        clock_.nowNs() - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
       return End::kAbandoned;
     }
   }
@@ -244,11 +255,13 @@ void Agent::acceptPeers() {
     const int fd = socket.get();
     auto connection = std::make_unique<Connection>(token, std::move(socket), peer.pid);
     if (!known || peer.uid != ::geteuid()) {
-      refuse(*connection, "this agent serves user " + std::to_string(::geteuid()) + " only", "run as that user");
+      refuse(*connection, "this agent serves user " + std::to_string(::geteuid()) + " only",
+             "run as that user");
       continue;
     }
     if (peers_.size() >= kMaxPeers) {
-      refuse(*connection, "the agent has " + std::to_string(kMaxPeers) + " connections", "close some");
+      refuse(*connection, "the agent has " + std::to_string(kMaxPeers) + " connections",
+             "close some");
       continue;
     }
     watch(fd, token, false, true);
@@ -301,7 +314,8 @@ void Agent::serve(Connection& peer, uint32_t events) {
 void Agent::handle(Connection& peer, wire::Frame frame) {
   if (!peer.greeted) {
     if (frame.type != wire::Type::kHello) {
-      throw InvalidArgument("first message", std::to_string(static_cast<int>(frame.type)), "hello (1)");
+      throw InvalidArgument("first message", std::to_string(static_cast<int>(frame.type)),
+                            "hello (1)");
     }
     hello(peer, frame);
     return;
@@ -316,7 +330,8 @@ void Agent::handle(Connection& peer, wire::Frame frame) {
 void Agent::hello(Connection& peer, const wire::Frame& frame) {
   const auto hello = parseHello(frame.payload);
   if (hello.job != options_.job || hello.node != options_.node) {
-    refuse(peer, "this is the agent of job " + options_.job + ", node " + std::to_string(options_.node),
+    refuse(peer,
+           "this is the agent of job " + options_.job + ", node " + std::to_string(options_.node),
            "set REFT_JOB_ID and REFT_RUN_DIR alike on all ranks");
     return;
   }
@@ -330,11 +345,14 @@ void Agent::hello(Connection& peer, const wire::Frame& frame) {
       const auto* live = ranks_.find(hello.rank);
       refuse(peer,
              "job id '" + options_.job + "' is already used by a live job (pid " +
-                 std::to_string(live == nullptr ? 0 : live->pid) + " is its rank " + std::to_string(hello.rank) + ")",
-             "if that is another job, set REFT_JOB_ID to different names; if it is what is left of this one, end it");
+                 std::to_string(live == nullptr ? 0 : live->pid) + " is its rank " +
+                 std::to_string(hello.rank) + ")",
+             "if that is another job, set REFT_JOB_ID to different names; if it is what is left of "
+             "this one, end it");
       return;
     }
-    if (const auto old = peers_.find(old_connection); old != peers_.end() && old_connection != peer.id()) {
+    if (const auto old = peers_.find(old_connection);
+        old != peers_.end() && old_connection != peer.id()) {
       old->second->drop();
     }
     peer.rank = hello.rank;
@@ -374,22 +392,27 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
     case wire::Type::kJobOutcome: {
       const auto ballot = wire::decodeBallot(frame.payload);
       if (!ballot || ballot->step < 0 || ballot->yes > 1 || ballot->wish > Cadence::kMostWish) {
-        throw InvalidArgument("ballot", std::to_string(frame.payload.size()) + " bytes",
-                              "32 bytes, step 0 or more, yes 0|1, wish 0.." + std::to_string(Cadence::kMostWish));
+        throw InvalidArgument(
+            "ballot", std::to_string(frame.payload.size()) + " bytes",
+            "32 bytes, step 0 or more, yes 0|1, wish 0.." + std::to_string(Cadence::kMostWish));
       }
       const CommitKey key{ballot->step, ballot->incarnation};
       if (frame.type == wire::Type::kVote) {
         if (ballot->incarnation != rank.hello.incarnation) {
-          throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation), "that of hello");
+          throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation),
+                                "that of hello");
         }
         act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut, ballot->wish));
         // With its first snapshot a rank has begun to print what it is told.
-        if (rank.hello.local_rank == 0 && rank.hello.incarnation != untold_incarnation_ && !untold_.empty()) {
-          peer.send(wire::Type::kVerdict, verdictNoticeJson("reft: why the ranks ended before:\n" + untold_));
+        if (rank.hello.local_rank == 0 && rank.hello.incarnation != untold_incarnation_ &&
+            !untold_.empty()) {
+          peer.send(wire::Type::kVerdict,
+                    verdictNoticeJson("reft: why the ranks ended before:\n" + untold_));
           untold_.clear();
         }
       } else if (rank.hello.local_rank != 0) {
-        throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank),
+        throw InvalidArgument("job_outcome",
+                              "from local rank " + std::to_string(rank.hello.local_rank),
                               "local rank 0");
       } else {
         act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut, ballot->wish));
@@ -398,7 +421,8 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
     }
     case wire::Type::kStackReply: {
       if (frame.payload.size() > kMaxStackReply) {
-        throw InvalidArgument("stack_reply", std::to_string(frame.payload.size()) + " bytes", "up to 4 MiB");
+        throw InvalidArgument("stack_reply", std::to_string(frame.payload.size()) + " bytes",
+                              "up to 4 MiB");
       }
       const auto id = parseStackReplyId(frame.payload);
       for (auto& collection : collections_) {
@@ -411,7 +435,9 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
       return;
     }
     case wire::Type::kNotes: rank.notes = parseNotes(frame.payload); return;
-    case wire::Type::kEvidenceRequest: evidenceRequested(peer, parseEvidenceRequest(frame.payload)); return;
+    case wire::Type::kEvidenceRequest:
+      evidenceRequested(peer, parseEvidenceRequest(frame.payload));
+      return;
     case wire::Type::kGathered: gathered(peer, parseGathered(frame.payload)); return;
     case wire::Type::kBye:
       rank.said_bye = true;
@@ -423,22 +449,27 @@ void Agent::fromRank(Connection& peer, RankState& rank, wire::Frame& frame) {
 
 void Agent::fromAnybody(Connection& peer, wire::Frame& frame) {
   switch (frame.type) {
-    case wire::Type::kVaultList: peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_)); return;
+    case wire::Type::kVaultList:
+      peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_));
+      return;
     case wire::Type::kVaultGet: {
       const int number = parseVaultGet(frame.payload);
       auto* rank = ranks_.find(number);
       const auto* vault = rank == nullptr ? nullptr : rank->readable();
       if (vault == nullptr) {
         // Not the peer's fault: the rank may be new, so the connection stays.
-        peer.send(wire::Type::kError, errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
+        peer.send(wire::Type::kError,
+                  errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
         return;
       }
-      peer.send(wire::Type::kVaultFd, dumpJson({{"rank", number}, {"bytes", vault->bytes()}}), rank->vault_fd.get());
+      peer.send(wire::Type::kVaultFd, dumpJson({{"rank", number}, {"bytes", vault->bytes()}}),
+                rank->vault_fd.get());
       return;
     }
     case wire::Type::kStatusRequest:
       counters_.connections = peers_.size();
-      peer.send(wire::Type::kStatus, statusJson(options_, ranks_, ledger_, counters_, clock_.nowNs()));
+      peer.send(wire::Type::kStatus,
+                statusJson(options_, ranks_, ledger_, counters_, clock_.nowNs()));
       return;
     case wire::Type::kMetricsRequest:
       counters_.connections = peers_.size();
@@ -466,15 +497,18 @@ Connection* Agent::connectionOf(const RankState& rank) {
 
 void Agent::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
-    const wire::Ballot ballot{
-        action.key.step, action.key.incarnation, action.cut, static_cast<uint8_t>(action.yes), action.wish, {}};
+    const wire::Ballot ballot{action.key.step, action.key.incarnation,
+                              action.cut,      static_cast<uint8_t>(action.yes),
+                              action.wish,     {}};
     for (auto& [number, rank] : ranks_.all()) {
       const bool meant = action.kind == CommitLedger::Action::kNodeVote ? rank.hello.local_rank == 0
                          : action.kind == CommitLedger::Action::kAnswer ? number == action.rank
                                                                         : true;
-      auto* peer = meant && rank.hello.incarnation == action.key.incarnation ? connectionOf(rank) : nullptr;
+      auto* peer =
+          meant && rank.hello.incarnation == action.key.incarnation ? connectionOf(rank) : nullptr;
       if (peer != nullptr) {
-        peer->send(action.kind == CommitLedger::Action::kNodeVote ? wire::Type::kNodeVote : wire::Type::kOutcome,
+        peer->send(action.kind == CommitLedger::Action::kNodeVote ? wire::Type::kNodeVote
+                                                                  : wire::Type::kOutcome,
                    ballot);
       }
     }
@@ -498,14 +532,15 @@ void Agent::lost(RankState& rank) {
     if (rank.oomKillsSince() > 0) {
       oom = std::string("; ") + words::kOomKilled;
       untold_ =
-          words::wrap("reft: rank " + std::to_string(rank.hello.rank) + " pid " + std::to_string(rank.pid) +
-                          " is gone" + oom + ": give the ranks of this node more host memory, or let them need less",
+          words::wrap("reft: rank " + std::to_string(rank.hello.rank) + " pid " +
+                          std::to_string(rank.pid) + " is gone" + oom +
+                          ": give the ranks of this node more host memory, or let them need less",
                       2) +
           "\n";
       untold_incarnation_ = rank.hello.incarnation;
     }
-    logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end", oom,
-            "; its vault is kept");
+    logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end",
+            oom, "; its vault is kept");
   }
   if (rank.pidfd) {
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, rank.pidfd.get(), nullptr);
@@ -548,7 +583,8 @@ void Agent::tick() {
   hang_watch_.look(now);
   // The answers to an earlier look may still be on their way.
   if (!looking() && hang_watch_.suspect(live, now) && turn_.suspect(ranks_.nodes(), now)) {
-    logInfo("agent", "no rank made progress for ", options_.hang_suspect_sec, " s: collecting stacks");
+    logInfo("agent", "no rank made progress for ", options_.hang_suspect_sec,
+            " s: collecting stacks");
     collectStacks(0, {});
   }
   watchNodes(now);
@@ -576,13 +612,15 @@ void Agent::compareOps(int64_t now) {
     counters_.disagreements.clear();
   }
   for (auto& [number, rank] : ranks_.all()) {
-    const auto* vault = rank.live() && rank.hello.incarnation == compared_incarnation_ ? rank.readable() : nullptr;
+    const auto* vault =
+        rank.live() && rank.hello.incarnation == compared_incarnation_ ? rank.readable() : nullptr;
     if (vault == nullptr) {
       continue;
     }
     try {
       const OpLogReader log(vault->opLogArea(), vault->opLogBytes());
-      if (log.writerPid() == static_cast<uint32_t>(rank.hello.pid)) {  // else it is an earlier attempt's
+      if (log.writerPid() ==
+          static_cast<uint32_t>(rank.hello.pid)) {  // else it is an earlier attempt's
         agreement_watch_.read(number, log, now);
       }
     } catch (const Error&) {  // NOLINT(bugprone-empty-catch): no op log; a report says so
@@ -597,9 +635,11 @@ void Agent::compareOps(int64_t now) {
       logWarn("agent", text);
       counters_.disagreements.push_back(*found);
       if (auto* peer = speaker({})) {
-        peer->send(wire::Type::kVerdict,
-                   verdictNoticeJson(words::wrap("reft: job " + options_.job + ": " + text, 2) +
-                                     "\nreft: it need not hang, but what they get is wrong (said once for a group)\n"));
+        peer->send(
+            wire::Type::kVerdict,
+            verdictNoticeJson(
+                words::wrap("reft: job " + options_.job + ": " + text, 2) +
+                "\nreft: it need not hang, but what they get is wrong (said once for a group)\n"));
       }
     }
   }
@@ -607,8 +647,9 @@ void Agent::compareOps(int64_t now) {
 
 // Whether the watch itself waits for answers.
 bool Agent::looking() const {
-  return std::any_of(collections_.begin(), collections_.end(),
-                     [](const StackCollection& open) { return open.requester == 0 && !open.early; });
+  return std::any_of(collections_.begin(), collections_.end(), [](const StackCollection& open) {
+    return open.requester == 0 && !open.early;
+  });
 }
 
 void Agent::noteUsed(int64_t now) {
@@ -623,7 +664,8 @@ void Agent::noteUsed(int64_t now) {
 StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why) {
   // The watch itself asks once at a time, and has nobody to tell that it may not.
   if (requester != 0 && collections_.size() >= kMaxCollections) {
-    throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
+    throw InvalidArgument("stacks_request",
+                          "the " + std::to_string(kMaxCollections) + "th at a time", "fewer");
   }
   StackCollection collection;
   collection.outside = OutsideStacks(wake_.get());
@@ -634,9 +676,10 @@ StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>
   collection.early = why == Why::kEarly;
   collection.incarnation = ranks_.incarnation();
   const auto now = clock_.nowNs();
-  collection.deadline_ns = now + (collection.crash   ? 0
-                                  : collection.early ? std::min(kStackWaitNs, hang_watch_.earlyWaitNs())
-                                                     : kStackWaitNs);
+  collection.deadline_ns =
+      now + (collection.crash   ? 0
+             : collection.early ? std::min(kStackWaitNs, hang_watch_.earlyWaitNs())
+                                : kStackWaitNs);
   const std::set<int> only(wanted.begin(), wanted.end());
   const auto request = dumpJson({{"id", collection.id}});
   for (auto& [number, rank] : ranks_.all()) {
@@ -673,7 +716,8 @@ StackCollection* Agent::collectStacks(uint64_t requester, const std::vector<int>
 void Agent::readNative(Connection& peer, int number) {
   const auto* rank = ranks_.find(number);
   if (rank == nullptr || !rank->alive || rank->pid <= 0) {
-    peer.send(wire::Type::kStacks, dumpJson({{"error", rank == nullptr ? "not a rank of this node" : "it has ended"}}));
+    peer.send(wire::Type::kStacks,
+              dumpJson({{"error", rank == nullptr ? "not a rank of this node" : "it has ended"}}));
   } else {
     native_readers_.start(peer.id(), rank->pid);
   }
@@ -704,11 +748,12 @@ void Agent::finishCollections() {
   hang_watch_.look(now);  // answers may come before the first tick after the machine stood still
   for (auto it = collections_.begin(); it != collections_.end();) {
     // Ranks that cannot answer are not waited for.
-    const bool answered = std::all_of(it->replies.begin(), it->replies.end(), [this, it](const auto& reply) {
-      const auto* rank = ranks_.find(reply.first);
-      return reply.second || rank == nullptr || it->outside.of(rank->pid) ||
-             (rank->connection == 0 && !it->outside.asked(rank->pid));
-    });
+    const bool answered =
+        std::all_of(it->replies.begin(), it->replies.end(), [this, it](const auto& reply) {
+          const auto* rank = ranks_.find(reply.first);
+          return reply.second || rank == nullptr || it->outside.of(rank->pid) ||
+                 (rank->connection == 0 && !it->outside.asked(rank->pid));
+        });
     if (!answered && now >= it->deadline_ns && !it->asked_outside && !it->crash && !it->early) {
       askOutside(*it);
     }
@@ -727,8 +772,9 @@ void Agent::finishCollections() {
     }
     const bool asked = of_watch || it->node_request != 0;
     auto evidence =
-        nodeEvidence(ranks_, *it, options_.job, options_.node, of_watch && !it->crash ? options_.hang_suspect_sec : 0,
-                     now, asked ? noted_ : std::map<int, Noted>{}, gone_ns_, hang_watch_.awayNs());
+        nodeEvidence(ranks_, *it, options_.job, options_.node,
+                     of_watch && !it->crash ? options_.hang_suspect_sec : 0, now,
+                     asked ? noted_ : std::map<int, Noted>{}, gone_ns_, hang_watch_.awayNs());
     if (asked && !it->crash && !it->early) {
       noteUsed(now);  // for the next look
     }
@@ -748,7 +794,8 @@ void Agent::finishCollections() {
       if (const auto peer = peers_.find(it->requester); peer != peers_.end()) {
         peer->second->send(wire::Type::kStacks, report.json);
       }
-    } else if (it->crash && !it->looked && (!report.disagreement || report.confidence == Confidence::kUndecidable)) {
+    } else if (it->crash && !it->looked &&
+               (!report.disagreement || report.confidence == Confidence::kUndecidable)) {
       // The others may be about to begin the op, and the launcher has not ended them yet.
       it->looked = true;
       it->deadline_ns = now + kAfterCrashNs;
@@ -770,12 +817,16 @@ void Agent::concluded(StackCollection& collection, const Report& report, int64_t
     logInfo("agent", "the ranks did not disagree about an op when one of them ended");
   } else if (!hang_watch_.credible(report)) {
     logInfo("agent",
-            report.state == VerdictState::kHang ? "perhaps a hang, if the next look finds it, too:\n" : "no hang:\n",
+            report.state == VerdictState::kHang
+                ? "perhaps a hang, if the next look finds it, too:\n"
+                : "no hang:\n",
             report.screen);
-  } else if (hang_watch_.reportedStillNs(now) > 0 && report.confidence == Confidence::kUndecidable) {
+  } else if (hang_watch_.reportedStillNs(now) > 0 &&
+             report.confidence == Confidence::kUndecidable) {
     logInfo("agent", "looked again, and nobody can be named yet:\n", report.screen);
   } else {
-    hang_watch_.reported(report.silent && report.confidence == Confidence::kUndecidable ? kLooksForSilent : 0);
+    hang_watch_.reported(
+        report.silent && report.confidence == Confidence::kUndecidable ? kLooksForSilent : 0);
     if (collection.crash) {
       death_due_ns_ = 0;
       crash_incarnation_ = collection.incarnation;
@@ -790,7 +841,9 @@ Connection* Agent::speaker(const StackCollection& collection) {
   Connection* silent = nullptr;
   for (auto& [number, rank] : ranks_.all()) {
     const auto reply = collection.replies.find(number);
-    auto* peer = collection.replies.empty() || reply != collection.replies.end() ? connectionOf(rank) : nullptr;
+    auto* peer = collection.replies.empty() || reply != collection.replies.end()
+                     ? connectionOf(rank)
+                     : nullptr;
     if (peer != nullptr && reply != collection.replies.end() && reply->second) {
       return peer;
     }
@@ -807,7 +860,8 @@ void Agent::reportHang(const Report& report, const StackCollection& collection) 
   const bool written = writeWhole(path + ".json", report.json, options_.abort_on_hang);
   writeWhole(path + ".txt", report.text, false);
   logWarn("agent", "hang report written: ", path, ".txt\n", report.screen);
-  const auto action = written ? abort_policy_.reported(report, collection.incarnation, clock_.nowNs()) : "";
+  const auto action =
+      written ? abort_policy_.reported(report, collection.incarnation, clock_.nowNs()) : "";
   const auto notice = terminalText(report.screen, path + ".txt", action);
   if (auto* peer = speaker(collection)) {
     speaker_ = peer->id();
@@ -825,10 +879,12 @@ void Agent::abortRanks(uint64_t incarnation, const std::string& why) {
   aborted_incarnation_ = incarnation;
   kill_due_ns_ = clock_.nowNs() + kAbortNs;
   for (auto& [number, rank] : ranks_.all()) {
-    auto* peer = rank.live() && rank.hello.incarnation == incarnation ? connectionOf(rank) : nullptr;
+    auto* peer =
+        rank.live() && rank.hello.incarnation == incarnation ? connectionOf(rank) : nullptr;
     if (peer != nullptr) {
       if (peer->id() == speaker_) {
-        peer->send(wire::Type::kVerdict, verdictNoticeJson("reft: job " + options_.job + ": " + text + "\n"));
+        peer->send(wire::Type::kVerdict,
+                   verdictNoticeJson("reft: job " + options_.job + ": " + text + "\n"));
       }
       peer->send(wire::Type::kAbort, "{}");
     }
@@ -837,8 +893,9 @@ void Agent::abortRanks(uint64_t incarnation, const std::string& why) {
 
 // Whether a debugger or tracer is attached to a rank of this node.
 bool Agent::debugged() {
-  return std::any_of(ranks_.all().begin(), ranks_.all().end(),
-                     [](const auto& entry) { return entry.second.live() && tracerOf(entry.second.pid) > 0; });
+  return std::any_of(ranks_.all().begin(), ranks_.all().end(), [](const auto& entry) {
+    return entry.second.live() && tracerOf(entry.second.pid) > 0;
+  });
 }
 
 void Agent::killStayers() {
@@ -847,22 +904,26 @@ void Agent::killStayers() {
       continue;
     }
     if (!rank.pidfd || !rank.pid_is_own || tracerOf(rank.pid) > 0) {
-      logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is left alone: ",
+      logWarn("agent", "rank ", number, " pid ", rank.pid,
+              " has not ended when told to and is left alone: ",
               tracerOf(rank.pid) > 0 ? "it is traced" : "its process is not known for certain");
       continue;
     }
-    logWarn("agent", "rank ", number, " pid ", rank.pid, " has not ended when told to and is killed");
+    logWarn("agent", "rank ", number, " pid ", rank.pid,
+            " has not ended when told to and is killed");
     ::syscall(SYS_pidfd_send_signal, rank.pidfd.get(), SIGKILL, nullptr, 0);
   }
 }
 
 void Agent::checkAbort(int64_t now) {
   const auto still_ns = hang_watch_.reportedStillNs(now);
-  switch (
-      abort_policy_.tick(now, still_ns, ranks_.incarnation(), still_ns > 0 && options_.abort_on_hang && debugged())) {
+  switch (abort_policy_.tick(now, still_ns, ranks_.incarnation(),
+                             still_ns > 0 && options_.abort_on_hang && debugged())) {
     case AbortPolicy::Act::kNothing: break;
     case AbortPolicy::Act::kLookAgain: collectStacks(0, {}, Why::kConfirm); break;
-    case AbortPolicy::Act::kAbort: abortRanks(abort_policy_.incarnation(), abort_policy_.why()); break;
+    case AbortPolicy::Act::kAbort:
+      abortRanks(abort_policy_.incarnation(), abort_policy_.why());
+      break;
   }
   if (kill_due_ns_ != 0 && now >= kill_due_ns_) {
     kill_due_ns_ = 0;
@@ -888,19 +949,23 @@ void Agent::serveHttp(uint64_t token, Http& http) {
     if (count > 0) {
       http.in.append(bytes.data(), static_cast<size_t>(count));
     }
-    done = count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR) || http.in.size() > kMaxHttpRequest;
+    done = count == 0 || (count < 0 && errno != EAGAIN && errno != EINTR) ||
+           http.in.size() > kMaxHttpRequest;
     if (!done && http.in.find("\r\n\r\n") != std::string::npos) {
       const bool known = http.in.rfind("GET /metrics ", 0) == 0 || http.in.rfind("GET / ", 0) == 0;
       counters_.connections = peers_.size();
-      const auto body = known ? metricsText(options_, ranks_, ledger_, counters_) : std::string("GET /metrics\n");
-      http.out = std::string("HTTP/1.1 ") + (known ? "200 OK" : "404 Not Found") +
-                 "\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\nContent-Length: " +
-                 std::to_string(body.size()) + "\r\n\r\n" + body;
+      const auto body =
+          known ? metricsText(options_, ranks_, ledger_, counters_) : std::string("GET /metrics\n");
+      http.out =
+          std::string("HTTP/1.1 ") + (known ? "200 OK" : "404 Not Found") +
+          "\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\nContent-Length: " +
+          std::to_string(body.size()) + "\r\n\r\n" + body;
       watch(http.socket.get(), token, true, false);
     }
   }
   if (!done && !http.out.empty()) {
-    const ssize_t count = ::send(http.socket.get(), http.out.data(), http.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    const ssize_t count =
+        ::send(http.socket.get(), http.out.data(), http.out.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count > 0) {
       http.out.erase(0, static_cast<size_t>(count));
     }

@@ -1,7 +1,8 @@
 // The agent's loop: connections, votes, deaths, hangs. One epoll, nothing blocks.
 //
 // Threads: run() is the only thread; stop() may be called from a signal handler or another thread.
-// Errors:  the constructor throws SystemError. Whatever a peer sends ends at worst in an error frame and the close of that
+// Errors:  the constructor throws SystemError. Whatever a peer sends ends at worst in an error
+// frame and the close of that
 //          peer; run() returns when the job is over, nobody came back, or after stop().
 #pragma once
 
@@ -12,17 +13,18 @@
 #include <string>
 #include <vector>
 
-#include "agent/abort_policy.h"
-#include "agent/connection.h"
-#include "agent/hang_watch.h"
-#include "agent/native_readers.h"
-#include "agent/options.h"
-#include "agent/rank_table.h"
-#include "agent/status.h"
-#include "agent/turn.h"
-#include "hang_detect/agreement_watch.h"
+#include "agent/hang/abort_policy.h"
+#include "agent/hang/hang_watch.h"
+#include "agent/hang/native_readers.h"
+#include "agent/hang/turn.h"
+#include "agent/peers/connection.h"
+#include "agent/peers/options.h"
+#include "agent/peers/rank_table.h"
+#include "agent/serve/status.h"
+#include "hang_detect/evidence/evidence.h"
+#include "hang_detect/verdict/agreement_watch.h"
 #include "intercept/base/clock.h"
-#include "snapshot/commit.h"
+#include "snapshot/commit/commit.h"
 
 namespace reft::agent {
 
@@ -64,7 +66,8 @@ class Agent {
   void sweep();
   void tick();
   enum class Why { kAsked, kConfirm, kCrash, kEarly };
-  StackCollection* collectStacks(uint64_t requester, const std::vector<int>& wanted, Why why = Why::kAsked);
+  StackCollection* collectStacks(uint64_t requester, const std::vector<int>& wanted,
+                                 Why why = Why::kAsked);
   void askOutside(StackCollection& collection);
   void finishCollections();
   // Other nodes; agent_nodes.cc.
@@ -109,13 +112,14 @@ class Agent {
   std::map<int, Noted> noted_;      // by rank; of the present episode
   std::map<int, int64_t> gone_ns_;  // by rank: when its end was noticed
   // REFT_HANG_ACTION=abort
-  int64_t kill_due_ns_ = 0;                      // whoever has not ended by then is killed; 0: nobody was told
+  int64_t kill_due_ns_ = 0;  // whoever has not ended by then is killed; 0: nobody was told
   std::optional<uint64_t> aborted_incarnation_;  // of the ranks that were told to end
   uint64_t speaker_ = 0;                         // connection that the last report went to
   int64_t death_due_ns_ = 0;                     // a death is to be reported then; 0: none
-  uint64_t crash_incarnation_ = 0;               // whose death has been looked at, and found to be of a disagreement
-  std::string untold_;                           // why ranks ended, for the terminal of those who are started instead
-  uint64_t untold_incarnation_ = 0;              // of the ranks that ended
+  uint64_t crash_incarnation_ =
+      0;                // whose death has been looked at, and found to be of a disagreement
+  std::string untold_;  // why ranks ended, for the terminal of those who are started instead
+  uint64_t untold_incarnation_ = 0;  // of the ranks that ended
   std::vector<StackCollection> collections_;
   uint64_t next_collection_ = 1;
   NativeReaders native_readers_;

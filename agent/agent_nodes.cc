@@ -1,9 +1,13 @@
-// What the agent does with the agents of the job's other nodes. They do not know each other: first ranks of a node carry their
-// messages through the job's store (c10d_backend/evidence_exchange.h). Whose turn it is to look: turn.h.
+// What the agent does with the agents of the job's other nodes. They do not know each other: first
+// ranks of a node carry their messages through the job's store
+// (c10d_backend/store/evidence_exchange.h). Whose turn it is to look: turn.h.
 #include <algorithm>
 #include <fstream>
 
 #include "agent/agent.h"
+#include "hang_detect/evidence/evidence.h"
+#include "hang_detect/evidence/evidence_json.h"
+#include "hang_detect/evidence/process_state.h"
 #include "intercept/base/log.h"
 
 namespace reft::agent {
@@ -33,7 +37,8 @@ std::string bootId() {
 Connection* Agent::carrier() {
   for (auto& [number, rank] : ranks_.all()) {
     auto* peer = rank.live() && rank.hello.incarnation == ranks_.incarnation() &&
-                         rank.hello.local_rank < wire::kEvidenceCarriers && !processIsStopped(rank.pid)
+                         rank.hello.local_rank < wire::kEvidenceCarriers &&
+                         !processIsStopped(rank.pid)
                      ? connectionOf(rank)
                      : nullptr;
     if (peer != nullptr) {
@@ -63,10 +68,11 @@ void Agent::askNodes(StackCollection& collection) {
   nodes.carrier = peer->id();
   nodes.asked_ns = clock_.nowNs();
   nodes.deadline_ns = nodes.asked_ns + kGatherNs + kGatherEndNs;
-  nodes.problem =
-      "the rank that asks them did not come back within " + std::to_string((kGatherNs + kGatherEndNs) / kSecond) + " s";
-  peer->send(wire::Type::kGather,
-             gatherPayload(collection.id, static_cast<double>(kGatherNs) * 1e-9, NodeRequest::kEvidence));
+  nodes.problem = "the rank that asks them did not come back within " +
+                  std::to_string((kGatherNs + kGatherEndNs) / kSecond) + " s";
+  peer->send(
+      wire::Type::kGather,
+      gatherPayload(collection.id, static_cast<double>(kGatherNs) * 1e-9, NodeRequest::kEvidence));
 }
 
 void Agent::tellNodes(NodeRequest kind) {
@@ -95,8 +101,8 @@ void Agent::addNodes(HangEvidence& evidence, const StackCollection& collection) 
   const auto& nodes = collection.nodes;
   const auto boot = bootId();
   for (const auto& [said, at_ns] : nodes.answers) {
-    const bool same_clock =
-        !boot.empty() && said.boot == boot && said.asked_ns >= nodes.asked_ns && said.evidence.now_ns <= at_ns;
+    const bool same_clock = !boot.empty() && said.boot == boot && said.asked_ns >= nodes.asked_ns &&
+                            said.evidence.now_ns <= at_ns;
     // Their clock says what ours said somewhere between.
     const int64_t least = nodes.asked_ns - said.asked_ns;
     const int64_t most = std::max(least, at_ns - said.evidence.now_ns);
@@ -143,9 +149,10 @@ void Agent::evidenceRequested(Connection& peer, const EvidenceRequest& request) 
 }
 
 void Agent::answerNode(const StackCollection& collection, const HangEvidence& evidence) {
-  const size_t limit = std::min(wire::kMaxEvidence, kMaxGathered / static_cast<size_t>(std::max(1, ranks_.nodes())));
-  const auto payload = evidencePayload(collection.node_request, options_.node, collection.asked_ns, bootId(),
-                                       evidenceJson(evidence, limit));
+  const size_t limit =
+      std::min(wire::kMaxEvidence, kMaxGathered / static_cast<size_t>(std::max(1, ranks_.nodes())));
+  const auto payload = evidencePayload(collection.node_request, options_.node, collection.asked_ns,
+                                       bootId(), evidenceJson(evidence, limit));
   for (const auto id : collection.askers) {
     if (const auto peer = peers_.find(id); peer != peers_.end()) {
       peer->second->send(wire::Type::kEvidence, payload);
@@ -165,7 +172,9 @@ void Agent::watchNodes(int64_t now) {
     case Turn::Act::kNothing: break;
     case Turn::Act::kPlease: tellNodes(NodeRequest::kPlease); break;
     case Turn::Act::kLook:
-      logInfo("agent", "no rank made progress, and no node before this one looks after it: collecting stacks");
+      logInfo(
+          "agent",
+          "no rank made progress, and no node before this one looks after it: collecting stacks");
       if (!looking()) {
         collectStacks(0, {});
       }

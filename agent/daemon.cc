@@ -30,7 +30,8 @@ void ownDirectory(const std::string& path) {
     throw SystemError("lstat " + path);
   }
   if (!S_ISDIR(info.st_mode) || info.st_uid != ::geteuid() || (info.st_mode & 077) != 0) {
-    throw Unavailable(path + " must be a directory of this user with mode 0700; remove it, or set REFT_RUN_DIR");
+    throw Unavailable(
+        path + " must be a directory of this user with mode 0700; remove it, or set REFT_RUN_DIR");
   }
 }
 
@@ -74,8 +75,10 @@ void closeRange(unsigned first, unsigned last) {
 }  // namespace
 
 void makeDirectories(const std::string& run_dir, const std::string& job, int node) {
-  // Parents of the run directory are the user's business, but have to exist: create what is missing, as mkdir -p.
-  for (size_t slash = run_dir.find('/', 1); slash != std::string::npos; slash = run_dir.find('/', slash + 1)) {
+  // Parents of the run directory are the user's business, but have to exist: create what is
+  // missing, as mkdir -p.
+  for (size_t slash = run_dir.find('/', 1); slash != std::string::npos;
+       slash = run_dir.find('/', slash + 1)) {
     ::mkdir(run_dir.substr(0, slash).c_str(), 0700);
   }
   ownDirectory(run_dir);
@@ -116,7 +119,8 @@ UniqueFd daemonise(const std::string& log_path) {
   }
   ::umask(077);
   UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  UniqueFd log(::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
+  UniqueFd log(
+      ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
   ::dup2(nothing.get(), STDIN_FILENO);
   ::dup2(log ? log.get() : nothing.get(), STDERR_FILENO);
   nothing.reset();
@@ -154,11 +158,12 @@ UniqueFd lockDirectory(const std::string& directory) {
       }
       throw SystemError("flock " + path);
     }
-    // An agent that ended in between removed the file: the lock is worth something only on the one that is there.
+    // An agent that ended in between removed the file: the lock is worth something only on the one
+    // that is there.
     struct stat ours {};
     struct stat there {};
-    if (::fstat(lock.get(), &ours) == 0 && ::stat(path.c_str(), &there) == 0 && ours.st_ino == there.st_ino &&
-        ours.st_dev == there.st_dev) {
+    if (::fstat(lock.get(), &ours) == 0 && ::stat(path.c_str(), &there) == 0 &&
+        ours.st_ino == there.st_ino && ours.st_dev == there.st_dev) {
       return lock;
     }
   }
@@ -193,7 +198,8 @@ bool answers(const std::string& directory) {
     return false;
   }
   const auto where = address(directory, handle);
-  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)) == 0 || errno == EAGAIN;
+  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)) == 0 ||
+         errno == EAGAIN;
 }
 
 }  // namespace reft::agent

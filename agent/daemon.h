@@ -9,13 +9,14 @@
 
 namespace reft::agent {
 
-// Makes <run_dir>, <run_dir>/<job> and <run_dir>/<job>/node-<n> with mode 0700. Throws Unavailable if one is a link,
-// belongs to somebody else, or may be entered by others.
+// Makes <run_dir>, <run_dir>/<job> and <run_dir>/<job>/node-<n> with mode 0700. Throws Unavailable
+// if one is a link, belongs to somebody else, or may be entered by others.
 void makeDirectories(const std::string& run_dir, const std::string& job, int node);
 
-// Double fork, own session, working directory /, standard input from nowhere, stderr to `log_path`, all other descriptors
-// but stdout closed. The first parent waits until stdout's reader may rely on the daemon, then exits with its status: so
-// returns only in the daemon, with the pipe that ready() needs.
+// Double fork, own session, working directory /, standard input from nowhere, stderr to `log_path`,
+// all other descriptors but stdout closed. The first parent waits until stdout's reader may rely on
+// the daemon, then exits with its status: so returns only in the daemon, with the pipe that ready()
+// needs.
 UniqueFd daemonise(const std::string& log_path);
 // Tells the waiting parent the exit status and prints `line` on stdout, which is detached then.
 void ready(UniqueFd parent, int status, const std::string& line);
@@ -23,7 +24,8 @@ void ready(UniqueFd parent, int status, const std::string& line);
 // flock on <directory>/agent.lock, without waiting; an empty descriptor: somebody else holds it.
 UniqueFd lockDirectory(const std::string& directory);
 
-// Listens on <directory>/agent.sock, mode 0600, replacing what a dead agent left. Call with the lock held.
+// Listens on <directory>/agent.sock, mode 0600, replacing what a dead agent left. Call with the
+// lock held.
 UniqueFd listenOn(const std::string& directory);
 // True if somebody accepts connections there.
 bool answers(const std::string& directory);

@@ -9,13 +9,13 @@
 
 #include "agent/agent.h"
 #include "agent/daemon.h"
-#include "agent/native_stacks.h"
-#include "agent/status.h"
-#include "hang_detect/native_stack.h"
-#include "hang_detect/remote_stack.h"
-#include "intercept/base/agent_start.h"
+#include "agent/serve/status.h"
+#include "hang_detect/stacks/native_stack.h"
+#include "hang_detect/stacks/remote_stack.h"
+#include "hang_detect/unwind/native_stacks.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
+#include "intercept/link/agent_start.h"
 
 namespace {
 
@@ -37,8 +37,8 @@ void installSignals() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-// The lock goes last, so that the next agent starts with nothing of this one. Hang reports stay for people to read, and the log
-// beside them; of a job without any, nothing stays, however it ended.
+// The lock goes last, so that the next agent starts with nothing of this one. Hang reports stay for
+// people to read, and the log beside them; of a job without any, nothing stays, however it ended.
 void removeTraces(const reft::agent::Options& options) {
   const auto directory = options.directory();
   ::unlink((directory + "/agent.sock").c_str());
@@ -50,7 +50,8 @@ void removeTraces(const reft::agent::Options& options) {
   ::rmdir((options.run_dir + "/" + options.job).c_str());
 }
 
-// True if an agent answers within a second (one that has just taken the lock needs a moment to listen).
+// True if an agent answers within a second (one that has just taken the lock needs a moment to
+// listen).
 bool waitForOther(const std::string& directory) {
   for (int i = 0; i < 100; ++i) {
     if (reft::agent::answers(directory)) {
@@ -66,7 +67,8 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
   const auto directory = options.directory();
   reft::UniqueFd lock;
   for (int i = 0; !lock && i < 5; ++i) {
-    reft::agent::makeDirectories(options.run_dir, options.job, options.node);  // an ending agent may have removed them
+    reft::agent::makeDirectories(options.run_dir, options.job,
+                                 options.node);  // an ending agent may have removed them
     lock = reft::agent::lockDirectory(directory);
     if (!lock && waitForOther(directory)) {
       ready(std::move(parent), 0, "already listening " + directory + "/agent.sock");
@@ -76,13 +78,15 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
   if (!lock) {
     reft::logError("agent", "another process holds ", directory, "/agent.lock and does not answer");
     ready(std::move(parent), 1,
-          std::string(reft::kAgentFailed) + "another one holds " + directory + " and does not answer");
+          std::string(reft::kAgentFailed) + "another one holds " + directory +
+              " and does not answer");
     return 1;
   }
   reft::agent::Agent agent(options, reft::agent::listenOn(directory));
   running = &agent;
   installSignals();
-  reft::logInfo("agent", "listening, pid ", ::getpid(), " job ", options.job, " node ", options.node);
+  reft::logInfo("agent", "listening, pid ", ::getpid(), " job ", options.job, " node ",
+                options.node);
   ready(std::move(parent), 0, "listening " + directory + "/agent.sock");
   const auto end = agent.run();
   running = nullptr;
@@ -113,8 +117,9 @@ int main(int argc, char** argv) {
     return 0;
   }
   if (options.stack_pid != 0 && options.native) {
-    const auto stacks = reft::agent::readNativeStacks(options.stack_pid);
-    std::printf("%s\n", reft::mergedStacksJson(options.stack_pid, stacks.python, stacks.merged).c_str());
+    const auto stacks = reft::readNativeStacks(options.stack_pid);
+    std::printf("%s\n",
+                reft::mergedStacksJson(options.stack_pid, stacks.python, stacks.merged).c_str());
     return stacks.python.error.empty() && stacks.merged.error.empty() ? 0 : 1;
   }
   if (options.stack_pid != 0) {
@@ -141,7 +146,8 @@ int main(int argc, char** argv) {
     if (parent || options.foreground) {
       reft::logError("agent", error.what());
     }
-    reft::agent::ready(std::move(parent), 1, std::string(reft::kAgentFailed) + error.what());  // who started it says it
+    reft::agent::ready(std::move(parent), 1,
+                       std::string(reft::kAgentFailed) + error.what());  // who started it says it
     return 1;
   }
 }

@@ -8,9 +8,9 @@
 #include "c10d_backend/gil.h"
 #include "c10d_backend/live_backends.h"
 #include "c10d_backend/stream_wait.h"
-#include "intercept/base/cut.h"
 #include "intercept/base/fault.h"
 #include "intercept/base/log.h"
+#include "intercept/record/cut.h"
 
 namespace reft {
 
@@ -81,7 +81,8 @@ const at::Tensor& firstOf(const TensorList& tensors) {
 
 }  // namespace
 
-// `agreed`: the number that all ranks of a correct program have in common, 0 where there is none (splits of all_to_all).
+// `agreed`: the number that all ranks of a correct program have in common, 0 where there is none
+// (splits of all_to_all).
 struct ReftBackend::Shape {
   OpKind kind;
   uint64_t bytes = 0;
@@ -90,7 +91,8 @@ struct ReftBackend::Shape {
   uint8_t reduce_op = kNone;
   int32_t peer = -1;
   uint32_t tag = 0;
-  // On a device: NCCL puts such an op on the stream that trains, which stands still in it; nobody waits for it later.
+  // On a device: NCCL puts such an op on the stream that trains, which stands still in it; nobody
+  // waits for it later.
   bool on_current_stream = false;
 };
 
@@ -118,7 +120,8 @@ ReftBackend::~ReftBackend() {
   });
 }
 
-// -- which inner backend -------------------------------------------------------------------------------------------------
+// -- which inner backend
+// -------------------------------------------------------------------------------------------------
 
 ReftBackend::Target ReftBackend::targetOf(const at::Tensor& tensor) {
   if (parts_.cuda && (!tensor.device().is_cpu() || !parts_.cpu)) {
@@ -147,7 +150,8 @@ void ReftBackend::each(Body body) const {
 
 // See Note [lazy state].
 void ReftBackend::syncLazyState() {
-  const bool description_due = !description_synced_.load(std::memory_order_acquire) && !pg_desc_.empty();
+  const bool description_due =
+      !description_synced_.load(std::memory_order_acquire) && !pg_desc_.empty();
   if (!description_due && device_synced_ == bound_device_id_) {
     return;
   }
@@ -164,7 +168,8 @@ void ReftBackend::syncLazyState() {
   }
 }
 
-// -- one op --------------------------------------------------------------------------------------------------------------
+// -- one op
+// --------------------------------------------------------------------------------------------------------------
 
 void ReftBackend::countForCut(const Shape& shape, OpType type) const {
   if (type == OpType::SEND) {
@@ -183,7 +188,8 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
   OpLog::Op op;
   op.kind = shape.kind;
   op.group = group_;
-  op.seq = (c10d::isP2POp(type) ? messages_ : collectives_).fetch_add(1, std::memory_order_relaxed) + 1;
+  op.seq =
+      (c10d::isP2POp(type) ? messages_ : collectives_).fetch_add(1, std::memory_order_relaxed) + 1;
   op.peer = shape.peer;
   op.tag = shape.tag;
   op.bytes = shape.bytes;
@@ -191,7 +197,8 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
   op.reduce_op = shape.reduce_op;
   op.call_site = currentCallSite();
   // The two sides of a message agree, whatever they are called.
-  uint64_t signature = c10d::isP2POp(type) ? static_cast<uint64_t>(OpKind::kSend) : static_cast<uint64_t>(shape.kind);
+  uint64_t signature = c10d::isP2POp(type) ? static_cast<uint64_t>(OpKind::kSend)
+                                           : static_cast<uint64_t>(shape.kind);
   signature = mix(signature, (uint64_t{shape.dtype} << 8) | shape.reduce_op);
   op.signature = mix(signature, static_cast<uint64_t>(shape.agreed));
   const uint64_t ticket = log_.begin(op);
@@ -203,9 +210,10 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
     if (coalescing) {
       openRegion(target);
     }
-    // A large one on the stream itself is work of that stream, and tensor parallelism has hundreds of them.
-    const bool stands_in_it =
-        shape.on_current_stream && target.where == ReftWork::Where::kDevice && !coalescing && op.bytes <= kLatencyBytes;
+    // A large one on the stream itself is work of that stream, and tensor parallelism has hundreds
+    // of them.
+    const bool stands_in_it = shape.on_current_stream && target.where == ReftWork::Where::kDevice &&
+                              !coalescing && op.bytes <= kLatencyBytes;
     const StreamWait marked(stands_in_it ? &log_ : nullptr, ticket);
     work = call();
   } catch (...) {
@@ -234,7 +242,8 @@ WorkPtr ReftBackend::issue(const Target& target, const Shape& shape, OpType type
   return c10::make_intrusive<ReftWork>(std::move(work), log_, ticket, target.where, rank_, type);
 }
 
-// -- coalescing: see Note [coalescing] --------------------------------------------------------------------------------------
+// -- coalescing: see Note [coalescing]
+// --------------------------------------------------------------------------------------
 
 bool ReftBackend::supportsCoalescing() const {
   return parts_.cuda && parts_.cuda->supportsCoalescing();
@@ -261,7 +270,8 @@ WorkPtr ReftBackend::intoRegion(const Target& target, WorkPtr work, uint64_t tic
     return work;
   }
   if (work) {
-    region_.works.push_back(c10::make_intrusive<ReftWork>(std::move(work), log_, ticket, target.where, rank_, type));
+    region_.works.push_back(
+        c10::make_intrusive<ReftWork>(std::move(work), log_, ticket, target.where, rank_, type));
   } else {
     log_.markDone(ticket);
   }
@@ -279,8 +289,9 @@ WorkPtr ReftBackend::endCoalescing() {
       if (!region.device_tickets.empty()) {
         region.device_tickets.erase(region.device_tickets.begin());
       }
-      region.works.push_back(c10::make_intrusive<ReftWork>(std::move(work), log_, first, ReftWork::Where::kDevice,
-                                                           rank_, OpType::COALESCED, std::move(region.device_tickets)));
+      region.works.push_back(c10::make_intrusive<ReftWork>(
+          std::move(work), log_, first, ReftWork::Where::kDevice, rank_, OpType::COALESCED,
+          std::move(region.device_tickets)));
     }
   }
   if (region.works.empty()) {
@@ -292,9 +303,11 @@ WorkPtr ReftBackend::endCoalescing() {
   return c10::make_intrusive<CompositeWork>(std::move(region.works), rank_);
 }
 
-// -- what gloo lacks ---------------------------------------------------------------------------------------------------------
+// -- what gloo lacks
+// ---------------------------------------------------------------------------------------------------------
 
-bool ReftBackend::integerAverage(const Target& target, const c10d::ReduceOp& op, const at::Tensor& tensor) const {
+bool ReftBackend::integerAverage(const Target& target, const c10d::ReduceOp& op,
+                                 const at::Tensor& tensor) const {
   return target.where == ReftWork::Where::kHost && op.op_ == c10d::ReduceOp::AVG &&
          at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
 }
@@ -309,10 +322,12 @@ WorkPtr ReftBackend::divided(WorkPtr sum, TensorList tensors, OpType type) const
       tensor.detach().div_(size, "trunc");
     }
   };
-  return c10::make_intrusive<FinishingWork>(std::move(sum), std::move(divide), TensorList{}, rank_, type);
+  return c10::make_intrusive<FinishingWork>(std::move(sum), std::move(divide), TensorList{}, rank_,
+                                            type);
 }
 
-// -- collectives -------------------------------------------------------------------------------------------------------------
+// -- collectives
+// -------------------------------------------------------------------------------------------------------------
 
 WorkPtr ReftBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
@@ -322,7 +337,8 @@ WorkPtr ReftBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions
                     .dtype = dtypeOf(tensors),
                     .peer = static_cast<int32_t>(opts.rootRank),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::BROADCAST, [&] { return target.backend->broadcast(tensors, opts); });
+  return issue(target, shape, OpType::BROADCAST,
+               [&] { return target.backend->broadcast(tensors, opts); });
 }
 
 WorkPtr ReftBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
@@ -354,7 +370,8 @@ WorkPtr ReftBackend::allreduce_sparse(TensorList& tensors, const c10d::Allreduce
                [&] { return target.backend->allreduce_sparse(tensors, opts); });
 }
 
-WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) {
+WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors,
+                                         const c10d::AllreduceCoalescedOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
   const Shape shape{.kind = OpKind::kAllreduceCoalesced,
                     .bytes = byteCount(tensors),
@@ -366,7 +383,8 @@ WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors, const c10d::Allred
     if (integerAverage(target, opts.reduceOp, tensors[0])) {
       c10d::AllreduceCoalescedOptions sum = opts;
       sum.reduceOp = c10d::ReduceOp::SUM;
-      return divided(target.backend->allreduce_coalesced(tensors, sum), tensors, OpType::ALLREDUCE_COALESCED);
+      return divided(target.backend->allreduce_coalesced(tensors, sum), tensors,
+                     OpType::ALLREDUCE_COALESCED);
     }
     return target.backend->allreduce_coalesced(tensors, opts);
   });
@@ -393,17 +411,20 @@ WorkPtr ReftBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts
   });
 }
 
-WorkPtr ReftBackend::allgather(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+WorkPtr ReftBackend::allgather(TensorLists& outputs, TensorList& inputs,
+                               const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const Shape shape{.kind = OpKind::kAllgather,
                     .bytes = byteCount(inputs),
                     .agreed = outputs.empty() ? 0 : elements(outputs[0]),
                     .dtype = dtypeOf(inputs),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::ALLGATHER, [&] { return target.backend->allgather(outputs, inputs, opts); });
+  return issue(target, shape, OpType::ALLGATHER,
+               [&] { return target.backend->allgather(outputs, inputs, opts); });
 }
 
-WorkPtr ReftBackend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+WorkPtr ReftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                     const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kAllgatherBase,
                     .bytes = byteCount(input),
@@ -414,18 +435,21 @@ WorkPtr ReftBackend::_allgather_base(at::Tensor& output, at::Tensor& input, cons
                [&] { return target.backend->_allgather_base(output, input, opts); });
 }
 
-WorkPtr ReftBackend::all_gather_single(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
+WorkPtr ReftBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
+                                       const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kAllgatherBase,
                     .bytes = byteCount(input),
                     .agreed = output.numel(),
                     .dtype = dtypeOf(input),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::_ALLGATHER_BASE,
-               [&]() -> WorkPtr { return REFT_FORWARD(target.backend, all_gather_single, output, input, opts); });
+  return issue(target, shape, OpType::_ALLGATHER_BASE, [&]() -> WorkPtr {
+    return REFT_FORWARD(target.backend, all_gather_single, output, input, opts);
+  });
 }
 
-WorkPtr ReftBackend::allgather_coalesced(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) {
+WorkPtr ReftBackend::allgather_coalesced(TensorLists& outputs, TensorList& inputs,
+                                         const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const Shape shape{.kind = OpKind::kAllgatherCoalesced,
                     .bytes = byteCount(inputs),
@@ -444,8 +468,9 @@ WorkPtr ReftBackend::allgather_into_tensor_coalesced(TensorList& outputs, Tensor
                     .agreed = elements(outputs),
                     .dtype = dtypeOf(inputs),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::ALLGATHER_COALESCED,
-               [&] { return target.backend->allgather_into_tensor_coalesced(outputs, inputs, opts); });
+  return issue(target, shape, OpType::ALLGATHER_COALESCED, [&] {
+    return target.backend->allgather_into_tensor_coalesced(outputs, inputs, opts);
+  });
 }
 
 WorkPtr ReftBackend::all_gather_single_coalesced(TensorList& outputs, TensorList& inputs,
@@ -461,7 +486,8 @@ WorkPtr ReftBackend::all_gather_single_coalesced(TensorList& outputs, TensorList
   });
 }
 
-WorkPtr ReftBackend::gather(TensorLists& outputs, TensorList& inputs, const c10d::GatherOptions& opts) {
+WorkPtr ReftBackend::gather(TensorLists& outputs, TensorList& inputs,
+                            const c10d::GatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const Shape shape{.kind = OpKind::kGather,
                     .bytes = byteCount(inputs),
@@ -469,10 +495,12 @@ WorkPtr ReftBackend::gather(TensorLists& outputs, TensorList& inputs, const c10d
                     .dtype = dtypeOf(inputs),
                     .peer = static_cast<int32_t>(opts.rootRank),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::GATHER, [&] { return target.backend->gather(outputs, inputs, opts); });
+  return issue(target, shape, OpType::GATHER,
+               [&] { return target.backend->gather(outputs, inputs, opts); });
 }
 
-WorkPtr ReftBackend::gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
+WorkPtr ReftBackend::gather_single(at::Tensor& output, at::Tensor& input,
+                                   const c10d::GatherOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kGatherSingle,
                     .bytes = byteCount(input),
@@ -480,11 +508,13 @@ WorkPtr ReftBackend::gather_single(at::Tensor& output, at::Tensor& input, const 
                     .dtype = dtypeOf(input),
                     .peer = static_cast<int32_t>(opts.rootRank),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::GATHER,
-               [&]() -> WorkPtr { return REFT_FORWARD(target.backend, gather_single, output, input, opts); });
+  return issue(target, shape, OpType::GATHER, [&]() -> WorkPtr {
+    return REFT_FORWARD(target.backend, gather_single, output, input, opts);
+  });
 }
 
-WorkPtr ReftBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) {
+WorkPtr ReftBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
+                                        const c10d::GatherOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kGatherSingle,
                     .bytes = byteCount(input),
@@ -492,11 +522,13 @@ WorkPtr ReftBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input, c
                     .dtype = dtypeOf(input),
                     .peer = static_cast<int32_t>(opts.rootRank),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::GATHER,
-               [&]() -> WorkPtr { return REFT_FORWARD(target.backend, gather_into_tensor, output, input, opts); });
+  return issue(target, shape, OpType::GATHER, [&]() -> WorkPtr {
+    return REFT_FORWARD(target.backend, gather_into_tensor, output, input, opts);
+  });
 }
 
-WorkPtr ReftBackend::scatter(TensorList& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
+WorkPtr ReftBackend::scatter(TensorList& outputs, TensorLists& inputs,
+                             const c10d::ScatterOptions& opts) {
   const Target target = targetOf(firstOf(outputs));
   const Shape shape{.kind = OpKind::kScatter,
                     .bytes = inputs.empty() ? 0 : byteCount(inputs[0]),
@@ -504,10 +536,12 @@ WorkPtr ReftBackend::scatter(TensorList& outputs, TensorLists& inputs, const c10
                     .dtype = dtypeOf(outputs),
                     .peer = static_cast<int32_t>(opts.rootRank),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::SCATTER, [&] { return target.backend->scatter(outputs, inputs, opts); });
+  return issue(target, shape, OpType::SCATTER,
+               [&] { return target.backend->scatter(outputs, inputs, opts); });
 }
 
-WorkPtr ReftBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) {
+WorkPtr ReftBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs,
+                                    const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(firstOf(outputs, inputs));
   const Shape shape{.kind = OpKind::kReduceScatter,
                     .bytes = inputs.empty() ? 0 : byteCount(inputs[0]),
@@ -519,7 +553,8 @@ WorkPtr ReftBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs, co
     if (integerAverage(target, opts.reduceOp, outputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
       sum.reduceOp = c10d::ReduceOp::SUM;
-      return divided(target.backend->reduce_scatter(outputs, inputs, sum), outputs, OpType::REDUCE_SCATTER);
+      return divided(target.backend->reduce_scatter(outputs, inputs, sum), outputs,
+                     OpType::REDUCE_SCATTER);
     }
     return target.backend->reduce_scatter(outputs, inputs, opts);
   });
@@ -538,7 +573,8 @@ WorkPtr ReftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
     if (integerAverage(target, opts.reduceOp, output)) {
       c10d::ReduceScatterOptions sum = opts;
       sum.reduceOp = c10d::ReduceOp::SUM;
-      return divided(target.backend->_reduce_scatter_base(output, input, sum), {output}, OpType::_REDUCE_SCATTER_BASE);
+      return divided(target.backend->_reduce_scatter_base(output, input, sum), {output},
+                     OpType::_REDUCE_SCATTER_BASE);
     }
     return target.backend->_reduce_scatter_base(output, input, opts);
   });
@@ -557,8 +593,8 @@ WorkPtr ReftBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input
     if (integerAverage(target, opts.reduceOp, output)) {
       c10d::ReduceScatterOptions sum = opts;
       sum.reduceOp = c10d::ReduceOp::SUM;
-      return divided(REFT_FORWARD(target.backend, reduce_scatter_single, output, input, sum), {output},
-                     OpType::_REDUCE_SCATTER_BASE);
+      return divided(REFT_FORWARD(target.backend, reduce_scatter_single, output, input, sum),
+                     {output}, OpType::_REDUCE_SCATTER_BASE);
     }
     return REFT_FORWARD(target.backend, reduce_scatter_single, output, input, opts);
   });
@@ -577,7 +613,8 @@ WorkPtr ReftBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tensor
     if (integerAverage(target, opts.reduceOp, inputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
       sum.reduceOp = c10d::ReduceOp::SUM;
-      return divided(target.backend->reduce_scatter_tensor_coalesced(outputs, inputs, sum), outputs, OpType::COALESCED);
+      return divided(target.backend->reduce_scatter_tensor_coalesced(outputs, inputs, sum), outputs,
+                     OpType::COALESCED);
     }
     return target.backend->reduce_scatter_tensor_coalesced(outputs, inputs, opts);
   });
@@ -596,37 +633,45 @@ WorkPtr ReftBackend::reduce_scatter_single_coalesced(TensorList& outputs, Tensor
     if (integerAverage(target, opts.reduceOp, inputs[0])) {
       c10d::ReduceScatterOptions sum = opts;
       sum.reduceOp = c10d::ReduceOp::SUM;
-      return divided(REFT_FORWARD(target.backend, reduce_scatter_single_coalesced, outputs, inputs, sum), outputs,
-                     OpType::COALESCED);
+      return divided(
+          REFT_FORWARD(target.backend, reduce_scatter_single_coalesced, outputs, inputs, sum),
+          outputs, OpType::COALESCED);
     }
     return REFT_FORWARD(target.backend, reduce_scatter_single_coalesced, outputs, inputs, opts);
   });
 }
 
-WorkPtr ReftBackend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                   std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+WorkPtr ReftBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                   std::vector<int64_t>& output_splits,
+                                   std::vector<int64_t>& input_splits,
+                                   const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kAlltoallBase,
                     .bytes = byteCount(input),
                     .dtype = dtypeOf(input),
                     .on_current_stream = !opts.asyncOp};
-  return issue(target, shape, OpType::ALLTOALL_BASE,
-               [&] { return target.backend->alltoall_base(output, input, output_splits, input_splits, opts); });
+  return issue(target, shape, OpType::ALLTOALL_BASE, [&] {
+    return target.backend->alltoall_base(output, input, output_splits, input_splits, opts);
+  });
 }
 
-WorkPtr ReftBackend::all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                                       std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) {
+WorkPtr ReftBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
+                                       std::vector<int64_t>& output_splits,
+                                       std::vector<int64_t>& input_splits,
+                                       const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
   const Shape shape{.kind = OpKind::kAlltoallBase,
                     .bytes = byteCount(input),
                     .dtype = dtypeOf(input),
                     .on_current_stream = !opts.asyncOp};
   return issue(target, shape, OpType::ALLTOALL_BASE, [&]() -> WorkPtr {
-    return REFT_FORWARD(target.backend, all_to_all_single, output, input, output_splits, input_splits, opts);
+    return REFT_FORWARD(target.backend, all_to_all_single, output, input, output_splits,
+                        input_splits, opts);
   });
 }
 
-WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) {
+WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs,
+                              const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const Shape shape{.kind = OpKind::kAlltoall,
                     .bytes = byteCount(inputs),
@@ -637,9 +682,10 @@ WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs, const c10
       return target.backend->alltoall(outputs, inputs, opts);
     }
     // gloo has no list form, or one that wants equal shapes: one flat buffer each way.
-    TORCH_CHECK_VALUE(inputs.size() == static_cast<size_t>(size_) && outputs.size() == inputs.size(),
-                      "all_to_all needs one tensor per rank (", size_, "), got ", inputs.size(), " to send and ",
-                      outputs.size(), " to receive");
+    TORCH_CHECK_VALUE(
+        inputs.size() == static_cast<size_t>(size_) && outputs.size() == inputs.size(),
+        "all_to_all needs one tensor per rank (", size_, "), got ", inputs.size(), " to send and ",
+        outputs.size(), " to receive");
     std::vector<int64_t> input_splits;
     std::vector<int64_t> output_splits;
     for (const TensorList* list : {&inputs, &outputs}) {
@@ -669,19 +715,23 @@ WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs, const c10
       scatter();
       return work;
     }
-    return c10::make_intrusive<FinishingWork>(std::move(work), std::move(scatter), outputs, rank_, OpType::ALLTOALL);
+    return c10::make_intrusive<FinishingWork>(std::move(work), std::move(scatter), outputs, rank_,
+                                              OpType::ALLTOALL);
   });
 }
 
 WorkPtr ReftBackend::barrier(const c10d::BarrierOptions& opts) {
   // The dispatcher drops the device: ids, or a bound device, mean the accelerator.
-  const bool on_device = parts_.cuda && (!parts_.cpu || !opts.device_ids.empty() || bound_device_id_.has_value() ||
-                                         (opts.device.has_value() && !opts.device->is_cpu()));
+  const bool on_device =
+      parts_.cuda && (!parts_.cpu || !opts.device_ids.empty() || bound_device_id_.has_value() ||
+                      (opts.device.has_value() && !opts.device->is_cpu()));
   if (on_device) {
     syncLazyState();
   }
-  const Target target = on_device ? Target{parts_.cuda.get(), ReftWork::Where::kDevice} : hostTarget();
-  return issue(target, Shape{.kind = OpKind::kBarrier}, OpType::BARRIER, [&] { return target.backend->barrier(opts); });
+  const Target target =
+      on_device ? Target{parts_.cuda.get(), ReftWork::Where::kDevice} : hostTarget();
+  return issue(target, Shape{.kind = OpKind::kBarrier}, OpType::BARRIER,
+               [&] { return target.backend->barrier(opts); });
 }
 
 void ReftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
@@ -693,7 +743,8 @@ void ReftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
   });
 }
 
-// -- messages ----------------------------------------------------------------------------------------------------------------
+// -- messages
+// ----------------------------------------------------------------------------------------------------------------
 
 WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
   const Target target = targetOf(firstOf(tensors));
@@ -734,7 +785,8 @@ WorkPtr ReftBackend::recvAnysource(TensorList& tensors, int tag) {
                     .agreed = elements(tensors),
                     .dtype = dtypeOf(tensors),
                     .tag = static_cast<uint32_t>(tag)};
-  return issue(target, shape, OpType::RECVANYSOURCE, [&] { return target.backend->recvAnysource(tensors, tag); });
+  return issue(target, shape, OpType::RECVANYSOURCE,
+               [&] { return target.backend->recvAnysource(tensors, tag); });
 }
 
 std::chrono::milliseconds ReftBackend::hostTimeout() {
@@ -750,7 +802,8 @@ std::chrono::milliseconds ReftBackend::hostTimeout() {
   return std::chrono::milliseconds(timeout);
 }
 
-// -- the group ---------------------------------------------------------------------------------------------------------------
+// -- the group
+// ---------------------------------------------------------------------------------------------------------------
 
 bool ReftBackend::supportsSplitting() const {
   return main().supportsSplitting();
@@ -762,7 +815,8 @@ bool ReftBackend::supportsShrinking() const {
   return parts_.cuda && parts_.cuda->supportsShrinking();
 }
 
-// split_group() copies them deeply and hands them back to split(): they must be of the type that the inner split() wants.
+// split_group() copies them deeply and hands them back to split(): they must be of the type that
+// the inner split() wants.
 OptionsPtr ReftBackend::getBackendOptions() {
   return main().getBackendOptions();
 }
@@ -784,7 +838,8 @@ uint64_t ReftBackend::getSequenceNumberForGroup() {
   return sum;
 }
 
-void ReftBackend::registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
+void ReftBackend::registerOnCompletionHook(
+    std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) {
   auto copy = hook;
   main().registerOnCompletionHook(std::move(hook));
   onCompletionHook_ = std::move(copy);  // hasHooks() is not virtual
@@ -842,7 +897,8 @@ BackendPtr ReftBackend::child(BackendPtr cpu, BackendPtr cuda, int rank, int siz
 }
 
 // Called once per device type that the group serves, with the same group name.
-BackendPtr ReftBackend::split(const StorePtr& store, const std::vector<int>& ranks, const OptionsPtr& opts) {
+BackendPtr ReftBackend::split(const StorePtr& store, const std::vector<int>& ranks,
+                              const OptionsPtr& opts) {
   syncLazyState();
   const std::string name = opts ? opts->group_name : std::string();
   const std::lock_guard<std::mutex> lock(children_mutex_);
@@ -881,18 +937,21 @@ BackendPtr ReftBackend::split(const StorePtr& store, const std::vector<int>& ran
   return made;
 }
 
-BackendPtr ReftBackend::merge(const StorePtr& store, const OptionsPtr& opts, const int& rank, const int& size) {
+BackendPtr ReftBackend::merge(const StorePtr& store, const OptionsPtr& opts, const int& rank,
+                              const int& size) {
   const std::string name = opts ? opts->group_name : std::string();
   const StorePtr own = c10::make_intrusive<c10d::PrefixStore>(prefixed("merge/" + name), store);
   BackendPtr cuda;
   BackendPtr cpu;
   if (parts_.cuda) {
-    cuda = parts_.cuda->merge(c10::make_intrusive<c10d::PrefixStore>("cuda", own), opts, rank, size);
+    cuda =
+        parts_.cuda->merge(c10::make_intrusive<c10d::PrefixStore>("cuda", own), opts, rank, size);
   }
   if (parts_.cpu) {
     const StorePtr cpu_store = c10::make_intrusive<c10d::PrefixStore>("cpu", own);
-    cpu = parts_.make_cpu ? parts_.make_cpu(cpu_store, rank, size, opts ? opts->timeout : hostTimeout(), name)
-                          : parts_.cpu->merge(cpu_store, opts, rank, size);
+    cpu = parts_.make_cpu
+              ? parts_.make_cpu(cpu_store, rank, size, opts ? opts->timeout : hostTimeout(), name)
+              : parts_.cpu->merge(cpu_store, opts, rank, size);
   }
   return child(std::move(cpu), std::move(cuda), rank, size, own, name);
 }
@@ -902,14 +961,16 @@ BackendPtr ReftBackend::shrink(const std::vector<int64_t>& ranks_to_exclude, int
   TORCH_CHECK(parts_.cuda, "Backend reft does not support shrink without NCCL");
   syncLazyState();
   BackendPtr cuda = parts_.cuda->shrink(ranks_to_exclude, shrink_flags, opts_override);
-  const std::string name = parts_.group_name + ":shrunk:" + std::to_string(shrink_count_.fetch_add(1));
+  const std::string name =
+      parts_.group_name + ":shrunk:" + std::to_string(shrink_count_.fetch_add(1));
   const int rank = cuda->getRank();
   const int size = cuda->getSize();
   BackendPtr cpu;
   StorePtr own = parts_.store;
   if (parts_.cpu && parts_.make_cpu && parts_.store) {
     own = c10::make_intrusive<c10d::PrefixStore>(name, parts_.store);
-    cpu = parts_.make_cpu(c10::make_intrusive<c10d::PrefixStore>("cpu", own), rank, size, hostTimeout(), name);
+    cpu = parts_.make_cpu(c10::make_intrusive<c10d::PrefixStore>("cpu", own), rank, size,
+                          hostTimeout(), name);
   }
   return child(std::move(cpu), std::move(cuda), rank, size, std::move(own), name);
 }
@@ -946,7 +1007,8 @@ void ReftBackend::shutdown() {
   }
 }
 
-// -- newer torch -------------------------------------------------------------------------------------------------------------
+// -- newer torch
+// -------------------------------------------------------------------------------------------------------------
 
 void ReftBackend::suspend() {
   REFT_FORWARD(&main(), suspend);

@@ -1,19 +1,24 @@
-// The backend "reft": forwards every operation to gloo (CPU tensors) or NCCL (CUDA tensors) and writes it into the op log.
+// The backend "reft": forwards every operation to gloo (CPU tensors) or NCCL (CUDA tensors) and
+// writes it into the op log.
 //
-// torch registers one object for all devices, so this one chooses by the tensor. The inner backends are made by Python and
-// reached through c10d::Backend's virtuals alone: no gloo, NCCL or CUDA header is needed, and one build serves CPU and CUDA.
-// What the wrapper adds to gloo: AVG of integers (sum, then division that truncates, as NCCL does), all_to_all of lists,
-// send and recv to self, coalescing.
+// torch registers one object for all devices, so this one chooses by the tensor. The inner backends
+// are made by Python and reached through c10d::Backend's virtuals alone: no gloo, NCCL or CUDA
+// header is needed, and one build serves CPU and CUDA. What the wrapper adds to gloo: AVG of
+// integers (sum, then division that truncates, as NCCL does), all_to_all of lists, send and recv to
+// self, coalescing.
 //
-// Note [coalescing]: startCoalescing() does not say for which device. NCCL's region is opened by the first CUDA op in it; CPU
-// ops are issued at once and their Works collected; inside a region every op returns null, as NCCL's do; endCoalescing()
-// returns one Work for all. Regions belong to the backend, not to a thread, as in NCCL.
+// Note [coalescing]: startCoalescing() does not say for which device. NCCL's region is opened by
+// the first CUDA op in it; CPU ops are issued at once and their Works collected; inside a region
+// every op returns null, as NCCL's do; endCoalescing() returns one Work for all. Regions belong to
+// the backend, not to a thread, as in NCCL.
 //
-// Note [lazy state]: torch 2.11 sets the description and the bound device of a group without a virtual call, after the
-// creator has returned. They are handed on to the inner backends at the next op that reaches NCCL.
+// Note [lazy state]: torch 2.11 sets the description and the bound device of a group without a
+// virtual call, after the creator has returned. They are handed on to the inner backends at the
+// next op that reaches NCCL.
 //
-// Threads: as c10d::Backend: ops of one group from one thread at a time; Works, abort() and shutdown() from any.
-// Errors:  exceptions of the inner backends pass unchanged, and mark the op as failed in the log.
+// Threads: as c10d::Backend: ops of one group from one thread at a time; Works, abort() and
+// shutdown() from any. Errors:  exceptions of the inner backends pass unchanged, and mark the op as
+// failed in the log.
 #pragma once
 
 #include <atomic>
@@ -27,7 +32,7 @@
 #include "c10d_backend/compat.h"
 #include "c10d_backend/loopback.h"
 #include "c10d_backend/work.h"
-#include "intercept/base/op_log.h"
+#include "intercept/record/op_log.h"
 
 namespace reft {
 
@@ -40,14 +45,16 @@ using TensorLists = std::vector<std::vector<at::Tensor>>;
 class ReftBackend final : public c10d::Backend {
  public:
   // Makes the CPU backend of a child group where it cannot be split off the parent's.
-  using CpuFactory = std::function<BackendPtr(const StorePtr& store, int rank, int size,
-                                              std::chrono::milliseconds timeout, const std::string& group)>;
+  using CpuFactory =
+      std::function<BackendPtr(const StorePtr& store, int rank, int size,
+                               std::chrono::milliseconds timeout, const std::string& group)>;
 
   struct Parts {
     BackendPtr cpu;  // one of both may be null: the other then gets all tensors
     BackendPtr cuda;
-    StorePtr store;            // of the inner backends: keys that no other attempt of the job sees
-    std::string store_prefix;  // that makes such a store of one that is handed in later (split, merge)
+    StorePtr store;  // of the inner backends: keys that no other attempt of the job sees
+    std::string
+        store_prefix;  // that makes such a store of one that is handed in later (split, merge)
     std::string group_name;
     CpuFactory make_cpu;
   };
@@ -59,7 +66,8 @@ class ReftBackend final : public c10d::Backend {
   const BackendPtr& cpu() const { return parts_.cpu; }
   const BackendPtr& cuda() const { return parts_.cuda; }
   uint32_t groupIndex() const { return group_; }
-  // Idempotent; also for those who reach the backend around a wrapper that does not forward shutdown().
+  // Idempotent; also for those who reach the backend around a wrapper that does not forward
+  // shutdown().
   bool closed() const { return closed_.load(); }
   uint64_t splitCount() const { return split_count_.load(); }
 
@@ -78,22 +86,32 @@ class ReftBackend final : public c10d::Backend {
   WorkPtr broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) override;
   WorkPtr allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
   WorkPtr allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) override;
-  WorkPtr allreduce_coalesced(TensorList& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr allreduce_coalesced(TensorList& tensors,
+                              const c10d::AllreduceCoalescedOptions& opts) override;
   WorkPtr reduce(TensorList& tensors, const c10d::ReduceOptions& opts) override;
-  WorkPtr allgather(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
-  WorkPtr allgather_coalesced(TensorLists& outputs, TensorList& inputs, const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather(TensorLists& outputs, TensorList& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr allgather_coalesced(TensorLists& outputs, TensorList& inputs,
+                              const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather_into_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                           const c10d::AllgatherOptions& opts) override;
-  WorkPtr gather(TensorLists& outputs, TensorList& inputs, const c10d::GatherOptions& opts) override;
-  WorkPtr scatter(TensorList& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) override;
-  WorkPtr reduce_scatter(TensorList& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
-  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr gather(TensorLists& outputs, TensorList& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(TensorList& outputs, TensorLists& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr reduce_scatter(TensorList& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
   WorkPtr reduce_scatter_tensor_coalesced(TensorList& outputs, TensorList& inputs,
                                           const c10d::ReduceScatterOptions& opts) override;
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
-  WorkPtr alltoall(TensorList& outputs, TensorList& inputs, const c10d::AllToAllOptions& opts) override;
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr alltoall(TensorList& outputs, TensorList& inputs,
+                   const c10d::AllToAllOptions& opts) override;
   void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
   void setSequenceNumberForGroup() override;
   uint64_t getSequenceNumberForGroup() override;
@@ -102,11 +120,14 @@ class ReftBackend final : public c10d::Backend {
   WorkPtr recvAnysource(TensorList& tensors, int tag) override;
   WorkPtr barrier(const c10d::BarrierOptions& opts) override;
 
-  void registerOnCompletionHook(std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
+  void registerOnCompletionHook(
+      std::function<void(std::shared_ptr<c10d::WorkInfo>)>&& hook) override;
   void waitForPendingWorks() override;
   void enableCollectivesTiming() override;
-  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks, const OptionsPtr& opts) override;
-  BackendPtr merge(const StorePtr& store, const OptionsPtr& opts, const int& rank, const int& size) override;
+  BackendPtr split(const StorePtr& store, const std::vector<int>& ranks,
+                   const OptionsPtr& opts) override;
+  BackendPtr merge(const StorePtr& store, const OptionsPtr& opts, const int& rank,
+                   const int& size) override;
   void setGroupUid(const std::string& uid) override;
   void eagerConnectSingleDevice(at::Device device) override;
   c10d::ErrorType getError() override;
@@ -126,20 +147,24 @@ class ReftBackend final : public c10d::Backend {
   float endTimeEstimate() REFT_OVERRIDES_IF_NEW;
   void addEphemeralTimeout(const std::chrono::milliseconds& timeout) REFT_OVERRIDES_IF_NEW;
   void setBoundDeviceId(std::optional<at::Device> device) REFT_OVERRIDES_IF_NEW;
-  std::optional<at::Device> getBoundDeviceId() const REFT_OVERRIDES_IF_NEW { return bound_device_id_; }
+  std::optional<at::Device> getBoundDeviceId() const REFT_OVERRIDES_IF_NEW {
+    return bound_device_id_;
+  }
   WorkPtr all_gather_single(at::Tensor& output, at::Tensor& input,
                             const c10d::AllgatherOptions& opts) REFT_OVERRIDES_IF_NEW;
   WorkPtr all_gather_single_coalesced(TensorList& outputs, TensorList& inputs,
                                       const c10d::AllgatherOptions& opts) REFT_OVERRIDES_IF_NEW;
-  WorkPtr gather_single(at::Tensor& output, at::Tensor& input, const c10d::GatherOptions& opts) REFT_OVERRIDES_IF_NEW;
+  WorkPtr gather_single(at::Tensor& output, at::Tensor& input,
+                        const c10d::GatherOptions& opts) REFT_OVERRIDES_IF_NEW;
   WorkPtr gather_into_tensor(at::Tensor& output, at::Tensor& input,
                              const c10d::GatherOptions& opts) REFT_OVERRIDES_IF_NEW;
   WorkPtr reduce_scatter_single(at::Tensor& output, at::Tensor& input,
                                 const c10d::ReduceScatterOptions& opts) REFT_OVERRIDES_IF_NEW;
   WorkPtr reduce_scatter_single_coalesced(TensorList& outputs, TensorList& inputs,
-                                          const c10d::ReduceScatterOptions& opts) REFT_OVERRIDES_IF_NEW;
-  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                            std::vector<int64_t>& input_splits,
+                                          const c10d::ReduceScatterOptions& opts)
+      REFT_OVERRIDES_IF_NEW;
+  WorkPtr all_to_all_single(at::Tensor& output, at::Tensor& input,
+                            std::vector<int64_t>& output_splits, std::vector<int64_t>& input_splits,
                             const c10d::AllToAllOptions& opts) REFT_OVERRIDES_IF_NEW;
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
   bool supportsReconfigure() const override;
@@ -187,9 +212,11 @@ class ReftBackend final : public c10d::Backend {
     return parts_.store_prefix + key;
   }
   std::chrono::milliseconds hostTimeout();
-  bool integerAverage(const Target& target, const c10d::ReduceOp& op, const at::Tensor& tensor) const;
+  bool integerAverage(const Target& target, const c10d::ReduceOp& op,
+                      const at::Tensor& tensor) const;
   WorkPtr divided(WorkPtr sum, TensorList tensors, c10d::OpType type) const;
-  BackendPtr child(BackendPtr cpu, BackendPtr cuda, int rank, int size, StorePtr store, const std::string& name) const;
+  BackendPtr child(BackendPtr cpu, BackendPtr cuda, int rank, int size, StorePtr store,
+                   const std::string& name) const;
 
   Parts parts_;
   OpLog& log_;
@@ -214,7 +241,8 @@ class ReftBackend final : public c10d::Backend {
   std::optional<at::Device> device_synced_;
 
   std::mutex children_mutex_;
-  std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>> children_;  // split() is called once per device type
+  std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>>
+      children_;  // split() is called once per device type
   std::atomic<uint64_t> split_count_{0};
   std::atomic<uint64_t> shrink_count_{0};
   std::atomic<bool> closed_{false};

@@ -2,7 +2,7 @@
 
 #include <array>
 
-#include "intercept/base/op_log.h"
+#include "intercept/record/op_log.h"
 
 namespace reft {
 
@@ -12,8 +12,8 @@ std::atomic<CallSiteProvider> provider{nullptr};
 
 namespace {
 
-// Ids that have a text, by their low bits: open addressing without deletion. When it is full, further places have an id
-// and no text.
+// Ids that have a text, by their low bits: open addressing without deletion. When it is full,
+// further places have an id and no text.
 constexpr size_t kSlots = 8192;
 constexpr size_t kProbes = 16;
 std::array<std::atomic<uint32_t>, kSlots> known{};

@@ -1,6 +1,7 @@
 // Who calls a collective: a cheap id per place in the user's code, and the text behind each id.
 //
-// The floor of the backend knows no Python: the bindings install a provider that looks at the calling thread.
+// The floor of the backend knows no Python: the bindings install a provider that looks at the
+// calling thread.
 //
 // Threads: all functions from any thread; currentCallSite() takes no lock.
 // Errors:  none; an unknown place is 0.

@@ -1,9 +1,10 @@
 // What differs between the supported torch versions (2.11 … 2.15), in one place.
 //
-// A function that only some versions have is declared in ReftBackend and ReftWork for all of them, with REFT_OVERRIDES_IF_NEW in
-// place of `override`: where torch has the virtual, the declaration overrides it; where it has not, nobody calls it. Its body
-// reaches the inner backend through REFT_FORWARD, which throws where this torch lacks the function.
-// Functions whose types are new are guarded by torch's own feature macros.
+// A function that only some versions have is declared in ReftBackend and ReftWork for all of them,
+// with REFT_OVERRIDES_IF_NEW in place of `override`: where torch has the virtual, the declaration
+// overrides it; where it has not, nobody calls it. Its body reaches the inner backend through
+// REFT_FORWARD, which throws where this torch lacks the function. Functions whose types are new are
+// guarded by torch's own feature macros.
 //
 // Threads, Errors: none of its own.
 #pragma once
@@ -14,7 +15,8 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #define REFT_TORCH_AT_LEAST(major, minor) \
-  (TORCH_VERSION_MAJOR > (major) || (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
+  (TORCH_VERSION_MAJOR > (major) ||       \
+   (TORCH_VERSION_MAJOR == (major) && TORCH_VERSION_MINOR >= (minor)))
 
 #if !REFT_TORCH_AT_LEAST(2, 11)
 #error "reft needs torch 2.11 or newer"
@@ -23,7 +25,8 @@
 // Documents that the function overrides a virtual of newer torch versions only.
 #define REFT_OVERRIDES_IF_NEW
 
-// Hooks for completed operations, with their types, came after the abort hooks (C10D_BACKEND_HAS_HOOKS).
+// Hooks for completed operations, with their types, came after the abort hooks
+// (C10D_BACKEND_HAS_HOOKS).
 #define REFT_TORCH_HAS_COMPLETION_HOOKS REFT_TORCH_AT_LEAST(2, 15)
 
 namespace reft::compat_detail {

@@ -1,19 +1,22 @@
-// The stream that the calling thread works on now. By c10's interface for all kinds of devices, so nothing of CUDA is linked.
+// The stream that the calling thread works on now. By c10's interface for all kinds of devices, so
+// nothing of CUDA is linked.
 //
 // Threads: any. Errors: what c10 throws where there is no CUDA.
 #pragma once
 
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "intercept/base/device_marks.h"
+#include "intercept/record/device_marks.h"
 
 namespace reft {
 
 inline DeviceStream currentStream(c10::Device device) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   const c10::Stream stream = guard.getStream(device);
-  // Ids of torch's own streams, which it never destroys, are 0 or odd (c10/cuda/CUDAStream.cpp); others are somebody's handle.
-  return {device.index(), guard.getStreamNativeHandle(stream), stream.id() == 0 || (stream.id() & 1) != 0};
+  // Ids of torch's own streams, which it never destroys, are 0 or odd (c10/cuda/CUDAStream.cpp);
+  // others are somebody's handle.
+  return {device.index(), guard.getStreamNativeHandle(stream),
+          stream.id() == 0 || (stream.id() & 1) != 0};
 }
 
 }  // namespace reft

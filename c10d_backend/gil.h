@@ -1,7 +1,8 @@
 // Lets destructors that may join threads run without the GIL, without this folder knowing Python.
 //
-// A thread that the destructor joins may want the GIL itself (to free a Python object held by a Work); whoever destroys a
-// backend with the GIL held, as DDP's reducer does, would then wait for ever.
+// A thread that the destructor joins may want the GIL itself (to free a Python object held by a
+// Work); whoever destroys a backend with the GIL held, as DDP's reducer does, would then wait for
+// ever.
 //
 // Threads: any. Errors: none.
 #pragma once

@@ -10,8 +10,8 @@ void Loopback::Message::complete(std::exception_ptr failure) {
 bool Loopback::Message::wait(std::chrono::milliseconds timeout) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto patience = timeout == kNoTimeout ? timeout_ : timeout;
-  TORCH_CHECK_WITH(DistBackendError, cv_.wait_for(lock, patience, [this] { return completed_; }), "Timed out waiting ",
-                   patience.count(),
+  TORCH_CHECK_WITH(DistBackendError, cv_.wait_for(lock, patience, [this] { return completed_; }),
+                   "Timed out waiting ", patience.count(),
                    "ms for recv operation to complete: this rank receives from itself and has not "
                    "sent to itself");
   if (exception_) {
@@ -23,17 +23,19 @@ bool Loopback::Message::wait(std::chrono::milliseconds timeout) {
 namespace {
 
 void copyMessage(const at::Tensor& to, const at::Tensor& from) {
-  TORCH_CHECK_VALUE(to.nbytes() == from.nbytes(), "send to self of ", from.nbytes(), " bytes into a tensor of ",
-                    to.nbytes(), " bytes");
+  TORCH_CHECK_VALUE(to.nbytes() == from.nbytes(), "send to self of ", from.nbytes(),
+                    " bytes into a tensor of ", to.nbytes(), " bytes");
   at::NoGradGuard no_grad;
-  const at::Tensor same = from.scalar_type() == to.scalar_type() ? from : from.view(to.scalar_type());
+  const at::Tensor same =
+      from.scalar_type() == to.scalar_type() ? from : from.view(to.scalar_type());
   to.detach().copy_(same.view(to.sizes()));
 }
 
 }  // namespace
 
 WorkPtr Loopback::send(const at::Tensor& tensor, int tag) {
-  auto work = c10::make_intrusive<Message>(rank_, c10d::OpType::SEND, at::Tensor(), std::chrono::milliseconds(0));
+  auto work = c10::make_intrusive<Message>(rank_, c10d::OpType::SEND, at::Tensor(),
+                                           std::chrono::milliseconds(0));
   const std::lock_guard<std::mutex> lock(mutex_);
   auto& awaited = awaited_[tag];
   if (awaited.empty()) {

@@ -1,9 +1,11 @@
-// Messages from a rank to itself, which gloo refuses. A send is buffered: it never waits for its recv.
+// Messages from a rank to itself, which gloo refuses. A send is buffered: it never waits for its
+// recv.
 //
 // Matched by tag, first in first out. Not matched by recv-from-any.
 //
 // Threads: any.
-// Errors:  send and recv throw if shape or dtype of the pair differ in bytes; a recv that nobody answers throws from wait
+// Errors:  send and recv throw if shape or dtype of the pair differ in bytes; a recv that nobody
+// answers throws from wait
 //          after its timeout.
 #pragma once
 

@@ -1,13 +1,13 @@
-// Marks, around a wait for an op of a device or an op on the current stream itself, where that stream begins and ends to wait
-// (intercept/base/device_marks.h).
+// Marks, around a wait for an op of a device or an op on the current stream itself, where that
+// stream begins and ends to wait (intercept/record/device_marks.h).
 //
 // Threads: any. Errors: none: what cannot be marked is not.
 #pragma once
 
 #include <cstdint>
 
-#include "intercept/base/device_marks.h"
-#include "intercept/base/op_log.h"
+#include "intercept/record/device_marks.h"
+#include "intercept/record/op_log.h"
 
 namespace reft {
 

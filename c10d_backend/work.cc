@@ -20,9 +20,14 @@ bool endedBadly(c10::ivalue::Future& future) noexcept {
 
 }  // namespace
 
-ReftWork::ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int rank, c10d::OpType type,
-                   std::vector<uint64_t> also)
-    : Work(rank, type), inner_(std::move(inner)), log_(log), ticket_(ticket), where_(where), also_(std::move(also)) {
+ReftWork::ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int rank,
+                   c10d::OpType type, std::vector<uint64_t> also)
+    : Work(rank, type),
+      inner_(std::move(inner)),
+      log_(log),
+      ticket_(ticket),
+      where_(where),
+      also_(std::move(also)) {
   if (where_ == Where::kDevice) {
     try {
       watch(inner_->getFutureResult());
@@ -145,9 +150,12 @@ void FinishingWork::Action::operator()() {
   }
 }
 
-FinishingWork::FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs, int rank,
-                             c10d::OpType type)
-    : Work(rank, type), inner_(std::move(inner)), action_(std::make_shared<Action>()), outputs_(std::move(outputs)) {
+FinishingWork::FinishingWork(WorkPtr inner, std::function<void()> action,
+                             std::vector<at::Tensor> outputs, int rank, c10d::OpType type)
+    : Work(rank, type),
+      inner_(std::move(inner)),
+      action_(std::make_shared<Action>()),
+      outputs_(std::move(outputs)) {
   action_->run = std::move(action);
 }
 

@@ -1,4 +1,5 @@
-// The Works that ReftBackend returns. Each forwards to an inner Work and never uses the state of c10d::Work itself.
+// The Works that ReftBackend returns. Each forwards to an inner Work and never uses the state of
+// c10d::Work itself.
 //
 // Threads: as c10d::Work: any thread, several at once.
 // Errors:  what the inner Work throws, unchanged.
@@ -11,18 +12,19 @@
 #include <vector>
 
 #include "c10d_backend/compat.h"
-#include "intercept/base/op_log.h"
+#include "intercept/record/op_log.h"
 
 namespace reft {
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// One op: marks wait-begin, wait-end and done in the op log. Holds no tensors: a Work dropped without wait is legal.
+// One op: marks wait-begin, wait-end and done in the op log. Holds no tensors: a Work dropped
+// without wait is legal.
 //
-// When is an op done? On the host it is when wait returns, isCompleted says so, or the inner future completes (asked for only if
-// the user asks for it, or drops the Work early). On a device, wait only orders streams, so done comes from the inner
-// result future, where the inner backend has one.
+// When is an op done? On the host it is when wait returns, isCompleted says so, or the inner future
+// completes (asked for only if the user asks for it, or drops the Work early). On a device, wait
+// only orders streams, so done comes from the inner result future, where the inner backend has one.
 class ReftWork final : public c10d::Work {
  public:
   enum class Where : uint8_t { kHost, kDevice };
@@ -64,13 +66,14 @@ class ReftWork final : public c10d::Work {
   const std::vector<uint64_t> also_;
 };
 
-// An inner Work that still needs something done on the host when it has completed (a division, a copy). The action runs once:
-// in the thread that notices first, and whoever waits returns after it.
+// An inner Work that still needs something done on the host when it has completed (a division, a
+// copy). The action runs once: in the thread that notices first, and whoever waits returns after
+// it.
 class FinishingWork final : public c10d::Work {
  public:
   // `outputs`: what result() and the future give; empty: what the inner gives.
-  FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs, int rank,
-                c10d::OpType type);
+  FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs,
+                int rank, c10d::OpType type);
 
   bool isCompleted() override;
   bool isSuccess() const override;

@@ -22,36 +22,6 @@ add_library(reft_spdlog INTERFACE)
 target_include_directories(reft_spdlog SYSTEM INTERFACE ${REFT_SPDLOG_INCLUDE} ${REFT_FMT_INCLUDE})
 target_compile_definitions(reft_spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
 
-# Interface target of what CUDA, NCCL and CUPTI tables are compiled for.
-add_library(reft_features INTERFACE)
-function(reft_table feature library)
-  if(REFT_WITH_${feature} STREQUAL "OFF")
-    target_compile_definitions(reft_features INTERFACE REFT_WITHOUT_${feature})
-  elseif(REFT_WITH_${feature} STREQUAL "ON")
-    find_library(REFT_${feature}_LIBRARY ${library} PATH_SUFFIXES lib64 stubs lib64/stubs
-      PATHS /usr/local/cuda /usr/local/cuda/extras/CUPTI)
-    if(NOT REFT_${feature}_LIBRARY)
-      message(FATAL_ERROR "REFT_WITH_${feature}=ON, but lib${library}.so is not found: install it, or use AUTO")
-    endif()
-  endif()
-endfunction()
-reft_table(CUDA cuda)
-reft_table(NCCL nccl)
-reft_table(CUPTI cupti)
-
-add_library(reft_uring INTERFACE)
-if(NOT REFT_WITH_URING STREQUAL "OFF")
-  find_path(REFT_URING_INCLUDE liburing.h)
-  find_library(REFT_URING_LIBRARY uring)
-  if(REFT_URING_INCLUDE AND REFT_URING_LIBRARY)
-    target_include_directories(reft_uring SYSTEM INTERFACE ${REFT_URING_INCLUDE})
-    target_link_libraries(reft_uring INTERFACE ${REFT_URING_LIBRARY})
-    target_compile_definitions(reft_uring INTERFACE REFT_HAVE_URING)
-  elseif(REFT_WITH_URING STREQUAL "ON")
-    message(FATAL_ERROR "REFT_WITH_URING=ON, but liburing is not found: install liburing-dev, or use AUTO")
-  endif()
-endif()
-
 # libunwind, for native frames of other processes. Tests link what is there; reft-agent has a static copy where there is one, so
 # that it starts on machines that have no libunwind.
 add_library(reft_unwind INTERFACE)

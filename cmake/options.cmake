@@ -8,13 +8,11 @@ option(REFT_INSTALL_IN_PLACE "Install into python/reft of the source tree (edita
 set(REFT_PYTHON "" CACHE FILEPATH "Python that has torch; default: the one that CMake finds")
 set(REFT_SANITIZE "" CACHE STRING "address (with undefined), undefined, thread, or empty")
 set_property(CACHE REFT_SANITIZE PROPERTY STRINGS "" address undefined thread)
-# The CUDA, NCCL and CUPTI tables are filled by dlopen at run time, so AUTO builds them everywhere; OFF leaves them
-# empty for good, ON stops the configuration where the library is not installed. AUTO uses liburing, and libunwind for
-# `reft stack --native`, where they are found.
-foreach(feature CUDA NCCL CUPTI URING UNWIND)
-  set(REFT_WITH_${feature} AUTO CACHE STRING "AUTO, ON or OFF")
-  set_property(CACHE REFT_WITH_${feature} PROPERTY STRINGS AUTO ON OFF)
-endforeach()
+# The table of CUDA's functions is filled by dlopen at run time, so nothing of CUDA is needed to build; OFF leaves it empty for good.
+option(REFT_WITH_CUDA "Look for a CUDA driver at run time" ON)
+# `reft stack --native` needs libunwind: AUTO uses it where it is found, ON stops the configuration where it is not.
+set(REFT_WITH_UNWIND AUTO CACHE STRING "AUTO, ON or OFF")
+set_property(CACHE REFT_WITH_UNWIND PROPERTY STRINGS AUTO ON OFF)
 
 if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "Build type" FORCE)

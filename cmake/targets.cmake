@@ -7,22 +7,25 @@ else()
   set(REFT_PACKAGE_DIR reft)
 endif()
 
-# Sources of the calling folder and below it; a new file is picked up by the next build.
+# Sources below the named rooms of the calling folder, or below the folder; a new file is picked up by the next build.
 function(reft_sources variable)
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  set(patterns)
+  foreach(room ${ARGN})
+    list(APPEND patterns ${CMAKE_CURRENT_SOURCE_DIR}/${room}/*.cc)
+  endforeach()
+  if(NOT patterns)
+    set(patterns ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
+  endif()
+  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${patterns})
   set(${variable} ${sources} PARENT_SCOPE)
 endfunction()
 
-# One folder as position-independent objects (for libreft.so) and as a static library (for the agent and the tests).
+# Sources as position-independent objects (for libreft.so) and as a static library (for the agent and the tests).
 function(reft_folder_library name)
-  reft_sources(sources)
-  if(NOT sources)
-    set(sources ${CMAKE_SOURCE_DIR}/cmake/empty.cc)
-  endif()
-  add_library(${name}_objects OBJECT ${sources})
-  target_link_libraries(${name}_objects PUBLIC reft_intercept reft_third_party reft_uring)
+  add_library(${name}_objects OBJECT ${ARGN})
+  target_link_libraries(${name}_objects PUBLIC reft_intercept reft_third_party)
   add_library(${name} STATIC $<TARGET_OBJECTS:${name}_objects>)
-  target_link_libraries(${name} PUBLIC reft_intercept reft_third_party reft_uring)
+  target_link_libraries(${name} PUBLIC reft_intercept reft_third_party)
 endfunction()
 
 # Only reft's own names leave a shared library: what is header-only stays inside.

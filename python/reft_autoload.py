@@ -1,8 +1,10 @@
-"""Makes the name "reft" known to ``torch.distributed``; torch calls :func:`register` by itself at ``import torch``.
+"""Makes the name "reft" known to ``torch.distributed``; torch calls :func:`register` by itself at
+``import torch``.
 
-A module of its own, outside the package ``reft``, so that neither import can depend on the other. An error here would break
-``import torch`` for every program of the environment, so nothing is raised, nothing is started, no native library is loaded
-and nothing is printed: what is wrong is said when somebody asks for ``backend="reft"``.
+A module of its own, outside the package ``reft``, so that neither import can depend on the other.
+An error here would break ``import torch`` for every program of the environment, so nothing is
+raised, nothing is started, no native library is loaded and nothing is printed: what is wrong is
+said when somebody asks for ``backend="reft"``.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ def register() -> None:
     """Registers the backend; again is harmless. Never raises."""
     try:
         _register()
-    except Exception:  # torch without torch.distributed, or one that changed: whoever needs the name gets torch's own error
+    except (
+        Exception
+    ):  # torch without torch.distributed, or one that changed: whoever needs the name gets torch's own error
         pass
 
 
@@ -63,7 +67,9 @@ def _resolve_to_plain(c10d: Any) -> None:
             original(self, text)
         elif f":{_NAME}" in text:
             pairs = [pair.split(":") for pair in text.split(",")]
-            original(self, ",".join(f"{d}:{('nccl' if d == 'cuda' else 'gloo') if b == _NAME else b}" for d, b in pairs))
+            original(
+                self, ",".join(f"{d}:{('nccl' if d == 'cuda' else 'gloo') if b == _NAME else b}" for d, b in pairs)
+            )
         else:
             original(self, backend)
 
@@ -79,7 +85,9 @@ def _warn_of_torchcomms(c10d: Any) -> None:
         enabled = getattr(c10d, "_use_torchcomms_enabled", lambda: False)()
         handles = getattr(c10d, "_torchcomms_handles_backend", lambda _name: True)
         if enabled and _NAME in self.device_backend_map.values() and handles(_NAME):
-            _say("TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, so torch uses torchcomms in place of reft: nothing is protected. Unset it")
+            _say(
+                "TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, so torch uses torchcomms in place of reft: nothing is protected. Unset it"
+            )
 
     c10d.BackendConfig.__init__ = init
 
@@ -92,12 +100,14 @@ def _create(options: Any, pg_options: Any) -> Any:
     """Creator for ``torch.distributed``: returns a ``c10d.Backend``.
 
     Raises:
-        RuntimeError: reft is not usable here; the text says why and what to do. No group has been made.
+        RuntimeError: reft is not usable here; the text says why and what to do. No group has been
+            made.
     """
     import torch
 
     if _disabled():
-        # Set after torch was imported, or a caller around BackendConfig: one plain backend has to serve.
+        # Set after torch was imported, or a caller around BackendConfig: one plain backend has to
+        # serve.
         from torch.distributed import distributed_c10d as c10d
 
         _say("REFT_DISABLE=1 was set after torch was imported: the group is plain gloo")
@@ -111,9 +121,9 @@ def _create(options: Any, pg_options: Any) -> Any:
             " for plain gloo/NCCL"
         )
     try:
-        from reft import _backend
+        from reft._torch import backend_factory
     except ImportError as error:
         raise RuntimeError(
             f'backend "reft" cannot load its native library with torch {torch.__version__}: {error}. {remedy}'
         ) from error
-    return _backend.create_backend(options, pg_options)
+    return backend_factory.create_backend(options, pg_options)

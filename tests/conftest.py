@@ -1,5 +1,6 @@
-"""How tests share two processes (`pytest -n 2 --dist loadgroup`): whole jobs, some of which are watched for how long things take, one
-after the other in one of them; beside them the other files, each in one piece for what its tests share."""
+"""How tests share two processes (`pytest -n 2 --dist loadgroup`): whole jobs, some of which are
+watched for how long things take, one after the other in one of them; beside them the other files,
+each in one piece for what its tests share."""
 
 from __future__ import annotations
 

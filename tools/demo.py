@@ -1,10 +1,12 @@
-"""Trains a small GPT on real text, kills a rank with SIGKILL, and compares what follows with a run that nobody disturbed.
+"""Trains a small GPT on real text, kills a rank with SIGKILL, and compares what follows with a run
+that nobody disturbed.
 
     tools/dev demo [--json FILE]
 
-The training script, python/examples/gpt/train_ddp.py, has nothing of reft in it but the backend's name. It runs under torchrun
-on two ranks: several times undisturbed, with a snapshot at every step and without any in turn, which gives the cost of snapshots;
-and once with a rank killed from outside. Exit status 0 only if at most one step was lost and every loss and the final hash of
+The training script, python/examples/gpt/train_ddp.py, has nothing of reft in it but the backend's
+name. It runs under torchrun on two ranks: several times undisturbed, with a snapshot at every step
+and without any in turn, which gives the cost of snapshots; and once with a rank killed from
+outside. Exit status 0 only if at most one step was lost and every loss and the final hash of
 weights and optimizer equal those of the undisturbed run bit for bit.
 """
 
@@ -31,7 +33,8 @@ WORLD = 2
 STEPS = 40
 WARM_UP = 5  # steps at the start that are not measured
 BUDGET_SEC = 170
-# What restarted ranks need at least to import torch: lines of the log that are later than this come from them.
+# What restarted ranks need at least to import torch: lines of the log that are later than this come
+# from them.
 RESTART_SEC = 1.0
 
 

@@ -1,4 +1,5 @@
-// Prints the environment table for tools/gen_env_docs: one row a line, fields separated by tabs. Needs the header alone.
+// Prints the environment table for tools/gen_env_docs: one row a line, fields separated by tabs.
+// Needs the header alone.
 #include <cstdio>
 
 #include "intercept/base/env.h"

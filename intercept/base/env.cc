@@ -12,12 +12,14 @@ namespace reft {
 
 namespace {
 
-// Binary suffixes; empty on anything that is not a whole non-negative number with at most one of them.
+// Binary suffixes; empty on anything that is not a whole non-negative number with at most one of
+// them.
 std::optional<int64_t> bytesOf(std::string_view text) {
   int shift = 0;
   if (!text.empty()) {
     constexpr std::string_view kSuffixes = "KMGT";
-    const char upper = text.back() >= 'a' ? static_cast<char>(text.back() - 'a' + 'A') : text.back();
+    const char upper =
+        text.back() >= 'a' ? static_cast<char>(text.back() - 'a' + 'A') : text.back();
     if (const size_t at = kSuffixes.find(upper); at != std::string_view::npos) {
       shift = 10 * static_cast<int>(at + 1);
       text.remove_suffix(1);
@@ -35,20 +37,24 @@ std::optional<int64_t> bytesOf(std::string_view text) {
 std::optional<int64_t> integerOf(std::string_view text) {
   int64_t number = 0;
   const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number);
-  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number)
-                                                                                  : std::nullopt;
+  return !text.empty() && code == std::errc() && end == text.data() + text.size()
+             ? std::optional(number)
+             : std::nullopt;
 }
 
 std::optional<double> secondsOf(std::string_view text) {
   double number = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
-  return !text.empty() && code == std::errc() && end == text.data() + text.size() ? std::optional(number)
-                                                                                  : std::nullopt;
+  const auto [end, code] =
+      std::from_chars(text.data(), text.data() + text.size(), number, std::chars_format::fixed);
+  return !text.empty() && code == std::errc() && end == text.data() + text.size()
+             ? std::optional(number)
+             : std::nullopt;
 }
 
 // "lo..hi" of the table; what has no range allows every value.
 template <typename Number>
-bool inRange(std::string_view allowed, std::optional<Number> (*parse)(std::string_view), Number number) {
+bool inRange(std::string_view allowed, std::optional<Number> (*parse)(std::string_view),
+             Number number) {
   const size_t dots = allowed.find("..");
   if (dots == std::string_view::npos) {
     return true;
@@ -145,7 +151,8 @@ Env Env::parse() {
   });
 }
 
-std::vector<std::pair<std::string, std::string>> Env::unknown(const std::vector<std::string>& names) {
+std::vector<std::pair<std::string, std::string>> Env::unknown(
+    const std::vector<std::string>& names) {
   std::vector<std::pair<std::string, std::string>> result;
   for (const std::string& name : names) {
     if (name.compare(0, 5, "REFT_") != 0) {
@@ -167,12 +174,14 @@ std::vector<std::pair<std::string, std::string>> Env::unknown(const std::vector<
   return result;
 }
 
-const Env::Value& Env::value(std::string_view member, std::initializer_list<EnvRow::Kind> kinds) const {
+const Env::Value& Env::value(std::string_view member,
+                             std::initializer_list<EnvRow::Kind> kinds) const {
   const auto& rows = table();
   for (size_t i = 0; i < rows.size(); ++i) {
     if (member == rows[i].member) {
       if (std::find(kinds.begin(), kinds.end(), rows[i].kind) == kinds.end()) {
-        throw std::logic_error("environment member '" + std::string(member) + "' is of another kind");
+        throw std::logic_error("environment member '" + std::string(member) +
+                               "' is of another kind");
       }
       return values_.at(i);
     }
@@ -193,7 +202,8 @@ double Env::seconds(std::string_view member) const {
 }
 
 const std::string& Env::text(std::string_view member) const {
-  return value(member, {EnvRow::kFlag, EnvRow::kInt, EnvRow::kSeconds, EnvRow::kBytes, EnvRow::kChoice, EnvRow::kText})
+  return value(member, {EnvRow::kFlag, EnvRow::kInt, EnvRow::kSeconds, EnvRow::kBytes,
+                        EnvRow::kChoice, EnvRow::kText})
       .text;
 }
 

@@ -1,8 +1,10 @@
-// Every environment variable of reft, in one table: name, type, default, sentence. The docs page is generated from it
+// Every environment variable of reft, in one table: name, type, default, sentence. The docs page is
+// generated from it
 // (`tools/gen_env_docs`), and a REFT_* name that is not in it is warned about.
 //
 // Threads: environment() parses once, then it is read-only.
-// Errors:  Env::parse throws InvalidArgument that names the variable, its value and what is allowed.
+// Errors:  Env::parse throws InvalidArgument that names the variable, its value and what is
+// allowed.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +17,8 @@
 namespace reft {
 
 // X(member, NAME, kind, default, allowed, sentence)
-//   kind: kFlag (0|1) · kInt · kSeconds (float) · kBytes (integer with optional K/M/G/T, binary) · kChoice · kText
+//   kind: kFlag (0|1) · kInt · kSeconds (float) · kBytes (integer with optional K/M/G/T, binary) ·
+//   kChoice · kText
 // clang-format off
 #define REFT_ENV_TABLE(X)                                                                                            \
   X(disable, "REFT_DISABLE", kFlag, "0", "0|1", "1: `backend=\"reft\"` is plain gloo/NCCL; nothing else runs. Beats every other setting.") \
@@ -71,13 +74,16 @@ class Env {
   static Env parse(const Lookup& lookup);
   // From the process environment.
   static Env parse();
-  // REFT_* names in `names` that the table does not know, each with the nearest known name ("" if none is near).
-  static std::vector<std::pair<std::string, std::string>> unknown(const std::vector<std::string>& names);
+  // REFT_* names in `names` that the table does not know, each with the nearest known name ("" if
+  // none is near).
+  static std::vector<std::pair<std::string, std::string>> unknown(
+      const std::vector<std::string>& names);
 
   bool flag(std::string_view member) const;
   int64_t integer(std::string_view member) const;  // kInt and kBytes
   double seconds(std::string_view member) const;
-  const std::string& text(std::string_view member) const;  // kChoice and kText; other kinds: as given
+  const std::string& text(
+      std::string_view member) const;  // kChoice and kText; other kinds: as given
 
  private:
   struct Value {

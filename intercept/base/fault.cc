@@ -64,7 +64,8 @@ std::optional<int64_t> numberOrAny(const std::string& text, const std::string& s
   if (text == "*") {
     return std::nullopt;
   }
-  if (text.empty() || text.size() > 18 || text.find_first_not_of("0123456789") != std::string::npos) {
+  if (text.empty() || text.size() > 18 ||
+      text.find_first_not_of("0123456789") != std::string::npos) {
     throw InvalidArgument("REFT_FAULT", "'" + spec + "'",
                           "rank:step:point:action[;…] with rank and step a number or *");
   }
@@ -75,7 +76,8 @@ std::optional<int64_t> numberOrAny(const std::string& text, const std::string& s
 bool thisAttempt() {
   const char* wanted = std::getenv("REFT_FAULT_ATTEMPT");
   const char* attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
-  return std::atoll(wanted == nullptr ? "0" : wanted) == std::atoll(attempt == nullptr ? "0" : attempt);
+  return std::atoll(wanted == nullptr ? "0" : wanted) ==
+         std::atoll(attempt == nullptr ? "0" : attempt);
 }
 
 }  // namespace
@@ -117,8 +119,8 @@ void fault_detail::hit(FaultPoint point, int64_t step) noexcept {
     if (rule->point != point || (rule->step && *rule->step != step) || rule->spent.exchange(true)) {
       continue;
     }
-    logWarn("intercept", "fault point ", kPointNames[static_cast<size_t>(point)], " of step ", step, ": ",
-            kActionNames[rule->action]);
+    logWarn("intercept", "fault point ", kPointNames[static_cast<size_t>(point)], " of step ", step,
+            ": ", kActionNames[rule->action]);
     if (rule->action == kKill) {
       ::kill(::getpid(), SIGKILL);
     } else if (rule->action == kStop) {

@@ -1,8 +1,10 @@
-// Fault points: places in the code where a test makes this rank die, addressed by (rank, step, point).
+// Fault points: places in the code where a test makes this rank die, addressed by (rank, step,
+// point).
 //
-// REFT_FAULT="rank:step:point:action[;…]": rank and step may be `*`, action is kill, stop, exit or abort, `step` counts snapshot steps; the whole spec fires only in the
-// attempt REFT_FAULT_ATTEMPT of torchrun (default: 0, the first start), so that a restarted rank is not killed again.
-// Cost when unused: one relaxed load.
+// REFT_FAULT="rank:step:point:action[;…]": rank and step may be `*`, action is kill, stop, exit or
+// abort, `step` counts snapshot steps; the whole spec fires only in the attempt REFT_FAULT_ATTEMPT
+// of torchrun (default: 0, the first start), so that a restarted rank is not killed again. Cost
+// when unused: one relaxed load.
 //
 // Threads: any. Errors: configure() throws InvalidArgument for a malformed spec.
 #pragma once
@@ -13,7 +15,8 @@
 
 namespace reft {
 
-// Names of the points, in the order of a snapshot's life. The table is what `tools/dev fault` enumerates.
+// Names of the points, in the order of a snapshot's life. The table is what `tools/dev fault`
+// enumerates.
 // clang-format off
 #define REFT_FAULT_POINTS(X)                                                                                        \
   X(capture) X(early_copy) X(mid_chunk) X(before_seal) X(after_seal) X(after_vote) X(gate) X(after_commit)          \

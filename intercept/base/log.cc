@@ -23,7 +23,8 @@ std::optional<LogLevel> levelOf(const std::string& name) {
   return std::nullopt;
 }
 
-// Loggers are made by hand and kept out of spdlog's registry: nothing of the process's own spdlog is touched.
+// Loggers are made by hand and kept out of spdlog's registry: nothing of the process's own spdlog
+// is touched.
 class Loggers {
  public:
   Loggers() : sink_(std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
@@ -58,7 +59,8 @@ class Loggers {
     }
     if (!wrong.empty()) {
       write("intercept", LogLevel::kWarn,
-            "REFT_LOG has '" + wrong + "'; allowed: level[,logger=level…] with trace, debug, info, warn, error");
+            "REFT_LOG has '" + wrong +
+                "'; allowed: level[,logger=level…] with trace, debug, info, warn, error");
     }
   }
 
@@ -81,7 +83,8 @@ class Loggers {
       logger = slot;
     }
     logger->log(static_cast<spdlog::level::level_enum>(level),
-                spdlog::string_view_t(std::string("reft ") + kLevelNames[static_cast<size_t>(level)] + " " + message));
+                spdlog::string_view_t(std::string("reft ") +
+                                      kLevelNames[static_cast<size_t>(level)] + " " + message));
   }
 
  private:

@@ -1,8 +1,9 @@
-// One logger per folder, on stderr: `reft <level> <message>`, as `logWarn("snapshot", "slot ", 1, " is torn")`.
-// Levels come from REFT_LOG: `info`, `warn,reft.snapshot=debug`, ….
+// One logger per folder, on stderr: `reft <level> <message>`, as `logWarn("snapshot", "slot ", 1, "
+// is torn")`. Levels come from REFT_LOG: `info`, `warn,reft.snapshot=debug`, ….
 //
-// Arguments are anything that a std::ostream takes; they are put together only if the level is on. Lower case, no period at
-// the end, `rank 3` rather than `rank=3`. spdlog is behind it and stays inside libreft_intercept.so.
+// Arguments are anything that a std::ostream takes; they are put together only if the level is on.
+// Lower case, no period at the end, `rank 3` rather than `rank=3`. spdlog is behind it and stays
+// inside libreft_intercept.so.
 //
 // Threads: any. Errors: none; what cannot be written is lost.
 #pragma once
@@ -15,7 +16,8 @@ namespace reft {
 
 enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarn, kError };
 
-// Replaces the levels that REFT_LOG gave. A part that cannot be understood is warned about and skipped.
+// Replaces the levels that REFT_LOG gave. A part that cannot be understood is warned about and
+// skipped.
 void configureLog(const std::string& spec) noexcept;
 
 // `folder` is the logger's name without `reft.`: a string literal.

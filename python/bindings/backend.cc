@@ -49,8 +49,8 @@ ReftBackend::CpuFactory cpuFactory(const py::object& callable) {
   if (callable.is_none()) {
     return nullptr;
   }
-  return [held = shared(callable)](const StorePtr& store, int rank, int size, std::chrono::milliseconds timeout,
-                                   const std::string& group) {
+  return [held = shared(callable)](const StorePtr& store, int rank, int size,
+                                   std::chrono::milliseconds timeout, const std::string& group) {
     const py::gil_scoped_acquire acquire;
     return (*held)(store, rank, size, timeout, group).cast<BackendPtr>();
   };
@@ -95,10 +95,11 @@ py::object innerAttribute(const ReftBackend& self, const std::string& name) {
 void bindBackendClass(py::module_& module) {
   const py::object base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<ReftBackend, c10::intrusive_ptr<ReftBackend>>(
-      module, "ReftBackend", base, "The backend \"reft\": gloo and NCCL behind one object, with an op log.")
+      module, "ReftBackend", base,
+      "The backend \"reft\": gloo and NCCL behind one object, with an op log.")
       .def(py::init([](const BackendPtr& cpu, const BackendPtr& cuda, const StorePtr& store,
-                       const std::string& store_prefix, const std::string& group, int rank, int size,
-                       const py::object& make_cpu) {
+                       const std::string& store_prefix, const std::string& group, int rank,
+                       int size, const py::object& make_cpu) {
              ReftBackend::Parts parts;
              parts.cpu = cpu;
              parts.cuda = cuda;
@@ -108,19 +109,22 @@ void bindBackendClass(py::module_& module) {
              parts.make_cpu = cpuFactory(make_cpu);
              return c10::make_intrusive<ReftBackend>(std::move(parts), rank, size);
            }),
-           py::arg("cpu").none(true), py::arg("cuda").none(true), py::arg("store").none(true), py::arg("store_prefix"),
-           py::arg("group"), py::arg("rank"), py::arg("size"), py::arg("make_cpu") = py::none())
+           py::arg("cpu").none(true), py::arg("cuda").none(true), py::arg("store").none(true),
+           py::arg("store_prefix"), py::arg("group"), py::arg("rank"), py::arg("size"),
+           py::arg("make_cpu") = py::none())
       .def(
           "inner",
           [](const ReftBackend& self, const std::string& device) -> BackendPtr {
             return device.rfind("cpu", 0) == 0 ? self.cpu() : self.cuda();
           },
           py::arg("device"), "The inner backend for 'cpu' or 'cuda', None if there is none.")
-      .def_property_readonly("group_index", &ReftBackend::groupIndex, "Of this group in the op log.")
+      .def_property_readonly("group_index", &ReftBackend::groupIndex,
+                             "Of this group in the op log.")
       .def_property_readonly("closed", &ReftBackend::closed)
       .def("comm_split_count", &ReftBackend::splitCount)
-      // new_group() calls it on ranks outside the group if the parent is eagerly connected. The members make a fresh
-      // communicator from the store, so there is nothing that others would have to join.
+      // new_group() calls it on ranks outside the group if the parent is eagerly connected. The
+      // members make a fresh communicator from the store, so there is nothing that others would
+      // have to join.
       .def(
           "perform_nocolor_split", [](const ReftBackend&, const py::object&) {}, py::arg("device"))
       .def(
@@ -138,7 +142,8 @@ void bindBackendClass(py::module_& module) {
           },
           py::arg("timeout"))
       .def(
-          "_shutdown", [](ReftBackend& self) { self.shutdown(); }, py::call_guard<py::gil_scoped_release>())
+          "_shutdown", [](ReftBackend& self) { self.shutdown(); },
+          py::call_guard<py::gil_scoped_release>())
       .def("_is_initialized",
            [](const ReftBackend& self) {
              for (const py::object& inner : inners(self)) {
@@ -180,7 +185,8 @@ void bindBackend(py::module_& module) {
   gil_releaser.store(&releaseGil, std::memory_order_release);
   bindBackendClass(module);
 
-  py::class_<OpLog>(module, "OpLog", "Records of this process's collectives, newest overwriting oldest.")
+  py::class_<OpLog>(module, "OpLog",
+                    "Records of this process's collectives, newest overwriting oldest.")
       .def(
           "tail",
           [](const OpLog& self, size_t count) {

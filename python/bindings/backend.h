@@ -4,7 +4,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "intercept/base/op_log.h"
+#include "intercept/record/op_log.h"
 
 namespace reft {
 
@@ -13,8 +13,8 @@ void bindBackend(pybind11::module_& module);
 // A record of an op log, its fields by their names.
 pybind11::dict entryDict(const OpEntry& entry);
 
-// Names places of the user's code for c10d_backend/call_site.h, by looking at the calling thread's frames.
-// Files below one of `skip` (torch's folder, reft's, contextlib) are not the user's.
+// Names places of the user's code for c10d_backend/call_site.h, by looking at the calling thread's
+// frames. Files below one of `skip` (torch's folder, reft's, contextlib) are not the user's.
 void installCallSites(std::vector<std::string> skip);
 
 }  // namespace reft

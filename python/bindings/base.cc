@@ -5,13 +5,13 @@
 
 #include <cstdlib>
 
-#include "intercept/base/agent_start.h"
 #include "intercept/base/env.h"
 #include "intercept/base/error.h"
 #include "intercept/base/fault.h"
-#include "intercept/base/op_log.h"
 #include "intercept/base/unique_fd.h"
-#include "intercept/base/wire.h"
+#include "intercept/link/agent_start.h"
+#include "intercept/link/wire.h"
+#include "intercept/record/op_log.h"
 
 namespace py = pybind11;
 
@@ -62,7 +62,8 @@ FaultPoint faultPointNamed(const std::string& name) {
 
 }  // namespace
 
-// Only the exit status tells a clean end from `raise SystemExit(3)`; the interpreter is gone by then.
+// Only the exit status tells a clean end from `raise SystemExit(3)`; the interpreter is gone by
+// then.
 struct Leaving {
   pid_t process = 0;
   UniqueFd connection;
@@ -90,7 +91,8 @@ void byeAtExit(const AgentClient& client) {
 }
 
 py::str textOf(std::string_view bytes) {
-  PyObject* const text = PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
+  PyObject* const text =
+      PyUnicode_DecodeUTF8(bytes.data(), static_cast<Py_ssize_t>(bytes.size()), "replace");
   if (text == nullptr) {
     throw py::error_already_set();
   }
@@ -99,7 +101,8 @@ py::str textOf(std::string_view bytes) {
 
 void bindBase(py::module_& module) {
   bindErrors(module);
-  module.def("environment", &environmentDict, "Parsed REFT_* values by member name. Raises InvalidArgument.");
+  module.def("environment", &environmentDict,
+             "Parsed REFT_* values by member name. Raises InvalidArgument.");
   module.def(
       "env_table",
       [] {
@@ -117,10 +120,12 @@ void bindBase(py::module_& module) {
         return rows;
       },
       "Rows of the environment table: name, kind, default, allowed, sentence.");
-  module.def("env_unknown", &Env::unknown, "(name, nearest known name or '') of each unknown REFT_* name.");
+  module.def("env_unknown", &Env::unknown,
+             "(name, nearest known name or '') of each unknown REFT_* name.");
   module.def("configure_faults", &configureFaults, py::arg("spec"), py::arg("rank"));
   module.def(
-      "fault_point", [](const std::string& name, int64_t step) { faultPoint(faultPointNamed(name), step); },
+      "fault_point",
+      [](const std::string& name, int64_t step) { faultPoint(faultPointNamed(name), step); },
       py::arg("name"), py::arg("step"), py::call_guard<py::gil_scoped_release>());
   module.def(
       "log_step",
@@ -136,7 +141,8 @@ void bindBase(py::module_& module) {
       py::arg("group"), py::arg("step"), "Marks a step boundary in the op log.");
 
   py::class_<AgentClient, std::shared_ptr<AgentClient>>(module, "AgentClient")
-      .def(py::init([](std::string path, std::string hello, int64_t timeout_ms, std::vector<std::string> agent_argv) {
+      .def(py::init([](std::string path, std::string hello, int64_t timeout_ms,
+                       std::vector<std::string> agent_argv) {
              AgentClient::Options options;
              options.socket_path = std::move(path);
              options.hello = std::move(hello);
@@ -146,18 +152,21 @@ void bindBase(py::module_& module) {
                  startAgent(argv, std::chrono::milliseconds(timeout_ms));
                };
              }
-             return std::shared_ptr<AgentClient>(new AgentClient(std::move(options)), [](AgentClient* client) {
-               // The destructor joins a thread; nobody may wait for it with the GIL held.
-               if (PyGILState_Check()) {
-                 const py::gil_scoped_release release;
-                 delete client;
-               } else {
-                 delete client;
-               }
-             });
+             return std::shared_ptr<AgentClient>(new AgentClient(std::move(options)),
+                                                 [](AgentClient* client) {
+                                                   // The destructor joins a thread; nobody may wait
+                                                   // for it with the GIL held.
+                                                   if (PyGILState_Check()) {
+                                                     const py::gil_scoped_release release;
+                                                     delete client;
+                                                   } else {
+                                                     delete client;
+                                                   }
+                                                 });
            }),
            py::arg("socket_path"), py::arg("hello"), py::arg("timeout_ms"),
-           py::arg("agent_argv") = std::vector<std::string>{}, py::call_guard<py::gil_scoped_release>())
+           py::arg("agent_argv") = std::vector<std::string>{},
+           py::call_guard<py::gil_scoped_release>())
       .def(
           "send",
           [](AgentClient& self, int type, const std::string& payload) {
@@ -166,17 +175,20 @@ void bindBase(py::module_& module) {
           py::arg("type"), py::arg("payload"), py::call_guard<py::gil_scoped_release>(),
           "Sends a message that has no answer; false if the agent is not connected.")
       .def("bye_at_exit", &byeAtExit,
-           "Tells the agent that this rank ended cleanly, if the process then ends with exit status 0.")
+           "Tells the agent that this rank ended cleanly, if the process then ends with exit "
+           "status 0.")
       .def_property_readonly("connected", &AgentClient::connected)
       .def_property_readonly("reconnects", &AgentClient::reconnects)
       .def_property_readonly("welcome", &AgentClient::welcome)
       .def(
           "request",
-          [](AgentClient& self, int type, const std::string& payload, int answer, int64_t timeout_ms) {
+          [](AgentClient& self, int type, const std::string& payload, int answer,
+             int64_t timeout_ms) {
             wire::Frame frame;
             {
               const py::gil_scoped_release release;
-              frame = self.request(static_cast<wire::Type>(type), payload, static_cast<wire::Type>(answer),
+              frame = self.request(static_cast<wire::Type>(type), payload,
+                                   static_cast<wire::Type>(answer),
                                    std::chrono::milliseconds(timeout_ms));
             }
             return py::make_tuple(frame.payload, frame.fd.release());

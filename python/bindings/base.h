@@ -7,7 +7,7 @@
 #include <memory>
 #include <string_view>
 
-#include "intercept/base/agent_client.h"
+#include "intercept/link/agent_client.h"
 
 namespace reft {
 

@@ -1,4 +1,5 @@
-// The interpreter's own headers give the layout, so a changed struct is a compile error rather than a wrong read.
+// The interpreter's own headers give the layout, so a changed struct is a compile error rather than
+// a wrong read.
 #ifndef Py_BUILD_CORE
 #define Py_BUILD_CORE 1
 #endif
@@ -19,9 +20,10 @@
 #include "c10d_backend/call_site.h"
 #include "python/bindings/backend.h"
 
-// Note [frames without the GIL]: torch releases the GIL before it calls a backend. The calling thread's own frames cannot change
-// or go away while that thread is here, and what they refer to (code objects, their names) is immutable and kept alive by
-// them, so reading needs no GIL as long as no reference count is touched and nothing is cached into an object.
+// Note [frames without the GIL]: torch releases the GIL before it calls a backend. The calling
+// thread's own frames cannot change or go away while that thread is here, and what they refer to
+// (code objects, their names) is immutable and kept alive by them, so reading needs no GIL as long
+// as no reference count is touched and nothing is cached into an object.
 
 namespace reft {
 namespace {
@@ -99,7 +101,8 @@ std::string utf8(PyObject* text) {
 }
 
 uint32_t provide() noexcept {
-  // The state of this thread, whether or not it holds the GIL; null in threads that never ran Python.
+  // The state of this thread, whether or not it holds the GIL; null in threads that never ran
+  // Python.
   PyThreadState* thread = PyGILState_GetThisThreadState();
   if (thread == nullptr) {
     return 0;
@@ -115,15 +118,17 @@ uint32_t provide() noexcept {
       continue;
     }
     const int instruction = instructionOf(frame, code);
-    uint64_t hash =
-        (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ULL + static_cast<uint64_t>(instruction);
+    uint64_t hash = (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ULL +
+                    static_cast<uint64_t>(instruction);
     hash = (hash ^ (hash >> 29)) * 0xBF58476D1CE4E5B9ULL;
     auto id = static_cast<uint32_t>(hash >> 32);
     id = id == 0 ? 1 : id;
     if (!callSiteKnown(id)) {
       try {
-        const int line = PyCode_Addr2Line(code, instruction * static_cast<int>(sizeof(_Py_CODEUNIT)));
-        nameCallSite(id, utf8(code->co_filename) + ":" + std::to_string(line) + " " + utf8(code->co_qualname));
+        const int line =
+            PyCode_Addr2Line(code, instruction * static_cast<int>(sizeof(_Py_CODEUNIT)));
+        nameCallSite(id, utf8(code->co_filename) + ":" + std::to_string(line) + " " +
+                             utf8(code->co_qualname));
       } catch (...) {  // no memory for a name
       }
     }

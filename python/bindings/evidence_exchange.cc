@@ -1,6 +1,6 @@
 #include "python/bindings/evidence_exchange.h"
 
-#include "c10d_backend/evidence_exchange.h"
+#include "c10d_backend/store/evidence_exchange.h"
 
 namespace py = pybind11;
 
@@ -11,16 +11,19 @@ namespace {
 // Between the exchange and the rank's connection to its agent.
 class Carrier {
  public:
-  Carrier(std::shared_ptr<AgentClient> client, const c10::intrusive_ptr<c10d::Store>& store, int node, int nodes,
-          uint64_t incarnation)
+  Carrier(std::shared_ptr<AgentClient> client, const c10::intrusive_ptr<c10d::Store>& store,
+          int node, int nodes, uint64_t incarnation)
       : client_(std::move(client)),
         exchange_(
             store, {node, nodes, incarnation},
-            [client = client_](wire::Type type, std::string_view payload) { client->send(type, payload); },
+            [client = client_](wire::Type type, std::string_view payload) {
+              client->send(type, payload);
+            },
             EvidenceExchange::paceOf(nodes)) {
     for (const auto type : {wire::Type::kGather, wire::Type::kEvidence}) {
-      client_->handle(
-          type, [type, receive = exchange_.receiver()](const wire::Frame& frame) { receive(type, frame.payload); });
+      client_->handle(type, [type, receive = exchange_.receiver()](const wire::Frame& frame) {
+        receive(type, frame.payload);
+      });
     }
   }
   ~Carrier() {
@@ -47,13 +50,17 @@ void bindEvidenceExchange(py::module_& module) {
     }
   };
   py::class_<Carrier, std::unique_ptr<Carrier, Released>>(
-      module, "EvidenceExchange", "Carries evidence of hangs between the agents of a job's nodes, until it is dropped.")
-      .def(py::init([](std::shared_ptr<AgentClient> client, const c10::intrusive_ptr<c10d::Store>& store, int node,
-                       int nodes, uint64_t incarnation) {
+      module, "EvidenceExchange",
+      "Carries evidence of hangs between the agents of a job's nodes, until it is dropped.")
+      .def(py::init([](std::shared_ptr<AgentClient> client,
+                       const c10::intrusive_ptr<c10d::Store>& store, int node, int nodes,
+                       uint64_t incarnation) {
              const py::gil_scoped_release release;
-             return std::unique_ptr<Carrier, Released>(new Carrier(std::move(client), store, node, nodes, incarnation));
+             return std::unique_ptr<Carrier, Released>(
+                 new Carrier(std::move(client), store, node, nodes, incarnation));
            }),
-           py::arg("client"), py::arg("store"), py::arg("node"), py::arg("nodes"), py::arg("incarnation"));
+           py::arg("client"), py::arg("store"), py::arg("node"), py::arg("nodes"),
+           py::arg("incarnation"));
   module.attr("evidence_carriers") = wire::kEvidenceCarriers;
 }
 

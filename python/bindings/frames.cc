@@ -1,4 +1,5 @@
-// The interpreter's own headers give the layout, so a changed struct is a compile error rather than a wrong read.
+// The interpreter's own headers give the layout, so a changed struct is a compile error rather than
+// a wrong read.
 #ifndef Py_BUILD_CORE
 #define Py_BUILD_CORE 1
 #endif
@@ -31,7 +32,8 @@ struct Slots {
 
 Slots slotsOf(const py::handle& object) {
   if (!PyFrame_Check(object.ptr())) {
-    throw py::type_error("frame is " + std::string(Py_TYPE(object.ptr())->tp_name) + "; allowed: frame");
+    throw py::type_error("frame is " + std::string(Py_TYPE(object.ptr())->tp_name) +
+                         "; allowed: frame");
   }
   auto* frame = reinterpret_cast<PyFrameObject*>(object.ptr());
   _PyInterpreterFrame* inner = frame->f_frame;
@@ -45,7 +47,8 @@ Slots slotsOf(const py::handle& object) {
 py::list frameSlots(const py::handle& frame, int count, const py::object& unbound) {
   const Slots slots = slotsOf(frame);
   if (count < 0 || count > slots.capacity) {
-    throw py::index_error("count is " + std::to_string(count) + "; allowed: 0 to " + std::to_string(slots.capacity));
+    throw py::index_error("count is " + std::to_string(count) + "; allowed: 0 to " +
+                          std::to_string(slots.capacity));
   }
   py::list result(count);
   for (int i = 0; i < count; ++i) {
@@ -55,10 +58,12 @@ py::list frameSlots(const py::handle& frame, int count, const py::object& unboun
   return result;
 }
 
-void frameSetSlot(const py::handle& frame, int index, const py::object& value, const py::object& unbound) {
+void frameSetSlot(const py::handle& frame, int index, const py::object& value,
+                  const py::object& unbound) {
   const Slots slots = slotsOf(frame);
   if (index < 0 || index >= slots.capacity) {
-    throw py::index_error("index is " + std::to_string(index) + "; allowed: below " + std::to_string(slots.capacity));
+    throw py::index_error("index is " + std::to_string(index) + "; allowed: below " +
+                          std::to_string(slots.capacity));
   }
   PyObject* old = slots.first[index];
   slots.first[index] = value.is(unbound) ? nullptr : py::object(value).release().ptr();
@@ -75,8 +80,8 @@ int frameLocalsplus(const py::handle& frame) {
   return slotsOf(frame).localsplus;
 }
 
-// Whether C code stands between a running frame and the Python code that called it: `list(map(f, …))` runs f that way, a plain
-// call does not.
+// Whether C code stands between a running frame and the Python code that called it: `list(map(f,
+// …))` runs f that way, a plain call does not.
 bool frameEnteredFromC(const py::handle& object) {
   slotsOf(object);  // refuses what is no frame
   _PyInterpreterFrame* inner = reinterpret_cast<PyFrameObject*>(object.ptr())->f_frame;
@@ -89,7 +94,8 @@ bool frameEnteredFromC(const py::handle& object) {
 
 PyGenObject* suspended(const py::handle& object) {
   if (!PyGen_CheckExact(object.ptr())) {
-    throw py::type_error("generator is " + std::string(Py_TYPE(object.ptr())->tp_name) + "; allowed: generator");
+    throw py::type_error("generator is " + std::string(Py_TYPE(object.ptr())->tp_name) +
+                         "; allowed: generator");
   }
   auto* generator = reinterpret_cast<PyGenObject*>(object.ptr());
   if (generator->gi_frame_state >= FRAME_EXECUTING) {
@@ -114,7 +120,8 @@ PyCodeObject* codeOf(_PyInterpreterFrame* frame) {
 py::tuple generatorPosition(const py::handle& object) {
   PyGenObject* generator = suspended(object);
   _PyInterpreterFrame* frame = frameOf(generator);
-  return py::make_tuple(_PyInterpreterFrame_LASTI(frame), static_cast<int>(generator->gi_frame_state));
+  return py::make_tuple(_PyInterpreterFrame_LASTI(frame),
+                        static_cast<int>(generator->gi_frame_state));
 }
 
 void generatorSetPosition(const py::handle& object, int unit, int state, const py::list& stack) {
@@ -122,9 +129,10 @@ void generatorSetPosition(const py::handle& object, int unit, int state, const p
   _PyInterpreterFrame* frame = frameOf(generator);
   PyCodeObject* code = codeOf(frame);
   const int depth = static_cast<int>(stack.size());
-  if (unit < -1 || unit >= static_cast<int>(Py_SIZE(code)) || state >= FRAME_EXECUTING || depth > code->co_stacksize) {
-    throw py::value_error("unit " + std::to_string(unit) + ", state " + std::to_string(state) + ", depth " +
-                          std::to_string(depth) + ": not a place of this generator");
+  if (unit < -1 || unit >= static_cast<int>(Py_SIZE(code)) || state >= FRAME_EXECUTING ||
+      depth > code->co_stacksize) {
+    throw py::value_error("unit " + std::to_string(unit) + ", state " + std::to_string(state) +
+                          ", depth " + std::to_string(depth) + ": not a place of this generator");
   }
   PyObject** first = frame->localsplus + code->co_nlocalsplus;
   py::list old;
@@ -150,7 +158,8 @@ void generatorSetPosition(const py::handle& object, int unit, int state, const p
 #else
 
 [[noreturn]] void unknownLayout() {
-  throw std::runtime_error("frame layout of this Python is not known; allowed: CPython 3.11 to 3.13 with a GIL");
+  throw std::runtime_error(
+      "frame layout of this Python is not known; allowed: CPython 3.11 to 3.13 with a GIL");
 }
 
 py::list frameSlots(const py::handle&, int, const py::object&) {
@@ -188,13 +197,14 @@ void generatorSetPosition(const py::handle&, int, int, const py::list&) {
 void bindFrames(py::module_& module) {
   module.attr("frames_supported") = static_cast<bool>(REFT_FRAME_LAYOUT_KNOWN);
   module.def("frame_slots", &frameSlots, py::arg("frame"), py::arg("count"), py::arg("unbound"));
-  module.def("frame_set_slot", &frameSetSlot, py::arg("frame"), py::arg("index"), py::arg("value"), py::arg("unbound"));
+  module.def("frame_set_slot", &frameSetSlot, py::arg("frame"), py::arg("index"), py::arg("value"),
+             py::arg("unbound"));
   module.def("frame_stack_depth", &frameStackDepth, py::arg("frame"));
   module.def("frame_localsplus", &frameLocalsplus, py::arg("frame"));
   module.def("frame_entered_from_c", &frameEnteredFromC, py::arg("frame"));
   module.def("generator_position", &generatorPosition, py::arg("generator"));
-  module.def("generator_set_position", &generatorSetPosition, py::arg("generator"), py::arg("unit"), py::arg("state"),
-             py::arg("stack"));
+  module.def("generator_set_position", &generatorSetPosition, py::arg("generator"), py::arg("unit"),
+             py::arg("state"), py::arg("stack"));
 }
 
 }  // namespace reft

@@ -18,35 +18,43 @@
 
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/live_backends.h"
-#include "hang_detect/gil_text.h"
-#include "hang_detect/process_memory.h"
-#include "hang_detect/python_memory.h"
-#include "hang_detect/report.h"
-#include "hang_detect/stack_dump.h"
-#include "hang_detect/stack_reply.h"
-#include "hang_detect/verdict.h"
-#include "hang_detect/verdict_notice.h"
+#include "hang_detect/evidence/evidence_json.h"
+#include "hang_detect/rank/stack_reply.h"
+#include "hang_detect/rank/verdict_notice.h"
+#include "hang_detect/report/report.h"
+#include "hang_detect/stacks/gil_text.h"
+#include "hang_detect/stacks/process_memory.h"
+#include "hang_detect/stacks/python_memory.h"
+#include "hang_detect/stacks/stack_dump.h"
+#include "hang_detect/stacks/stacks.h"
+#include "hang_detect/verdict/verdict.h"
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
 
 namespace py = pybind11;
 
-// Exported by CPython up to 3.12. Reads the interpreter's lists without locks, as faulthandler does.
-extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd, PyInterpreterState* interp,
+// Exported by CPython up to 3.12. Reads the interpreter's lists without locks, as faulthandler
+// does.
+extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd,
+                                                                      PyInterpreterState* interp,
                                                                       PyThreadState* current);
 extern "C" __attribute__((weak)) struct pyruntimestate _PyRuntime;
 
 // Note [stacks without the GIL]
-// 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with the GIL held.
-//    Nothing can change or go away meanwhile. CPython up to 3.12 notices a pending call of another thread when it next
-//    takes the GIL, which a training loop does all the time.
-// 2. forcibly, when the main thread does not come by in time. If it is on a CPU, faulthandler prints from a real-time
-//    signal sent to it, so that it stands still while its frames are read (and no system call of its is interrupted).
-//    If it is blocked in C, the usual case in a hang, its frames stand still anyway, and CPython's own printer runs on
-//    the calling thread; 3.13 and newer do not export that, so there the signal is the only way.
-// After 2, who holds the GIL is read from this process's own memory (hang_detect/gil_text.h). After 1, the asked thread did.
-// All print at most 100 threads and 100 frames of each (CPython's limits). Forcible printing reads the frames of other
-// threads than the main one while they may run.
+// 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with
+// the GIL held.
+//    Nothing can change or go away meanwhile. CPython up to 3.12 notices a pending call of another
+//    thread when it next takes the GIL, which a training loop does all the time.
+// 2. forcibly, when the main thread does not come by in time. If it is on a CPU, faulthandler
+// prints from a real-time
+//    signal sent to it, so that it stands still while its frames are read (and no system call of
+//    its is interrupted). If it is blocked in C, the usual case in a hang, its frames stand still
+//    anyway, and CPython's own printer runs on the calling thread; 3.13 and newer do not export
+//    that, so there the signal is the only way.
+// After 2, who holds the GIL is read from this process's own memory
+// (hang_detect/stacks/gil_text.h). After 1, the asked thread did. All print at most 100 threads and
+// 100 frames of each (CPython's limits). Forcible printing reads the frames of other threads than
+// the main one while they may run.
 
 namespace reft {
 
@@ -83,7 +91,8 @@ bool printWithGil(int fd) {
 }
 
 int onPendingCall(void* argument) {
-  const std::unique_ptr<std::shared_ptr<PoliteRequest>> holder(static_cast<std::shared_ptr<PoliteRequest>*>(argument));
+  const std::unique_ptr<std::shared_ptr<PoliteRequest>> holder(
+      static_cast<std::shared_ptr<PoliteRequest>*>(argument));
   PoliteRequest& request = **holder;
   Ask expected = Ask::kOpen;
   if (request.state.compare_exchange_strong(expected, Ask::kRunning)) {
@@ -137,7 +146,8 @@ void onPrinted(int) {
   signalPrinter().printed.fetch_add(1);
 }
 
-// Makes faulthandler print into memory on a real-time signal that nobody uses. Needs the GIL and the main thread.
+// Makes faulthandler print into memory on a real-time signal that nobody uses. Needs the GIL and
+// the main thread.
 void setUpSignalPrinter() {
   SignalPrinter& printer = signalPrinter();
   if (printer.number != 0) {
@@ -149,7 +159,8 @@ void setUpSignalPrinter() {
   }
   for (int number = SIGRTMAX - 1; number > SIGRTMIN + 1; --number) {
     struct sigaction now {};
-    if (::sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 || now.sa_handler != SIG_DFL) {
+    if (::sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 ||
+        now.sa_handler != SIG_DFL) {
       continue;
     }
     struct sigaction ours {};
@@ -192,7 +203,8 @@ const char* printBySignal(int fd, steady_clock::time_point deadline) {
     }
     offset += got;
   }
-  return printer.printed == before ? "the main thread did not take the stack signal in time" : nullptr;
+  return printer.printed == before ? "the main thread did not take the stack signal in time"
+                                   : nullptr;
 }
 
 // 'R' while the main thread is on a CPU or wants one.
@@ -202,7 +214,8 @@ char mainThreadState() {
   const UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
   char text[512];
   const ssize_t got = fd ? ::read(fd.get(), text, sizeof(text)) : -1;
-  const auto* close = got > 0 ? static_cast<const char*>(::memrchr(text, ')', static_cast<size_t>(got))) : nullptr;
+  const auto* close =
+      got > 0 ? static_cast<const char*>(::memrchr(text, ')', static_cast<size_t>(got))) : nullptr;
   return close != nullptr && close + 2 < text + got ? close[2] : '?';
 }
 
@@ -229,11 +242,13 @@ std::string gilOfThisProcess() {
   const ReadMemory read = [&memory](uint64_t address, void* into, size_t bytes) {
     return memory.read(address, into, bytes);
   };
-  const auto layout = runtime == 0 ? std::nullopt : findPythonLayout(PY_MINOR_VERSION, read, runtime, problem);
+  const auto layout =
+      runtime == 0 ? std::nullopt : findPythonLayout(PY_MINOR_VERSION, read, runtime, problem);
   if (!layout) {
     return "";
   }
-  PythonReader reader(read, *layout, runtime, 0);  // no frames are read, so no type of code is needed
+  PythonReader reader(read, *layout, runtime,
+                      0);  // no frames are read, so no type of code is needed
   return gilText(::getpid(), reader, reader.all(false));
 }
 
@@ -251,7 +266,8 @@ const char* printStacks(int fd, milliseconds timeout) {
   }
   const char* problem = printForcibly(fd, begin + timeout);
   const std::string gil = gilOfThisProcess();
-  return ::write(fd, gil.data(), gil.size()) == static_cast<ssize_t>(gil.size()) || problem != nullptr
+  return ::write(fd, gil.data(), gil.size()) == static_cast<ssize_t>(gil.size()) ||
+                 problem != nullptr
              ? problem
              : "the memory for stacks is full";
 }
@@ -276,11 +292,13 @@ void bindHang(py::module_& module) {
         installStackReplies(client, rank, &printStacks);
       },
       py::arg("client"), py::arg("rank"),
-      "Lets `client` answer stack requests without the GIL. Call on the main thread, once per client.");
+      "Lets `client` answer stack requests without the GIL. Call on the main thread, once per "
+      "client.");
   module.def(
-      "install_verdict_notices", [](AgentClient& client) { installVerdictNotices(client, &abortBackends); },
-      py::arg("client"),
-      "Lets the agent print its verdict on standard error, and end this process if that is its action.");
+      "install_verdict_notices",
+      [](AgentClient& client) { installVerdictNotices(client, &abortBackends); }, py::arg("client"),
+      "Lets the agent print its verdict on standard error, and end this process if that is its "
+      "action.");
   module.def(
       "dump_stacks",
       [](int64_t timeout_ms, bool by_signal) {
@@ -293,12 +311,13 @@ void bindHang(py::module_& module) {
           StackDumper dumper(by_signal ? &printBySignalOnly : &printStacks);
           dump = dumper.dump(milliseconds(timeout_ms));
         }
-        const py::str text = py::reinterpret_steal<py::str>(
-            PyUnicode_DecodeUTF8(dump.text.data(), static_cast<Py_ssize_t>(dump.text.size()), "replace"));
+        const py::str text = py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
+            dump.text.data(), static_cast<Py_ssize_t>(dump.text.size()), "replace"));
         return py::make_tuple(text, dump.error);
       },
       py::arg("timeout_ms") = 1000, py::arg("by_signal") = false,
-      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only so; main thread only.");
+      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only so; "
+      "main thread only.");
   module.def(
       "parse_stacks",
       [](const std::string& text) {
@@ -329,7 +348,8 @@ void bindHang(py::module_& module) {
         return threads;
       },
       py::arg("text"),
-      "Threads of a faulthandler-style text: thread, name, main, truncated, holds_gil, awaits_gil_of, frames (newest "
+      "Threads of a faulthandler-style text: thread, name, main, truncated, holds_gil, "
+      "awaits_gil_of, frames (newest "
       "first).");
   module.def(
       "python_layout",
@@ -345,7 +365,8 @@ void bindHang(py::module_& module) {
         }
         return fields;
       },
-      py::arg("minor"), "Offsets of fields of CPython 3.`minor`, as far as they are in the table; for its test.");
+      py::arg("minor"),
+      "Offsets of fields of CPython 3.`minor`, as far as they are in the table; for its test.");
   module.attr("verdict_version") = kVerdictVersion;
   module.def(
       "replay_verdict",
@@ -362,7 +383,8 @@ void bindHang(py::module_& module) {
         return py::bytes(result);
       },
       py::arg("report"),
-      "The JSON of a hang report, made anew from the evidence in `report` (JSON, too). Raises Corruption if that is "
+      "The JSON of a hang report, made anew from the evidence in `report` (JSON, too). Raises "
+      "Corruption if that is "
       "none.");
 }
 

@@ -19,7 +19,8 @@ constexpr size_t kMostSlots = size_t{1} << 24;
 
 PySetObject* setOf(const py::handle& object) {
   if (!PyAnySet_Check(object.ptr())) {
-    throw py::type_error("value is " + std::string(Py_TYPE(object.ptr())->tp_name) + "; allowed: set, frozenset");
+    throw py::type_error("value is " + std::string(Py_TYPE(object.ptr())->tp_name) +
+                         "; allowed: set, frozenset");
   }
   return reinterpret_cast<PySetObject*>(object.ptr());
 }
@@ -45,7 +46,8 @@ std::vector<uint32_t> unpacked(const std::string& bytes) {
   return values;
 }
 
-// (slots - 1, where `pop` goes on, slot of each member in their order, slots of those that were removed); None if not known.
+// (slots - 1, where `pop` goes on, slot of each member in their order, slots of those that were
+// removed); None if not known.
 py::object setLayout(const py::handle& object) {
   const PySetObject* set = setOf(object);
   const auto slots = static_cast<size_t>(set->mask) + 1;
@@ -97,8 +99,8 @@ void release(const std::vector<setentry>& entries) {
   }
 }
 
-// Gives a set these members, in this layout. False if they cannot be found there (their hashes are others in this process): the set is
-// as it was then.
+// Gives a set these members, in this layout. False if they cannot be found there (their hashes are
+// others in this process): the set is as it was then.
 bool setPutLayout(const py::handle& object, const py::list& members, size_t mask, size_t finger,
                   const std::string& places, const std::string& removed) {
   PySetObject* set = setOf(object);
@@ -108,8 +110,8 @@ bool setPutLayout(const py::handle& object, const py::list& members, size_t mask
   const bool power = slots >= PySet_MINSIZE && (slots & mask) == 0;
   if (!power || slots > kMostSlots || finger > slots || at.size() != members.size() ||
       at.size() + gone.size() >= slots) {
-    throw py::value_error("no set has " + std::to_string(slots) + " slots for " + std::to_string(members.size()) +
-                          " members");
+    throw py::value_error("no set has " + std::to_string(slots) + " slots for " +
+                          std::to_string(members.size()) + " members");
   }
   if (!kKnown) {
     return false;
@@ -157,8 +159,8 @@ bool setPutLayout(const py::handle& object, const py::list& members, size_t mask
 
 void bindSets(py::module_& module) {
   module.def("set_layout", &setLayout, py::arg("set"));
-  module.def("set_put_layout", &setPutLayout, py::arg("set"), py::arg("members"), py::arg("mask"), py::arg("finger"),
-             py::arg("places"), py::arg("removed"));
+  module.def("set_put_layout", &setPutLayout, py::arg("set"), py::arg("members"), py::arg("mask"),
+             py::arg("finger"), py::arg("places"), py::arg("removed"));
 }
 
 }  // namespace reft

@@ -1,6 +1,8 @@
-// The inner order of Python's sets: in which order one is iterated, and what `pop` takes, depends on its history, not only on its members.
+// The inner order of Python's sets: in which order one is iterated, and what `pop` takes, depends
+// on its history, not only on its members.
 //
-// Threads: under the GIL. Errors: TypeError for what is no set, ValueError for a layout that no set can have.
+// Threads: under the GIL. Errors: TypeError for what is no set, ValueError for a layout that no set
+// can have.
 #pragma once
 
 #include <pybind11/pybind11.h>

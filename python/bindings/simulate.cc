@@ -6,7 +6,7 @@
 #include <string>
 
 #include "intercept/base/error.h"
-#include "snapshot/simulate/simulator.h"
+#include "snapshot/placement/simulate/simulator.h"
 
 namespace py = pybind11;
 
@@ -17,8 +17,8 @@ namespace {
 using nlohmann::json;
 
 PlacementPolicy policyNamed(const std::string& name) {
-  for (const PlacementPolicy policy :
-       {PlacementPolicy::kGap, PlacementPolicy::kEager, PlacementPolicy::kSync, PlacementPolicy::kPaper}) {
+  for (const PlacementPolicy policy : {PlacementPolicy::kGap, PlacementPolicy::kEager,
+                                       PlacementPolicy::kSync, PlacementPolicy::kPaper}) {
     if (name == placementPolicyName(policy)) {
       return policy;
     }
@@ -30,9 +30,14 @@ simulate::SimulationOptions parse(const std::string& text) {
   simulate::SimulationOptions options;
   simulate::ScheduleSpec& schedule = options.schedule;
   PlacerOptions& placer = options.placer;
-  const auto into = [](auto& target) { return [&target](const json& value) { value.get_to(target); }; };
+  const auto into = [](auto& target) {
+    return [&target](const json& value) { value.get_to(target); };
+  };
   const std::map<std::string, std::function<void(const json&)>> fields = {
-      {"schedule", [&](const json& value) { schedule.kind = simulate::scheduleNamed(value.get<std::string>()); }},
+      {"schedule",
+       [&](const json& value) {
+         schedule.kind = simulate::scheduleNamed(value.get<std::string>());
+       }},
       {"stages", into(schedule.stages)},
       {"replicas", into(schedule.replicas)},
       {"micro_batches", into(schedule.micro_batches)},

@@ -9,16 +9,16 @@
 #include <nlohmann/json.hpp>
 
 #include "c10d_backend/current_stream.h"
-#include "c10d_backend/store_commit.h"
-#include "intercept/base/cuda_api.h"
-#include "intercept/base/cut.h"
+#include "c10d_backend/store/store_commit.h"
 #include "intercept/base/error.h"
-#include "intercept/base/op_events.h"
-#include "intercept/base/op_log.h"
+#include "intercept/driver/cuda_api.h"
+#include "intercept/record/cut.h"
+#include "intercept/record/op_events.h"
+#include "intercept/record/op_log.h"
 #include "python/bindings/base.h"
-#include "snapshot/agreement.h"
-#include "snapshot/engine.h"
-#include "snapshot/vault.h"
+#include "snapshot/engine/engine.h"
+#include "snapshot/restore/agreement.h"
+#include "snapshot/vault/vault.h"
 
 namespace py = pybind11;
 
@@ -26,8 +26,8 @@ namespace reft {
 
 namespace {
 
-// Tensors of one capture. Holds the storages, because user code may drop or swap a tensor's memory before the copy is done,
-// and the version counters, which outlive the tensors.
+// Tensors of one capture. Holds the storages, because user code may drop or swap a tensor's memory
+// before the copy is done, and the version counters, which outlive the tensors.
 class TensorVersions final : public VersionReader {
  public:
   void add(const at::Tensor& tensor) {
@@ -57,24 +57,26 @@ at::Tensor unpack(py::handle handle) {
 
 // Whether the tensor's elements fill one span of memory: only such a span can be copied as bytes.
 bool dense(const at::Tensor& tensor) {
-  return tensor.layout() == c10::kStrided && tensor.is_non_overlapping_and_dense() && !tensor.is_neg() &&
-         !tensor.is_conj();
+  return tensor.layout() == c10::kStrided && tensor.is_non_overlapping_and_dense() &&
+         !tensor.is_neg() && !tensor.is_conj();
 }
 
 // The stream that this thread works on now, of each device in `devices`.
 std::vector<DeviceStream> currentStreams(const std::vector<int>& devices) {
   std::vector<DeviceStream> streams;
   for (const int index : devices) {
-    if (index >= 0 &&
-        std::none_of(streams.begin(), streams.end(), [&](const DeviceStream& s) { return s.device == index; })) {
-      streams.push_back(currentStream({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)}));
+    if (index >= 0 && std::none_of(streams.begin(), streams.end(),
+                                   [&](const DeviceStream& s) { return s.device == index; })) {
+      streams.push_back(
+          currentStream({c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)}));
     }
   }
   return streams;
 }
 
 PlacementPolicy policyNamed(const std::string& name) {
-  for (const auto policy : {PlacementPolicy::kEager, PlacementPolicy::kGap, PlacementPolicy::kSync}) {
+  for (const auto policy :
+       {PlacementPolicy::kEager, PlacementPolicy::kGap, PlacementPolicy::kSync}) {
     if (name == placementPolicyName(policy)) {
       return policy;
     }
@@ -94,11 +96,12 @@ int checkSnapshot(void* /*unused*/) {
 
 class Engine {
  public:
-  Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world, uint32_t slots,
-         uint32_t op_log_records, const std::string& path, int adopt_fd, uint64_t incarnation, uint64_t attempt,
-         const c10::intrusive_ptr<c10d::Store>& store, int nodes, uint32_t threads, bool verify_full,
-         double slot_wait_sec, double alarm_sec, uint64_t chunk_bytes, const std::string& policy, uint32_t every,
-         double overhead_percent, uint32_t control_every)
+  Engine(std::shared_ptr<AgentClient> client, const std::string& job, int rank, int world,
+         uint32_t slots, uint32_t op_log_records, const std::string& path, int adopt_fd,
+         uint64_t incarnation, uint64_t attempt, const c10::intrusive_ptr<c10d::Store>& store,
+         int nodes, uint32_t threads, bool verify_full, double slot_wait_sec, double alarm_sec,
+         uint64_t chunk_bytes, const std::string& policy, uint32_t every, double overhead_percent,
+         uint32_t control_every)
       : Engine(std::move(client), chunk_bytes) {
     const VaultIdentity identity{job, rank, world};
     vault_ = adopt_fd >= 0 ? Vault::adopt(UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3)), identity)
@@ -126,7 +129,8 @@ class Engine {
     options.cadence.limit_ppm = static_cast<int64_t>(overhead_percent * 1e4);
     options.cadence.decides = rank == 0;
     if (alarm_sec > 0) {
-      options.cadence.longest_ns = options.alarm.count() / 4;  // rare snapshots are no reason for an alarm
+      options.cadence.longest_ns =
+          options.alarm.count() / 4;  // rare snapshots are no reason for an alarm
     }
     options.control_every = control_every;
     options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()] {
@@ -134,19 +138,20 @@ class Engine {
     };
     options.on_alarm = [rank, alarm_sec](bool unprotected) {
       if (unprotected) {
-        std::fprintf(
-            stderr,
-            "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no snapshot was committed for "
-            "%.0f s. If no torch.optim optimizer steps (foreign optimizer, captured graph), call reft.step() after "
-            "each training step; `reft top` shows why\n",
-            rank, alarm_sec);
+        std::fprintf(stderr,
+                     "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but "
+                     "no snapshot was committed for "
+                     "%.0f s. If no torch.optim optimizer steps (foreign optimizer, captured "
+                     "graph), call reft.step() after "
+                     "each training step; `reft top` shows why\n",
+                     rank, alarm_sec);
       } else {
         std::fprintf(stderr, "reft: rank %d: training is protected again\n", rank);
       }
     };
     auto* client_raw = client_.get();
-    engine_ = std::make_unique<SnapshotEngine>(options, *vault_,
-                                               [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
+    engine_ = std::make_unique<SnapshotEngine>(
+        options, *vault_, [client_raw](const wire::Ballot& ballot) { client_raw->vote(ballot); });
     processOpLog().tell(&processOpEvents());
     client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
       if (const auto ballot = wire::decodeBallot(frame.payload)) {
@@ -154,17 +159,21 @@ class Engine {
       }
     });
     if (nodes > 1) {
-      // Agents do not know each other: the first rank of each node carries their votes through the job's store.
-      commit_ = std::make_unique<StoreCommit>(store, nodes, [client_raw](const wire::Ballot& outcome) {
-        client_raw->send(wire::Type::kJobOutcome, {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
-      });
+      // Agents do not know each other: the first rank of each node carries their votes through the
+      // job's store.
+      commit_ =
+          std::make_unique<StoreCommit>(store, nodes, [client_raw](const wire::Ballot& outcome) {
+            client_raw->send(wire::Type::kJobOutcome,
+                             {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
+          });
       client_->handle(wire::Type::kNodeVote, [this](const wire::Frame& frame) {
         if (const auto ballot = wire::decodeBallot(frame.payload)) {
           commit_->vote(*ballot);
         }
       });
     }
-    client_->putVault(vault_->fd(), nlohmann::json{{"rank", rank}, {"bytes", vault_->bytes()}}.dump());
+    client_->putVault(vault_->fd(),
+                      nlohmann::json{{"rank", rank}, {"bytes", vault_->bytes()}}.dump());
     checked_engine = engine_.get();  // last: an engine that could not be made is nobody's
   }
 
@@ -175,7 +184,8 @@ class Engine {
     commit_.reset();
     processOpLog().tell(nullptr);
     engine_.reset();
-    processOpLog().moveTo(nullptr, 0);  // back to private memory: ops may still be marked after the vault is unmapped
+    processOpLog().moveTo(
+        nullptr, 0);  // back to private memory: ops may still be marked after the vault is unmapped
   }
 
   void adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
@@ -185,13 +195,14 @@ class Engine {
 
   // regions: (name, tensor, group, early); groups: (id, ranks).
   void setTable(const std::vector<std::tuple<std::string, py::object, int32_t, bool>>& regions,
-                const std::vector<std::pair<std::string, std::vector<int>>>& groups, int rank, int world,
-                const std::string& protection, uint32_t copies) {
+                const std::vector<std::pair<std::string, std::vector<int>>>& groups, int rank,
+                int world, const std::string& protection, uint32_t copies) {
     std::vector<RegionInfo> infos;
     for (const auto& [name, handle, group, early] : regions) {
       const at::Tensor tensor = unpack(handle);
       if (!dense(tensor)) {
-        throw InvalidArgument("region " + name, "not dense", "tensors whose elements fill one span of memory");
+        throw InvalidArgument("region " + name, "not dense",
+                              "tensors whose elements fill one span of memory");
       }
       RegionInfo info;
       info.name = name;
@@ -219,13 +230,16 @@ class Engine {
       total += info.bytes;
     }
     // Small states get small chunks: early regions are padded to a whole one.
-    const uint64_t chunk = std::min(chunk_bytes_, std::max<uint64_t>(uint64_t{64} << 10, std::bit_ceil(total / 64)));
-    SnapshotTable table = buildTable(rank, world, std::move(infos), std::move(group_infos), protection, copies, chunk);
+    const uint64_t chunk =
+        std::min(chunk_bytes_, std::max<uint64_t>(uint64_t{64} << 10, std::bit_ceil(total / 64)));
+    SnapshotTable table = buildTable(rank, world, std::move(infos), std::move(group_infos),
+                                     protection, copies, chunk);
     const py::gil_scoped_release release;
     engine_->setTable(std::move(table));
   }
 
-  // parts: (contiguous tensor, where in the objects its contents belong). writers: (device of a tensor, stream) that may write them.
+  // parts: (contiguous tensor, where in the objects its contents belong). writers: (device of a
+  // tensor, stream) that may write them.
   std::string capture(int64_t step, const py::list& tensors, const py::bytes& objects,
                       const std::vector<std::pair<py::object, uint64_t>>& parts,
                       const std::vector<std::pair<int, uint64_t>>& writers, bool gated) {
@@ -249,9 +263,11 @@ class Engine {
     for (const auto& [handle, offset] : parts) {
       const at::Tensor tensor = unpack(handle);
       if (!tensor.is_cuda() || !tensor.is_contiguous()) {
-        throw InvalidArgument("part", "on the host, or not contiguous", "contiguous tensors on CUDA devices");
+        throw InvalidArgument("part", "on the host, or not contiguous",
+                              "contiguous tensors on CUDA devices");
       }
-      object_parts.push_back({tensor.const_data_ptr(), tensor.get_device(), offset, tensor.nbytes()});
+      object_parts.push_back(
+          {tensor.const_data_ptr(), tensor.get_device(), offset, tensor.nbytes()});
       versions->keep(tensor);
     }
     const std::vector<DeviceStream> streams = currentStreams(devices);
@@ -277,7 +293,8 @@ class Engine {
       input.checkable = ::gettid() == ::getpid();  // pending calls are made by the main thread
       result = engine_->capture(input);
     }
-    // A snapshot that was not taken may have left an earlier one under way, which still reads what it holds.
+    // A snapshot that was not taken may have left an earlier one under way, which still reads what
+    // it holds.
     if (result == CaptureResult::kTaken || !engine_->busyOnDevice()) {
       held_ = std::move(versions);
       devices_ = std::move(devices);
@@ -332,7 +349,9 @@ class Engine {
   }
   std::tuple<int64_t, int64_t, int64_t> cadence() const {
     const RankStats& stats = vault_->stats();
-    const auto read = [](const std::atomic<uint64_t>& value) { return static_cast<int64_t>(value.load()); };
+    const auto read = [](const std::atomic<uint64_t>& value) {
+      return static_cast<int64_t>(value.load());
+    };
     return {read(stats.every), read(stats.overhead_ppm), read(stats.overhead_noise_ppm)};
   }
   void setUnprotected(bool value) { vault_->stats().unprotected.store(value ? 1 : 0); }
@@ -362,11 +381,13 @@ class Engine {
       : client_(std::move(client)), chunk_bytes_(chunk_bytes) {
     if (checked_engine != nullptr) {  // it listens to the ops of this process, and has their log
       throw Unavailable(
-          "this process has a snapshot engine, and a second one beside it cannot be: end the first session before");
+          "this process has a snapshot engine, and a second one beside it cannot be: end the first "
+          "session before");
     }
   }
 
-  // The vault's op log area was sized when the vault was made; an adopted one may differ from today's setting.
+  // The vault's op log area was sized when the vault was made; an adopted one may differ from
+  // today's setting.
   uint32_t fitting(uint32_t capacity) const {
     uint32_t fits = capacity;
     while (fits > 1 && OpLog::areaBytes(fits) > vault_->opLogBytes()) {
@@ -396,8 +417,9 @@ class SlotSource {
         return;
       }
     }
-    throw Corruption("slot " + std::to_string(slot) + " of rank " + std::to_string(reader_.identity().rank) +
-                     " no longer holds step " + std::to_string(step));
+    throw Corruption("slot " + std::to_string(slot) + " of rank " +
+                     std::to_string(reader_.identity().rank) + " no longer holds step " +
+                     std::to_string(step));
   }
 
   py::bytes objects() const { return py::bytes(reader_.objects(view_)); }
@@ -426,8 +448,8 @@ class SlotSource {
     return result;
   }
 
-  // Copies (payload offset, bytes) → (tensor, byte offset). Every chunk is hashed before a byte of it is used; raises
-  // Corruption at the first that does not match.
+  // Copies (payload offset, bytes) → (tensor, byte offset). Every chunk is hashed before a byte of
+  // it is used; raises Corruption at the first that does not match.
   void copyInto(const std::vector<std::tuple<uint64_t, uint64_t, py::object, uint64_t>>& moves) {
     struct Move {
       uint64_t from, bytes;
@@ -443,9 +465,10 @@ class SlotSource {
         throw InvalidArgument("move", "outside of its tensor or payload", "ranges inside");
       }
       if (tensor.is_cuda()) {
-        const at::Tensor all = at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage());
-        const auto begin =
-            tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) + static_cast<int64_t>(offset);
+        const at::Tensor all =
+            at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage());
+        const auto begin = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) +
+                           static_cast<int64_t>(offset);
         const at::Tensor staged = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
         list.push_back({from, bytes, static_cast<std::byte*>(staged.data_ptr())});
         uploads.emplace_back(all.narrow(0, begin, static_cast<int64_t>(bytes)), staged);
@@ -455,7 +478,8 @@ class SlotSource {
       keep.push_back(std::move(tensor));
     }
     const py::gil_scoped_release release;
-    std::sort(list.begin(), list.end(), [](const Move& a, const Move& b) { return a.from < b.from; });
+    std::sort(list.begin(), list.end(),
+              [](const Move& a, const Move& b) { return a.from < b.from; });
     const std::byte* payload = reader_.payload(view_);
     size_t first = 0;
     for (uint64_t chunk = 0; chunk < view_.chunk_count; ++chunk) {
@@ -472,8 +496,10 @@ class SlotSource {
       }
       const auto faults = reader_.verify(view_, begin, end);
       if (!faults.empty()) {
-        throw Corruption("step " + std::to_string(view_.step) + " of rank " + std::to_string(reader_.identity().rank) +
-                         ": checksum of the bytes at payload offset " + std::to_string(begin) + " does not match");
+        throw Corruption("step " + std::to_string(view_.step) + " of rank " +
+                         std::to_string(reader_.identity().rank) +
+                         ": checksum of the bytes at payload offset " + std::to_string(begin) +
+                         " does not match");
       }
       for (size_t i = first; i < list.size() && list[i].from < end; ++i) {
         const uint64_t a = std::max(list[i].from, begin);
@@ -537,7 +563,8 @@ py::dict listVault(int fd) {
   py::list raw;
   for (const RawSlot& one : reader.rawSlots()) {
     const char* names[] = {"empty", "writing", "sealed"};
-    raw.append(py::make_tuple(names[static_cast<uint32_t>(one.state)], one.step, hexOf(one.incarnation)));
+    raw.append(
+        py::make_tuple(names[static_cast<uint32_t>(one.state)], one.step, hexOf(one.incarnation)));
   }
   result["raw_slots"] = raw;
   return result;
@@ -629,19 +656,21 @@ py::tuple contentHash(const py::object& handle) {
 
 void bindSnapshot(py::module_& module) {
   py::class_<Engine, std::shared_ptr<Engine>>(module, "SnapshotEngine")
-      .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t, const std::string&,
-                    int, uint64_t, uint64_t, const c10::intrusive_ptr<c10d::Store>&, int, uint32_t, bool, double,
-                    double, uint64_t, const std::string&, uint32_t, double, uint32_t>(),
+      .def(py::init<std::shared_ptr<AgentClient>, const std::string&, int, int, uint32_t, uint32_t,
+                    const std::string&, int, uint64_t, uint64_t,
+                    const c10::intrusive_ptr<c10d::Store>&, int, uint32_t, bool, double, double,
+                    uint64_t, const std::string&, uint32_t, double, uint32_t>(),
            py::arg("client"), py::arg("job"), py::arg("rank"), py::arg("world"), py::arg("slots"),
-           py::arg("op_log_records"), py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"), py::arg("attempt"),
-           py::arg("store"), py::arg("nodes"), py::arg("threads"), py::arg("verify_full"), py::arg("slot_wait_sec"),
-           py::arg("alarm_sec"), py::arg("chunk_bytes"), py::arg("policy"), py::arg("every"),
-           py::arg("overhead_percent"), py::arg("control_every"))
+           py::arg("op_log_records"), py::arg("path"), py::arg("adopt_fd"), py::arg("incarnation"),
+           py::arg("attempt"), py::arg("store"), py::arg("nodes"), py::arg("threads"),
+           py::arg("verify_full"), py::arg("slot_wait_sec"), py::arg("alarm_sec"),
+           py::arg("chunk_bytes"), py::arg("policy"), py::arg("every"), py::arg("overhead_percent"),
+           py::arg("control_every"))
       .def("adopt", &Engine::adopt, py::arg("slot"), py::arg("step"), py::arg("incarnation"))
-      .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"), py::arg("world"),
-           py::arg("protection"), py::arg("copies"))
-      .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"), py::arg("parts"),
-           py::arg("writers"), py::arg("gated") = true)
+      .def("set_table", &Engine::setTable, py::arg("regions"), py::arg("groups"), py::arg("rank"),
+           py::arg("world"), py::arg("protection"), py::arg("copies"))
+      .def("capture", &Engine::capture, py::arg("step"), py::arg("tensors"), py::arg("objects"),
+           py::arg("parts"), py::arg("writers"), py::arg("gated") = true)
       .def("leave_out", &Engine::leaveOut, py::arg("step"))
       .def("gate", &Engine::gate)
       .def("set_policy", &Engine::setPolicy, py::arg("policy"))
@@ -657,8 +686,8 @@ void bindSnapshot(py::module_& module) {
       .def("stats", &Engine::stats)
       .def_property_readonly("fd", &Engine::fd);
   py::class_<SlotSource>(module, "SlotSource")
-      .def(py::init<int, uint32_t, int64_t, uint64_t>(), py::arg("fd"), py::arg("slot"), py::arg("step"),
-           py::arg("incarnation"))
+      .def(py::init<int, uint32_t, int64_t, uint64_t>(), py::arg("fd"), py::arg("slot"),
+           py::arg("step"), py::arg("incarnation"))
       .def_property_readonly("objects", &SlotSource::objects)
       .def_property_readonly("regions", &SlotSource::regions)
       .def_property_readonly("groups", &SlotSource::groups)
@@ -670,12 +699,15 @@ void bindSnapshot(py::module_& module) {
   module.def("agree", &agree, py::arg("inventories"), py::arg("world"));
   module.def("content_hash", &contentHash, py::arg("tensor"));
   module.def(
-      "cuda_absent", [] { return cudaApi().why; }, "Why snapshots cannot copy CUDA tensors; empty if they can.");
+      "cuda_absent", [] { return cudaApi().why; },
+      "Why snapshots cannot copy CUDA tensors; empty if they can.");
   module.def(
-      "dtype_name", [](const py::object& handle) { return c10::toString(unpack(handle).scalar_type()); },
+      "dtype_name",
+      [](const py::object& handle) { return c10::toString(unpack(handle).scalar_type()); },
       py::arg("tensor"), "Name of the element type as the tensor table has it.");
   module.def(
-      "is_dense", [](const py::object& handle) { return dense(unpack(handle)); }, py::arg("tensor"));
+      "is_dense", [](const py::object& handle) { return dense(unpack(handle)); },
+      py::arg("tensor"));
 }
 
 }  // namespace reft

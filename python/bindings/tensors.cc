@@ -16,27 +16,29 @@ py::tuple tupleOf(c10::IntArrayRef numbers) {
   return result;
 }
 
-// None unless it lies on the host in one piece. Else: its size in bytes, its shape, its bytes (None if they are more than `limit`),
-// whether it is a leaf that takes part in autograd, address of its storage, offset and strides in items, and whether its items are the
-// conjugates, and the negatives, of what lies there.
+// None unless it lies on the host in one piece. Else: its size in bytes, its shape, its bytes (None
+// if they are more than `limit`), whether it is a leaf that takes part in autograd, address of its
+// storage, offset and strides in items, and whether its items are the conjugates, and the
+// negatives, of what lies there.
 py::object hostMemory(py::handle handle, int64_t limit) {
   if (!THPVariable_Check(handle.ptr())) {
     throw py::type_error("a tensor is expected");
   }
   const at::Tensor& tensor = THPVariable_Unpack(handle.ptr());
-  if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided || tensor.is_quantized() || !tensor.has_storage() ||
-      !tensor.is_contiguous()) {
+  if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided || tensor.is_quantized() ||
+      !tensor.has_storage() || !tensor.is_contiguous()) {
     return py::none();
   }
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
   py::object contents = py::none();
   if (bytes <= limit) {
-    contents =
-        py::bytes(bytes == 0 ? "" : static_cast<const char*>(tensor.const_data_ptr()), static_cast<size_t>(bytes));
+    contents = py::bytes(bytes == 0 ? "" : static_cast<const char*>(tensor.const_data_ptr()),
+                         static_cast<size_t>(bytes));
   }
   const auto pointer = reinterpret_cast<uintptr_t>(tensor.storage().data());
-  return py::make_tuple(bytes, tupleOf(tensor.sizes()), contents, tensor.requires_grad() && tensor.is_leaf(), pointer,
-                        tensor.storage_offset(), tupleOf(tensor.strides()), tensor.is_conj(), tensor.is_neg());
+  return py::make_tuple(
+      bytes, tupleOf(tensor.sizes()), contents, tensor.requires_grad() && tensor.is_leaf(), pointer,
+      tensor.storage_offset(), tupleOf(tensor.strides()), tensor.is_conj(), tensor.is_neg());
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// What a continuation needs to know of a tensor, in one call: each attribute asked for from Python costs as much as all of this.
+// What a continuation needs to know of a tensor, in one call: each attribute asked for from Python
+// costs as much as all of this.
 //
 // Threads: under the GIL. Errors: TypeError for what is no tensor.
 #pragma once

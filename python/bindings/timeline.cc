@@ -7,12 +7,12 @@
 #include <vector>
 
 #include "intercept/base/error.h"
-#include "intercept/base/op_log.h"
+#include "intercept/record/op_log.h"
 #include "python/bindings/backend.h"
 #include "python/bindings/base.h"
-#include "snapshot/placer.h"
-#include "snapshot/span_log.h"
-#include "snapshot/vault.h"
+#include "snapshot/placement/placer.h"
+#include "snapshot/vault/span_log.h"
+#include "snapshot/vault/vault.h"
 
 namespace py = pybind11;
 
@@ -27,10 +27,12 @@ py::dict spanDict(const Span& span) {
   row["begin_ns"] = span.begin_ns;
   row["end_ns"] = span.end_ns;
   row["bytes"] = span.bytes;
-  const bool tiered = (span.kind == SpanKind::kCopy || span.kind == SpanKind::kDeviceWait) && span.tier < kTiers;
+  const bool tiered =
+      (span.kind == SpanKind::kCopy || span.kind == SpanKind::kDeviceWait) && span.tier < kTiers;
   row["tier"] = tiered ? py::object(py::str(tierName(static_cast<Tier>(span.tier)))) : py::none();
-  row["op"] =
-      span.kind == SpanKind::kDeviceWait ? py::object(py::str(opKindName(static_cast<OpKind>(span.op)))) : py::none();
+  row["op"] = span.kind == SpanKind::kDeviceWait
+                  ? py::object(py::str(opKindName(static_cast<OpKind>(span.op))))
+                  : py::none();
   return row;
 }
 
@@ -99,11 +101,13 @@ py::dict timelineOf(int fd, size_t ops, size_t spans) {
 }  // namespace
 
 void bindTimeline(py::module_& module) {
-  module.def(
-      "timeline_of", &timelineOf, py::arg("fd"), py::arg("ops") = 1 << 16, py::arg("spans") = 1 << 16,
-      "The newest ops and the newest spans of the vault behind `fd`, oldest first; times are CLOCK_MONOTONIC "
-      "nanoseconds of its host, 0 = not yet. Spans of a device are told when its step has ended. `spans_from_ns`, "
-      "`spans_from_step`: older spans were overwritten (0, -1: none were).");
+  module.def("timeline_of", &timelineOf, py::arg("fd"), py::arg("ops") = 1 << 16,
+             py::arg("spans") = 1 << 16,
+             "The newest ops and the newest spans of the vault behind `fd`, oldest first; times "
+             "are CLOCK_MONOTONIC "
+             "nanoseconds of its host, 0 = not yet. Spans of a device are told when its step has "
+             "ended. `spans_from_ns`, "
+             "`spans_from_step`: older spans were overwritten (0, -1: none were).");
 }
 
 }  // namespace reft

@@ -1,7 +1,7 @@
 """reft keeps PyTorch training alive.
 
-``torch.distributed.init_process_group(backend="reft")`` is all that a script needs; importing this package is optional
-and does not import torch.
+``torch.distributed.init_process_group(backend="reft")`` is all that a script needs; importing this
+package is optional and does not import torch.
 """
 
 from __future__ import annotations
@@ -18,59 +18,66 @@ def register(name: str, obj: Any) -> None:
 
     Args:
         name: unique and the same on every run.
-        obj: a tensor (any shape and dtype; its bytes are saved at every step), a module (its parameters and buffers), or an
-            object with ``state_dict``/``load_state_dict`` (pickled).
+        obj: a tensor (any shape and dtype; its bytes are saved at every step), a module (its
+            parameters and buffers), or an object with ``state_dict``/``load_state_dict`` (pickled).
     """
-    from reft import _registry
+    from reft._state import registry
 
-    _registry.register(name, obj)
+    registry.register(name, obj)
 
 
 def resume(**defaults: Any) -> Any:
-    """Gives named values back as the newest committed snapshot had them, and saves them with every snapshot from now on.
+    """Gives named values back as the newest committed snapshot had them, and saves them with every
+    snapshot from now on.
 
-    For scripts that rather say where they are than have their loops continued by reft; works with ``REFT_RESUME=exact`` and
-    ``state``. Call it after ``init_process_group`` and before the training loop::
+    For scripts that rather say where they are than have their loops continued by reft; works with
+    ``REFT_RESUME=exact`` and ``state``. Call it after ``init_process_group`` and before the
+    training loop::
 
         state = reft.resume(epoch=0, step=0, best=float("inf"))
         for step in range(state.step, 1000):
-            state.step = step                 # the iteration in progress: assign it before optimizer.step()
-            ...
+            state.step = step                 # the iteration in progress: assign it before
+            optimizer.step() ...
             optimizer.step()
 
-    Assign the iteration *in progress*, not the next one: after a restart the first iteration is computed once more, and when
-    its optimizer step returns, everything is replaced by the snapshot's state of that same iteration. In a script that was
-    edited so much that its tensors no longer match the snapshot, training starts anew (reft says so) while these values are
-    still the snapshot's. Which data to skip is up to the script, unless reft continues its loop.
+    Assign the iteration *in progress*, not the next one: after a restart the first iteration is
+    computed once more, and when its optimizer step returns, everything is replaced by the
+    snapshot's state of that same iteration. In a script that was edited so much that its tensors no
+    longer match the snapshot, training starts anew (reft says so) while these values are still the
+    snapshot's. Which data to skip is up to the script, unless reft continues its loop.
 
     Args:
-        **defaults: names, and the values that they have when there is no snapshot. Values are pickled with each snapshot: keep
+        **defaults: names, and the values that they have when there is no snapshot. Values are
+        pickled with each snapshot: keep
             them small.
 
     Returns:
-        An object with one attribute per name. Without a process group of backend "reft" it holds the defaults. A second call
-        gives the same object with the further names.
+        An object with one attribute per name. Without a process group of backend "reft" it holds
+        the defaults. A second call gives the same object with the further names.
 
     Raises:
         ValueError: a name begins with an underscore.
     """
-    from reft import _resume, _runtime
+    from reft._resume import explicit
+    from reft._session import runtime
 
-    session = _runtime._session
+    session = runtime._session
     saved = session.saved if session is not None else None
-    return _resume.resume(defaults, saved["registered"] if saved else {})
+    return explicit.resume(defaults, saved["registered"] if saved else {})
 
 
 def step() -> None:
-    """Marks the end of a training step where no ``torch.optim`` optimizer does (foreign optimizers, captured graphs).
+    """Marks the end of a training step where no ``torch.optim`` optimizer does (foreign optimizers,
+    captured graphs).
 
-    The state to save is the one at this call. Nobody tells reft when it is written again. On a CUDA device what is enqueued after this
-    call waits, on the device, until the copy is done; elsewhere a write that comes before the copy is found, the snapshot dropped, and
-    what was written is copied within this call from then on. Does nothing without a process group of backend "reft".
+    The state to save is the one at this call. Nobody tells reft when it is written again. On a CUDA
+    device what is enqueued after this call waits, on the device, until the copy is done; elsewhere
+    a write that comes before the copy is found, the snapshot dropped, and what was written is
+    copied within this call from then on. Does nothing without a process group of backend "reft".
     """
-    from reft import _runtime
+    from reft._session import runtime
 
-    _runtime.explicit_step(sys._getframe(1))
+    runtime.explicit_step(sys._getframe(1))
 
 
 def snapshot_now(timeout_sec: float = 60.0) -> int:
@@ -79,20 +86,21 @@ def snapshot_now(timeout_sec: float = 60.0) -> int:
     Returns:
         The newest committed step of this run, -1 if there is none.
     """
-    from reft import _runtime
+    from reft._session import runtime
 
-    return _runtime.snapshot_now(timeout_sec)
+    return runtime.snapshot_now(timeout_sec)
 
 
 def status() -> dict[str, Any]:
     """Counters of this rank; times in nanoseconds. Empty without a process group of backend "reft"."""
-    from reft import _runtime
+    from reft._session import runtime
 
-    return _runtime.status()
+    return runtime.status()
 
 
 def _autoload() -> None:
-    # `import reft` before `import torch` must work: torch's own autoload then finds the name registered already.
+    # `import reft` before `import torch` must work: torch's own autoload then finds the name
+    # registered already.
     if "torch" in sys.modules:
         import reft_autoload
 

@@ -1,15 +1,20 @@
-"""How well gaps are foretold in real jobs: pipelines of every kind, DDP, FSDP2 and replicated pipelines, a rank per process, script unchanged.
+"""How well gaps are foretold in real jobs: pipelines of every kind, DDP, FSDP2 and replicated
+pipelines, a rank per process, script unchanged.
 
-For each kind of job: the error of a step's foretold gaps (weighted by their length; median over steps, then over ranks), the share of gap
-time that was foretold at all, and how many steps it takes after a change of shapes until gaps are foretold again: with an error of no
-more than the goal of 10 %, or as before if that is more (`relearnt_after`), and as well as before (`as_before_after`).
+For each kind of job: the error of a step's foretold gaps (weighted by their length; median over
+steps, then over ranks), the share of gap time that was foretold at all, and how many steps it takes
+after a change of shapes until gaps are foretold again: with an error of no more than the goal of 10
+%, or as before if that is more (`relearnt_after`), and as well as before (`as_before_after`).
 
-`--device cpu`: over gloo, gaps are the host's waits; the change is to micro-batches of twice as many rows. With more ranks than cores the
-ranks wait for cores, too, which nobody can foretell: the figures are then those of a crowded machine. `--device cuda`: over the real
-ProcessGroupNCCL on stand-in devices (tests/fakes/cuda), whose kernels take a fixed time whatever the machine does; gaps are the device's,
-and the change is to half as many micro-batches. What a step was like is known there when the device has passed it, a step or two later.
+`--device cpu`: over gloo, gaps are the host's waits; the change is to micro-batches of twice as
+many rows. With more ranks than cores the ranks wait for cores, too, which nobody can foretell: the
+figures are then those of a crowded machine. `--device cuda`: over the real ProcessGroupNCCL on
+stand-in devices (tests/fakes/cuda), whose kernels take a fixed time whatever the machine does; gaps
+are the device's, and the change is to half as many micro-batches. What a step was like is known
+there when the device has passed it, a step or two later.
 
-    python tests/bench/forecast.py [--device cpu] [--kinds gpipe 1f1b interleaved zero_bubble ddp fsdp hybrid] [--ranks 4] [--steps 40]
+    python tests/bench/forecast.py [--device cpu] [--kinds gpipe 1f1b interleaved zero_bubble ddp
+    fsdp hybrid] [--ranks 4] [--steps 40]
                                    [--slower 1] [--json FILE]
 """
 
@@ -69,7 +74,9 @@ def worker(args: argparse.Namespace) -> None:
     per_rank = 2 if kind in ("interleaved", "zero_bubble") else 1
 
     def block() -> nn.Sequential:
-        return nn.Sequential(nn.Linear(args.width, 4 * args.width), nn.GELU(), nn.Linear(4 * args.width, args.width)).to(device)
+        return nn.Sequential(
+            nn.Linear(args.width, 4 * args.width), nn.GELU(), nn.Linear(4 * args.width, args.width)
+        ).to(device)
 
     models: list[nn.Module] = [block() for _ in range(per_rank)]
     replicated = DistributedDataParallel(models[0]) if kind == "ddp" else None
@@ -109,7 +116,9 @@ def worker(args: argparse.Namespace) -> None:
     def average() -> None:
         for parameter in models[0].parameters():
             if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, dist.ReduceOp.AVG if device.type == "cuda" else dist.ReduceOp.SUM, replicas)
+                dist.all_reduce(
+                    parameter.grad, dist.ReduceOp.AVG if device.type == "cuda" else dist.ReduceOp.SUM, replicas
+                )
 
     steps: list[dict[str, int]] = []
     changed = (2 * args.tokens, MICRO_BATCHES) if args.device == "cpu" else (args.tokens, MICRO_BATCHES // 2)
@@ -122,7 +131,14 @@ def worker(args: argparse.Namespace) -> None:
             optimizer.step()
             optimizer.zero_grad()
             now = reft.status()
-            names = ("forecast_steps", "forecast_last_ppm", "foretold_gap_ns", "unforetold_gap_ns", "step_ns", "forecast_error_ppm")
+            names = (
+                "forecast_steps",
+                "forecast_last_ppm",
+                "foretold_gap_ns",
+                "unforetold_gap_ns",
+                "step_ns",
+                "forecast_error_ppm",
+            )
             steps.append({name: int(now[name]) for name in names})
     (Path(args.out) / f"{rank}.json").write_text(json.dumps(steps))
     dist.barrier()
@@ -130,16 +146,19 @@ def worker(args: argparse.Namespace) -> None:
 
 
 def relearnt(before: list[dict[str, int]], after: list[dict[str, int]], enough_ppm: float) -> int | None:
-    """Steps that are foretold worse than `enough_ppm` and worse than those before the change, until one is not; None: none is.
+    """Steps that are foretold worse than `enough_ppm` and worse than those before the change, until
+    one is not; None: none is.
 
-    Counted from the first that is worse: on a device it is known a step or two later what a step was like, so a step may be read twice
-    (it counts once) and another never.
+    Counted from the first that is worse: on a device it is known a step or two later what a step
+    was like, so a step may be read twice (it counts once) and another never.
     """
     errors = [step["forecast_last_ppm"] for step in before if step["foretold_gap_ns"]]
     if not errors:
         return None
     enough = max(enough_ppm, LIKE_BEFORE * statistics.median(errors))
-    good = [step["foretold_gap_ns"] > step["unforetold_gap_ns"] and step["forecast_last_ppm"] <= enough for step in after]
+    good = [
+        step["foretold_gap_ns"] > step["unforetold_gap_ns"] and step["forecast_last_ppm"] <= enough for step in after
+    ]
     first = good[:LAG].index(False) if False in good[:LAG] else 0
     if True not in good[first:]:
         return None
@@ -152,7 +171,9 @@ def main() -> int:
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=40, help="before, and after, the change of shapes")
-    parser.add_argument("--slower", type=int, default=1, help="factor for the time that kernels and copies of stand-in devices take")
+    parser.add_argument(
+        "--slower", type=int, default=1, help="factor for the time that kernels and copies of stand-in devices take"
+    )
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=32, help="rows of a micro-batch")
     if (args := report.arguments(parser, worker)) is None:
@@ -166,7 +187,10 @@ def main() -> int:
         if cuda.missing():
             print(cuda.missing(), file=sys.stderr)
             return 1
-        slowed = {"kernel_us": STAND_IN["kernel_us"] * args.slower, "copy_mb_per_sec": STAND_IN["copy_mb_per_sec"] // args.slower}
+        slowed = {
+            "kernel_us": STAND_IN["kernel_us"] * args.slower,
+            "copy_mb_per_sec": STAND_IN["copy_mb_per_sec"] // args.slower,
+        }
         stand_in = STAND_IN | slowed
         environment = cuda.environment(args.ranks, **stand_in) | {"REFT_SNAPSHOT_POLICY": "gap"}
         notes.append(f"stand-in devices: {stand_in}")
@@ -180,7 +204,9 @@ def main() -> int:
                 continue
         befores = [steps[SETTLED : args.steps] for steps in ranks]
         afters = [steps[args.steps :] for steps in ranks]
-        metrics[f"{kind}_step"] = report.metric(report.median([s["step_ns"] / 1e6 for before in befores for s in before]), "ms")
+        metrics[f"{kind}_step"] = report.metric(
+            report.median([s["step_ns"] / 1e6 for before in befores for s in before]), "ms"
+        )
         gaps = sum(s["foretold_gap_ns"] + s["unforetold_gap_ns"] for before in befores for s in before)
         if not gaps:
             notes.append(f"{kind}: has no gaps")
@@ -199,7 +225,9 @@ def main() -> int:
         error = report.median([before[-1]["forecast_error_ppm"] / 1e4 for before in befores])
         metrics[f"{kind}_error_by_gap"] = report.metric(error, "%", None, f"<= {GOAL_PERCENT:g}", error <= GOAL_PERCENT)
         for name, enough_percent in (("relearnt_after", GOAL_PERCENT), ("as_before_after", 0.0)):
-            counts = [relearnt(before, after, 1e4 * enough_percent) for before, after in zip(befores, afters, strict=True)]
+            counts = [
+                relearnt(before, after, 1e4 * enough_percent) for before, after in zip(befores, afters, strict=True)
+            ]
             if steps := [float(count) for count in counts if count is not None]:
                 middle = report.median(steps)
                 goal = (f"<= {GOAL_STEPS:g}", middle <= GOAL_STEPS) if enough_percent else ("", None)

@@ -1,8 +1,10 @@
-"""What watching for hangs costs while nothing hangs: processor time and wake-ups of reft's threads and of the agent.
+"""What watching for hangs costs while nothing hangs: processor time and wake-ups of reft's threads
+and of the agent.
 
-A job of ranks that call a few collectives a step and compute or sleep in between; no optimizer, so that nothing is copied. What
-reft does beside it is added up from the kernel's own accounts (run time and voluntary switches of each thread named `reft-…`, and of
-the agent), because a thousandth of a step is far below the noise of its wall time. The marks of the op log, which are on the
+A job of ranks that call a few collectives a step and compute or sleep in between; no optimizer, so
+that nothing is copied. What reft does beside it is added up from the kernel's own accounts (run
+time and voluntary switches of each thread named `reft-…`, and of the agent), because a thousandth
+of a step is far below the noise of its wall time. The marks of the op log, which are on the
 training path, are measured by `op_overhead.py`.
 
     python tests/bench/hang_cost.py [--ranks 4] [--sec 30] [--step-ms 100] [--ops 10] [--json FILE]
@@ -92,7 +94,11 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        environment = {"REFT_RUN_DIR": str(run), "REFT_JOB_ID": f"hang-cost-{os.getpid()}", "REFT_AGENT_LINGER_SEC": "1"}
+        environment = {
+            "REFT_RUN_DIR": str(run),
+            "REFT_JOB_ID": f"hang-cost-{os.getpid()}",
+            "REFT_AGENT_LINGER_SEC": "1",
+        }
         settings = {"sec": args.sec, "step-ms": args.step_ms, "ops": args.ops}
         ranks = report.run_ranks(__file__, args.ranks, Path(folder), settings, environment)
     if ranks is None:
@@ -106,7 +112,9 @@ def main() -> int:
     cost, waked = report.median(shares), report.median(wakeups)
     metrics = {
         "cost": report.metric(cost, "% of a step", report.mad(shares), f"<= {GOAL_PERCENT}", cost <= GOAL_PERCENT),
-        "wakeups": report.metric(waked, "/s a rank", report.mad(wakeups), f"<= {GOAL_WAKEUPS:g}", waked <= GOAL_WAKEUPS),
+        "wakeups": report.metric(
+            waked, "/s a rank", report.mad(wakeups), f"<= {GOAL_WAKEUPS:g}", waked <= GOAL_WAKEUPS
+        ),
         "agent": report.metric(100 * ranks[0]["agent_ns"] / 1e9 / took, "% of a processor, all ranks together"),
         "agent_wakeups": report.metric(ranks[0]["agent_wakeups"], "/s a node"),
         "step_ms": report.metric(1e3 * took / ranks[0]["steps"], "ms"),

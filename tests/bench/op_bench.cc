@@ -1,5 +1,5 @@
-// Python module `op_bench` of tests/bench/op_overhead.py: a backend that communicates with nobody, and loops without Python in
-// them, which tell the mean time of `count` ops in nanoseconds.
+// Python module `op_bench` of tests/bench/op_overhead.py: a backend that communicates with nobody,
+// and loops without Python in them, which tell the mean time of `count` ops in nanoseconds.
 #include <pybind11/stl.h>
 #include <torch/extension.h>
 
@@ -59,10 +59,13 @@ PYBIND11_MODULE(op_bench, module) {
   using namespace reft;
   const py::object base = py::module_::import("torch._C._distributed_c10d").attr("Backend");
   py::class_<RecordingBackend, c10::intrusive_ptr<RecordingBackend>>(module, "NoopBackend", base)
-      .def(py::init([](int rank, int size) { return c10::make_intrusive<RecordingBackend>(rank, size, "noop"); }),
+      .def(py::init([](int rank, int size) {
+             return c10::make_intrusive<RecordingBackend>(rank, size, "noop");
+           }),
            py::arg("rank") = 0, py::arg("size") = 1);
   const py::call_guard<py::gil_scoped_release> without_gil;
-  module.def("time_allreduce", &timeAllreduce, py::arg("backend"), py::arg("tensor"), py::arg("count"), without_gil);
+  module.def("time_allreduce", &timeAllreduce, py::arg("backend"), py::arg("tensor"),
+             py::arg("count"), without_gil);
   module.def("time_op_log", &timeOpLog, py::arg("count"), without_gil);
   module.def("time_call_site", &timeCallSite, py::arg("count"), without_gil);
 }

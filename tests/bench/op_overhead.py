@@ -2,8 +2,9 @@
 
     python tests/bench/op_overhead.py [--json FILE] [--rounds N]
 
-Two processes on this machine. `reft` and plain gloo take turns in short blocks, so that drift of the machine hits both. On a
-busy machine the wall times say little; the processor time of rank 0 beside them is steadier.
+Two processes on this machine. `reft` and plain gloo take turns in short blocks, so that drift of
+the machine hits both. On a busy machine the wall times say little; the processor time of rank 0
+beside them is steadier.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def measure_gloo(rounds: int) -> dict[str, list[float]]:
 def op_bench() -> Any:
     """The module that was built beside the `_C` in use: the newest one of this interpreter."""
     name = f"op_bench.{sysconfig.get_config_var('SOABI')}.so"
-    found = sorted(Path(__file__).resolve().parents[2].glob(f"build*/tests/{name}"), key=lambda path: path.stat().st_mtime)
+    found = sorted(
+        Path(__file__).resolve().parents[2].glob(f"build*/tests/{name}"), key=lambda path: path.stat().st_mtime
+    )
     if not found:
         raise SystemExit("op_bench is not built: run tools/dev build")
     spec = importlib.util.spec_from_file_location("op_bench", found[-1])

@@ -1,8 +1,10 @@
-"""Placement of copies, all of it: on stand-in devices, on processor cores, and how well gaps are foretold on the devices.
+"""Placement of copies, all of it: on stand-in devices, on processor cores, and how well gaps are
+foretold on the devices.
 
-Runs placement_device.py, forecast.py and placement_host.py one after the other (half an hour; an hour with two cores) and gives their
-figures as one table. Each of them can be run alone, with arguments of its own. Stand-in devices are run by processor cores: where there is
-no core for each device, the devices are three times as slow, so that what else the machine does matters less.
+Runs placement_device.py, forecast.py and placement_host.py one after the other (half an hour; an
+hour with two cores) and gives their figures as one table. Each of them can be run alone, with
+arguments of its own. Stand-in devices are run by processor cores: where there is no core for each
+device, the devices are three times as slow, so that what else the machine does matters less.
 
     python tests/bench/placement.py [--json FILE]
 """
@@ -42,7 +44,9 @@ def main() -> int:
             file = Path(scratch) / "part.json"
             print(f"{script} {' '.join(arguments)} ...", file=sys.stderr, flush=True)
             # Its own table goes where progress goes: the last one has all of it.
-            subprocess.run([sys.executable, str(HERE / f"{script}.py"), *arguments, "--json", str(file)], stdout=sys.stderr)
+            subprocess.run(
+                [sys.executable, str(HERE / f"{script}.py"), *arguments, "--json", str(file)], stdout=sys.stderr
+            )
             if not file.exists():
                 cases = cases | {"run": cases["run"] + 1, "failed": cases["failed"] + 1}
                 notes.append(f"{script}: gave no figures")

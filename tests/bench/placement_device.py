@@ -1,17 +1,23 @@
-"""What a snapshot at every step costs on (stand-in) CUDA devices under each policy, and when the devices copied, by their own clock.
+"""What a snapshot at every step costs on (stand-in) CUDA devices under each policy, and when the
+devices copied, by their own clock.
 
-`pipeline`: four stages of 1F1B (torch.distributed.pipelining) on a device each, gradients clipped by their norm over all stages;
-`tight`: the same with more bytes than its gaps can hold; `ddp`: two replicas; `full`: two that average their gradients themselves, with
-more bytes than a step can hold. Real torch and real ProcessGroupNCCL on the stand-ins of tests/fakes/cuda: kernels take a fixed time,
-copies have a fixed rate, and kernels run slower while something is copied (FAKE_CUDA_CONTENTION_PERCENT). So the percentages are those of this model
-of contention, not of a GPU; what is shown is where the copies go. Blocks without snapshots, under `eager` and under `gap` alternate in
-one run, and each is compared with the blocks without before and after it: by the median of the steps' times on the device
-(`overhead`) and by their mean (`overhead_mean`, in which a step that the machine disturbed counts as well). `--slower` makes kernels and
-copies slower by a factor, so that what else the machine does matters less. Which bytes were copied while the training stream ran no
-kernel is counted from the trace that the devices write, not from what reft says. `told` is the pipeline again, under each policy in a job of
-its own: what the job itself says of its snapshots' cost, by its control steps, when it first says something.
+`pipeline`: four stages of 1F1B (torch.distributed.pipelining) on a device each, gradients clipped
+by their norm over all stages; `tight`: the same with more bytes than its gaps can hold; `ddp`: two
+replicas; `full`: two that average their gradients themselves, with more bytes than a step can hold.
+Real torch and real ProcessGroupNCCL on the stand-ins of tests/fakes/cuda: kernels take a fixed
+time, copies have a fixed rate, and kernels run slower while something is copied
+(FAKE_CUDA_CONTENTION_PERCENT). So the percentages are those of this model of contention, not of a
+GPU; what is shown is where the copies go. Blocks without snapshots, under `eager` and under `gap`
+alternate in one run, and each is compared with the blocks without before and after it: by the
+median of the steps' times on the device (`overhead`) and by their mean (`overhead_mean`, in which a
+step that the machine disturbed counts as well). `--slower` makes kernels and copies slower by a
+factor, so that what else the machine does matters less. Which bytes were copied while the training
+stream ran no kernel is counted from the trace that the devices write, not from what reft says.
+`told` is the pipeline again, under each policy in a job of its own: what the job itself says of its
+snapshots' cost, by its control steps, when it first says something.
 
-    python tests/bench/placement_device.py [--jobs pipeline tight ddp full told] [--contention 60] [--slower 1] [--blocks N] [--steps 8]
+    python tests/bench/placement_device.py [--jobs pipeline tight ddp full told] [--contention 60]
+    [--slower 1] [--blocks N] [--steps 8]
                                              [--json FILE]
 """
 
@@ -39,9 +45,16 @@ POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
 RANKS = {"pipeline": 4, "tight": 4, "ddp": 2, "full": 2, "told": 4}
 MICRO_BATCHES = {"pipeline": 8, "tight": 8, "ddp": 12, "full": 4, "told": 8}
-BLOCKS = {"pipeline": 12, "tight": 2, "ddp": 3, "full": 1, "told": 0}  # under each policy: more where a goal is near and steps differ
-# Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its bubbles; a replica, which has no bubbles
-# and shares the copying with its peer, for a hundredth; one of `full`, which reft does not know for a replica, for three steps.
+BLOCKS = {
+    "pipeline": 12,
+    "tight": 2,
+    "ddp": 3,
+    "full": 1,
+    "told": 0,
+}  # under each policy: more where a goal is near and steps differ
+# Of two square layers. A pipeline's stage copies for a fifth of its step, three quarters of its
+# bubbles; a replica, which has no bubbles and shares the copying with its peer, for a hundredth;
+# one of `full`, which reft does not know for a replica, for three steps.
 WIDTH = {"pipeline": 512, "tight": 1024, "ddp": 192, "full": 1536, "told": 512}
 MOST_STEPS_TO_TELL = 80
 TRACE = "trace"
@@ -60,7 +73,7 @@ def worker(args: argparse.Namespace) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(backend="reft")
     import reft
-    from reft import _runtime
+    from reft._session import runtime
 
     rank, world = dist.get_rank(), dist.get_world_size()
     pipelined, averaged = args.job not in ("ddp", "full"), args.job == "full"
@@ -71,7 +84,9 @@ def worker(args: argparse.Namespace) -> None:
     if pipelined:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        schedule = Schedule1F1B(PipelineStage(model, rank, world, device), micro_batches, loss_fn=nn.functional.mse_loss)
+        schedule = Schedule1F1B(
+            PipelineStage(model, rank, world, device), micro_batches, loss_fn=nn.functional.mse_loss
+        )
     elif not averaged:
         model = nn.parallel.DistributedDataParallel(model, device_ids=[device.index])
     weights = list(model.parameters())
@@ -96,15 +111,17 @@ def worker(args: argparse.Namespace) -> None:
         if pipelined:
             clip()
         if averaged:  # DDP waits for a future of its own, and not for the op
-            for work in [dist.all_reduce(p.grad, dist.ReduceOp.AVG, async_op=True) for p in weights if p.grad is not None]:
+            for work in [
+                dist.all_reduce(p.grad, dist.ReduceOp.AVG, async_op=True) for p in weights if p.grad is not None
+            ]:
                 work.wait()
         optimizer.step()
         optimizer.zero_grad()
 
     def block(policy: str) -> dict[str, Any]:
-        session = _runtime._session
+        session = runtime._session
         assert session is not None
-        _runtime.set_enabled(policy != "off")
+        runtime.set_enabled(policy != "off")
         if policy != "off":
             session.engine.set_policy(policy)
         for _ in range(args.settle):  # the change takes effect, and the schedule is learnt anew
@@ -206,7 +223,9 @@ def run_told(args: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
         silent += len(rows) - len(known)
         if known:  # ranks of a pipeline are slowed together
             middle = sorted(known, key=lambda status: status["overhead_ppm"])[len(known) // 2]
-            metrics[f"told_{policy}_overhead"] = report.metric(middle["overhead_ppm"] / 1e4, "%", middle["overhead_noise_ppm"] / 1e4)
+            metrics[f"told_{policy}_overhead"] = report.metric(
+                middle["overhead_ppm"] / 1e4, "%", middle["overhead_noise_ppm"] / 1e4
+            )
     return metrics, silent > 0, f"told: {silent} ranks said nothing in {MOST_STEPS_TO_TELL} steps"
 
 
@@ -249,10 +268,15 @@ def run_job(job: str, args: argparse.Namespace) -> tuple[dict[str, Any], bool, s
                     copied, beside_nothing = trace.copied(b["begin"], b["end"])
                     every, idle = every + copied, idle + beside_nothing
         in_gaps = 100 * idle / max(1.0, every)
-        goal, meets = (f">= {GOAL_IN_GAPS:g}", in_gaps >= GOAL_IN_GAPS) if (job, policy) == ("pipeline", "gap") else ("", None)
+        goal, meets = (
+            (f">= {GOAL_IN_GAPS:g}", in_gaps >= GOAL_IN_GAPS) if (job, policy) == ("pipeline", "gap") else ("", None)
+        )
         metrics[f"{job}_{policy}_copied_while_idle"] = report.metric(in_gaps, "%", None, goal, meets)
         # What reft itself says, by the device's times: in which tier they fell.
-        tiers = {tier: sum(b["tiers"][tier] for row in rows for b in row["blocks"] if b["policy"] == policy) for tier in TIERS}
+        tiers = {
+            tier: sum(b["tiers"][tier] for row in rows for b in row["blocks"] if b["policy"] == policy)
+            for tier in TIERS
+        }
         for tier in TIERS:
             metrics[f"{job}_{policy}_in_{tier}"] = report.metric(100 * tiers[tier] / max(1, sum(tiers.values())), "%")
         steps = sum(b["policy"] == policy for b in blocks) * args.steps
@@ -274,7 +298,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", default=list(RANKS), choices=list(RANKS))
     parser.add_argument(
-        "--contention", type=int, default=DEVICE["contention_percent"], help="percent of its speed that a kernel loses beside a copy"
+        "--contention",
+        type=int,
+        default=DEVICE["contention_percent"],
+        help="percent of its speed that a kernel loses beside a copy",
     )
     parser.add_argument("--slower", type=int, default=1, help="factor for the time that kernels and copies take")
     parser.add_argument("--blocks", type=int, help=f"blocks under each policy (default: {BLOCKS})")

@@ -1,8 +1,10 @@
-"""What a snapshot at every step costs a pipeline on processor cores under each policy, and where its bytes are copied.
+"""What a snapshot at every step costs a pipeline on processor cores under each policy, and where
+its bytes are copied.
 
-1F1B over gloo, a stage per rank, 1 thread each, script unchanged. Short blocks of steps without snapshots, under `eager` and under
-`gap` alternate in one run; each block with snapshots is compared with the blocks without before and after it. With four ranks on two
-cores a bubble of one rank is work of another, so that no core is ever idle; with two ranks bubbles are idle cores.
+1F1B over gloo, a stage per rank, 1 thread each, script unchanged. Short blocks of steps without
+snapshots, under `eager` and under `gap` alternate in one run; each block with snapshots is compared
+with the blocks without before and after it. With four ranks on two cores a bubble of one rank is
+work of another, so that no core is ever idle; with two ranks bubbles are idle cores.
 
     python tests/bench/placement_host.py [--ranks 4 2] [--blocks 8] [--steps 6] [--json FILE]
 """
@@ -34,7 +36,7 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend="reft")
     import reft
-    from reft import _runtime
+    from reft._session import runtime
 
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
@@ -60,9 +62,9 @@ def worker(args: argparse.Namespace) -> None:
         return time.perf_counter() - begin, time.process_time() - begin_cpu
 
     def block(policy: str) -> list[tuple[float, float]]:
-        session = _runtime._session
+        session = runtime._session
         assert session is not None
-        _runtime.set_enabled(policy != "off")
+        runtime.set_enabled(policy != "off")
         if policy != "off":
             session.engine.set_policy(policy)
         step()  # the step in which the change takes effect is not counted
@@ -71,7 +73,9 @@ def worker(args: argparse.Namespace) -> None:
     for _ in range(4):
         step()
     block("gap")  # makes the plan, and the schedule known
-    out: dict[str, Any] = {"off": []} | {policy: {"steps": [], "wall": [], "cpu": [], "stall": [], "capture": []} for policy in POLICIES}
+    out: dict[str, Any] = {"off": []} | {
+        policy: {"steps": [], "wall": [], "cpu": [], "stall": [], "capture": []} for policy in POLICIES
+    }
     for policy in POLICIES:
         out[policy] |= {f"{tier}_copied_bytes": 0 for tier in TIERS}
     before = block("off")
@@ -122,7 +126,8 @@ def main() -> int:
         first = rows[0]
         metrics[p + "step_off"] = report.metric(1e3 * report.median(first["off"]), "ms", 1e3 * report.mad(first["off"]))
         for policy in POLICIES:
-            # A step of a pipeline takes equally long on all ranks; processor time is each rank's own.
+            # A step of a pipeline takes equally long on all ranks; processor time is each rank's
+            # own.
             middle, error = report.interval(first[policy]["wall"])
             metrics[p + f"{policy}_overhead"] = report.metric(100 * (middle - 1), "%", 100 * error)
             middle, error = report.interval([ratio for row in rows for ratio in row[policy]["cpu"]])
@@ -131,16 +136,22 @@ def main() -> int:
             metrics[p + f"{policy}_stall_per_step"] = report.metric(statistics.mean(stalls), "ms", report.mad(stalls))
             metrics[p + f"{policy}_stall_worst_block"] = report.metric(max(stalls), "ms")
             captures = [capture for row in rows for capture in row[policy]["capture"]]
-            metrics[p + f"{policy}_capture_per_step"] = report.metric(report.median(captures), "ms", report.mad(captures))
+            metrics[p + f"{policy}_capture_per_step"] = report.metric(
+                report.median(captures), "ms", report.mad(captures)
+            )
             copied = {tier: sum(row[policy][f"{tier}_copied_bytes"] for row in rows) for tier in TIERS}
             for tier, count in copied.items():
                 metrics[p + f"{policy}_in_{tier}"] = report.metric(100 * count / max(1, sum(copied.values())), "%")
         status = [row["status"] for row in rows]
         metrics[p + "bytes_per_step"] = report.metric(sum(s["payload_bytes"] for s in status), "B")
-        metrics[p + "forecast_error"] = report.metric(report.median([s["forecast_error_ppm"] / 1e4 for s in status]), "%")
+        metrics[p + "forecast_error"] = report.metric(
+            report.median([s["forecast_error_ppm"] / 1e4 for s in status]), "%"
+        )
         wrong = sum(s["dropped"] + s["skipped"] + s["errors"] for s in status)
         lost = sum(s["op_events_lost"] for s in status)
-        notes.append(f"{ranks} ranks: {sum(s['sealed'] for s in status)} sealed, {wrong} dropped or skipped, {lost} events lost")
+        notes.append(
+            f"{ranks} ranks: {sum(s['sealed'] for s in status)} sealed, {wrong} dropped or skipped, {lost} events lost"
+        )
         failed += wrong > 0
     report.write(args.json, "bench placement_host", metrics, len(args.ranks), failed, 0, notes)
     return 1 if failed else 0

@@ -30,7 +30,8 @@ def ratio(ours: list[float], base: list[float], samples: int = 1000) -> tuple[fl
     """Ratio of the medians, and half the width of its 95 % bootstrap interval."""
     generator = random.Random(0)
     drawn = sorted(
-        median(generator.choices(ours, k=len(ours))) / median(generator.choices(base, k=len(base))) for _ in range(samples)
+        median(generator.choices(ours, k=len(ours))) / median(generator.choices(base, k=len(base)))
+        for _ in range(samples)
     )
     return median(ours) / median(base), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
 
@@ -44,7 +45,9 @@ def interval(values: list[float], samples: int = 1000) -> tuple[float, float]:
     return median(values), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
 
 
-def arguments(parser: argparse.ArgumentParser, worker: Callable[[argparse.Namespace], None]) -> argparse.Namespace | None:
+def arguments(
+    parser: argparse.ArgumentParser, worker: Callable[[argparse.Namespace], None]
+) -> argparse.Namespace | None:
     """Those of a benchmark that `run_ranks` starts again as `worker`; None in there, when its work is done."""
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -73,7 +76,9 @@ def run_ranks(
     return [json.loads(file.read_text()) for file in files]
 
 
-def metric(value: Any, unit: str, spread: float | None = None, goal: str = "", meets: bool | None = None) -> dict[str, Any]:
+def metric(
+    value: Any, unit: str, spread: float | None = None, goal: str = "", meets: bool | None = None
+) -> dict[str, Any]:
     known = spread if spread is not None and math.isfinite(spread) else None
     return {"value": value, "unit": unit, "spread": known, "goal": goal, "meets": meets}
 
@@ -93,7 +98,9 @@ def at_least(value: float, spread: float, goal: float) -> bool | None:
 
 
 def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+    )
     return done.stdout.strip()
 
 
@@ -108,7 +115,8 @@ def write(
     more: dict[str, Any] | None = None,
     quiet: bool = False,
 ) -> dict[str, Any]:
-    """Prints the metrics as a table, unless `quiet`, and writes the object to `path` if there is one.
+    """Prints the metrics as a table, unless `quiet`, and writes the object to `path` if there is
+    one.
 
     Args:
         more: fields of this campaign alone.

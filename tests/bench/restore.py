@@ -1,9 +1,10 @@
-"""How fast a snapshot comes back, against the bound: a raw memcpy of the own shard and a gloo all_gather of the rest.
+"""How fast a snapshot comes back, against the bound: a raw memcpy of the own shard and a gloo
+all_gather of the rest.
 
     python tests/bench/restore.py [--state-mb 512] [--repeats 5] [--json FILE]
 
-Both move the same bytes to the same place: a full replica's state into every rank's live tensors. reft reads the other
-shards of its node through the agent's descriptors and verifies every checksum.
+Both move the same bytes to the same place: a full replica's state into every rank's live tensors.
+reft reads the other shards of its node through the agent's descriptors and verifies every checksum.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend="reft")
     import reft
-    from reft import _C, _restore, _runtime
+    from reft import _C
+    from reft._resume import restorer
+    from reft._session import runtime
 
     rank, world = dist.get_rank(), dist.get_world_size()
     width = 1024
@@ -42,7 +45,7 @@ def worker(args: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert reft.snapshot_now() == 2
-    session = _runtime._session
+    session = runtime._session
     assert session is not None and session.state is not None
     tensors = [r.current() for r in session.state.regions]
     wanted = [t.clone() for t in tensors]
@@ -51,7 +54,7 @@ def worker(args: argparse.Namespace) -> None:
     text, faults = _C.inventory_of(session.engine.fd, 0)
     texts: list[str | None] = [None] * world
     dist.all_gather_object(texts, text)
-    point = _restore.RestorePoint.from_agreement(_C.agree(texts, world))
+    point = restorer.RestorePoint.from_agreement(_C.agree(texts, world))
     total = sum(t.nbytes for t in tensors)
     own = total // world
     source = torch.empty(own, dtype=torch.uint8).fill_(3)
@@ -69,8 +72,8 @@ def worker(args: argparse.Namespace) -> None:
             t.detach().fill_(7)
         dist.barrier()
         begin = time.perf_counter()
-        sources = _restore.Sources(session.client, point, rank, 0)
-        _restore.restore_regions(sources, point, session.state, rank, world)
+        sources = restorer.Sources(session.client, point, rank, 0)
+        restorer.restore_regions(sources, point, session.state, rank, world)
         ours.append(time.perf_counter() - begin)
         assert all(torch.equal(a, b) for a, b in zip(tensors, wanted, strict=True))
     if rank == 0:
@@ -88,8 +91,21 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out.json"
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__, "--worker",
-                   "--state-mb", str(args.state_mb), "--repeats", str(args.repeats), "--out", str(out)]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            __file__,
+            "--worker",
+            "--state-mb",
+            str(args.state_mb),
+            "--repeats",
+            str(args.repeats),
+            "--out",
+            str(out),
+        ]
         done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
         if done.returncode or not out.exists():
             return 1
@@ -97,12 +113,16 @@ def main() -> int:
     gigabytes = r["bytes"] / 1e9
     ratios = [a / b for a, b in zip(r["raw"], r["ours"], strict=True)]
     ratio = report.median(ratios)
-    report.write(args.json, "bench restore", {
-        "rate_ratio": report.metric(ratio, "x of memcpy + all_gather", report.mad(ratios), ">= 0.8", ratio >= 0.8),
-        "restore": report.metric(gigabytes / report.median(r["ours"]), "GB/s per rank"),
-        "memcpy_and_all_gather": report.metric(gigabytes / report.median(r["raw"]), "GB/s per rank"),
-        "state": report.metric(gigabytes, "GB"),
-    })
+    report.write(
+        args.json,
+        "bench restore",
+        {
+            "rate_ratio": report.metric(ratio, "x of memcpy + all_gather", report.mad(ratios), ">= 0.8", ratio >= 0.8),
+            "restore": report.metric(gigabytes / report.median(r["ours"]), "GB/s per rank"),
+            "memcpy_and_all_gather": report.metric(gigabytes / report.median(r["raw"]), "GB/s per rank"),
+            "state": report.metric(gigabytes, "GB"),
+        },
+    )
     return 0
 
 

@@ -1,8 +1,11 @@
-"""What capturing the place in the loop costs each step of a typical script, and that REFT_RESUME=off takes it off the path.
+"""What capturing the place in the loop costs each step of a typical script, and that
+REFT_RESUME=off takes it off the path.
 
-The script: nested epochs over a DataLoader, a trainer object with meters and a history, an averaged copy of the weights, a
-scheduler, a random generator of its own. One rank; the time of each capture is taken around the call itself, because it is far
-below the noise of a step: processor time of the thread, which other load does not move, and wall time beside it. With REFT_RESUME=off every Python call of some steps is looked at.
+The script: nested epochs over a DataLoader, a trainer object with meters and a history, an averaged
+copy of the weights, a scheduler, a random generator of its own. One rank; the time of each capture
+is taken around the call itself, because it is far below the noise of a step: processor time of the
+thread, which other load does not move, and wall time beside it. With REFT_RESUME=off every Python
+call of some steps is looked at.
 
     python tests/bench/resume_cost.py [--steps 200] [--json FILE]
 """
@@ -159,13 +162,17 @@ def main() -> int:
         counted = sorted(exact["capture_ms"][5:])
         median = report.median(counted)
         late = counted[int(0.99 * len(counted))]
-        metrics["capture_per_step"] = report.metric(median, "ms", report.mad(counted), f"<= {GOAL_MS}", median <= GOAL_MS)
+        metrics["capture_per_step"] = report.metric(
+            median, "ms", report.mad(counted), f"<= {GOAL_MS}", median <= GOAL_MS
+        )
         metrics["capture_p99"] = report.metric(late, "ms")
         wall = exact["wall_ms"][5:]
         metrics["capture_wall"] = report.metric(report.median(wall), "ms", report.mad(wall))
         metrics["first_capture"] = report.metric(exact["capture_ms"][0], "ms")
         metrics["bytes_at_end"] = report.metric(exact["bytes"][-1], "B")
-        notes.append(f"{len(counted)} steps counted, {exact['sealed']} snapshots sealed; the history grew to {args.steps} losses")
+        notes.append(
+            f"{len(counted)} steps counted, {exact['sealed']} snapshots sealed; the history grew to {args.steps} losses"
+        )
     if off is not None:
         # Random state is part of the tensors' snapshot and has no part in this.
         calls = [name for name in off["called"] if not name.startswith("rng.py")]

@@ -1,4 +1,5 @@
-// What a snapshot costs: copy with hash against plain memcpy, samples, capture, and a record of the op log.
+// What a snapshot costs: copy with hash against plain memcpy, samples, capture, and a record of the
+// op log.
 //
 //   snapshot_benchmark --benchmark_repetitions=5 --benchmark_report_aggregates_only=true
 #include <benchmark/benchmark.h>
@@ -9,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "intercept/base/op_log.h"
-#include "snapshot/copy.h"
-#include "snapshot/engine.h"
+#include "intercept/record/op_log.h"
+#include "snapshot/engine/engine.h"
+#include "snapshot/vault/copy.h"
 
 namespace reft {
 namespace {
@@ -20,8 +21,8 @@ namespace {
 class Shared {
  public:
   explicit Shared(size_t bytes) : bytes_(bytes) {
-    data_ = static_cast<std::byte*>(
-        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
+    data_ = static_cast<std::byte*>(::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                                           MAP_SHARED | MAP_ANONYMOUS | MAP_POPULATE, -1, 0));
     std::memset(data_, 1, bytes);
   }
   ~Shared() { ::munmap(data_, bytes_); }
@@ -94,7 +95,8 @@ void hashInCache(benchmark::State& state) {
   for (auto _ : state) {
     benchmark::DoNotOptimize(hashBytes(data.data(), data.size()));
   }
-  state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * static_cast<int64_t>(data.size()));
+  state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) *
+                          static_cast<int64_t>(data.size()));
 }
 BENCHMARK(hashInCache);
 
@@ -102,7 +104,8 @@ void sampleHashOfManyLines(benchmark::State& state) {
   const Shared data(kBytes);
   uint64_t seed = 0;
   for (auto _ : state) {
-    benchmark::DoNotOptimize(sampleHash(data.data(), kBytes, static_cast<uint32_t>(state.range(0)), ++seed));
+    benchmark::DoNotOptimize(
+        sampleHash(data.data(), kBytes, static_cast<uint32_t>(state.range(0)), ++seed));
   }
 }
 BENCHMARK(sampleHashOfManyLines)->Arg(256)->Arg(8192)->Unit(benchmark::kMicrosecond);
@@ -113,15 +116,20 @@ void captureOfRegions(benchmark::State& state) {
   constexpr size_t kRegion = size_t{64} << 10;
   const auto vault = Vault::create({"bench", 0, 1}, 2, 64);
   SnapshotEngine* voter = nullptr;
-  const auto engine = std::make_unique<SnapshotEngine>(EngineOptions{}, *vault,
-                                                       [&](const wire::Ballot& ballot) { voter->outcome(ballot); });
+  const auto engine = std::make_unique<SnapshotEngine>(
+      EngineOptions{}, *vault, [&](const wire::Ballot& ballot) { voter->outcome(ballot); });
   voter = engine.get();
   const std::vector<char> data(count * kRegion, 'x');
   std::vector<RegionInfo> regions;
   std::vector<const void*> addresses;
   for (size_t i = 0; i < count; ++i) {
-    regions.push_back(
-        {"module.layer." + std::to_string(i) + ".weight", "float32", {128, 128}, kRegion, 512, -1, false});
+    regions.push_back({"module.layer." + std::to_string(i) + ".weight",
+                       "float32",
+                       {128, 128},
+                       kRegion,
+                       512,
+                       -1,
+                       false});
     addresses.push_back(data.data() + i * kRegion);
   }
   engine->setTable(buildTable(0, 1, regions, {}, "none", 0, size_t{1} << 20));

@@ -1,10 +1,12 @@
 """What a snapshot at every step costs a compute-bound training step.
 
-DDP, 2 ranks, 1 thread each, on this machine's cores: nothing is idle, so every byte that is copied and hashed takes time from
-training. Short blocks with and without snapshots alternate in one run; each step with is compared with the steps without in the
-blocks before and after. The processor time of the rank (all threads) beside the wall time says the same with less noise where
-other processes disturb. Beside these, what is spent is added up (`accounted`): processor time of the copy threads, capture and
-gate, over the length of a step. That has next to no noise; it leaves out what copies cost others through caches and memory.
+DDP, 2 ranks, 1 thread each, on this machine's cores: nothing is idle, so every byte that is copied
+and hashed takes time from training. Short blocks with and without snapshots alternate in one run;
+each step with is compared with the steps without in the blocks before and after. The processor time
+of the rank (all threads) beside the wall time says the same with less noise where other processes
+disturb. Beside these, what is spent is added up (`accounted`): processor time of the copy threads,
+capture and gate, over the length of a step. That has next to no noise; it leaves out what copies
+cost others through caches and memory.
 
     python tests/bench/step_overhead.py [--state-mb 300 1500] [--blocks 8] [--json FILE]
 """
@@ -24,7 +26,10 @@ from pathlib import Path
 import report
 
 # Tokens per rank and step: enough that a step is arithmetic, few enough that the benchmark ends.
-SHAPES = {300: {"layers": 6, "width": 512, "batch": 4, "context": 512}, 1500: {"layers": 10, "width": 1024, "batch": 2, "context": 512}}
+SHAPES = {
+    300: {"layers": 6, "width": 512, "batch": 4, "context": 512},
+    1500: {"layers": 10, "width": 1024, "batch": 2, "context": 512},
+}
 
 
 def copy_threads_sec() -> float:
@@ -45,17 +50,20 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend="reft")
     import reft
-    from reft import _runtime
+    from reft._session import runtime
 
     shape = SHAPES[args.state]
     torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(shape["width"], 8, 4 * shape["width"], batch_first=True, norm_first=True, dropout=0.0)
+    layer = nn.TransformerEncoderLayer(
+        shape["width"], 8, 4 * shape["width"], batch_first=True, norm_first=True, dropout=0.0
+    )
     model = nn.Sequential(
         nn.Embedding(4096, shape["width"]),
         nn.TransformerEncoder(layer, shape["layers"], enable_nested_tensor=False),
         nn.Linear(shape["width"], 4096),
     )
-    # Pad with an unused-by-compute but trained table, so that the state has the size that was asked for.
+    # Pad with an unused-by-compute but trained table, so that the state has the size that was asked
+    # for.
     have = 12 * sum(p.numel() for p in model.parameters())
     rows = max(0, args.state * 1_000_000 - have) // (12 * shape["width"])
     model[0] = nn.Embedding(4096 + rows, shape["width"])
@@ -74,13 +82,22 @@ def worker(args: argparse.Namespace) -> None:
         return time.perf_counter() - begin, time.process_time() - begin_cpu
 
     def block(on: bool) -> list[tuple[float, float]]:
-        _runtime.set_enabled(on)
+        runtime.set_enabled(on)
         step()  # the step in which the change takes effect is not counted
         return [step() for _ in range(args.steps)]
 
     for _ in range(2):
         step()
-    rows_out = {"off": [], "on": [], "stall_ms": [], "capture_ms": [], "copy_cpu_ms": [], "accounted": [], "wall_ratio": [], "cpu_ratio": []}
+    rows_out = {
+        "off": [],
+        "on": [],
+        "stall_ms": [],
+        "capture_ms": [],
+        "copy_cpu_ms": [],
+        "accounted": [],
+        "wall_ratio": [],
+        "cpu_ratio": [],
+    }
     before = block(False)
     for _ in range(args.blocks):
         start, start_copy = reft.status(), copy_threads_sec()
@@ -110,9 +127,14 @@ def worker(args: argparse.Namespace) -> None:
         target.copy_(source)
         copies.append((time.perf_counter() - begin) * 1e3)
     rows_out |= {
-        "memcpy_ms": copies, "payload_bytes": status["payload_bytes"], "state_bytes": status["state_bytes"],
-        "vault_bytes": status["vault_bytes"], "captured": status["captured"], "sealed": status["sealed"],
-        "dropped": status["dropped"], "skipped": status["skipped"],
+        "memcpy_ms": copies,
+        "payload_bytes": status["payload_bytes"],
+        "state_bytes": status["state_bytes"],
+        "vault_bytes": status["vault_bytes"],
+        "captured": status["captured"],
+        "sealed": status["sealed"],
+        "dropped": status["dropped"],
+        "skipped": status["skipped"],
         "copy_ms": status["copy_ns"] / 1e6 / max(1, status["captured"]),
     }
     if dist.get_rank() == 0:
@@ -134,8 +156,23 @@ def main() -> int:
     for state in args.state_mb:
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "out.json"
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__, "--worker",
-                       "--state", str(state), "--blocks", str(args.blocks), "--steps", str(args.steps), "--out", str(out)]
+            command = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--standalone",
+                "--nproc-per-node=2",
+                __file__,
+                "--worker",
+                "--state",
+                str(state),
+                "--blocks",
+                str(args.blocks),
+                "--steps",
+                str(args.steps),
+                "--out",
+                str(out),
+            ]
             done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"})
             if done.returncode or not out.exists():
                 failed += 1
@@ -146,18 +183,30 @@ def main() -> int:
             middle, error = report.interval(r[f"{name}_ratio"])
             extra = 100 * (middle - 1)
             goal = ("<= 1", report.at_most(extra, 100 * error, 1)) if name == "wall" else ("", None)
-            metrics[p + ("overhead" if name == "wall" else "overhead_cpu")] = report.metric(extra, "%", 100 * error, *goal)
-        metrics[p + "accounted"] = report.metric(100 * report.median(r["accounted"]), "%", 100 * report.mad(r["accounted"]))
-        metrics[p + "copy_threads_cpu_per_step"] = report.metric(report.median(r["copy_cpu_ms"]), "ms", report.mad(r["copy_cpu_ms"]))
+            metrics[p + ("overhead" if name == "wall" else "overhead_cpu")] = report.metric(
+                extra, "%", 100 * error, *goal
+            )
+        metrics[p + "accounted"] = report.metric(
+            100 * report.median(r["accounted"]), "%", 100 * report.mad(r["accounted"])
+        )
+        metrics[p + "copy_threads_cpu_per_step"] = report.metric(
+            report.median(r["copy_cpu_ms"]), "ms", report.mad(r["copy_cpu_ms"])
+        )
         metrics[p + "step_off"] = report.metric(1e3 * report.median(r["off"]), "ms", 1e3 * report.mad(r["off"]))
         metrics[p + "step_on"] = report.metric(1e3 * report.median(r["on"]), "ms", 1e3 * report.mad(r["on"]))
         metrics[p + "stall_per_step"] = report.metric(report.median(r["stall_ms"]), "ms", report.mad(r["stall_ms"]))
-        metrics[p + "capture_per_step"] = report.metric(report.median(r["capture_ms"]), "ms", report.mad(r["capture_ms"]))
+        metrics[p + "capture_per_step"] = report.metric(
+            report.median(r["capture_ms"]), "ms", report.mad(r["capture_ms"])
+        )
         metrics[p + "copy_and_hash_per_step"] = report.metric(r["copy_ms"], "ms")
-        metrics[p + "memcpy_same_bytes"] = report.metric(report.median(r["memcpy_ms"]), "ms", report.mad(r["memcpy_ms"]))
+        metrics[p + "memcpy_same_bytes"] = report.metric(
+            report.median(r["memcpy_ms"]), "ms", report.mad(r["memcpy_ms"])
+        )
         metrics[p + "bytes_copied_per_step"] = report.metric(r["payload_bytes"], "B")
         metrics[p + "vault_per_state_byte"] = report.metric(r["vault_bytes"] / r["state_bytes"], "x")
-        notes.append(f"{state} MB: {r['captured']} captured, {r['sealed']} sealed, {r['dropped']} dropped, {r['skipped']} skipped")
+        notes.append(
+            f"{state} MB: {r['captured']} captured, {r['sealed']} sealed, {r['dropped']} dropped, {r['skipped']} skipped"
+        )
     report.write(args.json, "bench step_overhead", metrics, len(args.state_mb), failed, 0, notes)
     return 1 if failed else 0
 

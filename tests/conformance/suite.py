@@ -1,12 +1,15 @@
-"""Runs tests of torch's own distributed suite under one backend, one after the other, in one process tree.
+"""Runs tests of torch's own distributed suite under one backend, one after the other, in one
+process tree.
 
-The suite is ``torch.testing._internal.distributed.distributed_test``, a part of the torch wheel: nothing of it is kept
-here. It is meant to start fresh interpreters for each test; here the ranks are forked from this process, which has
-imported torch already and does nothing else, so a test costs tenths of a second instead of seconds.
+The suite is ``torch.testing._internal.distributed.distributed_test``, a part of the torch wheel:
+nothing of it is kept here. It is meant to start fresh interpreters for each test; here the ranks
+are forked from this process, which has imported torch already and does nothing else, so a test
+costs tenths of a second instead of seconds.
 
-A backend that is not gloo is run with gloo's own skip lists: the conditions of the suite are evaluated while it is
-imported, and at that time the name is gloo's. While tests run, the name is the backend's own, and compares equal to
-``"gloo"`` as well, so a test takes the branch that it takes for gloo. Profiler events are looked for under gloo's
+A backend that is not gloo is run with gloo's own skip lists: the conditions of the suite are
+evaluated while it is imported, and at that time the name is gloo's. While tests run, the name is
+the backend's own, and compares equal to ``"gloo"`` as well, so a test takes the branch that it
+takes for gloo. Profiler events are looked for under gloo's
 name: a backend that forwards to another one leaves the events of that one as they are.
 
 Used by ``run_distributed_tests.py``; writes one JSON line per test.
@@ -70,7 +73,8 @@ def load(backend: str, world: int) -> Any:
         for feature in ("gpu", "cuda", "ddp", "subgroup", "plugin"):
             cases.backend_feature[feature].add(backend)
     if world >= 3:
-        # Left to worlds of 8 ranks there, to keep machines with few GPUs from running them; ranks 0 to 2 are enough.
+        # Left to worlds of 8 ranks there, to keep machines with few GPUs from running them; ranks 0
+        # to 2 are enough.
         common_distributed.skip_if_small_worldsize = lambda test: test
     suite: Any = importlib.import_module(MODULE)
     if backend != REFERENCE:
@@ -91,7 +95,8 @@ def load(backend: str, world: int) -> Any:
             return found
 
         suite.get_profiling_event = find_reference_events
-    # The first barrier of a test waits for the other ranks to start: 10 s are too few on a loaded machine.
+    # The first barrier of a test waits for the other ranks to start: 10 s are too few on a loaded
+    # machine.
     suite.Barrier.sync.__func__.__defaults__ = (None, 60)
     for lazy in ("torch._dynamo", "torch.profiler", "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"):
         importlib.import_module(lazy)

@@ -1,4 +1,5 @@
-// An inner backend that communicates with nobody: it notes which function was called and returns a Work that is complete.
+// An inner backend that communicates with nobody: it notes which function was called and returns a
+// Work that is complete.
 //
 // Threads: one at a time. Errors: what fail_with() was given, from every collective and message.
 #pragma once
@@ -33,7 +34,8 @@ class RecordingBackend final : public c10d::Backend {
   using Splits = std::vector<int64_t>;
 
  public:
-  RecordingBackend(int rank, int size, std::string name) : Backend(rank, size), name_(std::move(name)) {}
+  RecordingBackend(int rank, int size, std::string name)
+      : Backend(rank, size), name_(std::move(name)) {}
 
   void record(bool on) { recording_ = on; }
   const std::vector<std::string>& calls() const { return calls_; }
@@ -47,7 +49,8 @@ class RecordingBackend final : public c10d::Backend {
   bool supportsCoalescing() const override { return note("supportsCoalescing", true); }
   bool supportsTimeEstimation() const override { return note("supportsTimeEstimation", true); }
   bool supportsShrinking() const override { return note("supportsShrinking", true); }
-  c10::intrusive_ptr<Backend> shrink(const Splits&, int, const c10::intrusive_ptr<Options>&) override {
+  c10::intrusive_ptr<Backend> shrink(const Splits&, int,
+                                     const c10::intrusive_ptr<Options>&) override {
     note("shrink", 0);
     return c10::make_intrusive<RecordingBackend>(0, size_ - 1, name_);
   }
@@ -73,30 +76,40 @@ class RecordingBackend final : public c10d::Backend {
   REFT_RECORD(broadcast, BROADCAST, List&, const c10d::BroadcastOptions&)
   REFT_RECORD(allreduce, ALLREDUCE, List&, const c10d::AllreduceOptions&)
   REFT_RECORD(allreduce_sparse, _ALLREDUCE_SPARSE, List&, const c10d::AllreduceOptions&)
-  REFT_RECORD(allreduce_coalesced, ALLREDUCE_COALESCED, List&, const c10d::AllreduceCoalescedOptions&)
+  REFT_RECORD(allreduce_coalesced, ALLREDUCE_COALESCED, List&,
+              const c10d::AllreduceCoalescedOptions&)
   REFT_RECORD(reduce, REDUCE, List&, const c10d::ReduceOptions&)
   REFT_RECORD(allgather, ALLGATHER, Lists&, List&, const c10d::AllgatherOptions&)
-  REFT_RECORD(_allgather_base, _ALLGATHER_BASE, at::Tensor&, at::Tensor&, const c10d::AllgatherOptions&)
-  REFT_RECORD(allgather_coalesced, ALLGATHER_COALESCED, Lists&, List&, const c10d::AllgatherOptions&)
-  REFT_RECORD(allgather_into_tensor_coalesced, ALLGATHER_COALESCED, List&, List&, const c10d::AllgatherOptions&)
+  REFT_RECORD(_allgather_base, _ALLGATHER_BASE, at::Tensor&, at::Tensor&,
+              const c10d::AllgatherOptions&)
+  REFT_RECORD(allgather_coalesced, ALLGATHER_COALESCED, Lists&, List&,
+              const c10d::AllgatherOptions&)
+  REFT_RECORD(allgather_into_tensor_coalesced, ALLGATHER_COALESCED, List&, List&,
+              const c10d::AllgatherOptions&)
   REFT_RECORD(gather, GATHER, Lists&, List&, const c10d::GatherOptions&)
   REFT_RECORD(scatter, SCATTER, List&, Lists&, const c10d::ScatterOptions&)
   REFT_RECORD(reduce_scatter, REDUCE_SCATTER, List&, Lists&, const c10d::ReduceScatterOptions&)
-  REFT_RECORD(_reduce_scatter_base, _REDUCE_SCATTER_BASE, at::Tensor&, at::Tensor&, const c10d::ReduceScatterOptions&)
-  REFT_RECORD(reduce_scatter_tensor_coalesced, COALESCED, List&, List&, const c10d::ReduceScatterOptions&)
-  REFT_RECORD(alltoall_base, ALLTOALL_BASE, at::Tensor&, at::Tensor&, Splits&, Splits&, const c10d::AllToAllOptions&)
+  REFT_RECORD(_reduce_scatter_base, _REDUCE_SCATTER_BASE, at::Tensor&, at::Tensor&,
+              const c10d::ReduceScatterOptions&)
+  REFT_RECORD(reduce_scatter_tensor_coalesced, COALESCED, List&, List&,
+              const c10d::ReduceScatterOptions&)
+  REFT_RECORD(alltoall_base, ALLTOALL_BASE, at::Tensor&, at::Tensor&, Splits&, Splits&,
+              const c10d::AllToAllOptions&)
   REFT_RECORD(alltoall, ALLTOALL, List&, List&, const c10d::AllToAllOptions&)
   REFT_RECORD(send, SEND, List&, int, int)
   REFT_RECORD(recv, RECV, List&, int, int)
   REFT_RECORD(recvAnysource, RECVANYSOURCE, List&, int)
   REFT_RECORD(barrier, BARRIER, const c10d::BarrierOptions&)
-  REFT_RECORD_NEW(all_gather_single, _ALLGATHER_BASE, at::Tensor&, at::Tensor&, const c10d::AllgatherOptions&)
-  REFT_RECORD_NEW(all_gather_single_coalesced, ALLGATHER_COALESCED, List&, List&, const c10d::AllgatherOptions&)
+  REFT_RECORD_NEW(all_gather_single, _ALLGATHER_BASE, at::Tensor&, at::Tensor&,
+                  const c10d::AllgatherOptions&)
+  REFT_RECORD_NEW(all_gather_single_coalesced, ALLGATHER_COALESCED, List&, List&,
+                  const c10d::AllgatherOptions&)
   REFT_RECORD_NEW(gather_single, GATHER, at::Tensor&, at::Tensor&, const c10d::GatherOptions&)
   REFT_RECORD_NEW(gather_into_tensor, GATHER, at::Tensor&, at::Tensor&, const c10d::GatherOptions&)
   REFT_RECORD_NEW(reduce_scatter_single, _REDUCE_SCATTER_BASE, at::Tensor&, at::Tensor&,
                   const c10d::ReduceScatterOptions&)
-  REFT_RECORD_NEW(reduce_scatter_single_coalesced, COALESCED, List&, List&, const c10d::ReduceScatterOptions&)
+  REFT_RECORD_NEW(reduce_scatter_single_coalesced, COALESCED, List&, List&,
+                  const c10d::ReduceScatterOptions&)
   REFT_RECORD_NEW(all_to_all_single, ALLTOALL_BASE, at::Tensor&, at::Tensor&, Splits&, Splits&,
                   const c10d::AllToAllOptions&)
 #undef REFT_RECORD
@@ -120,7 +133,8 @@ class RecordingBackend final : public c10d::Backend {
   void enableCollectivesTiming() override {
     note("enableCollectivesTiming", 0);
   }
-  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>&, const std::vector<int>& ranks,
+  c10::intrusive_ptr<Backend> split(const c10::intrusive_ptr<c10d::Store>&,
+                                    const std::vector<int>& ranks,
                                     const c10::intrusive_ptr<Options>&) override {
     note("split", 0);
     const auto place = std::find(ranks.begin(), ranks.end(), rank_);
@@ -130,8 +144,9 @@ class RecordingBackend final : public c10d::Backend {
     return c10::make_intrusive<RecordingBackend>(static_cast<int>(place - ranks.begin()),
                                                  static_cast<int>(ranks.size()), name_);
   }
-  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>&, const c10::intrusive_ptr<Options>&,
-                                    const int& rank, const int& size) override {
+  c10::intrusive_ptr<Backend> merge(const c10::intrusive_ptr<c10d::Store>&,
+                                    const c10::intrusive_ptr<Options>&, const int& rank,
+                                    const int& size) override {
     note("merge", 0);
     return c10::make_intrusive<RecordingBackend>(rank, size, name_);
   }

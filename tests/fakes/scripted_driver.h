@@ -1,6 +1,7 @@
-// A CUDA driver without threads or clock: a stream that trains and one that copies, each as the time at which it ends by now, and events
-// that are passed when the test says so. Copies are made at once, but have landed only when the device has come to their time. For what
-// depends on the device's times; how streams order each other for real is the matter of tests/fakes/cuda.
+// A CUDA driver without threads or clock: a stream that trains and one that copies, each as the
+// time at which it ends by now, and events that are passed when the test says so. Copies are made
+// at once, but have landed only when the device has come to their time. For what depends on the
+// device's times; how streams order each other for real is the matter of tests/fakes/cuda.
 //
 // Threads: functions of the driver from any. Errors: `broken` fails queries.
 #pragma once
@@ -14,7 +15,7 @@
 #include <thread>
 
 #include "intercept/base/clock.h"
-#include "intercept/base/cuda_api.h"
+#include "intercept/driver/cuda_api.h"
 
 namespace reft {
 
@@ -89,8 +90,12 @@ inline CudaApi ScriptedDriver::api() const {
   api.devices = 1;
   api.ctxGetCurrent = [](cuda::Context* context) { return *context = nullptr, cuda::kSuccess; };
   api.ctxSetCurrent = [](cuda::Context) { return cuda::kSuccess; };
-  api.ctxGetStreamPriorityRange = [](int* lowest, int* highest) { return *lowest = *highest = 0, cuda::kSuccess; };
-  api.devicePrimaryCtxRetain = [](cuda::Context* context, cuda::Device) { return *context = current_, cuda::kSuccess; };
+  api.ctxGetStreamPriorityRange = [](int* lowest, int* highest) {
+    return *lowest = *highest = 0, cuda::kSuccess;
+  };
+  api.devicePrimaryCtxRetain = [](cuda::Context* context, cuda::Device) {
+    return *context = current_, cuda::kSuccess;
+  };
   api.devicePrimaryCtxRelease = [](cuda::Device) { return cuda::kSuccess; };
   api.memHostRegister = [](void*, size_t, unsigned) { return cuda::kSuccess; };
   api.memHostUnregister = [](void*) { return cuda::kSuccess; };
@@ -101,10 +106,13 @@ inline CudaApi ScriptedDriver::api() const {
     std::memcpy(to, reinterpret_cast<const void*>(from), bytes);
     const std::lock_guard lock(current_->mutex);
     ++current_->copies[std::this_thread::get_id()];
-    current_->copies_until_ns += static_cast<int64_t>(static_cast<double>(bytes) * current_->copy_ns_per_byte);
+    current_->copies_until_ns +=
+        static_cast<int64_t>(static_cast<double>(bytes) * current_->copy_ns_per_byte);
     return cuda::kSuccess;
   };
-  api.streamCreate = [](cuda::Stream* stream, unsigned, int) { return *stream = current_, cuda::kSuccess; };
+  api.streamCreate = [](cuda::Stream* stream, unsigned, int) {
+    return *stream = current_, cuda::kSuccess;
+  };
   api.streamDestroy = [](cuda::Stream) { return cuda::kSuccess; };
   api.streamQuery = [](cuda::Stream) { return cuda::kSuccess; };
   api.streamWaitEvent = [](cuda::Stream stream, cuda::Event event, unsigned) {
@@ -119,7 +127,8 @@ inline CudaApi ScriptedDriver::api() const {
   };
   api.streamWriteValue32 = [](cuda::Stream, cuda::Pointer to, uint32_t value, unsigned) {
     const std::lock_guard lock(current_->mutex);
-    current_->writes_.push_back({current_->copies_until_ns, reinterpret_cast<uint32_t*>(to), value});
+    current_->writes_.push_back(
+        {current_->copies_until_ns, reinterpret_cast<uint32_t*>(to), value});
     current_->writePassed();
     return cuda::kSuccess;
   };
@@ -134,7 +143,8 @@ inline CudaApi ScriptedDriver::api() const {
     if (current_->unrecordable && stream == kTraining) {
       return 700;
     }
-    current_->times[event] = stream == kTraining ? current_->enqueued_ns : current_->copies_until_ns;
+    current_->times[event] =
+        stream == kTraining ? current_->enqueued_ns : current_->copies_until_ns;
     ++current_->recorded;
     return cuda::kSuccess;
   };
@@ -148,7 +158,8 @@ inline CudaApi ScriptedDriver::api() const {
   };
   api.eventElapsedTime = [](float* ms, cuda::Event begin, cuda::Event end) {
     const std::lock_guard lock(current_->mutex);
-    *ms = static_cast<float>(static_cast<double>(current_->times.at(end) - current_->times.at(begin)) / 1e6);
+    *ms = static_cast<float>(
+        static_cast<double>(current_->times.at(end) - current_->times.at(begin)) / 1e6);
     return cuda::kSuccess;
   };
   return api;

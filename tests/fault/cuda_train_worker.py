@@ -1,10 +1,14 @@
-"""A small training script on CUDA devices that a kill interrupts: nothing of reft in it but the backend's name.
+"""A small training script on CUDA devices that a kill interrupts: nothing of reft in it but the
+backend's name.
 
-    cuda_train_worker.py --backend reft --steps 12 --out DIR [--model ddp|fsdp|pipe|split] [--optimizer adamw|sgd|fused] [--delay SEC]
+    cuda_train_worker.py --backend reft --steps 12 --out DIR [--model ddp|fsdp|pipe|split]
+    [--optimizer adamw|sgd|fused] [--delay SEC]
 
-Writes what `train_worker.py` writes. BatchNorm buffers, a DataLoader, a schedule, clipping, a running sum on the device and one on
-the host take part; no random numbers of the device, which stand-in devices have none of. With `pipe` each rank holds a stage; only the
-last one knows the loss, the others log a sum of their weights. With `split` each rank trains a replica that lies on two devices.
+Writes what `train_worker.py` writes. BatchNorm buffers, a DataLoader, a schedule, clipping, a
+running sum on the device and one on the host take part; no random numbers of the device, which
+stand-in devices have none of. With `pipe` each rank holds a stage; only the last one knows the
+loss, the others log a sum of their weights. With `split` each rank trains a replica that lies on
+two devices.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """torchrun's way of starting and restarting ranks, without four imports of torch for each start.
 
 A server that imports torch once. Each line on stdin is a request
-`{"script", "argv", "env", "nproc", "max_restarts", "run_id", "log"}`; it answers `{"pid": launcher}` at once and
-`{"exit": status}` at the end. A launcher hosts a TCPStore that stays over restarts, forks the ranks with torchrun's
-variables, and when one fails ends the others (SIGTERM, then SIGKILL) and starts all again.
+`{"script", "argv", "env", "nproc", "max_restarts", "run_id", "log"}`; it answers `{"pid":
+launcher}` at once and `{"exit": status}` at the end. A launcher hosts a TCPStore that stays over
+restarts, forks the ranks with torchrun's variables, and when one fails ends the others (SIGTERM,
+then SIGKILL) and starts all again.
 
-A rank begins at the bottom of the stack, as a script does: the fork unwinds to the end of this file, which runs the script as
-`__main__`.
+A rank begins at the bottom of the stack, as a script does: the fork unwinds to the end of this
+file, which runs the script as `__main__`.
 """
 
 import gc
@@ -141,7 +142,8 @@ if __name__ == "__main__":
         serve()
     except Become:
         pass
-    # Not line by line: a line that begins with a newline would be written in two parts, and other ranks come in between.
+    # Not line by line: a line that begins with a newline would be written in two parts, and other
+    # ranks come in between.
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.path[0] = os.path.dirname(os.path.abspath(sys.argv[0]))
     sys.modules["__main__"] = types.ModuleType("__main__")

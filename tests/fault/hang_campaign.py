@@ -1,19 +1,22 @@
-"""Hangs jobs in every way that needs no GPU, lets others look as if they hung, and checks who is named.
+"""Hangs jobs in every way that needs no GPU, lets others look as if they hung, and checks who is
+named.
 
     hang_campaign.py [--cases N] [--seed S] [--only REGEX] [--suspect SEC] [--jobs J] [--json FILE]
                      [--resume FILE] [--table FILE] [--beside] [--tools DIR] [--keep] [--list]
 
-Each case is a job of real ranks over reft's backend (gloo inside) that trains a few steps before `hang_worker.py` does what
-the case says. Ground truth is in the table below, and comes from the injection alone: who must be named, or between whom it
-is right to be undecided; and the classes that are right. The instant of injection is written by the rank that errs, on the
-clock that the verdict's time is on.
+Each case is a job of real ranks over reft's backend (gloo inside) that trains a few steps before
+`hang_worker.py` does what the case says. Ground truth is in the table below, and comes from the
+injection alone: who must be named, or between whom it is right to be undecided; and the classes
+that are right. The instant of injection is written by the rank that errs, on the clock that the
+verdict's time is on.
 
-Results: `exact`, `undecidable` (said where the table allows it: right; elsewhere: not reached, no more than that), `none` (no
-verdict in time), `WRONG` (anybody named who is not at fault). Healthy cases (N, S): `quiet`, or `WRONG` if a verdict of state
-hang was written. The exit status is that of the worst: 1 if anything is WRONG.
+Results: `exact`, `undecidable` (said where the table allows it: right; elsewhere: not reached, no
+more than that), `none` (no verdict in time), `WRONG` (anybody named who is not at fault). Healthy
+cases (N, S): `quiet`, or `WRONG` if a verdict of state hang was written. The exit status is that of
+the worst: 1 if anything is WRONG.
 
-The file of `--json` is written anew after every case. A case that cannot be run is one result, `campaign failed` or
-`no injection`, and the campaign goes on.
+The file of `--json` is written anew after every case. A case that cannot be run is one result,
+`campaign failed` or `no injection`, and the campaign goes on.
 """
 
 from __future__ import annotations
@@ -63,10 +66,12 @@ class Case:
         may_be_open: undecidable is right, or as good as naming.
         classes: that are right; empty: any.
         outside: what the campaign does to the job after the injection.
-        ask: `straggler`: the verdict is asked for by `reft stack`; `disagreement`: there is none, but the agent has to notice.
+        ask: `straggler`: the verdict is asked for by `reft stack`; `disagreement`: there is none,
+            but the agent has to notice.
         stands: function that whoever is named has to stand in.
         says: what the sentence about it has to say.
-        first_time: nobody has waited there before, so that it is taken for slow until ten times as long.
+        first_time: nobody has waited there before, so that it is taken for slow until ten times as
+            long.
     """
 
     row: str
@@ -280,7 +285,8 @@ def matrix() -> list[Case]:
 
 
 def subset(cases: list[Case]) -> list[Case]:
-    """A third of the cases, of each row of the matrix at least one, with the erring rank now first, now in the middle, now last.
+    """A third of the cases, of each row of the matrix at least one, with the erring rank now first,
+    now in the middle, now last.
 
     Those with 8 ranks take long, and are left to the whole campaign.
     """
@@ -476,7 +482,8 @@ class Runner:
                 pass
 
 
-# --- what is done from outside ---------------------------------------------------------------------------------------
+# --- what is done from outside
+# ---------------------------------------------------------------------------------------
 
 
 def pids_of(out: Path) -> dict[int, int]:
@@ -537,7 +544,8 @@ OUTSIDE: dict[str, Callable[[Runner, Case, Path], None]] = {
 }
 
 
-# --- judging -----------------------------------------------------------------------------------------------------------
+# --- judging
+# -----------------------------------------------------------------------------------------------------------
 
 
 def injections(out: Path) -> list[float]:
@@ -570,7 +578,11 @@ def judge(case: Case, report: dict[str, Any], outcome: Outcome) -> None:
     outcome.candidates = [culprit["rank"] for culprit in report["candidates"]]
     outcome.right_class = not case.classes or report["class"] in case.classes
     outcome.result = score(case, set(outcome.named), set(outcome.candidates))
-    if case.named and outcome.result == "exact" and not all(at_its_place(case, culprit) for culprit in report["culprits"]):
+    if (
+        case.named
+        and outcome.result == "exact"
+        and not all(at_its_place(case, culprit) for culprit in report["culprits"])
+    ):
         outcome.result, outcome.problem = "exact but for the line", str(report["screen"])
 
 
@@ -601,7 +613,8 @@ def score(case: Case, named: set[int], candidates: set[int]) -> str:
 def score_said(case: Case, said: hang_peers.Said) -> None:
     """Sets the result of a tool that named somebody.
 
-    Tools that know no candidates name them all; where it is between just these, that is as right as it gets.
+    Tools that know no candidates name them all; where it is between just these, that is as right as
+    it gets.
     """
     named, candidates = set(said.named), set(said.candidates)
     if said.result != "not run" and (named or candidates):
@@ -643,7 +656,8 @@ def run_all(
         try:
             return runner.run(case)
         except Exception as error:
-            # Its launcher may be gone, or waits for an answer that never comes: the next case gets another.
+            # Its launcher may be gone, or waits for an answer that never comes: the next case gets
+            # another.
             runner.launcher.abort()
             runner = Runner(scratch, suspect, deadline, tools)
             return Outcome(case, "campaign failed", problem=repr(error))
@@ -804,7 +818,9 @@ def conclude(outcomes: list[Outcome], args: argparse.Namespace, duration: float,
         "no_verdict": report.metric(results["none"], "cases"),
         "wrong_single": report.metric(len(single), "cases", None, "0", not single),
         "stragglers": report.metric(len(slow), "cases"),
-        "stragglers_named": report.metric(sum(o.right_class is True for o in slow), "cases", None, "all" if slow else "", all_named),
+        "stragglers_named": report.metric(
+            sum(o.right_class is True for o in slow), "cases", None, "all" if slow else "", all_named
+        ),
         "false_verdicts": report.metric(false, "healthy cases", None, "0", not false),
         "to_verdict_sec": report.metric(report.median(times), "s", report.mad(times)),
         "to_verdict_dead_sec": report.metric(

@@ -1,16 +1,23 @@
 """What other tools say about a job that hangs: adapters for the hang campaign's `--beside`.
 
-    py-spy           `py-spy dump` of every rank once reft has said who it is. It names nobody; what counts is whether the frame
-                     that the culprit stands in is among the stacks, of how many ranks there are any, and the time it takes.
-    flight recorder  torch's, and its analyser as it is. Gloo records collectives, but its dumps call ops `gloo:` and
+    py-spy           `py-spy dump` of every rank once reft has said who it is. It names nobody; what
+    counts is whether the frame
+                     that the culprit stands in is among the stacks, of how many ranks there are
+                     any, and the time it takes.
+    flight recorder  torch's, and its analyser as it is. Gloo records collectives, but its dumps
+    call ops `gloo:` and
                      list no members of groups, and the analyser takes neither.
     flight recorder, dumps completed
-                     the same dumps with ops called `nccl:` and with the groups that the rank knows: what the analyser would say.
-                     Gloo records no messages, and no start or end of an op.
-    lm-resiliency    its out-of-band hang detector: a daemon beside each rank, of which rank 0's reports. It sees functions of
-                     torch.distributed that are called from Python (no messages), forward passes of layers, and steps.
+                     the same dumps with ops called `nccl:` and with the groups that the rank knows:
+                     what the analyser would say. Gloo records no messages, and no start or end of
+                     an op.
+    lm-resiliency    its out-of-band hang detector: a daemon beside each rank, of which rank 0's
+    reports. It sees functions of
+                     torch.distributed that are called from Python (no messages), forward passes of
+                     layers, and steps.
 
-`InRank` is what a rank of the job runs, `ask` what the campaign runs. A tool that is absent is left out and said so.
+`InRank` is what a rank of the job runs, `ask` what the campaign runs. A tool that is absent is left
+out and said so.
 
 Errors: a tool that fails is one result `not run`; nothing is raised to the campaign for it.
 """
@@ -100,7 +107,8 @@ def environment() -> dict[str, str]:
     return {"TORCH_FR_BUFFER_SIZE": "2000"}
 
 
-# --- in a rank ---------------------------------------------------------------------------------------------------------
+# --- in a rank
+# ---------------------------------------------------------------------------------------------------------
 
 
 class InRank:
@@ -204,7 +212,8 @@ def clean(out: Path, world: int) -> None:
         Path("/dev/shm", channel(out, rank)).unlink(missing_ok=True)
 
 
-# --- in the campaign ---------------------------------------------------------------------------------------------------
+# --- in the campaign
+# ---------------------------------------------------------------------------------------------------
 
 
 def ask(tools: Tools, case: Any, out: Path, pids: dict[int, int], injected: float, wait_sec: float) -> list[Said]:
@@ -362,7 +371,8 @@ def numbers(text: str) -> list[int]:
     return sorted(int(number) for number in text.split(","))
 
 
-# --- the table ---------------------------------------------------------------------------------------------------------
+# --- the table
+# ---------------------------------------------------------------------------------------------------------
 
 COLUMNS = ["exact", "undecidable", "nobody", "WRONG", "not run"]
 

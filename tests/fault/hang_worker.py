@@ -1,10 +1,13 @@
-"""A training job with one fault, for the hang campaign: what a job does when it hangs, or when it only looks like that.
+"""A training job with one fault, for the hang campaign: what a job does when it hangs, or when it
+only looks like that.
 
-    hang_worker.py --layout ddp|plain|tpdp|pipe|pipedp --fault NAME --rank R --at STEP --out DIR [--sec S] [--hold]
+    hang_worker.py --layout ddp|plain|tpdp|pipe|pipedp --fault NAME --rank R --at STEP --out DIR
+    [--sec S] [--hold]
 
-Rank R trains as the others until step STEP, writes `injected.rR` with the monotonic time, and does what `--fault` says: a
-function `fault_NAME` (instead of going on), `ops_NAME` (wrong use of collectives; all ranks run it, R is the one that errs) or
-`busy_NAME` (healthy, but slow for `--sec`). `--hold`: a rank whose collective fails stays, as jobs do whose clean-up hangs.
+Rank R trains as the others until step STEP, writes `injected.rR` with the monotonic time, and does
+what `--fault` says: a function `fault_NAME` (instead of going on), `ops_NAME` (wrong use of
+collectives; all ranks run it, R is the one that errs) or `busy_NAME` (healthy, but slow for
+`--sec`). `--hold`: a rank whose collective fails stays, as jobs do whose clean-up hangs.
 
 Nothing of reft is in it but the backend's name.
 """
@@ -70,7 +73,8 @@ class Job:
         (self.out / f"{name}.r{self.rank}").touch()
 
 
-# --- layouts: one training step each ---------------------------------------------------------------------------------
+# --- layouts: one training step each
+# ---------------------------------------------------------------------------------
 
 
 class Layout:
@@ -173,7 +177,8 @@ class PipeData(Pipe):
 LAYOUTS: dict[str, type[Layout]] = {"plain": Plain, "ddp": Ddp, "tpdp": TensorData, "pipe": Pipe, "pipedp": PipeData}
 
 
-# --- faults of one rank: never return --------------------------------------------------------------------------------
+# --- faults of one rank: never return
+# --------------------------------------------------------------------------------
 
 
 def fault_sleep(job: Job) -> None:
@@ -368,7 +373,8 @@ def fault_none(job: Job) -> None:
     """The harness does it, from outside, while the rank goes on."""
 
 
-# --- wrong use of collectives: all ranks run it at the same step --------------------------------------------------------
+# --- wrong use of collectives: all ranks run it at the same step
+# --------------------------------------------------------
 
 
 def ops_extra_barrier(job: Job) -> None:
@@ -555,7 +561,8 @@ def ops_async_first_time(job: Job) -> None:
     issue_then_wait(job, rounds=0)
 
 
-# --- healthy, but it looks like a hang for a while ------------------------------------------------------------------------
+# --- healthy, but it looks like a hang for a while
+# ------------------------------------------------------------------------
 
 
 def busy_all_idle(job: Job) -> None:
@@ -742,7 +749,8 @@ def busy_mapped(job: Job) -> None:
     dist.all_reduce(torch.ones(3))
 
 
-# --- the job ------------------------------------------------------------------------------------------------------------
+# --- the job
+# ------------------------------------------------------------------------------------------------------------
 
 
 def train(job: Job) -> None:

@@ -1,15 +1,19 @@
-"""Kills ranks and agents with SIGKILL at every point that has a name and at random instants, and checks what comes back.
+"""Kills ranks and agents with SIGKILL at every point that has a name and at random instants, and
+checks what comes back.
 
-    kill_campaign.py --cases 300 [--seed N] [--only CASE …] [--kinds KIND …] [--models MODEL …] [--json FILE] [--keep]
+    kill_campaign.py --cases 300 [--seed N] [--only CASE …] [--kinds KIND …] [--models MODEL …]
+    [--json FILE] [--keep]
 
-Four ranks train `train_worker.py`. Every case is drawn from (seed, case number) alone, so `--only CASE --seed N` repeats it. A
-case passes if the job ends with status 0 before its deadline, every logged loss and the final hash of every rank equal those of
-a run under plain gloo bit for bit, and no restart went back further than the case's promise (design: at most one step; an agent
-that dies together with its ranks and without REFT_VAULT_DIR: to the beginning, said aloud).
+Four ranks train `train_worker.py`. Every case is drawn from (seed, case number) alone, so `--only
+CASE --seed N` repeats it. A case passes if the job ends with status 0 before its deadline, every
+logged loss and the final hash of every rank equal those of a run under plain gloo bit for bit, and
+no restart went back further than the case's promise (design: at most one step; an agent that dies
+together with its ranks and without REFT_VAULT_DIR: to the beginning, said aloud).
 
 REFT_SNAPSHOT_POLICY and other settings that no case draws are taken from the environment.
 
-Nine cases of ten run under `forkrun.py`, which restarts ranks as torchrun does but quicker; the tenth under torchrun.
+Nine cases of ten run under `forkrun.py`, which restarts ranks as torchrun does but quicker; the
+tenth under torchrun.
 """
 
 from __future__ import annotations
@@ -308,7 +312,8 @@ class Campaign:
             first = {log[0][0] for log in logs if log}
             if len(first) > 1:
                 problems.append(f"attempt {attempt}: ranks resumed at different steps {sorted(first)}")
-            # Ranks that had done all steps may have said bye before the kill: the snapshots of a job that is over are let go.
+            # Ranks that had done all steps may have said bye before the kill: the snapshots of a
+            # job that is over are let go.
             if attempt and first and 0 < completed < STEPS:
                 lost = completed - min(first)
                 result["lost"] = max(result["lost"], lost)
@@ -348,7 +353,10 @@ def main() -> int:
         "--kinds", nargs="+", choices=list(KINDS), help="draw from these kinds only (other numbers, other cases)"
     )
     parser.add_argument(
-        "--models", nargs="+", choices=[*MODELS, "pipe"], help="draw from these only (other cases; `pipe` is in no other)"
+        "--models",
+        nargs="+",
+        choices=[*MODELS, "pipe"],
+        help="draw from these only (other cases; `pipe` is in no other)",
     )
     parser.add_argument("--deadline", type=float, default=45, help="seconds; three times as long under torchrun")
     parser.add_argument("--json", metavar="FILE")

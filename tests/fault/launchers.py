@@ -1,4 +1,5 @@
-"""Starts jobs of several ranks for tests: under torchrun, or under `forkrun.py`, which is quicker. Finds agents.
+"""Starts jobs of several ranks for tests: under torchrun, or under `forkrun.py`, which is quicker.
+Finds agents.
 
 The environment of a job has to name it by REFT_JOB_ID.
 """
@@ -25,8 +26,12 @@ def job_environment(root: Path, **settings: str) -> dict[str, str]:
     """Of a job whose run directory is under `root`: nothing of REFT_* from outside but the agent."""
     import reft
 
-    environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
-    environment.update({"REFT_RUN_DIR": str(root / "run"), "REFT_JOB_ID": "job", "REFT_AGENT_LINGER_SEC": "1", **settings})
+    environment = {
+        name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name
+    }
+    environment.update(
+        {"REFT_RUN_DIR": str(root / "run"), "REFT_JOB_ID": "job", "REFT_AGENT_LINGER_SEC": "1", **settings}
+    )
     package = str(Path(reft.__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
     return environment
@@ -35,7 +40,8 @@ def job_environment(root: Path, **settings: str) -> dict[str, str]:
 def torchrun(script: Path | str, *arguments: str, ranks: int, options: Sequence[str] = ("--standalone",)) -> list[str]:
     """The command that runs a script; lines that ranks print stay whole.
 
-    torchrun itself would say `python -u`, with which `print` writes a line and its end apart, as with PYTHONUNBUFFERED.
+    torchrun itself would say `python -u`, with which `print` writes a line and its end apart, as
+    with PYTHONUNBUFFERED.
     """
     command = [sys.executable, "-m", "torch.distributed.run", *options, f"--nproc-per-node={ranks}"]
     return [*command, "--no-python", "env", "-u", "PYTHONUNBUFFERED", sys.executable, str(script), *arguments]
@@ -49,9 +55,16 @@ def free_port() -> int:
 
 
 def two_launchers(
-    script: Path, *arguments: str, ranks: int, job: str, env: dict[str, str], outputs: Sequence[Path], max_restarts: int = 0
+    script: Path,
+    *arguments: str,
+    ranks: int,
+    job: str,
+    env: dict[str, str],
+    outputs: Sequence[Path],
+    max_restarts: int = 0,
 ) -> list[subprocess.Popen[bytes]]:
-    """Starts a job of two nodes with `ranks` each, both on this machine: two launchers, and so two agents.
+    """Starts a job of two nodes with `ranks` each, both on this machine: two launchers, and so two
+    agents.
 
     Args:
         job: id of the rendezvous.

@@ -2,8 +2,9 @@
 
     soak.py --minutes 60 [--seed N] [--batch 25] [--json FILE]
 
-Each batch is `kill_campaign.py` with another seed. After each, nothing of reft may be left: no agent, no rank, no growth of the
-run directories. A batch that fails is reported with the command that repeats it, and the soak goes on.
+Each batch is `kill_campaign.py` with another seed. After each, nothing of reft may be left: no
+agent, no rank, no growth of the run directories. A batch that fails is reported with the command
+that repeats it, and the soak goes on.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def leftovers() -> list[str]:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
-        if "reft-kill-" in " ".join(words) and (words[0].endswith("reft-agent") or "train_worker.py" in " ".join(words)):
+        if "reft-kill-" in " ".join(words) and (
+            words[0].endswith("reft-agent") or "train_worker.py" in " ".join(words)
+        ):
             found.append(f"{path.parent.name}: {' '.join(words).strip()}")
     return found
 
@@ -49,7 +52,15 @@ def main() -> int:
     while time.monotonic() < deadline:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "report.json"
-            words = [str(HERE / "kill_campaign.py"), "--cases", str(args.batch), "--seed", str(seed), "--json", str(out)]
+            words = [
+                str(HERE / "kill_campaign.py"),
+                "--cases",
+                str(args.batch),
+                "--seed",
+                str(seed),
+                "--json",
+                str(out),
+            ]
             code = subprocess.run([sys.executable, *words]).returncode
             if out.exists():
                 found = json.loads(out.read_text())

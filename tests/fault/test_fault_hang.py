@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-# Not those that depend on how loaded the machine is (jitter, stragglers, waits in new places): docs/hang.md has what they come to.
+# Not those that depend on how loaded the machine is (jitter, stragglers, waits in new places):
+# docs/hang.md has what they come to.
 pytestmark = pytest.mark.exact
 ROWS = r"^(H0|H1|H2[0-24]|H3|H4|N0|N1[03457]|N2[0-2])"
 

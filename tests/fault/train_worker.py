@@ -1,14 +1,18 @@
-"""A small training script that a kill campaign interrupts: nothing of reft in it but the backend's name.
+"""A small training script that a kill campaign interrupts: nothing of reft in it but the backend's
+name.
 
-Everything that exact resume has to put back takes part: dropout, shuffled DataLoader, NumPy's and Python's random numbers, a
-schedule, running sums, BatchNorm buffers, gradient accumulation, two optimizers.
+Everything that exact resume has to put back takes part: dropout, shuffled DataLoader, NumPy's and
+Python's random numbers, a schedule, running sums, BatchNorm buffers, gradient accumulation, two
+optimizers.
 
     train_worker.py --backend reft --model ddp|fsdp|plain|two|pipe --steps 24 --out DIR
 
-With `pipe` each rank holds a stage of a pipeline; only the last one knows the loss, the others log a sum of their weights.
+With `pipe` each rank holds a stage of a pipeline; only the last one knows the loss, the others log
+a sum of their weights.
 
-Writes r<rank>.a<attempt>.log (one line `step loss.hex()` after each optimizer step), r<rank>.a<attempt>.pid and, at the end,
-r<rank>.final with a hash of everything that training changed.
+Writes r<rank>.a<attempt>.log (one line `step loss.hex()` after each optimizer step),
+r<rank>.a<attempt>.pid and, at the end, r<rank>.final with a hash of everything that training
+changed.
 """
 
 from __future__ import annotations
@@ -125,9 +129,7 @@ def main() -> None:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
         net = model = nn.Sequential(nn.Linear(32, args.width), nn.GELU(), nn.Dropout(0.1), nn.Linear(args.width, 32))
-        schedule = Schedule1F1B(
-            PipelineStage(net, rank, world, torch.device("cpu")), 4, loss_fn=nn.functional.mse_loss
-        )
+        schedule = Schedule1F1B(PipelineStage(net, rank, world, torch.device("cpu")), 4, loss_fn=nn.functional.mse_loss)
 
         def train_stage(x: torch.Tensor) -> torch.Tensor:
             losses: list[torch.Tensor] = []

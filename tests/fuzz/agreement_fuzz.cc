@@ -1,6 +1,6 @@
-// The comparison of ops on op logs that say anything at all, while they are written. The first byte chooses: ops of four ranks
-// that are well-formed, or bytes written over a rank's log. Nothing is told that was not counted, and nobody is in the minority
-// of a disagreement but one of its ranks.
+// The comparison of ops on op logs that say anything at all, while they are written. The first byte
+// chooses: ops of four ranks that are well-formed, or bytes written over a rank's log. Nothing is
+// told that was not counted, and nobody is in the minority of a disagreement but one of its ranks.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "hang_detect/agreement_watch.h"
+#include "hang_detect/verdict/agreement_watch.h"
 #include "intercept/base/error.h"
 
 namespace {
@@ -47,7 +47,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     if (raw) {
       // The magic, version and capacity stay: what else they may be is the reader's own test.
       auto* area = static_cast<uint8_t*>(const_cast<void*>(logs[rank]->area()));
-      const size_t where = 16 + ((size_t{word[1]} << 8 | word[2]) * 7) % (logs[rank]->areaBytes() - 16);
+      const size_t where =
+          16 + ((size_t{word[1]} << 8 | word[2]) * 7) % (logs[rank]->areaBytes() - 16);
       area[where] = word[3];
     } else {
       logs[rank]->begin({.kind = static_cast<reft::OpKind>(word[1] & 31),
@@ -60,7 +61,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
       now_ns += int64_t{word[0]} << 22;
       for (size_t i = 0; i < kRanks; ++i) {
         try {
-          watch.read(static_cast<int>(i), reft::OpLogReader(logs[i]->area(), logs[i]->areaBytes()), now_ns);
+          watch.read(static_cast<int>(i), reft::OpLogReader(logs[i]->area(), logs[i]->areaBytes()),
+                     now_ns);
         } catch (const reft::Error&) {  // as the agent: no op log
         }
       }

@@ -1,11 +1,12 @@
-// Stacks read from a process that holds anything: the bytes are its memory, repeated over all addresses, so that pointers
-// always lead somewhere and lists bite their tails. The first byte chooses the version. They are also read as an ELF file.
+// Stacks read from a process that holds anything: the bytes are its memory, repeated over all
+// addresses, so that pointers always lead somewhere and lists bite their tails. The first byte
+// chooses the version. They are also read as an ELF file.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
-#include "hang_detect/elf_symbols.h"
-#include "hang_detect/python_memory.h"
+#include "hang_detect/stacks/elf_symbols.h"
+#include "hang_detect/stacks/python_memory.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (size < 2) {

@@ -1,11 +1,12 @@
-// The schedule model on arbitrary op logs, and the Placer on arbitrary orders of its calls. Whatever comes: no crash, memory
-// in bounds, no more granted than there is, and no gap planned past its foretold end.
+// The schedule model on arbitrary op logs, and the Placer on arbitrary orders of its calls.
+// Whatever comes: no crash, memory in bounds, no more granted than there is, and no gap planned
+// past its foretold end.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
-#include "snapshot/placer.h"
+#include "snapshot/placement/placer.h"
 
 namespace {
 
@@ -26,7 +27,9 @@ std::vector<reft::OpEntry> logOf(const uint8_t* data, size_t bytes) {
     entry.peer = data[1] >> 2;
     entry.bytes = data[2];
     const auto time = [&](uint8_t code) -> uint64_t {
-      return code == 0 ? 0 : code == 255 ? ~uint64_t{0} : now_ns + (uint64_t{code} << (data[8] & 31));
+      return code == 0     ? 0
+             : code == 255 ? ~uint64_t{0}
+                           : now_ns + (uint64_t{code} << (data[8] & 31));
     };
     entry.begin_ns = time(data[3]);
     entry.wait_begin_ns = time(data[4]);
@@ -40,9 +43,11 @@ std::vector<reft::OpEntry> logOf(const uint8_t* data, size_t bytes) {
 
 void checkForecast(const reft::ScheduleModel& model) {
   if (const reft::Forecast* forecast = model.forecast()) {
-    demand(!forecast->spans.empty() && forecast->spans.size() <= reft::ScheduleModel::kMaxWaits + 1);
+    demand(!forecast->spans.empty() &&
+           forecast->spans.size() <= reft::ScheduleModel::kMaxWaits + 1);
     for (const reft::ForecastSpan& span : forecast->spans) {
-      demand(span.compute_ns >= 0 && span.communication_ns >= 0 && span.wait_ns >= 0 && span.jitter_ns >= 0);
+      demand(span.compute_ns >= 0 && span.communication_ns >= 0 && span.wait_ns >= 0 &&
+             span.jitter_ns >= 0);
     }
   }
   demand(model.errors().recent_median >= 0);
@@ -57,8 +62,8 @@ void place(const uint8_t* data, size_t bytes) {
   int64_t now_ns = 0;
   for (size_t i = 1; i + 2 < bytes; i += 3) {
     const int64_t span_ns = int64_t{data[i + 1]} << (data[i + 2] & 31);
-    const reft::ScheduleOp op =
-        reft::scheduleOp(static_cast<reft::OpKind>(data[i + 2] & 31), 0, data[i + 2] >> 5, 0, data[i + 1]);
+    const reft::ScheduleOp op = reft::scheduleOp(static_cast<reft::OpKind>(data[i + 2] & 31), 0,
+                                                 data[i + 2] >> 5, 0, data[i + 1]);
     const uint64_t left = placer.bytesLeft();
     now_ns += (data[i] & 0x80) != 0 ? -span_ns : span_ns;
     switch (data[i] & 7) {
@@ -73,7 +78,8 @@ void place(const uint8_t* data, size_t bytes) {
         demand(planned == snapshot);
         if (const reft::Forecast* forecast = placer.model().forecast()) {
           for (size_t gap = 0; gap < placer.plan().gap_bytes.size(); ++gap) {
-            const auto room = static_cast<double>(forecast->spans[gap].wait_ns) * placer.bytesPerSec(reft::Tier::kGap);
+            const auto room = static_cast<double>(forecast->spans[gap].wait_ns) *
+                              placer.bytesPerSec(reft::Tier::kGap);
             demand(static_cast<double>(placer.plan().gap_bytes[gap]) <= room / 1e9 + 1);
           }
         }

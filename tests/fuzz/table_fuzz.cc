@@ -1,5 +1,5 @@
-// Text that claims to be the table of a snapshot. What is accepted must keep its promises: pieces in order and inside of
-// region and payload, and the same table again after a round trip.
+// Text that claims to be the table of a snapshot. What is accepted must keep its promises: pieces
+// in order and inside of region and payload, and the same table again after a round trip.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "intercept/base/error.h"
-#include "snapshot/agreement.h"
-#include "snapshot/table.h"
+#include "snapshot/restore/agreement.h"
+#include "snapshot/state/table.h"
 
 namespace {
 

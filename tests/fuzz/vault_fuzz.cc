@@ -1,8 +1,9 @@
-// A vault with two snapshots whose bytes were mutated, as a killed or hostile writer may leave it. Whatever a reader then
-// returns is read to the end; it may only ever throw Corruption.
+// A vault with two snapshots whose bytes were mutated, as a killed or hostile writer may leave it.
+// Whatever a reader then returns is read to the end; it may only ever throw Corruption.
 //
-// Bytes: u8 flags, then edits of 12 bytes: u32 place, u64 value. Bits of flags: 0..1 = checksums that are made to fit
-// afterwards (superblock and extents; slot headers), so that the fuzzer gets past them; 2 = the file is cut short first.
+// Bytes: u8 flags, then edits of 12 bytes: u32 place, u64 value. Bits of flags: 0..1 = checksums
+// that are made to fit afterwards (superblock and extents; slot headers), so that the fuzzer gets
+// past them; 2 = the file is cut short first.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -17,10 +18,10 @@
 #include <vector>
 
 #include "intercept/base/error.h"
-#include "intercept/base/op_log.h"
 #include "intercept/base/unique_fd.h"
-#include "snapshot/agreement.h"
-#include "snapshot/vault.h"
+#include "intercept/record/op_log.h"
+#include "snapshot/restore/agreement.h"
+#include "snapshot/vault/vault.h"
 
 namespace {
 
@@ -32,17 +33,19 @@ const VaultIdentity kIdentity{"fuzz", 1, 2};
 std::vector<char> validVault() {
   const auto vault = Vault::create(kIdentity, 2, 16);
   for (uint32_t slot = 0; slot < 2; ++slot) {
-    const SnapshotTable table =
-        buildTable(1, 2, {{"w", "float32", {40, 25}, 4000, 100, 0, false}, {"b", "float32", {7}, 28, 4, -1, true}},
-                   {{"g", {0, 1}}}, "arc", 1, kChunk);
+    const SnapshotTable table = buildTable(
+        1, 2,
+        {{"w", "float32", {40, 25}, 4000, 100, 0, false}, {"b", "float32", {7}, 28, 4, -1, true}},
+        {{"g", {0, 1}}}, "arc", 1, kChunk);
     const std::string json = table.toJson();
     const uint64_t chunks = (table.payload_bytes + kChunk - 1) / kChunk;
     vault->reserveSlot(slot, json.size(), 64, chunks, table.payload_bytes);
-    vault->beginSlot(slot, slot, 1, json, hashBytes(json.data(), json.size()), kChunk, table.payload_bytes, chunks);
+    vault->beginSlot(slot, slot, 1, json, hashBytes(json.data(), json.size()), kChunk,
+                     table.payload_bytes, chunks);
     vault->putObjects(slot, "objects");
     for (uint64_t i = 0; i < chunks; ++i) {
-      vault->chunkHashes(slot)[i] =
-          hashBytes(vault->payload(slot) + i * kChunk, std::min(kChunk, table.payload_bytes - i * kChunk));
+      vault->chunkHashes(slot)[i] = hashBytes(vault->payload(slot) + i * kChunk,
+                                              std::min(kChunk, table.payload_bytes - i * kChunk));
     }
     vault->sealSlot(slot, std::vector<uint64_t>{slot + 1}, 1);
   }
@@ -119,7 +122,8 @@ uint64_t readAll(int fd) {
       for (const Piece& piece : table.pieces) {
         if (piece.end > piece.begin) {
           sum += static_cast<uint64_t>(reader.payload(view)[piece.payload_offset]);
-          sum += static_cast<uint64_t>(reader.payload(view)[piece.payload_offset + (piece.end - piece.begin) - 1]);
+          sum += static_cast<uint64_t>(
+              reader.payload(view)[piece.payload_offset + (piece.end - piece.begin) - 1]);
         }
       }
     } catch (const Corruption&) {
@@ -146,7 +150,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     std::memcpy(&place, data + at, sizeof(place));
     std::memcpy(&value, data + at + 4, sizeof(value));
     // The upper byte of `place` aims: the superblock, a slot's header, a slot's table, or anywhere.
-    const auto slot = load<SlotExtent>(valid, offsetof(Superblock, extents) + (place >> 24 & 1) * sizeof(SlotExtent));
+    const auto slot = load<SlotExtent>(
+        valid, offsetof(Superblock, extents) + (place >> 24 & 1) * sizeof(SlotExtent));
     uint64_t target = place & 0xFFFFFF;
     switch (place >> 25 & 3) {
       case 0: target %= sizeof(Superblock); break;
@@ -163,7 +168,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   if ((flags & 2) != 0) {
     for (uint32_t slot = 0; slot < 2; ++slot) {
-      fitSlot(bytes, load<uint64_t>(bytes, offsetof(Superblock, extents) + slot * sizeof(SlotExtent)));
+      fitSlot(bytes,
+              load<uint64_t>(bytes, offsetof(Superblock, extents) + slot * sizeof(SlotExtent)));
     }
   }
   if ((flags & 1) != 0) {

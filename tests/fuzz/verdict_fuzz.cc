@@ -1,12 +1,17 @@
-// The verdict engine on hostile evidence, as `reft replay` may be given it. If the bytes are JSON, they are read as a
-// report; anyhow they also become small op logs of up to 8 ranks, which reach deeper into the wait-for graph. Whatever
-// they say, the verdict is the same when its own report is replayed, and it names nobody if it is undecidable.
+// The verdict engine on hostile evidence, as `reft replay` may be given it. If the bytes are JSON,
+// they are read as a report; anyhow they also become small op logs of up to 8 ranks, which reach
+// deeper into the wait-for graph. Whatever they say, the verdict is the same when its own report is
+// replayed, and it names nobody if it is undecidable.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <string_view>
 
-#include "hang_detect/verdict.h"
+#include "hang_detect/evidence/evidence.h"
+#include "hang_detect/evidence/evidence_json.h"
+#include "hang_detect/report/report.h"
+#include "hang_detect/report/verdict_text.h"
+#include "hang_detect/verdict/verdict.h"
 
 namespace {
 
@@ -15,8 +20,9 @@ void check(const reft::HangEvidence& evidence) {
   const bool undecidable = verdict.confidence == reft::Confidence::kUndecidable;
   const std::string report = reft::hangReportJson(evidence, verdict);
   const auto again = reft::evidenceFromJson(report);
-  if ((undecidable && !verdict.culprits.empty()) || (!undecidable && !verdict.candidates.empty()) || !again ||
-      reft::decide(*again).what != verdict.what || reft::verdictText(evidence, verdict).empty()) {
+  if ((undecidable && !verdict.culprits.empty()) || (!undecidable && !verdict.candidates.empty()) ||
+      !again || reft::decide(*again).what != verdict.what ||
+      reft::verdictText(evidence, verdict).empty()) {
     std::abort();
   }
 }

@@ -3,11 +3,13 @@
 #include <cstdint>
 #include <string_view>
 
-#include "agent/messages.h"
-#include "hang_detect/report.h"
-#include "hang_detect/verdict_notice.h"
+#include "agent/peers/messages.h"
+#include "hang_detect/evidence/evidence.h"
+#include "hang_detect/rank/verdict_notice.h"
+#include "hang_detect/report/report.h"
+#include "hang_detect/stacks/stacks.h"
 #include "intercept/base/error.h"
-#include "intercept/base/wire.h"
+#include "intercept/link/wire.h"
 
 namespace {
 

@@ -2,9 +2,10 @@
 
     cadence_worker.py STEPS OUT COST_SEC        (under torchrun, backend reft)
 
-In the first attempt each step beside a copy takes COST_SEC longer, so that it does not depend on the machine what is measured.
-Each rank appends to OUT/taken-<attempt>-<rank> the steps whose snapshot was begun, and writes OUT/end-<rank>.json at the end. With
-OUT/kill there, rank 1 kills itself in its first attempt, once snapshots have become rare and the newest one is committed.
+In the first attempt each step beside a copy takes COST_SEC longer, so that it does not depend on
+the machine what is measured. Each rank appends to OUT/taken-<attempt>-<rank> the steps whose
+snapshot was begun, and writes OUT/end-<rank>.json at the end. With OUT/kill there, rank 1 kills
+itself in its first attempt, once snapshots have become rare and the newest one is committed.
 """
 
 from __future__ import annotations

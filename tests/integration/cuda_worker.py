@@ -1,4 +1,5 @@
-"""Started by torchrun: what test_cuda.py asks of ranks that have a CUDA device each, real or stand-in.
+"""Started by torchrun: what test_cuda.py asks of ranks that have a CUDA device each, real or
+stand-in.
 
     cuda_worker.py collectives|ddp|graph|graph_aside BACKEND DEVICE FOLDER
 
@@ -83,7 +84,8 @@ def graph(device: torch.device, aside: bool = False) -> dict[str, Any]:
     """A training step that is captured after five ordinary ones, and replayed.
 
     Args:
-        aside: replayed on the stream of the ordinary steps, which no variable holds, and not on the current one.
+        aside: replayed on the stream of the ordinary steps, which no variable holds, and not on the
+            current one.
     """
     import reft
 
@@ -129,7 +131,12 @@ def graph(device: torch.device, aside: bool = False) -> dict[str, Any]:
         checker.clones = {reft.status()["steps"]: [clone.cpu() for clone in clones]}
         checker.check()
     status = reft.status()
-    return {"wrong": checker.wrong, "verified": len(checker.verified), "errors": status["errors"], "skipped": status["skipped"] - skipped}
+    return {
+        "wrong": checker.wrong,
+        "verified": len(checker.verified),
+        "errors": status["errors"],
+        "skipped": status["skipped"] - skipped,
+    }
 
 
 def main() -> None:
@@ -138,7 +145,9 @@ def main() -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(backend)
     device = torch.device(kind, int(os.environ["LOCAL_RANK"]) if kind == "cuda" else 0)
-    found = {"collectives": collectives, "ddp": ddp, "graph": graph, "graph_aside": partial(graph, aside=True)}[what](device)
+    found = {"collectives": collectives, "ddp": ddp, "graph": graph, "graph_aside": partial(graph, aside=True)}[what](
+        device
+    )
     Path(folder, f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

@@ -1,9 +1,11 @@
-"""Runs one misbehaving training loop and compares every sealed snapshot with a clone taken at its program point.
+"""Runs one misbehaving training loop and compares every sealed snapshot with a clone taken at its
+program point.
 
     never_wrong_worker.py SCENARIO OUT.json        (under torchrun, backend reft)
 
-The clone is made by an optimizer post-hook that is registered before reft's. After each following gate, and once more at the end,
-the sealed slots of this rank's vault are read through its descriptor and their bytes compared.
+The clone is made by an optimizer post-hook that is registered before reft's. After each following
+gate, and once more at the end, the sealed slots of this rank's vault are read through its
+descriptor and their bytes compared.
 """
 
 from __future__ import annotations
@@ -41,12 +43,13 @@ class Checker:
         self.calls = 0
 
     def post_hook(self, *_: Any) -> None:
-        from reft import _runtime
+        from reft._session import runtime
 
-        # If this is a program point of reft's, it gets the next number; if not, the next optimizer's clone takes this one's place.
-        assert _runtime._session is not None
+        # If this is a program point of reft's, it gets the next number; if not, the next
+        # optimizer's clone takes this one's place.
+        assert runtime._session is not None
         self.calls += 1
-        self.step = _runtime._session.step + 1
+        self.step = runtime._session.step + 1
         self.clones[self.step] = [tensor.detach().clone() for tensor in self.tensors()]
         self.clones.pop(self.step - 4, None)
 
@@ -65,9 +68,10 @@ class Checker:
                         yield from (v for v in root.state.get(parameter, {}).values() if isinstance(v, torch.Tensor))
 
     def check(self) -> None:
-        from reft import _C, _runtime
+        from reft import _C
+        from reft._session import runtime
 
-        session = _runtime._session
+        session = runtime._session
         assert session is not None and session.engine is not None, "no session"
         for slot in _C.list_vault(session.engine.fd)["slots"]:
             step = slot["step"]
@@ -194,7 +198,8 @@ class SlowWrite(Loop):
         self.rows, self.values = rows[torch.randint(0, 40, (4_000_000,))], torch.ones(4_000_000)
 
     def after(self, step: int) -> None:
-        # In each of the first steps another tensor, which is not yet one of those that are copied at once.
+        # In each of the first steps another tensor, which is not yet one of those that are copied
+        # at once.
         with torch.no_grad():
             self.net.parts[step % 5].index_add_(0, self.rows, self.values)  # type: ignore[index,operator,union-attr]
 

@@ -1,11 +1,13 @@
-"""Trains small models with every kind of parallelism that torch has, and tells the losses, bit for bit.
+"""Trains small models with every kind of parallelism that torch has, and tells the losses, bit for
+bit.
 
-Ranks are forked from one process that has imported torch, and run one case after the other in one process group. A case
-that fails or hangs costs its group: the next cases get a new one.
+Ranks are forked from one process that has imported torch, and run one case after the other in one
+process group. A case that fails or hangs costs its group: the next cases get a new one.
 
     python parallelism_worker.py --backend gloo --results FILE [case …]
 
-writes JSON {case: {"values": [rank 0's, …], "error": "", "seconds": s}}. `values` are floats as hex, or digests.
+writes JSON {case: {"values": [rank 0's, …], "error": "", "seconds": s}}. `values` are floats as
+hex, or digests.
 """
 
 from __future__ import annotations
@@ -116,7 +118,8 @@ def train(model: nn.Module, data_rank: int, optimizer: Any = None, clip: bool = 
     return [*losses, digest(*model.parameters())]
 
 
-# Data parallel --------------------------------------------------------------------------------------------------------
+# Data parallel
+# --------------------------------------------------------------------------------------------------------
 
 
 @case
@@ -193,7 +196,8 @@ def zero_redundancy_optimizer(rank: int) -> list[str]:
     return values
 
 
-# Sharded --------------------------------------------------------------------------------------------------------------
+# Sharded
+# --------------------------------------------------------------------------------------------------------------
 
 
 @case
@@ -227,7 +231,8 @@ def hsdp(rank: int) -> list[str]:
     return train(fully_shard(model, mesh=mesh), rank)
 
 
-# Tensor parallel ------------------------------------------------------------------------------------------------------
+# Tensor parallel
+# ------------------------------------------------------------------------------------------------------
 
 
 @case
@@ -273,7 +278,8 @@ def fsdp2_with_tensor_parallel(rank: int) -> list[str]:
     return train(model, mesh["data"].get_local_rank(), clip=False)
 
 
-# Pipelines ------------------------------------------------------------------------------------------------------------
+# Pipelines
+# ------------------------------------------------------------------------------------------------------------
 
 
 def pipeline(rank: int, name: str, per_rank: int, v_shape: bool = False) -> list[str]:
@@ -360,7 +366,8 @@ def pipeline_with_data_parallel(rank: int) -> list[str]:
     return [*values, digest(*module.parameters())]
 
 
-# Meshes and groups ----------------------------------------------------------------------------------------------------
+# Meshes and groups
+# ----------------------------------------------------------------------------------------------------
 
 
 @case
@@ -401,7 +408,8 @@ def groups(rank: int) -> list[str]:
     return [*values, digest(tensor)]
 
 
-# Collectives ----------------------------------------------------------------------------------------------------------
+# Collectives
+# ----------------------------------------------------------------------------------------------------------
 
 
 @case
@@ -519,7 +527,8 @@ def functional_collectives(rank: int) -> list[str]:
     return values
 
 
-# Running --------------------------------------------------------------------------------------------------------------
+# Running
+# --------------------------------------------------------------------------------------------------------------
 
 
 def run_rank(rank: int, backend: str, store: str, names: list[str], pipe: Any) -> None:

@@ -1,8 +1,10 @@
-"""Trains a pipeline or a replicated model, and compares every sealed snapshot with a clone taken at its program point.
+"""Trains a pipeline or a replicated model, and compares every sealed snapshot with a clone taken at
+its program point.
 
     placement_worker.py pipeline|ddp STEPS OUT        (under torchrun, backend reft)
 
-Each rank writes OUT/rank-<n>.json: what was compared and found wrong, and the counters of the engine.
+Each rank writes OUT/rank-<n>.json: what was compared and found wrong, and the counters of the
+engine.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def _binary() -> Path | None:
 BINARY = _binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs reft-agent: build it, or set REFT_AGENT_PATH")
 INCARNATION = 0xABC
-VAULT_VERSION = 7  # as snapshot/FORMAT.md has it
+VAULT_VERSION = 7  # as snapshot/vault/FORMAT.md has it
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -55,7 +55,7 @@ def xxh3(data: bytes) -> int:
 
 
 def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns: int | None = None) -> bytes:
-    """A vault without slots, as snapshot/FORMAT.md describes it; optionally with one op that never ends."""
+    """A vault without slots, as snapshot/vault/FORMAT.md describes it; optionally with one op that never ends."""
     capacity = 256
     records = 64 + 1024 * 96 + 1024 * 128  # behind header, groups and call sites
     log = bytearray(-(-(records + capacity * 96) // 4096) * 4096)
@@ -65,8 +65,11 @@ def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns:
     struct.pack_into("<QIIQIIQ", log, 0, 0x31474F4C54464552, 2, capacity, ops, 1, os.getpid(), heartbeat if ops else 0)
     struct.pack_into("<88sii", log, 64, b"default_pg", rank, world)
     if ops:
-        # ticket, begin, enqueued, wait_begin, wait_end, done, bytes, signature, group, seq, peer, call_site, kind, …
-        record = struct.pack("<8QIIiIBBBBIQ", 1, heartbeat, heartbeat, heartbeat, 0, 0, 4, 0, 0, 1, -1, 0, 2, 255, 255, 0, 0, 0)
+        # ticket, begin, enqueued, wait_begin, wait_end, done, bytes, signature, group, seq, peer,
+        # call_site, kind, …
+        record = struct.pack(
+            "<8QIIiIBBBBIQ", 1, heartbeat, heartbeat, heartbeat, 0, 0, 4, 0, 0, 1, -1, 0, 2, 255, 255, 0, 0, 0
+        )
         log[records : records + len(record)] = record
     places = (4096, 8192, len(log), 8192 + len(log), len(spans))
     block = struct.pack("<QIIii5Q128s", 0x31544C5654464552, VAULT_VERSION, 2, rank, world, *places, job.encode())
@@ -153,7 +156,8 @@ def put(connection: protocol.AgentConnection, rank: int, data: bytes) -> None:
     assert connection.receive()[0] == protocol.VAULT_ACK
 
 
-# -- start ---------------------------------------------------------------------------------------------------------------
+# -- start
+# ---------------------------------------------------------------------------------------------------------------
 
 
 def test_start_returns_when_it_listens_and_leaves_a_session_of_its_own(make: Callable[..., Node]) -> None:
@@ -213,14 +217,19 @@ def test_open_directory_is_refused(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("arguments", [["--job", "../x"], ["--linger-sec", "soon"], ["--nonsense", "1"], ["--run-dir", "relative"]])
+@pytest.mark.parametrize(
+    "arguments", [["--job", "../x"], ["--linger-sec", "soon"], ["--nonsense", "1"], ["--run-dir", "relative"]]
+)
 def test_wrong_options_are_usage_errors(tmp_path: Path, arguments: list[str]) -> None:
-    done = subprocess.run([*Node(tmp_path).arguments, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*Node(tmp_path).arguments, *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     assert arguments[0] in done.stderr or arguments[0] == "--nonsense"
 
 
-# -- peers ---------------------------------------------------------------------------------------------------------------
+# -- peers
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -251,7 +260,9 @@ def test_malformed_frame_gets_one_error_and_a_close(make: Callable[..., Node], g
     assert "refused" in node.log()
 
 
-@pytest.mark.parametrize("fields", [{"job": "other"}, {"node": 3}, {"protocol": protocol.VERSION + 1}, {"role": "king"}])
+@pytest.mark.parametrize(
+    "fields", [{"job": "other"}, {"node": 3}, {"protocol": protocol.VERSION + 1}, {"role": "king"}]
+)
 def test_hello_of_somebody_else_is_refused(make: Callable[..., Node], fields: dict[str, Any]) -> None:
     node = make()
     with pytest.raises(ValueError, match="refuses"):
@@ -276,7 +287,8 @@ def test_two_live_jobs_with_one_id_are_told_apart(make: Callable[..., Node]) -> 
             pass
 
 
-# -- vaults --------------------------------------------------------------------------------------------------------------
+# -- vaults
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_vault_outlives_its_rank(make: Callable[..., Node]) -> None:
@@ -334,7 +346,8 @@ def test_vault_files_are_found_again_and_deleted_on_a_clean_end(tmp_path: Path, 
     assert not node.directory.exists()
 
 
-# -- commit --------------------------------------------------------------------------------------------------------------
+# -- commit
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_commits_when_all_sealed_and_aborts_when_one_dropped(make: Callable[..., Node]) -> None:
@@ -362,7 +375,9 @@ def test_what_one_rank_wishes_comes_back_with_the_commit_alone(make: Callable[..
                 assert (outcome["step"], outcome["yes"], outcome["wish"]) == (step, sealed, 3 if sealed else 0)
         first.vote(7, INCARNATION, True, wish=8)  # no such interval
         kind, answer, _ = first.receive()
-        while kind == protocol.OUTCOME and answer["step"] == 6:  # once more: its vote came behind the one that ended the step
+        while (
+            kind == protocol.OUTCOME and answer["step"] == 6
+        ):  # once more: its vote came behind the one that ended the step
             kind, answer, _ = first.receive()
         assert kind == protocol.ERROR
 
@@ -410,7 +425,8 @@ def test_several_nodes_ask_local_rank_0_first(make: Callable[..., Node]) -> None
         assert second.receive()[0] == protocol.ERROR  # not its business
 
 
-# -- end -----------------------------------------------------------------------------------------------------------------
+# -- end
+# -----------------------------------------------------------------------------------------------------------------
 
 
 def test_ends_at_once_when_all_ranks_said_bye(make: Callable[..., Node]) -> None:
@@ -470,7 +486,8 @@ def test_restarted_rank_stops_the_linger_clock(make: Callable[..., Node]) -> Non
         assert entry["alive"] and entry["pid"] == os.getpid()
 
 
-# -- looking in ----------------------------------------------------------------------------------------------------------
+# -- looking in
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_status_and_metrics_show_every_rank(make: Callable[..., Node]) -> None:

@@ -1,6 +1,8 @@
-"""The agents of a job over several nodes: who looks at a hang, what they ask each other, and what is said where nobody answers.
+"""The agents of a job over several nodes: who looks at a hang, what they ask each other, and what
+is said where nobody answers.
 
-The test plays the ranks, which carry what agents say through the job's store, and so all other nodes.
+The test plays the ranks, which carry what agents say through the job's store, and so all other
+nodes.
 """
 
 from __future__ import annotations
@@ -51,14 +53,29 @@ class Carrier:
 def evidence_of_node_one(asks: dict[str, Any]) -> dict[str, Any]:
     """Rank 1 has not begun the op and is stopped. Its clock has nothing to do with ours."""
     now = 77 * SECOND
-    rank = {"rank": 1, "node": 1, "pid": 901, "host": "other", "alive": True, "proc_state": "T", "ops_begun": 0, "tail": []}
+    rank = {
+        "rank": 1,
+        "node": 1,
+        "pid": 901,
+        "host": "other",
+        "alive": True,
+        "proc_state": "T",
+        "ops_begun": 0,
+        "tail": [],
+    }
     rank |= {"groups": [{"name": "default_pg", "rank": 1, "size": 2}], "heartbeat_age_ns": 2 * SECOND}
     evidence = {"report": "hang", "version": 2, "job": "demo", "node": 1, "now_ns": now, "world": 2, "ranks": [rank]}
-    return {"id": asks["id"], "node": 1, "answer": {"node": 1, "asked_ns": now - SECOND // 10, "boot": "b", "evidence": evidence}}
+    return {
+        "id": asks["id"],
+        "node": 1,
+        "answer": {"node": 1, "asked_ns": now - SECOND // 10, "boot": "b", "evidence": evidence},
+    }
 
 
 def verdicts(node: Node) -> list[dict[str, Any]]:
-    return [json.loads(p.with_suffix(".json").read_bytes()) for p in sorted((node.directory / "verdicts").glob("*.txt"))]
+    return [
+        json.loads(p.with_suffix(".json").read_bytes()) for p in sorted((node.directory / "verdicts").glob("*.txt"))
+    ]
 
 
 def test_the_first_node_names_a_rank_of_another(make: Callable[..., Node]) -> None:  # noqa: F811

@@ -29,11 +29,19 @@ with tempfile.NamedTemporaryFile() as f:
 
 def python(code: str, *paths: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Runs code where `paths` come first and the entry point is called by hand, as torch does at the end of its import."""
-    merged = {**os.environ, "OMP_NUM_THREADS": "1", "REFT_SNAPSHOT": "0", "REFT_BANNER": "0", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    merged = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "REFT_SNAPSHOT": "0",
+        "REFT_BANNER": "0",
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
     merged.update(env)
     start = "import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'editable' not in type(f).__module__]\n"
     start += f"sys.path[:0] = {[str(p) for p in paths] or [str(SOURCES)]!r}\n"
-    return subprocess.run([sys.executable, "-c", start + code], env=merged, text=True, capture_output=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", start + code], env=merged, text=True, capture_output=True, timeout=120, check=False
+    )
 
 
 REGISTER = "import torch, reft_autoload; reft_autoload.register(); reft_autoload.register()\n"
@@ -67,7 +75,7 @@ def broken(tmp_path: Path) -> Path:
     """A package whose native library is not one."""
     package = tmp_path / "reft"
     package.mkdir()
-    for name in ("__init__.py", "_backend.py"):
+    for name in ("__init__.py", "_torch/backend_factory.py"):
         (package / name).write_text((SOURCES / "reft" / name).read_text())
     (package / "_C.so").write_bytes(b"nonsense")
     (tmp_path / "reft_autoload.py").write_text((SOURCES / "reft_autoload.py").read_text())
@@ -79,7 +87,7 @@ def test_broken_library_is_one_clear_error_at_use(broken: Path) -> None:
     assert result.stdout == "imported\n"
     assert result.returncode != 0
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith("RuntimeError: backend \"reft\" cannot load its native library"), result.stderr
+    assert last.startswith('RuntimeError: backend "reft" cannot load its native library'), result.stderr
     assert "REFT_DISABLE=1" in last and "pip install" in last
 
 

@@ -27,7 +27,12 @@ def run(case: str, tmp_path: Path, ranks: int = 2, restarts: int = 0, **env: str
         "REFT_SNAPSHOT": "0",
         **env,
     }
-    options = ["--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", f"--max-restarts={restarts}", "--monitor-interval=0.1"]
+    options = [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=localhost:0",
+        f"--max-restarts={restarts}",
+        "--monitor-interval=0.1",
+    ]
     command = torchrun(WORKER, case, ranks=ranks, options=options)
     return subprocess.run(command, env=merged, text=True, capture_output=True, timeout=170, check=False)
 
@@ -42,7 +47,8 @@ def passed(result: subprocess.CompletedProcess[str], ranks: int = 2) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["collectives", "average", "messages", "groups", "training", "pipeline", "errors", "futures", "again", "loader"]
+    "case",
+    ["collectives", "average", "messages", "groups", "training", "pipeline", "errors", "futures", "again", "loader"],
 )
 def test_case(case: str, tmp_path: Path) -> None:
     passed(run(case, tmp_path))

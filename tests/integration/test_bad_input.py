@@ -280,7 +280,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
     ],
 )
 def test_one_rank_that_cannot_take_part(
-    job: TrainJob, expected: list[str], folder: Path, name: str, value: str, named: str, rank: int, nodes: bool
+    job: TrainJob, expected: list[str], folder: Path, name: str, value: str, named: str, rank: int,
+        nodes: bool
 ) -> None:
     """The others do not wait for it: all ranks train without snapshots, and it is said which rank and why."""
     script = folder / "one_rank_differs.py"
@@ -304,7 +305,7 @@ def test_one_rank_that_cannot_take_part(
 
 
 class Damage:
-    """Edits vault files as `snapshot/FORMAT.md` lays them out."""
+    """Edits vault files as `snapshot/vault/FORMAT.md` lays them out."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -332,7 +333,8 @@ class Damage:
         """(step, offset in the file, bytes) of a slot's payload."""
         offset, _ = self.slots()[slot]
         header = self.path.read_bytes()[offset : offset + 4096]
-        # magic u64, version u32, state u32, generation u64, check u64, step i64, incarnation u64, 3 × table, 3 × objects, 3 × chunks
+        # magic u64, version u32, state u32, generation u64, check u64, step i64, incarnation u64, 3
+        # × table, 3 × objects, 3 × chunks
         step = struct.unpack_from("<q", header, 32)[0]
         at, size = struct.unpack_from("<QQ", header, 48 + 9 * 8)
         return step, offset + at, size
@@ -340,7 +342,11 @@ class Damage:
     def sealed(self) -> dict[int, int]:
         """Step of each sealed slot."""
         data = self.path.read_bytes()
-        return {i: self.payload(i)[0] for i, (at, _) in enumerate(self.slots()) if struct.unpack_from("<I", data, at + 12)[0] == 2}
+        return {
+            i: self.payload(i)[0]
+            for i, (at, _) in enumerate(self.slots())
+            if struct.unpack_from("<I", data, at + 12)[0] == 2
+        }
 
     def newest(self) -> int:
         """The sealed slot of the highest step. One that was being written when the job ended is lost to nobody."""

@@ -40,12 +40,18 @@ def train(root: Path, kill: bool, **settings: str) -> tuple[Path, str]:
     if kill:
         (out / "kill").touch()
     options = ("--standalone", f"--max-restarts={int(kill)}", "--monitor-interval=0.1")
-    command = torchrun(HERE / "cadence_worker.py", str(STEPS), str(out), str(COST_SEC if kill else 0), ranks=2, options=options)
-    environment = job_environment(root, REFT_JOB_ID=out.name, REFT_AGENT_LINGER_SEC="60", OMP_NUM_THREADS="1", **settings)
+    command = torchrun(
+        HERE / "cadence_worker.py", str(STEPS), str(out), str(COST_SEC if kill else 0), ranks=2, options=options
+    )
+    environment = job_environment(
+        root, REFT_JOB_ID=out.name, REFT_AGENT_LINGER_SEC="60", OMP_NUM_THREADS="1", **settings
+    )
     log = out / "log"
     with log.open("w") as said:
         try:
-            code = subprocess.run(command, env=environment, stdout=said, stderr=subprocess.STDOUT, timeout=240).returncode
+            code = subprocess.run(
+                command, env=environment, stdout=said, stderr=subprocess.STDOUT, timeout=240
+            ).returncode
         except subprocess.TimeoutExpired:
             code = -1
     assert code == 0, f"{code}\n{log.read_text()[-6000:]}"

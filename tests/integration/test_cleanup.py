@@ -1,6 +1,8 @@
-"""However a job ends: beyond the announced linger no process, memfd, socket, directory or file of it remains.
+"""However a job ends: beyond the announced linger no process, memfd, socket, directory or file of
+it remains.
 
-But for vaults in REFT_VAULT_DIR of a job that did not end cleanly: to be found again later is what they are for.
+But for vaults in REFT_VAULT_DIR of a job that did not end cleanly: to be found again later is what
+they are for.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
         elif ending == "crash":
             assert job.start("--crash-at", "8", **env).wait() != 0
         else:
-            # Ranks of a torchrun that was killed go on to the end of their training: it is made short.
+            # Ranks of a torchrun that was killed go on to the end of their training: it is made
+            # short.
             job.start("--steps", "200", "--delay", "0.02", **env).until_step(6)
             assert len(job.agents) == 1
             number = {"ctrl_c": signal.SIGINT, "sigterm": signal.SIGTERM}.get(ending, signal.SIGKILL)
@@ -139,7 +142,8 @@ def test_memory_is_flat_and_as_planned(folder: Path) -> None:
     assert rows["rank_rss_end"] - rows["rank_rss_early"] < 4 << 20, rows
     assert rows["agent_rss_end"] - rows["agent_rss_early"] < 1 << 20, rows
     assert rows["fds_end"] == rows["fds_early"], rows
-    # Two ranks share the state; two slots. Beside the payload: tables, checksums, the object area, counters and the op log.
+    # Two ranks share the state; two slots. Beside the payload: tables, checksums, the object area,
+    # counters and the op log.
     assert rows["payload_bytes"] == pytest.approx(rows["state_bytes"] / 2, rel=0.02), rows
     beside = rows["vault_bytes"] - 2 * rows["payload_bytes"]
     assert 0 < beside <= rows["op_log_bytes"] + 2 * (2 << 20), rows
@@ -163,7 +167,14 @@ exec(sys.argv[1])
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("ending", "code"),
-    [("pass", 0), ("sys.exit()", 0), ("raise SystemExit(3)", 3), ("exit(4)", 4), ("sys.exit('no')", 1), ("raise ValueError", 1)],
+    [
+        ("pass", 0),
+        ("sys.exit()", 0),
+        ("raise SystemExit(3)", 3),
+        ("exit(4)", 4),
+        ("sys.exit('no')", 1),
+        ("raise ValueError", 1),
+    ],
 )
 def test_only_exit_status_zero_lets_snapshots_go(folder: Path, ending: str, code: int) -> None:
     script = folder / "script.py"
@@ -175,7 +186,9 @@ def test_only_exit_status_zero_lets_snapshots_go(folder: Path, ending: str, code
         "REFT_AGENT_LINGER_SEC": "1",
     }
     (folder / "vaults").mkdir()
-    done = subprocess.run([sys.executable, str(script), ending], env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, str(script), ending], env=environment, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == code, done.stderr
     deadline = time.monotonic() + 20
     while agent_pids(folder / "run") and time.monotonic() < deadline:

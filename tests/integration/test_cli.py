@@ -82,7 +82,10 @@ class FakeAgent:
             payload = json.loads(body or b"{}")
             fd = -1
             if kind == 1:
-                answer: tuple[int, dict[str, Any]] = (2, {"agent_pid": 77, "version": "0.1.0", "run_dir": "", "linger_sec": 1})
+                answer: tuple[int, dict[str, Any]] = (
+                    2,
+                    {"agent_pid": 77, "version": "0.1.0", "run_dir": "", "linger_sec": 1},
+                )
             elif kind == 10:
                 answer = (11, {"rank": payload["rank"]})
             elif kind == 14:
@@ -118,9 +121,13 @@ def agent(run_dir: Path) -> Iterator[FakeAgent]:
     fake.close()
 
 
-def reft(*arguments: str, run_dir: Path | None = None, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def reft(
+    *arguments: str, run_dir: Path | None = None, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("REFT_")}
-    environment["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), str(ROOT / "python")]).strip(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join([environment.get("PYTHONPATH", ""), str(ROOT / "python")]).strip(
+        os.pathsep
+    )
     environment["COLUMNS"] = "80"
     if run_dir is not None:
         environment["REFT_RUN_DIR"] = str(run_dir)
@@ -221,9 +228,18 @@ def test_top_reads_unset_steps(agent: FakeAgent, run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("counters", "shown"),
     [
-        ({"overhead_ppm": 12_345, "overhead_noise_ppm": 3_000}, "snapshots at every step cost 1.2 % ± 0.30 % (measured)"),
-        ({"overhead_ppm": (1 << 64) - 700, "overhead_noise_ppm": 900}, "snapshots at every step cost -0.07 % ± 0.09 % (measured: no more than noise)"),
-        ({"overhead_ppm": 50_000, "overhead_noise_ppm": 0, "every": 8}, "snapshots every 8 steps cost 5.0 % ± 0.00 % (measured)"),
+        (
+            {"overhead_ppm": 12_345, "overhead_noise_ppm": 3_000},
+            "snapshots at every step cost 1.2 % ± 0.30 % (measured)",
+        ),
+        (
+            {"overhead_ppm": (1 << 64) - 700, "overhead_noise_ppm": 900},
+            "snapshots at every step cost -0.07 % ± 0.09 % (measured: no more than noise)",
+        ),
+        (
+            {"overhead_ppm": 50_000, "overhead_noise_ppm": 0, "every": 8},
+            "snapshots every 8 steps cost 5.0 % ± 0.00 % (measured)",
+        ),
         (
             {"overhead_ppm": (1 << 64) - 1, "overhead_noise_ppm": (1 << 64) - 1},
             "snapshots at every step; what they cost is not measured yet",
@@ -343,11 +359,11 @@ def test_doctor_names_a_job_id_that_is_changed(run_dir: Path) -> None:
 
 
 def test_a_job_is_found_by_the_id_it_was_given(run_dir: Path) -> None:
-    from reft import _job
+    from reft._link import job_identity
 
-    fake = FakeAgent(run_dir, _job.safe_id("team/a"))
+    fake = FakeAgent(run_dir, job_identity.safe_id("team/a"))
     fake.answers[50] = (51, status())
-    for job in ("team/a", _job.safe_id("team/a")):
+    for job in ("team/a", job_identity.safe_id("team/a")):
         done = reft("top", "--once", "--job", job, run_dir=run_dir)
         assert done.returncode == 0, done.stderr
     fake.close()
@@ -376,11 +392,14 @@ def test_simulate_compares_the_policies(run_dir: Path, tmp_path: Path) -> None:
     done = reft("simulate", "--steps", "16", "--html", str(page), "--json", run_dir=run_dir)
     rows = {row["variant"]: row for row in json.loads(done.stdout)["rows"]}
     assert list(rows) == ["none", "gap", "eager", "sync", "paper"], done.stderr
-    # Four stages have bubbles enough: their copies cost nothing, those at the program point their whole length.
+    # Four stages have bubbles enough: their copies cost nothing, those at the program point their
+    # whole length.
     assert rows["gap"]["share"]["gap"] > 0.95 and rows["sync"]["share"]["at once"] == 1
     assert rows["gap"]["overhead"] < rows["eager"]["overhead"] < rows["sync"]["overhead"]
     assert page.read_text().count("<rect") == 4
-    nowhere = reft("simulate", "--steps", "12", "--policy", "gap", "--html", str(tmp_path / "no" / "page.html"), run_dir=run_dir)
+    nowhere = reft(
+        "simulate", "--steps", "12", "--policy", "gap", "--html", str(tmp_path / "no" / "page.html"), run_dir=run_dir
+    )
     assert nowhere.returncode == 1 and nowhere.stderr.startswith("reft: cannot write "), nowhere.stderr
 
 
@@ -425,7 +444,9 @@ def snapshot_engine(run_dir: Path, path: Path, policy: str = "eager") -> Any:
     """The engine of rank 0, with its vault at `path`."""
     native = native_module()
     path.parent.mkdir(parents=True, exist_ok=True)
-    client = native.AgentClient(str(run_dir / "demo" / "node-0" / "agent.sock"), json.dumps({"role": "rank", "rank": 0}), 10000)
+    client = native.AgentClient(
+        str(run_dir / "demo" / "node-0" / "agent.sock"), json.dumps({"role": "rank", "rank": 0}), 10000
+    )
     return native.SnapshotEngine(
         client=client,
         job="demo",
@@ -528,7 +549,10 @@ def test_a_slot_with_a_torn_header_is_damaged_not_gone(vault: Path) -> None:
 
 def test_ls_and_verify_ask_the_agent(vault: Path, agent: FakeAgent, run_dir: Path) -> None:
     agent.fds[0] = os.open(vault, os.O_RDONLY)
-    agent.answers[12] = (13, {"vaults": [{"rank": 0, "bytes": vault.stat().st_size, "path": "", "live": True, "slots": []}]})
+    agent.answers[12] = (
+        13,
+        {"vaults": [{"rank": 0, "bytes": vault.stat().st_size, "path": "", "live": True, "slots": []}]},
+    )
     listed = reft("ls", run_dir=run_dir)
     assert listed.returncode == 0, listed.stderr
     assert "sealed" in listed.stdout

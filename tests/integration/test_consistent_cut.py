@@ -16,7 +16,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
 
 from launchers import torchrun  # noqa: E402
 
-# Two pipeline stages, as a script may write them: no data-parallel replicas whose hashes could tell the difference.
+# Two pipeline stages, as a script may write them: no data-parallel replicas whose hashes could tell
+# the difference.
 pytestmark = pytest.mark.exact
 SCRIPT = """
 import os, signal, sys, torch, torch.distributed as dist

@@ -117,7 +117,9 @@ def test_a_killed_rank_resumes_bit_for_bit(
         assert "dump signal from another rank" not in job.said
         assert job.lines("resumed at step"), job.said[-4000:]
         assert not job.lines("NOT protected") and not job.lines("not taken"), job.said
-        assert bool(job.lines("not measured where state of a rank lies on several devices")) == (model == "split"), job.said
+        assert bool(job.lines("not measured where state of a rank lies on several devices")) == (model == "split"), (
+            job.said
+        )
         assert job.finals() == reference.finals()
         # One step is run again to get to the place, with what it then replaces.
         again = dict(job.losses(0, attempt=1)[1:])
@@ -293,8 +295,8 @@ dist.destroy_process_group()
 """
 
 
-# Microseconds a kernel: some fifty of them, which a stream still has before it at the first program point, outlast the planning that comes
-# before the first copy.
+# Microseconds a kernel: some fifty of them, which a stream still has before it at the first program
+# point, outlast the planning that comes before the first copy.
 LONGER_THAN_PLANNING = 6_000
 
 
@@ -302,7 +304,14 @@ LONGER_THAN_PLANNING = 6_000
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("script", "last", "kernel_us"),
-    [(KEEPS, 10, 200), (SIDE, 8, 200), (BUFFERS, 8, 200), (MANY, 8, 200), (STREAMS, 8, 200), (STREAMS, 1, LONGER_THAN_PLANNING)],
+    [
+        (KEEPS, 10, 200),
+        (SIDE, 8, 200),
+        (BUFFERS, 8, 200),
+        (MANY, 8, 200),
+        (STREAMS, 8, 200),
+        (STREAMS, 1, LONGER_THAN_PLANNING),
+    ],
     ids=["held", "side", "buffers", "many", "streams", "first"],
 )
 def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int, kernel_us: int) -> None:
@@ -449,8 +458,14 @@ def test_a_report_is_told_by_the_devices_clock(folder: Path, policy: str) -> Non
     """The host runs ahead of its device and waits for nothing: gaps, the copies in them and what snapshots cost are the device's."""
     (folder / "train.py").write_text(PIPELINE)
     environment = job_on(folder, cuda.environment(2, kernel_us=500, copy_mb_per_sec=50))
-    environment |= {"REFT_VAULT_DIR": str(folder / "vaults"), "REFT_SNAPSHOT_POLICY": policy, "REFT_SNAPSHOT_CHUNK_BYTES": "64K"}
-    done = subprocess.run(torchrun(folder / "train.py", ranks=2), env=environment, capture_output=True, text=True, timeout=200)
+    environment |= {
+        "REFT_VAULT_DIR": str(folder / "vaults"),
+        "REFT_SNAPSHOT_POLICY": policy,
+        "REFT_SNAPSHOT_CHUNK_BYTES": "64K",
+    }
+    done = subprocess.run(
+        torchrun(folder / "train.py", ranks=2), env=environment, capture_output=True, text=True, timeout=200
+    )
     assert "SIGKILL" in done.stderr, (done.stdout + done.stderr)[-4000:]
     assert "of the mean step" in done.stderr, "what snapshots cost was said"
     command = [sys.executable, "-m", "reft._cli.main", "report", "--vault-dir", str(folder / "vaults"), "--steps", "40"]
@@ -525,7 +540,14 @@ print(captured, there[0].item())
 @pytest.mark.timeout(300)
 def test_a_pipeline_copies_where_its_devices_wait(folder: Path) -> None:
     """Real 1F1B over the stand-in of NCCL: waits are marked, the schedule is learnt, and copies are ordered behind its waits."""
-    command = [sys.executable, str(HERE.parent / "bench" / "placement_device.py"), "--jobs", "pipeline", "--blocks", "1"]
+    command = [
+        sys.executable,
+        str(HERE.parent / "bench" / "placement_device.py"),
+        "--jobs",
+        "pipeline",
+        "--blocks",
+        "1",
+    ]
     command += ["--steps", "3", "--settle", "7", "--json", str(folder / "found.json")]
     done = subprocess.run(command, env=job_environment(folder), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

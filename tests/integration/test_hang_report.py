@@ -27,10 +27,11 @@ HELLO, WELCOME, STACK_REQUEST, STACK_REPLY = 1, 2, 40, 41
 RANK = """
 import ctypes, json, sys, threading, time
 import torch
-from reft import _C, _hang
+from reft import _C
+from reft._link import hang_replies
 
 client = _C.AgentClient(sys.argv[1], json.dumps({"role": "rank", "rank": 3}), 10000)
-_hang.install(client, 3)
+hang_replies.install(client, 3)
 
 
 def helper():
@@ -145,7 +146,9 @@ def test_a_rank_tells_who_holds_its_gil(does: str, tmp_path: Path) -> None:
         while True:  # until it is in the function
             agent.send(STACK_REQUEST, {"id": 1})
             _, reply = agent.receive()
-            stands = {frame["function"]: thread for thread in _C.parse_stacks(reply["text"]) for frame in thread["frames"]}
+            stands = {
+                frame["function"]: thread for thread in _C.parse_stacks(reply["text"]) for frame in thread["frames"]
+            }
             if does in stands and (does != "gil_of_another" or "with_gil" in stands):
                 break
             assert time.monotonic() < deadline
@@ -214,7 +217,9 @@ def test_stack_names_the_rank_that_holds_up_the_job(tmp_path: Path) -> None:
         pytest.skip("needs reft-agent")
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    environment = {name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name}
+    environment = {
+        name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name
+    }
     environment.update(REFT_RUN_DIR=str(tmp_path / "run"), REFT_JOB_ID="hang", REFT_AGENT_LINGER_SEC="1")
     environment["PYTHONPATH"] = os.pathsep.join([str(package.parent), environment.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]

@@ -27,7 +27,8 @@ from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
 pytestmark = pytest.mark.skipif(
-    not os.access(os.environ.get("REFT_AGENT_PATH") or PACKAGE / "bin" / "reft-agent", os.X_OK), reason="needs reft-agent"
+    not os.access(os.environ.get("REFT_AGENT_PATH") or PACKAGE / "bin" / "reft-agent", os.X_OK),
+    reason="needs reft-agent",
 )
 
 SCRIPT = """
@@ -99,15 +100,35 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for rank in range(3):
         tail = []
         for seq in range(1, 6 if rank == 2 else 7):
-            op = {"kind": 2, "group_index": 0, "seq": seq, "ticket": seq, "bytes": 16, "signature": 7, "call_site_id": 0}
+            op = {
+                "kind": 2,
+                "group_index": 0,
+                "seq": seq,
+                "ticket": seq,
+                "bytes": 16,
+                "signature": 7,
+                "call_site_id": 0,
+            }
             begin = (900 + seq) * second
             op |= {"begin_ns": begin, "enqueued_ns": begin + 1000, "wait_begin_ns": begin + 2000, "peer": -1}
             op |= {"wait_end_ns": begin + 5000, "done_ns": begin + 5000} if seq < 6 else {}
             tail.append(op)
         where = "load_batch" if rank == 2 else "train"
         stack = f'Current thread 0x0000000000000002 (most recent call first):\n  File "/home/u/train.py", line 12 in {where}\n'
-        entry = {"rank": rank, "pid": 100 + rank, "host": "n0", "alive": True, "answered": True, "proc_state": "S", "tail": tail}
-        entry |= {"groups": [{"name": "default_pg", "rank": rank, "size": 3}], "ops_begun": len(tail), "stacks_text": stack}
+        entry = {
+            "rank": rank,
+            "pid": 100 + rank,
+            "host": "n0",
+            "alive": True,
+            "answered": True,
+            "proc_state": "S",
+            "tail": tail,
+        }
+        entry |= {
+            "groups": [{"name": "default_pg", "rank": rank, "size": 3}],
+            "ops_begun": len(tail),
+            "stacks_text": stack,
+        }
         ranks.append(entry | {"heartbeat_age_ns": 94 * second})
     evidence = {"report": "hang", "version": _C.verdict_version, "job": "demo", "world": 3, "now_ns": 1000 * second}
     path = tmp_path_factory.mktemp("written") / "verdict.json"
@@ -125,7 +146,7 @@ def test_the_verdict_reaches_the_terminal_of_the_job_on_one_screen(hung: Hung) -
     begin = next(number for number, line in enumerate(lines) if line.startswith("reft: job job: hang, "))
     end = next(number for number, line in enumerate(lines) if str(hung.path.with_suffix(".txt")) in line)
     screen = lines[begin : end + 1]
-    assert len(screen) <= 24 and max(map(len, screen[: -1])) <= 80, screen
+    assert len(screen) <= 24 and max(map(len, screen[:-1])) <= 80, screen
     assert any(line.startswith("culprit: rank 2") for line in screen)
     assert any(line.startswith("next: ") for line in screen)
     # By one rank, once.
@@ -279,7 +300,8 @@ def test_ranks_that_end_in_an_op_they_disagree_about(tmp_path: Path) -> None:
     )
     text = job.stdout + job.stderr
     assert job.returncode == 0, text
-    # Whichever of the others gloo has ended: the one with the other size is named, once, with the place in the code of both sides.
+    # Whichever of the others gloo has ended: the one with the other size is named, once, with the
+    # place in the code of both sides.
     (verdict,) = (tmp_path / "run" / "job" / "node-0" / "verdicts").glob("*.json")
     report = json.loads(verdict.read_bytes())
     assert report["class"] == "size_mismatch" and [culprit["rank"] for culprit in report["culprits"]] == [1], report
@@ -317,7 +339,9 @@ def test_ranks_that_disagree_and_do_not_hang_are_told_so_once(tmp_path: Path) ->
     said = "".join(text.split())  # long paths are broken at the 80th column
     line = next(number for number, text in enumerate(DISAGREEING.splitlines(), 1) if "dist.all_reduce" in text)
     place = f"{script}:{line} <module>"
-    expected = f"rank 2 calls all_reduce (256 B, int32) at {place}; ranks 0 1 call all_reduce (256 B, float32) at {place}"
+    expected = (
+        f"rank 2 calls all_reduce (256 B, int32) at {place}; ranks 0 1 call all_reduce (256 B, float32) at {place}"
+    )
     assert said.count("ranksdisagreeaboutanop") == 1, text
     assert "".join(expected.split()) in said, text
     assert not (tmp_path / "run" / "job" / "node-0" / "verdicts").exists(), "nothing hung"
@@ -346,7 +370,9 @@ print("ended", flush=True)
 def test_groups_that_are_made_anew_in_one_process_are_others(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(ANEW)
-    job = subprocess.run(torchrun(script, ranks=3), env=job_environment(tmp_path), capture_output=True, text=True, timeout=240)
+    job = subprocess.run(
+        torchrun(script, ranks=3), env=job_environment(tmp_path), capture_output=True, text=True, timeout=240
+    )
     text = job.stdout + job.stderr
     assert job.returncode == 0 and text.count("ended") == 3, text
     # Of two sessions of a process, the agent would drop one for the other for ever.
@@ -371,7 +397,9 @@ def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
     script, output = tmp_path / "train.py", tmp_path / "output"
     script.write_text(RESUMED)
     command = torchrun(script, fault, ranks=2, options=("--standalone", "--max-restarts=1"))
-    environment = job_environment(tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort", REFT_AGENT_LINGER_SEC="60")
+    environment = job_environment(
+        tmp_path, REFT_HANG_SUSPECT_SEC="3", REFT_HANG_ACTION="abort", REFT_AGENT_LINGER_SEC="60"
+    )
     with output.open("wb") as sink:
         job = subprocess.Popen(command, env=environment, stdout=sink, stderr=sink)
         try:
@@ -395,7 +423,8 @@ def test_a_hung_job_resumes_by_itself(fault: str, tmp_path: Path) -> None:
     assert "if nothing moves within 2 s, the ranks end" in text
     assert "exitcode: 75" in " ".join(text.split()).replace("exitcode : 75", "exitcode: 75"), text
     assert "goes on after an aborted op" not in text and "exit handlers of rank" not in text
-    # Memory is restored: the second attempt does not begin from the beginning, and neither does it leave out a step.
+    # Memory is restored: the second attempt does not begin from the beginning, and neither does it
+    # leave out a step.
     for rank in (0, 1):
         begin = f"attempt 1 rank {rank} step "
         steps = [int(line.removeprefix(begin)) for line in text.splitlines() if line.startswith(begin)]

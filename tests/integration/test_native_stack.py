@@ -35,7 +35,8 @@ AGENT = Path(os.environ.get("REFT_AGENT_PATH") or PACKAGE / "bin" / "reft-agent"
 PTRACE_SEIZE = 0x4206
 FRAME = {"file": "train.py", "line": 7, "function": "work"}
 
-# Python calls Python, and Python through C (map, list, sorted) calls Python; then it stands still, in C.
+# Python calls Python, and Python through C (map, list, sorted) calls Python; then it stands still,
+# in C.
 SCRIPT = """
 import ctypes, functools, os, signal, sys, threading, time
 
@@ -151,7 +152,12 @@ def test_python_frames_stand_between_the_native_frames_that_call_them(minor: int
         found = read(process.pid)
         text = reft("stack", "--pid", process.pid, "--native").output
         assert state_of(process.pid) == ("T" if kind == "stopped" else "S") and tracer_of(process.pid) == 0
-    assert (found["pid"], found["python"], found["error"], found["native"]["error"]) == (process.pid, f"3.{minor}", "", "")
+    assert (found["pid"], found["python"], found["error"], found["native"]["error"]) == (
+        process.pid,
+        f"3.{minor}",
+        "",
+        "",
+    )
     threads = found["native"]["threads"]
     assert [thread["matched"] for thread in threads] == [True, True]
     assert [thread["tid"] for thread in threads] == sorted(thread["tid"] for thread in found["native_threads"])
@@ -161,12 +167,14 @@ def test_python_frames_stand_between_the_native_frames_that_call_them(minor: int
     assert [thread["tid"] for thread in threads if thread["holds_gil"]] == [process.pid] * (kind != "sleeps")
     assert text.count(", holds the GIL") == (kind != "sleeps")
     frames = main["frames"]
-    # Python's frames are those that are read without native ones, and no loop of the interpreter is left among the native.
+    # Python's frames are those that are read without native ones, and no loop of the interpreter is
+    # left among the native.
     (python,) = (thread for thread in found["threads"] if thread["main"])
     assert [{**frame, "kind": "python"} for frame in python["frames"]] == [f for f in frames if f["kind"] == "python"]
     assert functions(frames, "python") == CALLS
     assert not any("_PyEval_EvalFrame" in name for name in functions(frames, "native"))
-    # What it stands in is the newest; what C code called has C code below it, what Python called has not.
+    # What it stands in is the newest; what C code called has C code below it, what Python called
+    # has not.
     newest = [plain(frame["function"]) for frame in frames[: [frame["kind"] for frame in frames].index("python")]]
     assert ("kill" if kind == "stopped" else "usleep" if kind == "holds the GIL" else "clock_nanosleep") in newest
     below = {frame["function"]: frames[i + 1]["kind"] for i, frame in enumerate(frames) if frame["kind"] == "python"}
@@ -177,7 +185,8 @@ def test_python_frames_stand_between_the_native_frames_that_call_them(minor: int
     assert f"program.py:{python['frames'][0]['line']} stand_still" in text and "~ " in text and "main thread" in text
 
 
-# Real frames only: no functions that the compiler put into others, no calls in the last place, which left no frame.
+# Real frames only: no functions that the compiler put into others, no calls in the last place,
+# which left no frame.
 GDB = """
 frame = gdb.newest_frame()
 while frame is not None:
@@ -279,7 +288,9 @@ def test_without_the_right_to_read_that_is_said_once(tmp_path: Path) -> None:
 def test_what_is_no_python_has_native_frames() -> None:
     process = subprocess.Popen(["sleep", "600"])
     try:
-        until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n" and state_of(process.pid) == "S", process)
+        until(
+            lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n" and state_of(process.pid) == "S", process
+        )
         done = reft("stack", "--pid", process.pid, "--native", "--json")
     finally:
         process.kill()
@@ -312,8 +323,12 @@ def test_a_process_that_is_no_more_what_it_was_is_never_waited_for(ending: str) 
             assert done.exit_code == 1 and (found["error"] or found["native"]["error"])
 
 
-@pytest.mark.parametrize("error", ["this reft-agent was built without libunwind", "is of a version without native frames"])
-def test_without_native_frames_pythons_are_printed_and_why(error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", ["this reft-agent was built without libunwind", "is of a version without native frames"]
+)
+def test_without_native_frames_pythons_are_printed_and_why(
+    error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = {"pid": os.getpid(), "python": "3.11", "native_threads": [], "error": ""}
     read["threads"] = [{"thread": "0x1", "name": "", "main": True, "truncated": False, "frames": [FRAME]}]
     if "version" not in error:
@@ -359,7 +374,9 @@ def test_of_a_job_each_rank_has_native_frames(tmp_path: Path) -> None:
 
             def stand_still() -> bool:
                 ranks[:] = ask()
-                calls = [functions(main_of(rank)["frames"], "python") if rank["native"]["threads"] else [] for rank in ranks]
+                calls = [
+                    functions(main_of(rank)["frames"], "python") if rank["native"]["threads"] else [] for rank in ranks
+                ]
                 return len(calls) == 2 and "all_reduce" in calls[0] and "work" in calls[1]
 
             until(stand_still, job)
@@ -376,4 +393,9 @@ def test_of_a_job_each_rank_has_native_frames(tmp_path: Path) -> None:
     names = [thread["name"] for thread in ranks[0]["native"]["threads"] if not functions(thread["frames"], "python")]
     assert "reft-agent-io" in names
     assert all(rank["native"]["error"] == "" for rank in ranks)
-    assert "rank 1 (process" in text and "rank 0 (process" not in text and "~ usleep" in text and "train.py:10 work" in text
+    assert (
+        "rank 1 (process" in text
+        and "rank 0 (process" not in text
+        and "~ usleep" in text
+        and "train.py:10 work" in text
+    )

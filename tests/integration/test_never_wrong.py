@@ -40,7 +40,9 @@ def run(forkrun: Forkrun, scenario: str, **env: str) -> tuple[dict[str, Any], st
             "REFT_AGENT_LINGER_SEC": "1",
         }
         environment |= {"REFT_RESUME": "state"} | env  # else the checker's clones would be taken for loop variables
-        said = forkrun.run([str(HERE / "never_wrong_worker.py"), scenario, str(out)], environment, scratch / "log", 2, 60)
+        said = forkrun.run(
+            [str(HERE / "never_wrong_worker.py"), scenario, str(out)], environment, scratch / "log", 2, 60
+        )
         return json.loads(out.read_text()), said
     finally:
         kill_all(agent_pids(scratch / "run"))
@@ -53,7 +55,8 @@ def check(scenario: str, result: dict[str, Any], said: str) -> None:
     # Every captured snapshot was sealed or counted as dropped.
     assert result["captured"] == result["sealed"] + result["dropped"], result
     assert result["captured"] + result["skipped"] == result["steps"], result
-    # Each iteration had a program point, but for one in which the closing optimizer was not yet known.
+    # Each iteration had a program point, but for one in which the closing optimizer was not yet
+    # known.
     assert result["steps"] >= result["optimizer_steps"] / (2 if scenario == "two" else 1) - 2, result
     assert len(result["verified"]) >= min(4, result["sealed"]), result
 

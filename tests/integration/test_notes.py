@@ -64,10 +64,17 @@ def test_what_does_not_come_back_is_told_everywhere(forkrun: Forkrun, tmp_path: 
     first = [line for line in lines if line.startswith("reft: a resume will not put back")]
     assert first == ["reft: a resume will not put back <module>:rows (_csv.reader): iterator of unknown kind"], run.said
     later = [line for line in lines if "on a resume will not put back" in line]
-    assert len(later) == 1 and "from step 4 on a resume will not put back <module>:waiting (queue.Queue): queue" in later[0], run.said
+    assert (
+        len(later) == 1
+        and "from step 4 on a resume will not put back <module>:waiting (queue.Queue): queue" in later[0]
+    ), run.said
     told = [json.loads(line.removeprefix("doctor ")) for line in lines if line.startswith("doctor ")]
     assert told, run.said
     notes = [finding["text"] for finding in told[0]["findings"] if "put back" in finding["text"]]
-    assert len(notes) == 2 and all(note.startswith("ranks 0, 1: a resume will not put back <module>:") for note in notes), notes
+    assert len(notes) == 2 and all(
+        note.startswith("ranks 0, 1: a resume will not put back <module>:") for note in notes
+    ), notes
     assert re.search(r"resumed at step [56]: state and place in the loop but for 2 values", run.said), run.said
-    assert any(line.startswith("reft: not put back: <module>:rows (_csv.reader)") and "1 more" in line for line in lines), run.said
+    assert any(
+        line.startswith("reft: not put back: <module>:rows (_csv.reader)") and "1 more" in line for line in lines
+    ), run.said

@@ -22,8 +22,8 @@ pytestmark = pytest.mark.exact
 WORKER = Path(__file__).with_name("parallelism_worker.py")
 CASES = re.findall(r"^@case\ndef (\w+)\(", WORKER.read_text(encoding="utf-8"), re.MULTILINE)
 
-# gloo refuses to send to itself, which the V-shaped schedule's turning point does. The same stages under another
-# schedule add up the same gradients in another order.
+# gloo refuses to send to itself, which the V-shaped schedule's turning point does. The same stages
+# under another schedule add up the same gradients in another order.
 NOT_UNDER_GLOO = {"pipeline_zbv_zero_bubble": "pipeline_interleaved_1f1b"}
 
 

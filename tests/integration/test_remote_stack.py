@@ -29,7 +29,8 @@ from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
 
-# Frames of many kinds; the program writes itself what it sees of them, and stands still (stopped, if asked for) in the same line.
+# Frames of many kinds; the program writes itself what it sees of them, and stands still (stopped,
+# if asked for) in the same line.
 SCRIPT = """
 import ctypes, faulthandler, functools, os, signal, sys, threading, time
 
@@ -117,7 +118,9 @@ def threads_of(found: list[dict[str, Any]]) -> dict[str, list[tuple[str, int, st
         return name.encode("ascii", "backslashreplace").decode()
 
     return {
-        thread["thread"]: [(short(frame["file"]), frame["line"], short(frame["function"])) for frame in thread["frames"]]
+        thread["thread"]: [
+            (short(frame["file"]), frame["line"], short(frame["function"])) for frame in thread["frames"]
+        ]
         for thread in found
     }
 
@@ -191,7 +194,9 @@ def test_who_keeps_the_gil_from_the_main_thread_is_told(minor: int) -> None:
     assert (other["frames"][0]["function"], other["frames"][0]["line"]) == ("crunch", 8)
     headings = [line for line in text.splitlines() if line.endswith("newest call first")]
     assert headings[0].startswith("main thread 0x") and headings[0].endswith(", waits for the GIL, newest call first")
-    assert headings[1].startswith(f"thread {other['thread']}") and headings[1].endswith(", holds the GIL, newest call first")
+    assert headings[1].startswith(f"thread {other['thread']}") and headings[1].endswith(
+        ", holds the GIL, newest call first"
+    )
 
 
 @pytest.mark.parametrize("minor", MINORS)
@@ -225,7 +230,9 @@ def test_stacks_are_those_that_py_spy_sees(minor: int, tmp_path: Path) -> None:
         # It prints qualified names.
         return [(frame[name].rsplit(".", 1)[-1], frame[file], frame["line"]) for frame in frames]
 
-    theirs = {thread["thread_id"]: comparable(thread["frames"], "name", "filename") for thread in json.loads(spied.stdout)}
+    theirs = {
+        thread["thread_id"]: comparable(thread["frames"], "name", "filename") for thread in json.loads(spied.stdout)
+    }
     ours = {int(thread["thread"], 16): comparable(thread["frames"], "function", "file") for thread in found["threads"]}
     assert ours == theirs and len(ours) == 4
 

@@ -74,13 +74,18 @@ def job() -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
 def check(done: Result, ranks: int = 2) -> dict[str, Any]:
     assert done.exit_code == 0, done.output
     said: dict[str, Any] = json.loads(done.stdout)
-    assert said["job"] == "report" and said["problems"] == [] and [rank["rank"] for rank in said["ranks"]] == list(range(ranks))
+    assert (
+        said["job"] == "report"
+        and said["problems"] == []
+        and [rank["rank"] for rank in said["ranks"]] == list(range(ranks))
+    )
     for rank in said["ranks"]:
         numbers = [step["step"] for step in rank["steps"]]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))) and len(numbers) >= 4
         for step in rank["steps"]:
             assert step["end_ns"] > step["begin_ns"]
-            # A quarter of a MiB of weights, twice that of the optimizer; half of it each rank's. A newer snapshot may be under way.
+            # A quarter of a MiB of weights, twice that of the optimizer; half of it each rank's. A
+            # newer snapshot may be under way.
             assert sum(step["copied_bytes"].values()) in range(300_000, 600_000), step
             assert 0 < step["capture_ns"] < step["end_ns"] - step["begin_ns"], step
     return said

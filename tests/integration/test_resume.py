@@ -129,7 +129,8 @@ def test_new_launcher_finds_files_of_the_old_one(forkrun: Forkrun, job: TrainJob
     job.wait()
     job.end()
     completed = min(job.losses(r)[-1][0] for r in range(2))
-    # The variables of the old run come back, those of its command line among them: the same place for what it writes.
+    # The variables of the old run come back, those of its command line among them: the same place
+    # for what it writes.
     again = TrainJob(forkrun, folder, "resume", out=job.out).start(REFT_VAULT_DIR=str(vaults))
     assert again.wait() == 0, again.said
     step = resumed(again)
@@ -167,7 +168,20 @@ def gpt(
         "REFT_JOB_ID": job,
         "REFT_AGENT_LINGER_SEC": "60",
     }
-    arguments = ["--backend", backend, "--steps", "12", "--layers", "2", "--width", "32", "--context", "32", "--samples", "512"]
+    arguments = [
+        "--backend",
+        backend,
+        "--steps",
+        "12",
+        "--layers",
+        "2",
+        "--width",
+        "32",
+        "--context",
+        "32",
+        "--samples",
+        "512",
+    ]
     arguments += ["--loss-log", str(log)]
     program = ROOT / "python" / "examples" / "gpt" / f"train_{script}.py"
     command = torchrun(program, *arguments, ranks=ranks, options=("--standalone", "--max-restarts=2"))

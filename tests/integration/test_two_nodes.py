@@ -26,7 +26,11 @@ class Job:
         self.id = f"two-nodes-{free_port()}"
         self.log = tmp_path / "loss.jsonl"
         self.outputs = [tmp_path / f"node{n}.txt" for n in (0, 1)]
-        environment = os.environ | {"REFT_RUN_DIR": str(tmp_path / "run"), "REFT_JOB_ID": self.id, "REFT_AGENT_LINGER_SEC": "30"}
+        environment = os.environ | {
+            "REFT_RUN_DIR": str(tmp_path / "run"),
+            "REFT_JOB_ID": self.id,
+            "REFT_AGENT_LINGER_SEC": "30",
+        }
         environment |= {"OMP_NUM_THREADS": "1"} | env
         arguments = ["--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0", "--step-delay-ms", "50"]
         arguments += ["--loss-log", str(self.log)]

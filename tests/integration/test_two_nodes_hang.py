@@ -1,4 +1,5 @@
-"""A hang of a job over two nodes, both on this machine: the first node's agent gathers what all know, and names who it is.
+"""A hang of a job over two nodes, both on this machine: the first node's agent gathers what all
+know, and names who it is.
 
 What the agents do when the other side does not go along is in test_agent_nodes.py.
 """
@@ -40,7 +41,9 @@ class Job:
         self.out = root / "out"
         self.out.mkdir()
         self.outputs = [root / f"node{node}.txt" for node in (0, 1)]
-        environment = job_environment(root, REFT_JOB_ID=self.id, REFT_HANG_SUSPECT_SEC=str(SUSPECT_SEC), OMP_NUM_THREADS="1")
+        environment = job_environment(
+            root, REFT_JOB_ID=self.id, REFT_HANG_SUSPECT_SEC=str(SUSPECT_SEC), OMP_NUM_THREADS="1"
+        )
         arguments = ("--out", str(self.out), *arguments)
         self.launchers = two_launchers(
             WORKER, *arguments, ranks=ranks, job=self.id, env=environment, outputs=self.outputs

@@ -1,16 +1,20 @@
 """Runs one script undisturbed and killed, and compares what it printed.
 
-What a script has to be: each line that it prints begins with `r<rank> `; the first line says `# ranks: N; kills: A B C`, the
-program points at which the three runs are killed. How it is compared, for each rank on its own:
+What a script has to be: each line that it prints begins with `r<rank> `; the first line says `#
+ranks: N; kills: A B C`, the program points at which the three runs are killed. How it is compared,
+    for each rank on its own:
 
 * undisturbed (plain gloo, see UNDISTURBED) it prints the lines R;
 * killed, the first attempt prints R[:m];
-* the restarted attempt prints R[:d] + R[k:], with k <= m. R[:d] is what the one discarded iteration (and what comes before
-  the loop) says: lines before reft's "resumed at step" line. On rank 0, which says that line, all of them and no other;
-  other ranks may be past their resume by then, so for them: not more than these.
+* the restarted attempt prints R[:d] + R[k:], with k <= m. R[:d] is what the one discarded iteration
+(and what comes before
+  the loop) says: lines before reft's "resumed at step" line. On rank 0, which says that line, all
+  of them and no other; other ranks may be past their resume by then, so for them: not more than
+  these.
 
-So all lines from the resumed step on are bit-identical, final variables and hashes among them, and each line of an
-undisturbed run is there once more or less: none is missing, and what is there twice was printed before the kill.
+So all lines from the resumed step on are bit-identical, final variables and hashes among them, and
+each line of an undisturbed run is there once more or less: none is missing, and what is there twice
+was printed before the kill.
 """
 
 from __future__ import annotations
@@ -31,23 +35,30 @@ from launchers import agent_pids, kill_all
 HERE = Path(__file__).resolve().parent
 DEADLINE_SEC = 200
 BESIDE = {path.stem for path in HERE.glob("scripts/*.py")}  # modules that scripts import from their own folder
-# Scripts that cannot be continued at some of their kills, what reft says then, and what comes back instead: nothing, so that
-# all lines are as undisturbed from the first on; or tensors, so that the first line ends with the hash of the resumed step.
+# Scripts that cannot be continued at some of their kills, what reft says then, and what comes back
+# instead: nothing, so that all lines are as undisturbed from the first on; or tensors, so that the
+# first line ends with the hash of the resumed step.
 KNOWN = {
-    "grid_search": (r"step \d+ is not resumed, what the script builds has changed: o0\.p0 was .* starts from its beginning", "nothing"),
-    "two_phases": (r"place in the loop is not put back .*the call in progress was at offset \d+, is at \d+.*start again", "tensors"),
+    "grid_search": (
+        r"step \d+ is not resumed, what the script builds has changed: o0\.p0 was .* starts from its beginning",
+        "nothing",
+    ),
+    "two_phases": (
+        r"place in the loop is not put back .*the call in progress was at offset \d+, is at \d+.*start again",
+        "tensors",
+    ),
 }
-# What an undisturbed run has in its environment: it runs on plain gloo. Lightning averages integers under another name than
-# gloo's by an operation that gloo lacks and reft has.
+# What an undisturbed run has in its environment: it runs on plain gloo. Lightning averages integers
+# under another name than gloo's by an operation that gloo lacks and reft has.
 PLAIN = {"REFT_DISABLE": "1"}
 UNDISTURBED = {"lightning_trainer": {"REFT_SNAPSHOT": "0", "REFT_RESUME": "off"}}
 # Where in the life of a snapshot each of the three kills falls.
 POINTS = ("capture", "before_seal", "after_vote")
-# Programs that make things after the first step on which nothing depends (a loader for evaluation, signatures of metrics, a cache of
-# file systems): reft names them.
+# Programs that make things after the first step on which nothing depends (a loader for evaluation,
+# signatures of metrics, a cache of file systems): reft names them.
 NAMED = {"hf_datasets_stream", "hf_trainer", "lightning_trainer"}
-# Scripts that write tensors after the step: a snapshot that met such a write is dropped (and reft says so), so it may not live to
-# the later points, and the resume may be earlier by as many steps.
+# Scripts that write tensors after the step: a snapshot that met such a write is dropped (and reft
+# says so), so it may not live to the later points, and the resume may be earlier by as many steps.
 DROPPING = {"gradient_hooks"}
 
 
@@ -103,7 +114,8 @@ def run(launcher: Any, script: Script, max_restarts: int = 3, grace_sec: float |
     """Runs a script to its end.
 
     Args:
-        grace_sec: how long the job may take to end once all its ranks have said their final line; it is ended then.
+        grace_sec: how long the job may take to end once all its ranks have said their final line;
+            it is ended then.
         env: more of its environment; REFT_JOB_ID names the job for a later run of it.
 
     Raises:
@@ -118,7 +130,12 @@ def run(launcher: Any, script: Script, max_restarts: int = 3, grace_sec: float |
         end = time.monotonic() + DEADLINE_SEC
         finished = False
         while (code := launcher.poll()) is None:
-            if grace_sec is not None and not finished and log.exists() and has_finished(log.read_text(errors="replace"), script.ranks):
+            if (
+                grace_sec is not None
+                and not finished
+                and log.exists()
+                and has_finished(log.read_text(errors="replace"), script.ranks)
+            ):
                 finished, end = True, time.monotonic() + grace_sec
             if time.monotonic() > end and finished:
                 launcher.kill()
@@ -225,8 +242,9 @@ def difference(expected: list[str], found: list[str]) -> str:
 def reference(launcher: Any, script: Script, known: dict[str, Run]) -> Run:
     """The undisturbed run, made once: what it prints counts, not how it ends.
 
-    A thread of plain gloo may let go of the last tensor while Python ends, which aborts or hangs the process (torch 2.11, when
-    DistributedDataParallel has a communication hook written in Python; one run of five of `hook_state`).
+    A thread of plain gloo may let go of the last tensor while Python ends, which aborts or hangs
+    the process (torch 2.11, when DistributedDataParallel has a communication hook written in
+    Python; one run of five of `hook_state`).
 
     Raises:
         ValueError: the script does not print what could be compared.

@@ -53,7 +53,8 @@ def windows(n):
             buffer.pop(0)
 """
 
-# Where the items of a loop come from; COUNT is the number of items, OUTER the variable of the loop around it (or 0).
+# Where the items of a loop come from; COUNT is the number of items, OUTER the variable of the loop
+# around it (or 0).
 SOURCES = {
     "range": "range(COUNT)",
     "range_from": "range(OUTER, OUTER + 2 * COUNT, 2)",
@@ -112,7 +113,11 @@ def nest_source(levels: list[Level], in_main: bool) -> str:
 
     def loop(depth: int) -> list[str]:
         if depth == len(levels):
-            return ["total += 1", "point()", f"trace({', '.join(f'plain(v{i})' for i in range(depth))}, total, len(seen))"]
+            return [
+                "total += 1",
+                "point()",
+                f"trace({', '.join(f'plain(v{i})' for i in range(depth))}, total, len(seen))",
+            ]
         level = levels[depth]
         outer = f"(v{depth - 1} if isinstance(v{depth - 1}, int) else 0)" if depth else "0"
         body = [f"seen.append(('{depth}', plain(v{depth})))"]
@@ -128,7 +133,12 @@ def nest_source(levels: list[Level], in_main: bool) -> str:
         if level.leave:
             body += [f"c{depth} += 1", f"if c{depth} == {level.leave}:", "    break"]
         if level.kind == "while":
-            head = [f"w{depth} = 0", f"while w{depth} < {level.items}:", f"    w{depth} += 1", f"    v{depth} = w{depth}"]
+            head = [
+                f"w{depth} = 0",
+                f"while w{depth} < {level.items}:",
+                f"    w{depth} += 1",
+                f"    v{depth} = w{depth}",
+            ]
         else:
             source = SOURCES[level.kind].replace("KEPT", f"kept{depth}")
             head = [f"for v{depth} in {source.replace('COUNT', str(level.items)).replace('OUTER', outer)}:"]
@@ -259,7 +269,11 @@ def test_each_item_once_at_length(levels: list[Level], in_main: bool, where: flo
 def test_each_kind_alone(kind: str) -> None:
     """One kind at a time in the middle of a nest, so that a kind that fails is named."""
     for in_main in (False, True):
-        around = [Level("range", 2, False, False, 0), Level(kind, 3, in_main, False, 0), Level("while", 2, False, False, 0)]
+        around = [
+            Level("range", 2, False, False, 0),
+            Level(kind, 3, in_main, False, 0),
+            Level("while", 2, False, False, 0),
+        ]
         holds(around, in_main, 0.7)
 
 

@@ -23,7 +23,8 @@ from launchers import Forkrun, Torchrun  # noqa: E402
 SCRIPTS = runs.scripts("scripts")
 # Started by the real torchrun too, not only by the fork server that stands for it.
 UNDER_TORCHRUN = ["module_level_for", "trainer_class"]
-# Run under every supported version of Python, the others under one: between them they meet all that is read from its frames.
+# Run under every supported version of Python, the others under one: between them they meet all that
+# is read from its frames.
 EVERY_PYTHON = [
     "callbacks_registry", "function_while", "gan", "generator_source", "list_data_sorted", "module_level_for", "shuffle_workers",
     "switched_functions", "tallies", "tqdm_progress", "trainer_class", "try_except", "two_modules",
@@ -85,8 +86,12 @@ def test_edited_script_keeps_its_tensors(forkrun: Forkrun, tmp_path: Path) -> No
     again = runs.run(forkrun, script, max_restarts=0, **kept)
     assert again.code == 0, again.said
     for rank in range(script.ranks):
-        refused = [line for line in again.said.splitlines() if f"rank {rank}: the place in the loop is not put back" in line]
-        assert len(refused) == 1 and re.search(r"function_while\.py:\d+ main: the code has changed", refused[0]), again.said
+        refused = [
+            line for line in again.said.splitlines() if f"rank {rank}: the place in the loop is not put back" in line
+        ]
+        assert len(refused) == 1 and re.search(r"function_while\.py:\d+ main: the code has changed", refused[0]), (
+            again.said
+        )
     assert "resumed at step 6: state," in again.said or "resumed at step 5: state," in again.said, again.said
     counted = [line.split()[2] for line in runs.of_rank(again.said.splitlines(), 0) if " it " in line]
     assert counted == ["2", "4", "6", "8", "10", "12"]

@@ -24,7 +24,8 @@ def corpus() -> torch.Tensor:
 
 
 class StandardLibrary(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Windows of `context` bytes that do not overlap, each with the same window moved on by one byte.
+    """Windows of `context` bytes that do not overlap, each with the same window moved on by one
+    byte.
 
     Args:
         context: bytes in a window.

@@ -1,4 +1,5 @@
-"""Trains a GPT with fully_shard (FSDP2): parameters, gradients and optimizer state are sharded over the ranks.
+"""Trains a GPT with fully_shard (FSDP2): parameters, gradients and optimizer state are sharded over
+the ranks.
 
     torchrun --nproc-per-node 2 python/examples/gpt/train_fsdp2.py --steps 200
 

@@ -1,7 +1,7 @@
 """Finds agents and asks them, for all commands alike.
 
-Exit codes of every command: 0 done and nothing wrong, 1 something is wrong with what was looked at, 2 wrong usage,
-3 nothing found to look at, 4 an agent was found but did not answer.
+Exit codes of every command: 0 done and nothing wrong, 1 something is wrong with what was looked at,
+2 wrong usage, 3 nothing found to look at, 4 an agent was found but did not answer.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import click
 
-from reft import _agent_protocol as protocol
-from reft import _job
+from reft._link import agent_protocol as protocol
+from reft._link import job_identity
 
 EXIT_WRONG = 1
 EXIT_NOTHING = 3
@@ -80,7 +80,9 @@ class Agent:
                 f"the agent of job {self.job} (node {self.node}) is gone; it left {self.path}", EXIT_NO_ANSWER
             ) from error
         except (OSError, ValueError) as error:
-            raise Failure(f"the agent of job {self.job} (node {self.node}) did not answer: {error}", EXIT_NO_ANSWER) from error
+            raise Failure(
+                f"the agent of job {self.job} (node {self.node}) did not answer: {error}", EXIT_NO_ANSWER
+            ) from error
         if answer == protocol.ERROR:
             raise Failure(f"the agent of job {self.job} says: {reply.get('what', reply)}", EXIT_NO_ANSWER)
         return reply, fd
@@ -99,7 +101,7 @@ class Agent:
 def run_dir(given: str | None) -> Path:
     """Where agents put their sockets: the option, REFT_RUN_DIR, or the default."""
     text = given or os.environ.get("REFT_RUN_DIR", "")
-    return Path(text) if text else _job.default_run_dir()
+    return Path(text) if text else job_identity.default_run_dir()
 
 
 def find(directory: Path) -> list[Agent]:
@@ -115,14 +117,15 @@ def select(directory: Path, job: str | None) -> list[Agent]:
     """The agents of one job.
 
     Args:
-        job: its name, as it was given to the job or as that calls itself; None: the only job there is.
+        job: its name, as it was given to the job or as that calls itself; None: the only job there
+            is.
 
     Raises:
         Failure: there is none, or several jobs run and none was named.
     """
     agents = find(directory)
     if job is not None:
-        agents = [agent for agent in agents if agent.job in (job, _job.safe_id(job))]
+        agents = [agent for agent in agents if agent.job in (job, job_identity.safe_id(job))]
         if not agents:
             raise Failure(f"no agent of job {job} runs here (looked in {directory})", EXIT_NOTHING)
         return agents
@@ -142,7 +145,9 @@ def select(directory: Path, job: str | None) -> list[Agent]:
 def common_options(function: F) -> F:
     """--job, --run-dir and --json."""
     function = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
-    function = click.option("--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR.")(function)
+    function = click.option("--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR.")(
+        function
+    )
     return click.option("--job", metavar="NAME", help="Which job, if several run here.")(function)
 
 

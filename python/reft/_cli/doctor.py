@@ -17,9 +17,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from reft import _agent_protocol as protocol
-from reft import _job
 from reft._cli import agents, words
+from reft._link import agent_protocol as protocol
+from reft._link import job_identity
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the NUL
@@ -51,13 +51,19 @@ def check_torch() -> list[Finding]:
     except ImportError as error:
         return [Finding(FAIL, "torch", f"cannot be imported: {error}", "install torch into this environment")]
     if not torch.distributed.is_available():
-        return [Finding(FAIL, "torch", f"{torch.__version__}, without torch.distributed", "install a build with distributed")]
+        return [
+            Finding(
+                FAIL, "torch", f"{torch.__version__}, without torch.distributed", "install a build with distributed"
+            )
+        ]
     inner = ["gloo"] if torch.distributed.is_gloo_available() else []
     inner += ["nccl"] if torch.distributed.is_nccl_available() else []
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     findings = [Finding(OK, "torch", f"{torch.__version__}, backends {' '.join(inner) or 'none'}, {gpus} GPUs")]
     if not inner:
-        findings.append(Finding(FAIL, "torch", "neither gloo nor nccl is there", "install a torch that has one of them"))
+        findings.append(
+            Finding(FAIL, "torch", "neither gloo nor nccl is there", "install a torch that has one of them")
+        )
     return findings
 
 
@@ -68,14 +74,21 @@ def check_native() -> list[Finding]:
         from reft import _C
     except ImportError as error:
         return [
-            Finding(FAIL, "native", f"reft._C does not load: {error}", "install a reft wheel built for this torch and python")
+            Finding(
+                FAIL,
+                "native",
+                f"reft._C does not load: {error}",
+                "install a reft wheel built for this torch and python",
+            )
         ]
     return [Finding(OK, "native", str(_C.__file__))]
 
 
 def check_autoload() -> list[Finding]:
     groups = ("torch.backends", "torch.distributed.backends")
-    named = [entry for group in groups for entry in metadata.entry_points(group=group) if entry.value.startswith("reft")]
+    named = [
+        entry for group in groups for entry in metadata.entry_points(group=group) if entry.value.startswith("reft")
+    ]
     if not named:
         return [
             Finding(
@@ -98,7 +111,9 @@ def check_autoload() -> list[Finding]:
         import torch.distributed as dist
 
         if "reft" not in dist.Backend.backend_list:
-            return [Finding(FAIL, "autoload", "torch is loaded, but the backend is not registered", "say `import reft`")]
+            return [
+                Finding(FAIL, "autoload", "torch is loaded, but the backend is not registered", "say `import reft`")
+            ]
     except (ImportError, AttributeError):
         pass  # check_torch says it
     return [Finding(OK, "autoload", ", ".join(sorted({f"{entry.group}: {entry.name}" for entry in named})))]
@@ -112,7 +127,9 @@ def agent_path() -> Path:
 
 def check_agent() -> list[Finding]:
     path = agent_path()
-    todo = "unset REFT_AGENT_PATH or let it name reft-agent" if os.environ.get("REFT_AGENT_PATH") else "install reft again"
+    todo = (
+        "unset REFT_AGENT_PATH or let it name reft-agent" if os.environ.get("REFT_AGENT_PATH") else "install reft again"
+    )
     if not os.access(path, os.X_OK):
         return [Finding(FAIL, "agent", f"{path} is not there or not executable", todo)]
     try:
@@ -139,7 +156,10 @@ def check_run_dir(given: str | None) -> list[Finding]:
     if longest > _SOCKET_PATH_BYTES:
         findings.append(
             Finding(
-                WARN, "run dir", f"{directory} is long: names of sockets end at {_SOCKET_PATH_BYTES} bytes", "set REFT_RUN_DIR"
+                WARN,
+                "run dir",
+                f"{directory} is long: names of sockets end at {_SOCKET_PATH_BYTES} bytes",
+                "set REFT_RUN_DIR",
             )
         )
     if not directory.exists():
@@ -208,9 +228,9 @@ def check_environment() -> list[Finding]:
     except _C.InvalidArgument as error:
         findings.append(Finding(FAIL, "settings", str(error), "correct or unset it"))
     job = os.environ.get("REFT_JOB_ID", "")
-    if job and _job.safe_id(job) != job:
-        text = f"REFT_JOB_ID={job!r} is no name for a folder: the job is called {_job.safe_id(job)}"
-        todo = f"use at most {_job.ID_CHARS} letters, digits, . _ - and no dot at the beginning"
+    if job and job_identity.safe_id(job) != job:
+        text = f"REFT_JOB_ID={job!r} is no name for a folder: the job is called {job_identity.safe_id(job)}"
+        todo = f"use at most {job_identity.ID_CHARS} letters, digits, . _ - and no dot at the beginning"
         findings.append(Finding(WARN, "settings", text, todo))
     if os.environ.get("REFT_DISABLE") == "1":
         findings.append(Finding(WARN, "settings", "REFT_DISABLE=1: nothing of reft runs", "unset it"))
@@ -290,8 +310,8 @@ def examine(run_dir: str | None) -> list[Finding]:
 def command(as_json: bool, run_dir: str | None) -> None:
     """Checks what reft needs on this machine and says what to do where something is missing.
 
-    --json prints {"result": ok|warn|fail, "findings": [{result, check, text, todo}, ...]}. Exit code 1 if anything fails;
-    warnings alone leave 0.
+    --json prints {"result": ok|warn|fail, "findings": [{result, check, text, todo}, ...]}. Exit
+    code 1 if anything fails; warnings alone leave 0.
     """
     findings = examine(run_dir)
     results = {finding.result for finding in findings}

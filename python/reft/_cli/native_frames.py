@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from reft import _agent_protocol as protocol
 from reft._cli import agents, words
+from reft._link import agent_protocol as protocol
 
 _AT_ONCE = 8  # an agent starts a process for each
 _MAX_NAME = 200  # of a C++ function
@@ -50,7 +50,9 @@ def lines_of_ranks(report: dict[str, Any]) -> list[str]:
 
 def gil_of(thread: dict[str, Any]) -> str:
     """What is known of a thread and the GIL, for its heading."""
-    return ", holds the GIL" if thread.get("holds_gil") else ", waits for the GIL" if thread.get("awaits_gil_of") else ""
+    return (
+        ", holds the GIL" if thread.get("holds_gil") else ", waits for the GIL" if thread.get("awaits_gil_of") else ""
+    )
 
 
 def lines_of_thread(thread: dict[str, Any]) -> list[str]:
@@ -74,4 +76,3 @@ def _line_of(frame: dict[str, Any]) -> str:
     if len(name) > _MAX_NAME:
         name = name[:_MAX_NAME] + "..."
     return f"~ {name} ({where})"
-

@@ -16,7 +16,8 @@ _DECIDED = ("state", "class", "pattern", "confidence", "culprits", "candidates",
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The reports in a file: of one agent (`verdicts/<time>.json`), or of all (`reft stack --json`).
+    """The reports in a file: of one agent (`verdicts/<time>.json`), or of all (`reft stack
+    --json`).
 
     Raises:
         Failure: the file cannot be read, is cut off, or holds no report of this version.
@@ -58,7 +59,8 @@ def _check(path: Path, report: Any) -> None:
 
     if not isinstance(report, dict) or report.get("report") != "hang":
         raise agents.Failure(
-            f"{path} is not a hang report; those are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<time>.json", agents.EXIT_WRONG
+            f"{path} is not a hang report; those are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<time>.json",
+            agents.EXIT_WRONG,
         )
     version = report.get("version")
     if type(version) is not int or version != _C.verdict_version:
@@ -90,13 +92,21 @@ def _write_pages(path: Path, reports: list[dict[str, Any]]) -> None:
 @click.command("replay")
 @click.argument("evidence", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of one screen of text.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), metavar="OUT", help="Write the report as a page for a browser.")
+@click.option(
+    "--html",
+    "html_path",
+    type=click.Path(path_type=Path),
+    metavar="OUT",
+    help="Write the report as a page for a browser.",
+)
 def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
-    """Decides anew who holds up the job, from the evidence in EVIDENCE: a written verdict, or `reft stack --json`.
+    """Decides anew who holds up the job, from the evidence in EVIDENCE: a written verdict, or `reft
+    stack --json`.
 
-    Nothing but the file is looked at, so it works on any machine and long after the job. Exit code 1 if the file is no
-    report, or if the verdict differs from the one in it (another version of reft wrote it, or it was changed). --json prints
-    the new report, or {"agents": [...]} if EVIDENCE is of that form. --html writes one file that loads nothing from anywhere.
+    Nothing but the file is looked at, so it works on any machine and long after the job. Exit code
+    1 if the file is no report, or if the verdict differs from the one in it (another version of
+    reft wrote it, or it was changed). --json prints the new report, or {"agents": [...]} if
+    EVIDENCE is of that form. --html writes one file that loads nothing from anywhere.
     """
     import torch  # noqa: F401  (the native module needs its libraries)
 

@@ -39,7 +39,9 @@ def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str
         else:
             ranks[rank.rank] = rank
     if len(jobs) > 1:
-        raise agents.Failure(f"vaults of several jobs, choose one with --job: {', '.join(sorted(jobs))}", agents.EXIT_WRONG)
+        raise agents.Failure(
+            f"vaults of several jobs, choose one with --job: {', '.join(sorted(jobs))}", agents.EXIT_WRONG
+        )
     for job, ranks in jobs.items():
         return job, [ranks[number] for number in sorted(ranks)], problems
     return "", [], problems
@@ -73,14 +75,18 @@ def sentence(ranks: list[timeline.Rank]) -> str:
     share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
     if devices:
         waited = f"the device waited {words.nanoseconds(gated / len(steps))} a step for copies at the gate on average"
-        share += f"; the host, ahead of its device, spent {words.nanoseconds(captured / len(steps))} at the program point"
+        share += (
+            f"; the host, ahead of its device, spent {words.nanoseconds(captured / len(steps))} at the program point"
+        )
     known = sorted((rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"])
     cost = f" Over the run: {words.overhead(known[len(known) // 2].cost)}." if known else ""
     if not total:
         return f"Nothing was copied; {waited} ({share}).{cost}"
     in_gaps = 100 * sum(step.copied["gap"] for step in steps) / total
     who = "device" if devices else "host"
-    return f"{in_gaps:.0f} % of the bytes were copied while the {who} waited for others anyway; {waited} ({share}).{cost}"
+    return (
+        f"{in_gaps:.0f} % of the bytes were copied while the {who} waited for others anyway; {waited} ({share}).{cost}"
+    )
 
 
 def _row(rank: timeline.Rank) -> list[str]:
@@ -106,15 +112,29 @@ def _row(rank: timeline.Rank) -> list[str]:
 
 
 @click.command("report")
-@click.option("--steps", type=click.IntRange(min=1), default=6, show_default=True, metavar="N", help="How many of the newest steps.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=6,
+    show_default=True,
+    metavar="N",
+    help="How many of the newest steps.",
+)
 @click.option("--html", "page", metavar="FILE", help="Draw them as one page.")
 @click.option("--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")
 @click.option("--vault-dir", metavar="DIR", help="Read the vault files there instead of asking agents.")
 @agents.common_options
 def command(
-    steps: int, page: str | None, trace: str | None, vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool
+    steps: int,
+    page: str | None,
+    trace: str | None,
+    vault_dir: str | None,
+    job: str | None,
+    run_dir: str | None,
+    as_json: bool,
 ) -> None:
-    """Shows where the time of a job's newest steps went: computing, waiting, and what reft copied meanwhile.
+    """Shows where the time of a job's newest steps went: computing, waiting, and what reft copied
+    meanwhile.
 
     \b
     waiting    share of the step in which the host waits for others: the gaps
@@ -137,15 +157,18 @@ def command(
                communication, or while training waited for it
     snapshot   bytes that the rank copies in a step
 
-    Reads what the ranks of this machine have left in their vaults; a job that has ended in good order has left nothing.
-    --json prints {"job", "ranks": [{"rank", "summary", "steps": [...]}]}. Exit code 1 if a vault cannot be
-    read or a rank is not shown, 3 if no rank has ended two steps.
+    Reads what the ranks of this machine have left in their vaults; a job that has ended in good
+    order has left nothing.
+    --json prints {"job", "ranks": [{"rank", "summary", "steps": [...]}]}. Exit code 1 if a vault
+    cannot be read or a rank is not shown, 3 if no rank has ended two steps.
     """
     name, all_ranks, problems = _read(vaults.find(vault_dir, job, run_dir))
     begin, end, ranks = timeline.newest(all_ranks, steps)
     shown = {rank.rank for rank in ranks}
     problems += [
-        f"rank {rank.rank} is not shown: it has no step in the time of the others'" for rank in all_ranks if rank.rank not in shown and rank.steps
+        f"rank {rank.rank} is not shown: it has no step in the time of the others'"
+        for rank in all_ranks
+        if rank.rank not in shown and rank.steps
     ]
     if ranks:
         if page is not None:
@@ -155,7 +178,8 @@ def command(
             agents.write_file(trace, json.dumps(timeline.trace(ranks, name)))
     if as_json:
         described = [
-            {"rank": rank.rank, "summary": summary(rank), "steps": [step.as_json() for step in rank.steps]} for rank in ranks
+            {"rank": rank.rank, "summary": summary(rank), "steps": [step.as_json() for step in rank.steps]}
+            for rank in ranks
         ]
         agents.print_json({"job": name, "ranks": described, "problems": problems})
     else:

@@ -39,16 +39,23 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
 
 @click.command(
     "run",
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    context_settings={
+        "ignore_unknown_options": True,
+        "allow_interspersed_args": False,
+        "help_option_names": ["-h", "--help"],
+    },
 )
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
-@click.argument("arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...")
+@click.argument(
+    "arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]..."
+)
 def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
-    """Runs SCRIPT under torchrun, which restarts the ranks when one dies (--max-restarts 3 unless given).
+    """Runs SCRIPT under torchrun, which restarts the ranks when one dies (--max-restarts 3 unless
+    given).
 
-    The script resumes by itself if it says init_process_group(backend="reft"). Options before SCRIPT are torchrun's. The
-    exit code is that of torchrun.
+    The script resumes by itself if it says init_process_group(backend="reft"). Options before
+    SCRIPT are torchrun's. The exit code is that of torchrun.
     """
     rest, script = torchrun_arguments(arguments)
     argv = [sys.executable, "-m", "torch.distributed.run", *rest]

@@ -24,7 +24,8 @@ _GIB = 1 << 30
 
 @dataclass
 class Row:
-    """One simulated job: how long a step takes, with and without snapshots, and where the bytes went.
+    """One simulated job: how long a step takes, with and without snapshots, and where the bytes
+    went.
 
     Attributes:
         overhead: mean step with snapshots / without - 1, the same jitter in both.
@@ -60,7 +61,8 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
     from reft import _C
 
-    # In a thread, because the simulator looks for no signals: Ctrl-C ends the command, and the thread with it.
+    # In a thread, because the simulator looks for no signals: Ctrl-C ends the command, and the
+    # thread with it.
     answer: Future[str] = Future()
 
     def simulate() -> None:
@@ -116,7 +118,8 @@ _STATE = 14
 def paper_report(most_ranks: int) -> Report:
     """REFT's comparisons, as far as its text says what was run; what it does not say is assumed and said in the notes."""
     report = Report("REFT's comparisons, simulated")
-    # V100 cluster, 34B parameters on 512 GPUs: TP4 PP16 DP8 is assumed. One simulated rank stands for its tensor-parallel group.
+    # V100 cluster, 34B parameters on 512 GPUs: TP4 PP16 DP8 is assumed. One simulated rank stands
+    # for its tensor-parallel group.
     state = _STATE * 34e9 / (4 * 16)
     hybrid = {
         "schedule": "1f1b", "stages": 16, "replicas": 8, "micro_batches": 64, "forward_ns": 35_000_000,
@@ -190,7 +193,15 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-_HEADINGS = ["snapshots", "ranks", "step, s", "cost, %", *(f"{tier}, %" for tier in TIERS), "error, %", "the paper says"]
+_HEADINGS = [
+    "snapshots",
+    "ranks",
+    "step, s",
+    "cost, %",
+    *(f"{tier}, %" for tier in TIERS),
+    "error, %",
+    "the paper says",
+]
 
 
 def print_report(report: Report) -> None:
@@ -203,7 +214,9 @@ def print_report(report: Report) -> None:
         console.print(f"{case}, {rows[0].ranks} ranks", style="bold")
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for heading in ["snapshots", "step s", "cost %", "once %", "gap %", "comp %", "comm %", "gate %"]:
-            table.add_column(heading, justify="left" if heading == "snapshots" else "right", no_wrap=heading != "snapshots")
+            table.add_column(
+                heading, justify="left" if heading == "snapshots" else "right", no_wrap=heading != "snapshots"
+            )
         for row in rows:
             table.add_row(*[cell for i, cell in enumerate(_cells(row)[:-2]) if i != 1])
         console.print(table)
@@ -233,7 +246,8 @@ def html_page(report: Report) -> str:
             f'<text x="{405 + width:.1f}" y="{top + 15}">{100 * row.overhead:.2f} %</text>'
         )
     body = "".join(
-        "<tr><td>" + "</td><td>".join(html.escape(cell) for cell in [row.case, *_cells(row)]) + "</td></tr>" for row in report.rows
+        "<tr><td>" + "</td><td>".join(html.escape(cell) for cell in [row.case, *_cells(row)]) + "</td></tr>"
+        for row in report.rows
     )
     head = "".join(f"<th>{html.escape(heading)}</th>" for heading in ["case", *_HEADINGS])
     notes = "".join(f"<p>{html.escape(note)}</p>" for note in report.notes)
@@ -255,11 +269,27 @@ _RATE = Number(min=1e-3, max=1e6)
 
 
 @click.command("simulate")
-@click.option("--paper", is_flag=True, help="Instead of the job below: the comparisons of REFT's paper, its figures beside.")
-@click.option("--most-ranks", type=click.IntRange(8, _MOST_RANKS), default=512, show_default=True, help="Largest job of --paper's scaling.")
+@click.option(
+    "--paper", is_flag=True, help="Instead of the job below: the comparisons of REFT's paper, its figures beside."
+)
+@click.option(
+    "--most-ranks",
+    type=click.IntRange(8, _MOST_RANKS),
+    default=512,
+    show_default=True,
+    help="Largest job of --paper's scaling.",
+)
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True)
-@click.option("--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline stages; 1 for ddp and fsdp.")
-@click.option("--replicas", type=click.IntRange(1, _MOST_RANKS), default=1, show_default=True, help="Data-parallel replicas of each stage.")
+@click.option(
+    "--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline stages; 1 for ddp and fsdp."
+)
+@click.option(
+    "--replicas",
+    type=click.IntRange(1, _MOST_RANKS),
+    default=1,
+    show_default=True,
+    help="Data-parallel replicas of each stage.",
+)
 @click.option("--micro-batches", type=click.IntRange(1, 4096), default=8, show_default=True)
 @click.option("--forward-ms", type=_MSEC, default=10, show_default=True, help="One micro-batch through one rank.")
 @click.option("--backward-ms", type=_MSEC, default=20, show_default=True)
@@ -267,8 +297,16 @@ _RATE = Number(min=1e-3, max=1e6)
 @click.option("--gradient-gib", type=_SIZE_GIB, default=0.25, show_default=True, help="Reduced over the replicas.")
 @click.option("--copy-gb-per-sec", type=_RATE, default=10, show_default=True)
 @click.option("--link-gb-per-sec", type=_RATE, default=10, show_default=True)
-@click.option("--slowdown", type=Number(min=1, max=1000), default=1.3, show_default=True, help="Of work and links beside a copy at full rate.")
-@click.option("--jitter", type=Number(min=0, max=1), default=0.02, show_default=True, help="Of each piece of work, relative.")
+@click.option(
+    "--slowdown",
+    type=Number(min=1, max=1000),
+    default=1.3,
+    show_default=True,
+    help="Of work and links beside a copy at full rate.",
+)
+@click.option(
+    "--jitter", type=Number(min=0, max=1), default=0.02, show_default=True, help="Of each piece of work, relative."
+)
 @click.option("--chunk-mib", type=Number(min=1 / 16, max=1024), default=4, show_default=True)
 @click.option("--steps", type=click.IntRange(12, 100000), default=40, show_default=True)
 @click.option("--policy", type=click.Choice(POLICIES), multiple=True, help="Default: all of them.")
@@ -297,20 +335,26 @@ def command(
 ) -> None:
     """Runs the placement of copies for a training job that does not exist.
 
-    The code that decides is the one for real ranks; time, work and links are numbers. Columns: the step, what it costs, where
-    the bytes were copied (in bubbles, beside compute, beside communication, at the gate while training stood still); below, by
-    how much the gaps were mispredicted (median). docs/placement.md says what is modelled. --json prints {"title", "rows", "notes"}.
+    The code that decides is the one for real ranks; time, work and links are numbers. Columns: the
+    step, what it costs, where the bytes were copied (in bubbles, beside compute, beside
+    communication, at the gate while training stood still); below, by how much the gaps were
+    mispredicted (median). docs/placement.md says what is modelled. --json prints {"title", "rows",
+    "notes"}.
     """
     if paper:
         given = click.get_current_context()
         others = set(given.params) - {"paper", "most_ranks", "html_file", "as_json"}
-        if wrong := [name for name in sorted(others) if given.get_parameter_source(name) is ParameterSource.COMMANDLINE]:
+        if wrong := [
+            name for name in sorted(others) if given.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ]:
             raise click.UsageError(f"--paper has jobs of its own; --{wrong[0].replace('_', '-')} has no effect on them")
         report = paper_report(most_ranks)
     else:
         stages = 1 if schedule in ("ddp", "fsdp") else stages
         if (ranks := stages * replicas) > _MOST_RANKS:
-            raise click.UsageError(f"{stages} stages x {replicas} replicas are {ranks} ranks; at most {_MOST_RANKS} can be simulated")
+            raise click.UsageError(
+                f"{stages} stages x {replicas} replicas are {ranks} ranks; at most {_MOST_RANKS} can be simulated"
+            )
         job = {
             "schedule": schedule,
             "stages": stages,

@@ -10,11 +10,18 @@ from typing import Any
 
 import click
 
-from reft import _agent_protocol as protocol
 from reft._cli import agents, native_frames, words
+from reft._link import agent_protocol as protocol
 
 _READ_SEC = 20
-_STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped", "t": "stopped by a debugger", "Z": "ended"}
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in the kernel",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "ended",
+}
 
 
 @click.command("stack")
@@ -27,14 +34,20 @@ _STATES = {"R": "running", "S": "sleeping", "D": "in the kernel", "T": "stopped"
     metavar="PID",
     help="This process instead of a job: CPython 3.11 to 3.13, with or without reft, also if it is stopped.",
 )
-@click.option("--native", is_flag=True, help="With native frames, also of threads that run no Python. Holds each thread for a moment.")
+@click.option(
+    "--native",
+    is_flag=True,
+    help="With native frames, also of threads that run no Python. Holds each thread for a moment.",
+)
 @agents.common_options
 def command(
     ranks: tuple[int, ...], pid: int | None, native: bool, job: str | None, run_dir: str | None, as_json: bool
 ) -> None:
-    """Prints open collectives and the Python stacks of all threads of every rank, and who waits for whom.
+    """Prints open collectives and the Python stacks of all threads of every rank, and who waits for
+    whom.
 
-    Works on running and on hanging jobs; nothing is stopped, except by --native, and then for less than a millisecond.
+    Works on running and on hanging jobs; nothing is stopped, except by --native, and then for less
+    than a millisecond.
     --json prints {"agents": [report, ...]}.
     """
     if pid is not None:
@@ -57,7 +70,10 @@ def command(
     else:
         texts = []
         for report in reports:
-            lines = [str(report.get("text", "")).rstrip("\n"), *(native_frames.lines_of_ranks(report) if native else [])]
+            lines = [
+                str(report.get("text", "")).rstrip("\n"),
+                *(native_frames.lines_of_ranks(report) if native else []),
+            ]
             texts.append("\n".join(lines))
         click.echo("\n\n".join(texts))
     if not complete:
@@ -67,7 +83,8 @@ def command(
 def _process(pid: int, native: bool, as_json: bool) -> None:
     if not Path(f"/proc/{pid}").exists():
         raise agents.Failure(f"there is no process {pid}", agents.EXIT_NOTHING)
-    # The agent's binary needs no torch, for which a command would wait longer than for anything else.
+    # The agent's binary needs no torch, for which a command would wait longer than for anything
+    # else.
     binary = os.environ.get("REFT_AGENT_PATH") or Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
     try:
         command = [binary, "--stack", str(pid), *(["--native"] if native else [])]
@@ -78,7 +95,9 @@ def _process(pid: int, native: bool, as_json: bool) -> None:
             read.setdefault("native", {"threads": [], "error": f"{binary} is of a version without native frames"})
     except subprocess.TimeoutExpired:
         reader.kill()  # and it is not waited for: it may be where no signal reaches it
-        raise agents.Failure(f"the memory of process {pid} cannot be read within {_READ_SEC} s", agents.EXIT_WRONG) from None
+        raise agents.Failure(
+            f"the memory of process {pid} cannot be read within {_READ_SEC} s", agents.EXIT_WRONG
+        ) from None
     except (OSError, ValueError) as error:
         raise agents.Failure(f"{binary} cannot be used: {error}", agents.EXIT_WRONG) from error
     state = next((thread["state"] for thread in read["native_threads"] if thread["tid"] == pid), "")

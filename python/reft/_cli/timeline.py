@@ -1,7 +1,8 @@
-"""What a rank did in its newest steps: iterations, gaps, copies in them; and the same as a trace that Perfetto loads.
+"""What a rank did in its newest steps: iterations, gaps, copies in them; and the same as a trace
+that Perfetto loads.
 
-Pure: from what `_C.timeline_of` read out of a vault. Times are CLOCK_MONOTONIC nanoseconds of the host, so ranks of one node
-share their axis.
+Pure: from what `_C.timeline_of` read out of a vault. Times are CLOCK_MONOTONIC nanoseconds of the
+host, so ranks of one node share their axis.
 """
 
 from __future__ import annotations
@@ -59,7 +60,9 @@ class Rank:
 
     rank: int
     steps: list[Step]
-    ops: list[Interval]  # under way; of a device only while the host asks for them, as nobody sees when the device has ended them
+    ops: list[
+        Interval
+    ]  # under way; of a device only while the host asks for them, as nobody sees when the device has ended them
     gaps: list[Interval]  # the host waits for an op, or the device does; never overlapping
     copies: dict[str, list[Interval]]  # by tier
     captures: list[Interval]
@@ -166,7 +169,9 @@ def of_vault(read: dict[str, Any]) -> Rank:
         if entry["wait_begin_ns"] and entry["wait_end_ns"] > entry["wait_begin_ns"]
     ]
     spans = _spans(read)
-    waits_of_device, gates_of_device, steps_of_device = (spans.pop(f"device {what}") for what in ("wait", "gate", "step"))
+    waits_of_device, gates_of_device, steps_of_device = (
+        spans.pop(f"device {what}") for what in ("wait", "gate", "step")
+    )
     if steps_of_device:
         # The host runs ahead of its device: what it waits for says nothing.
         waits = [it for it, _, _ in waits_of_device]
@@ -180,7 +185,8 @@ def of_vault(read: dict[str, Any]) -> Rank:
     for what, found in spans.items():
         for interval, number, tier in found:
             of_step.setdefault(number, []).append((interval, what, tier))
-    # (program point before it, begin, number, end); not those of which it is not known any more what was copied in them.
+    # (program point before it, begin, number, end); not those of which it is not known any more
+    # what was copied in them.
     if steps_of_device:
         # Told in the order in which they ended, one or two steps after what the host did in them.
         iterations = [(n, it.begin, n + 1, it.end) for it, n, _ in steps_of_device]
@@ -219,9 +225,11 @@ _STALE_NS = 60 * 10**9
 
 
 def newest(ranks: Sequence[Rank], steps: int) -> tuple[int, int, list[Rank]]:
-    """The ranks cut to the time of the newest steps that all of them have ended, and that time; no ranks if there is none.
+    """The ranks cut to the time of the newest steps that all of them have ended, and that time; no
+    ranks if there is none.
 
-    Ranks whose newest step is a minute older than that of another one are left out: they are no part of what runs.
+    Ranks whose newest step is a minute older than that of another one are left out: they are no
+    part of what runs.
     """
     ended = [rank for rank in ranks if rank.steps]
     if not ended:
@@ -264,9 +272,14 @@ def _events(ranks: Sequence[Rank], job: str) -> Iterator[dict[str, Any]]:
         else:
             rows += [("training thread: capture, gate", [*rank.captures, *rank.gates])]
         copies = [
-            Interval(it.begin, it.end, f"copy: {tier}", it.details, it.bytes) for tier in TIERS for it in rank.copies[tier]
+            Interval(it.begin, it.end, f"copy: {tier}", it.details, it.bytes)
+            for tier in TIERS
+            for it in rank.copies[tier]
         ]
-        rows += [(f"copies {number}" if number else "copies", row) for number, row in enumerate(lanes([*copies, *rank.seals]))]
+        rows += [
+            (f"copies {number}" if number else "copies", row)
+            for number, row in enumerate(lanes([*copies, *rank.seals]))
+        ]
         ops = "ops: asked for" if rank.device else "ops"
         rows += [(f"{ops} {number}" if number else ops, row) for number, row in enumerate(lanes(rank.ops))]
         yield {"ph": "M", "pid": rank.rank, "name": "process_name", "args": {"name": f"{job} rank {rank.rank}"}}

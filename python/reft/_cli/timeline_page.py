@@ -69,7 +69,9 @@ class _Drawing:
         for it in sorted(intervals, key=lambda it: it.begin):
             left, right = self.x(it.begin), self.x(it.end)
             width = max(right - left, _LEAST_PX)
-            if left + width <= drawn_to + _LEAST_PX / 2:  # hardly more than the bar that is there: thousands of small ops
+            if (
+                left + width <= drawn_to + _LEAST_PX / 2
+            ):  # hardly more than the bar that is there: thousands of small ops
                 continue
             drawn_to = left + width
             title = f"{it.name}: {words.nanoseconds(it.end - it.begin)}, {it.details}" if it.details else it.name
@@ -108,14 +110,17 @@ def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
         for tier in TIERS:
             draw.bars(rank.copies[tier], _COPY_CLASS[tier], copies, _ROW["copies"])
         stalls = copies + _ROW["copies"] + 2
-        # The host is ahead of its device: what it does at a program point takes nothing from training.
+        # The host is ahead of its device: what it does at a program point takes nothing from
+        # training.
         draw.bars(rank.gates if rank.device else [*rank.captures, *rank.gates], "stall", stalls, _ROW["reft"])
         draw.bars(rank.seals, "seal", stalls, _ROW["reft"])
         bottom = stalls + _ROW["reft"]
         for step in rank.steps:
             x = draw.x(step.begin)
             if step.begin >= begin:
-                draw.parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4:.0f}" y2="{bottom + 4:.0f}"/>')
+                draw.parts.append(
+                    f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4:.0f}" y2="{bottom + 4:.0f}"/>'
+                )
             if draw.x(step.end) - x > 46:
                 draw.text((x + draw.x(step.end)) / 2, bottom + 14, f"step {step.number}", "soft", "middle")
         y = bottom + _BETWEEN
@@ -124,7 +129,11 @@ def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
 
 
 def page(
-    job: str, sentence: str, window: tuple[int, int], ranks: Sequence[Rank], table: tuple[Sequence[str], Sequence[Sequence[str]]]
+    job: str,
+    sentence: str,
+    window: tuple[int, int],
+    ranks: Sequence[Rank],
+    table: tuple[Sequence[str], Sequence[Sequence[str]]],
 ) -> str:
     """The whole page. `window`: first and last instant; `table`: headings, and rows of cells."""
     head = "".join(f"<th>{_text(name)}</th>" for name in table[0])
@@ -132,7 +141,11 @@ def page(
     who = " or ".join(sorted({rank.waits for rank in ranks}, reverse=True)) or "host"
     asked = "a collective or message is under way"
     if any(rank.device for rank in ranks):
-        asked = "the host asks for a collective or message" if all(rank.device for rank in ranks) else f"{asked} (of a device: is asked for)"
+        asked = (
+            "the host asks for a collective or message"
+            if all(rank.device for rank in ranks)
+            else f"{asked} (of a device: is asked for)"
+        )
     swatches = [("busy", "the rank computes"), ("idle", f"gap: the {who} waits for others"), ("op", asked)]
     swatches += [(_COPY_CLASS[tier], f"copied {_MEANING[tier]}") for tier in ("gap", "compute", "communication")]
     stalls = "the gate" if all(rank.device for rank in ranks) else "capture at the program point, the gate"

@@ -12,9 +12,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from reft import _agent_protocol as protocol
 from reft._cli import agents, words
 from reft._cli.options import Number
+from reft._link import agent_protocol as protocol
 
 
 def _stats(rank: dict[str, Any]) -> dict[str, Any]:
@@ -106,9 +106,16 @@ def render(statuses: list[dict[str, Any]]) -> Group:
         if cost := _cost(ranks):
             parts.append(Text(cost, style="dim"))
         for note, who in notes.items():
-            parts.append(Text(f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {words.printable(note)}", style="yellow"))
+            parts.append(
+                Text(
+                    f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {words.printable(note)}",
+                    style="yellow",
+                )
+            )
         for found in status.get("disagreements", []):
-            parts.append(Text(f"ranks disagree about an op: {words.printable(str(found.get('text', '')))}", style="red"))
+            parts.append(
+                Text(f"ranks disagree about an op: {words.printable(str(found.get('text', '')))}", style="red")
+            )
         if status is not statuses[-1]:
             parts.append(Text())
     return Group(*parts)
@@ -148,7 +155,9 @@ def _live(directory: Any, job: str | None, interval: float, console: Console) ->
 
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print the table once and end.")
-@click.option("--interval", type=Number(min=0.1, max=3600), default=1.0, show_default=True, help="Seconds between updates.")
+@click.option(
+    "--interval", type=Number(min=0.1, max=3600), default=1.0, show_default=True, help="Seconds between updates."
+)
 @agents.common_options
 def command(once: bool, interval: float, job: str | None, run_dir: str | None, as_json: bool) -> None:
     """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.
@@ -169,7 +178,8 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     state      protected, starting, UNPROTECTED (training runs, but nothing is
                committed), gone, ended (said goodbye)
 
-    --json prints {"agents": [status, ...]} once. Output that goes to no terminal is as with --once. Exit code 1 with
+    --json prints {"agents": [status, ...]} once. Output that goes to no terminal is as with --once.
+    Exit code 1 with
     --once or --json if a rank is unprotected or gone.
     """
     directory = agents.run_dir(run_dir)

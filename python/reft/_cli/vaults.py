@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reft import _agent_protocol as protocol
-from reft import _job
 from reft._cli import agents
+from reft._link import agent_protocol as protocol
+from reft._link import job_identity
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,9 @@ class Vault:
         """A descriptor for reading, closed afterwards."""
         if self.path is not None:
             try:
-                fd: int | None = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a FIFO: do not wait
+                fd: int | None = os.open(
+                    self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+                )  # of a FIFO: do not wait
             except OSError as error:
                 raise agents.Failure(f"{self.path}: {error.strerror}", agents.EXIT_NOTHING) from error
         else:
@@ -52,7 +54,7 @@ def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Va
         root = Path(vault_dir)
         paths = sorted(root.rglob("*.vault")) if root.is_dir() else [root] if root.is_file() else []
         if job is not None:
-            paths = [path for path in paths if not {job, _job.safe_id(job)}.isdisjoint(path.parts)]
+            paths = [path for path in paths if not {job, job_identity.safe_id(job)}.isdisjoint(path.parts)]
         if not paths:
             raise agents.Failure(f"no *.vault under {root}" + (f" of job {job}" if job else ""), agents.EXIT_NOTHING)
         return [Vault(str(path), path=path) for path in paths]

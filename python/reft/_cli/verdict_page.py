@@ -1,6 +1,8 @@
-"""A verdict as one HTML file: who, where and why on top, who waits for whom, and the stacks of all ranks as one tree.
+"""A verdict as one HTML file: who, where and why on top, who waits for whom, and the stacks of all
+ranks as one tree.
 
-The page loads nothing and runs no script. All text of the job is escaped; it may come from anybody's file names.
+The page loads nothing and runs no script. All text of the job is escaped; it may come from
+anybody's file names.
 """
 
 from __future__ import annotations
@@ -80,7 +82,8 @@ def _named(report: dict[str, Any]) -> list[dict[str, Any]]:
     return list(report.get("culprits") or report.get("candidates") or [])
 
 
-# -- stacks --------------------------------------------------------------------------------------------------------------
+# -- stacks
+# --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -93,11 +96,13 @@ class _Node:
 
 
 def stack_tree(ranks: Sequence[dict[str, Any]], main: bool = True) -> _Node:
-    """Stacks of all ranks from the outermost call inwards; equal calls of several ranks are one node.
+    """Stacks of all ranks from the outermost call inwards; equal calls of several ranks are one
+    node.
 
     Args:
         ranks: `ranks[]` of a report.
-        main: of main threads; else of all others, and of the main threads of processes that ranks started, each below its name.
+        main: of main threads; else of all others, and of the main threads of processes that ranks
+            started, each below its name.
     """
     root = _Node("all stacks", "")
     for entry in ranks:
@@ -150,7 +155,8 @@ def _tree_html(node: _Node, bad: set[int]) -> str:
     return "".join(out)
 
 
-# -- who waits for whom --------------------------------------------------------------------------------------------------
+# -- who waits for whom
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -166,8 +172,8 @@ class Wait:
 def held_ops(entry: dict[str, Any], victims: Sequence[int]) -> list[dict[str, Any]]:
     """The ops that a rank is in the call or the wait of.
 
-    Where there is none although the verdict says that it waits, the oldest open one: DDP waits for the futures of its ops at the end
-    of backward, and does not call `wait()`.
+    Where there is none although the verdict says that it waits, the oldest open one: DDP waits for
+    the futures of its ops at the end of backward, and does not call `wait()`.
     """
     pending = [op for op in entry.get("pending", []) if op["op"] != "step"]
     held = [op for op in pending if op["phase"] in ("waiting", "in the call")]
@@ -239,7 +245,9 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
     edges: list[tuple[int, int]] = []
     for wait in found:
         who = rank_list(wait.missing)
-        needed = "all have begun it" if not wait.missing else f"not begun by {who}" if " seq " in wait.op else f"with {who}"
+        needed = (
+            "all have begun it" if not wait.missing else f"not begun by {who}" if " seq " in wait.op else f"with {who}"
+        )
         labels.append((wait.op, needed, ""))
     for ranks, (held, missing) in _classes(found).items():
         kind = "bad" if set(ranks) <= bad else "wait" if held and not set(ranks) & bad else ""
@@ -250,7 +258,8 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
         if wait.unseen:
             labels.append((f"{wait.unseen} ranks elsewhere", "not in this report", ""))
             edges.append((index, len(labels) - 1))
-    # The longest way to an end is the column from the right; a circle stops growing after as many rounds as there are boxes.
+    # The longest way to an end is the column from the right; a circle stops growing after as many
+    # rounds as there are boxes.
     column = [0] * len(labels)
     for _ in range(min(len(labels), 24)):
         for start, end in edges:
@@ -259,7 +268,9 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
     used = sorted(set(column), reverse=True)
     rows: dict[int, int] = defaultdict(int)
     clipped = [tuple(line if len(line) <= 40 else line[:39] + "…" for line in label[:2]) for label in labels]
-    widths = {c: max(len(line) for i in range(len(labels)) if column[i] == c for line in clipped[i]) * 7.4 + 24 for c in used}
+    widths = {
+        c: max(len(line) for i in range(len(labels)) if column[i] == c for line in clipped[i]) * 7.4 + 24 for c in used
+    }
     lefts, x = {}, 4.0
     for c in used:
         lefts[c] = x
@@ -300,7 +311,8 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
     return "".join(out)
 
 
-# -- the page ------------------------------------------------------------------------------------------------------------
+# -- the page
+# ------------------------------------------------------------------------------------------------------------
 
 
 def _head(report: dict[str, Any]) -> str:
@@ -380,7 +392,7 @@ def page(report: dict[str, Any]) -> str:
         )
     parts += [
         f'<h2>Ranks</h2><div class="scroll">{_ranks_html(report, bad)}</div>',
-        f"<details><summary><h2 style=\"display:inline-block\">Whole text</h2></summary><pre>{_text(report['text'])}</pre></details>",
+        f'<details><summary><h2 style="display:inline-block">Whole text</h2></summary><pre>{_text(report["text"])}</pre></details>',
         "</body></html>\n",
     ]
     return "".join(parts)

@@ -14,7 +14,8 @@ def check(vault: vaults.Vault) -> dict[str, Any]:
     """Hashes all chunks of the sealed slots of one vault.
 
     Returns:
-        `{vault, rank, job, slots: [{slot, step, result, faults}], error}`; result is ok, corrupt or overwritten.
+        `{vault, rank, job, slots: [{slot, step, result, faults}], error}`; result is ok, corrupt or
+        overwritten.
     """
     import torch  # noqa: F401  (the native module needs its libraries)
 
@@ -42,13 +43,16 @@ def check(vault: vaults.Vault) -> dict[str, Any]:
 @click.option("--vault-dir", metavar="DIR", help="Check the vault files there instead of asking agents.")
 @agents.common_options
 def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
-    """Hashes all chunks of all sealed snapshots again and compares with the hashes taken while copying.
+    """Hashes all chunks of all sealed snapshots again and compares with the hashes taken while
+    copying.
 
-    A running job goes on meanwhile; a snapshot that it overwrites while it is read is said to be overwritten. --json
-    prints {"vaults": [...]}. Exit code 1 if anything is corrupt.
+    A running job goes on meanwhile; a snapshot that it overwrites while it is read is said to be
+    overwritten. --json prints {"vaults": [...]}. Exit code 1 if anything is corrupt.
     """
     results = [check(vault) for vault in vaults.find(vault_dir, job, run_dir)]
-    corrupt = any("error" in result or any(slot["result"] == "corrupt" for slot in result["slots"]) for result in results)
+    corrupt = any(
+        "error" in result or any(slot["result"] == "corrupt" for slot in result["slots"]) for result in results
+    )
     if as_json:
         agents.print_json({"ok": not corrupt, "vaults": results})
     else:

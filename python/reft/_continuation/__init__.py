@@ -1,8 +1,8 @@
 """Puts a restarted, unchanged script back where a captured loop stood.
 
-`capture` and `restore` are called at the same program point, inside the optimizer's step post-hook, in the process
-that will die and in the one that takes its place. `install` makes DataLoader iterators remember their origin and comes
-before both.
+`capture` and `restore` are called at the same program point, inside the optimizer's step post-hook,
+in the process that will die and in the one that takes its place. `install` makes DataLoader
+iterators remember their origin and comes before both.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where objects stood at the first program point of a process: names that the restarted process shares with the one that was killed.
+"""Where objects stood at the first program point of a process: names that the restarted process
+shares with the one that was killed.
 
 Threads: the training thread. Errors: none.
 """
@@ -17,8 +18,8 @@ _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 @cache
 def _never_cleared() -> tuple[type, ...]:
-    """Kinds whose deallocation does not clear weak references (torch 2.11): one that outlives them leads to freed memory, and the
-    collector crashes."""
+    """Kinds whose deallocation does not clear weak references (torch 2.11): one that outlives them
+    leads to freed memory, and the collector crashes."""
     torch: Any = sys.modules.get("torch")
     return () if torch is None else (torch.Stream, torch.Event)
 
@@ -50,8 +51,8 @@ class Births:
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
-        # Lists, dicts and the like, which no weak reference can follow, by identity. They are kept, so that no later one has it;
-        # therefore only small ones of plain values.
+        # Lists, dicts and the like, which no weak reference can follow, by identity. They are kept,
+        # so that no later one has it; therefore only small ones of plain values.
         self._unfollowed: dict[int, str] = {}
         self._pinned: list[Any] = []
         self._held: dict[str, Any] | None = None
@@ -68,9 +69,11 @@ class Births:
         """Functions and classes by place: what means another one later is captured by name."""
 
     def note(self, value: Any, place: str) -> None:
-        """Remembers the first place of an object; of one that no weak reference can follow, if it is light enough to be kept.
+        """Remembers the first place of an object; of one that no weak reference can follow, if it
+        is light enough to be kept.
 
-        Members of a set have none: their order is another one in each process. A place that two objects have is no name.
+        Members of a set have none: their order is another one in each process. A place that two
+        objects have is no name.
         """
         known = self._places.get(id(value))
         if MEMBER in place or (known is not None and known[0]() is value):

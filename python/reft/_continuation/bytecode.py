@@ -1,7 +1,9 @@
-"""What a code object says about itself: its digest, the depth of its value stack and which names are still needed.
+"""What a code object says about itself: its digest, the depth of its value stack and which names
+are still needed.
 
-All of it is read from the bytecode, never guessed: an instruction that this module does not know makes the point
-`Unsupported`. Results are cached per code object. Threads: any, with the GIL. Errors: `Unsupported`.
+All of it is read from the bytecode, never guessed: an instruction that this module does not know
+makes the point `Unsupported`. Results are cached per code object. Threads: any, with the GIL.
+Errors: `Unsupported`.
 """
 
 from __future__ import annotations
@@ -178,7 +180,9 @@ class CodeAnalysis:
         """Gives the cells, and the fast locals that are live at a point: (slot, name, whether it is a cell)."""
         found = self._live_slots.get(point.offset)
         if found is None:
-            found = self._live_slots[point.offset] = [slot for slot in self.every_slot if slot[2] or slot[1] in point.live]
+            found = self._live_slots[point.offset] = [
+                slot for slot in self.every_slot if slot[2] or slot[1] in point.live
+            ]
         return found
 
     def _compute_point(self, lasti: int) -> Point:
@@ -394,6 +398,7 @@ def analyse(code: CodeType) -> CodeAnalysis:
     return found
 
 
-# By identity: hashing a code object hashes all of its constants. The value keeps the key's object alive.
+# By identity: hashing a code object hashes all of its constants. The value keeps the key's object
+# alive.
 _analyses: dict[int, CodeAnalysis] = {}
 _global_names: dict[int, tuple[CodeType, frozenset[str], frozenset[str]]] = {}

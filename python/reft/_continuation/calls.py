@@ -1,9 +1,10 @@
 """C code between two frames of a loop.
 
-Python code that calls Python code leaves everything that it still needs on its own frame, where a restore finds it. C code in
-between keeps its part in C variables: `list(map(step, loader))` has a list that nobody can reach, `for i, x in zip(a, steps())`
-the item of `a` that was already taken. Where what it keeps decides how the loop goes on, the place in the loop is refused;
-calls that only pass through (`next`, `functools.partial`, a class, `obj()`) keep nothing.
+Python code that calls Python code leaves everything that it still needs on its own frame, where a
+restore finds it. C code in between keeps its part in C variables: `list(map(step, loader))` has a
+list that nobody can reach, `for i, x in zip(a, steps())` the item of `a` that was already taken.
+Where what it keeps decides how the loop goes on, the place in the loop is refused; calls that only
+pass through (`next`, `functools.partial`, a class, `obj()`) keep nothing.
 
 Threads: any, with the GIL. Errors: none.
 """
@@ -37,7 +38,9 @@ _TRANSPARENT = frozenset(
 )  # fmt: skip
 _TRANSPARENT_OWNERS = (GeneratorType, CoroutineType, contextvars.Context)
 # These operate on one object with one call of its method.
-_TRANSPARENT_WRAPPERS = frozenset({"__call__", "__next__", "__iter__", "__enter__", "__exit__", "__getitem__", "__setattr__"})
+_TRANSPARENT_WRAPPERS = frozenset(
+    {"__call__", "__next__", "__iter__", "__enter__", "__exit__", "__getitem__", "__setattr__"}
+)
 # Instructions that run an iterator to its end, or compare as they go.
 _ITERATING = frozenset(
     {"LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE", "UNPACK_SEQUENCE", "UNPACK_EX", "CONTAINS_OP"}
@@ -47,7 +50,8 @@ _HINT = "use a `for` loop"
 
 
 def blocker(point: Point, stack: list[Any], unbound: object) -> str | None:
-    """Says why the place in a loop cannot be put back: C code was called at `point`, and that called the next frame.
+    """Says why the place in a loop cannot be put back: C code was called at `point`, and that
+    called the next frame.
 
     Args:
         point: Where the frame stands.
@@ -124,4 +128,3 @@ def _known_roots() -> frozenset[str]:
 
 def _refusal(name: str) -> str:
     return f"a loop that `{name}` runs in C: {_HINT}"
-

@@ -1,8 +1,9 @@
 """Writes captured values back into the live objects of a restarted process.
 
-`Decoder` walks the nodes (`nodes`) beside the live graph: each node finds its live counterpart (by the place where the object stood at
-the process's first program point, else by the same path), and the differences become *writes*. Nothing live is touched until
-`Decoder.apply`. Objects that have an owner are never written.
+`Decoder` walks the nodes (`nodes`) beside the live graph: each node finds its live counterpart (by
+the place where the object stood at the process's first program point, else by the same path), and
+the differences become *writes*. Nothing live is touched until `Decoder.apply`. Objects that have an
+owner are never written.
 
 Threads: the training thread. Errors: `Lost`; what else cannot be put back is reported, not raised.
 """
@@ -54,7 +55,8 @@ class Decoder:
     Args:
         nodes: From `Encoder.nodes`.
         born: Live objects by the place where they stood at the first program point.
-        plan_generator: Plans the writes to a suspended generator, or to a new one if there is none (MISSING), and gives it.
+        plan_generator: Plans the writes to a suspended generator, or to a new one if there is none
+            (MISSING), and gives it.
         foreign: The nodes are another rank's: what is called a rank keeps its live value.
         owned_storages: As of `Encoder`, of this process.
     """
@@ -71,7 +73,9 @@ class Decoder:
         self._foreign = foreign
         self._handles: frozenset[int] | None = None
         self._memory = memory.Memory(nodes, self._lasting, owned_storages)
-        self._fixed: set[int] = set()  # ids of live objects that are written where they stand: parts of modules and loaders
+        self._fixed: set[int] = (
+            set()
+        )  # ids of live objects that are written where they stand: parts of modules and loaders
         self.problems: Report = []
         self._nodes = nodes
         self._born = born
@@ -108,7 +112,8 @@ class Decoder:
         if type(encoded) is not tuple:
             return encoded
         if encoded[0] == "handle":
-            # A counter may only have happened to have a descriptor's number: then what is live is none.
+            # A counter may only have happened to have a descriptor's number: then what is live is
+            # none.
             if self._handles is None:
                 self._handles = handles.now()
             return KEEP if live is MISSING or handles.is_handle(live, self._handles) else encoded[1]
@@ -144,12 +149,18 @@ class Decoder:
         here, there = type_name(type(live)), node[2]
         if node[0] == "method" and node[4][0] == "r":
             here, there = type_name(type(live.__self__)), self._nodes[node[4][1]][2]
-        return None if here == there else f"a `with` block of {there} stands around the loop, in the restarted script one of {here}"
+        return (
+            None
+            if here == there
+            else f"a `with` block of {there} stands around the loop, in the restarted script one of {here}"
+        )
 
     def _container(self, node: Any, live: Any) -> Any:
-        """As `_target`, for what can as well be made anew: only what has lived since the first program point.
+        """As `_target`, for what can as well be made anew: only what has lived since the first
+        program point.
 
-        What else stands at the same place may be an item of the data that the variable does not mean any more.
+        What else stands at the same place may be an item of the data that the variable does not
+        mean any more.
         """
         return self._target(node, live if id(live) in self._fixed else MISSING)
 
@@ -385,7 +396,9 @@ class Decoder:
         for name, item in node[3]:
             there = target.__dict__.get(name, MISSING)
             if is_drawn:
-                self._fixed.update(map(id, loaders.containers_in(there)))  # its iterator, which a replay has made, may hold them
+                self._fixed.update(
+                    map(id, loaders.containers_in(there))
+                )  # its iterator, which a replay has made, may hold them
             value = self.resolve(item, there, f"{place}.{name}")
             if value is not KEEP:
                 self._contents.append(functools.partial(target.__dict__.__setitem__, name, value))
@@ -489,7 +502,9 @@ class Decoder:
         func = live.func if func is KEEP and known else func
         arguments = self._children(node[4], list(live.args) if known else [], f"{place}<partial>")
         before = live.keywords if known else {}
-        keywords = {name: self.resolve(item, before.get(name, MISSING), f"{place}<partial>.{name}") for name, item in node[5]}
+        keywords = {
+            name: self.resolve(item, before.get(name, MISSING), f"{place}<partial>.{name}") for name, item in node[5]
+        }
         keywords = {name: before.get(name, KEEP) if item is KEEP else item for name, item in keywords.items()}
         if arguments is None or any(item is KEEP for item in (func, *keywords.values())):
             return self._problem(place, node, "holds an object made after the first step")
@@ -534,7 +549,9 @@ class Decoder:
     def _wrapper(self, index: int, node: Any, live: Any, place: str) -> Any:
         """A DDP that was made after the first step: the live one will do if it communicates for the same parameters."""
         if live is MISSING or type_name(type(live)) != node[2] or tree_of(live).requires_grad() != node[3]:
-            raise Lost(f"{place}: a model was wrapped by {node[2].rpartition('.')[2]} after the first step, for other parameters")
+            raise Lost(
+                f"{place}: a model was wrapped by {node[2].rpartition('.')[2]} after the first step, for other parameters"
+            )
         self._done[index] = live
         self.resolve(node[4], live.module, f"{place}.module")
         return live
@@ -549,7 +566,9 @@ class Decoder:
         if len(tree.modules) != count or len(tree.tensors) != len(grads):
             raise Lost(f"{place}: a module that has other parts than the saved one")
         # What is written now is not what this process began with.
-        tree.changed = tree.changed or any(item[0] == "r" and self._nodes[item[1]][0] == "tensor" for _, item in tensors)
+        tree.changed = tree.changed or any(
+            item[0] == "r" and self._nodes[item[1]][0] == "tensor" for _, item in tensors
+        )
         tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
         self._fixed.update(map(id, tree.tensors))
         for name, item in tensors:
@@ -629,9 +648,11 @@ class Decoder:
         return target
 
     def _lasting(self, node: Any) -> Any:
-        """The live tensor or array that has lived since the first program point as the captured one has; None if none fits.
+        """The live tensor or array that has lived since the first program point as the captured one
+        has; None if none fits.
 
-        Only what stands at that place is not enough: it may be an item of the data that the variable does not mean any more.
+        Only what stands at that place is not enough: it may be an item of the data that the
+        variable does not mean any more.
         """
         candidate = self._born.get(node[1]) if node[1] is not None else None
         if candidate is None or type_name(type(candidate)) != node[2]:
@@ -796,7 +817,21 @@ class Decoder:
 
 
 _MADE_ANEW = frozenset(
-    {"list", "deque", "tuple", "dict", "set", "bytearray", "instance", "tensor", "array", "pickled", "enum", "torch_constant", "random"}
+    {
+        "list",
+        "deque",
+        "tuple",
+        "dict",
+        "set",
+        "bytearray",
+        "instance",
+        "tensor",
+        "array",
+        "pickled",
+        "enum",
+        "torch_constant",
+        "random",
+    }
     | {"named", "numbers", "seeds", "shallow"}
 )
 
@@ -822,7 +857,9 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(other, dict):
         return list(one) == list(other) and _same(list(one.values()), list(other.values()))
     pairs = zip(one, other, strict=False)
-    return len(one) == len(other) and all(a is b or (type(a) is type(b) and type(a) in ATOMS and a == b) for a, b in pairs)
+    return len(one) == len(other) and all(
+        a is b or (type(a) is type(b) and type(a) in ATOMS and a == b) for a, b in pairs
+    )
 
 
 def _can_take(live: Any, node: Any) -> bool:

@@ -1,11 +1,14 @@
-"""Small state that lies on devices (a loss that is kept, a counter of steps): there before the snapshot is sealed, not at the capture.
+"""Small state that lies on devices (a loss that is kept, a counter of steps): there before the
+snapshot is sealed, not at the capture.
 
-Reading a device's memory on the spot would make the host wait for everything that the device was asked for, at every step, and the
-device then idles until the host has asked for more. So a capture has room for their contents, and the snapshot engine copies them
-there (`_C.SnapshotEngine.capture(…, parts, writers)`) while the host goes on.
+Reading a device's memory on the spot would make the host wait for everything that the device was
+asked for, at every step, and the device then idles until the host has asked for more. So a capture
+has room for their contents, and the snapshot engine copies them there
+(`_C.SnapshotEngine.capture(…, parts, writers)`) while the host goes on.
 
-What other streams than the one that trains may write (a batch that is fetched ahead, a running sum) is copied behind what they were
-asked for before the capture, and in front of what they are asked for after it. They are known when the script's variables hold them.
+What other streams than the one that trains may write (a batch that is fetched ahead, a running sum)
+is copied behind what they were asked for before the capture, and in front of what they are asked
+for after it. They are known when the script's variables hold them.
 
 Threads: the training thread. Errors: none.
 """
@@ -44,11 +47,12 @@ class DeviceParts:
         """Takes the contents of a tensor; None: the engine does not copy from where it lies.
 
         Returns:
-            What stands in the node for them: begin and end of their place in the room for all of them.
+            What stands in the node for them: begin and end of their place in the room for all of
+            them.
 
         Args:
-            tensor: Strided, with at least one item, without bits of conjugation. Writes that its device is asked for after the capture
-                come behind the copy.
+            tensor: Strided, with at least one item, without bits of conjugation. Writes that its
+                device is asked for after the capture come behind the copy.
         """
         if not tensor.is_cuda or tensor.get_device() not in self._devices:
             return None
@@ -88,12 +92,15 @@ class DeviceParts:
         return tensor.contiguous()
 
     def _gathered(self) -> list[tuple[Any, int]]:
-        """Small tensors that follow each other on one device become one there: a copy is a call into the driver, and a stream takes about
-        a thousand before the next one waits for the device."""
+        """Small tensors that follow each other on one device become one there: a copy is a call
+        into the driver, and a stream takes about a thousand before the next one waits for the
+        device."""
         import torch
 
         parts = []
-        for (index, small), following in itertools.groupby(self._parts, lambda part: (part[0].get_device(), part[0].nbytes <= _SMALL)):
+        for (index, small), following in itertools.groupby(
+            self._parts, lambda part: (part[0].get_device(), part[0].nbytes <= _SMALL)
+        ):
             group = list(following)
             if not small:
                 parts += group

@@ -1,8 +1,9 @@
 """Copies plain values out of live objects.
 
-`Encoder` turns a graph of objects into a list of nodes (`nodes`) made of builtin values only; one object is one node, so aliases stay
-aliases. Objects that have an owner (optimizers, process groups, files, threads, classes, weights that an optimizer updates) are never
-copied. Of a module everything else is (`modules`), of a function its cells, of a loader its samplers and position (`loaders`).
+`Encoder` turns a graph of objects into a list of nodes (`nodes`) made of builtin values only; one
+object is one node, so aliases stay aliases. Objects that have an owner (optimizers, process groups,
+files, threads, classes, weights that an optimizer updates) are never copied. Of a module everything
+else is (`modules`), of a function its cells, of a loader its samplers and position (`loaders`).
 
 Threads: the training thread. Errors: a value that cannot be captured is reported, not raised.
 """
@@ -41,7 +42,7 @@ from types import (
 )
 from typing import Any
 
-from . import births, handles, hooks, hung, iterators, loaders, memory
+from . import attachments, births, handles, hooks, iterators, loaders, memory
 from .births import MEMBER
 from .bytecode import analyse
 from .device_parts import DeviceParts
@@ -87,7 +88,8 @@ _OWNED_TYPES: tuple[type, ...] = (
     weakref.CallableProxyType,
     BaseException,
 )
-# Of those, modules whose values never change: scripts hold a few paths and dates for their whole life. (`decimal` has contexts.)
+# Of those, modules whose values never change: scripts hold a few paths and dates for their whole
+# life. (`decimal` has contexts.)
 _CONSTANT_MODULES = frozenset({"datetime", "pathlib"})
 # The pickles of such values by identity, with what keeps the identity.
 _pickles: dict[int, tuple[Any, bytes]] = {}
@@ -95,11 +97,18 @@ _MAX_PICKLES = 256
 _OPTIMIZERS_OWN = frozenset({"defaults", "param_groups", "state"})
 # What torch and its schedulers hang on each optimizer, besides its hooks.
 _OPTIMIZERS_PRIVATE = frozenset(
-    {"_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured", "_opt_called", "_step_supports_amp_scaling", "step"}
+    {
+        "_zero_grad_profile_name",
+        "_warned_capturable_if_run_uncaptured",
+        "_opt_called",
+        "_step_supports_amp_scaling",
+        "step",
+    }
 )
 _STATEFUL_STDLIB = frozenset({"argparse", "types", "dataclasses", "collections", "random", "contextlib"})
 _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
-# A `with` block's object and what else an expression in progress holds: the restarted script stands in the same expression.
+# A `with` block's object and what else an expression in progress holds: the restarted script stands
+# in the same expression.
 _OFF_THE_STACK = re.compile(r"<stack|\.__self__|<partial>|<\w+>\[")
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
 _COMMUNICATE = frozenset({"ProcessGroup", "DeviceMesh"})
@@ -119,7 +128,8 @@ class Encoder:
 
     Args:
         limit_bytes: Most bytes to copy in all; what does not fit is reported.
-        owned_tensors: Ids of tensors that are saved elsewhere (parameters, optimizer state), and of the optimizers.
+        owned_tensors: Ids of tensors that are saved elsewhere (parameters, optimizer state), and of
+            the optimizers.
         owned_storages: Where their memory lies.
         capture_frame: Encodes the frame of a suspended generator.
         note_births: Only note where objects stand: this is the first program point of the process.
@@ -164,7 +174,8 @@ class Encoder:
         """
         kind = type(value)
         if kind in ATOMS:
-            # Not in containers: an item that is left alone cannot be told from one that has been moved there.
+            # Not in containers: an item that is left alone cannot be told from one that has been
+            # moved there.
             if kind is int and self._has_handles and place[-1:] != "]" and self._is_handle(value, place):
                 return ("handle", value)  # of this process; the next one has its own
             if (kind is str or kind is bytes) and not self._take(len(value)):
@@ -173,7 +184,13 @@ class Encoder:
         known = self._index.get(id(value))
         if known is not None:
             return ("r", known)
-        if kind is tuple and self._has_handles and len(value) == 2 and set(map(type, value)) == {int} and self._is_handle(value, place):
+        if (
+            kind is tuple
+            and self._has_handles
+            and len(value) == 2
+            and set(map(type, value)) == {int}
+            and self._is_handle(value, place)
+        ):
             return ("handle", value)  # what os.pipe() gives
         handler = _handlers.get(kind) or _handler_of(kind)
         index = len(self.nodes)
@@ -187,7 +204,8 @@ class Encoder:
             if self.note_births:
                 self._births.note(value, place)
             birth = self._births.place(value)
-        # Below an object that stood somewhere at the first point, places are the same however it is reached now.
+        # Below an object that stood somewhere at the first point, places are the same however it is
+        # reached now.
         place = birth or place
         try:
             if self._inside_data and (self._is_foreign(kind, handler) or not self._moves(value, place)):
@@ -202,8 +220,9 @@ class Encoder:
         return ("r", index)
 
     def encode_standing(self, value: Any, place: str) -> Any:
-        """As `encode`, for a variable of a frame on the path: modules and classes that stood there at the first point are left
-        alone, because they stand there in the restarted process, too."""
+        """As `encode`, for a variable of a frame on the path: modules and classes that stood there
+        at the first point are left alone, because they stand there in the restarted process,
+        too."""
         if isinstance(value, _STANDING) and not self.note_births and self._births.place(value) == place:
             return KEEP
         return self.encode(value, place)
@@ -211,7 +230,8 @@ class Encoder:
     def begin_outside(self, own: Collection[str]) -> None:
         """From here on values are outside of the frames.
 
-        Lists, dicts and arrays that are large and have not changed their size are left out, as are objects of installed
+        Lists, dicts and arrays that are large and have not changed their size are left out, as are
+        objects of installed
         packages: trackers, tokenizers, what a decorator hangs on a function.
 
         Args:
@@ -339,7 +359,13 @@ class Encoder:
             return ("owned",)
         if not value.c_contiguous or value.nbytes != memoryview(value.obj).nbytes:
             return self.lost(place, type_name(type(value)), "view of a part of a buffer")
-        return ("memoryview", self.encode(value.obj, f"{place}.obj", depth + 1), value.format, value.shape, value.readonly)
+        return (
+            "memoryview",
+            self.encode(value.obj, f"{place}.obj", depth + 1),
+            value.format,
+            value.shape,
+            value.readonly,
+        )
 
     def _weak_reference(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         there = value()
@@ -358,8 +384,9 @@ class Encoder:
         return ("owned",)
 
     def _left_alone(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
-        """An object of torch, NumPy or the standard library that is no plain data: the restarted script has its own, which stands for
-        another one if it did not live from the first program point on."""
+        """An object of torch, NumPy or the standard library that is no plain data: the restarted
+        script has its own, which stands for another one if it did not live from the first program
+        point on."""
         if self.note_births:
             self._births.pin(value, place)
             return ("owned",)
@@ -367,7 +394,9 @@ class Encoder:
             return ("owned",)
         if type(value).__name__ in _COMMUNICATE and value is not sys.modules["torch"].distributed.group.WORLD:
             self.refused = self.refused or f"{place}: a {type(value).__name__} that was made after the first step"
-        return self.lost(place, type_name(type(value)), "another one than after the first step, of a kind that is not copied")
+        return self.lost(
+            place, type_name(type(value)), "another one than after the first step, of a kind that is not copied"
+        )
 
     def _stream(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         self._parts.written_by(value)
@@ -393,7 +422,7 @@ class Encoder:
         return ("owned", self._hung(value, place, depth))
 
     def _hung(self, value: Any, place: str, depth: int) -> list[tuple[str, Any]]:
-        found = [(name, item) for name, item in hung.attributes(value) if name not in _OPTIMIZERS_PRIVATE]
+        found = [(name, item) for name, item in attachments.attributes(value) if name not in _OPTIMIZERS_PRIVATE]
         return [(name, self.encode(item, f"{place}.{name}", depth + 1)) for name, item in found]
 
     def _event(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
@@ -472,7 +501,8 @@ class Encoder:
         own = [
             (name, self.encode(item, f"{place}.{name}", depth + 1))
             for name, item in list(value.__dict__.items())
-            if name not in hung.names_in(type(value)) and (hung.is_kept(item) or hasattr(item, "_next_index"))
+            if name not in attachments.names_in(type(value))
+            and (attachments.is_kept(item) or hasattr(item, "_next_index"))
         ]
         if self.note_births:
             return ("owned",)
@@ -663,7 +693,11 @@ class Encoder:
     @staticmethod
     def _calls_what_is_left_alone(function: Any) -> bool:
         """Whether the position of `iter(function, sentinel)` lies in an object that is not copied, as that of `re.finditer`."""
-        return is_bound(function) and _handler_of(type(function.__self__)) in (Encoder._left_alone, Encoder._owned_object, Encoder._stream)
+        return is_bound(function) and _handler_of(type(function.__self__)) in (
+            Encoder._left_alone,
+            Encoder._owned_object,
+            Encoder._stream,
+        )
 
     def _advanced(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         return ("advanced", iterators.items_left(value))
@@ -738,7 +772,9 @@ class Encoder:
         if tensor.numel() == 0:
             return b""
         plain = memory.without_bits(tensor.detach())
-        return self._parts.take(plain) or bytes(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return self._parts.take(plain) or bytes(
+            plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        )
 
     def _tags(self, tensor: Any, place: str, depth: int) -> list[tuple[str, Any]]:
         """Encodes what a script hangs on a tensor (`p.average = …`); packages mark theirs for themselves."""
@@ -749,12 +785,20 @@ class Encoder:
             return ("owned",)
         if type(value).__name__ in _PICKLED_ARRAYS:
             size = 2 * value.nbytes  # with the mask, about
-            return ("pickled", pickle.dumps(value, protocol=5)) if self._take(size) else self._no_room(value, place, size)
+            return (
+                ("pickled", pickle.dumps(value, protocol=5)) if self._take(size) else self._no_room(value, place, size)
+            )
         if value.dtype.hasobject or value.dtype.names is not None:
             return self.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not self._take(value.nbytes):
             return self._no_room(value, place, value.nbytes)
-        return ("array", value.dtype.str, tuple(value.shape), value.tobytes(), memory.memory_of_array(value, self._owned_storages))
+        return (
+            "array",
+            value.dtype.str,
+            tuple(value.shape),
+            value.tobytes(),
+            memory.memory_of_array(value, self._owned_storages),
+        )
 
     def _seeds(self, value: Any, place: str, depth: int) -> tuple[Any, ...]:
         """Encodes NumPy's SeedSequence: how many it has spawned cannot be written, so it comes back as a new one."""
@@ -769,7 +813,7 @@ class Encoder:
 def tags_of(tensor: Any) -> list[tuple[str, Any]]:
     """Attributes that a script may have hung on a tensor; what packages mark theirs with are flags with an underscore."""
     found = tensor.__dict__.items()
-    return [(k, v) for k, v in found if not (k.startswith("_") and type(v) in _FLAGS) and hung.is_kept(v)]
+    return [(k, v) for k, v in found if not (k.startswith("_") and type(v) in _FLAGS) and attachments.is_kept(v)]
 
 
 def _has_fixed_hash(member: Any) -> bool:
@@ -823,9 +867,7 @@ _PICKLED_ARRAYS = frozenset({"MaskedArray"})
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _Handler = Callable[[Encoder, Any, str, int], tuple[Any, ...]]
 # Handlers whose objects have no identity worth keeping across processes.
-_UNBORN: frozenset[Any] = frozenset(
-    {Encoder._pickled, Encoder._reduced, Encoder._method, Encoder._partial}
-)
+_UNBORN: frozenset[Any] = frozenset({Encoder._pickled, Encoder._reduced, Encoder._method, Encoder._partial})
 # Of default arguments, those that can change in place.
 _MUTABLE: frozenset[Any] = frozenset(
     {

@@ -1,8 +1,10 @@
-"""Captures the loop frames of an unchanged script and restores them in the process that takes its place.
+"""Captures the loop frames of an unchanged script and restores them in the process that takes its
+place.
 
-Both calls are made at the same program point, inside the optimizer's step post-hook. Frames are the same if their code
-hashes and the instruction in progress are; then locals, cells, the globals that the loop touches and the value stack
-(loop iterators, half-evaluated expressions) are plain data to copy out and write in.
+Both calls are made at the same program point, inside the optimizer's step post-hook. Frames are the
+same if their code hashes and the instruction in progress are; then locals, cells, the globals that
+the loop touches and the value stack (loop iterators, half-evaluated expressions) are plain data to
+copy out and write in.
 
 Threads: the training thread. Errors: `FrameMismatch`, always before the first write.
 """
@@ -72,8 +74,9 @@ def capture(
         parts: Takes contents that lie on a device and are copied later.
 
     Returns:
-        A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type, reason)), "exact"
-        (False if `restore` would refuse) and "refused" (why, if it is not for a position of a loop that is not known).
+        A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type,
+        reason)), "exact" (False if `restore` would refuse) and "refused" (why, if it is not for a
+        position of a loop that is not known).
 
     Raises:
         FrameMismatch: The frames cannot be read at this point.
@@ -113,12 +116,13 @@ def _others_run() -> str | None:
 def observe(start_frame: FrameType, anew: bool = False, hold: bool = False) -> None:
     """Notes where objects stand at the process's first program point, if that has not been done.
 
-    Later captures name objects by these places, so that a loop variable that means another object by then still
-    finds it. The first `capture` and `restore` do this on their own; call it when the first step is not captured.
-    Copies nothing.
+    Later captures name objects by these places, so that a loop variable that means another object
+    by then still finds it. The first `capture` and `restore` do this on their own; call it when the
+    first step is not captured. Copies nothing.
 
     Args:
-        anew: Forget an earlier point: it turned out not to be the one at which a restarted process is restored.
+        anew: Forget an earlier point: it turned out not to be the one at which a restarted process
+            is restored.
         hold: Keep the objects until `births.current.release`.
     """
     if births.current.recorded and not anew:
@@ -149,8 +153,8 @@ def restore(
     Args:
         start_frame: As for `capture`, in the restarted process at its first program point.
         captured: What `capture` returned.
-        foreign: It was captured by another rank, whose place in the loop this one takes; variables and attributes called
-            `rank` or `…_rank` keep their live values.
+        foreign: It was captured by another rank, whose place in the loop this one takes; variables
+            and attributes called `rank` or `…_rank` keep their live values.
         owned_storages: As for `capture`, of this process.
         room: What has come into the room of `capture`'s parts.
 
@@ -212,7 +216,8 @@ _Path = list[tuple[FrameType, bool, FrameType | None]]
 
 
 def _walk(start: FrameType) -> _Path:
-    """Gives the frames from the main module in to `start`, each with whether it is the user's and which one it called.
+    """Gives the frames from the main module in to `start`, each with whether it is the user's and
+    which one it called.
 
     Frames of reft are left out.
     """
@@ -226,8 +231,8 @@ def _walk(start: FrameType) -> _Path:
         root = module.partition(".")[0]
         if root != "reft":
             path.append((frame, root not in _INTERNAL, callee))
-        # The outermost one of the script: it may run a part of itself by `exec`. Around it may be what runs scripts: a notebook,
-        # a profiler, which have globals of their own.
+        # The outermost one of the script: it may run a part of itself by `exec`. Around it may be
+        # what runs scripts: a notebook, a profiler, which have globals of their own.
         if module == "__main__" and frame.f_code.co_name == "<module>" and main in (None, id(frame.f_globals)):
             main, outermost = id(frame.f_globals), len(path)
         frame, callee = frame.f_back, frame
@@ -383,7 +388,9 @@ def _capture_generator(encoder: Encoder, generator: GeneratorType[Any, Any, Any]
     frame: Any = generator.gi_frame
     unit, state = native().generator_position(generator)
     created = inspect.getgeneratorstate(generator) == inspect.GEN_CREATED
-    record = _encode_frame(encoder, frame, place, encoder.encode, created)  # it may have to be made anew, with nothing in it
+    record = _encode_frame(
+        encoder, frame, place, encoder.encode, created
+    )  # it may have to be made anew, with nothing in it
     record["position"] = (unit, state)
     record["module"] = str(frame.f_globals.get("__name__", ""))
     return record
@@ -481,7 +488,8 @@ def _compare_paths(path: list[dict[str, Any]], live: _Path) -> None:
     here = [frame.f_code.co_qualname for frame, _, _ in live]
     if there != here:
         raise FrameMismatch(f"call path was {' > '.join(there)}, is {' > '.join(here)}")
-    # Innermost first: the hash of a module covers the functions in it, and the function is the better name.
+    # Innermost first: the hash of a module covers the functions in it, and the function is the
+    # better name.
     for record, (frame, user, _) in zip(reversed(path), reversed(live), strict=True):
         if record["user"] != user:
             raise FrameMismatch(f"{record['name']} is of another module")
@@ -551,7 +559,8 @@ def _plan_locals(
         _plan_names(decoder, record["names"], frame.f_locals, f"{place}:")
     captured = {i for i, _ in record["fast"]}
     for i, value in enumerate(slots[: analysis.slot_count]):
-        # Nobody reads it any more, but when it goes, what it has open in the discarded iteration is left: better now than later.
+        # Nobody reads it any more, but when it goes, what it has open in the discarded iteration is
+        # left: better now than later.
         if i not in captured and isinstance(value, _OPEN):
             decoder.write(partial(native().frame_set_slot, frame, i, None, UNBOUND))
 

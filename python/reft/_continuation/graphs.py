@@ -1,8 +1,10 @@
-"""Notices autograd graphs that a script computes before a program point and differentiates after it.
+"""Notices autograd graphs that a script computes before a program point and differentiates after
+it.
 
-The values of such a tensor come back, its graph does not: it holds activations of the iteration that is thrown away. Whether
-the script will call `backward` through it cannot be read from its frames, so the tensors that stand in them at the point
-carry a hook on their node until the next point, and the first gradient that comes by says so.
+The values of such a tensor come back, its graph does not: it holds activations of the iteration
+that is thrown away. Whether the script will call `backward` through it cannot be read from its
+frames, so the tensors that stand in them at the point carry a hook on their node until the next
+point, and the first gradient that comes by says so.
 
 Threads: `watch` and `forget` on the training thread; hooks on those of autograd. Errors: none.
 """

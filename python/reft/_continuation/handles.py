@@ -1,9 +1,11 @@
-"""Numbers that mean something only inside one process: descriptors, process and thread numbers, addresses.
+"""Numbers that mean something only inside one process: descriptors, process and thread numbers,
+addresses.
 
-A script may keep them in plain variables (`self.fd = os.open(…)`, `pid = os.getpid()`). Written into another process they
-would name something else there: a write to an old descriptor's number lands in whatever the new process has opened. Their
-kind cannot be told from the number alone, so a number is taken for one if it was one at the first program point, the variable
-still holds it, and what the variable holds in the restarted script is one there: then that stays.
+A script may keep them in plain variables (`self.fd = os.open(…)`, `pid = os.getpid()`). Written
+into another process they would name something else there: a write to an old descriptor's number
+lands in whatever the new process has opened. Their kind cannot be told from the number alone, so a
+number is taken for one if it was one at the first program point, the variable still holds it, and
+what the variable holds in the restarted script is one there: then that stays.
 
 Threads: the training thread. Errors: none; what cannot be read is not taken for a handle.
 """
@@ -14,7 +16,8 @@ import os
 import threading
 from typing import Any
 
-# Where user-space mappings of 64-bit Linux lie: heap of position-independent programs, and shared memory.
+# Where user-space mappings of 64-bit Linux lie: heap of position-independent programs, and shared
+# memory.
 _ADDRESSES = range(0x5500_0000_0000, 0x8000_0000_0000)
 
 

@@ -1,7 +1,9 @@
-"""Hooks that a script has registered: on modules, their parameters, optimizers, and for the communication of gradients.
+"""Hooks that a script has registered: on modules, their parameters, optimizers, and for the
+communication of gradients.
 
-What a hook keeps (a closure, the object whose method it is) is often held by nothing else. Only hooks that are the script's own are
-looked at: those of packages belong to what the restarted script builds.
+What a hook keeps (a closure, the object whose method it is) is often held by nothing else. Only
+hooks that are the script's own are looked at: those of packages belong to what the restarted script
+builds.
 
 Threads: the training thread. Errors: none.
 """
@@ -16,7 +18,9 @@ from typing import Any
 
 from .own import is_own
 
-Hooks = list[tuple[str, Any]]  # where it is registered, the same in every process; the hook, or the state that is passed to it
+Hooks = list[
+    tuple[str, Any]
+]  # where it is registered, the same in every process; the hook, or the state that is passed to it
 
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")

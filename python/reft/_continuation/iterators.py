@@ -1,8 +1,9 @@
 """Positions of Python's own iterators.
 
-An iterator is described by the parts that its `__reduce__` names, and made again from them: that holds for every
-supported interpreter and touches no memory layout. A new iterator takes the old one's place wherever reft found it.
-Iterators of dicts and sets are moved by advancing the live one, because their `__reduce__` copies what is left.
+An iterator is described by the parts that its `__reduce__` names, and made again from them: that
+holds for every supported interpreter and touches no memory layout. A new iterator takes the old
+one's place wherever reft found it. Iterators of dicts and sets are moved by advancing the live one,
+because their `__reduce__` copies what is left.
 
 Threads: any, with the GIL. Errors: `TypeError` where an iterator cannot be described.
 """
@@ -77,7 +78,8 @@ def reduce(iterator: Any) -> tuple[str, tuple[Any, ...], Any]:
     """Takes an iterator apart without advancing it.
 
     Returns:
-        Name of the callable that makes it, its arguments, and the state to set then (`NO_STATE` for none).
+        Name of the callable that makes it, its arguments, and the state to set then (`NO_STATE` for
+        none).
 
     Raises:
         TypeError: This interpreter cannot take it apart.

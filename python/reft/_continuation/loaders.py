@@ -1,14 +1,17 @@
 """Remembers how each DataLoader iterator came to be, so that it can be made again and advanced.
 
-The order of the items follows from the random state when the iterator was made, and from the state when its sampler
-drew the first index (a sampler is a generator function, so without workers that is later). Both are recorded once per
-epoch. A position is the number of batches that the loop got, not of those that workers have ready. Map-style positions
-advance at the sampler and read no data; an IterableDataset is read and its items are thrown away. Random state inside
-workers comes back through `workers`. A loader with a state of its own (torchdata's StatefulDataLoader) is asked for it.
+The order of the items follows from the random state when the iterator was made, and from the state
+when its sampler drew the first index (a sampler is a generator function, so without workers that is
+later). Both are recorded once per epoch. A position is the number of batches that the loop got, not
+of those that workers have ready. Map-style positions advance at the sampler and read no data; an
+IterableDataset is read and its items are thrown away. Random state inside workers comes back
+through `workers`. A loader with a state of its own (torchdata's StatefulDataLoader) is asked for
+it.
 
-Limits: a sampler that draws from a global generator at each batch, rather than once per epoch, is replayed from its first
-draw only; attributes of what is replayed come back as far as they are numbers, strings, generators, small tensors, and of samplers
-and iterable datasets small arrays and lists of plain values.
+Limits: a sampler that draws from a global generator at each batch, rather than once per epoch, is
+replayed from its first draw only; attributes of what is replayed come back as far as they are
+numbers, strings, generators, small tensors, and of samplers and iterable datasets small arrays and
+lists of plain values.
 
 Threads: the training thread. Errors: what the user's sampler or dataset raise while it is replayed.
 """
@@ -43,7 +46,9 @@ class Parts:
 
     def __init__(self, *roots: Any, read_elsewhere: bool = False) -> None:
         self._parts = workers.parts_of(*roots)
-        self._read_elsewhere = read_elsewhere  # by workers, who get a copy of each part when the loader's iterator is made
+        self._read_elsewhere = (
+            read_elsewhere  # by workers, who get a copy of each part when the loader's iterator is made
+        )
         # Kept: a sampler may make its generator when it is first used, and before that it has none.
         self._generators = [
             {name: value for name, value in part.__dict__.items() if is_random(value)} for part in self._parts
@@ -81,7 +86,9 @@ class Parts:
     def is_resized(self, captured: tuple[Any, ...]) -> bool:
         """Whether a batch size is not what it was when `captured` was captured: a replay would take other batches."""
         pairs = zip(self._parts, captured[0], strict=True)
-        return any("batch_size" in plain and part.__dict__.get("batch_size") != plain["batch_size"] for part, plain in pairs)
+        return any(
+            "batch_size" in plain and part.__dict__.get("batch_size") != plain["batch_size"] for part, plain in pairs
+        )
 
     def write(self, captured: tuple[Any, ...]) -> None:
         """Writes back what `capture` gave.
@@ -125,11 +132,19 @@ def _contents_of(value: Any, is_drawn: bool) -> Any:
         if value.numel() > _SMALL_ELEMENTS or value.device.type != "cpu" or value.layout is not torch.strided:
             return None
         flat = value.detach().contiguous().reshape(-1)
-        return ("tensor", (str(value.dtype), tuple(value.shape)), flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"")
+        return (
+            "tensor",
+            (str(value.dtype), tuple(value.shape)),
+            flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"",
+        )
     if not is_drawn:
         return None
     if kind is list:
-        return ("list", None, list(value)) if len(value) <= _SMALL_ELEMENTS and set(map(type, value)) <= _PLAIN_TYPES else None
+        return (
+            ("list", None, list(value))
+            if len(value) <= _SMALL_ELEMENTS and set(map(type, value)) <= _PLAIN_TYPES
+            else None
+        )
     if kind.__module__ == "numpy" and kind.__qualname__ == "ndarray":
         small = value.size <= _SMALL_ELEMENTS and not value.dtype.hasobject and value.dtype.names is None
         return ("array", (value.dtype.str, value.shape), value.tobytes()) if small else None
@@ -173,7 +188,10 @@ def _fits(value: Any, contents: tuple[Any, ...]) -> bool:
     if kind == "nested":
         return bool(type(value).__name__ == layout)
     if kind == "array":
-        return hasattr(value, "dtype") and (getattr(value.dtype, "str", None), tuple(value.shape)) == (layout[0], tuple(layout[1]))
+        return hasattr(value, "dtype") and (getattr(value.dtype, "str", None), tuple(value.shape)) == (
+            layout[0],
+            tuple(layout[1]),
+        )
     return hasattr(value, "dtype") and (str(value.dtype), tuple(value.shape)) == (layout[0], tuple(layout[1]))
 
 
@@ -251,8 +269,9 @@ class _Origin:
         self.workers: dict[int, workers.States] = {}
         self.base_seed = 0
         self.epochs = 0
-        # Draws from the sampler, and before which of them `set_epoch` had set something else: an iterator that never ends, over a
-        # sampler that is repeated (timm's MultiEpochsDataLoader), meets that in the middle.
+        # Draws from the sampler, and before which of them `set_epoch` had set something else: an
+        # iterator that never ends, over a sampler that is repeated (timm's MultiEpochsDataLoader),
+        # meets that in the middle.
         self.draws = 0
         self.changes: list[tuple[int, list[Any]]] = []
         self.replayed: list[tuple[int, list[Any]]] = []
@@ -280,7 +299,16 @@ class _Origin:
 
     def take(self, fixed: dict[str, Any]) -> None:
         """Becomes the origin that `fixed` tells of."""
-        for name in ("created", "made_of", "first_draw", "begun_with", "workers_at_begin", "base_seed", "epochs", "changes"):
+        for name in (
+            "created",
+            "made_of",
+            "first_draw",
+            "begun_with",
+            "workers_at_begin",
+            "base_seed",
+            "epochs",
+            "changes",
+        ):
             setattr(self, name, fixed[name])
         self._fixed = None
 
@@ -309,7 +337,9 @@ class _Origin:
     def drawn(self) -> None:
         """The sampler of an iterator without workers is about to draw its first index."""
         self.first_draw = capture_rng(cuda=False)
-        self.begun_with = self.parts.capture(nested=True)  # another loader may have drawn from the same generator meanwhile
+        self.begun_with = self.parts.capture(
+            nested=True
+        )  # another loader may have drawn from the same generator meanwhile
         self._fixed = None
 
 
@@ -352,7 +382,8 @@ _originals: list[tuple[Any, str, Any]] = []
 def install() -> None:
     """Makes new DataLoader iterators remember their origin. Calling it again does nothing.
 
-    Cost: one copy of the host's random states per epoch; per batch of a loader with workers one type check.
+    Cost: one copy of the host's random states per epoch; per batch of a loader with workers one
+        type check.
     """
     if _originals:
         return
@@ -449,7 +480,8 @@ def _begin_replay(iterator: Any, origin: _Origin, replay: _Replay) -> None:
     put = iterator._try_put_index
 
     def first_put() -> None:
-        # The worker that serves a batch is the one that would have served it: its random state belongs to it.
+        # The worker that serves a batch is the one that would have served it: its random state
+        # belongs to it.
         for _ in range(turn):
             next(iterator._worker_queue_idx_cycle)
         del iterator._try_put_index
@@ -556,7 +588,8 @@ def finish(iterator: Any) -> None:
 
 
 def rebuild(loader: Any, description: dict[str, Any], remarks: list[str] | None = None) -> Any:
-    """Makes an iterator at the described position; leaves the loader and all random states as they were.
+    """Makes an iterator at the described position; leaves the loader and all random states as they
+    were.
 
     Args:
         loader: The live DataLoader.
@@ -609,7 +642,9 @@ def rebuild(loader: Any, description: dict[str, Any], remarks: list[str] | None 
                         iterator._next_index()
                         mark = mark or capture_rng(cuda=False)
                 if mark is not None and mark != capture_rng(cuda=False) and remarks is not None:
-                    remarks.append("its sampler draws from a global generator in mid-iteration: what follows has another order")
+                    remarks.append(
+                        "its sampler draws from a global generator in mid-iteration: what follows has another order"
+                    )
             getattr(iterator, _ORIGIN).take(fixed)
         if description["kind"] != "stateful":
             getattr(iterator, _ORIGIN).replayed = []

@@ -1,9 +1,11 @@
-"""Where captured tensors and arrays go in the memory of a restarted process, so that what shared memory shares it again.
+"""Where captured tensors and arrays go in the memory of a restarted process, so that what shared
+memory shares it again.
 
-Captured tensors and arrays whose bytes overlap make a *region*; every other one is alone. A region is put, as a whole and at
-one displacement, over live memory that is known to be the same (an object that stood at the first program point and has lived
-since), or into new memory. Live memory that has taken one region takes no other: two variables that shared memory in the first
-iteration and did not when they were captured do not overwrite each other.
+Captured tensors and arrays whose bytes overlap make a *region*; every other one is alone. A region
+is put, as a whole and at one displacement, over live memory that is known to be the same (an object
+that stood at the first program point and has lived since), or into new memory. Live memory that has
+taken one region takes no other: two variables that shared memory in the first iteration and did not
+when they were captured do not overwrite each other.
 
 Threads: the training thread. Errors: none; what cannot be put over live memory gets new memory.
 """
@@ -44,7 +46,8 @@ class Memory:
 
     Args:
         nodes: From `Encoder.nodes`.
-        lasting: Gives the live tensor or array that a node was at the first program point, None if there is none that fits.
+        lasting: Gives the live tensor or array that a node was at the first program point, None if
+            there is none that fits.
         owned_storages: Addresses of memory that is restored elsewhere; nothing is put there.
     """
 
@@ -60,10 +63,12 @@ class Memory:
 
         Args:
             index: Of a tensor's node that has bytes.
-            live: The tensor that it would be: of the same dtype, shape and device. None if there is none.
+            live: The tensor that it would be: of the same dtype, shape and device. None if there is
+                none.
 
         Returns:
-            `live` itself or another name of its memory, or a new tensor; strides are the captured ones where memory is shared.
+            `live` itself or another name of its memory, or a new tensor; strides are the captured
+            ones where memory is shared.
         """
         region, node = self._regions[index], self._nodes[index]
         if len(region.nodes) == 1:
@@ -155,8 +160,8 @@ def has_memory(node: Any) -> bool:
 
 
 def memory_of_tensor(tensor: Any, owned_storages: Collection[int]) -> tuple[Any, ...]:
-    """Where a tensor lies, for its node: address of its storage, offset and strides in items, whether that is saved elsewhere, and
-    how its items are read (`bits_of`)."""
+    """Where a tensor lies, for its node: address of its storage, offset and strides in items,
+    whether that is saved elsewhere, and how its items are read (`bits_of`)."""
     pointer = tensor.untyped_storage().data_ptr()
     return (pointer, tensor.storage_offset(), tuple(tensor.stride()), pointer in owned_storages, bits_of(tensor))
 
@@ -179,8 +184,8 @@ def with_bits(tensor: Any, bits: tuple[bool, bool]) -> Any:
 
 
 def memory_of_array(array: Any, owned_storages: Collection[int]) -> tuple[Any, ...] | None:
-    """Where an array lies, for its node: address of the array that owns the memory, its own address, strides in bytes, and whether
-    that memory is saved elsewhere; None for a scalar."""
+    """Where an array lies, for its node: address of the array that owns the memory, its own
+    address, strides in bytes, and whether that memory is saved elsewhere; None for a scalar."""
     if not hasattr(array, "strides") or array.base is array or type(array).__name__ != "ndarray":
         return None
     address = array.__array_interface__["data"][0]

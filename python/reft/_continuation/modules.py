@@ -1,8 +1,10 @@
-"""What a module tree holds beside the weights that an optimizer owns: averaged copies, counters, modes.
+"""What a module tree holds beside the weights that an optimizer owns: averaged copies, counters,
+modes.
 
-Weights that belong to an optimizer are saved elsewhere. A tree is looked at in full once; after that each step only checks
-that it still has the same parts. Tensors that nobody owns (an averaged copy, a teacher) are copied once one of them has
-changed since the first program point; a teacher that never changes costs a look at a few numbers per step.
+Weights that belong to an optimizer are saved elsewhere. A tree is looked at in full once; after
+that each step only checks that it still has the same parts. Tensors that nobody owns (an averaged
+copy, a teacher) are copied once one of them has changed since the first program point; a teacher
+that never changes costs a look at a few numbers per step.
 
 Threads: the training thread. Errors: none.
 """
@@ -13,7 +15,7 @@ import sys
 import weakref
 from typing import Any
 
-from . import hooks, hung
+from . import attachments, hooks
 
 # Their classes keep configuration in attributes, nothing that training moves.
 _STATIC_ROOTS = frozenset(
@@ -140,7 +142,8 @@ class Tree:
         return self._hooks
 
     def attributes(self) -> list[tuple[int, str, Any]]:
-        """Plain attributes of modules with code of their own; of others what was hung on them, and settings that were moved.
+        """Plain attributes of modules with code of their own; of others what was hung on them, and
+        settings that were moved.
 
         Returns:
             (module's index, name, value) of each.
@@ -153,7 +156,9 @@ class Tree:
             if name not in standard
         ]
         # A tree that was looked at anew does not know where they began.
-        found += [(i, name, held.get(name)) for i, name, held, begun in self._knobs if self.anew or held.get(name) != begun]
+        found += [
+            (i, name, held.get(name)) for i, name, held, begun in self._knobs if self.anew or held.get(name) != begun
+        ]
         found += [(i, name, held[name]) for i, name, held in self._hung_attributes() if name in held]
         return found
 
@@ -165,7 +170,7 @@ class Tree:
             self._hung = [
                 (i, name, held)
                 for i, module, held in self._stock
-                for name, _ in hung.attributes(module, _STATIC_ROOTS)
+                for name, _ in attachments.attributes(module, _STATIC_ROOTS)
                 if name not in standard
             ]
         return self._hung

@@ -1,7 +1,9 @@
-"""What captured values are made of, for those who write them (`encode`) and those who read them (`decode`).
+"""What captured values are made of, for those who write them (`encode`) and those who read them
+(`decode`).
 
-A node is a tuple of builtin values: kind of node, place where the object stood at the first program point (None: it was not there),
-full name of its class, and what the kind needs. A value inside a node is an atom as itself, or a tuple whose first item says what it
+A node is a tuple of builtin values: kind of node, place where the object stood at the first program
+point (None: it was not there), full name of its class, and what the kind needs. A value inside a
+node is an atom as itself, or a tuple whose first item says what it
 is: `("r", i)` another node.
 
 Threads: any. Errors: `pickle.UnpicklingError` for what is no plain value.

@@ -1,4 +1,5 @@
-"""Which modules are the script's own: those whose file is neither the interpreter's nor that of an installed package.
+"""Which modules are the script's own: those whose file is neither the interpreter's nor that of an
+installed package.
 
 Threads: the training thread. Errors: none.
 """

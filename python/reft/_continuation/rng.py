@@ -17,7 +17,8 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
     """Takes the state of Python's, numpy's (if imported) and torch's generators.
 
     Args:
-        cuda: Also take the state of every CUDA device, if CUDA is in use. Costs a device synchronisation.
+        cuda: Also take the state of every CUDA device, if CUDA is in use. Costs a device
+            synchronisation.
 
     Returns:
         A picklable dict of plain values for `restore_rng`.

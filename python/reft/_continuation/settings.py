@@ -1,8 +1,11 @@
-"""Settings of the whole process that a script may change in mid-run: default dtype, precision, determinism, autocast.
+"""Settings of the whole process that a script may change in mid-run: default dtype, precision,
+determinism, autocast.
 
-Only what has changed since the first program point is captured, so that a restarted script's own beginning counts otherwise.
+Only what has changed since the first program point is captured, so that a restarted script's own
+beginning counts otherwise.
 
-Threads: the training thread (grad mode and autocast belong to it). Errors: none; a torch without a setting is without it here.
+Threads: the training thread (grad mode and autocast belong to it). Errors: none; a torch without a
+    setting is without it here.
 """
 
 from __future__ import annotations
@@ -54,7 +57,10 @@ def _of_torch(torch: Any) -> list[_Setting]:
         ("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         (
             "deterministic",
-            lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
+            lambda: (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ),
             lambda modes: torch.use_deterministic_algorithms(modes[0], warn_only=modes[1]),
         ),
     ]

@@ -1,10 +1,13 @@
-"""What a script keeps outside of its frames: globals of its other modules, attributes of classes and functions, defaults.
+"""What a script keeps outside of its frames: globals of its other modules, attributes of classes
+and functions, defaults.
 
-Looked at are the script's own modules (`own`). Of the main module only classes and functions, because its globals belong to the
-frames. Numbers and strings that are what they were at the first program point are not copied: the restarted script has set them,
-perhaps to something new on purpose.
+Looked at are the script's own modules (`own`). Of the main module only classes and functions,
+because its globals belong to the frames. Numbers and strings that are what they were at the first
+program point are not copied: the restarted script has set them, perhaps to something new on
+purpose.
 
-Threads: the training thread. Errors: none of its own; what cannot be captured or put back is reported by the coders.
+Threads: the training thread. Errors: none of its own; what cannot be captured or put back is
+    reported by the coders.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from .own import is_own
 _MOST_MODULES = 256
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
-# Methods with special names that a script writes; others are made by decorators, with closures that hold nothing.
+# Methods with special names that a script writes; others are made by decorators, with closures that
+# hold nothing.
 _SPECIAL = frozenset({"__init__", "__call__", "__getitem__", "__iter__", "__next__", "__len__"})
 
 Named = list[tuple[str, Any]]

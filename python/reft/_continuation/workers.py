@@ -1,14 +1,18 @@
-"""Follows the random state of DataLoader workers, so that augmentation inside them continues where it was.
+"""Follows the random state of DataLoader workers, so that augmentation inside them continues where
+it was.
 
-In a worker, `Track` stands around the collate function: when a batch has used a random generator, the generator's new
-state travels back with the batch. The loader's process takes it off again and keeps, per worker, the state after the last
-batch that the loop got. A worker that takes over begins with it (`Begin` stands around the worker's init function). A
-worker that uses no randomness sends its state once.
+In a worker, `Track` stands around the collate function: when a batch has used a random generator,
+the generator's new state travels back with the batch. The loader's process takes it off again and
+keeps, per worker, the state after the last batch that the loop got. A worker that takes over begins
+with it (`Begin` stands around the worker's init function). A worker that uses no randomness sends
+its state once.
 
-Followed: the worker's global generators of torch, Python and numpy, and generators that are attributes of the dataset
-or of a dataset inside it. Other state that a dataset builds up inside a worker is not.
+Followed: the worker's global generators of torch, Python and numpy, and generators that are
+attributes of the dataset or of a dataset inside it. Other state that a dataset builds up inside a
+worker is not.
 
-Threads: the worker's main thread. Errors: none of its own; a generator that cannot be read is not followed.
+Threads: the worker's main thread. Errors: none of its own; a generator that cannot be read is not
+    followed.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ _MOST = 64
 
 
 def parts_of(*roots: Any) -> list[Any]:
-    """Gives samplers and datasets and those inside them: the objects whose attributes decide what a loader yields.
+    """Gives samplers and datasets and those inside them: the objects whose attributes decide what a
+    loader yields.
 
     Args:
         roots: Where to start; they are part of the answer.

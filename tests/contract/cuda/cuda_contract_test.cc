@@ -1,5 +1,6 @@
-// What reft takes for granted of a CUDA driver, through reft's own table. Runs against the stand-in of tests/fakes/cuda, and, with
-// REFT_REQUIRE_CUDA=1, against the driver of the machine: the stand-in is held to the truth.
+// What reft takes for granted of a CUDA driver, through reft's own table. Runs against the stand-in
+// of tests/fakes/cuda, and, with REFT_REQUIRE_CUDA=1, against the driver of the machine: the
+// stand-in is held to the truth.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -11,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "intercept/base/cuda_api.h"
-#include "intercept/base/dynamic_library.h"
+#include "intercept/driver/cuda_api.h"
+#include "intercept/driver/dynamic_library.h"
 
 namespace reft {
 namespace {
@@ -23,8 +24,8 @@ bool onRealDriver() {
 }
 
 const DynamicLibrary& driver() {
-  static const auto* const one =
-      new DynamicLibrary(DynamicLibrary::open({onRealDriver() ? "libcuda.so.1" : REFT_FAKE_CUDA_DRIVER}));
+  static const auto* const one = new DynamicLibrary(
+      DynamicLibrary::open({onRealDriver() ? "libcuda.so.1" : REFT_FAKE_CUDA_DRIVER}));
   return *one;
 }
 
@@ -32,10 +33,12 @@ const DynamicLibrary& driver() {
 struct Extra {
   int (*memAlloc)(cuda::Pointer*, size_t) = find<int (*)(cuda::Pointer*, size_t)>("cuMemAlloc_v2");
   int (*memFree)(cuda::Pointer) = find<int (*)(cuda::Pointer)>("cuMemFree_v2");
-  int (*memsetD8)(cuda::Pointer, unsigned char, size_t,
-                  cuda::Stream) = find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async");
-  int (*beginCapture)(cuda::Stream, int) = find<int (*)(cuda::Stream, int)>("cuStreamBeginCapture_v2");
-  int (*endCapture)(cuda::Stream, void**) = find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture");
+  int (*memsetD8)(cuda::Pointer, unsigned char, size_t, cuda::Stream) =
+      find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async");
+  int (*beginCapture)(cuda::Stream,
+                      int) = find<int (*)(cuda::Stream, int)>("cuStreamBeginCapture_v2");
+  int (*endCapture)(cuda::Stream,
+                    void**) = find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture");
   int (*destroyGraph)(void*) = find<int (*)(void*)>("cuGraphDestroy");
 
   template <typename Function>
@@ -78,8 +81,12 @@ class CudaContract : public testing::Test {
     ok(api_.ctxSetCurrent(nullptr));
     ok(api_.devicePrimaryCtxRelease(0));
   }
-  static void ok(cuda::Result result) { EXPECT_EQ(result, cuda::kSuccess) << api_.describe(result); }
-  void fill(unsigned char value, cuda::Stream stream) { ok(extra_.memsetD8(device_, value, kBytes, stream)); }
+  static void ok(cuda::Result result) {
+    EXPECT_EQ(result, cuda::kSuccess) << api_.describe(result);
+  }
+  void fill(unsigned char value, cuda::Stream stream) {
+    ok(extra_.memsetD8(device_, value, kBytes, stream));
+  }
   bool hostIsAll(unsigned char value) const {
     for (const unsigned char byte : host_) {
       if (byte != value) {
@@ -219,7 +226,8 @@ TEST_F(CudaContract, CapturedWorkDoesNotRun) {
   EXPECT_TRUE(hostIsAll(5));
 }
 
-// A stream that waits for a captured event belongs to the capture, and has to be waited for before its end.
+// A stream that waits for a captured event belongs to the capture, and has to be waited for before
+// its end.
 TEST_F(CudaContract, AStreamThatJoinsACaptureHasToBeJoinedBack) {
   for (const bool joined : {false, true}) {
     ok(extra_.beginCapture(stream_, kModeGlobal));
@@ -262,7 +270,8 @@ TEST_F(CudaContract, WaitingForACapturingStreamBreaksTheCapture) {
   EXPECT_EQ(extra_.endCapture(stream_, &graph), kCaptureInvalidated);
 }
 
-// Why completion has to be readable without a CUDA call: a look at an event, even of another stream, can break a capture.
+// Why completion has to be readable without a CUDA call: a look at an event, even of another
+// stream, can break a capture.
 TEST_F(CudaContract, AskingForAnEventDuringAGlobalCaptureIsUnsafe) {
   ok(api_.eventRecord(event_, other_));
   ok(api_.streamSynchronize(other_));
@@ -308,7 +317,8 @@ TEST_F(CudaContract, EventsKeepTimes) {
   }
   ok(api_.eventRecord(end, stream_));
   ok(api_.streamSynchronize(stream_));
-  const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - enqueued;
+  const std::chrono::duration<double, std::milli> taken =
+      std::chrono::steady_clock::now() - enqueued;
   float ms = 0;
   ok(api_.eventElapsedTime(&ms, begin, end));
   EXPECT_GT(ms, 0);

@@ -10,7 +10,8 @@ Result Calls::enter(const char* function, bool in_context) {
     counted = counts_.emplace(name, 0).first;
   }
   ++counted->second;
-  if (const auto found = failures_.find(name); found != failures_.end() && --found->second.after == 0) {
+  if (const auto found = failures_.find(name);
+      found != failures_.end() && --found->second.after == 0) {
     const Failure failure = found->second;
     failures_.erase(found);
     if (failure.sticky) {

@@ -15,8 +15,8 @@ namespace reft::fake {
 
 class Calls {
  public:
-  // One call of `function`. What it has to return at once, kSuccess if it shall do its work. `in_context`: it fails for good when
-  // the context has.
+  // One call of `function`. What it has to return at once, kSuccess if it shall do its work.
+  // `in_context`: it fails for good when the context has.
   Result enter(const char* function, bool in_context = true);
   void fail(const std::string& function, uint64_t after, Result result, bool sticky);
   void heal();

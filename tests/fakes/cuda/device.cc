@@ -40,8 +40,8 @@ void sleepUntil(int64_t ns) {
   }
 }
 
-// As a DMA engine: piece by piece, at `rate` bytes per second (0: as fast as memory), so that whoever writes the source
-// meanwhile is seen in the copy.
+// As a DMA engine: piece by piece, at `rate` bytes per second (0: as fast as memory), so that
+// whoever writes the source meanwhile is seen in the copy.
 void moveBytes(char* to, const char* from, size_t bytes, uint64_t rate) {
   constexpr size_t kPiece = size_t{64} << 10;
   const int64_t begin = nowNs();
@@ -49,20 +49,24 @@ void moveBytes(char* to, const char* from, size_t bytes, uint64_t rate) {
     const size_t part = std::min(kPiece, bytes - at);
     std::memmove(to + at, from + at, part);
     if (rate != 0) {
-      sleepUntil(begin + static_cast<int64_t>(static_cast<double>(at + part) * 1e9 / static_cast<double>(rate)));
+      sleepUntil(begin + static_cast<int64_t>(static_cast<double>(at + part) * 1e9 /
+                                              static_cast<double>(rate)));
     }
   }
 }
 
-// What streams did, for whoever set FAKE_CUDA_TRACE. Written at the end of the process, or when much has come together.
+// What streams did, for whoever set FAKE_CUDA_TRACE. Written at the end of the process, or when
+// much has come together.
 void trace(const Stream& stream, Kind kind, int64_t begin, int64_t end, uint64_t bytes) {
   static std::FILE* const file = [] {
     const char* const name = std::getenv("FAKE_CUDA_TRACE");
-    return name == nullptr ? nullptr : std::fopen((std::string(name) + "." + std::to_string(::getpid())).c_str(), "w");
+    return name == nullptr
+               ? nullptr
+               : std::fopen((std::string(name) + "." + std::to_string(::getpid())).c_str(), "w");
   }();
   if (file != nullptr) {
-    std::fprintf(file, "%d %" PRIu64 " %c %" PRId64 " %" PRId64 " %" PRIu64 "\n", stream.device, stream.id,
-                 static_cast<char>(kind), begin, end, bytes);
+    std::fprintf(file, "%d %" PRIu64 " %c %" PRId64 " %" PRId64 " %" PRIu64 "\n", stream.device,
+                 stream.id, static_cast<char>(kind), begin, end, bytes);
   }
 }
 
@@ -72,7 +76,8 @@ int64_t nowNs() {
   return std::chrono::steady_clock::now().time_since_epoch().count();
 }
 
-// -- Completion -----------------------------------------------------------------------------------------------------------
+// -- Completion
+// -----------------------------------------------------------------------------------------------------------
 
 void Completion::set() {
   {
@@ -95,7 +100,8 @@ int64_t Completion::atNs() const {
   return at_ns_;
 }
 
-// -- Stream ---------------------------------------------------------------------------------------------------------------
+// -- Stream
+// ---------------------------------------------------------------------------------------------------------------
 
 Stream::Stream(int d, unsigned f, int p, bool is_default_stream)
     : device(d), flags(f), priority(p), is_default(is_default_stream), id(nextStreamId()) {}
@@ -161,7 +167,8 @@ void Stream::run() {
   }
 }
 
-// -- Machine --------------------------------------------------------------------------------------------------------------
+// -- Machine
+// --------------------------------------------------------------------------------------------------------------
 
 Machine::Machine()
     : devices_(static_cast<int>(std::min<uint64_t>(setting("FAKE_CUDA_DEVICES", 1), 64))),
@@ -341,12 +348,16 @@ Result Machine::enqueueKernel(void* handle, Work body) {
 
 void Machine::spend(int device, uint64_t us) {
   constexpr int64_t kSliceNs = 200'000;
-  thread_local int64_t late_ns = 0;  // the sleep before ended so much too late; the next kernel makes up for it
+  thread_local int64_t late_ns =
+      0;  // the sleep before ended so much too late; the next kernel makes up for it
   thread_local int64_t ended_ns = 0;
   int64_t last = nowNs();
-  auto left = static_cast<double>(us) * 1e3 - (last - ended_ns < kSliceNs ? static_cast<double>(late_ns) : 0.0);
+  auto left = static_cast<double>(us) * 1e3 -
+              (last - ended_ns < kSliceNs ? static_cast<double>(late_ns) : 0.0);
   while (left > 0) {
-    const double speed = copies_[static_cast<size_t>(device)].load() > 0 ? 1 - contention_percent_.load() / 100.0 : 1.0;
+    const double speed = copies_[static_cast<size_t>(device)].load() > 0
+                             ? 1 - contention_percent_.load() / 100.0
+                             : 1.0;
     sleepUntil(last + std::min(kSliceNs, static_cast<int64_t>(left / speed)));
     const int64_t now = nowNs();
     left -= static_cast<double>(now - last) * speed;
@@ -377,8 +388,8 @@ Result Machine::copy(const Copy& copy, void* handle, bool blocking) {
   if (!from && to && !blocking) {  // pageable: the driver reads it before the call returns
     staged = std::make_shared<std::vector<char>>(copy.bytes * copy.rows);
     for (size_t row = 0; row < copy.rows; ++row) {
-      std::memcpy(staged->data() + row * copy.bytes, static_cast<const char*>(copy.from) + row * copy.from_pitch,
-                  copy.bytes);
+      std::memcpy(staged->data() + row * copy.bytes,
+                  static_cast<const char*>(copy.from) + row * copy.from_pitch, copy.bytes);
     }
     at.from = staged->data();
     at.from_pitch = copy.bytes;
@@ -397,8 +408,9 @@ Result Machine::copy(const Copy& copy, void* handle, bool blocking) {
         copies.fetch_sub(1);
       },
       &done,
-      from && from->kind == MemoryKind::kDevice && !(to && to->kind == MemoryKind::kDevice) ? Kind::kCopyToHost
-                                                                                            : Kind::kCopy,
+      from && from->kind == MemoryKind::kDevice && !(to && to->kind == MemoryKind::kDevice)
+          ? Kind::kCopyToHost
+          : Kind::kCopy,
       copy.bytes * copy.rows);
   if (result == kSuccess && done != nullptr && (blocking || !to)) {
     done->wait();
@@ -406,7 +418,8 @@ Result Machine::copy(const Copy& copy, void* handle, bool blocking) {
   return result == kSuccess ? calls().stuck() : result;
 }
 
-Result Machine::fill(void* to, unsigned value, size_t width, size_t count, void* handle, bool blocking) {
+Result Machine::fill(void* to, unsigned value, size_t width, size_t count, void* handle,
+                     bool blocking) {
   if (count == 0) {
     return kSuccess;
   }
@@ -428,7 +441,8 @@ Result Machine::fill(void* to, unsigned value, size_t width, size_t count, void*
   return result;
 }
 
-// -- events -----------------------------------------------------------------------------------------------------------------
+// -- events
+// -----------------------------------------------------------------------------------------------------------------
 
 Result Machine::record(void* event_handle, void* stream_handle) {
   const auto recorded = event(event_handle);
@@ -489,8 +503,9 @@ Result Machine::waitFor(void* stream_handle, void* event_handle) {
       return kCaptureUnsupported;
     }
     on->capture = capture;
-    if (const auto other = capture->unjoined.find(captured_on);
-        other != capture->unjoined.end() && other->second == captured_at && captured_on != on.get()) {
+    if (const auto other = capture->unjoined.find(captured_on); other != capture->unjoined.end() &&
+                                                                other->second == captured_at &&
+                                                                captured_on != on.get()) {
       capture->unjoined.erase(other);
     }
     captured(*on);
@@ -506,9 +521,10 @@ Result Machine::waitFor(void* stream_handle, void* event_handle) {
       return kCaptureIsolation;
     }
   }
-  return done == nullptr || done->done() ? kSuccess
-                                         : enqueue(
-                                               stream_handle, [done] { done->wait(); }, nullptr, Kind::kWait);
+  return done == nullptr || done->done()
+             ? kSuccess
+             : enqueue(
+                   stream_handle, [done] { done->wait(); }, nullptr, Kind::kWait);
 }
 
 Result Machine::query(void* handle) {
@@ -570,7 +586,8 @@ Result Machine::elapsed(void* begin, void* end, float* ms) {
   return kSuccess;
 }
 
-// -- waiting ----------------------------------------------------------------------------------------------------------------
+// -- waiting
+// ----------------------------------------------------------------------------------------------------------------
 
 Result Machine::queryStream(void* handle) {
   const StreamPtr asked = stream(handle);
@@ -631,7 +648,8 @@ Result Machine::synchronizeDevice(int device) {
   return calls().stuck();
 }
 
-// -- capture ----------------------------------------------------------------------------------------------------------------
+// -- capture
+// ----------------------------------------------------------------------------------------------------------------
 
 Result Machine::beginCapture(void* handle, int mode) {
   const StreamPtr on = stream(handle);
@@ -719,7 +737,8 @@ Result Machine::unsafeLocked() {
   Result result = kSuccess;
   for (const auto& capture : captures_) {
     const bool own = capture->thread == std::this_thread::get_id();
-    if (own ? capture->mode != kModeRelaxed : capture->mode == kModeGlobal && t_mode == kModeGlobal) {
+    if (own ? capture->mode != kModeRelaxed
+            : capture->mode == kModeGlobal && t_mode == kModeGlobal) {
       capture->invalid = true;
       result = kCaptureUnsupported;
     }
@@ -737,7 +756,8 @@ Result Machine::launchGraph(const Graph& graph, void* handle) {
   });
 }
 
-// -- pace -------------------------------------------------------------------------------------------------------------------
+// -- pace
+// -------------------------------------------------------------------------------------------------------------------
 
 void Machine::setJitter(uint64_t max_us, uint64_t seed) {
   const std::lock_guard lock(pace_mutex_);

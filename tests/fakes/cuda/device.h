@@ -1,9 +1,11 @@
-// Devices made of threads: streams are ordered queues with a worker each, kernels are functions that take time.
+// Devices made of threads: streams are ordered queues with a worker each, kernels are functions
+// that take time.
 //
-// What follows CUDA: work of one stream runs in order, work of different streams at the same time and in any order; events order
-// streams; the default stream waits for blocking streams, and they for it; asynchronous copies read and write when their turn
-// comes, piece by piece; a stream that is captured records; calls that are unsafe during a capture break it.
-// What does not: kernels are atomic towards their own stream only, priorities are kept but decide nothing, a captured graph is
+// What follows CUDA: work of one stream runs in order, work of different streams at the same time
+// and in any order; events order streams; the default stream waits for blocking streams, and they
+// for it; asynchronous copies read and write when their turn comes, piece by piece; a stream that
+// is captured records; calls that are unsafe during a capture break it. What does not: kernels are
+// atomic towards their own stream only, priorities are kept but decide nothing, a captured graph is
 // replayed in the order of its capture on one stream.
 //
 // Threads: any. Errors: result codes, as CUDA gives them.
@@ -31,7 +33,14 @@ using Work = std::function<void()>;
 int64_t nowNs();
 
 // For the trace; see control.h.
-enum class Kind : char { kKernel = 'k', kCopyToHost = 'd', kCopy = 'c', kWait = 'w', kNccl = 'n', kOther = 'o' };
+enum class Kind : char {
+  kKernel = 'k',
+  kCopyToHost = 'd',
+  kCopy = 'c',
+  kWait = 'w',
+  kNccl = 'n',
+  kOther = 'o'
+};
 
 // That a piece of work is done, and when.
 class Completion {
@@ -64,8 +73,8 @@ struct Capture {
   const void* origin_stream = nullptr;
   bool invalid = false;
   Graph graph;
-  // What was captured of each stream but the origin, in ops; those whose newest op the origin, or a stream that joins it, has not waited
-  // for.
+  // What was captured of each stream but the origin, in ops; those whose newest op the origin, or a
+  // stream that joins it, has not waited for.
   std::map<const void*, uint64_t> unjoined;
 };
 
@@ -137,14 +146,17 @@ class Machine {
   Result createEvent(unsigned flags, void** event);
   Result destroyEvent(void* event);
 
-  // nullptr for what is no stream (any more). 0, 1 and 2 are the default stream of the calling thread's device.
+  // nullptr for what is no stream (any more). 0, 1 and 2 are the default stream of the calling
+  // thread's device.
   StreamPtr stream(void* handle);
   std::shared_ptr<Event> event(void* handle);
 
   // `done`, if given, is left alone when the work went into a graph.
-  Result enqueue(void* stream, Work work, Done* done = nullptr, Kind kind = Kind::kOther, uint64_t bytes = 0);
+  Result enqueue(void* stream, Work work, Done* done = nullptr, Kind kind = Kind::kOther,
+                 uint64_t bytes = 0);
   Result enqueueKernel(void* stream, Work body);  // takes the time of a kernel
-  // One or several rows. Waits for the copy where CUDA does: `blocking`, or pageable memory on the host.
+  // One or several rows. Waits for the copy where CUDA does: `blocking`, or pageable memory on the
+  // host.
   struct Copy {
     void* to;
     const void* from;

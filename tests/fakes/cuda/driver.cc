@@ -1,7 +1,9 @@
-// libcuda.so.1 of the stand-in: the driver functions that reft's table and libcaffe2_nvrtc.so want, and the controls.
+// libcuda.so.1 of the stand-in: the driver functions that reft's table and libcaffe2_nvrtc.so want,
+// and the controls.
 //
-// The driver has no headers here, as in intercept/base/cuda_api.h: the ABI is part of its promise. Functions that torch links
-// but that only a compiler of kernels needs exist and say that they are not supported.
+// The driver has no headers here, as in intercept/driver/cuda_api.h: the ABI is part of its
+// promise. Functions that torch links but that only a compiler of kernels needs exist and say that
+// they are not supported.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -12,7 +14,8 @@
 #include "tests/fakes/cuda/device.h"
 
 #define API extern "C" __attribute__((visibility("default")))
-// Counts the call; returns if it has to fail. A context that has failed does not spoil what needs none.
+// Counts the call; returns if it has to fail. A context that has failed does not spoil what needs
+// none.
 #define COUNT(in_context)                                                                  \
   do {                                                                                     \
     if (const Result entered = calls().enter(__func__, in_context); entered != kSuccess) { \
@@ -160,7 +163,8 @@ API int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
     return result;
   }
   void* found = nullptr;
-  const Result result = bytes == 0 ? kInvalidValue : machine().memory().allocate(Machine::current(), bytes, &found);
+  const Result result =
+      bytes == 0 ? kInvalidValue : machine().memory().allocate(Machine::current(), bytes, &found);
   *address = reinterpret_cast<uint64_t>(found);
   return result;
 }
@@ -234,7 +238,8 @@ API int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* 
 }
 API int cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
   ENTER();
-  return machine().fill(reinterpret_cast<void*>(to), value, sizeof(value), count, stream, /*blocking=*/false);
+  return machine().fill(reinterpret_cast<void*>(to), value, sizeof(value), count, stream,
+                        /*blocking=*/false);
 }
 API int cuMemsetD8Async(uint64_t to, unsigned char value, size_t count, void* stream) {
   ENTER();
@@ -247,7 +252,8 @@ API int cuStreamCreate(void** stream, unsigned flags) {
 }
 API int cuStreamCreateWithPriority(void** stream, unsigned flags, int priority) {
   ENTER();
-  return machine().createStream(flags, std::clamp(priority, kHighestPriority, kLowestPriority), stream);
+  return machine().createStream(flags, std::clamp(priority, kHighestPriority, kLowestPriority),
+                                stream);
 }
 API int cuStreamDestroy_v2(void* stream) {
   ENTER();
@@ -350,7 +356,8 @@ UNSUPPORTED(cuModuleUnload)
 UNSUPPORTED(cuOccupancyMaxActiveBlocksPerMultiprocessor)
 UNSUPPORTED(cuTensorMapEncodeTiled)
 
-// -- controls ---------------------------------------------------------------------------------------------------------------
+// -- controls
+// ---------------------------------------------------------------------------------------------------------------
 
 API void fake_cuda_set_copy_rate(uint64_t bytes_per_sec) {
   machine().setCopyRate(bytes_per_sec);

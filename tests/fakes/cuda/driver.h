@@ -1,4 +1,5 @@
-// The stand-in's driver and its controls, for C++ tests: loaded once, by the path that the build knows.
+// The stand-in's driver and its controls, for C++ tests: loaded once, by the path that the build
+// knows.
 //
 // Threads: any. Errors: a test that cannot load it ends.
 #pragma once
@@ -7,8 +8,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "intercept/base/cuda_api.h"
-#include "intercept/base/dynamic_library.h"
+#include "intercept/driver/cuda_api.h"
+#include "intercept/driver/dynamic_library.h"
 
 namespace reft {
 
@@ -56,7 +57,8 @@ class FakeCuda {
         shadow(find<void* (*)(const void*)>("fake_cuda_shadow")),
         memAlloc(find<int (*)(cuda::Pointer*, size_t)>("cuMemAlloc_v2")),
         memFree(find<int (*)(cuda::Pointer)>("cuMemFree_v2")),
-        memsetD8(find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async")),
+        memsetD8(
+            find<int (*)(cuda::Pointer, unsigned char, size_t, cuda::Stream)>("cuMemsetD8Async")),
         beginCapture(find<int (*)(cuda::Stream, int)>("cuStreamBeginCapture_v2")),
         endCapture(find<int (*)(cuda::Stream, void**)>("cuStreamEndCapture")),
         destroyGraph(find<int (*)(void*)>("cuGraphDestroy")) {

@@ -1,6 +1,8 @@
-"""The environment for a process whose CUDA devices are stand-ins (tests/fakes/cuda): real torch, real ProcessGroupNCCL, no GPU.
+"""The environment for a process whose CUDA devices are stand-ins (tests/fakes/cuda): real torch,
+real ProcessGroupNCCL, no GPU.
 
-With REFT_REQUIRE_CUDA=1 it is the machine's own devices instead, and nothing is added to the environment.
+With REFT_REQUIRE_CUDA=1 it is the machine's own devices instead, and nothing is added to the
+environment.
 """
 
 from __future__ import annotations

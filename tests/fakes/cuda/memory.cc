@@ -32,8 +32,13 @@ Result Memory::map(int device, int fd, size_t bytes, bool counted, void** addres
     return kOutOfMemory;
   }
   const std::lock_guard lock(mutex_);
-  ranges_[static_cast<char*>(user)] = {
-      static_cast<char*>(user), bytes, static_cast<char*>(shadow), MemoryKind::kDevice, device, fd, counted};
+  ranges_[static_cast<char*>(user)] = {static_cast<char*>(user),
+                                       bytes,
+                                       static_cast<char*>(shadow),
+                                       MemoryKind::kDevice,
+                                       device,
+                                       fd,
+                                       counted};
   *address = user;
   return kSuccess;
 }
@@ -52,7 +57,8 @@ Result Memory::allocate(int device, size_t bytes, void** address) {
     used_[device] += bytes;
   }
   const int fd = ::memfd_create("fake-cuda", MFD_CLOEXEC);
-  Result result = fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ? kOutOfMemory : kSuccess;
+  Result result =
+      fd < 0 || ::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ? kOutOfMemory : kSuccess;
   if (result == kSuccess) {
     result = map(device, fd, bytes, /*counted=*/true, address);
   }
@@ -168,7 +174,8 @@ char* Memory::shadow(const void* address) const {
 bool Memory::contains(const void* address, size_t bytes) const {
   const auto range = find(address);
   return range.has_value() &&
-         bytes <= range->bytes - static_cast<size_t>(static_cast<const char*>(address) - range->base);
+         bytes <=
+             range->bytes - static_cast<size_t>(static_cast<const char*>(address) - range->base);
 }
 
 size_t Memory::used(int device) const {

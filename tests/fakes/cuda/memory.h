@@ -1,7 +1,8 @@
 // Memory of the stand-in devices, and host memory that is registered with them.
 //
-// A device allocation is a memfd that is mapped twice: at the address that the user gets nothing may be read or written, so
-// that a host access to a device pointer faults as it does on a GPU; the stand-in itself works through the second mapping.
+// A device allocation is a memfd that is mapped twice: at the address that the user gets nothing
+// may be read or written, so that a host access to a device pointer faults as it does on a GPU; the
+// stand-in itself works through the second mapping.
 //
 // Threads: any. Errors: result codes.
 #pragma once

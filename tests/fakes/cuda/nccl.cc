@@ -1,9 +1,11 @@
-// libnccl.so.2 of the stand-in: ranks are processes of one machine, a communicator is one file in /dev/shm.
+// libnccl.so.2 of the stand-in: ranks are processes of one machine, a communicator is one file in
+// /dev/shm.
 //
-// Every operation is a list of transfers between pairs of ranks, through one mailbox per ordered pair, and a reduction of what
-// came, always in the order of the ranks: results are equal on all of them and from run to run. Operations run on the caller's
-// stream; those of one communicator in the order of their calls, whatever their streams. A peer that is gone makes the
-// asynchronous error ncclRemoteError, and the operation goes on waiting until somebody aborts it, as on a cut wire.
+// Every operation is a list of transfers between pairs of ranks, through one mailbox per ordered
+// pair, and a reduction of what came, always in the order of the ranks: results are equal on all of
+// them and from run to run. Operations run on the caller's stream; those of one communicator in the
+// order of their calls, whatever their streams. A peer that is gone makes the asynchronous error
+// ncclRemoteError, and the operation goes on waiting until somebody aborts it, as on a cut wire.
 //
 // What is missing: reductions of 8-bit floats, symmetric memory and device communicators.
 //
@@ -123,7 +125,8 @@ struct ncclComm {
 
 namespace {
 
-// -- numbers ------------------------------------------------------------------------------------------------------------------
+// -- numbers
+// ------------------------------------------------------------------------------------------------------------------
 
 float fromHalf(uint16_t bits) {
   _Float16 value;
@@ -145,7 +148,8 @@ float fromBfloat(uint16_t bits) {
 uint16_t toBfloat(float value) {
   uint32_t wide = 0;
   std::memcpy(&wide, &value, sizeof(wide));
-  return std::isnan(value) ? 0x7FC0 : static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
+  return std::isnan(value) ? 0x7FC0
+                           : static_cast<uint16_t>((wide + 0x7FFF + ((wide >> 16) & 1)) >> 16);
 }
 
 struct Reduction {
@@ -156,8 +160,8 @@ struct Reduction {
 
 // out[i] = op over all parts, in `Wide`.
 template <typename Stored, typename Wide, typename Load, typename Store>
-void reduceAs(const Reduction& how, const std::vector<const char*>& parts, char* out, size_t count, Load load,
-              Store store) {
+void reduceAs(const Reduction& how, const std::vector<const char*>& parts, char* out, size_t count,
+              Load load, Store store) {
   for (size_t i = 0; i < count; ++i) {
     Wide sum{};
     for (size_t part = 0; part < parts.size(); ++part) {
@@ -187,12 +191,14 @@ void reduceAs(const Reduction& how, const std::vector<const char*>& parts, char*
 }
 
 template <typename T>
-void reducePlain(const Reduction& how, const std::vector<const char*>& parts, char* out, size_t count) {
+void reducePlain(const Reduction& how, const std::vector<const char*>& parts, char* out,
+                 size_t count) {
   reduceAs<T, T>(
       how, parts, out, count, [](T value) { return value; }, [](T value) { return value; });
 }
 
-bool reduce(const Reduction& how, ncclDataType_t type, const std::vector<const char*>& parts, char* out, size_t count) {
+bool reduce(const Reduction& how, ncclDataType_t type, const std::vector<const char*>& parts,
+            char* out, size_t count) {
   switch (type) {
     case ncclInt8: reducePlain<int8_t>(how, parts, out, count); return true;
     case ncclUint8: reducePlain<uint8_t>(how, parts, out, count); return true;
@@ -202,13 +208,18 @@ bool reduce(const Reduction& how, ncclDataType_t type, const std::vector<const c
     case ncclUint64: reducePlain<uint64_t>(how, parts, out, count); return true;
     case ncclFloat32: reducePlain<float>(how, parts, out, count); return true;
     case ncclFloat64: reducePlain<double>(how, parts, out, count); return true;
-    case ncclFloat16: reduceAs<uint16_t, float>(how, parts, out, count, fromHalf, toHalf); return true;
-    case ncclBfloat16: reduceAs<uint16_t, float>(how, parts, out, count, fromBfloat, toBfloat); return true;
+    case ncclFloat16:
+      reduceAs<uint16_t, float>(how, parts, out, count, fromHalf, toHalf);
+      return true;
+    case ncclBfloat16:
+      reduceAs<uint16_t, float>(how, parts, out, count, fromBfloat, toBfloat);
+      return true;
     default: return false;
   }
 }
 
-// -- transfers ----------------------------------------------------------------------------------------------------------------
+// -- transfers
+// ----------------------------------------------------------------------------------------------------------------
 
 struct Transfer {
   ncclComm_t comm;
@@ -252,8 +263,9 @@ bool run(std::vector<Transfer>& transfers) {
         continue;
       }
       left = true;
-      const bool first =
-          std::none_of(transfers.begin(), transfers.begin() + static_cast<std::ptrdiff_t>(i), [&](const Transfer& t) {
+      const bool first = std::none_of(
+          transfers.begin(), transfers.begin() + static_cast<std::ptrdiff_t>(i),
+          [&](const Transfer& t) {
             return !t.finished() && t.comm == one.comm && t.send == one.send && t.peer == one.peer;
           });
       moved |= first && one.advance();
@@ -267,9 +279,19 @@ bool run(std::vector<Transfer>& transfers) {
   }
 }
 
-// -- operations -----------------------------------------------------------------------------------------------------------------
+// -- operations
+// -----------------------------------------------------------------------------------------------------------------
 
-enum class Kind { kAllReduce, kReduce, kBroadcast, kAllGather, kReduceScatter, kAllToAll, kSend, kReceive };
+enum class Kind {
+  kAllReduce,
+  kReduce,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllToAll,
+  kSend,
+  kReceive
+};
 
 struct Operation {
   Kind kind;
@@ -288,12 +310,14 @@ void collective(const Operation& o) {
   ncclComm& comm = *o.comm;
   const size_t bytes = o.count * widthOf(o.type);
   const auto ranks = static_cast<size_t>(comm.ranks);
-  const bool pieces = o.kind == Kind::kReduceScatter || o.kind == Kind::kAllToAll;  // a piece for each rank
+  const bool pieces =
+      o.kind == Kind::kReduceScatter || o.kind == Kind::kAllToAll;  // a piece for each rank
   const bool rooted = o.kind == Kind::kReduce || o.kind == Kind::kBroadcast;
-  const bool reduces = o.kind == Kind::kAllReduce || o.kind == Kind::kReduce || o.kind == Kind::kReduceScatter;
+  const bool reduces =
+      o.kind == Kind::kAllReduce || o.kind == Kind::kReduce || o.kind == Kind::kReduceScatter;
   const bool sends = o.kind != Kind::kBroadcast || comm.rank == o.peer;
-  const bool receives =
-      o.kind == Kind::kReduce ? comm.rank == o.peer : o.kind != Kind::kBroadcast || comm.rank != o.peer;
+  const bool receives = o.kind == Kind::kReduce ? comm.rank == o.peer
+                                                : o.kind != Kind::kBroadcast || comm.rank != o.peer;
   const auto me = static_cast<size_t>(comm.rank);
   // Input and output may be one memory: what is sent is put aside.
   std::vector<char> own(o.from, o.from + (sends ? bytes * (pieces ? ranks : 1) : 0));
@@ -403,7 +427,8 @@ ncclResult_t add(Operation operation) {
   return t_group.depth > 0 ? ncclSuccess : flush();
 }
 
-// -- communicators --------------------------------------------------------------------------------------------------------------
+// -- communicators
+// --------------------------------------------------------------------------------------------------------------
 
 ncclResult_t join(ncclComm_t* out, const std::string& name, int ranks, int rank, bool wait) {
   if (ranks > kMaxRanks || rank < 0 || rank >= ranks) {
@@ -419,7 +444,8 @@ ncclResult_t join(ncclComm_t* out, const std::string& name, int ranks, int rank,
   if (fd < 0 || ::ftruncate(fd, static_cast<off_t>(comm->bytes)) != 0) {
     return ncclSystemError;
   }
-  void* address = ::mmap(nullptr, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  void* address =
+      ::mmap(nullptr, comm->bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd, 0);
   ::close(fd);
   if (address == MAP_FAILED) {
     return ncclSystemError;
@@ -469,7 +495,8 @@ bool exchange(ncclComm& comm, T own, std::vector<T>& all) {
   for (int peer = 0; peer < comm.ranks; ++peer) {
     if (peer != comm.rank) {
       transfers.push_back({&comm, true, peer, reinterpret_cast<char*>(&own), sizeof(T)});
-      transfers.push_back({&comm, false, peer, reinterpret_cast<char*>(&all[static_cast<size_t>(peer)]), sizeof(T)});
+      transfers.push_back({&comm, false, peer,
+                           reinterpret_cast<char*>(&all[static_cast<size_t>(peer)]), sizeof(T)});
     }
   }
   return transfers.empty() || run(transfers);
@@ -494,8 +521,8 @@ API ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int ranks, ncclUniqueI
                                         ncclConfig_t* /*config*/) {
   return join(comm, id.internal, ranks, rank, /*wait=*/true);
 }
-API ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int ranks, int rank, int /*ids*/, ncclUniqueId* id,
-                                          ncclConfig_t* /*config*/) {
+API ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int ranks, int rank, int /*ids*/,
+                                          ncclUniqueId* id, ncclConfig_t* /*config*/) {
   return join(comm, id->internal, ranks, rank, /*wait=*/true);
 }
 API ncclResult_t ncclCommInitAll(ncclComm_t* comms, int ranks, const int* /*devices*/) {
@@ -517,7 +544,8 @@ API ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 API ncclResult_t ncclCommAbort(ncclComm_t comm) {
   return leave(comm, /*abort=*/true);
 }
-API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out, ncclConfig_t* /*config*/) {
+API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* out,
+                               ncclConfig_t* /*config*/) {
   struct Wish {
     int color, key, rank;
   };
@@ -531,13 +559,15 @@ API ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* 
     return ncclSuccess;
   }
   std::erase_if(all, [&](const Wish& wish) { return wish.color != color; });
-  std::stable_sort(all.begin(), all.end(), [](const Wish& a, const Wish& b) { return a.key < b.key; });
-  const auto me = std::find_if(all.begin(), all.end(), [&](const Wish& wish) { return wish.rank == comm->rank; });
-  return join(out, comm->name + "-" + std::to_string(child) + "-" + std::to_string(color), static_cast<int>(all.size()),
-              static_cast<int>(me - all.begin()), /*wait=*/true);
+  std::stable_sort(all.begin(), all.end(),
+                   [](const Wish& a, const Wish& b) { return a.key < b.key; });
+  const auto me = std::find_if(all.begin(), all.end(),
+                               [&](const Wish& wish) { return wish.rank == comm->rank; });
+  return join(out, comm->name + "-" + std::to_string(child) + "-" + std::to_string(color),
+              static_cast<int>(all.size()), static_cast<int>(me - all.begin()), /*wait=*/true);
 }
-API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* out, ncclConfig_t* /*config*/,
-                                int flags) {
+API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclComm_t* out,
+                                ncclConfig_t* /*config*/, int flags) {
   if ((flags & NCCL_SHRINK_ABORT) != 0) {
     comm->aborted.store(true);
   }
@@ -546,7 +576,8 @@ API ncclResult_t ncclCommShrink(ncclComm_t comm, int* excluded, int count, ncclC
   for (int i = 0; i < count; ++i) {
     rank -= excluded[i] < comm->rank ? 1 : 0;
   }
-  return join(out, comm->name + "-shrunk-" + std::to_string(comm->children++), comm->ranks - count, rank,
+  return join(out, comm->name + "-shrunk-" + std::to_string(comm->children++), comm->ranks - count,
+              rank,
               /*wait=*/true);
 }
 API ncclResult_t ncclCommCount(const ncclComm_t comm, int* ranks) {
@@ -592,12 +623,14 @@ API ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t* /*info*/) {
   return ncclSuccess;
 }
 API ncclResult_t ncclMemAlloc(void** address, size_t bytes) {
-  return machine().memory().allocate(machine().use(), bytes, address) == 0 ? ncclSuccess : ncclUnhandledCudaError;
+  return machine().memory().allocate(machine().use(), bytes, address) == 0 ? ncclSuccess
+                                                                           : ncclUnhandledCudaError;
 }
 API ncclResult_t ncclMemFree(void* address) {
   return machine().memory().free(address) == 0 ? ncclSuccess : ncclUnhandledCudaError;
 }
-API ncclResult_t ncclCommRegister(const ncclComm_t /*comm*/, void* address, size_t /*bytes*/, void** handle) {
+API ncclResult_t ncclCommRegister(const ncclComm_t /*comm*/, void* address, size_t /*bytes*/,
+                                  void** handle) {
   *handle = address;
   return ncclSuccess;
 }
@@ -631,45 +664,46 @@ API ncclResult_t ncclRedOpDestroy(ncclRedOp_t /*op*/, ncclComm_t /*comm*/) {
 
 #define IN(address) static_cast<const char*>(address)
 #define OUT(address) static_cast<char*>(address)
-API ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t comm, cudaStream_t stream) {
+API ncclResult_t ncclAllReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kAllReduce, IN(from), OUT(to), count, type, op, 0, comm, stream});
 }
-API ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                            ncclComm_t comm, cudaStream_t stream) {
+API ncclResult_t ncclReduce(const void* from, void* to, size_t count, ncclDataType_t type,
+                            ncclRedOp_t op, int root, ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kReduce, IN(from), OUT(to), count, type, op, root, comm, stream});
 }
-API ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                               cudaStream_t stream) {
+API ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type,
+                               int root, ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kBroadcast, IN(from), OUT(to), count, type, 0, root, comm, stream});
 }
 API ncclResult_t ncclBcast(void* both, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream) {
   return add({Kind::kBroadcast, IN(both), OUT(both), count, type, 0, root, comm, stream});
 }
-API ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
-                               cudaStream_t stream) {
+API ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
+                               ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kAllGather, IN(from), OUT(to), count, type, 0, 0, comm, stream});
 }
-API ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                                   ncclComm_t comm, cudaStream_t stream) {
+API ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
+                                   ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kReduceScatter, IN(from), OUT(to), count, type, op, 0, comm, stream});
 }
-API ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type, ncclComm_t comm,
-                              cudaStream_t stream) {
+API ncclResult_t ncclAlltoAll(const void* from, void* to, size_t count, ncclDataType_t type,
+                              ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kAllToAll, IN(from), OUT(to), count, type, 0, 0, comm, stream});
 }
-API ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                          cudaStream_t stream) {
+API ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
+                          ncclComm_t comm, cudaStream_t stream) {
   return add({Kind::kSend, IN(from), nullptr, count, type, 0, peer, comm, stream});
 }
-API ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+API ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                          cudaStream_t stream) {
   return add({Kind::kReceive, nullptr, OUT(to), count, type, 0, peer, comm, stream});
 }
 
 // Symmetric memory and device communicators are refused.
-API ncclResult_t ncclCommWindowRegister(ncclComm_t /*comm*/, void* /*address*/, size_t /*bytes*/, ncclWindow_t* window,
-                                        int /*flags*/) {
+API ncclResult_t ncclCommWindowRegister(ncclComm_t /*comm*/, void* /*address*/, size_t /*bytes*/,
+                                        ncclWindow_t* window, int /*flags*/) {
   *window = nullptr;
   return ncclInvalidUsage;
 }

@@ -17,12 +17,14 @@ constexpr std::array kKnown = {
     Known{kSuccess, "cudaSuccess", "no error"},
     Known{kInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
     Known{kOutOfMemory, "cudaErrorMemoryAllocation", "out of memory"},
-    Known{kMissingConfiguration, "cudaErrorMissingConfiguration", "__global__ function call is not configured"},
+    Known{kMissingConfiguration, "cudaErrorMissingConfiguration",
+          "__global__ function call is not configured"},
     Known{kInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     Known{kInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     Known{kInvalidContext, "cudaErrorDeviceUninitialized", "invalid device context"},
     Known{kInvalidHandle, "cudaErrorInvalidResourceHandle", "invalid resource handle"},
-    Known{kIllegalState, "cudaErrorIllegalState", "the operation cannot be performed in the present state"},
+    Known{kIllegalState, "cudaErrorIllegalState",
+          "the operation cannot be performed in the present state"},
     Known{kNotFound, "cudaErrorSymbolNotFound", "named symbol not found"},
     Known{kNotReady, "cudaErrorNotReady", "device not ready"},
     Known{kIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
@@ -32,7 +34,8 @@ constexpr std::array kKnown = {
           "pointer does not correspond to a registered memory region"},
     Known{kLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
     Known{kNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    Known{kCaptureUnsupported, "cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"},
+    Known{kCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
+          "operation not permitted when stream is capturing"},
     Known{kCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
           "operation failed due to a previous error during capture"},
     Known{kCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"},
@@ -43,7 +46,8 @@ constexpr std::array kKnown = {
 };
 
 const Known* find(Result result) {
-  const auto* found = std::find_if(kKnown.begin(), kKnown.end(), [&](const Known& k) { return k.result == result; });
+  const auto* found = std::find_if(kKnown.begin(), kKnown.end(),
+                                   [&](const Known& k) { return k.result == result; });
   return found == kKnown.end() ? nullptr : found;
 }
 

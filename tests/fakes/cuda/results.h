@@ -1,4 +1,5 @@
-// Result codes that CUDA's driver and runtime share (CUresult and cudaError_t have had the same numbers since CUDA 10.1).
+// Result codes that CUDA's driver and runtime share (CUresult and cudaError_t have had the same
+// numbers since CUDA 10.1).
 #pragma once
 
 namespace reft::fake {

@@ -1,7 +1,9 @@
-// libcudart.so.13 of the stand-in: what the libraries of torch 2.11 (cu130) link, over the machine in the stand-in's libcuda.so.1.
+// libcudart.so.13 of the stand-in: what the libraries of torch 2.11 (cu130) link, over the machine
+// in the stand-in's libcuda.so.1.
 //
-// Kernels do nothing but take time: what torch computes is done by torch_ops.cc, above the kernels. Loading is eager, so each of
-// these symbols has to exist; what nothing calls in training says that it is not supported.
+// Kernels do nothing but take time: what torch computes is done by torch_ops.cc, above the kernels.
+// Loading is eager, so each of these symbols has to exist; what nothing calls in training says that
+// it is not supported.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 
@@ -39,7 +41,8 @@ cudaError_t failed(Result result) {
   return error;
 }
 
-// A kernel or variable as the compiler's start-up code registers it. torch registers some ten thousand of each.
+// A kernel or variable as the compiler's start-up code registers it. torch registers some ten
+// thousand of each.
 struct Variable {
   size_t bytes = 0;
   void* address = nullptr;  // on the device, once it is asked for
@@ -77,7 +80,8 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaStream_t stream, 
 
 }  // namespace
 
-// -- kernels ------------------------------------------------------------------------------------------------------------------
+// -- kernels
+// ------------------------------------------------------------------------------------------------------------------
 
 API void** __cudaRegisterFatBinary(void* binary) {
   return static_cast<void**>(binary);
@@ -87,18 +91,19 @@ API void __cudaUnregisterFatBinary(void** /*binary*/) {}
 API char __cudaInitModule(void** /*binary*/) {
   return 1;
 }
-API void __cudaRegisterFunction(void** /*binary*/, const char* stub, char* /*device*/, const char* name,
-                                int /*threads*/, uint3* /*tid*/, uint3* /*bid*/, dim3* /*block*/, dim3* /*grid*/,
-                                int* /*warp*/) {
+API void __cudaRegisterFunction(void** /*binary*/, const char* stub, char* /*device*/,
+                                const char* name, int /*threads*/, uint3* /*tid*/, uint3* /*bid*/,
+                                dim3* /*block*/, dim3* /*grid*/, int* /*warp*/) {
   const std::lock_guard lock(registry().mutex);
   registry().kernels[stub] = name;
 }
-API void __cudaRegisterVar(void** /*binary*/, char* host, char* /*address*/, const char* /*name*/, int /*external*/,
-                           size_t bytes, int /*constant*/, int /*global*/) {
+API void __cudaRegisterVar(void** /*binary*/, char* host, char* /*address*/, const char* /*name*/,
+                           int /*external*/, size_t bytes, int /*constant*/, int /*global*/) {
   const std::lock_guard lock(registry().mutex);
   registry().variables[host] = {bytes, nullptr};
 }
-API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, struct CUstream_st* stream) {
+API unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared,
+                                         struct CUstream_st* stream) {
   t_configurations.push_back({grid, block, shared, stream});
   return 0;
 }
@@ -119,22 +124,24 @@ API cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* stub) {
   *kernel = static_cast<cudaKernel_t>(const_cast<void*>(stub));
   return cudaSuccess;
 }
-API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
-                                   size_t /*shared*/, cudaStream_t stream) {
+API cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 /*grid*/, dim3 /*block*/,
+                                   void** /*arguments*/, size_t /*shared*/, cudaStream_t stream) {
   ENTER();
   return launch(kernel, stream);
 }
-API cudaError_t cudaLaunchKernel(const void* kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
-                                 size_t /*shared*/, cudaStream_t stream) {
+API cudaError_t cudaLaunchKernel(const void* kernel, dim3 /*grid*/, dim3 /*block*/,
+                                 void** /*arguments*/, size_t /*shared*/, cudaStream_t stream) {
   ENTER();
   return launch(kernel, stream);
 }
-API cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 /*grid*/, dim3 /*block*/, void** /*arguments*/,
-                                            size_t /*shared*/, cudaStream_t stream) {
+API cudaError_t cudaLaunchCooperativeKernel(const void* kernel, dim3 /*grid*/, dim3 /*block*/,
+                                            void** /*arguments*/, size_t /*shared*/,
+                                            cudaStream_t stream) {
   ENTER();
   return launch(kernel, stream);
 }
-API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* configuration, const void* kernel, void** /*arguments*/) {
+API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* configuration, const void* kernel,
+                                    void** /*arguments*/) {
   ENTER();
   return launch(kernel, configuration->stream);
 }
@@ -142,8 +149,8 @@ API cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, v
   ENTER();
   return failed(machine().enqueue(stream, [function, argument] { function(argument); }));
 }
-API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function, void* argument,
-                                      unsigned /*flags*/) {
+API cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback_t function,
+                                      void* argument, unsigned /*flags*/) {
   ENTER();
   return failed(machine().enqueue(stream, [=] { function(stream, cudaSuccess, argument); }));
 }
@@ -156,18 +163,19 @@ API cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void
   attributes->maxDynamicSharedSizeBytes = 49152;
   return cudaSuccess;
 }
-API cudaError_t cudaFuncSetAttribute(const void* /*kernel*/, cudaFuncAttribute /*attribute*/, int /*value*/) {
+API cudaError_t cudaFuncSetAttribute(const void* /*kernel*/, cudaFuncAttribute /*attribute*/,
+                                     int /*value*/) {
   ENTER();
   return cudaSuccess;
 }
-API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void* /*kernel*/, int threads,
-                                                                       size_t /*shared*/, unsigned /*flags*/) {
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(
+    int* blocks, const void* /*kernel*/, int threads, size_t /*shared*/, unsigned /*flags*/) {
   ENTER();
   *blocks = threads > 0 && threads < 2048 ? 2048 / threads : 1;
   return cudaSuccess;
 }
-API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel, int threads,
-                                                              size_t shared) {
+API cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void* kernel,
+                                                              int threads, size_t shared) {
   return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, kernel, threads, shared, 0);
 }
 API cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
@@ -178,7 +186,8 @@ API cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
     return failed(kNotFound);
   }
   if (found->second.address == nullptr) {
-    const Result result = machine().memory().allocate(Machine::current(), found->second.bytes, &found->second.address);
+    const Result result = machine().memory().allocate(Machine::current(), found->second.bytes,
+                                                      &found->second.address);
     if (result != kSuccess) {
       return failed(result);
     }
@@ -186,15 +195,17 @@ API cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
   *address = found->second.address;
   return cudaSuccess;
 }
-API cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes, size_t offset,
-                                   cudaMemcpyKind /*kind*/) {
+API cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t bytes,
+                                   size_t offset, cudaMemcpyKind /*kind*/) {
   void* address = nullptr;
   const cudaError_t error = cudaGetSymbolAddress(&address, symbol);
-  return error == cudaSuccess ? copy(static_cast<char*>(address) + offset, from, bytes, nullptr, /*blocking=*/true)
-                              : error;
+  return error == cudaSuccess
+             ? copy(static_cast<char*>(address) + offset, from, bytes, nullptr, /*blocking=*/true)
+             : error;
 }
 
-// -- devices ------------------------------------------------------------------------------------------------------------------
+// -- devices
+// ------------------------------------------------------------------------------------------------------------------
 
 // Asks that need no context, and open none.
 API cudaError_t cudaGetDeviceCount(int* count) {
@@ -290,8 +301,9 @@ API cudaError_t cudaProfilerStart() {
 API cudaError_t cudaProfilerStop() {
   return cudaSuccess;
 }
-API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned /*version*/,
-                                                 unsigned long long /*flags*/, cudaDriverEntryPointQueryResult* found) {
+API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function,
+                                                 unsigned /*version*/, unsigned long long /*flags*/,
+                                                 cudaDriverEntryPointQueryResult* found) {
   ENTER();
   // The newest version of a function is the one that counts.
   const std::string versioned = std::string(name) + "_v2";
@@ -299,8 +311,8 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** functi
   if (*function == nullptr) {
     *function = ::dlsym(RTLD_DEFAULT, name);
   }
-  if (*function ==
-      nullptr) {  // exists, and is not supported: torch asks for a table of functions whose use is optional
+  if (*function == nullptr) {  // exists, and is not supported: torch asks for a table of functions
+                               // whose use is optional
     *function = ::dlsym(RTLD_DEFAULT, "cuModuleLoad");
   }
   if (found != nullptr) {
@@ -309,10 +321,12 @@ API cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** functi
   return cudaSuccess;
 }
 
-// -- errors -------------------------------------------------------------------------------------------------------------------
+// -- errors
+// -------------------------------------------------------------------------------------------------------------------
 
 API cudaError_t cudaGetLastError() {
-  const cudaError_t error = t_error == cudaSuccess ? static_cast<cudaError_t>(calls().stuck()) : t_error;
+  const cudaError_t error =
+      t_error == cudaSuccess ? static_cast<cudaError_t>(calls().stuck()) : t_error;
   t_error = cudaSuccess;
   return error;
 }
@@ -326,12 +340,15 @@ API const char* cudaGetErrorString(cudaError_t error) {
   return textOf(static_cast<Result>(error));
 }
 
-// -- memory -------------------------------------------------------------------------------------------------------------------
+// -- memory
+// -------------------------------------------------------------------------------------------------------------------
 
 API cudaError_t cudaMalloc(void** address, size_t bytes) {
   ENTER();
   const Result unsafe = machine().unsafeCall();
-  return failed(unsafe != kSuccess ? unsafe : machine().memory().allocate(Machine::current(), bytes, address));
+  return failed(unsafe != kSuccess
+                    ? unsafe
+                    : machine().memory().allocate(Machine::current(), bytes, address));
 }
 API cudaError_t cudaFree(void* address) {
   ENTER();
@@ -394,26 +411,31 @@ API cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMe
   ENTER();
   return copy(to, from, bytes, stream, /*blocking=*/false);
 }
-API cudaError_t cudaMemcpyPeerAsync(void* to, int /*to_device*/, const void* from, int /*from_device*/, size_t bytes,
-                                    cudaStream_t stream) {
+API cudaError_t cudaMemcpyPeerAsync(void* to, int /*to_device*/, const void* from,
+                                    int /*from_device*/, size_t bytes, cudaStream_t stream) {
   ENTER();
   return copy(to, from, bytes, stream, /*blocking=*/false);
 }
-API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                                  size_t height, cudaMemcpyKind /*kind*/, cudaStream_t stream) {
+API cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
+                                  size_t width, size_t height, cudaMemcpyKind /*kind*/,
+                                  cudaStream_t stream) {
   ENTER();
-  return failed(machine().copy({to, from, width, height, to_pitch, from_pitch}, stream, /*blocking=*/false));
+  return failed(
+      machine().copy({to, from, width, height, to_pitch, from_pitch}, stream, /*blocking=*/false));
 }
 API cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {
   ENTER();
-  return failed(machine().fill(to, static_cast<unsigned>(value), 1, bytes, stream, /*blocking=*/false));
+  return failed(
+      machine().fill(to, static_cast<unsigned>(value), 1, bytes, stream, /*blocking=*/false));
 }
 API cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   ENTER();
-  return failed(machine().fill(to, static_cast<unsigned>(value), 1, bytes, nullptr, /*blocking=*/true));
+  return failed(
+      machine().fill(to, static_cast<unsigned>(value), 1, bytes, nullptr, /*blocking=*/true));
 }
 
-// -- streams, events ------------------------------------------------------------------------------------------------------------
+// -- streams, events
+// ------------------------------------------------------------------------------------------------------------
 
 API cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   ENTER();
@@ -455,7 +477,8 @@ API cudaError_t cudaEventDestroy(cudaEvent_t event) {
   ENTER();
   return failed(machine().destroyEvent(event));
 }
-API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned /*flags*/) {
+API cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream,
+                                         unsigned /*flags*/) {
   ENTER();
   return failed(machine().record(event, stream));
 }
@@ -475,7 +498,8 @@ API cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t begin, cudaEvent_t e
   return failed(machine().elapsed(begin, end, ms));
 }
 
-// -- graphs -------------------------------------------------------------------------------------------------------------------
+// -- graphs
+// -------------------------------------------------------------------------------------------------------------------
 
 API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
   ENTER();
@@ -484,8 +508,9 @@ API cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStat
   *status = static_cast<cudaStreamCaptureStatus>(found);
   return failed(result);
 }
-API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status, unsigned long long* id,
-                                         cudaGraph_t* graph, const cudaGraphNode_t** dependencies,
+API cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                         unsigned long long* id, cudaGraph_t* graph,
+                                         const cudaGraphNode_t** dependencies,
                                          const cudaGraphEdgeData** edges, size_t* count) {
   ENTER();
   int found = 0;

@@ -1,7 +1,9 @@
-// Functions of the runtime that torch links and the stand-in does not have: pools (backend:cudaMallocAsync), memory and events of
-// other processes, and the insides of graphs. They say so, and fail.
+// Functions of the runtime that torch links and the stand-in does not have: pools
+// (backend:cudaMallocAsync), memory and events of other processes, and the insides of graphs. They
+// say so, and fail.
 //
-// Apart from runtime.cc because they are defined without their arguments, against the declarations of CUDA's header.
+// Apart from runtime.cc because they are defined without their arguments, against the declarations
+// of CUDA's header.
 #include <cstdio>
 
 #include "tests/fakes/cuda/results.h"

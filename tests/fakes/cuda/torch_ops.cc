@@ -1,11 +1,14 @@
-// What kernels compute, for torch on the stand-in: each ATen operator that has a CUDA and a CPU kernel gets, for CUDA tensors, a
-// host body that runs the CPU kernel on the device's memory when the stream comes to it. Results are those of the CPU, bit for bit.
+// What kernels compute, for torch on the stand-in: each ATen operator that has a CUDA and a CPU
+// kernel gets, for CUDA tensors, a host body that runs the CPU kernel on the device's memory when
+// the stream comes to it. Results are those of the CPU, bit for bit.
 //
-// An operator that writes its arguments (in place, out=, foreach) is enqueued at once. One that makes new tensors is enqueued if
-// its shapes can be told without the data (its Meta kernel); else the host waits for the stream, as for an operator with
-// data-dependent shapes. Random operators stay torch's own, whose kernels do nothing here: they draw no numbers.
+// An operator that writes its arguments (in place, out=, foreach) is enqueued at once. One that
+// makes new tensors is enqueued if its shapes can be told without the data (its Meta kernel); else
+// the host waits for the stream, as for an operator with data-dependent shapes. Random operators
+// stay torch's own, whose kernels do nothing here: they draw no numbers.
 //
-// Loaded after torch (autoload/). Threads: any. Errors: an operator that fails on the stream ends the process, saying which.
+// Loaded after torch (autoload/). Threads: any. Errors: an operator that fails on the stream ends
+// the process, saying which.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy_native.h>
@@ -42,18 +45,21 @@ at::Tensor hostView(const at::Tensor& tensor) {
     return tensor;
   }
   // An empty tensor may have no memory.
-  void* const at = tensor.numel() == 0 ? nullptr : reft::fake::machine().memory().shadow(tensor.const_data_ptr());
-  at::Tensor view =
-      at::from_blob(at, tensor.sizes(), tensor.strides(), tensor.options().device(at::kCPU).requires_grad(false));
+  void* const at = tensor.numel() == 0
+                       ? nullptr
+                       : reft::fake::machine().memory().shadow(tensor.const_data_ptr());
+  at::Tensor view = at::from_blob(at, tensor.sizes(), tensor.strides(),
+                                  tensor.options().device(at::kCPU).requires_grad(false));
   view._set_conj(tensor.is_conj());
   view._set_neg(tensor.is_neg());
   return view;
 }
 
 at::Tensor metaView(const at::Tensor& tensor) {
-  return !tensor.defined() ? tensor
-                           : at::empty_strided(tensor.sizes(), tensor.strides(),
-                                               tensor.options().device(at::kMeta).requires_grad(false));
+  return !tensor.defined()
+             ? tensor
+             : at::empty_strided(tensor.sizes(), tensor.strides(),
+                                 tensor.options().device(at::kMeta).requires_grad(false));
 }
 
 // Replaces the tensors in an argument.
@@ -83,7 +89,8 @@ template <typename Change>
 Stack mappedAll(const Stack& arguments, Change change, c10::Device to) {
   Stack result;
   for (const IValue& value : arguments) {
-    result.push_back(value.isDevice() && value.toDevice().is_cuda() ? IValue(to) : mapped(value, change));
+    result.push_back(value.isDevice() && value.toDevice().is_cuda() ? IValue(to)
+                                                                    : mapped(value, change));
   }
   return result;
 }
@@ -107,7 +114,8 @@ void runOnHost(const c10::OperatorHandle& op, Stack& stack) {
   op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
 }
 
-void enqueue(const c10::OperatorHandle& op, c10::Device device, Stack stack, std::vector<at::Tensor> results) {
+void enqueue(const c10::OperatorHandle& op, c10::Device device, Stack stack,
+             std::vector<at::Tensor> results) {
   auto work = [op, stack = std::move(stack), results = std::move(results)]() mutable {
     try {
       runOnHost(op, stack);
@@ -139,23 +147,27 @@ bool writesArguments(const c10::FunctionSchema& schema) {
 }
 
 at::Tensor emptyOn(c10::Device device, const at::Tensor& like) {
-  return !like.defined() ? like : at::empty_strided(like.sizes(), like.strides(), like.options().device(device));
+  return !like.defined()
+             ? like
+             : at::empty_strided(like.sizes(), like.strides(), like.options().device(device));
 }
 
 void hostBody(const c10::OperatorHandle& op, Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
-  const Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()), stack->end());
+  const Stack arguments(stack->end() - static_cast<std::ptrdiff_t>(schema.arguments().size()),
+                        stack->end());
   const c10::Device device = deviceOf(arguments);
   const c10::DeviceGuard guard(device);
   Stack outputs;
   if (writesArguments(schema)) {
     // out= arguments are made as large as they have to be.
-    if (schema.returns().size() == 1 && op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
+    if (schema.returns().size() == 1 &&
+        op.hasComputedKernelForDispatchKey(c10::DispatchKey::Meta)) {
       Stack shapes = mappedAll(arguments, metaView, c10::Device(at::kMeta));
       for (size_t i = 0; i < arguments.size(); ++i) {
         const auto* alias = schema.arguments()[i].alias_info();
-        if (alias != nullptr && alias->isWrite() && schema.arguments()[i].is_out() && arguments[i].isTensor() &&
-            arguments[i].toTensor().numel() == 0) {
+        if (alias != nullptr && alias->isWrite() && schema.arguments()[i].is_out() &&
+            arguments[i].isTensor() && arguments[i].toTensor().numel() == 0) {
           op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), &shapes);
           arguments[i].toTensor().resize_(shapes.back().toTensor().sizes());
           break;
@@ -188,13 +200,15 @@ void hostBody(const c10::OperatorHandle& op, Stack* stack) {
     std::vector<at::Tensor> results;
     if (shapes.has_value()) {
       for (const IValue& value : *shapes) {
-        outputs.push_back(mapped(value, [&](const at::Tensor& shape) { return emptyOn(device, shape); }));
+        outputs.push_back(
+            mapped(value, [&](const at::Tensor& shape) { return emptyOn(device, shape); }));
         mapped(outputs.back(), [&](const at::Tensor& made) {
           results.push_back(hostView(made));
           return made;
         });
       }
-      enqueue(op, device, mappedAll(arguments, hostView, c10::Device(at::kCPU)), std::move(results));
+      enqueue(op, device, mappedAll(arguments, hostView, c10::Device(at::kCPU)),
+              std::move(results));
     } else {
       check(reft::fake::machine().synchronizeStream(streamOf(device)));
       Stack done = mappedAll(arguments, hostView, c10::Device(at::kCPU));
@@ -221,8 +235,10 @@ at::Tensor& copyBetween(at::Tensor& self, const at::Tensor& from, bool non_block
   if (self.is_cuda() && from.is_cuda() && self.device() == from.device()) {
     const at::Tensor to = hostView(self);
     const at::Tensor source = hostView(from);
-    const c10::DeviceGuard guard(self.device());  // the default stream is that of the current device
-    check(reft::fake::machine().enqueueKernel(streamOf(self.device()), [to, source] { to.copy_(source); }));
+    const c10::DeviceGuard guard(
+        self.device());  // the default stream is that of the current device
+    check(reft::fake::machine().enqueueKernel(streamOf(self.device()),
+                                              [to, source] { to.copy_(source); }));
     return self;
   }
   return at::native::copy_(self, from, non_blocking);
@@ -230,9 +246,18 @@ at::Tensor& copyBetween(at::Tensor& self, const at::Tensor& from, bool non_block
 
 // Memory, views, and what torch asks of the device itself.
 const std::set<std::string> kTorchsOwn = {
-    "aten::empty",           "aten::empty_strided",         "aten::set_",      "aten::resize_",
-    "aten::record_stream",   "aten::_local_scalar_dense",   "aten::is_set_to", "aten::_fused_sdp_choice",
-    "aten::copy_",           "aten::_copy_from_and_resize", "aten::is_pinned", "aten::_pin_memory",
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::set_",
+    "aten::resize_",
+    "aten::record_stream",
+    "aten::_local_scalar_dense",
+    "aten::is_set_to",
+    "aten::_fused_sdp_choice",
+    "aten::copy_",
+    "aten::_copy_from_and_resize",
+    "aten::is_pinned",
+    "aten::_pin_memory",
     "aten::_resize_output_",
 };
 
@@ -255,10 +280,12 @@ bool takesTensors(const c10::FunctionSchema& schema) {
 }
 
 bool getsHostBody(const c10::OperatorHandle& op) {
-  return op.operator_name().name.rfind("aten::", 0) == 0 && kTorchsOwn.count(op.operator_name().name) == 0 &&
+  return op.operator_name().name.rfind("aten::", 0) == 0 &&
+         kTorchsOwn.count(op.operator_name().name) == 0 &&
          op.hasKernelForDispatchKey(c10::DispatchKey::CUDA) &&
-         op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && !op.hasTag(at::Tag::nondeterministic_seeded) &&
-         !isView(op.schema()) && takesTensors(op.schema());
+         op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) &&
+         !op.hasTag(at::Tag::nondeterministic_seeded) && !isView(op.schema()) &&
+         takesTensors(op.schema());
 }
 
 // torch warns when a kernel is replaced; that is what is meant here.
@@ -276,7 +303,8 @@ int install() {
   for (const c10::OperatorName& name : c10::Dispatcher::singleton().getAllOpNames()) {
     const auto op = c10::Dispatcher::singleton().findOp(name);
     if (op.has_value() && op->hasSchema() && getsHostBody(*op)) {
-      const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+      const std::string full =
+          name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
       library->impl(full.substr(std::string("aten::").size()).c_str(),
                     torch::CppFunction::makeFromBoxedFunction<&hostBody>());
       ++count;

@@ -30,7 +30,9 @@ def main():
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(14)
     stream = IterableDataset.from_generator(rows, gen_kwargs={"shards": list(range(6))})
-    stream = split_dataset_by_node(stream.map(add_feature).shuffle(seed=5, buffer_size=7), rank, world).with_format("torch")
+    stream = split_dataset_by_node(stream.map(add_feature).shuffle(seed=5, buffer_size=7), rank, world).with_format(
+        "torch"
+    )
     model = DDP(nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for epoch in range(2):

@@ -1,6 +1,6 @@
-# ranks: 2; kills: 3 7 10
-# transformers.Trainer: a tiny GPT-2 from a config, evaluation every four steps, cosine schedule, gradient accumulation.
-# On the CPU it takes no backend but gloo by `ddp_backend`, and uses a process group that is already there.
+# ranks: 2; kills: 3 7 10 transformers.Trainer: a tiny GPT-2 from a config, evaluation every four
+# steps, cosine schedule, gradient accumulation. On the CPU it takes no backend but gloo by
+# `ddp_backend`, and uses a process group that is already there.
 import sys
 import tempfile
 from pathlib import Path
@@ -61,11 +61,12 @@ def main():
     config = GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=2, n_head=2)
     model = GPT2LMHeadModel(config)
     rank = args.process_index
-    trainer = Trainer(
-        model, args, train_dataset=Text(32, 1), eval_dataset=Text(8, 2), callbacks=[Tell(rank)]
-    )
+    trainer = Trainer(model, args, train_dataset=Text(32, 1), eval_dataset=Text(8, 2), callbacks=[Tell(rank)])
     result = trainer.train()
-    print(f"r{rank} final {result.global_step} {result.training_loss.hex()} {trainer.state.log_history[-2].get('loss')}", flush=True)
+    print(
+        f"r{rank} final {result.global_step} {result.training_loss.hex()} {trainer.state.log_history[-2].get('loss')}",
+        flush=True,
+    )
     print(f"r{rank} final {digest(trainer.model, trainer.optimizer, trainer.lr_scheduler)}", flush=True)
 
 

@@ -1,6 +1,6 @@
-# ranks: 2; kills: 3 7 11
-# The training script that people copy: configuration by globals, memory-mapped tokens, gradient accumulation with
-# require_backward_grad_sync, estimate_loss with its own context, prefetch of the next batch, prints of loss and mfu.
+# ranks: 2; kills: 3 7 11 The training script that people copy: configuration by globals,
+# memory-mapped tokens, gradient accumulation with require_backward_grad_sync, estimate_loss with
+# its own context, prefetch of the next batch, prints of loss and mfu.
 import math
 import os
 import sys
@@ -39,11 +39,15 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(n_embd), nn.LayerNorm(n_embd)
         self.c_attn, self.c_proj = nn.Linear(n_embd, 3 * n_embd), nn.Linear(n_embd, n_embd)
-        self.mlp = nn.Sequential(nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd), nn.Dropout(dropout))
+        self.mlp = nn.Sequential(
+            nn.Linear(n_embd, 4 * n_embd), nn.GELU(), nn.Linear(4 * n_embd, n_embd), nn.Dropout(dropout)
+        )
 
     def forward(self, x):
         b, t, c = x.shape
-        q, k, v = (p.view(b, t, n_head, c // n_head).transpose(1, 2) for p in self.c_attn(self.ln_1(x)).split(n_embd, dim=2))
+        q, k, v = (
+            p.view(b, t, n_head, c // n_head).transpose(1, 2) for p in self.c_attn(self.ln_1(x)).split(n_embd, dim=2)
+        )
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout if self.training else 0.0, is_causal=True)
         x = x + self.c_proj(y.transpose(1, 2).reshape(b, t, c))
         return x + self.mlp(self.ln_2(x))
@@ -78,7 +82,11 @@ ctx = nullcontext() if device_type == "cpu" else torch.amp.autocast(device_type=
 
 data_dir = Path(tempfile.mkdtemp())
 for split in ("train", "val"):
-    text = Path(torch.__file__).read_bytes()[20_000:36_000] if split == "train" else Path(torch.__file__).read_bytes()[:8_000]
+    text = (
+        Path(torch.__file__).read_bytes()[20_000:36_000]
+        if split == "train"
+        else Path(torch.__file__).read_bytes()[:8_000]
+    )
     np.frombuffer(text, dtype=np.uint8).astype(np.uint16).tofile(data_dir / f"{split}.bin")
 
 
@@ -139,7 +147,10 @@ while True:
         param_group["lr"] = lr
     if iter_num % eval_interval == 0:
         losses = estimate_loss()
-        print(f"r{ddp_rank} step {iter_num}: train {losses['train'].item().hex()} val {losses['val'].item().hex()}", flush=True)
+        print(
+            f"r{ddp_rank} step {iter_num}: train {losses['train'].item().hex()} val {losses['val'].item().hex()}",
+            flush=True,
+        )
         if losses["val"] < best_val_loss:
             best_val_loss = losses["val"]
     for micro_step in range(gradient_accumulation_steps):
@@ -163,7 +174,10 @@ while True:
         lossf = loss.item() * gradient_accumulation_steps
         if local_iter_num >= 5:
             running_mfu = 1.0 if running_mfu == -1.0 else 0.9 * running_mfu + 0.1
-        print(f"r{ddp_rank} iter {iter_num}: loss {lossf.hex()} ids {first} mfu {running_mfu.hex()} lr {lr.hex()}", flush=True)
+        print(
+            f"r{ddp_rank} iter {iter_num}: loss {lossf.hex()} ids {first} mfu {running_mfu.hex()} lr {lr.hex()}",
+            flush=True,
+        )
     iter_num += 1
     local_iter_num += 1
     if iter_num > max_iters:

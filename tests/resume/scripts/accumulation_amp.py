@@ -37,7 +37,9 @@ def train():
                 optimizer.zero_grad()
                 schedule.step()
                 updates += 1
-            print(f"r{rank} {epoch}.{micro} {loss.item().hex()} ids {ids.tolist()} scale {scaler.get_scale()}", flush=True)
+            print(
+                f"r{rank} {epoch}.{micro} {loss.item().hex()} ids {ids.tolist()} scale {scaler.get_scale()}", flush=True
+            )
     print(f"r{rank} final {updates} {running.hex()} {schedule.get_last_lr()} {scaler.state_dict()}", flush=True)
     print(f"r{rank} final {digest(model, optimizer, schedule)}", flush=True)
 

@@ -1,5 +1,5 @@
-# ranks: 1; kills: 2 5 9
-# A dataset that keeps a cache, a count and a log of what was read: nothing is read twice, but for the discarded batch.
+# ranks: 1; kills: 2 5 9 A dataset that keeps a cache, a count and a log of what was read: nothing
+# is read twice, but for the discarded batch.
 import torch
 import torch.distributed as dist
 from digest import digest
@@ -38,7 +38,9 @@ def main():
             loss.backward()
             optimizer.step()
             losses.append(loss.detach())
-            print(f"r0 {epoch} loss {loss.item().hex()} ids {ids.tolist()} read {dataset.reads} {dataset.log}", flush=True)
+            print(
+                f"r0 {epoch} loss {loss.item().hex()} ids {ids.tolist()} read {dataset.reads} {dataset.log}", flush=True
+            )
     print(f"r0 final {dataset.reads} {sorted(dataset.cache)} {torch.stack(losses).sum().item().hex()}", flush=True)
     print(f"r0 final {digest(model, optimizer)}", flush=True)
     dist.destroy_process_group()

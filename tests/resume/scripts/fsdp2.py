@@ -1,5 +1,5 @@
-# ranks: 2; kills: 2 5 8
-# FSDP2: fully_shard on each block and on the whole, AdamW on DTensors, gradient norm over shards, SequentialLR.
+# ranks: 2; kills: 2 5 8 FSDP2: fully_shard on each block and on the whole, AdamW on DTensors,
+# gradient norm over shards, SequentialLR.
 import torch
 import torch.distributed as dist
 from digest import digest
@@ -12,7 +12,9 @@ class Net(nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(32, 8)
-        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(2))
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)) for _ in range(2)
+        )
         self.head = nn.Linear(8, 32)
 
     def forward(self, x):

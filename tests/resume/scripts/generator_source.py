@@ -1,5 +1,5 @@
-# ranks: 2; kills: 2 6 10
-# Data from generator functions: files of lines, a shuffle buffer, batches; and `for … in enumerate(generator)`.
+# ranks: 2; kills: 2 6 10 Data from generator functions: files of lines, a shuffle buffer, batches;
+# and `for … in enumerate(generator)`.
 import random
 
 import torch
@@ -44,7 +44,10 @@ def main():
     model = DDP(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     scheduler = torch.optim.lr_scheduler.ChainedScheduler(
-        [torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 4), torch.optim.lr_scheduler.MultiStepLR(optimizer, [6, 9])]
+        [
+            torch.optim.lr_scheduler.ConstantLR(optimizer, 0.5, 4),
+            torch.optim.lr_scheduler.MultiStepLR(optimizer, [6, 9]),
+        ]
     )
     total = 0
     for n, ids in enumerate(batched(shuffled(lines(rank, world), 5, dice), 2)):

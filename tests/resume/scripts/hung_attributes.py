@@ -1,6 +1,6 @@
-# ranks: 2; kills: 5 9 13
-# State that a script hangs on what is not its own: the optimizer, the wrapped model, a stock module, parameters, the loader; and in
-# objects of libraries: an event, a seed sequence, a masked array, a distribution.
+# ranks: 2; kills: 5 9 13 State that a script hangs on what is not its own: the optimizer, the
+# wrapped model, a stock module, parameters, the loader; and in objects of libraries: an event, a
+# seed sequence, a masked array, a distribution.
 import threading
 from collections import deque
 
@@ -95,7 +95,14 @@ def main():
             noise = np.random.default_rng(seeds.spawn(1)[0]).random()
             if model.global_step == 4:
                 stop.set()
-            hung = (optimizer.updates, len(optimizer.history), model.global_step, loader.batches, loader.epoch, scaler.calls)
+            hung = (
+                optimizer.updates,
+                len(optimizer.history),
+                model.global_step,
+                loader.batches,
+                loader.epoch,
+                scaler.calls,
+            )
             own = [(p.stats.n, p.stats.mean.hex(), sum(p.recent).hex()) for p in net.parameters()]
             kept = digest([p._average for p in net.parameters()], bank, policy.loc)
             print(

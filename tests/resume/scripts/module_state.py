@@ -1,5 +1,5 @@
-# ranks: 2; kills: 2 5 9
-# State outside of the loop's frames: another module, classes, functions, default arguments, a file that is read line by line.
+# ranks: 2; kills: 2 5 9 State outside of the loop's frames: another module, classes, functions,
+# default arguments, a file that is read line by line.
 import io
 
 import tallies
@@ -46,9 +46,14 @@ def run(rank, trainer):
         loss = trainer.step()
         note(loss)
         tallies.Registry.add(f"s{Trainer.steps % 4}")
-        told = f"{smooth(loss).hex()} {trainer.registry.describe(tallies.updates)} {note.last.hex()} {tallies.best.hex()}"
+        told = (
+            f"{smooth(loss).hex()} {trainer.registry.describe(tallies.updates)} {note.last.hex()} {tallies.best.hex()}"
+        )
         print(f"r{rank} {Trainer.steps} loss {loss.hex()} {told} {Registry.made} {Registry.names}", flush=True)
-    print(f"r{rank} final {[loss.hex() for loss in tallies.history]} {Trainer.lines.getvalue()} {Registry.late}", flush=True)
+    print(
+        f"r{rank} final {[loss.hex() for loss in tallies.history]} {Trainer.lines.getvalue()} {Registry.late}",
+        flush=True,
+    )
     print(f"r{rank} final {digest(trainer.model, trainer.optimizer)}", flush=True)
 
 

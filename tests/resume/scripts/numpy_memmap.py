@@ -1,5 +1,5 @@
-# ranks: 2; kills: 2 6 10
-# The style of nanoGPT: np arrays as data, np.random for the batches, learning rate by a function, no DataLoader.
+# ranks: 2; kills: 2 6 10 The style of nanoGPT: np arrays as data, np.random for the batches,
+# learning rate by a function, no DataLoader.
 import math
 
 import numpy as np
@@ -60,9 +60,14 @@ while True:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     running_mfu = loss.item() if running_mfu < 0 else 0.9 * running_mfu + 0.1 * loss.item()
-    print(f"r{ddp_rank} iter {iter_num} loss {loss.item().hex()} ids {used.tolist()} val {best_val_loss.hex()}", flush=True)
+    print(
+        f"r{ddp_rank} iter {iter_num} loss {loss.item().hex()} ids {used.tolist()} val {best_val_loss.hex()}",
+        flush=True,
+    )
     iter_num += 1
     if iter_num >= max_iters:
         break
-print(f"r{ddp_rank} final {iter_num} {best_val_loss.hex()} {running_mfu.hex()} {lr} {digest(raw, optimizer)}", flush=True)
+print(
+    f"r{ddp_rank} final {iter_num} {best_val_loss.hex()} {running_mfu.hex()} {lr} {digest(raw, optimizer)}", flush=True
+)
 dist.destroy_process_group()

@@ -1,5 +1,5 @@
-# ranks: 2; kills: 2 5 9
-# An optimizer class that counts for itself and calls its base's step; two loaders that draw from one generator.
+# ranks: 2; kills: 2 5 9 An optimizer class that counts for itself and calls its base's step; two
+# loaders that draw from one generator.
 import torch
 import torch.distributed as dist
 from digest import digest
@@ -41,7 +41,10 @@ def main():
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            print(f"r{rank} {epoch} {optimizer.count} loss {loss.item().hex()} ids {ids.tolist()} {others.tolist()}", flush=True)
+            print(
+                f"r{rank} {epoch} {optimizer.count} loss {loss.item().hex()} ids {ids.tolist()} {others.tolist()}",
+                flush=True,
+            )
     print(f"r{rank} final {[norm.hex() for norm in optimizer.norms]} {digest(model)}", flush=True)
     dist.destroy_process_group()
 

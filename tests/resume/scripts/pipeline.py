@@ -1,5 +1,5 @@
-# ranks: 2; kills: 2 5 8
-# torch.distributed.pipelining, 1F1B over two stages, four micro-batches; only the last stage knows the loss.
+# ranks: 2; kills: 2 5 8 torch.distributed.pipelining, 1F1B over two stages, four micro-batches;
+# only the last stage knows the loss.
 import torch
 import torch.distributed as dist
 from digest import digest
@@ -14,7 +14,9 @@ def main():
     parts = [nn.Sequential(nn.Linear(6, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 2))]
     module = parts[rank]
     example = torch.zeros(2, 6)
-    stage = PipelineStage(module, rank, world, torch.device("cpu"), input_args=(example if rank == 0 else torch.zeros(2, 8),))
+    stage = PipelineStage(
+        module, rank, world, torch.device("cpu"), input_args=(example if rank == 0 else torch.zeros(2, 8),)
+    )
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=nn.functional.mse_loss)
     optimizer = torch.optim.Adam(module.parameters(), lr=0.01)
     data = torch.Generator().manual_seed(71)

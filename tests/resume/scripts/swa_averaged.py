@@ -32,6 +32,9 @@ for epoch in range(4):
         swa.step()
     else:
         cosine.step()
-    print(f"r{rank} end of {epoch} lr {optimizer.param_groups[0]['lr']} averaged {swa_model.n_averaged.item()}", flush=True)
+    print(
+        f"r{rank} end of {epoch} lr {optimizer.param_groups[0]['lr']} averaged {swa_model.n_averaged.item()}",
+        flush=True,
+    )
 print(f"r{rank} final {digest(model, optimizer, cosine, swa)} {digest(swa_model)}", flush=True)
 dist.destroy_process_group()

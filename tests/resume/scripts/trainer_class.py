@@ -65,7 +65,9 @@ class Trainer:
         self.sampler.set_epoch(self.progress.epoch)
         for ids, x, y in self.loader:
             loss = self.train_step(ids, x, y)
-            print(f"r{self.rank} {self.progress.epoch} {self.global_step} {loss.item().hex()} {ids.tolist()}", flush=True)
+            print(
+                f"r{self.rank} {self.progress.epoch} {self.global_step} {loss.item().hex()} {ids.tolist()}", flush=True
+            )
 
     def fit(self, epochs):
         while self.progress.epoch < epochs:

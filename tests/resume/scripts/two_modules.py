@@ -1,5 +1,5 @@
-# ranks: 2; kills: 2 6 9
-# Model parallel within a rank: an encoder and a head as two modules with one optimizer and parameter groups of their own.
+# ranks: 2; kills: 2 6 9 Model parallel within a rank: an encoder and a head as two modules with one
+# optimizer and parameter groups of their own.
 import torch
 import torch.distributed as dist
 from digest import digest
@@ -13,7 +13,9 @@ torch.manual_seed(23)
 encoder = DDP(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU()))
 head = DDP(nn.Linear(7, 2))
 optimizer = torch.optim.AdamW([{"params": encoder.parameters(), "lr": 1e-3}, {"params": head.parameters(), "lr": 1e-2}])
-scheduler = torch.optim.lr_scheduler.CyclicLR(optimizer, [1e-4, 1e-3], [1e-2, 5e-2], step_size_up=3, cycle_momentum=False)
+scheduler = torch.optim.lr_scheduler.CyclicLR(
+    optimizer, [1e-4, 1e-3], [1e-2, 5e-2], step_size_up=3, cycle_momentum=False
+)
 data = TensorDataset(torch.arange(20), torch.randn(20, 5), torch.randint(2, (20,)))
 sampler = DistributedSampler(data)
 loader = DataLoader(data, batch_size=2, sampler=sampler)

@@ -1,5 +1,5 @@
-# ranks: 1; kills: 3 7 12
-# One loader iterated without end by a helper, validation every five steps inside the loop, PolynomialLR, weight decay groups.
+# ranks: 1; kills: 3 7 12 One loader iterated without end by a helper, validation every five steps
+# inside the loop, PolynomialLR, weight decay groups.
 import torch
 import torch.distributed as dist
 from digest import digest
@@ -29,7 +29,9 @@ valid_loader = DataLoader(valid, 4, shuffle=True)
 model = DDP(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.SiLU(), nn.Linear(8, 3)))
 decayed = [p for p in model.parameters() if p.ndim > 1]
 others = [p for p in model.parameters() if p.ndim <= 1]
-optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01)
+optimizer = torch.optim.AdamW(
+    [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=0.01
+)
 scheduler = torch.optim.lr_scheduler.PolynomialLR(optimizer, total_iters=14, power=2.0)
 hits = []
 for step, (ids, x, y) in zip(range(14), forever(train_loader), strict=False):

@@ -1,4 +1,5 @@
-// Every virtual of c10d::Backend, called through its base, reaches the inner backend under the same name.
+// Every virtual of c10d::Backend, called through its base, reaches the inner backend under the same
+// name.
 #include "c10d_backend/backend.h"
 
 #include <gtest/gtest.h>
@@ -6,7 +7,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include "c10d_backend/call_site.h"
-#include "intercept/base/cut.h"
+#include "intercept/record/cut.h"
 #include "tests/fakes/recording_backend.h"
 
 namespace reft {
@@ -24,7 +25,9 @@ class Forwarding : public ::testing::Test {
     outer_ = c10::make_intrusive<ReftBackend>(std::move(parts), 0, 2, log_);
   }
 
-  std::vector<OpEntry> entries() const { return OpLogReader(log_.area(), log_.areaBytes()).tail(1000); }
+  std::vector<OpEntry> entries() const {
+    return OpLogReader(log_.area(), log_.areaBytes()).tail(1000);
+  }
 
   template <typename Call>
   void reaches(const std::string& name, Call call) {
@@ -40,7 +43,8 @@ class Forwarding : public ::testing::Test {
   std::vector<at::Tensor> more_{at::ones({8})};
   std::vector<std::vector<at::Tensor>> lists_{{at::ones({4}), at::ones({4})}};
   std::vector<int64_t> splits_;
-  c10::intrusive_ptr<c10d::Backend::Options> options_ = c10::make_intrusive<c10d::Backend::Options>("inner");
+  c10::intrusive_ptr<c10d::Backend::Options> options_ =
+      c10::make_intrusive<c10d::Backend::Options>("inner");
 };
 
 TEST_F(Forwarding, CountsForTheConsistentCut) {
@@ -71,12 +75,14 @@ TEST_F(Forwarding, Collectives) {
   reaches("allgather", [&](B& b) { b.allgather(lists_, tensors_); });
   reaches("_allgather_base", [&](B& b) { b._allgather_base(more_[0], tensors_[0]); });
   reaches("allgather_coalesced", [&](B& b) { b.allgather_coalesced(lists_, tensors_); });
-  reaches("allgather_into_tensor_coalesced", [&](B& b) { b.allgather_into_tensor_coalesced(more_, tensors_); });
+  reaches("allgather_into_tensor_coalesced",
+          [&](B& b) { b.allgather_into_tensor_coalesced(more_, tensors_); });
   reaches("gather", [&](B& b) { b.gather(lists_, tensors_); });
   reaches("scatter", [&](B& b) { b.scatter(tensors_, lists_); });
   reaches("reduce_scatter", [&](B& b) { b.reduce_scatter(tensors_, lists_); });
   reaches("_reduce_scatter_base", [&](B& b) { b._reduce_scatter_base(tensors_[0], more_[0]); });
-  reaches("reduce_scatter_tensor_coalesced", [&](B& b) { b.reduce_scatter_tensor_coalesced(tensors_, more_); });
+  reaches("reduce_scatter_tensor_coalesced",
+          [&](B& b) { b.reduce_scatter_tensor_coalesced(tensors_, more_); });
   reaches("alltoall_base", [&](B& b) { b.alltoall_base(more_[0], more_[0], splits_, splits_); });
   // gloo has no list form: the flat one does it.
   std::vector<at::Tensor> two{at::ones({1}), at::ones({2})};
@@ -88,12 +94,15 @@ TEST_F(Forwarding, Collectives) {
   reaches("recvAnysource", [&](B& b) { b.recvAnysource(tensors_, 0); });
 #if REFT_TORCH_AT_LEAST(2, 15)
   reaches("all_gather_single", [&](B& b) { b.all_gather_single(more_[0], tensors_[0]); });
-  reaches("all_gather_single_coalesced", [&](B& b) { b.all_gather_single_coalesced(more_, tensors_); });
+  reaches("all_gather_single_coalesced",
+          [&](B& b) { b.all_gather_single_coalesced(more_, tensors_); });
   reaches("gather_single", [&](B& b) { b.gather_single(more_[0], tensors_[0]); });
   reaches("gather_into_tensor", [&](B& b) { b.gather_into_tensor(more_[0], tensors_[0]); });
   reaches("reduce_scatter_single", [&](B& b) { b.reduce_scatter_single(tensors_[0], more_[0]); });
-  reaches("reduce_scatter_single_coalesced", [&](B& b) { b.reduce_scatter_single_coalesced(tensors_, more_); });
-  reaches("all_to_all_single", [&](B& b) { b.all_to_all_single(more_[0], more_[0], splits_, splits_); });
+  reaches("reduce_scatter_single_coalesced",
+          [&](B& b) { b.reduce_scatter_single_coalesced(tensors_, more_); });
+  reaches("all_to_all_single",
+          [&](B& b) { b.all_to_all_single(more_[0], more_[0], splits_, splits_); });
 #endif
 }
 
@@ -121,8 +130,9 @@ TEST_F(Forwarding, TheRest) {
   reaches("getMemAllocator", [](B& b) { b.getMemAllocator(); });
   reaches("allocateTensor", [](B& b) { EXPECT_EQ(b.allocateTensor(3).numel(), 3); });
   reaches("supportsTensorAlloc", [](B& b) { EXPECT_TRUE(b.supportsTensorAlloc(0)); });
-  reaches("merge",
-          [this](B& b) { EXPECT_EQ(b.merge(c10::make_intrusive<c10d::HashStore>(), options_, 1, 4)->getSize(), 4); });
+  reaches("merge", [this](B& b) {
+    EXPECT_EQ(b.merge(c10::make_intrusive<c10d::HashStore>(), options_, 1, 4)->getSize(), 4);
+  });
   reaches("abort", [](B& b) { b.abort(); });
 #if REFT_TORCH_AT_LEAST(2, 15)
   reaches("suspend", [](B& b) { b.suspend(); });
@@ -139,7 +149,8 @@ TEST_F(Forwarding, TheRest) {
   reaches("registerAbortHook", [](B& b) { b.registerAbortHook(1, [] {}); });
   reaches("unregisterAbortHook", [](B& b) { b.unregisterAbortHook(1); });
   reaches("supportsCompletionHooks", [](B& b) { b.supportsCompletionHooks(); });
-  reaches("registerCompletionHook", [](B& b) { b.registerCompletionHook(1, [](const c10d::CompletionHookArgs&) {}); });
+  reaches("registerCompletionHook",
+          [](B& b) { b.registerCompletionHook(1, [](const c10d::CompletionHookArgs&) {}); });
   reaches("unregisterCompletionHook", [](B& b) { b.unregisterCompletionHook(1); });
 #endif
 }
@@ -227,7 +238,8 @@ TEST_F(Forwarding, MessageToItselfIsMatchedByTag) {
   EXPECT_TRUE(at::equal(second[0], tensors_[0]));
 }
 
-// NCCL is played by a second recording backend; its tensors are of device "meta", which needs no hardware.
+// NCCL is played by a second recording backend; its tensors are of device "meta", which needs no
+// hardware.
 class TwoDevices : public ::testing::Test {
  protected:
   TwoDevices() {
@@ -306,7 +318,8 @@ TEST(CallSites, FirstTextStays) {
   nameCallSite(12345, "a.py:1 f");
   nameCallSite(12345, "b.py:1 f");
   EXPECT_TRUE(callSiteKnown(12345));
-  EXPECT_EQ(OpLogReader(processOpLog().area(), processOpLog().areaBytes()).callSites().at(12345), "a.py:1 f");
+  EXPECT_EQ(OpLogReader(processOpLog().area(), processOpLog().areaBytes()).callSites().at(12345),
+            "a.py:1 f");
 }
 
 }  // namespace

@@ -105,11 +105,13 @@ class ScriptRun:
 
 
 def native_for(python: str) -> Path:
-    """Where an interpreter finds `reft._C`: this one's is installed; others, which have no torch, get what knows nothing of tensors,
-    built once per source."""
+    """Where an interpreter finds `reft._C`: this one's is installed; others, which have no torch,
+    get what knows nothing of tensors, built once per source."""
     if python == sys.executable:
         installed = importlib.util.find_spec("reft")
-        assert installed is not None and installed.submodule_search_locations is not None, "reft is not installed: tools/dev build"
+        assert installed is not None and installed.submodule_search_locations is not None, (
+            "reft is not installed: tools/dev build"
+        )
         return Path(next(place for place in installed.submodule_search_locations if list(Path(place).glob("_C*.so"))))
     ask = "import sysconfig as s; print(s.get_paths()['include'], s.get_config_var('EXT_SUFFIX'))"
     include, suffix = subprocess.check_output([python, "-c", ask], text=True).split()

@@ -346,7 +346,9 @@ main()
     )
     result = run_script(source, 93, any_python)
     assert not result.captured["exact"]
-    assert any(C_LOOPS[loop] in reason for _, kind, reason in result.captured["uncaptured"] if kind == "place in the loop"), result.captured
+    assert any(
+        C_LOOPS[loop] in reason for _, kind, reason in result.captured["uncaptured"] if kind == "place in the loop"
+    ), result.captured
     assert C_LOOPS[loop] in result.restored["mismatch"]
 
 

@@ -27,7 +27,8 @@ def learn():
 """
 
 SCRIPTS = {
-    # The pieces of one storage of which none is all of it, held by the loop of a suspended generator.
+    # The pieces of one storage of which none is all of it, held by the loop of a suspended
+    # generator.
     "pieces_of_a_permutation": """
 def batches(seed):
     g = torch.Generator().manual_seed(seed)
@@ -138,7 +139,8 @@ def main():
         probe.trace([(t.n, t.tags) for t in data.tracks[:9]], [p.n for p in data.packed[:9]])
 main()
 """,
-    # They share memory in the first iteration and no more when they are captured, and the other way round.
+    # They share memory in the first iteration and no more when they are captured, and the other way
+    # round.
     "parting_and_meeting": """
 def main():
     a = torch.ones(3)

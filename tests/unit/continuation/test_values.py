@@ -587,7 +587,9 @@ def main():
         learn()
 main()
 """
-    problems = run_script(HEADER.replace("Dropout(0.5)", "ReLU(), torch.nn.Linear(3, 3)") + script, 4).restored["problems"]
+    problems = run_script(HEADER.replace("Dropout(0.5)", "ReLU(), torch.nn.Linear(3, 3)") + script, 4).restored[
+        "problems"
+    ]
     assert {(place.rpartition(".")[2], why) for place, _, why in problems} == {
         ("0<forward_hooks 0>", "removed after the first step"),
         ("weight<backward_hooks 0>", "registered after the first step"),
@@ -620,7 +622,10 @@ main()
 @pytest.mark.parametrize(
     ("loop", "why"),
     [
-        ("import re\nfor t in re.finditer('.', 'abcdefgh'):\n    learn()\n    probe.trace(t.group())", "iterator of unknown kind"),
+        (
+            "import re\nfor t in re.finditer('.', 'abcdefgh'):\n    learn()\n    probe.trace(t.group())",
+            "iterator of unknown kind",
+        ),
         ("for i, v in np.ndenumerate(np.ones((2, 4))):\n    learn()\n    probe.trace(i)", "iterator of unknown kind"),
     ],
 )

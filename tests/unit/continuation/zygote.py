@@ -1,6 +1,8 @@
-"""Runs scripts in forks of a process that has imported torch already: many short runs for the price of one import.
+"""Runs scripts in forks of a process that has imported torch already: many short runs for the price
+of one import.
 
-Reads one JSON object a line from stdin ({"folder", "environment", "errors"}), answers each with the exit status of the run.
+Reads one JSON object a line from stdin ({"folder", "environment", "errors"}), answers each with the
+exit status of the run.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from reft._boundary import Boundary
+from reft._session.boundary import Boundary
 
 
 class Recorder:
@@ -71,7 +71,8 @@ def test_the_first_round_says_where_a_restarted_script_will_be_put_back(recorder
     for _ in range(2):
         a.step()
         b.step()
-    # The last of them, after b's first step, is where `a` and `b` stand when a restarted script sees b close.
+    # The last of them, after b's first step, is where `a` and `b` stand when a restarted script
+    # sees b close.
     assert recorder.events == ["gate", "unsettled", "gate", "unsettled", "gate", "gate", "point"]
 
 
@@ -201,7 +202,9 @@ def test_a_step_that_a_graph_crosses_ends_no_iteration(crossed: Crossed) -> None
     for n in range(9):
         critic.step()
         if n % 3 == 0:
-            crossed.used = n == 0  # its loss is of what was computed before the critic's step; from then on that is not looked at
+            crossed.used = (
+                n == 0
+            )  # its loss is of what was computed before the critic's step; from then on that is not looked at
             generator.step()
     assert crossed.boundary.closing == 1
     assert crossed.points == [6, 10]  # at the generator's second and third steps
@@ -250,7 +253,13 @@ def test_gradients_from_before_a_step_cross_it(recorder: Recorder) -> None:
         if n % 2:
             second.step()
     assert recorder.boundary.closing == 1
-    assert recorder.points == [2, 4, 5, 6, 9]  # known when `second`, known by then, steps again: its step ends that iteration
+    assert recorder.points == [
+        2,
+        4,
+        5,
+        6,
+        9,
+    ]  # known when `second`, known by then, steps again: its step ends that iteration
 
 
 def test_gradients_that_are_new_do_not_cross(recorder: Recorder) -> None:

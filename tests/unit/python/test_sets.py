@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reft import _C
 
-OPERATIONS = st.lists(st.tuples(st.sampled_from(["add", "discard", "pop", "update"]), st.integers(-300, 300)), max_size=120)
+OPERATIONS = st.lists(
+    st.tuples(st.sampled_from(["add", "discard", "pop", "update"]), st.integers(-300, 300)), max_size=120
+)
 
 
 def run(numbers: set[object], operations: list[tuple[str, int]]) -> list[object]:
@@ -27,7 +29,9 @@ def run(numbers: set[object], operations: list[tuple[str, int]]) -> list[object]
 
 @settings(max_examples=200, deadline=None)
 @given(OPERATIONS, OPERATIONS)
-def test_a_set_with_the_layout_of_another_goes_on_like_it(before: list[tuple[str, int]], after: list[tuple[str, int]]) -> None:
+def test_a_set_with_the_layout_of_another_goes_on_like_it(
+    before: list[tuple[str, int]], after: list[tuple[str, int]]
+) -> None:
     first: set[object] = set()
     run(first, before)
     layout = _C.set_layout(first)

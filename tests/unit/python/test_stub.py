@@ -18,7 +18,9 @@ FORWARDED = {"_get_sequence_number_for_group", "_set_sequence_number_for_group"}
 
 def names_of(body: list[ast.stmt]) -> set[str]:
     found = {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
-    return found | {node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    return found | {
+        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
 
 
 def test_the_stub_has_every_name() -> None:

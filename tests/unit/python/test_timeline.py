@@ -46,7 +46,17 @@ def vault(rank: int = 0, late_ns: int = 0, steps: int = 5) -> dict[str, Any]:
         spans.append(span("copy", number, point + 62 * MS, point + 63 * MS, 90, "compute"))
         spans.append(span("seal", number, point + 70 * MS, point + 71 * MS, 1))
         spans.append(span("gate", number, point + 90 * MS, point + 94 * MS))
-    return {"job": "demo", "rank": rank, "world": 2, "groups": [("world", rank, 2)], "call_sites": {7: "train.py:3 f"}, "ops": ops, "spans": spans, "spans_from_ns": 0, "spans_from_step": -1}
+    return {
+        "job": "demo",
+        "rank": rank,
+        "world": 2,
+        "groups": [("world", rank, 2)],
+        "call_sites": {7: "train.py:3 f"},
+        "ops": ops,
+        "spans": spans,
+        "spans_from_ns": 0,
+        "spans_from_step": -1,
+    }
 
 
 def test_steps_have_their_gaps_and_the_copies_of_the_snapshot_at_their_beginning() -> None:
@@ -77,8 +87,15 @@ def device_vault(steps: int = 5) -> dict[str, Any]:
             it["wait_end_ns"] = it["wait_begin_ns"] + 1000
     for number in range(1, steps):
         point = number * STEP + 3 * MS
-        read["spans"].append({**span("device wait", number, point + 20 * MS, point + 60 * MS, 4096, "gap"), "op": "recv"})
-        read["spans"].append({**span("device wait", number, point + 70 * MS, point + 75 * MS, 1 << 20, "communication"), "op": "all_reduce"})
+        read["spans"].append(
+            {**span("device wait", number, point + 20 * MS, point + 60 * MS, 4096, "gap"), "op": "recv"}
+        )
+        read["spans"].append(
+            {
+                **span("device wait", number, point + 70 * MS, point + 75 * MS, 1 << 20, "communication"),
+                "op": "all_reduce",
+            }
+        )
         read["spans"].append(span("copy", number, point + 20 * MS, point + 50 * MS, 900, "gap"))
         read["spans"].append(span("copy", number, point + 71 * MS, point + 72 * MS, 100, "communication"))
         read["spans"].append(span("device gate", number, point + 90 * MS, point + 91 * MS))
@@ -97,7 +114,10 @@ def test_a_devices_own_clock_is_taken_where_there_is_one() -> None:
     assert len(rank.gates) == 4 and "link is busy" in rank.gaps[1].details
     said = report.sentence([rank])
     assert "90 % of the bytes were copied while the device waited" in said
-    assert "the device waited 1.0 ms a step for copies at the gate on average (1.0 %; the host, ahead of its device, spent 2.0 ms" in said
+    assert (
+        "the device waited 1.0 ms a step for copies at the gate on average (1.0 %; the host, ahead of its device, spent 2.0 ms"
+        in said
+    )
     drawn = timeline_page.page("demo", said, (STEP, 5 * STEP), [rank], (["rank"], [["0"]]))
     assert "gap: the device waits for others" in drawn and "rank 0, device" in drawn
     names = {event["args"].get("name") for event in timeline.trace([rank], "demo")["traceEvents"]}
@@ -135,13 +155,19 @@ def test_waits_inside_of_waits_count_once_and_what_is_under_way_not_at_all() -> 
 
 
 def test_the_newest_steps_of_ranks_that_are_not_at_the_same_place() -> None:
-    ranks = [timeline.of_vault(vault(0)), timeline.of_vault(vault(1, late_ns=30 * MS)), timeline.of_vault(vault(2, steps=1))]
+    ranks = [
+        timeline.of_vault(vault(0)),
+        timeline.of_vault(vault(1, late_ns=30 * MS)),
+        timeline.of_vault(vault(2, steps=1)),
+    ]
     begin, end, cut = timeline.newest(ranks, 2)
     assert [rank.rank for rank in cut] == [0, 1], "a rank without a whole step is not drawn"
     assert (begin, end) == (3 * STEP - 70 * MS, 5 * STEP), "two whole steps of each"
     assert [step.number for step in cut[0].steps] == [4, 5]
     assert [step.number for step in cut[1].steps] == [3, 4], "what had not ended by then is left out"
-    assert all(copy.end > begin and copy.begin < end for rank in cut for copies in rank.copies.values() for copy in copies)
+    assert all(
+        copy.end > begin and copy.begin < end for rank in cut for copies in rank.copies.values() for copy in copies
+    )
     assert timeline.newest(ranks[2:], 2)[2] == []
     assert timeline.newest([], 2)[2] == []
     assert timeline.newest(ranks[:1], 99)[0] == STEP
@@ -152,7 +178,9 @@ def test_the_summary_says_what_it_comes_to() -> None:
     facts = report.summary(ranks[0])
     assert facts["steps"] == 3 and facts["step_ns"] == STEP and facts["gap_share"] == 0.4
     assert facts["copied_bytes"] == {"at_once": 30, "gap": 2700, "compute": 270, "communication": 0, "gate": 0}
-    assert "90 % of the bytes" in report.sentence(ranks) and "6.0 ms a step for reft on average (6.0 %)" in report.sentence(ranks)
+    assert "90 % of the bytes" in report.sentence(
+        ranks
+    ) and "6.0 ms a step for reft on average (6.0 %)" in report.sentence(ranks)
     nothing = vault()
     nothing["spans"] = []
     assert report.sentence([timeline.of_vault(nothing)]).startswith("Nothing was copied")
@@ -171,7 +199,9 @@ def test_the_sentence_tells_what_snapshots_were_measured_to_cost() -> None:
 def test_the_trace_has_every_rank_and_no_row_overlaps_itself() -> None:
     read = vault()
     read["ops"] += [op("all_reduce", begin, begin + 30 * MS) for begin in (STEP, STEP + 10 * MS, STEP + 20 * MS)]
-    events = json.loads(json.dumps(timeline.trace([timeline.of_vault(read), timeline.of_vault(vault(1))], "demo")))["traceEvents"]
+    events = json.loads(json.dumps(timeline.trace([timeline.of_vault(read), timeline.of_vault(vault(1))], "demo")))[
+        "traceEvents"
+    ]
     assert {event["pid"] for event in events} == {0, 1}
     assert {event["ph"] for event in events} == {"M", "X"}
     rows: dict[tuple[int, int], list[dict[str, Any]]] = {}
@@ -185,7 +215,9 @@ def test_the_trace_has_every_rank_and_no_row_overlaps_itself() -> None:
         assert all(one["ts"] + one["dur"] <= two["ts"] + 1e-6 for one, two in zip(row, row[1:], strict=False)), row
     gap = next(event for event in events if event["name"] == "copy: gap")
     recv = next(event for event in events if event["name"] == "recv")
-    assert recv["args"]["details"] == "waits for recv of group world, seq 1, peer 1, 4,096 bytes, called at train.py:3 f"
+    assert (
+        recv["args"]["details"] == "waits for recv of group world, seq 1, peer 1, 4,096 bytes, called at train.py:3 f"
+    )
     assert gap["ts"] == (STEP + 21 * MS) / 1e3 and gap["dur"] == 29e3 and gap["args"]["bytes"] == 900
 
 

@@ -10,7 +10,13 @@ pytest.importorskip("torch")
 from reft._cli import top  # noqa: E402
 
 MS = 1_000_000
-STATS = {"step_ns": 300 * MS, "sealed_step": 4, "capture_last_ns": 40 * MS, "gate_last_ns": 7 * MS, "device_gate_last_ns": 2 * MS}
+STATS = {
+    "step_ns": 300 * MS,
+    "sealed_step": 4,
+    "capture_last_ns": 40 * MS,
+    "gate_last_ns": 7 * MS,
+    "device_gate_last_ns": 2 * MS,
+}
 
 
 @pytest.mark.parametrize(("on_device", "stall"), [(0, "47.0 ms"), (1, "2.0 ms")])

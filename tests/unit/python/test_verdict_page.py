@@ -20,11 +20,25 @@ def frame(file: str, line: int, function: str) -> dict[str, Any]:
 
 
 def op(name: str, group: str, seq: int, phase: str, peer: int = -1) -> dict[str, Any]:
-    return {"op": name, "group": group, "seq": seq, "phase": phase, "peer": peer, "tag": 0, "age_sec": 31.0, "call_site": "x.py:1 f"}
+    return {
+        "op": name,
+        "group": group,
+        "seq": seq,
+        "phase": phase,
+        "peer": peer,
+        "tag": 0,
+        "age_sec": 31.0,
+        "call_site": "x.py:1 f",
+    }
 
 
-def rank(number: int, groups: list[tuple[str, int, int]], tail: list[dict[str, Any]], frames: list[dict[str, Any]]) -> dict[str, Any]:
-    loader = [frame(f"{SITE}/utils/data/pin_memory.py", 52, "_pin_memory_loop"), frame("/usr/lib/python3.11/threading.py", 982, "run")]
+def rank(
+    number: int, groups: list[tuple[str, int, int]], tail: list[dict[str, Any]], frames: list[dict[str, Any]]
+) -> dict[str, Any]:
+    loader = [
+        frame(f"{SITE}/utils/data/pin_memory.py", 52, "_pin_memory_loop"),
+        frame("/usr/lib/python3.11/threading.py", 982, "run"),
+    ]
     return {
         "rank": number, "pid": 4100 + number, "host": "gpu-a17", "alive": True, "proc_state": "S", "step": 411, "error": "",
         "groups": [{"name": name, "rank": own, "size": size} for name, own, size in groups],
@@ -47,7 +61,10 @@ def pipeline() -> dict[str, Any]:
         done = op("all_reduce", f"tp{stage}", 6, "done")
         call = [frame(f"{SITE}/distributed/distributed_c10d.py", 2805, "all_reduce"), frame(user, 88, "forward")]
         if number == 6:
-            now, call = [], [frame(f"{SITE}/utils/data/dataloader.py", 1285, "_try_get_data"), frame(user, 61, "next_batch")]
+            now, call = (
+                [],
+                [frame(f"{SITE}/utils/data/dataloader.py", 1285, "_try_get_data"), frame(user, 61, "next_batch")],
+            )
         elif number == 2:
             now = [op("recv", "pp", 3, "waiting", 1)]
             call = [frame(f"{SITE}/distributed/distributed_c10d.py", 2400, "recv"), frame(user, 90, "backward")]
@@ -150,7 +167,10 @@ def test_who_waits_for_futures_is_in_the_graph_and_whoever_only_has_ops_under_wa
 def test_processes_that_a_rank_started_are_with_the_other_threads() -> None:
     report = pipeline()
     worker = {"main": True, "name": "", "frames": [frame("/home/u/data.py", 12, "__getitem__")]}
-    report["ranks"][6]["children"] = [{"pid": 5120, "name": "pt_data_worker", "threads": [worker]}, {"pid": 5121, "threads": []}]
+    report["ranks"][6]["children"] = [
+        {"pid": 5120, "name": "pt_data_worker", "threads": [worker]},
+        {"pid": 5121, "threads": []},
+    ]
     root = verdict_page.stack_tree(report["ranks"], main=False)
     assert {node.label: node.ranks for node in root.children.values()} == {
         "pin_memory": set(range(8)),

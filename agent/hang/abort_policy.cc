@@ -1,0 +1,108 @@
+#include "agent/hang/abort_policy.h"
+
+#include <algorithm>
+
+// Note [when ranks are ended]
+// To end a job that would have gone on is worse than to let one hang for some minutes more, as its
+// own timeouts end that in the end. So ranks are ended
+// - at once (that is, after a second look that found the same ranks at the same lines) only if the
+// verdict is certain or
+//   likely, and nobody who is named is seen at work: uses a processor, reads or writes, has
+//   children that do, compiles. One rank that evaluates while the others are in the next step's
+//   all_reduce looks like a hang in all other respects.
+// - else when nothing has moved for kHardCapFactor times the time after which the user calls it
+// suspicious.
+// - never while somebody debugs a rank, and for a while after: a debugger makes hangs. On other
+// nodes only a look at them can tell,
+//   so one comes before ranks are ended at that time. Somebody who sits at a Python
+//   debugger's prompt is not to lose it at all.
+// - not by the agent where a rank is dead: launchers end the rest themselves, and give handlers of
+// SIGTERM their time.
+//   Only a launcher that does nothing within kLauncherNs is helped.
+// Progress, a rank that comes or goes, and a new incarnation each end the matter.
+
+namespace reft::agent {
+
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+constexpr int64_t kHardCapFactor = 10;
+constexpr int64_t kLongestConfirmNs = 5 * kSecond;
+// torchrun kills the ranks that are left 30 s after it has asked them to end.
+constexpr int64_t kLauncherNs = 35 * kSecond;
+
+std::string secondsOf(int64_t ns) {
+  return std::to_string((ns + kSecond - 1) / kSecond) + " s";
+}
+
+}  // namespace
+
+std::string AbortPolicy::reported(const Report& report, uint64_t incarnation, int64_t now_ns) {
+  pending_ = decided_ = looking_ = confirmed_ = seen_ = spared_ = false;
+  far_ = report.nodes > 1;
+  if (!enabled_) {
+    return "";
+  }
+  if (report.prompt) {
+    return "not ended: somebody debugs (REFT_HANG_ACTION=abort)";
+  }
+  pending_ = true;
+  incarnation_ = incarnation;
+  finding_ = report.finding;
+  decided_ = report.confidence != Confidence::kUndecidable && !report.at_work;
+  const int64_t wait_ns =
+      report.somebody_died ? kLauncherNs : std::min(suspect_ns_ / 2, kLongestConfirmNs);
+  next_ns_ = now_ns + wait_ns;
+  return std::string("if nothing moves ") +
+         (decided_ ? "within " + secondsOf(wait_ns)
+                   : "for " + secondsOf(kHardCapFactor * suspect_ns_)) +
+         ", the ranks end, to be started again (REFT_HANG_ACTION=abort)";
+}
+
+void AbortPolicy::lookedAgain(const Report& report) {
+  if (!looking_) {
+    return;  // of an earlier report
+  }
+  looking_ = false;
+  spared_ = far_ && (report.traced || report.state != VerdictState::kHang);
+  confirmed_ = report.state == VerdictState::kHang &&
+               report.confidence != Confidence::kUndecidable && !report.at_work && !spared_ &&
+               report.finding == finding_;
+  decided_ = confirmed_;  // else the cap is left
+  pending_ = pending_ && !report.prompt;
+  why_ = "the verdict is " + std::string(confidenceName(report.confidence)) +
+         ", and so it is on a second look";
+}
+
+AbortPolicy::Act AbortPolicy::tick(int64_t now_ns, int64_t still_ns, uint64_t incarnation,
+                                   bool debugged) {
+  pending_ = pending_ && still_ns > 0 && incarnation == incarnation_;
+  if (!pending_) {
+    return Act::kNothing;
+  }
+  if (debugged || spared_) {
+    next_ns_ = now_ns + suspect_ns_;
+    confirmed_ = seen_ = spared_ = false;
+    return Act::kNothing;
+  }
+  if (now_ns < next_ns_ || looking_) {
+    return Act::kNothing;
+  }
+  if (still_ns >= kHardCapFactor * suspect_ns_ && !confirmed_) {
+    if (far_ && !seen_) {
+      seen_ = looking_ = true;
+      return Act::kLookAgain;
+    }
+    why_ = "nothing has moved for " + secondsOf(still_ns);
+    pending_ = false;
+    return Act::kAbort;
+  }
+  if (confirmed_) {
+    pending_ = false;
+    return Act::kAbort;
+  }
+  looking_ = decided_;
+  return decided_ ? Act::kLookAgain : Act::kNothing;
+}
+
+}  // namespace reft::agent

@@ -1,0 +1,84 @@
+#include "agent/peers/connection.h"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "intercept/base/error.h"
+
+namespace reft::agent {
+
+bool Connection::receive() {
+  try {
+    return wire::receiveInto(socket_.get(), decoder_);
+  } catch (const SystemError&) {
+    return false;
+  }
+}
+
+void Connection::send(wire::Type type, std::string_view payload, int fd) {
+  if (payload.size() > wire::kMaxPayload) {
+    enqueue(wire::encode(
+                wire::Type::kError,
+                R"({"what":"the answer is larger than a frame","hint":"ask for fewer ranks"})"),
+            -1);
+    return;
+  }
+  enqueue(wire::encode(type, payload), fd);
+}
+
+void Connection::send(wire::Type type, const wire::Ballot& ballot) {
+  enqueue(wire::encode(type, ballot), -1);
+}
+
+void Connection::enqueue(std::string bytes, int fd) {
+  if (gone_ || closing_) {
+    return;
+  }
+  if (queued_bytes_ + bytes.size() > kMaxQueued) {
+    gone_ = true;
+    return;
+  }
+  queued_bytes_ += bytes.size();
+  queue_.push_back({std::move(bytes), 0, UniqueFd(fd >= 0 ? ::fcntl(fd, F_DUPFD_CLOEXEC, 3) : -1)});
+  flush();
+}
+
+void Connection::flush() {
+  while (!queue_.empty() && !gone_) {
+    auto& out = queue_.front();
+    iovec part{out.bytes.data() + out.sent, out.bytes.size() - out.sent};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    if (out.fd) {
+      const int fd = out.fd.get();
+      message.msg_control = control;
+      message.msg_controllen = sizeof(control);
+      auto* rights = CMSG_FIRSTHDR(&message);
+      rights->cmsg_level = SOL_SOCKET;
+      rights->cmsg_type = SCM_RIGHTS;
+      rights->cmsg_len = CMSG_LEN(sizeof(int));
+      std::memcpy(CMSG_DATA(rights), &fd, sizeof(int));
+    }
+    const ssize_t count = ::sendmsg(socket_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count < 0) {
+      if (errno == EINTR) {
+        continue;
+      }
+      gone_ = errno != EAGAIN && errno != EWOULDBLOCK;
+      return;
+    }
+    out.fd.reset();  // rode on the first byte
+    out.sent += static_cast<size_t>(count);
+    if (out.sent == out.bytes.size()) {
+      queued_bytes_ -= out.bytes.size();
+      queue_.pop_front();
+    }
+  }
+}
+
+}  // namespace reft::agent

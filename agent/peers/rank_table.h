@@ -1,0 +1,87 @@
+// What the agent knows about the ranks of its node: processes, connections, vaults.
+//
+// Threads: the agent's loop only. Errors: putVault throws Corruption or InvalidArgument and leaves
+// the old vault.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "agent/peers/messages.h"
+#include "intercept/base/unique_fd.h"
+#include "snapshot/commit/commit.h"
+#include "snapshot/vault/vault.h"
+
+namespace reft::agent {
+
+struct RankState {
+  Hello hello;
+  int pid = 0;  // 0: never seen by this agent (only its vault was found)
+  UniqueFd pidfd;
+  bool pid_is_own = false;  // the kernel says so; else the number may be of another pid namespace
+  UniqueFd launcher;        // pidfd of the parent process
+  std::string oom_counter;  // of its cgroup, oom_kills.h
+  int64_t oom_kills_before = -1;  // when it came
+  uint64_t connection = 0;        // 0: none
+  bool alive = false;             // the process exists
+  bool said_bye = false;
+
+  std::vector<Note> notes;  // of the process that is connected now
+
+  UniqueFd vault_fd;
+  std::unique_ptr<VaultReader> vault;
+  std::string vault_path;  // "": a memfd
+
+  bool live() const { return alive && !said_bye; }
+  // Processes of its cgroup that the kernel's OOM killer has ended since it came; < 0: unknown.
+  int64_t oomKillsSince() const;
+  // The vault, mapped as long as it is now; nullptr if there is none or it was cut off.
+  const VaultReader* readable();
+};
+
+class RankTable {
+ public:
+  RankTable(std::string job, std::string vault_dir);
+
+  // Vault files that an earlier agent left. Foreign ones stay and are logged.
+  void adoptVaultFiles();
+
+  // Registers a rank. Throws InvalidArgument with what to do if a live process of another job uses
+  // the name.
+  RankState& join(const Hello& hello, int pid, uint64_t connection);
+  void putVault(RankState& rank, const VaultPut& put, UniqueFd fd);
+
+  std::map<int, RankState>& all() { return ranks_; }
+  RankState* find(int rank);
+  RankState* ofConnection(uint64_t connection);
+  // True if the process has ended.
+  static bool ended(const RankState& rank);
+
+  bool anyLive() const;
+  // Every local rank of the newest incarnation said bye.
+  bool allSaidBye() const;
+  // Whether ranks that said bye may still be started again: one that dies on its way out fails the
+  // job, and a launcher with restarts left begins anew.
+  bool mayComeBack() const;
+  int world() const;
+  int nodes() const;                                     // that the newest ranks said the job has
+  uint64_t incarnation() const { return incarnation_; }  // the newest
+
+  std::vector<std::pair<CommitKey, CommitLedger::Held>> sealed(RankState& rank);
+  // Deletes the vault files of this node's ranks, each with a log line.
+  void deleteVaultFiles();
+
+ private:
+  std::string pathOf(int rank) const;
+
+  std::string job_;
+  std::string vault_dir_;
+  std::map<int, RankState> ranks_;
+  uint64_t incarnation_ = 0;  // of the newest hello
+  int local_world_ = 0;
+};
+
+}  // namespace reft::agent

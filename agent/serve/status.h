@@ -1,0 +1,53 @@
+// What the agent tells people and machines: status JSON and Prometheus text.
+//
+// Status:
+//   {"job", "node", "agent_pid", "version", "uptime_sec", "world",
+//    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "inconsistent_cuts",
+//    "hang_reports", "op_disagreements",
+//              "refused_peers", "connections"},
+//    "disagreements": as in hang reports; of ops, the first of a group,
+//    "newest_committed": {"step", "incarnation"} or null,
+//    "open_votes": [{"step", "incarnation", "votes"}],
+//    "ranks": [{"rank", "pid", "alive", "connected", "said_bye", "incarnation", "attempt",
+//               "vault": {"bytes", "path", "slots": [{"state", "step", "incarnation"}]} or null,
+//               "op_log": {"ops", "heartbeat_age_sec", "pending"} or null,
+//               "notes": [[about, where, kind, why]],
+//               "stats": {every counter of RankStats, "note"}}]}
+// "stats" is {} without a vault. Incarnations are hexadecimal strings; steps that were never set
+// are 2^64-1.
+//
+// Threads: the agent's loop only. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "agent/peers/options.h"
+#include "agent/peers/rank_table.h"
+#include "hang_detect/verdict/verdict.h"
+#include "snapshot/commit/commit.h"
+
+namespace reft::agent {
+
+constexpr const char* kAgentVersion = "0.1.0";
+
+struct AgentCounters {
+  uint64_t hang_reports = 0;
+  uint64_t op_disagreements = 0;
+  std::vector<Disagreement> disagreements;  // the first ones of this attempt
+  uint64_t refused_peers = 0;
+  uint64_t connections = 0;
+  int64_t started_ns = 0;
+};
+
+std::string statusJson(const Options& options, RankTable& ranks, const CommitLedger& ledger,
+                       const AgentCounters& counters, int64_t now_ns);
+std::string inventoryJson(RankTable& ranks);
+std::string metricsText(const Options& options, RankTable& ranks, const CommitLedger& ledger,
+                        const AgentCounters& counters);
+
+std::string dumpJson(const nlohmann::json& value);  // never throws on text that is not UTF-8
+
+}  // namespace reft::agent

@@ -1,0 +1,339 @@
+#include "c10d_backend/store/evidence_exchange.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "intercept/base/log.h"
+
+namespace reft {
+
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using SteadyTime = std::chrono::steady_clock::time_point;
+
+constexpr milliseconds kAfterFailure{5000};
+constexpr milliseconds kJoin{2000};
+constexpr double kLongestGatherSec = 600;
+constexpr int64_t kMostRequests = 64;  // looked at, of those that came while this rank did not run
+constexpr size_t kMostInbox = 64;
+
+template <typename Number>
+Number number(const json& object, const char* key, Number otherwise) {
+  const auto at = object.find(key);
+  return at != object.end() && at->is_number() ? at->template get<Number>() : otherwise;
+}
+
+std::string dumped(const json& value) {
+  return value.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+}  // namespace
+
+class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
+ public:
+  Worker(const c10::intrusive_ptr<c10d::Store>& store, Place place, Send send, Pace pace)
+      : store_(store->clone()),
+        place_(place),
+        send_(std::move(send)),
+        pace_(pace),
+        prefix_("evidence/" + std::to_string(place.incarnation) + "/") {}
+
+  void start() {
+    std::thread([self = shared_from_this()] { self->run(); }).detach();
+  }
+
+  void receive(wire::Type type, std::string payload) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (inbox_.size() >= kMostInbox) {
+        return;
+      }
+      inbox_.emplace_back(type, std::move(payload));
+    }
+    arrived_.notify_all();
+  }
+
+  void stop() {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    arrived_.notify_all();
+    if (!ended_.wait_for(lock, kJoin, [this] { return over_; })) {
+      logWarn(
+          "c10d_backend",
+          "the store does not answer; the thread that carries evidence of hangs is left behind");
+    }
+  }
+
+ private:
+  struct Gathering {
+    json id;  // the agent's
+    int64_t number = 0;
+    std::set<int> missing;
+    SteadyTime deadline;
+  };
+
+  // An own request that is still in the store.
+  struct Written {
+    int64_t number = 0;
+    SteadyTime until;
+    std::set<int> late;  // nodes whose answers nobody will read
+  };
+
+  std::string key(const char* what, int64_t number) const {
+    return prefix_ + what + "/" + std::to_string(number);
+  }
+  std::string answerKey(int64_t number, int node) const {
+    return key("answer", number) + "/" + std::to_string(node);
+  }
+
+  std::string text(const std::string& name) {
+    const std::vector<uint8_t> bytes = store_->get(name);
+    return {bytes.begin(), bytes.end()};
+  }
+  void put(const std::string& name, const std::string& value) {
+    store_->set(name, std::vector<uint8_t>(value.begin(), value.end()));
+  }
+
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "reft-evidence");
+    bool warned = false;
+    auto next = std::chrono::steady_clock::now();
+    while (true) {
+      std::deque<std::pair<wire::Type, std::string>> messages;
+      {
+        std::unique_lock lock(mutex_);
+        arrived_.wait_until(lock, next, [this] { return stopping_ || !inbox_.empty(); });
+        if (stopping_) {
+          break;
+        }
+        messages.swap(inbox_);
+      }
+      try {
+        for (const auto& [type, payload] : messages) {
+          take(type, payload);
+        }
+        const auto now = std::chrono::steady_clock::now();
+        if (now >= next_requests_) {
+          requests();
+          forget();
+          next_requests_ = now + pace_.requests;
+        }
+        answers();
+        next = gatherings_.empty()
+                   ? next_requests_
+                   : std::min(next_requests_, std::chrono::steady_clock::now() + pace_.answers);
+        warned = false;
+      } catch (const std::exception& error) {
+        // The store lives in the launcher or in rank 0: without it the job is ending, or about to
+        // be started again.
+        if (!warned) {
+          logWarn("c10d_backend",
+                  "evidence of hangs does not reach other nodes: the store failed: ", error.what());
+        }
+        warned = true;
+        giveUp(error.what());
+        next = next_requests_ = std::chrono::steady_clock::now() + kAfterFailure;
+      }
+    }
+    // Here and not with the last reference: that may be dropped when nothing of this may be used
+    // any more.
+    store_.reset();
+    send_ = nullptr;
+    const std::lock_guard lock(mutex_);
+    over_ = true;
+    ended_.notify_all();
+  }
+
+  void take(wire::Type type, const std::string& payload) {
+    const json message = json::parse(payload, nullptr, /*allow_exceptions=*/false);
+    if (!message.is_object()) {
+      return;
+    }
+    if (type == wire::Type::kGather) {
+      gather(message);
+    } else if (type == wire::Type::kEvidence) {
+      answer(message);
+    }
+  }
+
+  // Of this node's agent.
+  void gather(const json& message) {
+    const double seconds =
+        std::clamp(number<double>(message, "seconds", 0), 0.0, kLongestGatherSec);
+    Gathering gathering;
+    gathering.id = message.value("id", json());
+    gathering.deadline =
+        std::chrono::steady_clock::now() + milliseconds(static_cast<int64_t>(seconds * 1000));
+    for (int node = 0; seconds > 0 && node < place_.nodes; ++node) {
+      if (node != place_.node) {
+        gathering.missing.insert(node);
+      }
+    }
+    // Listed before the store is asked, so that a failure of that is told.
+    gatherings_.push_back(gathering);
+    const int64_t count = store_->add(prefix_ + "count", 1);
+    put(key("request", count),
+        dumped({{"node", place_.node}, {"kind", message.value("kind", json())}}));
+    written_.push_back({count, std::chrono::steady_clock::now() + pace_.kept, {}});
+    gatherings_.back().number = count;
+    if (seconds <= 0) {
+      gatherings_.pop_back();  // nobody answers
+    }
+  }
+
+  // Of the other nodes.
+  void requests() {
+    const int64_t count = store_->add(prefix_ + "count", 0);
+    seen_ = std::max(seen_, count - kMostRequests);
+    while (seen_ < count) {
+      const int64_t request = ++seen_;
+      // Who asked counts first and writes then: it may be there a moment later, but not much.
+      if (!there(key("request", request))) {
+        continue;
+      }
+      const json message =
+          json::parse(text(key("request", request)), nullptr, /*allow_exceptions=*/false);
+      const int node = message.is_object() ? number<int>(message, "node", -1) : -1;
+      if (node < 0 || node == place_.node || store_->check({answerKey(request, place_.node)})) {
+        continue;
+      }
+      send_(wire::Type::kEvidenceRequest,
+            dumped({{"id", request}, {"node", node}, {"kind", message.value("kind", json())}}));
+    }
+  }
+
+  bool there(const std::string& name) {
+    for (const milliseconds pause : {milliseconds(20), milliseconds(200), milliseconds(0)}) {
+      if (store_->check({name})) {
+        return true;
+      }
+      std::unique_lock lock(mutex_);
+      arrived_.wait_for(lock, pause, [this] { return stopping_; });
+    }
+    return false;
+  }
+
+  // Of this node's agent, for another.
+  void answer(const json& message) {
+    const auto request = number<int64_t>(message, "id", -1);
+    const std::string value = dumped(message.value("answer", json()));
+    const auto asked = key("request", request);
+    if (request <= 0 || value.size() > wire::kMaxEvidence + (64u << 10) ||
+        !store_->check({asked})) {
+      return;
+    }
+    put(answerKey(request, place_.node), value);
+    if (!store_->check({asked})) {
+      store_->deleteKey(answerKey(request, place_.node));  // too late: nobody would
+    }
+  }
+
+  void answers() {
+    for (auto gathering = gatherings_.begin(); gathering != gatherings_.end();) {
+      for (auto node = gathering->missing.begin(); node != gathering->missing.end();) {
+        const auto name = answerKey(gathering->number, *node);
+        if (!store_->check({name})) {
+          ++node;
+          continue;
+        }
+        const std::string value = text(name);
+        store_->deleteKey(name);
+        json answer = json::parse(value, nullptr, /*allow_exceptions=*/false);
+        if (answer.is_object()) {
+          send_(wire::Type::kGathered,
+                dumped({{"id", gathering->id}, {"node", *node}, {"answer", std::move(answer)}}));
+        }
+        node = gathering->missing.erase(node);
+      }
+      if (gathering->missing.empty() || std::chrono::steady_clock::now() >= gathering->deadline) {
+        tellEnd(*gathering, "");
+        for (Written& request : written_) {
+          if (request.number == gathering->number) {
+            request.late = gathering->missing;
+          }
+        }
+        gathering = gatherings_.erase(gathering);
+      } else {
+        ++gathering;
+      }
+    }
+  }
+
+  void tellEnd(const Gathering& gathering, const std::string& problem) {
+    send_(wire::Type::kGathered, dumped({{"id", gathering.id},
+                                         {"silent", gathering.missing},
+                                         {"error", problem.substr(0, 300)}}));
+  }
+
+  void giveUp(const std::string& why) {
+    for (const Gathering& gathering : gatherings_) {
+      tellEnd(gathering, "the job's store failed: " + why.substr(0, why.find('\n')));
+    }
+    gatherings_.clear();
+  }
+
+  void forget() {
+    while (!written_.empty() && std::chrono::steady_clock::now() >= written_.front().until) {
+      const Written request = std::move(written_.front());
+      written_.pop_front();
+      store_->deleteKey(key("request", request.number));
+      for (const int node : request.late) {
+        store_->deleteKey(answerKey(request.number, node));
+      }
+    }
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  const Place place_;
+  Send send_;
+  const Pace pace_;
+  const std::string prefix_;
+  std::mutex mutex_;
+  std::condition_variable arrived_, ended_;
+  std::deque<std::pair<wire::Type, std::string>> inbox_;
+  bool stopping_ = false, over_ = false;
+  // Of the thread:
+  SteadyTime next_requests_ = std::chrono::steady_clock::now();
+  int64_t seen_ = 0;
+  std::vector<Gathering> gatherings_;
+  std::deque<Written> written_;
+};
+
+EvidenceExchange::Pace EvidenceExchange::paceOf(int nodes) {
+  Pace pace;
+  pace.requests = std::clamp(milliseconds(nodes), pace.requests, milliseconds(2000));
+  return pace;
+}
+
+EvidenceExchange::EvidenceExchange(const c10::intrusive_ptr<c10d::Store>& store, Place place,
+                                   Send send, Pace pace)
+    : owner_(::getpid()), worker_(std::make_shared<Worker>(store, place, std::move(send), pace)) {
+  worker_->start();
+}
+
+EvidenceExchange::~EvidenceExchange() {
+  if (::getpid() == owner_) {
+    worker_->stop();
+  }
+}
+
+std::function<void(wire::Type, std::string)> EvidenceExchange::receiver() const {
+  return [worker = worker_](wire::Type type, std::string payload) {
+    worker->receive(type, std::move(payload));
+  };
+}
+
+}  // namespace reft

@@ -1,0 +1,47 @@
+#include "hang_detect/rank/stack_reply.h"
+
+#include <memory>
+
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <nlohmann/json.hpp>
+
+namespace reft {
+
+std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump) {
+  const auto asked = nlohmann::json::parse(request, nullptr, /*allow_exceptions=*/false);
+  nlohmann::json reply;
+  reply["id"] = asked.is_object() && asked.contains("id") ? asked["id"] : nlohmann::json();
+  reply["rank"] = rank;
+  reply["pid"] = ::getpid();
+  reply["text"] = dump.text;
+  reply["error"] = dump.error;
+  return reply.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+namespace {
+
+void allowToRead(const std::string& welcome) {
+  const auto fields = nlohmann::json::parse(welcome, nullptr, /*allow_exceptions=*/false);
+  if (fields.is_object() && fields.contains("agent_pid") &&
+      fields["agent_pid"].is_number_unsigned()) {
+    ::prctl(PR_SET_PTRACER, fields["agent_pid"].get<unsigned long>(), 0, 0,
+            0);  // EINVAL where there is no Yama
+  }
+}
+
+}  // namespace
+
+void installStackReplies(AgentClient& client, int rank, StackPrinter printer) {
+  auto dumper = std::make_shared<StackDumper>(printer);
+  allowToRead(client.welcome());
+  // The handler lives in the client and runs on its thread, which the client's destructor joins:
+  // `client` is alive.
+  client.handle(wire::Type::kStackRequest, [&client, dumper, rank](const wire::Frame& frame) {
+    allowToRead(client.welcome());  // it may be another agent by now
+    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dumper->dump()));
+  });
+}
+
+}  // namespace reft

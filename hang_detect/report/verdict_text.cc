@@ -1,0 +1,78 @@
+#include "hang_detect/report/verdict_text.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "hang_detect/evidence/words.h"
+
+namespace reft {
+
+std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
+  constexpr size_t kLines = 24;
+  constexpr double kShortestToldSec = 0.5;
+  std::vector<std::string> lines;
+  const auto add = [&lines](const std::string& text, size_t indent, size_t most) {
+    const std::string wrapped = words::wrap(text, indent);
+    size_t count = 0;
+    for (size_t at = 0; at <= wrapped.size() && count < most; ++count) {
+      const size_t end = std::min(wrapped.find('\n', at), wrapped.size());
+      lines.push_back(wrapped.substr(at, end - at));
+      at = end + 1;
+    }
+  };
+  // Ranks that disagree, and one has died of it: "hang" is what it would have been on another
+  // transport.
+  const bool crash =
+      verdict.state == VerdictState::kHang && verdict.pattern == "P2" &&
+      std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
+                  [](const RankEvidence& rank) { return !rank.alive && !rank.said_bye; });
+  std::string head = "reft: job " + words::printable(evidence.job, 40) + ": " +
+                     (crash ? "crash" : stateName(verdict.state)) + ", " + verdict.what + " (" +
+                     confidenceName(verdict.confidence) + ")";
+  if (verdict.waited_sec > kShortestToldSec) {
+    head += ", no progress for " + words::seconds(verdict.waited_sec);
+  }
+  add(head, 2, 2);
+  const bool named = verdict.confidence != Confidence::kUndecidable;
+  const auto& list = named ? verdict.culprits : verdict.candidates;
+  if (list.empty()) {
+    add(verdict.state == VerdictState::kHealthy ? "nobody holds up the job"
+                                                : "nobody can be named from what is known",
+        2, 2);
+  }
+  for (size_t i = 0; i < list.size() && i < 4; ++i) {
+    add((named ? "culprit: " : "undecidable, one of: ") + list[i].text +
+            (list[i].host.empty() ? "" : ", on " + words::printable(list[i].host, 40)),
+        4, 3);
+  }
+  if (list.size() > 4) {
+    std::vector<int> ranks;
+    ranks.reserve(list.size());
+    for (const Culprit& culprit : list) {
+      ranks.push_back(culprit.rank);
+    }
+    add("in all: " + words::rankList(ranks), 4, 2);
+  }
+  if (!verdict.victims.empty()) {
+    add("waiting: " + words::rankList(verdict.victims), 4, 2);
+  }
+  for (size_t i = 0; i < verdict.evidence.size() && lines.size() + 3 < kLines - 1; ++i) {
+    add("- " + verdict.evidence[i], 4, std::min<size_t>(3, kLines - 2 - lines.size()));
+  }
+  add("next: " + verdict.advice, 4, 2);
+  std::string text;
+  for (size_t i = 0; i < lines.size() && i < kLines; ++i) {
+    text += lines[i].substr(0, 80) + "\n";
+  }
+  return text;
+}
+
+nlohmann::json disagreementFields(const Disagreement& found) {
+  return {{"class", found.what},        {"group", found.group}, {"seq", found.seq},
+          {"minority", found.minority}, {"ranks", found.ranks}, {"waited_for", found.waited_for},
+          {"text", found.text}};
+}
+
+}  // namespace reft

@@ -1,0 +1,632 @@
+#include "hang_detect/stacks/python_memory.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+
+namespace reft {
+
+namespace {
+
+constexpr size_t kMaxInterpreters = 16;
+constexpr size_t kMaxThreads = 1024;
+constexpr size_t kMaxFrames = 512;
+constexpr size_t kMaxSkipped = 4096;  // frames of the interpreter's own, per thread
+constexpr size_t kMaxText = 1024;     // characters
+constexpr size_t kMaxLineTable = 1u << 20;
+constexpr uint64_t kMaxBytes = 64u << 20;
+constexpr uint64_t kMaxReads = 500'000;
+constexpr uint64_t kMaxOffset = 1u << 20;
+constexpr int kTries = 3;
+constexpr uint8_t kOwnedByGenerator = 1;
+constexpr uint8_t kOwnedByCStack = 3;
+constexpr size_t kCodeUnit = 2;
+
+// Counts, so that no list that bites its own tail goes on for ever.
+class Memory {
+ public:
+  explicit Memory(ReadMemory read) : read_(std::move(read)) {}
+
+  bool bytes(uint64_t address, void* into, size_t count) {
+    ++reads_;
+    bytes_ += count;
+    return address != 0 && address <= UINT64_MAX - count && !spent() && read_(address, into, count);
+  }
+  template <typename Value>
+  bool value(uint64_t base, uint64_t offset, Value& into) {
+    return base != 0 && base <= UINT64_MAX - offset && bytes(base + offset, &into, sizeof(into));
+  }
+  // Work on what was read before.
+  void count(size_t bytes) { bytes_ += bytes; }
+  bool spent() const { return reads_ > kMaxReads || bytes_ > kMaxBytes; }
+  void startAnew() { reads_ = bytes_ = 0; }
+
+ private:
+  ReadMemory read_;
+  uint64_t reads_ = 0;
+  uint64_t bytes_ = 0;
+};
+
+void appendUtf8(std::string& text, uint32_t character) {
+  if (character < 0x20 || (character >= 0x7f && character < 0xa0) || character > 0x10ffff ||
+      (character >= 0xd800 && character < 0xe000)) {
+    text += '?';
+  } else if (character < 0x80) {
+    text += static_cast<char>(character);
+  } else if (character < 0x800) {
+    text += static_cast<char>(0xc0 | (character >> 6));
+    text += static_cast<char>(0x80 | (character & 0x3f));
+  } else if (character < 0x10000) {
+    text += static_cast<char>(0xe0 | (character >> 12));
+    text += static_cast<char>(0x80 | ((character >> 6) & 0x3f));
+    text += static_cast<char>(0x80 | (character & 0x3f));
+  } else {
+    text += static_cast<char>(0xf0 | (character >> 18));
+    text += static_cast<char>(0x80 | ((character >> 12) & 0x3f));
+    text += static_cast<char>(0x80 | ((character >> 6) & 0x3f));
+    text += static_cast<char>(0x80 | (character & 0x3f));
+  }
+}
+
+// Line of the instruction at `unit`, 0 if it has none. A line table is a row of entries that begin
+// with a byte whose highest bit is set: 4 bits of kind, 3 bits of how many code units (less one) it
+// is about. What follows depends on the kind; it has no byte with that bit.
+int64_t lineOf(const std::vector<uint8_t>& table, int64_t first_line, uint64_t unit) {
+  int64_t line = first_line;
+  uint64_t covered = 0;
+  for (size_t at = 0; at < table.size();) {
+    const uint8_t head = table[at++];
+    const unsigned kind = (head >> 3) & 15;
+    if (kind == 13 || kind == 14) {  // a signed number of any length, its sign in the lowest bit
+      uint64_t number = 0;
+      for (unsigned shift = 0; at < table.size() && shift < 63; shift += 6) {
+        const uint8_t part = table[at++];
+        number |= static_cast<uint64_t>(part & 63) << shift;
+        if ((part & 64) == 0) {
+          break;
+        }
+      }
+      const auto magnitude = static_cast<int64_t>(std::min<uint64_t>(number >> 1, INT32_MAX));
+      line += (number & 1) != 0 ? -magnitude : magnitude;
+    } else if (kind >= 10 && kind <= 12) {
+      line += kind - 10;
+    }
+    covered += (head & 7) + 1;
+    if (unit < covered) {
+      return kind == 15 || line < 0 ? 0 : line;
+    }
+    while (at < table.size() && (table[at] & 0x80) == 0) {
+      ++at;
+    }
+  }
+  return 0;
+}
+
+}  // namespace
+
+class PythonWalker {
+ public:
+  PythonWalker(ReadMemory read, const PythonLayout& layout, uint64_t runtime, uint64_t code_type)
+      : memory_(std::move(read)), layout_(layout), runtime_(runtime), code_type_(code_type) {}
+
+  PythonThreads all(bool with_frames) {
+    memory_.startAnew();
+    states_.clear();
+    PythonThreads result;
+    uint64_t interpreter = 0;
+    if (!memory_.value(runtime_, layout_.runtime_interpreters, interpreter) || interpreter == 0) {
+      result.problem = "no interpreter is found in its memory (it starts, ends, or is no Python)";
+      return result;
+    }
+    for (size_t i = 0; interpreter != 0; ++i) {
+      if (i == kMaxInterpreters) {
+        result.problem = "more than " + std::to_string(kMaxInterpreters) + " interpreters";
+        break;
+      }
+      const Gil before = gilOf(interpreter);
+      const size_t first = result.threads.size();
+      std::vector<uint64_t> walked;
+      threadsOf(interpreter, with_frames, result, walked);
+      const Gil after = gilOf(interpreter);
+      for (size_t t = 0; t < walked.size(); ++t) {
+        addGil(before, after, walked[t], result.threads[first + t]);
+      }
+      if (!memory_.value(interpreter, layout_.interpreter_next, interpreter)) {
+        result.problem = "an interpreter's memory cannot be read";
+        break;
+      }
+    }
+    if (memory_.spent()) {
+      result.problem = "more memory than a stack takes: it is damaged";
+    }
+    return result;
+  }
+
+  std::optional<PythonThread> one(uint64_t native_id) {
+    memory_.startAnew();
+    const auto at = states_.find(native_id);
+    uint64_t now = 0, interpreter = 0;
+    if (at == states_.end() || !memory_.value(at->second, layout_.thread_native_id, now) ||
+        now != native_id || !memory_.value(at->second, layout_.thread_interpreter, interpreter)) {
+      return std::nullopt;
+    }
+    const Gil before = gilOf(interpreter);
+    PythonThread thread = threadAt(at->second, true);
+    addGil(before, gilOf(interpreter), at->second, thread);
+    return thread;
+  }
+
+ private:
+  struct Code {
+    bool known = false;  // it is a code object
+    std::string file, name;
+    int64_t first_line = 0;
+    uint64_t first_traceable = 0;
+    std::vector<uint8_t> lines;
+  };
+
+  struct Gil {
+    uint64_t address = 0;  // 0: not known
+    uint64_t holder = 0;   // state of a thread; 0: nobody
+    uint64_t switches = 0;
+  };
+
+  Gil gilOf(uint64_t interpreter) {
+    Gil gil;
+    if (layout_.gil_holder == PythonLayout::kAbsent) {
+      return gil;
+    }
+    uint64_t address = runtime_ + layout_.runtime_gil;
+    if (layout_.interpreter_gil != PythonLayout::kAbsent &&
+        !memory_.value(interpreter, layout_.interpreter_gil, address)) {
+      return gil;
+    }
+    int32_t locked = 0;
+    if (!memory_.value(address, layout_.gil_locked, locked) ||
+        !memory_.value(address, layout_.gil_switches, gil.switches) ||
+        !memory_.value(address, layout_.gil_holder, gil.holder)) {
+      return {};
+    }
+    gil.address = address;
+    if (locked != 1) {
+      gil.holder = 0;  // what is there is who had it last
+    }
+    return gil;
+  }
+
+  void addGil(const Gil& before, const Gil& after, uint64_t state, PythonThread& thread) {
+    if (after.address == 0 || after.address != before.address) {
+      return;
+    }
+    thread.gil_condition = after.address + layout_.gil_condition;
+    thread.gil_switches = after.switches;
+    thread.holds_gil = before.holder == state && after.holder == state;
+  }
+
+  // `walked`: where the state of each thread is that was added.
+  void threadsOf(uint64_t interpreter, bool with_frames, PythonThreads& result,
+                 std::vector<uint64_t>& walked) {
+    uint64_t thread = 0;
+    if (!memory_.value(interpreter, layout_.interpreter_threads, thread)) {
+      result.problem = "an interpreter's memory cannot be read";
+      return;
+    }
+    while (thread != 0) {
+      uint64_t owner = 0;
+      if (!memory_.value(thread, layout_.thread_interpreter, owner) || owner != interpreter) {
+        result.problem = "the list of threads changed, or is damaged";
+        return;
+      }
+      if (result.threads.size() == kMaxThreads) {
+        result.problem = "more than " + std::to_string(kMaxThreads) + " threads";
+        return;
+      }
+      for (int i = 0; i < kTries; ++i) {
+        PythonThread read = threadAt(thread, with_frames);
+        const bool good = !read.moving && read.problem.empty();
+        if (i == 0) {
+          result.threads.push_back(std::move(read));
+        } else {
+          result.threads.back() = std::move(read);
+        }
+        if (good) {
+          break;
+        }
+      }
+      walked.push_back(thread);
+      states_[result.threads.back().native_id] = thread;
+      if (!memory_.value(thread, layout_.thread_next, thread)) {
+        result.problem = "the list of threads changed, or is damaged";
+        return;
+      }
+    }
+  }
+
+  bool topFrame(uint64_t thread, uint64_t& frame) {
+    if (layout_.cframe_frame == PythonLayout::kAbsent) {
+      return memory_.value(thread, layout_.thread_frame, frame);
+    }
+    uint64_t cframe = 0;
+    return memory_.value(thread, layout_.thread_frame, cframe) &&
+           memory_.value(cframe, layout_.cframe_frame, frame);
+  }
+
+  PythonThread threadAt(uint64_t thread, bool with_frames) {
+    PythonThread result;
+    uint64_t top = 0, instruction = 0;
+    if (!memory_.value(thread, layout_.thread_id, result.id) ||
+        !memory_.value(thread, layout_.thread_native_id, result.native_id) ||
+        (with_frames && !topFrame(thread, top))) {
+      result.problem = "its state cannot be read";
+      return result;
+    }
+    if (!with_frames) {
+      return result;
+    }
+    if (top != 0) {
+      memory_.value(top, layout_.frame_instruction, instruction);
+    }
+    uint64_t frame = top;
+    size_t run = 0;
+    bool in_run = false;
+    for (size_t skipped = 0; frame != 0;) {
+      if (result.frames.size() == kMaxFrames) {
+        result.truncated = true;
+        break;
+      }
+      StackFrame read;
+      bool ends_run = false;
+      switch (frameAt(frame, read, ends_run)) {
+        case Frame::kShown:
+          result.frames.push_back(std::move(read));
+          ++run;
+          break;
+        case Frame::kInternal: ++skipped; break;
+        case Frame::kBroken: result.problem = "a frame cannot be read"; break;
+      }
+      in_run = !ends_run;
+      if (ends_run) {
+        result.runs.push_back(run);
+        run = 0;
+      }
+      if (skipped > kMaxSkipped || !memory_.value(frame, layout_.frame_previous, frame)) {
+        result.problem = "a frame cannot be read";
+      }
+      if (!result.problem.empty()) {
+        break;
+      }
+    }
+    if (in_run) {
+      result.runs.push_back(run);  // its oldest frames were not read
+    }
+    uint64_t top_now = 0, instruction_now = 0;
+    if (topFrame(thread, top_now) && top_now != 0) {
+      memory_.value(top_now, layout_.frame_instruction, instruction_now);
+    }
+    result.moving = top_now != top || instruction_now != instruction;
+    return result;
+  }
+
+  enum class Frame : uint8_t { kShown, kInternal, kBroken };
+
+  // `ends_run`: it is the oldest one of a run of the interpreter's loop. 3.11 marks that frame;
+  // newer ones put one of their own behind it.
+  Frame frameAt(uint64_t frame, StackFrame& into, bool& ends_run) {
+    uint64_t address = 0, instruction = 0;
+    uint8_t owner = 0, entry = 0;
+    if (layout_.frame_is_entry != PythonLayout::kAbsent &&
+        memory_.value(frame, layout_.frame_is_entry, entry)) {
+      ends_run = entry != 0;
+    }
+    if (!memory_.value(frame, layout_.frame_owner, owner) ||
+        !memory_.value(frame, layout_.frame_code, address) ||
+        !memory_.value(frame, layout_.frame_instruction, instruction)) {
+      return Frame::kBroken;
+    }
+    if (owner == kOwnedByCStack) {
+      ends_run = true;
+      return Frame::kInternal;  // where C code called Python
+    }
+    const Code& code = codeAt(address);
+    if (!code.known) {
+      return Frame::kBroken;
+    }
+    const uint64_t begin = address + layout_.code_instructions;
+    const uint64_t unit = instruction >= begin ? (instruction - begin) / kCodeUnit : 0;
+    if (owner != kOwnedByGenerator && (instruction < begin || unit < code.first_traceable)) {
+      return Frame::kInternal;  // it has not begun
+    }
+    into.file = code.file;
+    into.function = code.name;
+    memory_.count(code.lines.size());
+    into.line = lineOf(code.lines, code.first_line, unit);
+    return Frame::kShown;
+  }
+
+  const Code& codeAt(uint64_t address) {
+    const auto [at, added] = codes_.try_emplace(address);
+    Code& code = at->second;
+    if (!added) {
+      return code;
+    }
+    uint64_t type = 0, file = 0, name = 0, lines = 0;
+    int32_t first_line = 0;
+    if (!memory_.value(address, layout_.object_type, type) || type != code_type_ ||
+        !memory_.value(address, layout_.code_filename, file) ||
+        !memory_.value(address, layout_.code_name, name) ||
+        !memory_.value(address, layout_.code_linetable, lines) ||
+        !memory_.value(address, layout_.code_first_line, first_line)) {
+      return code;
+    }
+    int32_t first_traceable = 0;
+    if (layout_.code_first_traceable != PythonLayout::kAbsent &&
+        memory_.value(address, layout_.code_first_traceable, first_traceable)) {
+      code.first_traceable = static_cast<uint64_t>(std::max(first_traceable, 0));
+    }
+    code.first_line = first_line;
+    code.file = textAt(file);
+    code.name = textAt(name);
+    int64_t size = 0;
+    if (memory_.value(lines, layout_.bytes_size, size) && size > 0 &&
+        size <= static_cast<int64_t>(kMaxLineTable) && !memory_.spent()) {
+      code.lines.resize(static_cast<size_t>(size));
+      if (!memory_.bytes(lines + layout_.bytes_data, code.lines.data(), code.lines.size())) {
+        code.lines.clear();
+      }
+    }
+    code.known = true;
+    return code;
+  }
+
+  std::string textAt(uint64_t address) {
+    int64_t length = 0;
+    uint32_t state = 0;
+    if (!memory_.value(address, layout_.unicode_length, length) ||
+        !memory_.value(address, layout_.unicode_state, state) || length < 0) {
+      return "???";
+    }
+    // interned: 2 bits, kind: 3, compact: 1, ascii: 1.
+    const size_t width = (state >> 2) & 7;
+    const bool compact = (state & 32) != 0;
+    const bool ascii = (state & 64) != 0;
+    if (!compact || (width != 1 && width != 2 && width != 4)) {
+      return "???";
+    }
+    const auto count = std::min(static_cast<size_t>(length), kMaxText);
+    std::vector<uint8_t> data(count * width);
+    const uint64_t offset = ascii ? layout_.unicode_ascii_size : layout_.unicode_compact_size;
+    if (address > UINT64_MAX - offset ||
+        (count > 0 && !memory_.bytes(address + offset, data.data(), data.size()))) {
+      return "???";
+    }
+    std::string text;
+    for (size_t i = 0; i < count; ++i) {
+      uint32_t character = 0;
+      std::memcpy(&character, data.data() + i * width, width);
+      appendUtf8(text, character);
+    }
+    if (count < static_cast<size_t>(length)) {
+      text += "...";
+    }
+    return text;
+  }
+
+  Memory memory_;
+  const PythonLayout layout_;
+  uint64_t runtime_, code_type_;
+  std::map<uint64_t, Code> codes_;
+  std::map<uint64_t, uint64_t> states_;  // of threads, by the kernel's number
+};
+
+const PythonLayout* pythonLayout(int minor) {
+  static const PythonLayout k311{
+      .runtime_interpreters = 40,
+      .interpreter_next = 0,
+      .interpreter_threads = 16,
+      .thread_next = 8,
+      .thread_interpreter = 16,
+      .thread_id = 152,
+      .thread_native_id = 160,
+      .thread_frame = 56,
+      .cframe_frame = 8,
+      .frame_code = 32,
+      .frame_previous = 48,
+      .frame_instruction = 56,
+      .frame_owner = 69,
+      .frame_is_entry = 68,
+      .code_filename = 112,
+      .code_name = 120,
+      .code_linetable = 136,
+      .code_first_line = 72,
+      .code_first_traceable = 168,
+      .code_instructions = 184,
+      .unicode_length = 16,
+      .unicode_state = 32,
+      .unicode_ascii_size = 48,
+      .unicode_compact_size = 72,
+      .bytes_size = 16,
+      .bytes_data = 32,
+      .object_type = 8,
+      .runtime_gil = 360,
+      .interpreter_gil = PythonLayout::kAbsent,
+      .gil_holder = 8,
+      .gil_locked = 16,
+      .gil_switches = 24,
+      .gil_condition = 32,
+  };
+  static const PythonLayout k312{
+      .runtime_interpreters = 40,
+      .interpreter_next = 0,
+      .interpreter_threads = 72,
+      .thread_next = 8,
+      .thread_interpreter = 16,
+      .thread_id = 136,
+      .thread_native_id = 144,
+      .thread_frame = 56,
+      .cframe_frame = 0,
+      .frame_code = 0,
+      .frame_previous = 8,
+      .frame_instruction = 56,
+      .frame_owner = 70,
+      .frame_is_entry = PythonLayout::kAbsent,
+      .code_filename = 112,
+      .code_name = 120,
+      .code_linetable = 136,
+      .code_first_line = 68,
+      .code_first_traceable = 176,
+      .code_instructions = 192,
+      .unicode_length = 16,
+      .unicode_state = 32,
+      .unicode_ascii_size = 40,
+      .unicode_compact_size = 56,
+      .bytes_size = 16,
+      .bytes_data = 32,
+      .object_type = 8,
+      .runtime_gil = PythonLayout::kAbsent,
+      .interpreter_gil = 384,
+      .gil_holder = 8,
+      .gil_locked = 16,
+      .gil_switches = 24,
+      .gil_condition = 32,
+  };
+  return minor == 11 ? &k311 : minor == 12 ? &k312 : nullptr;
+}
+
+const PythonLayout& undescribedLayout() {
+  static const PythonLayout k313{
+      .gil_holder = 8,
+      .gil_locked = 16,
+      .gil_switches = 24,
+      .gil_condition = 32,
+  };
+  return k313;
+}
+
+std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t runtime,
+                                             std::string& problem) {
+  // The order of the fields of _Py_DebugOffsets, after the cookie: all are 64 bits.
+  // clang-format off
+  enum Field : size_t {
+    kVersion, kFreeThreaded,
+    kRuntimeSize, kRuntimeFinalizing, kRuntimeInterpreters,
+    kInterpreterSize, kInterpreterId, kInterpreterNext, kInterpreterThreads, kInterpreterGc, kInterpreterModules,
+    kInterpreterSysdict, kInterpreterBuiltins, kInterpreterGil, kInterpreterGilState, kInterpreterGilEnabled,
+    kInterpreterGilLocked, kInterpreterGilHolder,
+    kThreadSize, kThreadPrev, kThreadNext, kThreadInterpreter, kThreadFrame, kThreadId, kThreadNativeId, kThreadStack,
+    kThreadStatus,
+    kFrameSize, kFramePrevious, kFrameExecutable, kFrameInstruction, kFrameLocals, kFrameOwner,
+    kCodeSize, kCodeFilename, kCodeName, kCodeQualname, kCodeLinetable, kCodeFirstLine, kCodeArgcount, kCodeLocalNames,
+    kCodeLocalKinds, kCodeInstructions,
+    kObjectSize, kObjectType,
+    kTypeSize, kTypeName, kTypeRepr, kTypeFlags,
+    kTupleSize, kTupleItem, kTupleCount,
+    kListSize, kListItem, kListCount,
+    kDictSize, kDictKeys, kDictValues,
+    kFloatSize, kFloatValue,
+    kLongSize, kLongTag, kLongDigit,
+    kBytesSize, kBytesCount, kBytesData,
+    kUnicodeSize, kUnicodeState, kUnicodeLength, kUnicodeAsciiSize,
+    kFields
+  };
+  // clang-format on
+  struct {
+    char cookie[8];
+    uint64_t field[kFields];
+  } offsets;
+  if (!read(runtime, &offsets, sizeof(offsets)) ||
+      std::memcmp(offsets.cookie, "xdebugpy", 8) != 0) {
+    problem = "its interpreter does not say where things are in its memory";
+    return std::nullopt;
+  }
+  const auto& field = offsets.field;
+  if (field[kVersion] >> 16 != 0x030d) {
+    problem = "its interpreter's description of itself is of another version than 3.13";
+    return std::nullopt;
+  }
+  if (field[kFreeThreaded] != 0) {
+    problem = "its interpreter is a free-threaded one";
+    return std::nullopt;
+  }
+  if (std::any_of(field + kRuntimeSize, field + kFields,
+                  [](uint64_t offset) { return offset > kMaxOffset; })) {
+    problem = "its interpreter's description of itself is damaged";
+    return std::nullopt;
+  }
+  // The description has them for the GIL that is part of an interpreter.
+  const PythonLayout& gil = undescribedLayout();
+  const bool gil_as_known =
+      field[kInterpreterGilHolder] == field[kInterpreterGilState] + gil.gil_holder &&
+      field[kInterpreterGilLocked] == field[kInterpreterGilState] + gil.gil_locked;
+  const auto ifKnown = [gil_as_known](uint64_t offset) {
+    return gil_as_known ? offset : PythonLayout::kAbsent;
+  };
+  return PythonLayout{
+      .runtime_interpreters = field[kRuntimeInterpreters],
+      .interpreter_next = field[kInterpreterNext],
+      .interpreter_threads = field[kInterpreterThreads],
+      .thread_next = field[kThreadNext],
+      .thread_interpreter = field[kThreadInterpreter],
+      .thread_id = field[kThreadId],
+      .thread_native_id = field[kThreadNativeId],
+      .thread_frame = field[kThreadFrame],
+      .cframe_frame = PythonLayout::kAbsent,
+      .frame_code = field[kFrameExecutable],
+      .frame_previous = field[kFramePrevious],
+      .frame_instruction = field[kFrameInstruction],
+      .frame_owner = field[kFrameOwner],
+      .frame_is_entry = PythonLayout::kAbsent,
+      .code_filename = field[kCodeFilename],
+      .code_name = field[kCodeName],
+      .code_linetable = field[kCodeLinetable],
+      .code_first_line = field[kCodeFirstLine],
+      .code_first_traceable = PythonLayout::kAbsent,
+      .code_instructions = field[kCodeInstructions],
+      .unicode_length = field[kUnicodeLength],
+      .unicode_state = field[kUnicodeState],
+      .unicode_ascii_size = field[kUnicodeAsciiSize],
+      .unicode_compact_size =
+          field[kUnicodeAsciiSize] + 2 * sizeof(uint64_t),  // and its UTF-8 form: length, pointer
+      .bytes_size = field[kBytesCount],
+      .bytes_data = field[kBytesData],
+      .object_type = field[kObjectType],
+      .runtime_gil = PythonLayout::kAbsent,
+      .interpreter_gil = ifKnown(field[kInterpreterGil]),
+      .gil_holder = ifKnown(gil.gil_holder),
+      .gil_locked = ifKnown(gil.gil_locked),
+      .gil_switches = ifKnown(gil.gil_switches),
+      .gil_condition = ifKnown(gil.gil_condition),
+  };
+}
+
+std::optional<PythonLayout> findPythonLayout(int minor, const ReadMemory& read, uint64_t runtime,
+                                             std::string& problem) {
+  if (const PythonLayout* known = pythonLayout(minor)) {
+    return *known;
+  }
+  if (minor == 13) {
+    return readPythonLayout(read, runtime, problem);
+  }
+  problem = "it is CPython 3." + std::to_string(minor) + "; its memory is known for 3.11 to 3.13";
+  return std::nullopt;
+}
+
+PythonReader::PythonReader(ReadMemory read, const PythonLayout& layout, uint64_t runtime,
+                           uint64_t code_type)
+    : walker_(std::make_unique<PythonWalker>(std::move(read), layout, runtime, code_type)) {}
+
+PythonReader::~PythonReader() = default;
+
+PythonThreads PythonReader::all(bool with_frames) {
+  return walker_->all(with_frames);
+}
+
+std::optional<PythonThread> PythonReader::one(uint64_t native_id) {
+  return walker_->one(native_id);
+}
+
+PythonThreads readPythonThreads(const ReadMemory& read, const PythonLayout& layout,
+                                uint64_t runtime, uint64_t code_type) {
+  return PythonReader(read, layout, runtime, code_type).all();
+}
+
+}  // namespace reft

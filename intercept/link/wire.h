@@ -1,0 +1,119 @@
+// Frames between ranks, tools and the agent over a Unix stream socket. The table of messages is in
+// ARCHITECTURE.md.
+//
+// Threads: a FrameDecoder belongs to one connection; free functions are re-entrant.
+// Errors:  FrameDecoder throws Corruption on a foreign magic, an unknown version or an oversized
+// payload: the peer is not
+//          one of ours, close it. sendFrame/receiveFrame throw SystemError, PeerFailure (end of
+//          stream) or Timeout.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "intercept/base/unique_fd.h"
+
+namespace reft::wire {
+
+constexpr uint32_t kMagic = 0x57544652;  // "RFTW"
+constexpr uint16_t kVersion = 2;
+constexpr uint32_t kMaxPayload = 64u << 20;
+// So many of the first ranks of a node carry evidence of hangs between nodes: another steps in
+// where one is stopped.
+constexpr int kEvidenceCarriers = 2;
+// Of one node.
+constexpr size_t kMaxEvidence = 4u << 20;
+
+// Values are on the wire: append only.
+enum class Type : uint16_t {
+  kHello = 1,
+  kWelcome = 2,
+  kError = 3,
+  kVaultPut = 10,
+  kVaultAck = 11,
+  kVaultList = 12,
+  kVaultInventory = 13,
+  kVaultGet = 14,
+  kVaultFd = 15,
+  kVote = 20,
+  kOutcome = 21,
+  kNodeVote = 22,
+  kJobOutcome = 23,
+  kStackRequest = 40,
+  kStackReply = 41,
+  kVerdict = 42,
+  kAbort = 43,
+  kNotes = 44,
+  kGather = 45,
+  kGathered = 46,
+  kEvidenceRequest = 47,
+  kEvidence = 48,
+  kStatusRequest = 50,
+  kStatus = 51,
+  kMetricsRequest = 52,
+  kMetrics = 53,
+  kStacksRequest = 54,
+  kStacks = 55,
+  kBye = 60,
+};
+
+struct Header {
+  uint32_t magic;
+  uint16_t version;
+  uint16_t type;
+  uint32_t payload_bytes;
+  uint32_t reserved;
+};
+static_assert(sizeof(Header) == 16);
+
+// Payload of kVote, kNodeVote (sealed) and kOutcome, kJobOutcome (committed).
+struct Ballot {
+  int64_t step;
+  uint64_t incarnation;
+  uint64_t cut;  // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if
+                 // aborted for it
+  uint8_t yes;   // sealed / committed
+  uint8_t wish;  // how often snapshots shall be taken, see snapshot/cost/cadence.h; outcomes: of a
+                 // committed step; 0: nothing said
+  uint8_t reserved[6];
+};
+static_assert(sizeof(Ballot) == 32);
+
+struct Frame {
+  Type type;
+  std::string payload;
+  UniqueFd fd;
+};
+
+std::string encode(Type type, std::string_view payload);
+std::string encode(Type type, const Ballot& ballot);
+std::optional<Ballot> decodeBallot(std::string_view payload);  // nullopt if the size is wrong
+
+// Takes bytes as they arrive, gives whole frames.
+class FrameDecoder {
+ public:
+  // Appends received bytes and descriptors (kept in order; one belongs to the first frame that
+  // arrives with or after it and whose type carries one: kVaultPut, kVaultFd).
+  void feed(const void* data, size_t bytes);
+  void feedFd(UniqueFd fd) { fds_.push_back(std::move(fd)); }
+  std::optional<Frame> next();
+
+ private:
+  std::string buffer_;
+  size_t consumed_ = 0;
+  std::deque<UniqueFd> fds_;
+};
+
+// Blocking helpers for clients. `fd_to_send` = -1: none.
+void sendFrame(int socket, Type type, std::string_view payload, int fd_to_send = -1);
+// Reads what is there into the decoder; false at end of stream.
+bool receiveInto(int socket, FrameDecoder& decoder);
+Frame receiveFrame(int socket, FrameDecoder& decoder, std::chrono::milliseconds timeout);
+
+}  // namespace reft::wire

@@ -1,0 +1,10 @@
+#include "intercept/record/cut.h"
+
+namespace reft {
+
+CutCounter& processCut() {
+  static CutCounter counter;
+  return counter;
+}
+
+}  // namespace reft

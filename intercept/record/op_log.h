@@ -1,0 +1,230 @@
+// The op log: a ring of fixed-size records in shared memory, one per rank, that says what the
+// rank's collectives are doing. It lies in the vault's memfd, so it outlives a SIGKILL of its
+// writer and any process of the same user can read it while the rank runs, hangs or is dead.
+//
+// One record is one op; its phases are filled in as they happen (begin → enqueued → wait-begin →
+// wait-end → done), so a record shows at a glance how far the op came. Cost target: < 200 ns per op
+// record, no lock, no allocation, no system call besides reading the clock (vDSO).
+//
+// Threads: begin() may be called from several threads at once (a slot is claimed by fetch_add); the
+// marks
+//          of one op may come from any thread. OpLogReader may run in any process at any time; a
+//          record that was overwritten while it was read is left out.
+// Errors:  the writer cannot fail. OpLogReader throws Corruption if the area is not an op log.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "intercept/base/clock.h"
+
+namespace reft {
+
+// Values reach shared memory: append only, do not change.
+enum class OpKind : uint8_t {
+  kUnknown = 0,
+  kBroadcast = 1,
+  kAllreduce = 2,
+  kAllreduceCoalesced = 3,
+  kReduce = 4,
+  kAllgather = 5,
+  kAllgatherBase = 6,
+  kAllgatherCoalesced = 7,
+  kGather = 8,
+  kScatter = 9,
+  kReduceScatter = 10,
+  kReduceScatterBase = 11,
+  kReduceScatterCoalesced = 12,
+  kAlltoallBase = 13,
+  kAlltoall = 14,
+  kSend = 15,
+  kRecv = 16,
+  kRecvAnysource = 17,
+  kBarrier = 18,
+  kMonitoredBarrier = 19,
+  kCoalesced = 20,
+  kAllreduceSparse = 21,
+  kGatherSingle = 22,
+  kStep = 30,  // not a collective: an optimizer step (seq = step number), so that a log can be cut
+               // into steps
+};
+
+// A collective of no more bytes takes the latency of the link, not the link: who waits in it, waits
+// for other ranks (the norm that gradients are clipped by, a barrier).
+constexpr uint64_t kLatencyBytes = uint64_t{64} << 10;
+
+const char* opKindName(
+    OpKind kind);  // "all_reduce", "send", …; "unknown" for values it does not know
+
+// 96 bytes. Times are CLOCK_MONOTONIC nanoseconds; 0 = has not happened.
+struct OpRecord {
+  std::atomic<uint64_t>
+      ticket;  // 1 + index of the op in this log; 0 while the record is being (re)written
+  uint64_t begin_ns;
+  std::atomic<uint64_t> enqueued_ns;
+  std::atomic<uint64_t> wait_begin_ns;
+  std::atomic<uint64_t> wait_end_ns;
+  std::atomic<uint64_t> done_ns;
+  uint64_t bytes;      // input bytes of this rank
+  uint64_t signature;  // hash of op, dtype, reduce op, element counts: equal on ranks that agree
+  uint32_t group;      // index into the group table
+  uint32_t seq;        // number of this op in its group, from 1; collectives and p2p counted apart
+  int32_t peer;        // p2p: group rank of the other side; rooted ops: root; else -1
+  uint32_t call_site;  // id from callSiteId(), 0 = unknown
+  OpKind kind;
+  uint8_t dtype;                // c10::ScalarType; 255 = none or mixed
+  uint8_t reduce_op;            // c10d::ReduceOp::RedOpType; 255 = none
+  std::atomic<uint8_t> failed;  // 1: the op ended with an exception
+  uint32_t tag;                 // p2p tag
+  uint64_t reserved;
+};
+static_assert(sizeof(OpRecord) == 96);
+
+struct OpGroup {
+  static constexpr size_t kNameBytes = 88;
+  char name[kNameBytes];  // NUL-terminated
+  int32_t rank;           // own rank in the group
+  int32_t size;
+};
+static_assert(sizeof(OpGroup) == 96);
+
+// A place in the user's code. A program has few; those that do not fit have an id and no text.
+struct OpCallSite {
+  static constexpr size_t kTextBytes = 124;
+  std::atomic<uint32_t> id;  // OpRecord::call_site; 0: not written yet
+  char text[kTextBytes];     // "train.py:88 load_batch", NUL-terminated; of a long one the end
+};
+static_assert(sizeof(OpCallSite) == 128);
+
+// Lies at the start of the area; then kMaxGroups OpGroup; then kMaxCallSites OpCallSite; then
+// `capacity` OpRecord.
+struct OpLogHeader {
+  static constexpr uint64_t kMagic = 0x31474F4C54464552;  // "REFTLOG1"
+  static constexpr uint32_t kMaxGroups = 1024;
+  static constexpr uint32_t kMaxCallSites = 1024;
+  uint64_t magic;
+  uint32_t version;                   // 2
+  uint32_t capacity;                  // records; a power of two
+  std::atomic<uint64_t> next_ticket;  // ops begun so far
+  std::atomic<uint32_t> groups;
+  uint32_t pid;
+  std::atomic<uint64_t> heartbeat_ns;  // moved on every mark: the age of the newest progress
+  std::atomic<uint32_t> call_sites;
+  uint8_t reserved[20];
+};
+static_assert(sizeof(OpLogHeader) == 64);
+
+class OpEvents;
+struct OpEvent;
+
+class OpLog {
+ public:
+  struct Op {
+    OpKind kind = OpKind::kUnknown;
+    uint32_t group = 0;
+    uint32_t seq = 0;
+    int32_t peer = -1;
+    uint32_t tag = 0;
+    uint64_t bytes = 0;
+    uint8_t dtype = 255;
+    uint8_t reduce_op = 255;
+    uint32_t call_site = 0;
+    uint64_t signature = 0;
+  };
+
+  // Bytes of an area for `capacity` records (rounded up to a power of two).
+  static size_t areaBytes(uint32_t capacity);
+
+  // Formats `area` (≥ areaBytes(capacity), 64-byte aligned, must outlive the log). With `area ==
+  // nullptr` the log keeps a private area: the backend works the same without a vault.
+  OpLog(void* area, uint32_t capacity, const Clock& clock = SteadyClock::instance());
+  ~OpLog();
+  OpLog(const OpLog&) = delete;
+  OpLog& operator=(const OpLog&) = delete;
+
+  // Moves the log into another area (records so far are copied); nullptr: back into the private
+  // area, which only a log that was made with one has. The caller makes sure that no mark is under
+  // way.
+  void moveTo(void* area, uint32_t capacity);
+
+  // The area in use, for an OpLogReader in this process; valid until the next moveTo().
+  const void* area() const { return header_.load(std::memory_order_acquire); }
+  size_t areaBytes() const { return areaBytes(header_.load(std::memory_order_acquire)->capacity); }
+
+  // From now on every begin and mark is told to `events` as well (nullptr: no more), which must
+  // outlive the log.
+  void tell(OpEvents* events) { events_.store(events, std::memory_order_release); }
+
+  // Registers a group once; returns its index. More than kMaxGroups share the last index.
+  uint32_t addGroup(const std::string& name, int rank, int size);
+
+  // Tells readers what an OpRecord::call_site means; once for each.
+  void nameCallSite(uint32_t id, std::string_view text) noexcept;
+
+  // Returns the op's ticket, the handle of the marks.
+  uint64_t begin(const Op& op) noexcept;
+  void markEnqueued(uint64_t ticket) noexcept;
+  void markWaitBegin(uint64_t ticket) noexcept;
+  void markWaitEnd(uint64_t ticket) noexcept;
+  void markDone(uint64_t ticket, bool failed = false) noexcept;
+
+  // Fills in what `event` tells of an op (kind to signature). False: its record was overwritten
+  // meanwhile.
+  bool describe(uint64_t ticket, OpEvent& event) const noexcept;
+
+ private:
+  OpRecord* recordOf(uint64_t ticket) const noexcept;  // nullptr if it was overwritten meanwhile
+  void mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase, int64_t now_ns) noexcept;
+  void tellMark(int what, uint64_t ticket, int64_t now_ns) noexcept;
+
+  const Clock& clock_;
+  std::atomic<OpLogHeader*> header_{nullptr};
+  std::atomic<OpEvents*> events_{nullptr};
+  void* own_area_ = nullptr;
+  std::mutex groups_mutex_;
+};
+
+// The op log of this process: private until the runtime moves it into the vault. Never destroyed,
+// because an op may be marked by a thread that outlives static destructors.
+OpLog& processOpLog();
+
+// A copy of one record, as plain values.
+struct OpEntry {
+  uint64_t ticket = 0;
+  uint64_t begin_ns = 0, enqueued_ns = 0, wait_begin_ns = 0, wait_end_ns = 0, done_ns = 0;
+  uint64_t bytes = 0, signature = 0;
+  uint32_t group = 0, seq = 0, call_site = 0, tag = 0;
+  int32_t peer = -1;
+  OpKind kind = OpKind::kUnknown;
+  uint8_t dtype = 255, reduce_op = 255;
+  bool failed = false;
+};
+
+class OpLogReader {
+ public:
+  // `bytes` of a mapped area, possibly of a foreign, dying or malicious writer. Throws Corruption.
+  OpLogReader(const void* area, size_t bytes);
+
+  uint64_t opsBegun() const;
+  uint64_t heartbeatNs() const;
+  uint32_t writerPid() const;
+  std::vector<OpGroup> groups() const;
+  std::map<uint32_t, std::string> callSites() const;
+  // The newest `count` records, oldest first.
+  std::vector<OpEntry> tail(size_t count) const;
+
+ private:
+  const OpLogHeader* header_;
+  const OpGroup* groups_;
+  const OpCallSite* call_sites_;
+  const OpRecord* records_;
+  uint32_t capacity_;
+};
+
+}  // namespace reft

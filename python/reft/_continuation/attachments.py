@@ -1,0 +1,83 @@
+"""Attributes that a script has hung on an object whose class is a package's: counters on a model,
+an average on a parameter.
+
+An attribute that no code of the package's class names was put there by somebody else. Of those only
+values are taken that a script would keep: numbers, strings, containers of them, tensors, arrays,
+objects of its own classes.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection
+from itertools import islice
+from types import CodeType
+from typing import Any
+
+from .nodes import ATOMS, function_in
+from .own import is_own
+
+_TORCH = frozenset({"torch", "builtins", "typing", "abc"})
+_SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
+_MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
+_LOOKED_AT = 16  # items of a container
+_names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
+
+
+def attributes(value: Any, roots: frozenset[str] = _TORCH) -> list[tuple[str, Any]]:
+    """Gives what was hung on an object, by name.
+
+    Args:
+        roots: Top-level packages whose classes keep nothing that a script would want back.
+    """
+    there = vars(value)
+    named = names_in(type(value), roots)
+    return [(name, item) for name, item in list(there.items()) if name not in named and is_kept(item)]
+
+
+def names_in(kind: type, roots: frozenset[str] = _TORCH) -> frozenset[str]:
+    """Gives the names that the code of a class, and of its bases, speaks of, as far as they belong to `roots`."""
+    found = _names.get((kind, roots))
+    if found is None:
+        names: set[str] = set()
+        for base in kind.__mro__:
+            if base.__module__.partition(".")[0] in roots:
+                names.update(vars(base), vars(base).get("__annotations__", ()))
+                for member in vars(base).values():
+                    _collect(getattr(_unwrapped(function_in(member)), "__code__", None), names)
+        found = _names[kind, roots] = frozenset(names)
+    return found
+
+
+def is_kept(item: Any, depth: int = 0) -> bool:
+    """Whether a value is one that a script keeps."""
+    kind = type(item)
+    if kind in ATOMS:
+        return True
+    if kind in _SEQUENCES or kind in _MAPPINGS:
+        items = item.values() if kind in _MAPPINGS else item
+        return depth < 3 and all(is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT))
+    torch: Any = sys.modules["torch"]
+    if kind is torch.Tensor or (kind.__module__ == "numpy" and kind.__qualname__ == "ndarray"):
+        return True
+    return is_own(kind.__module__) and not isinstance(item, (type, torch.nn.Module, torch.optim.Optimizer))
+
+
+def _unwrapped(function: Any) -> Any:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    return function
+
+
+def _collect(code: Any, names: set[str]) -> None:
+    if isinstance(code, CodeType):
+        names.update(code.co_names)
+        for constant in code.co_consts:
+            _collect(constant, names)
+            if isinstance(constant, str):
+                names.add(constant)  # setattr(self, "name", …)
+            elif isinstance(constant, tuple):
+                names.update(item for item in constant if isinstance(item, str))

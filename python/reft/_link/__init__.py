@@ -1,0 +1,1 @@
+"""The link to the agent: protocol, job identity, answers about hangs."""

@@ -1,0 +1,1 @@
+"""Putting a restarted script back."""

@@ -1,0 +1,1 @@
+"""One rank in one attempt: start, program points, notes."""

@@ -1,0 +1,260 @@
+"""Finds the program point: the return of the last optimizer step of an iteration.
+
+A loop may step several optimizers (GAN: discriminator, then generator) or one of them several
+times. The *closing* optimizer is the one whose step came right before the first optimizer stepped
+again: from then on each of its steps ends an iteration. With a single optimizer alive that is known
+at once. When a round goes by without it, it is chosen anew; not among those whose steps are
+*crossed*, by a graph that is built before such a step and used after it (`fake = G(z)`, the step of
+D, then G's loss on `fake`), or by gradients (one backward for two optimizers): no restarted script
+can be put back between the two. Every optimizer step, closing or not, is a gate: it may overwrite
+what is being copied.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from reft._state import discovery
+
+_PATIENCE = 64  # rounds without the closing optimizer after which one whose steps are crossed is better than none
+
+
+def _first_gradient(optimizer: Optimizer) -> Any:
+    return next((p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None), None)
+
+
+class Boundary:
+    """Calls back on gates and program points.
+
+    Threads: the training thread. Errors: hooks never raise; `on_error` gets what the callbacks
+        raise.
+
+    Args:
+        on_gate: An optimizer is about to write.
+        on_point: An iteration has ended; gets the frame of the optimizer's step.
+        on_error: Gets what the others raise.
+        expected_closing: Gives `closing_position` in the process that this one takes up; None if
+            there is none.
+        on_replaced: Optimizers may be gone.
+        on_unsettled: A step that may turn out to be the first that ends an iteration.
+        crossing: Says whether a graph was used that stood in the frames at the last `on_point` or
+            `on_unsettled`.
+        on_crossed: The steps at which that was are crossed, by a graph or by gradients. Gets the
+            index of the last optimizer whose steps are not, -1 if there is none.
+        on_rarer: Iterations are longer than the steps of an optimizer, because those are crossed;
+            gets that one and the closing one.
+
+    Attributes:
+        closing: index of the closing optimizer, None until it is known.
+    """
+
+    def __init__(
+        self,
+        on_gate: Callable[[], None],
+        on_point: Callable[[FrameType], None],
+        on_error: Callable[[str, Exception], None],
+        expected_closing: Callable[[], int | None],
+        on_replaced: Callable[[], None] = lambda: None,
+        on_unsettled: Callable[[FrameType], None] = lambda frame: None,
+        crossing: Callable[[], bool] = lambda: False,
+        on_crossed: Callable[[int], None] = lambda instead: None,
+        on_rarer: Callable[[Optimizer, Optimizer], None] = lambda crossed, closing: None,
+    ) -> None:
+        self._known: list[Optimizer | None] = []  # None: was replaced and is gone; the others keep their index
+        self.closing: int | None = None
+        self._on_gate, self._on_point, self._on_error = on_gate, on_point, on_error
+        self._expected_closing, self._on_replaced, self._on_unsettled = expected_closing, on_replaced, on_unsettled
+        self._crossing, self._on_crossed, self._on_rarer = crossing, on_crossed, on_rarer
+        self._crossed: set[int] = set()
+        self._gradients: dict[
+            int, tuple[weakref.ref[torch.Tensor], int]
+        ] = {}  # then, of the others: one each, and its version
+        self._looked_at = -1  # the optimizer after whose step `on_point` or `on_unsettled` was called last
+        self._waited = 0  # rounds without the closing optimizer
+        self._said_rarer = False
+        self._steps: list[int] = []  # optimizers in the order of their last steps
+        self._last = -1
+        self._round: set[int] = set()  # optimizers that stepped since the last program point
+        self._nesting: list[int] = []  # ids of optimizers whose step is running: ZeRO's outer step calls an inner one
+        self._handles = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """Outermost optimizers in the order of their first step."""
+        return [optimizer for optimizer in self._known if optimizer is not None]
+
+    @property
+    def closing_position(self) -> int | None:
+        """Where the closing one is in `optimizers`."""
+        if self.closing is None:
+            return None
+        return sum(optimizer is not None for optimizer in self._known[: self.closing])
+
+    def know(self, others: list[Optimizer]) -> None:
+        """Counts optimizers among the known ones that have not stepped in this process, but had in the one that it takes up."""
+        self._known += others
+
+    def remove(self) -> None:
+        """Takes the hooks out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        try:
+            begun = self._nesting.count(id(optimizer))
+            if begun and begun != self._running_steps(optimizer, sys._getframe(1)):
+                # An earlier step raised and never came to its post-hook.
+                del self._nesting[self._nesting.index(id(optimizer)) :]
+            self._nesting.append(id(optimizer))
+            self._on_gate()
+        except Exception as error:
+            self._on_error("gate", error)
+
+    def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        try:
+            if id(optimizer) in self._nesting:
+                last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
+                del self._nesting[last:]
+            if self._nesting or torch.compiler.is_compiling():
+                return
+            if self._ends_iteration(optimizer):
+                self._look()
+                self._on_point(sys._getframe(1))
+            elif self.closing is None:
+                self._look()
+                self._on_unsettled(sys._getframe(1))
+        except Exception as error:
+            self._on_error("step", error)
+
+    @staticmethod
+    def _running_steps(optimizer: Optimizer, hook_caller: FrameType) -> int:
+        """How many steps of it are under way around this one: a class may call its base's step, which is hooked, too."""
+        running, frame = 0, hook_caller.f_back
+        while frame is not None:
+            running += frame.f_code is hook_caller.f_code and frame.f_locals.get("self") is optimizer
+            frame = frame.f_back
+        return running
+
+    def _ends_iteration(self, optimizer: Optimizer) -> bool:
+        index = next((i for i, known in enumerate(self._known) if known is optimizer), -1)
+        if index < 0:
+            self._known.append(optimizer)
+            index = len(self._known) - 1
+            if self.closing is None:
+                expected = self._expected_closing()
+                if expected is not None:
+                    self.closing = expected if index == expected else None
+                elif index == 0 and self._alone(optimizer):
+                    self.closing = 0
+        elif self._is_to_come():
+            pass  # the one that closed before the restart has not stepped yet
+        elif self.closing is None or (index in self._round and self.closing not in self._round):
+            # `optimizer` begins the second round, or a whole round went by without the closing one:
+            # it was replaced, or rests.
+            self._choose()
+        self._last = index
+        self._steps = [i for i in self._steps if i != index] + [index]
+        self._round.add(index)
+        if self._looked_at >= 0 and self._looked_at not in self._crossed and (self._crossing() or self._is_old(index)):
+            self._cross(self._looked_at)
+        if index != self.closing:
+            return False
+        self._round.clear()
+        self._waited = 0
+        return True
+
+    def _is_to_come(self) -> bool:
+        expected = self._expected_closing() if self.closing is None else None
+        if expected is None or expected < len(self._known):
+            return False
+        self._waited += 1
+        return self._waited < _PATIENCE
+
+    def _look(self) -> None:
+        """Notes which gradients stand at this step, of optimizers that may step next."""
+        self._looked_at = self._last
+        self._gradients = {}
+        for i, other in enumerate(self._known):
+            gradient = None if other is None or i == self._last else _first_gradient(other)
+            if gradient is not None:
+                self._gradients[i] = (weakref.ref(gradient), gradient._version)
+
+    def _is_old(self, index: int) -> bool:
+        """Whether an optimizer has stepped with gradients from before the step at which frames were
+        looked at last: a restarted script has those of its first iteration there."""
+        noted, optimizer = self._gradients.get(index), self._known[index]
+        if noted is None or optimizer is None:
+            return False
+        gradient = noted[0]()
+        return gradient is not None and gradient is _first_gradient(optimizer) and gradient._version == noted[1]
+
+    def _choose(self) -> None:
+        """Chooses the closing optimizer: the one that stepped last, or the last of those whose steps are not crossed."""
+        before = self.closing
+        if before is not None:
+            # One that rests because others are crossed comes back; it may be gone if it takes much
+            # longer.
+            if not self._said_rarer or self._waited == _PATIENCE // 8:
+                self._forget_replaced()
+            self._waited += 1
+            if self._waited > _PATIENCE:
+                self._crossed.clear()
+        self._round.clear()
+        free = self._not_crossed()
+        self.closing = free[-1] if self._crossed and free else self._last
+        if before is not None and self.closing == before:
+            self._say_rarer(self._last)
+
+    def _cross(self, index: int) -> None:
+        """Steps of an optimizer are crossed by a graph or by gradients: they end no iteration as long as another one's do."""
+        self._crossed.add(index)
+        free = self._not_crossed()
+        if free and self.closing == index:
+            self.closing = free[-1]
+            self._say_rarer(index)
+        self._on_crossed(free[-1] if free else -1)
+
+    def _not_crossed(self) -> list[int]:
+        return [i for i in self._steps if i not in self._crossed and self._known[i] is not None]
+
+    def _say_rarer(self, crossed: int) -> None:
+        assert self.closing is not None
+        one, other = self._known[crossed], self._known[self.closing]
+        if one is not None and other is not None and not self._said_rarer:
+            self._said_rarer = True
+            self._on_rarer(one, other)
+
+    def _forget_replaced(self) -> None:
+        """Lets go of optimizers that did not step in this round and that nobody but us holds: their state is not to be saved."""
+        self._on_replaced()
+        idle = {i: weakref.ref(o) for i, o in enumerate(self._known) if o is not None and i not in self._round}
+        for i in idle:
+            self._known[i] = None
+        gc.collect()  # on all ranks the same ones are left then
+        for i, reference in idle.items():
+            self._known[i] = reference()
+
+    @staticmethod
+    def _alone(optimizer: Optimizer) -> bool:
+        inner = {id(o) for o in discovery.with_inner([optimizer])}
+
+        def others() -> bool:
+            found = [o for o in discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner]
+            # One that wraps it (Accelerate's) steps nothing of its own.
+            found = [o for o in found if all(value is not optimizer for value in vars(o).values())]
+            return any(group["params"] for other in found for group in other.param_groups)
+
+        if not others():
+            return True
+        gc.collect()  # one that was replaced may be dead and not yet collected
+        return not others()

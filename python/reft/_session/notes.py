@@ -1,0 +1,50 @@
+"""What a rank has to say about its state: what is not protected, what a resume will not or did not
+put back.
+
+The terminal gets the first of a kind and how many there are; the agent gets all of them, for `reft
+doctor`.
+
+Threads: the training thread. Errors: none; an agent that is not connected is told with the next
+    note.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from reft._link import agent_protocol
+
+NOT_PROTECTED = "not protected is"
+WILL_NOT_COME_BACK = "a resume will not put back"
+NOT_PUT_BACK = "the resume did not put back"
+
+Note = tuple[str, str, str]  # where, kind, why
+
+_MOST = 256  # kMaxNotes of agent/peers/messages.h
+_LONGEST = 512
+
+
+class Notes:
+    """The notes of one rank; each is kept once."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._all: dict[tuple[str, str, str, str], None] = {}
+
+    def add(self, about: str, found: Iterable[Note]) -> list[Note]:
+        """Keeps what is new of `found`, tells the agent, and gives it."""
+        new = [note for note in dict.fromkeys(found) if (about, *note) not in self._all][: _MOST - len(self._all)]
+        if new:
+            self._all |= {(about, *note): None for note in new}
+            entries = [[text.encode()[:_LONGEST].decode(errors="ignore") for text in note] for note in self._all]
+            self._client.send(agent_protocol.NOTES, json.dumps({"notes": entries}))
+        return new
+
+
+def line(found: list[Note]) -> str:
+    """The first of several, for the terminal."""
+    where, kind, why = found[0]
+    more = f" (and {len(found) - 1} more, which `reft doctor` lists)" if len(found) > 1 else ""
+    return f"{where} ({kind}): {why}{more}" if kind else f"{where}: {why}{more}"

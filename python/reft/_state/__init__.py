@@ -1,0 +1,1 @@
+"""Finding the state of a job, and the ranks that share it."""

@@ -1,0 +1,1 @@
+"""What torch.distributed needs of a backend."""

@@ -1,0 +1,304 @@
+#include "snapshot/commit/commit.h"
+
+#include <algorithm>
+#include <string>
+
+#include "intercept/base/error.h"
+#include "intercept/record/cut.h"
+
+namespace reft {
+
+SlotBook::SlotBook(int slots) {
+  if (slots < 1) {
+    throw InvalidArgument("slots", std::to_string(slots), "1 or more");
+  }
+  slots_.resize(static_cast<size_t>(slots));
+}
+
+void SlotBook::adopt(int slot, int64_t step, uint64_t incarnation) {
+  if (slot < 0 || slot >= slots()) {
+    throw InvalidArgument("slot", std::to_string(slot), "0.." + std::to_string(slots() - 1));
+  }
+  if (last_acquired_ != kNone) {
+    throw InvalidArgument("adopt", "after the first acquire", "before it");
+  }
+  auto& target = slots_[static_cast<size_t>(slot)];
+  const auto taken = std::count_if(slots_.begin(), slots_.end(), [&](const Slot& s) {
+    return &s != &target && s.state != State::kEmpty;
+  });
+  if (taken + 1 >= slots()) {
+    throw InvalidArgument("adopted slots", std::to_string(taken + 1), "one slot must stay free");
+  }
+  target = Slot{State::kSealed, true, false, {step, incarnation}};
+}
+
+bool SlotBook::reusable(const Slot& slot) const {
+  switch (slot.state) {
+    case State::kEmpty:
+    case State::kAborted: return true;
+    case State::kWriting: return false;
+    case State::kSealed: return committed_ != kNone && (slot.adopted || slot.key.step < committed_);
+  }
+  return false;
+}
+
+bool SlotBook::canAcquire() const {
+  return std::any_of(slots_.begin(), slots_.end(),
+                     [this](const Slot& slot) { return reusable(slot); });
+}
+
+std::optional<int> SlotBook::acquire(int64_t step, uint64_t incarnation) {
+  if (step < 0 || (incarnation_ == incarnation && step <= last_acquired_)) {
+    throw InvalidArgument("step", std::to_string(step),
+                          "more than " + std::to_string(last_acquired_));
+  }
+  if (incarnation_ && incarnation_ != incarnation) {
+    throw InvalidArgument("incarnation", std::to_string(incarnation),
+                          "the same for the life of the book");
+  }
+  // Void contents first, then what an earlier incarnation left, then the oldest: the newest
+  // fall-back lives longest.
+  const auto worth = [](const Slot& slot) {
+    const int rank = slot.state != State::kSealed ? 0 : slot.adopted ? 1 : 2;
+    return std::make_pair(rank, rank == 0 ? 0 : slot.key.step);
+  };
+  std::optional<int> best;
+  for (int i = 0; i < slots(); ++i) {
+    const auto& slot = slots_[static_cast<size_t>(i)];
+    if (slot.state == State::kWriting) {
+      throw InvalidArgument("acquire", "slot " + std::to_string(i) + " in writing",
+                            "one slot in writing at a time");
+    }
+    if (reusable(slot) && (!best || worth(slot) < worth(slots_[static_cast<size_t>(*best)]))) {
+      best = i;
+    }
+  }
+  if (best) {
+    slots_[static_cast<size_t>(*best)] = Slot{State::kWriting, false, false, {step, incarnation}};
+    incarnation_ = incarnation;
+    last_acquired_ = step;
+  }
+  return best;
+}
+
+SlotBook::Slot& SlotBook::writing(int slot) {
+  if (slot < 0 || slot >= slots() || slots_[static_cast<size_t>(slot)].state != State::kWriting) {
+    throw InvalidArgument("slot", std::to_string(slot), "the slot that acquire() returned");
+  }
+  return slots_[static_cast<size_t>(slot)];
+}
+
+void SlotBook::sealed(int slot) {
+  auto& target = writing(slot);
+  target.state = target.aborted_early ? State::kAborted : State::kSealed;
+}
+
+void SlotBook::dropped(int slot) {
+  writing(slot).state = State::kEmpty;
+}
+
+void SlotBook::outcome(int64_t step, uint64_t incarnation, bool committed) {
+  if (incarnation_ != incarnation) {
+    return;  // of an earlier life of this rank
+  }
+  for (auto& slot : slots_) {
+    if (slot.adopted || slot.key != CommitKey{step, incarnation}) {
+      continue;
+    }
+    if (slot.state == State::kWriting) {
+      slot.aborted_early = slot.aborted_early || !committed;
+    } else if (slot.state == State::kSealed && committed) {
+      committed_ = std::max(committed_, step);
+    } else if (slot.state == State::kSealed && step > committed_) {
+      slot.state = State::kAborted;
+    }
+  }
+}
+
+int64_t SlotBook::newestCommitted() const {
+  int64_t newest = committed_;
+  if (newest == kNone) {
+    for (const auto& slot : slots_) {
+      newest = slot.adopted ? std::max(newest, slot.key.step) : newest;
+    }
+  }
+  return newest;
+}
+
+size_t SlotBook::undecided() const {
+  return static_cast<size_t>(std::count_if(slots_.begin(), slots_.end(), [this](const Slot& slot) {
+    return slot.state == State::kSealed && !slot.adopted && slot.key.step > committed_;
+  }));
+}
+
+std::optional<int> SlotBook::find(int64_t step, uint64_t incarnation) const {
+  for (int i = 0; i < slots(); ++i) {
+    const auto& slot = slots_[static_cast<size_t>(i)];
+    if (slot.state == State::kSealed && slot.key == CommitKey{step, incarnation}) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+CommitLedger::CommitLedger(HoldsSealed holds_sealed) : holds_sealed_(std::move(holds_sealed)) {}
+
+CommitLedger::Incarnation& CommitLedger::incarnation(uint64_t id) {
+  for (auto& known : incarnations_) {
+    if (known.id == id) {
+      return known;
+    }
+  }
+  if (incarnations_.size() >= kIncarnations) {
+    incarnations_.pop_front();
+  }
+  incarnations_.push_back({id, 0, false, {}});
+  return incarnations_.back();
+}
+
+std::vector<CommitLedger::Action> CommitLedger::expect(uint64_t id, int local_world,
+                                                       bool multi_node) {
+  if (local_world < 1) {
+    throw InvalidArgument("local_world", std::to_string(local_world), "1 or more");
+  }
+  auto& inc = incarnation(id);
+  inc.local_world = local_world;
+  inc.multi_node = multi_node;
+  std::vector<Action> actions;
+  for (auto& [step, ballots] : inc.steps) {
+    decide(inc, step, actions);
+  }
+  return actions;
+}
+
+void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed,
+                          uint64_t cut, uint8_t wish, std::vector<Action>& actions) {
+  const CommitKey key{step, inc.id};
+  ballots.outcome = committed;
+  ballots.wish = committed ? wish : 0;
+  ++(committed ? counters_.committed : counters_.aborted);
+  counters_.inconsistent += !committed && cut != 0;
+  if (committed && (!newest_committed_ || newest_committed_->incarnation != inc.id ||
+                    newest_committed_->step < step)) {
+    newest_committed_ = key;
+  }
+  actions.push_back({Action::kBroadcast, key, committed, -1, committed ? 0 : cut, ballots.wish});
+}
+
+void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& actions) {
+  auto& ballots = inc.steps.at(step);
+  if (ballots.outcome || ballots.node_voted || inc.local_world == 0) {
+    return;
+  }
+  const bool any_dropped = std::any_of(ballots.votes.begin(), ballots.votes.end(),
+                                       [](const auto& vote) { return !vote.second.sealed; });
+  if (!any_dropped && ballots.votes.size() < static_cast<size_t>(inc.local_world)) {
+    return;
+  }
+  uint64_t cut = 0;
+  uint8_t wish = 0;
+  for (const auto& [rank, vote] : ballots.votes) {
+    cut = CutCounter::combine(cut, vote.cut);
+    wish = std::max(wish, vote.wish);
+  }
+  if (inc.multi_node) {
+    ballots.node_voted = true;
+    actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut, wish});
+  } else {
+    const bool inconsistent = !any_dropped && !CutCounter::consistent(cut);
+    settle(inc, step, ballots, !any_dropped && !inconsistent, inconsistent ? cut : 0, wish,
+           actions);
+  }
+}
+
+void CommitLedger::record(Incarnation& inc, int rank, int64_t step, const Held& vote,
+                          std::vector<Action>& actions) {
+  auto& ballots = inc.steps[step];
+  if (ballots.votes.emplace(rank, vote).second) {
+    decide(inc, step, actions);
+  }
+}
+
+std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key, bool sealed,
+                                                     uint64_t cut, uint8_t wish) {
+  std::vector<Action> actions;
+  auto& inc = incarnation(key.incarnation);
+  auto& ballots = inc.steps[key.step];
+  const bool repeated = ballots.votes.count(rank) != 0;
+  counters_.repeated += repeated;
+  if (ballots.outcome) {
+    ballots.votes.emplace(rank, Held{sealed, cut, wish});
+    actions.push_back({Action::kAnswer, key, *ballots.outcome, rank, 0, ballots.wish});
+  } else if (repeated && ballots.node_voted) {
+    // The connection may have broken before local rank 0 got the node's vote.
+    ballots.node_voted = false;
+    decide(inc, key.step, actions);
+  } else {
+    record(inc, rank, key.step, {sealed, cut, wish}, actions);
+  }
+  if (holds_sealed_) {
+    for (auto& [step, earlier] : inc.steps) {
+      if (step >= key.step) {
+        break;
+      }
+      if (earlier.outcome || earlier.votes.count(rank) != 0) {
+        continue;
+      }
+      if (const auto holds = holds_sealed_(rank, {step, inc.id})) {
+        ++counters_.inferred;
+        record(inc, rank, step, *holds, actions);
+      }
+    }
+  }
+  while (inc.steps.size() > kRemembered) {
+    inc.steps.erase(inc.steps.begin());
+  }
+  return actions;
+}
+
+std::vector<CommitLedger::Action> CommitLedger::vaultHolds(
+    int rank, const std::vector<std::pair<CommitKey, Held>>& sealed) {
+  std::vector<Action> actions;
+  for (const auto& [key, held] : sealed) {
+    const auto known =
+        std::find_if(incarnations_.begin(), incarnations_.end(),
+                     [id = key.incarnation](const Incarnation& inc) { return inc.id == id; });
+    if (known != incarnations_.end()) {
+      record(*known, rank, key.step, held, actions);
+      while (known->steps.size() > kRemembered) {
+        known->steps.erase(known->steps.begin());
+      }
+    }
+  }
+  return actions;
+}
+
+std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key, bool committed,
+                                                           uint64_t cut, uint8_t wish) {
+  std::vector<Action> actions;
+  auto& inc = incarnation(key.incarnation);
+  auto& ballots = inc.steps[key.step];
+  if (!ballots.outcome) {
+    settle(inc, key.step, ballots, committed, cut, wish, actions);
+  } else {
+    actions.push_back({Action::kBroadcast, key, *ballots.outcome, -1, 0, ballots.wish});
+  }
+  while (inc.steps.size() > kRemembered) {
+    inc.steps.erase(inc.steps.begin());
+  }
+  return actions;
+}
+
+std::vector<std::pair<CommitKey, size_t>> CommitLedger::open() const {
+  std::vector<std::pair<CommitKey, size_t>> result;
+  for (const auto& inc : incarnations_) {
+    for (const auto& [step, ballots] : inc.steps) {
+      if (!ballots.outcome) {
+        result.emplace_back(CommitKey{step, inc.id}, ballots.votes.size());
+      }
+    }
+  }
+  return result;
+}
+
+}  // namespace reft

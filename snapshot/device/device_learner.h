@@ -1,0 +1,106 @@
+// Learns from a device's own times, behind it: the schedule, the rate of copies and the guard (a
+// Placer), and how each step was (device_step.h).
+//
+// It is told, in order, of steps that have begun, marks that were recorded on the stream that
+// trains, and copies that were asked for. When the device has passed them, their times are taken,
+// without waiting, and the marks given back. A step of which marks are missing is not learnt, nor
+// is one without a snapshot, whose waits are not marked.
+//
+// Threads: one at a time. Errors: none are thrown besides std::bad_alloc. After a call of the
+// driver that fails nothing is learnt any
+//          more.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "intercept/base/clock.h"
+#include "intercept/record/device_marks.h"
+#include "snapshot/device/device_clock.h"
+#include "snapshot/device/device_copy.h"
+#include "snapshot/device/device_step.h"
+#include "snapshot/placement/placer.h"
+
+namespace reft {
+
+class DeviceLearner {
+ public:
+  // All have to outlive it.
+  DeviceLearner(DeviceCopy& copy, DeviceMarks& marks, const Clock& host)
+      : marks_(marks), clock_(copy, marks, host) {}
+  ~DeviceLearner();
+  DeviceLearner(const DeviceLearner&) = delete;
+  DeviceLearner& operator=(const DeviceLearner&) = delete;
+
+  // A step that has begun, as the host knows it.
+  struct Begun {
+    int64_t step = 0;
+    int device = -1;
+    uint64_t lost = 0;  // marks, before it
+    uint64_t block = 0;
+    bool beside_copy = false;
+    int64_t point_begin_ns = 0, point_end_ns = 0;  // of the host
+    uint64_t chunk_bytes = 0;
+    uint64_t bytes = 0;  // to be placed; 0: it has no snapshot
+  };
+  // Copies that were asked for between two marks of the copy stream.
+  struct Batch {
+    int64_t step = 0;
+    Tier tier = Tier::kCompute;  // what they were ordered as
+    size_t wait = 0;             // of the step, that they were ordered behind; kGap only
+    uint64_t bytes = 0;
+    uint32_t begin = 0, end = 0;
+  };
+  void tell(const Begun& begun) { begun_.push_back(begun); }
+  void tell(const OpEvent& mark) { told_.push_back(mark); }
+  void tell(const Batch& batch) { batches_.push_back(batch); }
+
+  // Takes in what the device has passed meanwhile. False: the driver has failed; what was told is
+  // given back.
+  bool learn();
+
+  // The step that the device is in: its number (-1: none), and when it began, by the host's clock.
+  int64_t step() const { return now_ ? now_->step : -1; }
+  int64_t stepBeganNs() const { return clock_.hostNs(record_.begin_ns); }
+  // Where the bytes of a snapshot like the newest one would go in a step like the one that is
+  // foretold.
+  PlacementPlan foresee() const { return placer_.foresee(bytes_, /*past_the_guard=*/true); }
+  uint64_t bytes() const { return bytes_; }
+  const Placer& placer() const { return placer_; }
+
+  // Steps that the device has ended since the last call, in order.
+  std::vector<DeviceStep> takeSteps();
+  // Bytes of which nobody knows when they were copied, by what they were ordered as, since the last
+  // call.
+  std::array<uint64_t, kTiers> takeUntimed();
+
+ private:
+  bool learnMark();
+  bool learnPoint(const OpEvent& mark, int64_t at_ns);
+  bool settle(int64_t step, size_t waits);
+  void endStep(const Begun& next, int64_t at_ns);
+  void drop(const Batch& batch);
+  void giveBackAll();
+
+  DeviceMarks& marks_;
+  DeviceClock clock_;
+  Placer placer_{PlacerOptions{}};
+  std::deque<Begun> begun_;    // whose program points are not known to have been passed
+  std::deque<OpEvent> told_;   // marks, the same
+  std::deque<Batch> batches_;  // not known to have landed
+  std::optional<Begun> now_;
+  uint64_t bytes_ = 0;  // of the newest snapshot
+  DeviceStep record_;   // of it, in times of the device
+  bool gate_begun_ = false, gate_ended_ = false;
+  bool wait_ended_ = false;  // that of the oldest mark, and copies for it have not landed
+  size_t depth_ = 0;         // waits that are open
+  size_t waits_ = 0;         // that have ended, those inside of others not counted
+  DeviceWait wait_;          // the newest one
+  std::vector<DeviceStep> steps_;
+  std::array<uint64_t, kTiers> untimed_{};
+};
+
+}  // namespace reft

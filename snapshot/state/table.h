@@ -1,0 +1,76 @@
+// The tensor table of a snapshot: which regions a rank has, which of them its sharding groups
+// share, and which pieces of them lie where in the payload. Typed and without code: a reader never
+// unpickles.
+//
+// Sharding follows REFT (papers/000, "global parameter sharding"): a sharding group of D members
+// cuts the concatenation of its regions into D shards. Cuts fall on rows of dim 0, so every piece
+// is a box in global coordinates and shards differ by at most one row. `arc` adds the next member's
+// shard from own memory (REFT, ARC).
+//
+// Threads: values. Errors: fromJson throws Corruption; buildTable throws InvalidArgument.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reft {
+
+struct RegionInfo {
+  std::string name;   // unique in the rank, equal on all members of its group
+  std::string dtype;  // "float32", …
+  std::vector<int64_t> shape;
+  uint64_t bytes = 0;
+  uint64_t row_bytes = 0;  // unit of cutting; == bytes: not to be cut
+  int32_t group = -1;      // index into groups; -1: private to this rank
+  bool early = false;      // copied before the optimizer step returns
+};
+
+struct GroupInfo {
+  std::string id;          // equal on all members, unique in the job
+  std::vector<int> ranks;  // global ranks, ascending
+};
+
+// A contiguous range of one region's bytes, in this rank's payload.
+struct Piece {
+  uint32_t region = 0;
+  uint32_t shard = 0;  // which member's shard it belongs to; private regions: 0
+  uint64_t begin = 0, end = 0;
+  uint64_t payload_offset = 0;
+};
+
+struct SnapshotTable {
+  int rank = 0;
+  int world = 1;
+  std::string protection = "none";
+  std::vector<RegionInfo> regions;
+  std::vector<GroupInfo> groups;
+  std::vector<Piece> pieces;  // by ascending payload_offset; early regions first
+  uint64_t early_bytes =
+      0;  // payload before this offset belongs to early regions (multiple of chunk_bytes)
+  uint64_t payload_bytes = 0;
+  uint64_t chunk_bytes = 0;
+
+  std::string toJson() const;
+  static SnapshotTable fromJson(std::string_view text);  // validates everything
+  // Shards of group `g` that this rank's payload holds, ascending.
+  std::vector<uint32_t> shardsOf(int32_t g) const;
+};
+
+// Range [begin, end) of the shard `index` of `members` in each of `regions` (of one group, in table
+// order).
+struct ShardRange {
+  uint32_t region;
+  uint64_t begin, end;
+};
+std::vector<ShardRange> shardRanges(const std::vector<RegionInfo>& regions, int32_t group,
+                                    uint32_t index, uint32_t members);
+
+// Fills in pieces and payload sizes. `copies`: further members' shards to hold (arc: 1; at most
+// members - 1).
+SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
+                         std::vector<GroupInfo> groups, const std::string& protection,
+                         uint32_t copies, uint64_t chunk_bytes);
+
+}  // namespace reft

@@ -1,0 +1,97 @@
+// The bytes of a vault, as structs. FORMAT.md describes the same in words; where they differ, one
+// of them is a bug.
+//
+// Everything is little endian and naturally aligned. A reader trusts nothing that it has not
+// checked: the writer may have been killed at any instruction, or be hostile.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace reft {
+
+constexpr uint64_t kVaultMagic = 0x31544C5654464552;  // "REFTVLT1"
+constexpr uint64_t kSlotMagic = 0x31544C5354464552;   // "REFTSLT1"
+constexpr uint32_t kVaultVersion = 7;
+constexpr uint32_t kMaxSlots = 3;
+constexpr uint64_t kPage = 4096;
+constexpr uint32_t kMaxGroupDigests = 64;
+constexpr uint32_t kSpanRecords = 4096;
+
+// Where a slot lies in the vault. `check` covers the two others, so a torn update is an absent
+// slot.
+struct SlotExtent {
+  uint64_t offset;  // multiple of kPage; 0 = no slot yet
+  uint64_t bytes;
+  uint64_t check;
+};
+
+// Page 0. Written once, before anybody else sees the vault; only `extents` changes later.
+struct Superblock {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t slots;
+  int32_t rank;
+  int32_t world;
+  uint64_t stats_offset;
+  uint64_t op_log_offset;
+  uint64_t op_log_bytes;
+  uint64_t span_log_offset;
+  uint64_t span_log_bytes;
+  char job[128];   // NUL-terminated
+  uint64_t check;  // XXH3-64 of the bytes before
+  SlotExtent extents[kMaxSlots];
+};
+static_assert(sizeof(Superblock) <= kPage);
+
+// Page 1: counters that the rank moves and the agent reads. Relaxed atomics; no consistency between
+// fields is promised. X(name) in the order of the file: append only.
+// clang-format off
+#define REFT_RANK_STATS(X)                                                                                          \
+  X(pid) X(incarnation) X(attempt) X(steps) X(step_ns) X(step_end_ns) X(captured) X(sealed) X(dropped)              \
+  X(skipped) X(sealed_step) X(committed_step) X(commit_ns) X(bytes_copied) X(copy_ns) X(gate_ns)                    \
+  X(gate_last_ns) X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) X(state_bytes) X(slot_bytes)     \
+  X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)  \
+  X(at_once_copied_bytes) X(gap_copied_bytes) X(compute_copied_bytes) X(communication_copied_bytes)                 \
+  X(forecast_error_ppm) X(op_events_lost) X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm)       \
+  X(foretold_gap_ns) X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns)      \
+  X(on_device)
+// clang-format on
+
+struct RankStats {
+#define REFT_STATS_FIELD(name) std::atomic<uint64_t> name;
+  REFT_RANK_STATS(REFT_STATS_FIELD)
+#undef REFT_STATS_FIELD
+  char note[512];  // the newest thing to tell a person; NUL-terminated, may be torn
+};
+static_assert(sizeof(RankStats) <= kPage);
+
+// Values are in the file: do not change.
+enum class SlotState : uint32_t { kEmpty = 0, kWriting = 1, kSealed = 2 };
+
+// First page of a slot. Offsets count from the start of the slot. `check` = XXH3-64 of this struct
+// with state and check 0.
+struct SlotHeader {
+  uint64_t magic;
+  uint32_t version;
+  std::atomic<uint32_t> state;
+  std::atomic<uint64_t>
+      generation;  // +1 before each overwrite: a reader that sees it move starts again
+  uint64_t check;
+  int64_t step;
+  uint64_t incarnation;
+  uint64_t table_offset, table_bytes, table_hash;
+  uint64_t objects_offset, objects_bytes, objects_hash;
+  uint64_t chunk_hashes_offset, chunk_count, chunk_bytes;
+  uint64_t payload_offset, payload_bytes;
+  int64_t sealed_ns;
+  uint64_t cut;  // this rank's part of the consistent-cut check (intercept/record/cut.h)
+  uint32_t group_count;
+  uint32_t wish;  // that this rank's vote carried (snapshot/cost/cadence.h)
+  uint64_t group_digests[kMaxGroupDigests];  // sampled content hash of each sharding group, in
+                                             // table order
+};
+static_assert(sizeof(SlotHeader) <= kPage);
+
+}  // namespace reft
