@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-MODEL = Path(__file__).resolve().parents[3] / "snapshot" / "model" / "run_model"
+MODEL = Path(__file__).resolve().parents[4] / "snapshot" / "commit" / "model" / "run_model"
 
 
 def test_protocol_holds_and_its_mutation_fails(tmp_path: Path) -> None:
