@@ -31,7 +31,7 @@
 
 namespace reft::agent {
 
-constexpr const char* kAgentVersion = "0.1.0";
+constexpr const char* kAgentVersion = REFT_VERSION;  // declared in pyproject.toml
 
 struct AgentCounters {
   uint64_t hang_reports = 0;

@@ -6,10 +6,11 @@ package is optional and does not import torch.
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = importlib.metadata.version("reft")  # declared in pyproject.toml
 __all__ = ["__version__", "register", "resume", "snapshot_now", "status", "step"]
 
 

@@ -265,7 +265,10 @@ def training(rank: int, size: int) -> None:
 def pipeline(rank: int, size: int) -> None:
     from torch.distributed import pipelining
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-    from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
+    from torch.distributed.pipelining.schedules import (
+        ScheduleInterleaved1F1B,
+        ScheduleZBVZeroBubble,
+    )
 
     def stage(index: int, count: int) -> PipelineStage:
         torch.manual_seed(index)

@@ -459,7 +459,10 @@ SCENARIOS: dict[str, type[Loop]] = {
 
 def init_checked() -> list[Checker]:
     """Makes the process group, with hooks around reft's own that call every checker in the list that is returned."""
-    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+    from torch.optim.optimizer import (
+        register_optimizer_step_post_hook,
+        register_optimizer_step_pre_hook,
+    )
 
     checkers: list[Checker] = []
 

@@ -28,6 +28,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve
 from click.testing import CliRunner, Result  # noqa: E402
 from launchers import job_environment, torchrun  # noqa: E402
 from pythons import MINORS, need  # noqa: E402
+
 from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent

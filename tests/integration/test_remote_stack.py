@@ -25,6 +25,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 
 from click.testing import CliRunner, Result  # noqa: E402
 from pythons import MINORS, need  # noqa: E402
+
 from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent

@@ -19,6 +19,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
 
 from launchers import agent_pids, job_environment, kill_all, torchrun  # noqa: E402
+
 from reft._cli.main import cli  # noqa: E402
 
 SCRIPT = """

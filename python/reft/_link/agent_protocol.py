@@ -5,6 +5,7 @@ The frames are those of `intercept/link/wire.h`; the table of messages is in ARC
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import socket
@@ -61,7 +62,7 @@ class AgentConnection:
             greeting: dict[str, Any] = {
                 "role": "tool",
                 "protocol": VERSION,
-                "version": "0.1.0",
+                "version": importlib.metadata.version("reft"),
                 "job": path.parent.parent.name,
                 "node": int(path.parent.name.removeprefix("node-") or 0),
                 "pid": os.getpid(),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from reft._session.boundary import Boundary
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch  # noqa: F401  # reft._C is linked to its libraries
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from reft import _C
 
 OPERATIONS = st.lists(
