@@ -93,7 +93,9 @@ def _warn_of_torchcomms(c10d: Any) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"reft: warning: {text}", file=sys.stderr, flush=True)
+    from reft import _voice
+
+    _voice.warn(text)
 
 
 def _create(options: Any, pg_options: Any) -> Any:

@@ -8,6 +8,7 @@
 #include "intercept/base/env.h"
 #include "intercept/base/error.h"
 #include "intercept/base/fault.h"
+#include "intercept/base/log.h"
 #include "intercept/base/unique_fd.h"
 #include "intercept/link/agent_start.h"
 #include "intercept/link/wire.h"
@@ -77,7 +78,7 @@ void sayBye(int status, void* argument) {
   try {
     wire::sendFrame(leaving->connection.get(), wire::Type::kBye, "{}");
   } catch (const Error&) {
-    // No agent: nobody to tell.
+    // The agent is gone, and nothing else waits for this message.
   }
 }
 
@@ -103,25 +104,11 @@ void bindBase(py::module_& module) {
   bindErrors(module);
   module.def("environment", &environmentDict,
              "Parsed REFT_* values by member name. Raises InvalidArgument.");
-  module.def(
-      "env_table",
-      [] {
-        py::list rows;
-        const char* kinds[] = {"flag", "int", "seconds", "bytes", "choice", "text"};
-        for (const EnvRow& row : Env::table()) {
-          py::dict entry;
-          entry["name"] = row.name;
-          entry["kind"] = kinds[row.kind];
-          entry["default"] = row.default_text;
-          entry["allowed"] = row.allowed;
-          entry["sentence"] = row.sentence;
-          rows.append(entry);
-        }
-        return rows;
-      },
-      "Rows of the environment table: name, kind, default, allowed, sentence.");
   module.def("env_unknown", &Env::unknown,
              "(name, nearest known name or '') of each unknown REFT_* name.");
+  module.def(
+      "log_debug", [](const std::string& text) { logDebug("python", text); }, py::arg("text"),
+      "Writes to the log `reft.python`, whose level REFT_LOG sets.");
   module.def("configure_faults", &configureFaults, py::arg("spec"), py::arg("rank"));
   module.def(
       "fault_point",
@@ -178,7 +165,6 @@ void bindBase(py::module_& module) {
            "Tells the agent that this rank ended cleanly, if the process then ends with exit "
            "status 0.")
       .def_property_readonly("connected", &AgentClient::connected)
-      .def_property_readonly("reconnects", &AgentClient::reconnects)
       .def_property_readonly("welcome", &AgentClient::welcome)
       .def(
           "request",

@@ -25,9 +25,7 @@ namespace {
 
 struct Slots {
   PyObject** first;
-  int localsplus;
   int capacity;  // locals and the largest value stack
-  int storedDepth;
 };
 
 Slots slotsOf(const py::handle& object) {
@@ -38,10 +36,9 @@ Slots slotsOf(const py::handle& object) {
   auto* frame = reinterpret_cast<PyFrameObject*>(object.ptr());
   _PyInterpreterFrame* inner = frame->f_frame;
   PyCodeObject* code = PyFrame_GetCode(frame);
-  const int localsplus = code->co_nlocalsplus;
-  const int capacity = localsplus + code->co_stacksize;
+  const int capacity = code->co_nlocalsplus + code->co_stacksize;
   Py_DECREF(code);
-  return Slots{inner->localsplus, localsplus, capacity, inner->stacktop};
+  return Slots{inner->localsplus, capacity};
 }
 
 py::list frameSlots(const py::handle& frame, int count, const py::object& unbound) {
@@ -69,15 +66,6 @@ void frameSetSlot(const py::handle& frame, int index, const py::object& value,
   slots.first[index] = value.is(unbound) ? nullptr : py::object(value).release().ptr();
   // Last: a destructor may run any code, this slot's owner included.
   Py_XDECREF(old);
-}
-
-int frameStackDepth(const py::handle& frame) {
-  const Slots slots = slotsOf(frame);
-  return slots.storedDepth < slots.localsplus ? -1 : slots.storedDepth - slots.localsplus;
-}
-
-int frameLocalsplus(const py::handle& frame) {
-  return slotsOf(frame).localsplus;
 }
 
 // Whether C code stands between a running frame and the Python code that called it: `list(map(f,
@@ -170,14 +158,6 @@ void frameSetSlot(const py::handle&, int, const py::object&, const py::object&) 
   unknownLayout();
 }
 
-int frameStackDepth(const py::handle&) {
-  unknownLayout();
-}
-
-int frameLocalsplus(const py::handle&) {
-  unknownLayout();
-}
-
 bool frameEnteredFromC(const py::handle&) {
   unknownLayout();
 }
@@ -195,12 +175,9 @@ void generatorSetPosition(const py::handle&, int, int, const py::list&) {
 }  // namespace
 
 void bindFrames(py::module_& module) {
-  module.attr("frames_supported") = static_cast<bool>(REFT_FRAME_LAYOUT_KNOWN);
   module.def("frame_slots", &frameSlots, py::arg("frame"), py::arg("count"), py::arg("unbound"));
   module.def("frame_set_slot", &frameSetSlot, py::arg("frame"), py::arg("index"), py::arg("value"),
              py::arg("unbound"));
-  module.def("frame_stack_depth", &frameStackDepth, py::arg("frame"));
-  module.def("frame_localsplus", &frameLocalsplus, py::arg("frame"));
   module.def("frame_entered_from_c", &frameEnteredFromC, py::arg("frame"));
   module.def("generator_position", &generatorPosition, py::arg("generator"));
   module.def("generator_set_position", &generatorSetPosition, py::arg("generator"), py::arg("unit"),

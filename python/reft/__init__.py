@@ -60,11 +60,10 @@ def resume(**defaults: Any) -> Any:
         ValueError: a name begins with an underscore.
     """
     from reft._resume import explicit
-    from reft._session import runtime
+    from reft._session import current
 
-    session = runtime._session
-    saved = session.saved if session is not None else None
-    return explicit.resume(defaults, saved["registered"] if saved else {})
+    session = current.session()
+    return explicit.resume(defaults, {} if session is None else session.registered)
 
 
 def step() -> None:
@@ -76,9 +75,9 @@ def step() -> None:
     a write that comes before the copy is found, the snapshot dropped, and what was written is
     copied within this call from then on. Does nothing without a process group of backend "reft".
     """
-    from reft._session import runtime
+    from reft._session import current
 
-    runtime.explicit_step(sys._getframe(1))
+    current.explicit_step(sys._getframe(1))
 
 
 def snapshot_now(timeout_sec: float = 60.0) -> int:
@@ -87,16 +86,16 @@ def snapshot_now(timeout_sec: float = 60.0) -> int:
     Returns:
         The newest committed step of this run, -1 if there is none.
     """
-    from reft._session import runtime
+    from reft._session import current
 
-    return runtime.snapshot_now(timeout_sec)
+    return current.snapshot_now(timeout_sec)
 
 
 def status() -> dict[str, Any]:
     """Counters of this rank; times in nanoseconds. Empty without a process group of backend "reft"."""
-    from reft._session import runtime
+    from reft._session import current
 
-    return runtime.status()
+    return current.status()
 
 
 def _autoload() -> None:

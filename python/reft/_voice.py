@@ -1,31 +1,98 @@
-"""What reft tells the user on the terminal: two lines at start, one at resume, one per kind of trouble."""
+"""The one voice of a rank on the terminal: lines, warnings, and how figures are written in them.
+
+Every line goes to standard error and begins with `reft: `. Details for developers go to the log
+instead (`debug`), which REFT_LOG governs (`REFT_LOG=reft.python=debug`).
+
+Threads: any. Errors: none; a line that cannot be written is lost.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 
-_said: set[str] = set()
+_warned: set[str] = set()  # kinds; one process is one terminal
 
 
 def say(text: str) -> None:
-    """One line on stderr, marked as ours; never fails."""
+    """Writes one line."""
     try:
         print(f"reft: {text}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
+    except (OSError, ValueError, AttributeError):  # closed, or no standard error at all
         pass
 
 
+def warn(text: str) -> None:
+    """Writes a warning."""
+    say(f"warning: {text}")
+
+
 def warn_once(kind: str, text: str) -> None:
-    """Says each kind of trouble once per process."""
-    if kind not in _said:
-        _said.add(kind)
-        say(f"warning: {text}")
+    """Writes a warning, the first of its kind in this process; later ones go to the log."""
+    if kind in _warned:
+        debug(text)
+        return
+    _warned.add(kind)
+    warn(text)
+
+
+def debug(text: str) -> None:
+    """Writes to the log `reft.python`."""
+    from reft import _C
+
+    _C.log_debug(text)
 
 
 def size(count: float) -> str:
     """1536 → '1.5 KiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return ""
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """[3] → 'rank 3'; [0, 1, 2, 5] → 'ranks 0-2 5', as in hang reports."""
+    known = sorted(set(numbers))
+    if not known:
+        return "no rank"
+    spans: list[list[int]] = []
+    for number in known:
+        if spans and spans[-1][1] == number - 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in spans]
+    return ("rank " if len(known) == 1 else "ranks ") + " ".join(texts)
+
+
+def rhythm(every: int) -> str:
+    """How often snapshots are taken."""
+    return "every step" if every == 1 else f"every {every} steps"
+
+
+def overhead(every: int, overhead_ppm: int, noise_ppm: int) -> str:
+    """What snapshots cost, as steps without a copy have measured it.
+
+    Args:
+        every: a snapshot at each so many steps.
+        overhead_ppm: how much longer the mean step takes, in millionths.
+        noise_ppm: half the width of the interval around it; negative if nothing is measured yet.
+    """
+    snapshots = f"a snapshot {rhythm(every)}"
+    if noise_ppm < 0:
+        return f"{snapshots}; overhead not measured yet"
+    known = "measured" if overhead_ppm > noise_ppm else "measured: within noise"
+    figure = f"{percent(overhead_ppm)} ± {percent(noise_ppm)} of the mean step"
+    return f"{snapshots} costs {figure} ({known})"
+
+
+def percent(ppm: int) -> str:
+    """12345 → '1.2 %'; figures below 1 % keep two digits."""
+    return f"{ppm / 1e4:.1f} %" if abs(ppm) >= 10_000 else f"{ppm / 1e4:.2f} %"
+
+
+def plural(count: int, noun: str) -> str:
+    """(1, 'tensor') → '1 tensor'; (3, 'tensor') → '3 tensors'."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -73,7 +73,7 @@ def worker(args: argparse.Namespace) -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group(backend="reft")
     import reft
-    from reft._session import runtime
+    from reft._session import current
 
     rank, world = dist.get_rank(), dist.get_world_size()
     pipelined, averaged = args.job not in ("ddp", "full"), args.job == "full"
@@ -119,9 +119,9 @@ def worker(args: argparse.Namespace) -> None:
         optimizer.zero_grad()
 
     def block(policy: str) -> dict[str, Any]:
-        session = runtime._session
-        assert session is not None
-        runtime.set_enabled(policy != "off")
+        session = current.session()
+        assert session is not None and session.engine is not None
+        current.set_enabled(policy != "off")
         if policy != "off":
             session.engine.set_policy(policy)
         for _ in range(args.settle):  # the change takes effect, and the schedule is learnt anew

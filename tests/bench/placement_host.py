@@ -36,7 +36,7 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend="reft")
     import reft
-    from reft._session import runtime
+    from reft._session import current
 
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
@@ -62,9 +62,9 @@ def worker(args: argparse.Namespace) -> None:
         return time.perf_counter() - begin, time.process_time() - begin_cpu
 
     def block(policy: str) -> list[tuple[float, float]]:
-        session = runtime._session
-        assert session is not None
-        runtime.set_enabled(policy != "off")
+        session = current.session()
+        assert session is not None and session.engine is not None
+        current.set_enabled(policy != "off")
         if policy != "off":
             session.engine.set_policy(policy)
         step()  # the step in which the change takes effect is not counted

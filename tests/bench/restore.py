@@ -32,7 +32,7 @@ def worker(args: argparse.Namespace) -> None:
     import reft
     from reft import _C
     from reft._resume import restorer
-    from reft._session import runtime
+    from reft._session import current
 
     rank, world = dist.get_rank(), dist.get_world_size()
     width = 1024
@@ -45,9 +45,11 @@ def worker(args: argparse.Namespace) -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert reft.snapshot_now() == 2
-    session = runtime._session
-    assert session is not None and session.state is not None
-    tensors = [r.current() for r in session.state.regions]
+    session = current.session()
+    assert session is not None and session.engine is not None and session.planner is not None
+    state = session.planner.state
+    assert state is not None
+    tensors = [r.current() for r in state.regions]
     wanted = [t.clone() for t in tensors]
     # The agreement of a restart, taken here from the live vaults.
     dist.barrier()
@@ -73,7 +75,7 @@ def worker(args: argparse.Namespace) -> None:
         dist.barrier()
         begin = time.perf_counter()
         sources = restorer.Sources(session.client, point, rank, 0)
-        restorer.restore_regions(sources, point, session.state, rank, world)
+        restorer.restore_regions(sources, point, state, rank, world)
         ours.append(time.perf_counter() - begin)
         assert all(torch.equal(a, b) for a, b in zip(tensors, wanted, strict=True))
     if rank == 0:

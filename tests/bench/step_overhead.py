@@ -50,7 +50,7 @@ def worker(args: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(backend="reft")
     import reft
-    from reft._session import runtime
+    from reft._session import current
 
     shape = SHAPES[args.state]
     torch.manual_seed(0)
@@ -82,7 +82,7 @@ def worker(args: argparse.Namespace) -> None:
         return time.perf_counter() - begin, time.process_time() - begin_cpu
 
     def block(on: bool) -> list[tuple[float, float]]:
-        runtime.set_enabled(on)
+        current.set_enabled(on)
         step()  # the step in which the change takes effect is not counted
         return [step() for _ in range(args.steps)]
 

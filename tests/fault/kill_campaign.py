@@ -322,10 +322,10 @@ class Campaign:
                     problems.append(f"{lost} steps lost: all ranks had completed {completed}, resumed at {min(first)}")
             completed = max(completed, min((log[-1][0] if log else 0) for log in logs))
         result["from_start"] = from_start
-        if "training goes on without snapshots" in said:
+        if "training continues without snapshots" in said:
             problems.append(
                 "a rank trained without snapshots: "
-                + said[said.index("training goes on without") :].split("\n")[0][:200]
+                + said[said.index("training continues without") :].split("\n")[0][:200]
             )
         # A gate that need not wait is passed without stopping there.
         if case.point and not fired and case.point != "gate":

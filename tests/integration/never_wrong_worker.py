@@ -43,13 +43,14 @@ class Checker:
         self.calls = 0
 
     def post_hook(self, *_: Any) -> None:
-        from reft._session import runtime
+        from reft._session import current
 
         # If this is a program point of reft's, it gets the next number; if not, the next
         # optimizer's clone takes this one's place.
-        assert runtime._session is not None
+        session = current.session()
+        assert session is not None
         self.calls += 1
-        self.step = runtime._session.step + 1
+        self.step = session.step + 1
         self.clones[self.step] = [tensor.detach().clone() for tensor in self.tensors()]
         self.clones.pop(self.step - 4, None)
 
@@ -69,9 +70,9 @@ class Checker:
 
     def check(self) -> None:
         from reft import _C
-        from reft._session import runtime
+        from reft._session import current
 
-        session = runtime._session
+        session = current.session()
         assert session is not None and session.engine is not None, "no session"
         for slot in _C.list_vault(session.engine.fd)["slots"]:
             step = slot["step"]

@@ -230,19 +230,19 @@ def test_top_reads_unset_steps(agent: FakeAgent, run_dir: Path) -> None:
     [
         (
             {"overhead_ppm": 12_345, "overhead_noise_ppm": 3_000},
-            "snapshots at every step cost 1.2 % ± 0.30 % (measured)",
+            "a snapshot every step costs 1.2 % ± 0.30 % of the mean step (measured)",
         ),
         (
             {"overhead_ppm": (1 << 64) - 700, "overhead_noise_ppm": 900},
-            "snapshots at every step cost -0.07 % ± 0.09 % (measured: no more than noise)",
+            "a snapshot every step costs -0.07 % ± 0.09 % of the mean step (measured: within noise)",
         ),
         (
             {"overhead_ppm": 50_000, "overhead_noise_ppm": 0, "every": 8},
-            "snapshots every 8 steps cost 5.0 % ± 0.00 % (measured)",
+            "a snapshot every 8 steps costs 5.0 % ± 0.00 % of the mean step (measured)",
         ),
         (
             {"overhead_ppm": (1 << 64) - 1, "overhead_noise_ppm": (1 << 64) - 1},
-            "snapshots at every step; what they cost is not measured yet",
+            "a snapshot every step; overhead not measured yet",
         ),
     ],
 )

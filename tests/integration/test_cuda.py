@@ -328,7 +328,7 @@ def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         finals += [line for line in done.stdout.splitlines() if line.startswith("final")]
     assert "resumed at step" in done.stderr, done.stderr[-4000:]
-    assert "will not put back" not in done.stderr and "not put back" not in done.stderr, done.stderr[-4000:]
+    assert "not restorable" not in done.stderr and "not restored" not in done.stderr, done.stderr[-4000:]
     assert len(finals) == 2 and finals[0] == finals[1]
 
 

@@ -1,4 +1,5 @@
-"""What cannot be put back is said once on the terminal, in full by `reft doctor`, and again at the resume."""
+"""What is not restorable is reported once on the terminal, in full by `reft doctor`, and again at
+the resume."""
 
 from __future__ import annotations
 
@@ -61,20 +62,20 @@ def test_what_does_not_come_back_is_told_everywhere(forkrun: Forkrun, tmp_path: 
     run = runs.run(forkrun, dataclasses.replace(script), max_restarts=1, REFT_FAULT="1:7:capture:kill")
     assert run.code == 0, run.said
     lines = run.said.splitlines()
-    first = [line for line in lines if line.startswith("reft: a resume will not put back")]
-    assert first == ["reft: a resume will not put back <module>:rows (_csv.reader): iterator of unknown kind"], run.said
-    later = [line for line in lines if "on a resume will not put back" in line]
+    first = [line for line in lines if line.startswith("reft: not restorable: ")]
+    assert first == ["reft: not restorable: <module>:rows (_csv.reader): iterator of unknown kind"], run.said
+    later = [line for line in lines if "not restorable from step" in line]
     assert (
         len(later) == 1
-        and "from step 4 on a resume will not put back <module>:waiting (queue.Queue): queue" in later[0]
+        and "not restorable from step 4 on: <module>:waiting (queue.Queue): queue" in later[0]
     ), run.said
     told = [json.loads(line.removeprefix("doctor ")) for line in lines if line.startswith("doctor ")]
     assert told, run.said
-    notes = [finding["text"] for finding in told[0]["findings"] if "put back" in finding["text"]]
+    notes = [finding["text"] for finding in told[0]["findings"] if "not restorable" in finding["text"]]
     assert len(notes) == 2 and all(
-        note.startswith("ranks 0, 1: a resume will not put back <module>:") for note in notes
+        note.startswith("ranks 0, 1: not restorable: <module>:") for note in notes
     ), notes
-    assert re.search(r"resumed at step [56]: state and place in the loop but for 2 values", run.said), run.said
+    assert re.search(r"resumed at step [56]: state and place in the loop except 2 values", run.said), run.said
     assert any(
-        line.startswith("reft: not put back: <module>:rows (_csv.reader)") and "1 more" in line for line in lines
+        line.startswith("reft: not restored: <module>:rows (_csv.reader)") and "1 more" in line for line in lines
     ), run.said

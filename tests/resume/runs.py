@@ -40,11 +40,11 @@ BESIDE = {path.stem for path in HERE.glob("scripts/*.py")}  # modules that scrip
 # first line ends with the hash of the resumed step.
 KNOWN = {
     "grid_search": (
-        r"step \d+ is not resumed, what the script builds has changed: o0\.p0 was .* starts from its beginning",
+        r"step \d+ is not resumed, the script builds something else now: o0\.p0 was .* starts from its beginning",
         "nothing",
     ),
     "two_phases": (
-        r"place in the loop is not put back .*the call in progress was at offset \d+, is at \d+.*start again",
+        r"place in the loop not restored .*the call in progress was at offset \d+, is at \d+.*start again",
         "tensors",
     ),
 }
@@ -165,7 +165,7 @@ def compare(reference: Run, killed: Run, ranks: int, kill: int, named: bool = Fa
     """What differs, in words; nothing if all is as it must be.
 
     Args:
-        named: Values may be named as not put back.
+        named: Values may be reported as not restored.
     """
     attempts = killed.attempts()
     if len(attempts) != 2:
@@ -180,7 +180,7 @@ def compare(reference: Run, killed: Run, ranks: int, kill: int, named: bool = Fa
     dropped = killed.said.count("that snapshot was dropped")
     if not kill - 1 - dropped <= int(found[1]) <= kill:
         wrong.append(f"killed at step {kill}, resumed at step {found[1]}")
-    complete = r"state and place in the loop" + (r"( but for \d+ values?)?" if named else "")
+    complete = r"state and place in the loop" + (r"( except \d+ values?)?" if named else "")
     if not re.fullmatch(complete, found[2]):
         wrong.append(f"resumed with {found[2]} only")
     for rank in range(ranks):

@@ -87,7 +87,7 @@ def test_edited_script_keeps_its_tensors(forkrun: Forkrun, tmp_path: Path) -> No
     assert again.code == 0, again.said
     for rank in range(script.ranks):
         refused = [
-            line for line in again.said.splitlines() if f"rank {rank}: the place in the loop is not put back" in line
+            line for line in again.said.splitlines() if f"rank {rank}: place in the loop not restored" in line
         ]
         assert len(refused) == 1 and re.search(r"function_while\.py:\d+ main: the code has changed", refused[0]), (
             again.said

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import html
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from reft import _voice
 
 _MOST_DEPTH = 60
 _MOST_OPS = 12
@@ -61,21 +63,6 @@ svg marker path { fill: var(--soft); stroke: none; }
 
 def _text(value: Any) -> str:
     return html.escape(str(value), quote=True)
-
-
-def rank_list(ranks: Iterable[int]) -> str:
-    """[0, 1, 2, 5] → 'ranks 0-2 5'."""
-    numbers = sorted(set(ranks))
-    if not numbers:
-        return "no rank"
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    spans = [str(low) if low == high else f"{low}-{high}" for low, high in parts]
-    return ("rank " if len(numbers) == 1 else "ranks ") + " ".join(spans)
 
 
 def _named(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -143,7 +130,7 @@ def _tree_html(node: _Node, bad: set[int]) -> str:
             out.append(item)
             continue
         kind = "bad" if item.ranks <= bad else "" if item.ranks & bad else "wait"
-        who = rank_list(item.ranks)
+        who = _voice.ranks(item.ranks)
         tip = f"{item.label}\n{item.place}\n{who}"
         out.append(
             f'<div class="node {kind}" style="flex-grow:{len(item.ranks)}"><div class="frame{" lib" if item.library else ""}"'
@@ -244,7 +231,7 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
     labels: list[tuple[str, str, str]] = []  # first line, second line, class
     edges: list[tuple[int, int]] = []
     for wait in found:
-        who = rank_list(wait.missing)
+        who = _voice.ranks(wait.missing)
         needed = (
             "all have begun it" if not wait.missing else f"not begun by {who}" if " seq " in wait.op else f"with {who}"
         )
@@ -252,7 +239,7 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
     for ranks, (held, missing) in _classes(found).items():
         kind = "bad" if set(ranks) <= bad else "wait" if held and not set(ranks) & bad else ""
         box = len(labels)
-        labels.append((rank_list(ranks), "waits" if held else "does not wait", kind))
+        labels.append((_voice.ranks(ranks), "waits" if held else "does not wait", kind))
         edges += [(box, op) for op in held] + [(op, box) for op in missing]
     for index, wait in enumerate(found):
         if wait.unseen:
@@ -342,7 +329,7 @@ def _head(report: dict[str, Any]) -> str:
         out.append('<div class="card"><p>Nobody can be named from what is known.</p></div>')
     out.append('<div class="card">')
     if report["victims"]:
-        out.append(f'<p><span class="key">waiting</span>{_text(rank_list(report["victims"]))}</p>')
+        out.append(f'<p><span class="key">waiting</span>{_text(_voice.ranks(report["victims"]))}</p>')
     out.append(f'<p><span class="key">next</span><b>{_text(report["advice"])}</b></p></div>')
     sentences = [*report["evidence"], *(found["text"] for found in report["disagreements"])]
     if sentences:

@@ -6,6 +6,11 @@ from typing import Any
 
 from rich.console import Console
 
+from reft import _voice
+from reft._voice import percent, size
+
+__all__ = ["console", "nanoseconds", "overhead", "percent", "printable", "signed", "size", "step"]
+
 
 def console() -> Console:
     """Text goes to stdout as it is: no emoji, no highlighting."""
@@ -14,15 +19,6 @@ def console() -> Console:
 
 def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
-
-
-def size(count: float) -> str:
-    """1536 → '1.5 KiB'."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(count) < 1024 or unit == "TiB":
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return ""
 
 
 def nanoseconds(count: float) -> str:
@@ -40,21 +36,13 @@ def signed(value: Any) -> int:
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-def percent(ppm: int) -> str:
-    """12345 → '1.2 %'; small ones keep two digits."""
-    return f"{ppm / 1e4:.1f} %" if abs(ppm) >= 10_000 else f"{ppm / 1e4:.2f} %"
-
-
 def overhead(stats: dict[str, Any]) -> str:
-    """What snapshots cost a rank, as it has measured by steps without a copy beside them."""
-    every = max(1, int(stats.get("every", 1)))
-    rhythm = "at every step" if every == 1 else f"every {every} steps"
-    noise = signed(stats.get("overhead_noise_ppm", -1))
-    if noise < 0:
-        return f"snapshots {rhythm}; what they cost is not measured yet"
-    cost = signed(stats.get("overhead_ppm", 0))
-    known = "measured" if cost > noise else "measured: no more than noise"
-    return f"snapshots {rhythm} cost {percent(cost)} ± {percent(noise)} ({known})"
+    """What snapshots cost a rank, from its counters."""
+    return _voice.overhead(
+        max(1, int(stats.get("every", 1))),
+        signed(stats.get("overhead_ppm", 0)),
+        signed(stats.get("overhead_noise_ppm", -1)),
+    )
 
 
 def step(value: Any) -> str:

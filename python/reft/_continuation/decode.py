@@ -26,7 +26,18 @@ from .births import MEMBER
 from .bytecode import analyse
 from .encode import mutable_defaults
 from .modules import tree_of
-from .nodes import ATOMS, KEEP, MISSING, Report, find_named, find_type, loads, name_of_key, native, type_name
+from .nodes import (
+    ATOMS,
+    KEEP,
+    MISSING,
+    Report,
+    find_named,
+    find_type,
+    loads,
+    name_of_key,
+    native,
+    type_name,
+)
 from .rng import new_object, set_object_state
 
 _EXITS = frozenset({"__exit__", "__aexit__"})

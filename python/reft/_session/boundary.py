@@ -5,8 +5,8 @@ times. The *closing* optimizer is the one whose step came right before the first
 again: from then on each of its steps ends an iteration. With a single optimizer alive that is known
 at once. When a round goes by without it, it is chosen anew; not among those whose steps are
 *crossed*, by a graph that is built before such a step and used after it (`fake = G(z)`, the step of
-D, then G's loss on `fake`), or by gradients (one backward for two optimizers): no restarted script
-can be put back between the two. Every optimizer step, closing or not, is a gate: it may overwrite
+D, then G's loss on `fake`), or by gradients (one backward for two optimizers): a restarted script
+cannot resume between the two. Every optimizer step, closing or not, is a gate: it may overwrite
 what is being copied.
 """
 
@@ -15,77 +15,94 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from reft._state import discovery
 
-_PATIENCE = 64  # rounds without the closing optimizer after which one whose steps are crossed is better than none
+# Rounds without the closing optimizer, after which crossed steps end iterations too.
+_PATIENCE = 64
 
 
 def _first_gradient(optimizer: Optimizer) -> Any:
-    return next((p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None), None)
+    return next(
+        (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None),
+        None,
+    )
+
+
+class Listener(Protocol):
+    """What a `Boundary` reports to. Every method runs on the training thread, inside a hook."""
+
+    def gate(self) -> None:
+        """An optimizer is about to write."""
+
+    def program_point(self, frame: FrameType) -> None:
+        """An iteration has ended; `frame` is that of the optimizer's step."""
+
+    def possible_point(self, frame: FrameType) -> None:
+        """This step may turn out to be the first one that ends an iteration."""
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Another method has raised `error`; `what` is "gate" or "step"."""
+
+    def expected_closing(self) -> int | None:
+        """Returns `closing_position` of the process that this one continues, or None."""
+
+    def optimizers_replaced(self) -> None:
+        """Optimizers may be gone: the listener drops its references to them."""
+
+    def graph_crosses(self) -> bool:
+        """Whether a graph was used that stood in the frames at the last point or possible point."""
+
+    def step_crossed(self, instead: int) -> None:
+        """The steps at which that was are crossed, by a graph or by gradients.
+
+        Args:
+            instead: index of the last optimizer whose steps are not crossed, -1 if all are.
+        """
+
+    def iteration_lengthened(self, crossed: Optimizer, closing: Optimizer) -> None:
+        """Iterations now end with steps of `closing`, because those of `crossed` are crossed."""
 
 
 class Boundary:
-    """Calls back on gates and program points.
+    """Tells its listener about gates and program points.
 
-    Threads: the training thread. Errors: hooks never raise; `on_error` gets what the callbacks
-        raise.
-
-    Args:
-        on_gate: An optimizer is about to write.
-        on_point: An iteration has ended; gets the frame of the optimizer's step.
-        on_error: Gets what the others raise.
-        expected_closing: Gives `closing_position` in the process that this one takes up; None if
-            there is none.
-        on_replaced: Optimizers may be gone.
-        on_unsettled: A step that may turn out to be the first that ends an iteration.
-        crossing: Says whether a graph was used that stood in the frames at the last `on_point` or
-            `on_unsettled`.
-        on_crossed: The steps at which that was are crossed, by a graph or by gradients. Gets the
-            index of the last optimizer whose steps are not, -1 if there is none.
-        on_rarer: Iterations are longer than the steps of an optimizer, because those are crossed;
-            gets that one and the closing one.
+    Threads: the training thread. Errors: hooks never raise; what the listener raises goes to its
+    `failed`.
 
     Attributes:
         closing: index of the closing optimizer, None until it is known.
     """
 
-    def __init__(
-        self,
-        on_gate: Callable[[], None],
-        on_point: Callable[[FrameType], None],
-        on_error: Callable[[str, Exception], None],
-        expected_closing: Callable[[], int | None],
-        on_replaced: Callable[[], None] = lambda: None,
-        on_unsettled: Callable[[FrameType], None] = lambda frame: None,
-        crossing: Callable[[], bool] = lambda: False,
-        on_crossed: Callable[[int], None] = lambda instead: None,
-        on_rarer: Callable[[Optimizer, Optimizer], None] = lambda crossed, closing: None,
-    ) -> None:
-        self._known: list[Optimizer | None] = []  # None: was replaced and is gone; the others keep their index
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        # None: an optimizer that was replaced and is gone. The others keep their index.
+        self._known: list[Optimizer | None] = []
         self.closing: int | None = None
-        self._on_gate, self._on_point, self._on_error = on_gate, on_point, on_error
-        self._expected_closing, self._on_replaced, self._on_unsettled = expected_closing, on_replaced, on_unsettled
-        self._crossing, self._on_crossed, self._on_rarer = crossing, on_crossed, on_rarer
         self._crossed: set[int] = set()
-        self._gradients: dict[
-            int, tuple[weakref.ref[torch.Tensor], int]
-        ] = {}  # then, of the others: one each, and its version
-        self._looked_at = -1  # the optimizer after whose step `on_point` or `on_unsettled` was called last
+        # One gradient of each other optimizer at the last look, and its version then.
+        self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        self._looked_at = -1  # the optimizer whose step was the last point or possible point
         self._waited = 0  # rounds without the closing optimizer
-        self._said_rarer = False
+        self._lengthening_reported = False
         self._steps: list[int] = []  # optimizers in the order of their last steps
         self._last = -1
         self._round: set[int] = set()  # optimizers that stepped since the last program point
-        self._nesting: list[int] = []  # ids of optimizers whose step is running: ZeRO's outer step calls an inner one
-        self._handles = [register_optimizer_step_pre_hook(self._pre), register_optimizer_step_post_hook(self._post)]
+        # Ids of optimizers whose step is running: ZeRO's outer step calls an inner one.
+        self._nesting: list[int] = []
+        self._handles = [
+            register_optimizer_step_pre_hook(self._pre),
+            register_optimizer_step_post_hook(self._post),
+        ]
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -100,7 +117,7 @@ class Boundary:
         return sum(optimizer is not None for optimizer in self._known[: self.closing])
 
     def know(self, others: list[Optimizer]) -> None:
-        """Counts optimizers among the known ones that have not stepped in this process, but had in the one that it takes up."""
+        """Adds optimizers that have not stepped in this process, but had in the one before."""
         self._known += others
 
     def remove(self) -> None:
@@ -116,9 +133,9 @@ class Boundary:
                 # An earlier step raised and never came to its post-hook.
                 del self._nesting[self._nesting.index(id(optimizer)) :]
             self._nesting.append(id(optimizer))
-            self._on_gate()
+            self._listener.gate()
         except Exception as error:
-            self._on_error("gate", error)
+            self._listener.failed("gate", error)
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:
@@ -129,19 +146,22 @@ class Boundary:
                 return
             if self._ends_iteration(optimizer):
                 self._look()
-                self._on_point(sys._getframe(1))
+                self._listener.program_point(sys._getframe(1))
             elif self.closing is None:
                 self._look()
-                self._on_unsettled(sys._getframe(1))
+                self._listener.possible_point(sys._getframe(1))
         except Exception as error:
-            self._on_error("step", error)
+            self._listener.failed("step", error)
 
     @staticmethod
     def _running_steps(optimizer: Optimizer, hook_caller: FrameType) -> int:
-        """How many steps of it are under way around this one: a class may call its base's step, which is hooked, too."""
+        """How many steps of it are running around this one: a class may call its base's step, which
+        is hooked, too."""
         running, frame = 0, hook_caller.f_back
         while frame is not None:
-            running += frame.f_code is hook_caller.f_code and frame.f_locals.get("self") is optimizer
+            running += (
+                frame.f_code is hook_caller.f_code and frame.f_locals.get("self") is optimizer
+            )
             frame = frame.f_back
         return running
 
@@ -151,7 +171,7 @@ class Boundary:
             self._known.append(optimizer)
             index = len(self._known) - 1
             if self.closing is None:
-                expected = self._expected_closing()
+                expected = self._listener.expected_closing()
                 if expected is not None:
                     self.closing = expected if index == expected else None
                 elif index == 0 and self._alone(optimizer):
@@ -165,7 +185,11 @@ class Boundary:
         self._last = index
         self._steps = [i for i in self._steps if i != index] + [index]
         self._round.add(index)
-        if self._looked_at >= 0 and self._looked_at not in self._crossed and (self._crossing() or self._is_old(index)):
+        if (
+            self._looked_at >= 0
+            and self._looked_at not in self._crossed
+            and (self._listener.graph_crosses() or self._is_old(index))
+        ):
             self._cross(self._looked_at)
         if index != self.closing:
             return False
@@ -174,7 +198,7 @@ class Boundary:
         return True
 
     def _is_to_come(self) -> bool:
-        expected = self._expected_closing() if self.closing is None else None
+        expected = self._listener.expected_closing() if self.closing is None else None
         if expected is None or expected < len(self._known):
             return False
         self._waited += 1
@@ -196,15 +220,20 @@ class Boundary:
         if noted is None or optimizer is None:
             return False
         gradient = noted[0]()
-        return gradient is not None and gradient is _first_gradient(optimizer) and gradient._version == noted[1]
+        return (
+            gradient is not None
+            and gradient is _first_gradient(optimizer)
+            and gradient._version == noted[1]
+        )
 
     def _choose(self) -> None:
-        """Chooses the closing optimizer: the one that stepped last, or the last of those whose steps are not crossed."""
+        """Chooses the closing optimizer: the one that stepped last, or the last of those whose steps
+        are not crossed."""
         before = self.closing
         if before is not None:
             # One that rests because others are crossed comes back; it may be gone if it takes much
             # longer.
-            if not self._said_rarer or self._waited == _PATIENCE // 8:
+            if not self._lengthening_reported or self._waited == _PATIENCE // 8:
                 self._forget_replaced()
             self._waited += 1
             if self._waited > _PATIENCE:
@@ -213,31 +242,37 @@ class Boundary:
         free = self._not_crossed()
         self.closing = free[-1] if self._crossed and free else self._last
         if before is not None and self.closing == before:
-            self._say_rarer(self._last)
+            self._report_lengthening(self._last)
 
     def _cross(self, index: int) -> None:
-        """Steps of an optimizer are crossed by a graph or by gradients: they end no iteration as long as another one's do."""
+        """Steps of an optimizer are crossed by a graph or by gradients: they end no iteration as long
+        as those of another one do."""
         self._crossed.add(index)
         free = self._not_crossed()
         if free and self.closing == index:
             self.closing = free[-1]
-            self._say_rarer(index)
-        self._on_crossed(free[-1] if free else -1)
+            self._report_lengthening(index)
+        self._listener.step_crossed(free[-1] if free else -1)
 
     def _not_crossed(self) -> list[int]:
         return [i for i in self._steps if i not in self._crossed and self._known[i] is not None]
 
-    def _say_rarer(self, crossed: int) -> None:
+    def _report_lengthening(self, crossed: int) -> None:
         assert self.closing is not None
         one, other = self._known[crossed], self._known[self.closing]
-        if one is not None and other is not None and not self._said_rarer:
-            self._said_rarer = True
-            self._on_rarer(one, other)
+        if one is not None and other is not None and not self._lengthening_reported:
+            self._lengthening_reported = True
+            self._listener.iteration_lengthened(one, other)
 
     def _forget_replaced(self) -> None:
-        """Lets go of optimizers that did not step in this round and that nobody but us holds: their state is not to be saved."""
-        self._on_replaced()
-        idle = {i: weakref.ref(o) for i, o in enumerate(self._known) if o is not None and i not in self._round}
+        """Drops optimizers that did not step in this round and that only this object refers to: their
+        state is not saved any more."""
+        self._listener.optimizers_replaced()
+        idle = {
+            i: weakref.ref(o)
+            for i, o in enumerate(self._known)
+            if o is not None and i not in self._round
+        }
         for i in idle:
             self._known[i] = None
         gc.collect()  # on all ranks the same ones are left then
@@ -249,7 +284,9 @@ class Boundary:
         inner = {id(o) for o in discovery.with_inner([optimizer])}
 
         def others() -> bool:
-            found = [o for o in discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner]
+            found = [
+                o for o in discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner
+            ]
             # One that wraps it (Accelerate's) steps nothing of its own.
             found = [o for o in found if all(value is not optimizer for value in vars(o).values())]
             return any(group["params"] for other in found for group in other.param_groups)

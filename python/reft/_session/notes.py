@@ -1,11 +1,10 @@
-"""What a rank has to say about its state: what is not protected, what a resume will not or did not
-put back.
+"""What a rank reports about its state: what is not protected, not restorable, or was not restored.
 
 The terminal gets the first of a kind and how many there are; the agent gets all of them, for `reft
 doctor`.
 
-Threads: the training thread. Errors: none; an agent that is not connected is told with the next
-    note.
+Threads: the training thread. Errors: none; an agent that is not connected gets them with the next
+note.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any
 
 from reft._link import agent_protocol
 
-NOT_PROTECTED = "not protected is"
-WILL_NOT_COME_BACK = "a resume will not put back"
-NOT_PUT_BACK = "the resume did not put back"
+NOT_PROTECTED = "not protected:"
+NOT_RESTORABLE = "not restorable:"
+NOT_RESTORED = "not restored:"
 
 Note = tuple[str, str, str]  # where, kind, why
 
@@ -34,13 +33,18 @@ class Notes:
         self._all: dict[tuple[str, str, str, str], None] = {}
 
     def add(self, about: str, found: Iterable[Note]) -> list[Note]:
-        """Keeps what is new of `found`, tells the agent, and gives it."""
-        new = [note for note in dict.fromkeys(found) if (about, *note) not in self._all][: _MOST - len(self._all)]
+        """Keeps what is new of `found`, sends it to the agent, and returns it."""
+        fresh = [note for note in dict.fromkeys(found) if (about, *note) not in self._all]
+        new = fresh[: _MOST - len(self._all)]
         if new:
             self._all |= {(about, *note): None for note in new}
-            entries = [[text.encode()[:_LONGEST].decode(errors="ignore") for text in note] for note in self._all]
+            entries = [list(map(_shortened, note)) for note in self._all]
             self._client.send(agent_protocol.NOTES, json.dumps({"notes": entries}))
         return new
+
+
+def _shortened(text: str) -> str:
+    return text.encode()[:_LONGEST].decode(errors="ignore")
 
 
 def line(found: list[Note]) -> str:

@@ -212,7 +212,7 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
             for parameter in group["params"]:
                 home = parameter_home.get(id(parameter), ())
                 add(f"o{k}.p{position}", parameter, home)
-                for key, value in sorted(_state_of(optimizer, parameter).items(), key=lambda item: str(item[0])):
+                for key, value in sorted(state_of(optimizer, parameter).items(), key=lambda item: str(item[0])):
                     if isinstance(value, torch.Tensor):
                         add(f"o{k}.p{position}.{key}", value, home)
                 position += 1
@@ -263,7 +263,7 @@ def _held(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, dict[str, Any
                 yield f"{prefix}.{key}" if prefix else key, held, key
 
 
-def _state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
+def state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
     # .get, not []: the state is a defaultdict, and an observer adds nothing to it.
     found = optimizer.state.get(parameter, {})
     return found if isinstance(found, dict) else {}
@@ -323,3 +323,10 @@ def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:
                     if isinstance(entry, torch.Tensor):
                         items.append(id(entry))
     return tuple(items)
+
+
+def wait_for_devices(state: State) -> None:
+    """Waits until every device that holds regions is idle."""
+    devices = {region.tensor.get_device() for region in state.regions if region.tensor.is_cuda}
+    for index in sorted(devices):
+        torch.cuda.synchronize(index)

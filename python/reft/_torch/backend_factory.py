@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from reft import _C
+from reft import _C, _voice
 
 _NAME = "reft"
 # torch 2.14 made gloo and NCCL plugins like any other; before that the classes are called directly.
@@ -69,7 +68,7 @@ def create_backend(options: Any, pg_options: Any) -> Any:
         cpu, cuda, store, prefix, str(options.group_id), rank, size, _plain_gloo if cpu is not None else None
     )
     if is_default:
-        _start_runtime(backend, store, rank, size)
+        _start_session(store, rank, size)
     return backend
 
 
@@ -200,19 +199,17 @@ def _make_nccl(options: Any, pg_options: Any, store: Any, timeout: timedelta) ->
     return nccl
 
 
-def _start_runtime(backend: Any, store: Any, rank: int, size: int) -> None:
-    """Everything beyond the backend: weak dependency."""
+def _start_session(store: Any, rank: int, size: int) -> None:
+    """Everything beyond the backend. Its failure leaves a working group."""
     try:
-        from reft._session import runtime
+        from reft._session import current
 
-        runtime.on_default_group(backend, store, rank, size)
+        current.on_default_group(store, rank, size)
     except Exception as error:
         if os.environ.get("REFT_STRICT", "0") == "1":
             raise
-        print(
-            f"reft: warning: rank {rank}: training goes on without snapshots and hang detection: {error}",
-            file=sys.stderr,
-            flush=True,
+        _voice.warn(
+            f"rank {rank}: training continues without snapshots and hang detection: {error}"
         )
 
 

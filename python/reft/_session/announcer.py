@@ -1,0 +1,165 @@
+"""What a session reports on the terminal, and when: two lines at start, one after the first
+snapshot, one once the overhead is measured, and what changes later.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from reft import _voice
+from reft._link import job_identity
+from reft._session import notes
+from reft._state import discovery, registry
+
+_LATE_LINES = 5  # about values that turn up after the first snapshot
+
+
+class Announcer:
+    """Reports for one rank. Only rank 0 writes lines about what is equal on all ranks.
+
+    Args:
+        env: settings.
+        job: identity of the rank.
+        found: collects notes for the agent.
+    """
+
+    def __init__(self, env: dict[str, Any], job: job_identity.Job, found: notes.Notes) -> None:
+        self._env, self._job, self._notes = env, job, found
+        self._first = job.rank == 0
+        self._noted = False  # what is not protected, for the agent
+        self._reported = False  # what is protected, on the terminal
+        self._uncaptured: list[notes.Note] = []
+        self._late_lines = 0
+        self._every, self._cost_reported = int(env["snapshot_every"]), False
+
+    def started(self, resuming_at: int | None) -> None:
+        """The two lines at start."""
+        if not self._first or not self._env["banner"]:
+            return
+        env = self._env
+        head = f"job {self._job.id}: {_voice.plural(self._job.world, 'rank')}"
+        if not env["snapshot"]:
+            _voice.say(f"{head}; snapshots are off (REFT_SNAPSHOT=0), collectives are logged")
+            return
+        rhythm = _voice.rhythm(env["snapshot_every"])
+        if env["snapshot_overhead_percent"]:
+            limit = env["snapshot_overhead_percent"]
+            rhythm += f" (fewer if they cost more than {limit} %)"
+        place = "host memory held by reft-agent"
+        if env["vault_dir"]:
+            place = f"files in {env['vault_dir']}"
+        survives = "killed processes"
+        if env["snapshot_protection"] != "none":
+            survives += " and one lost node"
+        _voice.say(
+            f"{head}, snapshot {rhythm} into {place};"
+            f" protection {env['snapshot_protection']} (survives {survives})"
+        )
+        if resuming_at is None:
+            _voice.say(
+                "protection summary follows the first step; overhead once measured;"
+                " `reft top` shows both live"
+            )
+        else:
+            _voice.say(f"resuming at step {resuming_at} when the first optimizer step returns")
+
+    def protected(
+        self,
+        state: discovery.State,
+        stats: dict[str, Any],
+        small_bytes: int,
+        uncaptured: list[notes.Note],
+    ) -> None:
+        """After the first snapshot: what is protected and what is not. Later calls do nothing."""
+        if self._noted:
+            return
+        self._noted = True
+        missed: list[notes.Note] = [(what, "", why) for what, why in state.missed]
+        self._notes.add(notes.NOT_PROTECTED, missed)
+        is_news, self._reported = not self._reported, True
+        if not is_news or not self._first or not self._env["banner"]:
+            return
+        shared = sum(1 for region in state.regions if region.ranks)
+        parts = [
+            f"{_voice.plural(len(state.regions), 'tensor')} ({shared} shared with replicas)",
+            _voice.plural(len(state.optimizers), "optimizer"),
+        ]
+        if state.schedulers:
+            parts.append(_voice.plural(len(state.schedulers), "scheduler"))
+        if registry.objects:
+            parts.append(_voice.plural(len(registry.objects), "registered object"))
+        _voice.say(
+            f"protected: {_voice.size(state.bytes)} of state in {', '.join(parts)}; each step this"
+            f" rank copies {_voice.size(stats['payload_bytes'])} and pickles"
+            f" {_voice.size(small_bytes)}; its vault takes {_voice.size(stats['vault_bytes'])} of"
+            " host memory"
+        )
+        if len({r.tensor.get_device() for r in state.regions if r.tensor.is_cuda}) > 1:
+            line = "overhead is not measured for a rank with state on several devices"
+            if self._env["snapshot_overhead_percent"]:
+                line += ", so REFT_SNAPSHOT_OVERHEAD_PERCENT has no effect"
+            _voice.say(line)
+        if missed:
+            _voice.say(f"NOT protected: {notes.line(missed)}")
+        if uncaptured:
+            _voice.say(f"not restorable: {notes.line(uncaptured)}")
+
+    def uncaptured(self, step: int, found: list[notes.Note]) -> None:
+        """Values that the snapshot of `step` leaves out. The first snapshot's own are reported by
+        `protected`."""
+        if found == self._uncaptured:
+            return
+        self._uncaptured = found
+        new = self._notes.add(notes.NOT_RESTORABLE, found)
+        if new and self._reported and self._first and self._late_lines < _LATE_LINES:
+            self._late_lines += 1
+            _voice.say(f"not restorable from step {step} on: {notes.line(new)}")
+
+    def cadence(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
+        """What snapshots cost, once it is measured, and again whenever their rhythm changes."""
+        if not self._first:
+            return
+        if every == self._every and (self._cost_reported or noise_ppm < 0):
+            return
+        overhead = _voice.overhead(every, overhead_ppm, noise_ppm)
+        if every != self._every:
+            _voice.say(f"from step {step} on: {overhead}")
+        elif self._env["banner"]:
+            _voice.say(overhead)
+        self._every, self._cost_reported = every, noise_ppm >= 0
+
+    def written_late(self, name: str) -> None:
+        """A region was written between steps, and the snapshot dropped for it."""
+        _voice.warn_once(
+            f"late {name}",
+            f"{name} is written between optimizer steps. reft dropped that snapshot and now copies"
+            f" {name} before the step returns",
+        )
+
+    def iteration_lengthened(
+        self, optimizers: list[Any], crossed: Any, closing: Any, graph: str | None
+    ) -> None:
+        """Steps of `closing` now end an iteration, those of `crossed` do not."""
+        if not self._first:
+            return
+        one, other = (
+            f"optimizer {optimizers.index(o)} ({type(o).__name__})" for o in (crossed, closing)
+        )
+        why = "its gradients are older than that step"
+        if graph:
+            why = f"{graph} is computed before that step and differentiated after it"
+        _voice.say(f"an iteration now ends when {other} steps, not at each step of {one}: {why}")
+
+    def resumed(self) -> None:
+        """The process before this one has reported what is protected."""
+        self._reported = True
+
+    def trouble(self, step: int, result: str, note: str) -> None:
+        """A snapshot was not taken."""
+        rank = self._job.rank
+        _voice.warn_once(
+            f"capture {result}",
+            f"rank {rank}: snapshot of step {step} was not taken ({note or result})",
+        )

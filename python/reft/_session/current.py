@@ -1,0 +1,168 @@
+"""The session of this process: there is at most one, that of the newest default process group.
+
+This module owns it. A forked child has none: it sees reft disabled.
+
+Threads: the training thread. Errors: nothing raises into training, unless REFT_STRICT=1.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from types import FrameType
+from typing import Any
+
+from reft import _C, _voice
+from reft._link import job_identity
+from reft._session import startup
+from reft._session.session import Session
+
+
+class _Owner:
+    """Holds the session.
+
+    Attributes:
+        session: the present one.
+        made: how many default process groups this process has made.
+        inherited: sessions of parent processes. They stay alive, as their destructors would wait
+            for threads that a fork does not copy.
+    """
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.made = 0
+        self.inherited: list[Session] = []
+        self._registered = False
+
+    def replace(self, session: Session | None) -> None:
+        """Makes `session` the present one and ends the one before."""
+        before, self.session = self.session, session
+        if before is not None:
+            before.stop(at_exit=False)
+
+    def watch_process(self) -> None:
+        """Has the session end with the process, and not with its forked children. Idempotent."""
+        if not self._registered:
+            self._registered = True
+            atexit.register(self._at_exit)
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _at_exit(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            try:
+                session.stop(at_exit=True)
+            except Exception as error:
+                _voice.say(f"at exit: {error}")
+
+    def _in_child(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.abandon()
+            self.inherited.append(session)
+
+
+_owner = _Owner()
+
+
+def session() -> Session | None:
+    """The session of this process, None if it has none."""
+    return _owner.session
+
+
+def on_default_group(store: Any, rank: int, world_size: int) -> None:
+    """Starts the session of a new default process group; the backend's creator calls it.
+
+    Args:
+        store: keys that no other attempt sees.
+        rank: of this process.
+        world_size: number of ranks.
+    """
+    _owner.made += 1
+    _owner.replace(None)
+    env = _environment(store, rank, world_size)
+    if env is None or env["disable"]:
+        return
+    job = job_identity.identify(rank, world_size, env["job_id"])
+    started = Session(env, job, store, _owner.made)
+    try:
+        _C.configure_faults(env["fault"], rank)
+        started.start()
+    except Exception as error:
+        _give_up(started, store, error)
+        return
+    _owner.replace(started)
+    _owner.watch_process()
+
+
+def _environment(store: Any, rank: int, world_size: int) -> dict[str, Any] | None:
+    """The settings; None if one of them has no value that can be used."""
+    try:
+        env = _C.environment()
+    except _C.InvalidArgument as error:
+        job = job_identity.identify(rank, world_size, "")
+        startup.give_up(job, store, str(error))
+        if os.environ.get("REFT_STRICT") == "1":  # the other settings are not known
+            raise
+        if not startup.said_by_the_first(job, store, str(error)):
+            _voice.say(f"error: {error}. Training continues without snapshots and hang detection")
+        return None
+    if rank == 0:
+        names = [name for name in os.environ if name.startswith("REFT_")]
+        for name, nearest in _C.env_unknown(names):
+            hint = f"; did you mean {nearest}?" if nearest else ""
+            _voice.warn(f"{name} is not a setting of reft{hint}")
+    return env
+
+
+def _give_up(session: Session, store: Any, error: Exception) -> None:
+    """A session could not start: the other ranks learn of it, and training continues without."""
+    job, reason = session.job, str(error) or type(error).__name__
+    startup.give_up(job, store, reason)
+    if session.env["strict"]:
+        raise error
+    if isinstance(error, startup.OthersGaveUp):
+        is_reported = not error.to_say
+    else:
+        is_reported = startup.said_by_the_first(job, store, reason)
+    if not is_reported:
+        from_start = job.attempt > 0 and session.resuming_at is None
+        beginning = ", from its beginning" if from_start else ""
+        _voice.say(
+            f"rank {job.rank}: training continues without snapshots and hang detection"
+            f"{beginning}: {reason}"
+        )
+    session.stop(at_exit=False)
+
+
+def explicit_step(frame: FrameType) -> None:
+    """See :func:`reft.step`."""
+    if (session := _owner.session) is not None:
+        try:
+            session.gate()
+            session.program_point(frame, gated=False)
+        except Exception as error:
+            session.failed("step", error)
+
+
+def set_enabled(enabled: bool) -> None:
+    """Switches snapshots of this rank on or off, for measurements. All ranks do it at the same
+    step."""
+    if (session := _owner.session) is not None:
+        session.gate()
+        session.enabled = enabled
+
+
+def snapshot_now(timeout_sec: float) -> int:
+    """See :func:`reft.snapshot_now`."""
+    session = _owner.session
+    if session is None or session.engine is None:
+        return -1
+    session.engine.drain(int(timeout_sec * 1000))
+    return int(session.engine.committed_step)
+
+
+def status() -> dict[str, Any]:
+    """See :func:`reft.status`."""
+    session = _owner.session
+    return {} if session is None or session.engine is None else dict(session.engine.stats())

@@ -1,0 +1,210 @@
+"""Puts a restarted script back at the program point of the snapshot that all ranks agreed on.
+
+This runs once, at the first program point of the script: everything exists by then. All ranks
+compare their live state with the snapshot first, and resume only if it matches on every rank.
+
+Threads: the training thread. Errors: whatever is raised after the ranks have agreed leaves the
+state half restored; the rank must end then.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, cast
+
+from reft import _C, _continuation, _voice
+from reft._link import job_identity
+from reft._resume import own_checkpoints, restorer
+from reft._session import notes, small_state, startup
+from reft._session.boundary import Boundary
+from reft._state import discovery
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """Where the script stands after a resume.
+
+    Attributes:
+        step: number of the step that was restored.
+        state: the live state.
+        uncaptured: values that the snapshot has not.
+        nanoseconds: how long it took.
+    """
+
+    step: int
+    state: discovery.State
+    uncaptured: list[notes.Note]
+    nanoseconds: int
+
+
+class Resumer:
+    """One resume.
+
+    Args:
+        job: identity of the rank.
+        store: keys that no other attempt sees.
+        agreed: what the ranks resume from; it has a point.
+        exact: whether the place in the loop is restored too.
+        found: collects what is not restored.
+    """
+
+    def __init__(
+        self,
+        job: job_identity.Job,
+        store: Any,
+        agreed: startup.Agreed,
+        exact: bool,
+        found: notes.Notes,
+    ) -> None:
+        assert agreed.point is not None and agreed.sources is not None
+        assert agreed.saved is not None
+        self.point, self._sources = agreed.point, agreed.sources
+        self.saved = cast(small_state.Saved, agreed.saved)
+        self._job, self._store, self._exact, self._notes = job, store, exact, found
+
+    @property
+    def closing(self) -> int | None:
+        """Position of the optimizer that ended iterations before the restart."""
+        return self.saved["closing"]
+
+    def resume(self, frame: FrameType, boundary: Boundary) -> Resumed | None:
+        """Restores everything, if the script has built on all ranks what the snapshot holds.
+
+        Args:
+            frame: frame of the optimizer step whose end is the program point.
+            boundary: learns of optimizers that have not stepped yet in this process.
+
+        Returns:
+            None if training starts from its beginning; nothing was written then.
+        """
+        point, saved, job = self.point, self.saved, self._job
+        began = time.monotonic_ns()
+        known = boundary.optimizers
+        boundary.know(discovery.not_yet_stepped(known, saved["optimizers"][len(known) :]))
+        state = discovery.discover(boundary.optimizers)
+        missing = restorer.MissingState(saved["state_keys"])
+        if missing.make(self._sources, point, state, job.rank, saved["strided"]):
+            state = discovery.discover(boundary.optimizers)
+        if not self._all_match(state):
+            missing.unmake()
+            return None
+        # From here on a failure ends this rank: others have resumed, and a rank that has not would
+        # train something else.
+        discovery.wait_for_devices(state)  # streams of other optimizers may still write
+        written = restorer.restore_regions(self._sources, point, state, job.rank, job.local_world)
+        _C.fault_point("restore_copy", point.step)
+        small_state.restore_optimizers(saved, state)
+        self._restore_state_dicts("scheduler", state.schedulers, saved["schedulers"])
+        self._restore_state_dicts("gradient scaler", state.scalers, saved["scalers"])
+        small_state.restore_registered(saved)
+        what = self._restore_frames(frame, state)
+        # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
+        gc.collect()
+        discovery.wait_for_devices(state)  # other streams may read before this one has written
+        _continuation.restore_rng(saved["rng"])
+        spent = time.monotonic_ns() - began
+        _C.fault_point("restore_done", point.step)
+        if job.rank == 0:
+            donors = ""
+            if point.donor:
+                donors = (
+                    f"; {_voice.ranks(point.donor)} lost their vaults and took small state from"
+                    " replicas"
+                )
+            _voice.say(
+                f"resumed at step {point.step}: {what}, {_voice.size(written)} per rank in"
+                f" {spent / 1e6:.0f} ms{donors}"
+            )
+        uncaptured = saved["frames"]["uncaptured"] if self._has_frames else []
+        return Resumed(int(saved["step"]), state, uncaptured, spent)
+
+    @property
+    def _has_frames(self) -> bool:
+        return self._exact and "frames" in self.saved
+
+    def _restore_frames(self, frame: FrameType, state: discovery.State) -> str:
+        """Restores the place in the loop. Returns what was restored in all, for the terminal."""
+        if not self._has_frames:
+            return "state"
+        frames = self.saved["frames"]
+        uncaptured: list[notes.Note] = frames["uncaptured"]
+        self._notes.add(notes.NOT_RESTORABLE, uncaptured)  # reported before the restart
+        is_replica = self._job.rank in self.point.donor
+        try:
+            done = _continuation.restore(
+                frame, frames, is_replica, small_state.storages_of(state), self.saved["room"]
+            )
+        except Exception as error:
+            _voice.say(
+                f"rank {self._job.rank}: place in the loop not restored ({error}); tensors,"
+                " optimizer, schedulers and random state are. Loop counters start again"
+            )
+            return "state"
+        there = {where for where, _, _ in done.problems}
+        lost = [*done.problems, *(note for note in uncaptured if note[0] not in there)]
+        self._report_lost(lost)
+        exceptions = f" except {_voice.plural(len(lost), 'value')}" if lost else ""
+        return f"state and place in the loop{exceptions}"
+
+    def _restore_state_dicts(
+        self, kind: str, objects: list[Any], saved: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        """Objects that the script makes after its first step do not exist yet: they start anew."""
+        if len(objects) != len(saved) and self._job.rank == 0:
+            _voice.say(
+                f"{kind}s: saved {len(saved)}, found {len(objects)}; the rest is not restored"
+            )
+        self._report_lost(small_state.restore_state_dicts(kind, objects, saved))
+
+    def _report_lost(self, lost: list[notes.Note]) -> None:
+        if not lost:
+            return
+        self._notes.add(notes.NOT_RESTORED, lost)
+        if self._job.rank == 0:
+            _voice.say(f"not restored: {notes.line(lost)}")
+
+    def _all_match(self, state: discovery.State) -> bool:
+        """Whether every rank can restore its snapshot: all ranks resume or none."""
+        job, step = self._job, self.point.step
+        self._store.set(f"match/{job.rank}", self._problem(state))
+        answers = [bytes(self._store.get(f"match/{r}")).decode() for r in range(job.world)]
+        problems = {rank: text for rank, text in enumerate(answers) if text}
+        if not problems:
+            return True
+        first = min(problems)
+        # A rank that gave up before this, whose answer begins with "!", reports nothing here.
+        present = [rank for rank, text in enumerate(answers) if not text.startswith("!")]
+        if job.rank == (first if first in present else present[0]):
+            why = problems[first].removeprefix("!")
+            _voice.say(f"rank {first}: step {step} is not resumed, {why}")
+        return False
+
+    def _problem(self, state: discovery.State) -> str:
+        """Why this rank cannot resume, "" if it can."""
+        saved = self.saved
+        try:
+            restorer.check(self._sources, self.point, state, self._job.rank)
+            _check_groups(saved["groups"], state)
+        except Exception as error:
+            return (
+                f"the script builds something else now: {str(error) or type(error).__name__}."
+                " Training starts from its beginning"
+            )
+        live = own_checkpoints.counts(state.optimizers, state.schedulers)
+        newer = own_checkpoints.newer(
+            own_checkpoints.arrived(live, b""),
+            own_checkpoints.arrived(saved["counts"], saved["room"]),
+        )
+        if newer:
+            return f"the script has loaded a newer checkpoint of its own, which is kept: {newer}"
+        return ""
+
+
+def _check_groups(saved: list[list[dict[str, Any]]], state: discovery.State) -> None:
+    before = [len(groups) for groups in saved]
+    now = [len(optimizer.param_groups) for optimizer in state.optimizers]
+    if before != now:
+        raise restorer.Mismatch(f"optimizers had {before} parameter groups and have {now} now")

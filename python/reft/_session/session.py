@@ -1,0 +1,375 @@
+"""One rank in one attempt: start, first plan, program points, end.
+
+The parts do the work, `Session` only sequences them: `startup` finds the agent and agrees on what
+to resume from, `Boundary` finds the program points, `Planner` lays out the vault, `SmallState`
+captures what is pickled, the engine (C++) copies, `Resumer` puts a restarted script back, and
+`Announcer` reports.
+
+Threads: everything here runs on the training thread. Errors: nothing raises into training; a
+failure is reported once, and training continues without snapshots, unless REFT_STRICT=1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from reft import _C, __version__, _continuation, _voice
+from reft._link import agent_protocol, hang_replies, job_identity
+from reft._session import notes, startup
+from reft._session.announcer import Announcer
+from reft._session.boundary import Boundary
+from reft._session.planner import Planner
+from reft._session.resumer import Resumer
+from reft._session.small_state import Captured, SmallState
+from reft._state import discovery
+
+_DRAIN_MS = 2000  # how long the end waits for the last snapshot
+
+
+class RestoreFailed(RuntimeError):
+    """A restore failed after all ranks had agreed on it: this rank must end and start again."""
+
+
+class Session:
+    """One rank under one default process group.
+
+    Args:
+        env: settings, as `_C.environment()` gives them.
+        job: identity of the rank.
+        store: keys that no other attempt sees.
+        number: how many default process groups this process has made, this one included. A script
+            may train one model after the other; a snapshot belongs to one of them.
+
+    Attributes:
+        step: number of program points so far, those before a restart included.
+        enabled: whether snapshots are taken; measurements switch them off and on.
+        engine: the snapshot engine, None before `start` and after `stop`.
+        planner: what its vault has a table for, likewise.
+    """
+
+    def __init__(self, env: dict[str, Any], job: job_identity.Job, store: Any, number: int) -> None:
+        self.env, self.job, self.number = env, job, number
+        self.step = 0
+        self.enabled = True
+        self.client: _C.AgentClient | None = None
+        self.engine: _C.SnapshotEngine | None = None
+        self.planner: Planner | None = None
+        self._store = store
+        self._exact = env["resume"] == "exact"
+        self._snapshots = bool(env["snapshot"])  # off for good after an error that will not go away
+        self._small_state = SmallState(
+            number, self._exact, int(env["resume_frame_bytes"]), self.failed
+        )
+        self._boundary: Boundary | None = None
+        self._announcer: Announcer | None = None
+        self._resumer: Resumer | None = None
+        self._evidence: _C.EvidenceExchange | None = None
+        self._streams_known = False  # whether the engine has seen on which streams optimizers step
+        self._crossing_graph: str | None = None
+
+    @property
+    def resuming_at(self) -> int | None:
+        """Step that the first program point restores, None if training starts anew."""
+        return None if self._resumer is None else self._resumer.point.step
+
+    @property
+    def registered(self) -> dict[str, Any]:
+        """Registered objects of the snapshot that is yet to be restored, by name."""
+        registered: dict[str, Any] = self._resumer.saved["registered"] if self._resumer else {}
+        return registered
+
+    # -- start
+
+    def start(self) -> None:
+        """Connects, agrees on what to resume from, and hooks the optimizers."""
+        incarnation, overhead_percent = self._agree_on_incarnation()
+        self.client = startup.connect(
+            self.env, self.job, self._store, self._run_dir(), self._hello(incarnation)
+        )
+        found = notes.Notes(self.client)
+        agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
+        try:
+            self.engine = self._make_engine(agreed.own_fd, incarnation, overhead_percent)
+        finally:
+            if agreed.own_fd >= 0:
+                os.close(agreed.own_fd)
+        if agreed.point is not None:
+            self._resumer = Resumer(self.job, self._store, agreed, self._exact, found)
+            if agreed.own_fd >= 0:
+                point = agreed.point
+                slot = point.slot_of_rank[self.job.rank]
+                self.engine.adopt(slot, point.step, point.incarnation)
+        self._answer_hangs(incarnation)
+        self._announcer = Announcer(self.env, self.job, found)
+        if self._snapshots:
+            self.planner = Planner(self.env, self.job, self._store, self.engine)
+            discovery.install()
+            if self._exact:
+                try:
+                    _continuation.install()
+                except Exception as error:
+                    self.failed("data loaders", error)
+            self._boundary = Boundary(self)
+        self._announcer.started(self.resuming_at)
+
+    def _agree_on_incarnation(self) -> tuple[int, int]:
+        """Rank 0 draws the number of this attempt, and hands out its limit of the overhead.
+
+        The limit too: ranks that did not know that there is one would not take part in how often
+        snapshots are taken.
+        """
+        if self.job.rank == 0:
+            drawn = int.from_bytes(os.urandom(8), "little") >> 1
+            limit = self.env["snapshot_overhead_percent"]
+            self._store.set("incarnation", f"{drawn or 1} {limit}")
+        incarnation, percent = map(int, bytes(self._store.get("incarnation")).split())
+        return incarnation, percent
+
+    def _run_dir(self) -> Path:
+        configured = self.env["run_dir"]
+        return Path(configured) if configured else job_identity.default_run_dir()
+
+    def _hello(self, incarnation: int) -> str:
+        job = self.job
+        return json.dumps(
+            {
+                "role": "rank",
+                "protocol": agent_protocol.VERSION,
+                "version": __version__,
+                "job": job.id,
+                "node": job.node,
+                "rank": job.rank,
+                "local_rank": job.local_rank,
+                "world": job.world,
+                "local_world": job.local_world,
+                "pid": os.getpid(),
+                "attempt": job.attempt,
+                "restarts_left": job.restarts_left,
+                "incarnation": f"{incarnation:016x}",
+            }
+        )
+
+    def _make_engine(
+        self, own_fd: int, incarnation: int, overhead_percent: int
+    ) -> _C.SnapshotEngine:
+        env, job = self.env, self.job
+        path = ""
+        if env["vault_dir"]:
+            path = startup.vault_path(env, job, job.rank)
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        assert self.client is not None
+        return _C.SnapshotEngine(
+            client=self.client,
+            job=job.id,
+            rank=job.rank,
+            world=job.world,
+            slots=env["snapshot_slots"],
+            op_log_records=env["op_log_records"],
+            path=path,
+            adopt_fd=own_fd,
+            incarnation=incarnation,
+            attempt=job.attempt,
+            store=self._store,
+            nodes=job.nodes,
+            threads=env["snapshot_threads"],
+            verify_full=env["snapshot_verify"] == "full",
+            slot_wait_sec=env["snapshot_wait_sec"],
+            alarm_sec=env["snapshot_alarm_sec"] if self._snapshots else 0.0,
+            chunk_bytes=env["snapshot_chunk_bytes"],
+            policy=env["snapshot_policy"],
+            every=env["snapshot_every"],
+            overhead_percent=overhead_percent,
+            control_every=env["snapshot_control_every"],
+        )
+
+    def _answer_hangs(self, incarnation: int) -> None:
+        """Lets the agent ask for stacks, and other nodes for this node's evidence."""
+        job = self.job
+        assert self.client is not None
+        try:
+            hang_replies.install(self.client, job.rank)
+        except Exception as error:
+            self.failed("stack dumps", error)
+        if job.nodes > 1 and job.local_rank < _C.evidence_carriers:
+            try:
+                self._evidence = _C.EvidenceExchange(
+                    self.client, self._store, job.node, job.nodes, incarnation
+                )
+            except Exception as error:
+                self.failed("evidence of hangs for other nodes", error)
+
+    # -- every step: what `Boundary` calls
+
+    def gate(self) -> None:
+        """Before an optimizer writes: the copy of the last snapshot must be finished."""
+        if self.engine is not None:
+            self.engine.gate()
+
+    def program_point(self, frame: FrameType, gated: bool = True) -> None:
+        """The last optimizer step of an iteration has returned.
+
+        Args:
+            frame: frame of the step.
+            gated: whether `gate` is called before the state is written again.
+        """
+        if self._resumer is not None:
+            self._resume(self._resumer, frame)
+            return
+        assert self.engine is not None and self._announcer is not None
+        self.step += 1
+        _C.log_step(0, self.step)
+        due = self.engine.begin_point(self.step)
+        try:
+            if due and self.enabled and self._snapshots:
+                self._snapshot(frame, gated)
+            elif self.step == 1 and self._exact:
+                _continuation.observe(frame)
+        finally:
+            self.engine.end_point()
+        self._announcer.cadence(self.step, *self.engine.cadence)
+
+    def possible_point(self, frame: FrameType) -> None:
+        """A restarted script would be put back at this step, should it be the first that ends an
+        iteration."""
+        if self._exact:
+            _continuation.observe(frame, anew=True)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """A part of reft failed; training continues."""
+        if self.env["strict"] or isinstance(error, RestoreFailed):
+            raise error
+        if isinstance(error, (_C.Unavailable, _C.SystemError)) and what == "step":
+            self._snapshots = False
+        _voice.warn_once(f"{what} {type(error).__name__}", f"rank {self.job.rank}: {what}: {error}")
+
+    def expected_closing(self) -> int | None:
+        """The closing optimizer of the process before."""
+        return None if self._resumer is None else self._resumer.closing
+
+    def optimizers_replaced(self) -> None:
+        """Lets go of their state; the next snapshot is planned anew."""
+        if self.planner is not None:
+            self.planner.forget()
+
+    def graph_crosses(self) -> bool:
+        """Whether a captured graph was used since the last look at the frames."""
+        return self._exact and _continuation.graphs.used() is not None
+
+    def step_crossed(self, instead: int) -> None:
+        """If all steps are crossed, the place in the loop is not saved while the graph is known."""
+        self._crossing_graph = _continuation.graphs.used()
+        if instead >= 0:
+            _continuation.graphs.forget()
+
+    def iteration_lengthened(self, crossed: Optimizer, closing: Optimizer) -> None:
+        """Reports that steps of `crossed` no longer end iterations."""
+        if self._announcer is not None:
+            known = self._boundary.optimizers if self._boundary is not None else []
+            self._announcer.iteration_lengthened(known, crossed, closing, self._crossing_graph)
+
+    # -- snapshot
+
+    def _snapshot(self, frame: FrameType, gated: bool) -> None:
+        engine, planner, boundary = self.engine, self.planner, self._boundary
+        assert engine is not None and planner is not None and boundary is not None
+        assert self._announcer is not None
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            engine.leave_out(self.step)  # whatever asks the device would break the capture
+            self._not_taken("left out")
+            return
+        for index in engine.take_late_written():
+            if name := planner.copy_early(index):
+                self._announcer.written_late(name)
+        if planner.refresh(boundary.optimizers):
+            assert planner.state is not None
+            self._small_state.planned(planner.state, boundary.optimizers)
+        state = planner.state
+        assert state is not None
+        small = self._small_state.capture(frame, self.step, boundary.closing_position, state)
+        self._announcer.uncaptured(self.step, self._small_state.uncaptured)
+        # At first nobody knows on which streams optimizers step, and without "exact" nobody has
+        # looked for those of the script.
+        unknown = not self._streams_known and not self._exact
+        if unknown:
+            discovery.wait_for_devices(state)
+        result = self._capture(state, small, gated)
+        if result == "no_table":  # a tensor changed its size in place
+            planner.plan(boundary.optimizers)
+            state = planner.state
+            assert state is not None
+            self._small_state.planned(state, boundary.optimizers)
+            result = self._capture(state, small, gated)
+        if unknown:
+            discovery.wait_for_devices(state)
+        if result != "taken":
+            self._not_taken(result)
+            return
+        self._streams_known = True
+        self._announcer.protected(
+            state, engine.stats(), len(small.pickled), self._small_state.uncaptured
+        )
+
+    def _capture(self, state: discovery.State, small: Captured, gated: bool) -> str:
+        assert self.engine is not None
+        tensors = [region.current() for region in state.regions]
+        return self.engine.capture(
+            self.step, tensors, small.pickled, small.parts, small.writers, gated
+        )
+
+    def _not_taken(self, result: str) -> None:
+        assert self.engine is not None and self._announcer is not None
+        note = self.engine.stats()["note"]
+        if self.env["strict"]:
+            raise _C.Unavailable(f"snapshot of step {self.step}: {result}: {note}")
+        self._announcer.trouble(self.step, result, note)
+
+    # -- resume
+
+    def _resume(self, resumer: Resumer, frame: FrameType) -> None:
+        assert self._boundary is not None and self._announcer is not None
+        assert self.engine is not None and self.planner is not None
+        try:
+            resumed = resumer.resume(frame, self._boundary)
+        except Exception as error:
+            raise RestoreFailed(f"rank {self.job.rank}: restore failed: {error}") from error
+        self._resumer = None
+        if resumed is None:
+            return
+        self.step = resumed.step
+        self._small_state.uncaptured = resumed.uncaptured
+        self.planner.keep_restored(self._boundary.optimizers, resumed.state)
+        self.engine.set_restore_ns(resumed.nanoseconds)
+        self._announcer.resumed()
+
+    # -- end
+
+    def stop(self, at_exit: bool) -> None:
+        """Settles the last snapshot.
+
+        Args:
+            at_exit: the process ends; the agent learns whether it ends cleanly.
+        """
+        if self._boundary is not None:
+            self._boundary.remove()
+        if self.engine is not None and self._snapshots:
+            self.engine.drain(_DRAIN_MS)
+        if at_exit and self.client is not None:
+            self.client.bye_at_exit()
+        # A reference to the client keeps it connected, and it would compete for the agent with the
+        # next session of this process.
+        self.engine = self.planner = self._evidence = None
+        self._boundary = self._announcer = self._resumer = None
+        self.client = None
+
+    def abandon(self) -> None:
+        """Takes the hooks out and keeps everything else: for a forked child, which has none of the
+        threads that a destructor would join."""
+        if self._boundary is not None:
+            self._boundary.remove()
