@@ -1,16 +1,29 @@
-"""How tests share two processes (`pytest -n 2 --dist loadgroup`): whole jobs, some of which are
-watched for how long things take, one after the other in one of them; beside them the other files,
-each in one piece for what its tests share."""
+"""What holds for all tests: the path of the programs that they start, and how two processes share
+the tests.
+
+`pytest -n 2 --dist loadgroup` runs whole jobs, whose times some tests watch, one after the other in
+one process. The other files go to either process, each file in one piece for what its tests share.
+"""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
+_ROOT = Path(__file__).resolve().parent.parent
 _WHOLE_JOBS = ("tests/fault/", "tests/integration/")
+
+# Workers that a test starts, under torchrun too, find `tests.support` as pytest does.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Names the group of each test."""
     for item in items:
         file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("jobs" if file.startswith(_WHOLE_JOBS) else file))
+        group = "jobs" if file.startswith(_WHOLE_JOBS) else file
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -27,7 +27,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = ROOT / "python" / "examples" / "gpt" / "train_ddp.py"
-sys.path.insert(0, str(ROOT / "tests" / "bench"))
 
 WORLD = 2
 STEPS = 40
@@ -170,7 +169,7 @@ class Run:
 
     def step_sec(self) -> float:
         """Median time of a step of rank 0."""
-        import report
+        from tests.support import report
 
         times = [line.time for line in read(self.log) if line.rank == 0]
         return report.median([b - a for a, b in zip(times[WARM_UP:], times[WARM_UP + 1 :], strict=False)])
@@ -182,7 +181,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=3, help="runs with snapshots and without, in turn")
     parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
-    import report
+    from tests.support import report
 
     began = time.monotonic()
     scratch = Path(tempfile.mkdtemp(prefix="reft-demo-"))

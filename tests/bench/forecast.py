@@ -31,10 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fakes" / "cuda")]
-
-import report  # noqa: E402
+from tests.support import report
 
 KINDS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "ddp", "fsdp", "hybrid")
 STAND_IN = {"kernel_us": 4000, "copy_mb_per_sec": 200, "contention_percent": 60}
@@ -182,7 +179,7 @@ def main() -> int:
     metrics, failed, notes = {}, 0, []
     environment = {}
     if args.device == "cuda":
-        import environment as cuda
+        from tests.fakes.cuda import environment as cuda
 
         if cuda.missing():
             print(cuda.missing(), file=sys.stderr)

@@ -20,9 +20,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "fault"))
-
-import report  # noqa: E402
+from tests.support import report
 
 GOAL_PERCENT = 0.5
 GOAL_WAKEUPS = 1.0
@@ -45,7 +43,8 @@ def worker(args: argparse.Namespace) -> None:
 
     import torch
     import torch.distributed as dist
-    from launchers import agent_pids
+
+    from tests.support.launchers import agent_pids
 
     torch.set_num_threads(1)
     dist.init_process_group(backend="reft")

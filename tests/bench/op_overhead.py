@@ -20,10 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import report
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from tests.support import report
 
 BLOCK = 20  # calls; short, so that a disturbance spoils few of them and both sides see the same machine
 

@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import report
+from tests.support import report
 
 HERE = Path(__file__).resolve().parent
 DEVICES = 4

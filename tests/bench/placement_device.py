@@ -36,10 +36,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fakes" / "cuda")]
-
-import report  # noqa: E402
+from tests.support import report
 
 POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
@@ -202,7 +199,7 @@ def device_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_ranks(job: str, args: argparse.Namespace, scratch: str, **settings: str) -> list[dict[str, Any]] | None:
-    import environment as cuda
+    from tests.fakes.cuda import environment as cuda
 
     blocks = args.blocks or BLOCKS[job]
     arguments = {"job": job, "blocks": blocks, "steps": args.steps, "settle": args.settle}
@@ -311,7 +308,7 @@ def main() -> int:
     if (args := report.arguments(parser, worker)) is None:
         return 0
 
-    import environment as cuda
+    from tests.fakes.cuda import environment as cuda
 
     if cuda.missing():
         print(cuda.missing(), file=sys.stderr)

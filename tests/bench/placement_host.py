@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import report
+from tests.support import report
 
 POLICIES = ("eager", "gap")
 TIERS = ("at_once", "gap", "compute", "communication", "gate")

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import report
+from tests.support import report
 
 
 def worker(args: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import report
+from tests.support import report
 
 GOAL_MS = 0.5
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-import report
+from tests.support import report
 
 # Tokens per rank and step: enough that a step is arithmetic, few enough that the benchmark ends.
 SHAPES = {

@@ -26,7 +26,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
-from train_worker import RunLog, add
+
+from tests.fault.train_worker import RunLog, add
 
 Train = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

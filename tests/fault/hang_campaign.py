@@ -42,11 +42,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
+from tests.fault import hang_peers
+from tests.support.launchers import Forkrun, agent_pids, kill_all, rank_pids
 
-import hang_peers  # noqa: E402
-from launchers import Forkrun, agent_pids, kill_all, rank_pids  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 OPS = {"op_mismatch", "size_mismatch", "dtype_mismatch", "root_mismatch"}
 DEFAULT_SUSPECT_SEC = 20.0
@@ -785,7 +785,7 @@ def results_table(outcomes: list[Outcome]) -> list[str]:
 
 def conclude(outcomes: list[Outcome], args: argparse.Namespace, duration: float, quiet: bool = False) -> int:
     """Writes what has come out so far, and says it unless `quiet`."""
-    import report
+    from tests.support import report
 
     hangs = [outcome for outcome in outcomes if not outcome.case.healthy]
     well = [outcome for outcome in outcomes if outcome.case.healthy]

@@ -35,12 +35,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import hang_peers
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
+
+from tests.fault import hang_peers
 
 LONG = 3600.0
 LARGE = 1 << 20  # elements: more than a socket takes unread

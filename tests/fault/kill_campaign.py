@@ -31,10 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
+from tests.support.launchers import Forkrun, Torchrun, agent_pids, kill_all
 
-from launchers import Forkrun, Torchrun, agent_pids, kill_all  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 WORLD = 4
 STEPS = 24
@@ -362,7 +362,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--keep", action="store_true", help="keep the files of all cases, not only of failed ones")
     args = parser.parse_args()
-    import report
+    from tests.support import report
 
     scratch = Path(tempfile.mkdtemp(prefix="reft-kill-"))
     campaign = Campaign(scratch, args.deadline)

@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
 
 
 def leftovers() -> list[str]:
@@ -43,7 +42,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1000, help="of the first campaign; each further one has the next")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
-    import report
+    from tests.support import report
 
     deadline = time.monotonic() + 60 * args.minutes
     seed, ran, failed, skipped = args.seed, 0, 0, 0

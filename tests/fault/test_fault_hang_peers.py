@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "bench")]
+from tests.fault import hang_campaign, hang_peers
 
-import hang_campaign  # noqa: E402
-import hang_peers  # noqa: E402
+HERE = Path(__file__).resolve().parent
 
 
 def dumped(ops: int, groups: dict[str, list[int]]) -> tuple[bytes, dict[str, list[int]]]:

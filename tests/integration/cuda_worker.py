@@ -15,11 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import torch
 import torch.distributed as dist
-from never_wrong_worker import Checker
+
+from tests.integration.never_wrong_worker import Checker
 
 
 def collectives(device: torch.device) -> dict[str, Any]:

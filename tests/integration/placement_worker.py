@@ -14,14 +14,13 @@ import sys
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import torch
 import torch.distributed as dist
-from never_wrong_worker import Checker, init_checked
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
+
+from tests.integration.never_wrong_worker import Checker, init_checked
 
 WIDTH = 192
 MICRO_BATCHES = 8

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "python" / "reft"))
+from reft._link import agent_protocol as protocol
 
-import _agent_protocol as protocol  # noqa: E402  # without importing reft, which needs torch
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def _binary() -> Path | None:
@@ -272,11 +271,11 @@ def test_hello_of_somebody_else_is_refused(make: Callable[..., Node], fields: di
 def test_two_live_jobs_with_one_id_are_told_apart(make: Callable[..., Node]) -> None:
     node = make()
     script = (
-        "import sys, time; sys.path.insert(0, sys.argv[1]); import _agent_protocol as p\n"
-        "c = p.AgentConnection(sys.argv[2], {'role': 'rank', 'rank': 0, 'local_rank': 0, 'world': 1, 'local_world': 1, "
+        "import sys, time; from reft._link import agent_protocol as p\n"
+        "c = p.AgentConnection(sys.argv[1], {'role': 'rank', 'rank': 0, 'local_rank': 0, 'world': 1, 'local_world': 1, "
         "'incarnation': '77', 'attempt': 0})\nprint('in', flush=True)\ntime.sleep(600)"
     )
-    command = [sys.executable, "-c", script, str(ROOT / "python/reft"), str(node.socket)]
+    command = [sys.executable, "-c", script, str(node.socket)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "in\n"
         with pytest.raises(ValueError, match=f"already used by a live job.*{other.pid}.*REFT_JOB_ID"):
@@ -461,11 +460,11 @@ def test_waits_after_good_bye_no_longer_than_it_lingers(make: Callable[..., Node
 def dead_rank(node: Node, rank: int) -> None:
     """A rank whose process hands over a vault and is killed."""
     script = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); import _agent_protocol as p\n"
-        f"p.AgentConnection(sys.argv[2], {{'role': 'rank', 'rank': {rank}, 'local_rank': {rank}, 'world': 2, "
+        "import os, sys; from reft._link import agent_protocol as p\n"
+        f"p.AgentConnection(sys.argv[1], {{'role': 'rank', 'rank': {rank}, 'local_rank': {rank}, 'world': 2, "
         "'local_world': 2, 'incarnation': '77', 'attempt': 0})\nos.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", script, str(ROOT / "python/reft"), str(node.socket)], timeout=60, check=False)
+    subprocess.run([sys.executable, "-c", script, str(node.socket)], timeout=60, check=False)
 
 
 def test_lingers_for_killed_ranks_and_then_ends(make: Callable[..., Node]) -> None:

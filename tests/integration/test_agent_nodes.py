@@ -9,17 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-
-import test_agent  # noqa: E402
-from test_agent import Node, make, protocol, put, vault_bytes, wait_for  # noqa: E402, F401
+from tests.integration import test_agent
+from tests.integration.test_agent import Node, make, protocol, put, vault_bytes, wait_for  # noqa: F401
 
 pytestmark = test_agent.pytestmark
 SECOND = 1_000_000_000

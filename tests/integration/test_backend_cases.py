@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.launchers import torchrun
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("reft._C")
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
 
-from launchers import torchrun  # noqa: E402
 
 WORKER = Path(__file__).with_name("backend_worker.py")
 

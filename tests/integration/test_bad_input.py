@@ -8,7 +8,6 @@ import re
 import shutil
 import socket
 import struct
-import sys
 import tempfile
 import threading
 import time
@@ -17,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "fault")]
+from tests.support.launchers import Forkrun, TrainJob, kill_all
 
-from launchers import Forkrun, TrainJob, kill_all  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 HEADER = struct.Struct("<IHHII")
 MAGIC, VERSION = 0x57544652, 2

@@ -7,7 +7,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "fault"))
+from tests.support.launchers import agent_pids, job_environment, kill_all, torchrun
 
-from launchers import agent_pids, job_environment, kill_all, torchrun  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 STEPS = 300
 LIMITED = {"REFT_SNAPSHOT_OVERHEAD_PERCENT": "10"}

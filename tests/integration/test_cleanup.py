@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "fault")]
+from tests.support.launchers import Forkrun, Torchrun, TrainJob, agent_pids, kill_all, rank_pids
 
-from launchers import Forkrun, Torchrun, TrainJob, agent_pids, kill_all, rank_pids  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 LINGER_SEC = 2
 SLACK_SEC = 3

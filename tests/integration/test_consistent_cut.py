@@ -5,16 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
 
-from launchers import torchrun  # noqa: E402
+from tests.support.launchers import torchrun
 
 # Two pipeline stages, as a script may write them: no data-parallel replicas whose hashes could tell
 # the difference.

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "fault"), str(HERE.parent / "fakes" / "cuda")]
+from tests.fakes.cuda import environment as cuda
+from tests.support.launchers import Torchrun, TrainJob, job_environment, torchrun
 
-import environment as cuda  # noqa: E402
-from launchers import Torchrun, TrainJob, job_environment, torchrun  # noqa: E402
+HERE = Path(__file__).resolve().parent
+
 
 pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
 on_stand_in = pytest.mark.skipif(

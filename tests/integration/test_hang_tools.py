@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+
+from reft._cli.main import cli
+from tests.support.launchers import job_environment, torchrun
 
 pytest.importorskip("torch")
 pytest.importorskip("click")
 _C = pytest.importorskip("reft._C", reason="needs the native module")
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
-
-from click.testing import CliRunner, Result  # noqa: E402
-from launchers import job_environment, torchrun  # noqa: E402
-
-from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
 pytestmark = pytest.mark.skipif(

@@ -18,18 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+
+from reft._cli.main import cli
+from tests.support.launchers import job_environment, torchrun
+from tests.support.pythons import MINORS, need
 
 pytest.importorskip("torch")  # the native module needs its libraries
 pytest.importorskip("click")
 _C = pytest.importorskip("reft._C", reason="needs the native module")
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "fault")]
-
-from click.testing import CliRunner, Result  # noqa: E402
-from launchers import job_environment, torchrun  # noqa: E402
-from pythons import MINORS, need  # noqa: E402
-
-from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
 AGENT = Path(os.environ.get("REFT_AGENT_PATH") or PACKAGE / "bin" / "reft-agent")

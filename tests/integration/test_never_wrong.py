@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from tests.integration.never_wrong_worker import SCENARIOS, STEPS
+from tests.support.launchers import Forkrun, agent_pids, kill_all
+
 pytestmark = pytest.mark.exact
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
 
-from launchers import Forkrun, agent_pids, kill_all  # noqa: E402
-from never_wrong_worker import SCENARIOS, STEPS  # noqa: E402
 
 CLEAN = {"quiet", "whole", "buffers", "batches", "two"}  # nothing is written late: nothing may be dropped
 

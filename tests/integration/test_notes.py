@@ -6,17 +6,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent / "fault"), str(HERE.parent / "resume")]
-
-import runs  # noqa: E402
-from launchers import Forkrun  # noqa: E402
+from tests.resume import runs
+from tests.support.launchers import Forkrun
 
 SCRIPT = """# ranks: 2; kills: 5 5 5
 import csv, json, queue, subprocess, sys

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +12,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("reft._C", reason="needs the native module")
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
 
-from launchers import job_environment, torchrun  # noqa: E402
+from tests.support.launchers import job_environment, torchrun
 
 LIMIT = 1200 << 20
 

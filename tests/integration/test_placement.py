@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
+from tests.integration import test_never_wrong
+from tests.integration.never_wrong_worker import SCENARIOS
+from tests.support.launchers import Forkrun, agent_pids, kill_all
+
 pytestmark = pytest.mark.exact
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
 
-import test_never_wrong  # noqa: E402
-from launchers import Forkrun, agent_pids, kill_all  # noqa: E402
-from never_wrong_worker import SCENARIOS  # noqa: E402
 
 TIERS = ("at_once", "gap", "compute", "communication", "gate")
 STEPS = 30

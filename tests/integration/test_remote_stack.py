@@ -16,17 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
+
+from reft._cli.main import cli
+from tests.support.pythons import MINORS, need
 
 pytest.importorskip("torch")  # the native module needs its libraries
 pytest.importorskip("click")
 _C = pytest.importorskip("reft._C", reason="needs the native module")
 
-sys.path[:0] = [str(Path(__file__).resolve().parent)]
-
-from click.testing import CliRunner, Result  # noqa: E402
-from pythons import MINORS, need  # noqa: E402
-
-from reft._cli.main import cli  # noqa: E402
 
 PACKAGE = Path(_C.__file__).resolve().parent
 

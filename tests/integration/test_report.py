@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,12 +14,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
-
-from launchers import agent_pids, job_environment, kill_all, torchrun  # noqa: E402
-
-from reft._cli.main import cli  # noqa: E402
+from reft._cli.main import cli
+from tests.support.launchers import agent_pids, job_environment, kill_all, torchrun
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist

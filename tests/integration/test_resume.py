@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -16,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.launchers import Forkrun, TrainJob, agent_pids, kill_all, rank_pids, torchrun
+
 pytestmark = pytest.mark.exact
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(HERE.parent / "fault")]
 
-from launchers import Forkrun, TrainJob, agent_pids, kill_all, rank_pids, torchrun  # noqa: E402
 
 MODELS = ["ddp", "fsdp", "plain", "two"]
 

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.support.launchers import free_port, two_launchers
+
 pytestmark = pytest.mark.exact
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "fault")]
 
-from launchers import free_port, two_launchers  # noqa: E402
 
 TRAIN = ROOT / "python" / "examples" / "gpt" / "train_ddp.py"
 STEPS = 14

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +17,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.launchers import (
+    agent_pids,
+    free_port,
+    job_environment,
+    kill_all,
+    rank_pids,
+    two_launchers,
+)
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("reft._C", reason="needs the native module")
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests" / "fault")]
 
-from launchers import agent_pids, free_port, job_environment, kill_all, rank_pids, two_launchers  # noqa: E402
 
 WORKER = Path(__file__).with_name("two_nodes_worker.py")
 SUSPECT_SEC = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("reft._C")
-sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "fault")]
 
-from launchers import kill_all, rank_pids, torchrun  # noqa: E402
+from tests.support.launchers import kill_all, rank_pids, torchrun
 
 # An update that no torch.optim optimizer makes, until somebody says that it is enough.
 SCRIPT = """

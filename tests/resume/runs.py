@@ -30,7 +30,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from launchers import agent_pids, kill_all
+from tests.support.launchers import agent_pids, kill_all
 
 HERE = Path(__file__).resolve().parent
 DEADLINE_SEC = 200

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
-
-import runs  # noqa: E402
-from launchers import Torchrun  # noqa: E402
+from tests.resume import runs
+from tests.support.launchers import Torchrun
 
 PROGRAMS = {program.name: program for program in runs.scripts("programs")}
 pytestmark = [pytest.mark.slow, pytest.mark.exact]

@@ -6,19 +6,17 @@ import dataclasses
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.exact
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "fault")]
+from tests.resume import runs
+from tests.support.launchers import Forkrun, Torchrun
 
-import runs  # noqa: E402
-from launchers import Forkrun, Torchrun  # noqa: E402
+pytestmark = pytest.mark.exact
+
 
 SCRIPTS = runs.scripts("scripts")
 # Started by the real torchrun too, not only by the fork server that stands for it.

@@ -1,8 +1,6 @@
 # ranks: 2; kills: 3 6 9 A loop with Accelerate: prepare(), accumulate(), gather_for_metrics(),
 # clip_grad_norm_(). On the CPU it takes no backend but gloo by its arguments, and uses a process
 # group that is already there.
-import sys
-from pathlib import Path
 
 import torch
 from accelerate import Accelerator
@@ -10,8 +8,7 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from digest import digest  # noqa: E402
+from tests.resume.scripts.digest import digest
 
 
 def main():

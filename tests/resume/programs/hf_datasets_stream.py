@@ -1,7 +1,5 @@
 # ranks: 2; kills: 2 6 10
 # A streamed Hugging Face dataset with a shuffle buffer, mapped, split by node, behind a DataLoader.
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -11,8 +9,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DataLoader
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from digest import digest  # noqa: E402
+from tests.resume.scripts.digest import digest
 
 
 def rows(shards):

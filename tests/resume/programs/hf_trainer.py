@@ -1,16 +1,13 @@
 # ranks: 2; kills: 3 7 10 transformers.Trainer: a tiny GPT-2 from a config, evaluation every four
 # steps, cosine schedule, gradient accumulation. On the CPU it takes no backend but gloo by
 # `ddp_backend`, and uses a process group that is already there.
-import sys
 import tempfile
-from pathlib import Path
 
 import torch
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from digest import digest  # noqa: E402
+from tests.resume.scripts.digest import digest
 
 
 class Text(Dataset):

@@ -1,8 +1,6 @@
 # ranks: 2; kills: 3 7 11
 # Lightning's Trainer with DDP: validation each epoch, a scheduler per step, logged metrics.
-import sys
 import warnings
-from pathlib import Path
 
 import lightning as L
 import torch
@@ -10,8 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from digest import digest  # noqa: E402
+from tests.resume.scripts.digest import digest
 
 warnings.filterwarnings("ignore")
 

@@ -3,7 +3,6 @@
 # its own context, prefetch of the next batch, prints of loss and mfu.
 import math
 import os
-import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -16,8 +15,7 @@ from torch.distributed import destroy_process_group, init_process_group
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from digest import digest  # noqa: E402
+from tests.resume.scripts.digest import digest
 
 eval_interval = 5
 eval_iters = 2

@@ -1,7 +1,5 @@
 # ranks: 2; kills: 2 6 10
 # torchdata's StatefulDataLoader over a shuffled dataset.
-import sys
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -10,8 +8,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.data import DistributedSampler, TensorDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
-from digest import digest  # noqa: E402
+from tests.resume.scripts.digest import digest
 
 
 def main():

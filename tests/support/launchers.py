@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+FAULT = HERE.parent / "fault"
 
 
 def job_environment(root: Path, **settings: str) -> dict[str, str]:
@@ -259,7 +260,7 @@ def kill_all(pids: list[int]) -> int:
 
 
 class TrainJob:
-    """One run of `train_worker.py`, or of another script of this folder, in a directory of its own.
+    """One run of `train_worker.py`, or of another script of tests/fault, in a directory of its own.
 
     Attributes:
         out: what the worker wrote: logs, process ids, final hashes.
@@ -287,7 +288,7 @@ class TrainJob:
     def start(self, *arguments: str, backend: str = "reft", **env: str) -> TrainJob:
         """`arguments`: more of the worker's own."""
         environment = {"REFT_JOB_ID": self.job, "REFT_RUN_DIR": str(self.run), "REFT_AGENT_LINGER_SEC": "2"} | env
-        argv = [str(HERE / self.script), "--backend", backend, "--out", str(self.out), *arguments]
+        argv = [str(FAULT / self.script), "--backend", backend, "--out", str(self.out), *arguments]
         self.launcher.start(argv, environment, self.log, self.nproc, self.max_restarts)
         self._over = False
         return self

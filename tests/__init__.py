@@ -1,0 +1,1 @@
+"""Tests of reft. `tests.support` holds what they share."""
