@@ -354,12 +354,7 @@ class Engine {
     };
     return {read(stats.every), read(stats.overhead_ppm), read(stats.overhead_noise_ppm)};
   }
-  void setUnprotected(bool value) { vault_->stats().unprotected.store(value ? 1 : 0); }
   void setRestoreNs(uint64_t value) { vault_->stats().restore_ns.store(value); }
-  void note(const std::string& text) {
-    RankStats& stats = vault_->stats();
-    std::snprintf(stats.note, sizeof(stats.note), "%s", text.c_str());
-  }
   py::dict stats() const {
     py::dict result;
     const RankStats& stats = vault_->stats();
@@ -680,9 +675,7 @@ void bindSnapshot(py::module_& module) {
       .def("begin_point", &Engine::beginPoint, py::arg("step"))
       .def("end_point", &Engine::endPoint)
       .def_property_readonly("cadence", &Engine::cadence)
-      .def("set_unprotected", &Engine::setUnprotected)
       .def("set_restore_ns", &Engine::setRestoreNs)
-      .def("note", &Engine::note)
       .def("stats", &Engine::stats)
       .def_property_readonly("fd", &Engine::fd);
   py::class_<SlotSource>(module, "SlotSource")

@@ -191,7 +191,7 @@ def test_the_sentence_tells_what_snapshots_were_measured_to_cost() -> None:
     read["cost"] = {"every": 2, "overhead_ppm": 15_000, "overhead_noise_ppm": 2_000}
     rank = timeline.of_vault(read)
     assert report.summary(rank)["overhead_ppm"] == 15_000
-    assert "Over the run: snapshots every 2 steps cost 1.5 % ± 0.20 % (measured)." in report.sentence([rank])
+    assert "Over the run: a snapshot every 2 steps costs 1.5 % ± 0.20 % of the mean step (measured)." in report.sentence([rank])
     read["cost"]["overhead_noise_ppm"] = -1
     assert "not measured yet" in report.sentence([timeline.of_vault(read)])
 

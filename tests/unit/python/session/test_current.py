@@ -1,0 +1,179 @@
+"""The one session of a process: who starts it, what happens if it cannot start, forks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import reft
+from reft import _C
+from reft._session import current, startup
+from tests.fakes.native import FakeNative
+
+Train = Callable[..., torch.optim.Optimizer]
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("reft: ")]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "_FIRST_SEC", 0.05)
+
+
+def test_without_a_group_the_package_does_nothing() -> None:
+    assert current.session() is None
+    assert reft.snapshot_now() == -1 and reft.status() == {}
+    reft.step()
+    current.set_enabled(False)
+    assert reft.resume(epoch=3).epoch == 3
+
+
+def test_a_default_group_starts_a_session(native: FakeNative) -> None:
+    current.on_default_group(dist.HashStore(), 0, 1)
+    session = current.session()
+    assert session is not None and session.number == 1
+    native.engine.newest = 12
+    assert reft.snapshot_now(0.5) == 12 and native.engine.calls == ["drain"]
+    assert reft.status() == native.engine.counters
+
+
+def test_disabled_starts_nothing(native: FakeNative, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFT_DISABLE", "1")
+    current.on_default_group(dist.HashStore(), 0, 1)
+    assert current.session() is None and native.clients == []
+
+
+def test_a_second_group_ends_the_first_session(native: FakeNative) -> None:
+    current.on_default_group(dist.HashStore(), 0, 1)
+    first = current.session()
+    current.on_default_group(dist.HashStore(), 0, 1)
+    second = current.session()
+    assert first is not None and second is not None and first is not second
+    assert second.number == 2
+    assert native.engines[0].calls == ["drain"] and first.client is None
+
+
+def test_an_explicit_step_is_gated_and_captured(native: FakeNative, train: Train) -> None:
+    current.on_default_group(dist.HashStore(), 0, 1)
+    train(1)
+    before = len(native.engine.calls)
+    reft.step()
+    assert native.engine.calls[before:][:2] == ["gate", "begin_point"]
+    assert [one.gated for one in native.engine.captures] == [True, False]
+
+
+def test_an_error_in_an_explicit_step_is_reported(
+    native: FakeNative, train: Train, capsys: pytest.CaptureFixture[str]
+) -> None:
+    current.on_default_group(dist.HashStore(), 0, 1)
+    train(1)
+    native.engine.errors["begin_point"] = ValueError("odd")
+    reft.step()
+    assert "reft: warning: rank 0: step: odd" in lines(capsys)
+
+
+def test_a_typing_error_in_a_setting_gets_a_hint(
+    native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REFT_SNAPSHOT_EVRY", "2")
+    current.on_default_group(dist.HashStore(), 0, 1)
+    wanted = "REFT_SNAPSHOT_EVRY is not a setting of reft; did you mean REFT_SNAPSHOT_EVERY?"
+    assert f"reft: warning: {wanted}" in lines(capsys)
+
+
+def test_a_value_that_is_not_allowed_stops_reft_and_not_training(
+    native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REFT_SNAPSHOT_EVERY", "often")
+    store = dist.HashStore()
+    current.on_default_group(store, 0, 2)
+    assert current.session() is None and native.clients == []
+    said = lines(capsys)
+    assert len(said) == 1 and "REFT_SNAPSHOT_EVERY" in said[0]
+    assert said[0].endswith("Training continues without snapshots and hang detection")
+    # The other ranks do not wait for this one.
+    assert store.get("incarnation") == b"1 0" and store.get("match/0").startswith(b"!")
+
+
+def test_strict_raises_for_a_value_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFT_SNAPSHOT_EVERY", "often")
+    monkeypatch.setenv("REFT_STRICT", "1")
+    with pytest.raises(_C.InvalidArgument, match="REFT_SNAPSHOT_EVERY"):
+        current.on_default_group(dist.HashStore(), 0, 1)
+
+
+def test_a_session_that_cannot_start_is_given_up_on_all_ranks(
+    native: FakeNative, capsys: pytest.CaptureFixture[str]
+) -> None:
+    native.fail["AgentClient"] = _C.Unavailable("no agent answers")
+    store = dist.HashStore()
+    current.on_default_group(store, 0, 2)
+    assert current.session() is None
+    assert lines(capsys) == [
+        "reft: rank 0: training continues without snapshots and hang detection: no agent answers"
+    ]
+    assert store.get("match/0") == b"!no agent answers"
+    assert store.get("agent/0") == b"no agent answers", "for ranks of this node"
+
+
+def test_a_restarted_script_that_goes_without_is_told_where_it_begins(
+    native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+    native.fail["AgentClient"] = _C.Unavailable("no agent answers")
+    current.on_default_group(dist.HashStore(), 0, 1)
+    assert ", from its beginning: no agent answers" in lines(capsys)[0]
+
+
+def test_strict_raises_what_keeps_a_session_from_starting(
+    native: FakeNative, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REFT_STRICT", "1")
+    native.fail["SnapshotEngine"] = _C.SystemError("no memory")
+    store = dist.HashStore()
+    with pytest.raises(_C.SystemError, match="no memory"):
+        current.on_default_group(store, 0, 1)
+    assert store.get("match/0") == b"!no memory", "the others learn of it first"
+
+
+def test_an_engine_that_cannot_be_made_leaves_no_connection(native: FakeNative) -> None:
+    native.fail["SnapshotEngine"] = _C.SystemError("no memory")
+    current.on_default_group(dist.HashStore(), 0, 1)
+    assert current.session() is None and len(native.clients) == 1 and not native.client.left
+
+
+def test_what_the_first_rank_reports_is_not_repeated_by_others(
+    native: FakeNative, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = dist.HashStore()
+    native.fail["AgentClient"] = _C.Unavailable("no agent answers")
+    current.on_default_group(store, 0, 2)
+    capsys.readouterr()
+    store.delete_key("agent/0")
+    store.set("agent/0", "")  # so that rank 1 tries, and fails for the same reason
+    current.on_default_group(store, 1, 2)
+    assert current.session() is None and lines(capsys) == []
+
+
+def test_a_forked_child_has_no_session(native: FakeNative, train: Train) -> None:
+    current.on_default_group(dist.HashStore(), 0, 1)
+    optimizer = train(1)
+    calls = len(native.engine.calls)
+    child = os.fork()
+    if child == 0:
+        try:
+            train(1, optimizer)
+            left = current.session() is None and reft.status() == {}
+            os._exit(0 if left and len(native.engine.calls) == calls else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert current.session() is not None
+    train(1, optimizer)
+    assert len(native.engine.captures) == 2, "the parent goes on"
