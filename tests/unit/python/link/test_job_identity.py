@@ -17,12 +17,21 @@ TORCHRUN = {
 
 def test_torchrun_names_job_node_and_attempt() -> None:
     job = job_identity.identify(9, 12, "", TORCHRUN)
-    assert (job.id, job.node, job.local_rank, job.local_world, job.attempt, job.nodes) == ("run-a_b.c", 2, 1, 4, 3, 3)
+    assert (job.id, job.node, job.local_rank, job.local_world, job.attempt, job.nodes) == (
+        "run-a_b.c",
+        2,
+        1,
+        4,
+        3,
+        3,
+    )
 
 
 def test_explicit_id_wins_and_is_made_safe_for_paths() -> None:
     assert job_identity.identify(0, 1, "my.job-7_b", TORCHRUN).id == "my.job-7_b"
-    assert re.fullmatch(r"_\.\._etc-[0-9a-f]{8}", job_identity.identify(0, 1, "../../etc", TORCHRUN).id)
+    assert re.fullmatch(
+        r"_\.\._etc-[0-9a-f]{8}", job_identity.identify(0, 1, "../../etc", TORCHRUN).id
+    )
 
 
 def test_ids_that_are_made_safe_stay_different() -> None:
@@ -70,4 +79,7 @@ def test_slurm() -> None:
 
 def test_restarts_left() -> None:
     assert job_identity.identify(0, 1, "", TORCHRUN).restarts_left == 0
-    assert job_identity.identify(0, 1, "", TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "5"}).restarts_left == 2
+    assert (
+        job_identity.identify(0, 1, "", TORCHRUN | {"TORCHELASTIC_MAX_RESTARTS": "5"}).restarts_left
+        == 2
+    )

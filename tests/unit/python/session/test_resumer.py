@@ -1,0 +1,350 @@
+"""A restarted script resumes on all ranks or on none; what is not restored is named."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from reft import _C, _continuation
+from reft._link import job_identity
+from reft._resume import restorer
+from reft._session import notes, startup
+from reft._session.boundary import Boundary
+from reft._session.resumer import Resumed, Resumer
+from reft._session.session import Session
+from reft._state import discovery, registry
+from tests.fakes.native import FakeAgentClient
+
+
+def here() -> FrameType:
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("reft: ")]
+
+
+def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]:
+    """Small state as a snapshot of step 7 would have it."""
+    state = {
+        "step": 7,
+        "session": 1,
+        "closing": 0,
+        "optimizers": [discovery.signature(optimizer)],
+        "state_keys": [discovery.state_keys(optimizer)],
+        "counts": {"optimizer 0": 7.0},
+        "groups": [[{"lr": 0.25}]],
+        "plain_state": [[]],
+        "schedulers": [],
+        "scalers": [],
+        "strided": {},
+        "registered": {},
+        "rng": _continuation.capture_rng(),
+        "room": b"",
+    }
+    return state | changes
+
+
+class Restart:
+    """A rank whose tensors are restored by a stand-in.
+
+    Attributes:
+        restored: states whose regions were written.
+        missing: whether `MissingState` has made something, and taken it out again.
+    """
+
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        world: int = 1,
+        rank: int = 0,
+        exact: bool = False,
+        donor: dict[int, int] | None = None,
+        **changes: Any,
+    ) -> None:
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        parameter.grad = torch.ones(3)
+        self.optimizer = torch.optim.Adam([parameter], lr=0.5)
+        self.optimizer.step()
+        self.store = dist.HashStore()
+        self.restored: list[discovery.State] = []
+        self.unmade = 0
+        self.client = FakeAgentClient("", "{}", 1)
+        point = restorer.RestorePoint(7, 1, [0] * world, {}, donor or {}, {})
+        agreed = startup.Agreed(
+            -1,
+            point,
+            SimpleNamespace(),
+            saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
+        )
+        job = job_identity.identify(rank, world, "job", {})
+        self.resumer = Resumer(job, self.store, agreed, exact, notes.Notes(self.client))
+        self.boundary = SimpleNamespace(optimizers=[self.optimizer], know=lambda others: None)
+        monkeypatch.setattr(restorer, "check", lambda *_: None)
+        monkeypatch.setattr(restorer, "restore_regions", self._restore)
+        monkeypatch.setattr(
+            restorer.MissingState, "unmake", lambda _: setattr(self, "unmade", self.unmade + 1)
+        )
+        monkeypatch.setattr(restorer.MissingState, "make", lambda *_: False)
+        # Schedulers of other tests may be alive.
+        monkeypatch.setattr(
+            discovery, "discover", lambda optimizers: discovery.State(optimizers=list(optimizers))
+        )
+
+    def _restore(self, sources: Any, point: Any, state: discovery.State, *_: Any) -> int:
+        self.restored.append(state)
+        return 1536
+
+    def resume(self) -> Resumed | None:
+        return self.resumer.resume(here(), self.boundary)  # type: ignore[arg-type]
+
+
+def test_a_resume_restores_tensors_hyperparameters_and_the_number_of_the_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart = Restart(monkeypatch)
+    resumed = restart.resume()
+    assert resumed is not None and resumed.step == 7 and resumed.nanoseconds > 0
+    assert restart.restored == [resumed.state]
+    assert restart.optimizer.param_groups[0]["lr"] == 0.25
+    (line,) = lines(capsys)
+    assert line.startswith("reft: resumed at step 7: state, 1.5 KiB per rank in ")
+
+
+def test_tensors_that_do_not_match_leave_everything_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart = Restart(monkeypatch)
+
+    def check(*_: Any) -> None:
+        raise restorer.Mismatch("o0.p0 was Float [2] and is Float [3] now")
+
+    monkeypatch.setattr(restorer, "check", check)
+    assert restart.resume() is None
+    assert restart.restored == [] and restart.unmade == 1
+    assert restart.optimizer.param_groups[0]["lr"] == 0.5
+    assert lines(capsys) == [
+        "reft: rank 0: step 7 is not resumed, the script builds something else now: o0.p0 was Float"
+        " [2] and is Float [3] now. Training starts from its beginning"
+    ]
+
+
+def test_an_optimizer_with_other_parameter_groups_does_not_match(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart = Restart(monkeypatch, groups=[[{"lr": 1.0}, {"lr": 2.0}]])
+    assert restart.resume() is None and restart.restored == []
+    assert "optimizers had [2] parameter groups and have [1] now" in lines(capsys)[0]
+
+
+@pytest.mark.parametrize(("rank", "reports"), [(0, True), (2, False)])
+def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, reports: bool
+) -> None:
+    restart = Restart(monkeypatch, world=3, rank=rank)
+    restart.store.set("match/0", "")
+    restart.store.set("match/1", "!cannot take part")  # it gave up and reports nothing
+    restart.store.set("match/2", "")
+    assert restart.resume() is None and restart.restored == []
+    wanted = ["reft: rank 1: step 7 is not resumed, cannot take part"] if reports else []
+    assert lines(capsys) == wanted
+
+
+def test_each_rank_publishes_whether_it_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    restart = Restart(monkeypatch, world=2, rank=1)
+    restart.store.set("match/0", "")
+    assert restart.resume() is not None
+    assert restart.store.get("match/1") == b""
+
+
+def test_a_newer_checkpoint_of_the_script_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart = Restart(monkeypatch)
+    parameter = restart.optimizer.param_groups[0]["params"][0]
+    restart.optimizer.state[parameter]["step"] = torch.tensor(40.0)
+    assert restart.resume() is None and restart.restored == []
+    assert "has loaded a newer checkpoint of its own, which is kept" in lines(capsys)[0]
+
+
+def test_a_lost_vault_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart = Restart(monkeypatch, donor={1: 0, 2: 0})
+    assert restart.resume() is not None
+    assert lines(capsys)[0].endswith(
+        "; ranks 1-2 lost their vaults and took small state from replicas"
+    )
+
+
+def test_the_place_in_the_loop_is_restored_with_exact_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    places: list[Any] = []
+
+    def restore(frame: Any, frames: Any, *_: Any) -> Any:
+        places.append(frames)
+        return SimpleNamespace(problems=[])
+
+    monkeypatch.setattr(_continuation, "restore", restore)
+    frames = {"uncaptured": []}
+    Restart(monkeypatch, frames=frames).resume()
+    assert places == [] and "step 7: state, " in lines(capsys)[0]
+    Restart(monkeypatch, exact=True, frames=frames).resume()
+    assert places == [frames] and "step 7: state and place in the loop, " in lines(capsys)[0]
+
+
+def test_values_that_are_not_restored_are_counted_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems = [("main:a", "int", "other code")]
+    monkeypatch.setattr(_continuation, "restore", lambda *_: SimpleNamespace(problems=problems))
+    uncaptured = [("main:a", "x", "too deep"), ("main:b", "queue", "not empty")]
+    restart = Restart(monkeypatch, exact=True, frames={"uncaptured": uncaptured})
+    resumed = restart.resume()
+    assert resumed is not None and resumed.uncaptured == uncaptured
+    said = lines(capsys)
+    assert said[0] == (
+        "reft: not restored: main:a (int): other code (and 1 more, which `reft doctor` lists)"
+    )
+    assert "state and place in the loop except 2 values, " in said[1]
+    sent = restart.client.notes()
+    assert ["not restored:", "main:b", "queue", "not empty"] in sent
+    assert ["not restorable:", "main:a", "x", "too deep"] in sent
+
+
+def test_a_place_that_cannot_be_restored_leaves_the_rest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def restore(*_: Any) -> None:
+        raise _continuation.FrameMismatch("the code has changed")
+
+    monkeypatch.setattr(_continuation, "restore", restore)
+    restart = Restart(monkeypatch, exact=True, frames={"uncaptured": []})
+    assert restart.resume() is not None and len(restart.restored) == 1
+    said = lines(capsys)
+    assert said[0].startswith(
+        "reft: rank 0: place in the loop not restored (the code has changed); tensors, optimizer,"
+    )
+    assert "resumed at step 7: state, " in said[1]
+
+
+def test_schedulers_that_do_not_exist_yet_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Restart(monkeypatch, schedulers=[("StepLR", {})]).resume()
+    assert "reft: schedulers: saved 1, found 0; the rest is not restored" in lines(capsys)
+
+
+def test_only_the_first_rank_reports_what_is_equal_on_all(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart = Restart(monkeypatch, world=2, rank=1, schedulers=[("StepLR", {})])
+    restart.store.set("match/0", "")
+    assert restart.resume() is not None
+    assert lines(capsys) == []
+
+
+def test_the_random_state_is_restored_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(5)
+    rng = _continuation.capture_rng()
+    wanted = torch.rand(3)
+
+    class Draws:
+        def load_state_dict(self, values: Any) -> None:
+            torch.rand(7)
+
+    registry.objects["draws"] = Draws()
+    Restart(monkeypatch, rng=rng, registered={"draws": {}}).resume()
+    assert torch.equal(torch.rand(3), wanted)
+
+
+# -- the session around it
+
+
+@pytest.fixture
+def resuming(
+    start: Callable[..., Session], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Session, Restart]]:
+    def make() -> tuple[Session, Restart]:
+        restart = Restart(monkeypatch)  # before the session's hooks see its first step
+        session = start(REFT_RESUME="state")
+        session._resumer = restart.resumer
+        return session, restart
+
+    return make
+
+
+def test_the_session_goes_on_behind_the_restored_step(
+    resuming: Callable[..., tuple[Session, Restart]],
+    native: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    session, restart = resuming()
+    assert (session.resuming_at, session.expected_closing()) == (7, 0)
+    restart.optimizer.step()
+    assert session.step == 7 and session.resuming_at is None
+    assert native.engine.captures == [] and native.engine.restore_ns > 0
+    restart.optimizer.step()
+    assert session.step == 8 and [one.step for one in native.engine.captures] == [8]
+    assert not [line for line in lines(capsys) if "protected: " in line], "reported before"
+
+
+def test_registered_values_are_known_before_the_resume(
+    resuming: Callable[..., tuple[Session, Restart]],
+) -> None:
+    session, restart = resuming()
+    restart.resumer.saved["registered"] = {"reft.resume": {"epoch": 4}}
+    assert session.registered == {"reft.resume": {"epoch": 4}}
+    restart.optimizer.step()
+    assert session.registered == {}
+
+
+def test_a_refused_resume_starts_training_from_its_beginning(
+    resuming: Callable[..., tuple[Session, Restart]], native: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, restart = resuming()
+    restart.store.set("match/0", "")
+
+    def check(*_: Any) -> None:
+        raise restorer.Mismatch("other")
+
+    monkeypatch.setattr(restorer, "check", check)
+    restart.optimizer.step()
+    assert session.step == 0 and session.resuming_at is None
+    restart.optimizer.step()
+    assert [one.step for one in native.engine.captures] == [1]
+
+
+def test_a_restore_that_fails_halfway_ends_the_rank(
+    resuming: Callable[..., tuple[Session, Restart]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, restart = resuming()
+
+    def fail(*_: Any) -> int:
+        raise _C.Corruption("chunk 3 of rank 0")
+
+    monkeypatch.setattr(restorer, "restore_regions", fail)
+    with pytest.raises(RuntimeError, match="rank 0: restore failed: chunk 3 of rank 0"):
+        restart.optimizer.step()
+
+
+def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = torch.optim.SGD([torch.nn.Parameter(torch.zeros(11, 13))], lr=0.1)
+    restart = Restart(monkeypatch)
+    restart.resumer.saved["optimizers"].append(discovery.signature(late))
+    restart.resumer.saved["groups"].append([{"lr": 3.0}])
+    restart.resumer.saved["plain_state"].append([])
+    boundary = Boundary.__new__(Boundary)
+    boundary._known = [restart.optimizer]
+    assert restart.resumer.resume(here(), boundary) is not None
+    assert boundary.optimizers == [restart.optimizer, late]
+    assert late.param_groups[0]["lr"] == 3.0

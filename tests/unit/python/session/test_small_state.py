@@ -1,0 +1,192 @@
+"""Small state: what a rank pickles at a program point, and what of it comes back."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from types import FrameType
+from typing import Any
+
+import torch
+
+from reft._session import small_state
+from reft._session.small_state import Saved, SmallState
+from reft._state import discovery, registry
+
+Failures = list[tuple[str, Exception]]
+
+
+def here() -> FrameType:
+    frame = inspect.currentframe()
+    assert frame is not None and frame.f_back is not None
+    return frame.f_back
+
+
+def model() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    """A module and its optimizer after a step."""
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.5)
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return module, optimizer
+
+
+def state_of(*optimizers: torch.optim.Optimizer, **more: Any) -> discovery.State:
+    return discovery.State(optimizers=list(optimizers), **more)
+
+
+def captured(
+    state: discovery.State, failures: Failures, exact: bool = False, step: int = 3
+) -> Saved:
+    small = SmallState(2, exact, 1 << 20, lambda what, error: failures.append((what, error)))
+    small.planned(state, state.optimizers)
+    saved: Saved = pickle.loads(small.capture(here(), step, 0, state).pickled)
+    return saved
+
+
+def test_hyperparameters_come_back_and_tensors_are_left_to_the_engine() -> None:
+    failures: Failures = []
+    module, optimizer = model()
+    optimizer.param_groups[0]["capturable_lr"] = torch.tensor(0.5)
+    saved = captured(state_of(optimizer), failures)
+    assert failures == [] and (saved["step"], saved["session"]) == (3, 2)
+    (group,) = saved["groups"][0]
+    assert group["lr"] == 0.5 and group["betas"] == (0.9, 0.999)
+    assert "params" not in group and "capturable_lr" not in group
+    optimizer.param_groups[0].update(lr=0.1, betas=(0.5, 0.5))
+    small_state.restore_optimizers(saved, state_of(optimizer))
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
+    del module
+
+
+def test_state_that_is_not_a_tensor_comes_back_at_its_parameter() -> None:
+    _, optimizer = model()
+    first, second = optimizer.param_groups[0]["params"]
+    optimizer.state[second]["history"] = [1, 2]
+    saved = captured(state_of(optimizer), [])
+    assert saved["plain_state"] == [[{}, {"history": [1, 2]}]]
+    optimizer.state[second]["history"] = []
+    small_state.restore_optimizers(saved, state_of(optimizer))
+    assert optimizer.state[second]["history"] == [1, 2]
+    assert "history" not in optimizer.state[first]
+
+
+def test_an_optimizer_without_plain_state_costs_nothing() -> None:
+    _, optimizer = model()
+    assert captured(state_of(optimizer), [])["plain_state"] == [[]]
+
+
+def test_tensors_with_gaps_are_saved_by_value() -> None:
+    _, optimizer = model()
+    base = torch.arange(8.0)
+    strided = base[::2]
+    saved = captured(state_of(optimizer, strided={"r.x": strided}), [])
+    base.zero_()
+    small_state.restore_optimizers(
+        saved, state_of(optimizer, strided={"r.x": strided, "r.y": base})
+    )
+    assert base.tolist() == [0, 0, 2, 0, 4, 0, 6, 0]
+
+
+def test_a_scheduler_is_saved_without_the_optimizer_that_it_holds() -> None:
+    _, optimizer = model()
+
+    class Owner(torch.optim.lr_scheduler.StepLR):
+        def state_dict(self) -> dict[str, Any]:
+            return {
+                "last_epoch": self.last_epoch,
+                "whose": self.optimizer,
+                "all": [[self.optimizer]],
+            }
+
+    scheduler = Owner(optimizer, 1)
+    saved = captured(state_of(optimizer, schedulers=[scheduler]), [])
+    assert saved["schedulers"] == [("Owner", {"last_epoch": 0})]
+
+
+def test_schedulers_come_back_in_order_and_the_others_are_named() -> None:
+    _, optimizer = model()
+    one = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    two = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    rows = [("StepLR", one.state_dict() | {"last_epoch": 7}), ("CosineAnnealingLR", {})]
+    lost = small_state.restore_state_dicts("scheduler", [one, two], rows)
+    assert one.last_epoch == 7
+    why = "made after the first step, where the script has a ExponentialLR"
+    assert lost == [("scheduler CosineAnnealingLR", "", why)]
+
+
+def test_a_state_dict_that_is_refused_is_named() -> None:
+    class Picky:
+        def load_state_dict(self, values: dict[str, Any]) -> None:
+            raise KeyError("growth")
+
+    lost = small_state.restore_state_dicts("gradient scaler", [Picky()], [("Picky", {})])
+    assert lost == [("gradient scaler Picky", "", "KeyError: 'growth'")]
+
+
+class Counter:
+    def __init__(self, value: Any = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, values: dict[str, Any]) -> None:
+        self.value = values["value"]
+
+
+def test_registered_objects_come_back_if_they_are_registered_again() -> None:
+    _, optimizer = model()
+    counter = Counter(5)
+    registry.objects.update(counter=counter, weights=torch.nn.Linear(1, 1), plain=torch.zeros(1))
+    saved = captured(state_of(optimizer), [])
+    assert saved["registered"] == {"counter": {"value": 5}}, "modules and tensors are regions"
+    saved["registered"]["gone"] = {"value": 1}
+    counter.value = 0
+    small_state.restore_registered(saved)
+    assert counter.value == 5
+
+
+def test_what_cannot_be_pickled_costs_the_place_in_the_loop_only(monkeypatch: Any) -> None:
+    _, optimizer = model()
+    failures: Failures = []
+
+    def capture(*_: Any) -> dict[str, Any]:
+        return {"uncaptured": [("a", "b", "c")], "frames": lambda: None}
+
+    monkeypatch.setattr(small_state._continuation, "capture", capture)
+    saved = captured(state_of(optimizer), failures, exact=True)
+    assert "frames" not in saved and saved["step"] == 3
+    assert [what for what, _ in failures] == ["small state"]
+
+
+def test_values_that_are_left_out_are_known(monkeypatch: Any) -> None:
+    _, optimizer = model()
+    left_out = [("main:reader", "csv.reader", "iterator of unknown kind")]
+    monkeypatch.setattr(small_state._continuation, "capture", lambda *_: {"uncaptured": left_out})
+    small = SmallState(1, True, 1 << 20, lambda what, error: None)
+    state = state_of(optimizer)
+    small.planned(state, state.optimizers)
+    small.capture(here(), 1, 0, state)
+    assert small.uncaptured == left_out
+
+
+def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> None:
+    module, optimizer = model()
+    seen: list[Any] = []
+
+    def capture(
+        frame: Any, limit: int, owned: set[int], storages: frozenset[int], parts: Any
+    ) -> Any:
+        seen.append((limit, owned, storages))
+        return {"uncaptured": []}
+
+    monkeypatch.setattr(small_state._continuation, "capture", capture)
+    weight = next(module.parameters())
+    state = state_of(optimizer, regions=[discovery.Region("o0.p0", weight.detach())])
+    captured(state, [], exact=True)
+    ((limit, owned, storages),) = seen
+    assert limit == 1 << 20 and {id(weight), id(optimizer)} <= owned
+    assert storages == {weight.untyped_storage().data_ptr()}

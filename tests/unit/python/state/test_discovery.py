@@ -1,0 +1,163 @@
+"""What is found without a hint from the script, and under which names."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+
+from reft import _C
+from reft._state import discovery, registry
+from reft._state.discovery import State
+
+
+def names(state: State) -> list[str]:
+    return [region.name for region in state.regions]
+
+
+def adam(module: torch.nn.Module) -> torch.optim.Optimizer:
+    """An optimizer that has made its state."""
+    optimizer = torch.optim.Adam(module.parameters())
+    for parameter in module.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def test_parameters_state_and_buffers_have_names_by_position() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    optimizer = adam(module)
+    found = discovery.discover([optimizer])
+    assert names(found)[:4] == ["o0.p0", "o0.p0.exp_avg", "o0.p0.exp_avg_sq", "o0.p0.step"]
+    buffers = [region for region in found.regions if region.name.startswith("m0.")]
+    assert {b.name for b in buffers} == {
+        "m0.1.running_mean",
+        "m0.1.running_var",
+        "m0.1.num_batches_tracked",
+    }
+    assert all(buffer.early for buffer in buffers), "a forward may rewrite them"
+    assert found.bytes == sum(region.tensor.nbytes for region in found.regions)
+
+
+def test_tied_weights_are_saved_once() -> None:
+    module = torch.nn.Sequential(
+        torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
+    )
+    module[1].weight = module[0].weight
+    optimizer = torch.optim.SGD(
+        [
+            {"params": [module[0].weight]},
+            {"params": [torch.nn.Parameter(module[0].weight.detach())]},
+        ],
+        0.1,
+    )
+    assert names(discovery.discover([optimizer])) == ["o0.p0"]
+
+
+def test_parameters_that_no_optimizer_has_are_the_modules() -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD([module.weight], lr=0.1)
+    assert names(discovery.discover([optimizer])) == ["o0.p0", "m0.bias"]
+
+
+def test_a_buffer_that_was_replaced_is_the_new_one() -> None:
+    module = torch.nn.BatchNorm1d(2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    found = discovery.discover([optimizer])
+    region = next(region for region in found.regions if region.name == "m0.running_mean")
+    module.running_mean = torch.full((2,), 9.0)
+    assert region.current().tolist() == [9.0, 9.0]
+
+
+def test_tensors_with_gaps_go_with_the_small_state() -> None:
+    base = torch.arange(6.0)
+    registry.objects["x"] = base[::2]
+    found = discovery.discover([torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)])
+    assert list(found.strided) == ["r.x"] and "r.x" not in names(found)
+
+
+def test_what_cannot_be_saved_is_named() -> None:
+    registry.objects["s"] = torch.eye(3).to_sparse()
+    found = discovery.discover([torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)])
+    ((name, why),) = found.missed
+    assert name == "r.s" and "torch.sparse_coo tensor on cpu" in why
+
+
+def test_device_tensors_are_not_saved_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Device:
+        type = "cuda"
+
+        def __str__(self) -> str:
+            return "cuda:0"
+
+    class OnDevice:
+        device, layout, is_quantized, is_cuda = Device(), torch.strided, False, True
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    monkeypatch.setattr(discovery, "_local", lambda tensor: (OnDevice(), ()))
+    monkeypatch.setattr(_C, "cuda_absent", lambda: "libcuda.so.1 is missing")
+    found = discovery.discover([optimizer])
+    assert found.missed == [
+        ("o0.p0", "tensor on cuda:0, and reft has no CUDA: libcuda.so.1 is missing")
+    ]
+
+
+def test_registered_modules_and_tensors_are_found() -> None:
+    registry.objects.update(ema=torch.nn.Linear(2, 1), t=torch.zeros(4))
+    found = discovery.discover([torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)])
+    assert names(found) == ["o0.p0", "r.ema.weight", "r.ema.bias", "r.t"]
+
+
+def test_tensor_hyperparameters_are_copied_early() -> None:
+    optimizer = torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1))
+    region = next(r for r in discovery.discover([optimizer]).regions if r.name == "o0.g0.lr")
+    assert region.early
+
+
+def test_an_inner_optimizer_comes_behind_its_owner() -> None:
+    inner = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    outer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    outer.inner = inner  # type: ignore[attr-defined]
+    inner.owner = outer  # type: ignore[attr-defined]
+    assert discovery.with_inner([outer]) == [outer, inner]
+
+
+def test_the_fingerprint_moves_when_something_is_replaced_only() -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizer = adam(module)
+    before = discovery.fingerprint([optimizer])
+    optimizer.step()
+    assert discovery.fingerprint([optimizer]) == before
+    optimizer.state[module.weight]["exp_avg"] = torch.zeros(2, 2)
+    replaced = discovery.fingerprint([optimizer])
+    assert replaced != before
+    registry.register("x", torch.zeros(1))
+    assert discovery.fingerprint([optimizer]) != replaced
+
+
+def test_optimizers_are_known_again_by_class_and_shapes() -> None:
+    def made(size: int, kind: Any = torch.optim.SGD) -> Any:
+        return kind([torch.nn.Parameter(torch.zeros(size, 17))], lr=0.1)
+
+    known, late, other = made(1), made(2), made(3)
+    assert discovery.signature(made(2)) == discovery.signature(late)
+    assert discovery.signature(made(2, torch.optim.Adam)) != discovery.signature(late)
+    wanted = [discovery.signature(late), discovery.signature(other)]
+    gc.collect()
+    assert discovery.not_yet_stepped([known], wanted) == [late, other]
+    assert discovery.not_yet_stepped([known, late], wanted[1:]) == [other]
+    assert discovery.not_yet_stepped([known], []) == []
+    # What cannot be found ends the list: later ones would get another place.
+    assert discovery.not_yet_stepped([known], ["unknown", *wanted]) == []
+
+
+def test_orders_of_state_names_are_kept() -> None:
+    optimizer = adam(torch.nn.Linear(2, 2))
+    assert discovery.state_keys(optimizer) == [("step", "exp_avg", "exp_avg_sq")]
+
+
+def test_a_name_is_needed_to_register() -> None:
+    with pytest.raises(ValueError, match="name is empty"):
+        registry.register("", torch.zeros(1))

@@ -1,0 +1,135 @@
+"""Which ranks hold equal bytes: placements promise it, content hashes confirm it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import local
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from reft._state import replica_groups
+from reft._state.discovery import Region
+
+Outcome = tuple[list[tuple[str, tuple[int, ...]]], list[str]]
+
+
+class PerThread(dict[str, int]):
+    """A count of its own for each thread, as ranks are processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own = local()
+
+    def _counts(self) -> dict[str, int]:
+        if not hasattr(self._own, "counts"):
+            self._own.counts = {}
+        counts: dict[str, int] = self._own.counts
+        return counts
+
+    def get(self, key: str, default: int = 0) -> int:  # type: ignore[override]
+        return self._counts().get(key, default)
+
+    def __getitem__(self, key: str) -> int:
+        return self._counts()[key]
+
+    def __setitem__(self, key: str, value: int) -> None:
+        self._counts()[key] = value
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=2))
+    monkeypatch.setattr(replica_groups, "_times", PerThread())
+
+
+def region(name: str, value: float, ranks: tuple[int, ...], size: int = 4) -> Region:
+    return Region(name, torch.full((size,), value), ranks)
+
+
+def confirm(ranks: list[list[Region]], store: dist.Store | None = None) -> list[Outcome]:
+    """All ranks confirm at a time."""
+    shared = store or dist.HashStore()
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        calls = [
+            pool.submit(replica_groups.confirm, regions, shared, rank)
+            for rank, regions in enumerate(ranks)
+        ]
+        return [call.result() for call in calls]
+
+
+def test_equal_bytes_are_a_group() -> None:
+    ranks = [[region("o0.p0", 1, (0, 1)), region("o0.p1", 2, (0, 1))] for _ in range(2)]
+    outcomes = confirm(ranks)
+    assert outcomes == [([("g0-1", (0, 1))], [])] * 2
+    assert all(r.ranks == (0, 1) for regions in ranks for r in regions)
+
+
+def test_a_tensor_that_differs_is_private_and_named_on_every_rank() -> None:
+    ranks = [
+        [region("o0.p0", 1, (0, 1, 2)), region("o0.p1", rank // 2, (0, 1, 2))] for rank in range(3)
+    ]
+    outcomes = confirm(ranks)
+    assert outcomes == [([("g0-1-2", (0, 1, 2))], ["o0.p1"])] * 3
+    for regions in ranks:
+        assert [r.ranks for r in regions] == [(0, 1, 2), ()]
+
+
+def test_state_that_only_one_member_has_is_private() -> None:
+    ranks = [[region("o0.p0", 1, (0, 1))], [region("o0.p0", 1, (0, 1))]]
+    ranks[0].append(region("o0.p0.exp_avg", 0, (0, 1)))
+    outcomes = confirm(ranks)
+    assert outcomes[0] == ([("g0-1", (0, 1))], ["o0.p0.exp_avg"])
+    assert ranks[0][1].ranks == () and ranks[0][0].ranks == (0, 1)
+
+
+def test_two_groups_of_a_rank_are_confirmed_apart() -> None:
+    first = [region("o0.p0", 1, (0, 1)), region("o0.p1", 2, (0, 2))]
+    outcomes = confirm([first, [region("o0.p0", 1, (0, 1))], [region("o0.p1", 3, (0, 2))]])
+    assert outcomes == [
+        ([("g0-1", (0, 1))], ["o0.p1"]),
+        ([("g0-1", (0, 1))], []),
+        ([], ["o0.p1"]),
+    ]
+    assert [r.ranks for r in first] == [(0, 1), ()]
+
+
+def test_a_placement_that_names_other_ranks_only_is_not_a_promise() -> None:
+    alone = [region("o0.p0", 1, (1, 2)), region("o0.p1", 1, (0,))]
+    groups, different = replica_groups.confirm(alone, dist.HashStore(), 0)
+    assert (groups, different) == ([], []) and [r.ranks for r in alone] == [(), ()]
+
+
+def test_nobody_relies_on_a_member_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=0.2))
+    ranks = [[region("o0.p0", 1, (0, 1, 2))] for _ in range(2)]  # rank 2 is missing
+    outcomes = confirm(ranks)
+    assert outcomes == [([], ["o0.p0"])] * 2
+    assert [r.ranks for regions in ranks for r in regions] == [(), ()]
+
+
+def test_a_member_with_another_plan_is_missing_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=0.2))
+    ranks = [[region("o0.p0", 1, (0, 1), size=4)], [region("o0.p0", 1, (0, 1), size=6)]]
+    assert confirm(ranks) == [([], ["o0.p0"])] * 2
+
+
+def test_a_second_plan_is_compared_anew() -> None:
+    store = dist.HashStore()
+    # In one thread pool call after the other each "rank" is a new process; the counts go on.
+    counts: dict[int, dict[str, int]] = {0: {}, 1: {}}
+
+    def plan(values: list[float]) -> list[Outcome]:
+        def one(rank: int) -> Outcome:
+            own = replica_groups._times
+            assert isinstance(own, PerThread)
+            own._own.counts = counts[rank]
+            return replica_groups.confirm([region("o0.p0", values[rank], (0, 1))], store, rank)
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(one, range(2)))
+
+    assert [different for _, different in plan([1, 1])] == [[], []]
+    assert [different for _, different in plan([1, 2])] == [["o0.p0"], ["o0.p0"]]
