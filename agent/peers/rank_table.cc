@@ -9,13 +9,11 @@
 #include <algorithm>
 #include <charconv>
 #include <csignal>
-#include <cstdio>
-#include <fstream>
-#include <iterator>
 
 #include "hang_detect/evidence/oom_kills.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
+#include "intercept/base/proc_stat.h"
 
 namespace reft::agent {
 
@@ -29,17 +27,10 @@ bool sameFile(int fd, const std::string& path) {
          open_file.st_dev == there.st_dev;
 }
 
-// 0: not to be seen from here.
+// 0: not visible from here.
 int parentOf(int pid) {
-  std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
-  std::string text{std::istreambuf_iterator<char>(stat), {}};
-  const auto name_end = text.rfind(')');
-  char state = 0;
-  int parent = 0;
-  return name_end != std::string::npos &&
-                 std::sscanf(text.c_str() + name_end + 1, " %c %d", &state, &parent) == 2
-             ? parent
-             : 0;
+  const auto stat = procStat(pid);
+  return stat ? stat->parent : 0;
 }
 
 bool processEnded(const UniqueFd& pidfd) {

@@ -1,7 +1,6 @@
 #include "hang_detect/evidence/process_state.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "hang_detect/evidence/evidence.h"
+#include "intercept/base/proc_stat.h"
 #include "intercept/base/unique_fd.h"
 
 namespace reft {
@@ -33,23 +33,6 @@ int64_t numberAfter(const std::string& text, const char* key) {
                                  : std::strtoll(text.c_str() + at + std::strlen(key), nullptr, 10);
 }
 
-// (name, state, rest) of /proc/<pid>/stat. The state follows the last parenthesis: the name before
-// may hold anything.
-struct Stat {
-  std::string name, state, rest;
-};
-Stat statOf(int pid) {
-  const std::string text = procFile(pid, "stat");
-  const size_t open = text.find('(');
-  const size_t close = text.rfind(')');
-  if (open == std::string::npos || close == std::string::npos || close < open ||
-      close + 3 >= text.size()) {
-    return {};
-  }
-  return {text.substr(open + 1, close - open - 1), text.substr(close + 2, 1),
-          text.substr(close + 3)};
-}
-
 constexpr size_t kMaxChildren = 256;
 
 }  // namespace
@@ -57,12 +40,8 @@ constexpr size_t kMaxChildren = 256;
 ProcessCounters processCounters(int pid) noexcept {
   ProcessCounters result;
   try {
-    const Stat stat = statOf(pid);
-    long long utime = 0, stime = 0, cutime = 0, cstime = 0;
-    if (std::sscanf(stat.rest.c_str(),
-                    "%*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lld %lld %lld %lld", &utime, &stime,
-                    &cutime, &cstime) == 4) {
-      result.cpu_ns = (utime + stime + cutime + cstime) * (1'000'000'000 / ::sysconf(_SC_CLK_TCK));
+    if (const auto stat = procStat(pid); stat && stat->cpu_ticks >= 0) {
+      result.cpu_ns = stat->cpu_ticks * (1'000'000'000 / ::sysconf(_SC_CLK_TCK));
     }
     const std::string io = procFile(pid, "io");
     const int64_t read = numberAfter(io, "rchar: ");
@@ -83,12 +62,8 @@ int tracerOf(int pid) noexcept {
 }
 
 bool processIsStopped(int pid) noexcept {
-  try {
-    const std::string state = statOf(pid).state;
-    return state == "T" || state == "t";
-  } catch (...) {  // no memory left
-    return false;
-  }
+  const auto stat = procStat(pid);
+  return stat && (stat->state == 'T' || stat->state == 't');
 }
 
 std::vector<int> childrenOf(int pid) noexcept {
@@ -116,7 +91,9 @@ void addProcessState(RankEvidence& rank) noexcept {
     return;
   }
   try {
-    rank.proc_state = statOf(rank.pid).state;
+    if (const auto stat = procStat(rank.pid)) {
+      rank.proc_state = stat->state;
+    }
     rank.alive = !rank.proc_state.empty() && rank.proc_state != "Z" && rank.proc_state != "X";
     if (!rank.alive) {
       return;
@@ -124,8 +101,9 @@ void addProcessState(RankEvidence& rank) noexcept {
     rank.tracer_pid = tracerOf(rank.pid);
     rank.wait_channel = procFile(rank.pid, "wchan", 64);
     for (const int child : childrenOf(rank.pid)) {
-      const Stat stat = statOf(child);
-      rank.children.push_back({child, stat.state, stat.name});
+      const auto stat = procStat(child);
+      rank.children.push_back({child, stat ? std::string(1, stat->state) : "",
+                               stat ? std::string(stat->name()) : ""});
     }
   } catch (const std::exception& problem) {
     rank.error +=

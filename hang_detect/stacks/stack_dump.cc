@@ -4,17 +4,18 @@
 #include <cctype>
 #include <cinttypes>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "intercept/base/proc_stat.h"
 #include "intercept/base/unique_fd.h"
 
 namespace reft {
@@ -43,27 +44,16 @@ std::string readAll(int fd, size_t limit) {
   return text;
 }
 
-// "1234 (comm) S …" → "S comm". The name may hold blanks and parentheses.
+// "S comm", printable; "" if the thread is gone.
 std::string describeTask(int pid, const char* tid) {
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/%d/task/%.20s/stat", pid, tid);
-  UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
-  char text[512];
-  const ssize_t got = fd ? ::read(fd.get(), text, sizeof(text) - 1) : -1;
-  if (got <= 0) {
+  const auto stat = threadStat(pid, std::atoi(tid));
+  if (!stat) {
     return "";
   }
-  const std::string_view line(text, static_cast<size_t>(got));
-  const size_t open = line.find('(');
-  const size_t close = line.rfind(')');
-  if (open == std::string_view::npos || close == std::string_view::npos || close < open ||
-      close + 2 >= line.size()) {
-    return "";
-  }
-  std::string name(line.substr(open + 1, close - open - 1));
+  std::string name(stat->name());
   std::replace_if(
       name.begin(), name.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
-  return std::string(1, line[close + 2]) + " " + name;
+  return std::string(1, stat->state) + " " + name;
 }
 
 }  // namespace

@@ -29,6 +29,7 @@
 #include "hang_detect/stacks/stacks.h"
 #include "hang_detect/verdict/verdict.h"
 #include "intercept/base/error.h"
+#include "intercept/base/proc_stat.h"
 #include "intercept/base/unique_fd.h"
 
 namespace py = pybind11;
@@ -209,14 +210,8 @@ const char* printBySignal(int fd, steady_clock::time_point deadline) {
 
 // 'R' while the main thread is on a CPU or wants one.
 char mainThreadState() {
-  char path[64];
-  std::snprintf(path, sizeof(path), "/proc/self/task/%d/stat", static_cast<int>(::getpid()));
-  const UniqueFd fd(::open(path, O_RDONLY | O_CLOEXEC));
-  char text[512];
-  const ssize_t got = fd ? ::read(fd.get(), text, sizeof(text)) : -1;
-  const auto* close =
-      got > 0 ? static_cast<const char*>(::memrchr(text, ')', static_cast<size_t>(got))) : nullptr;
-  return close != nullptr && close + 2 < text + got ? close[2] : '?';
+  const auto stat = threadStat(::getpid(), ::getpid());
+  return stat ? stat->state : '?';
 }
 
 const char* printForcibly(int fd, steady_clock::time_point deadline) {
