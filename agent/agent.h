@@ -24,7 +24,7 @@
 #include "hang_detect/evidence/evidence.h"
 #include "hang_detect/verdict/agreement_watch.h"
 #include "intercept/base/clock.h"
-#include "snapshot/commit/commit.h"
+#include "snapshot/commit/commit_ledger.h"
 
 namespace reft::agent {
 

@@ -12,8 +12,8 @@
 
 #include "agent/peers/messages.h"
 #include "intercept/base/unique_fd.h"
-#include "snapshot/commit/commit.h"
-#include "snapshot/vault/vault.h"
+#include "snapshot/commit/commit_ledger.h"
+#include "snapshot/vault/reader.h"
 
 namespace reft::agent {
 

@@ -27,7 +27,7 @@
 #include "agent/peers/options.h"
 #include "agent/peers/rank_table.h"
 #include "hang_detect/verdict/verdict.h"
-#include "snapshot/commit/commit.h"
+#include "snapshot/commit/commit_ledger.h"
 
 namespace reft::agent {
 

@@ -18,7 +18,9 @@
 #include "python/bindings/base.h"
 #include "snapshot/engine/engine.h"
 #include "snapshot/restore/agreement.h"
-#include "snapshot/vault/vault.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
+#include "snapshot/vault/writer.h"
 
 namespace py = pybind11;
 

@@ -11,8 +11,8 @@
 #include "python/bindings/backend.h"
 #include "python/bindings/base.h"
 #include "snapshot/placement/placer.h"
+#include "snapshot/vault/reader.h"
 #include "snapshot/vault/span_log.h"
-#include "snapshot/vault/vault.h"
 
 namespace py = pybind11;
 

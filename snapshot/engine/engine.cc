@@ -15,6 +15,8 @@
 #include "snapshot/engine/node_affinity.h"
 #include "snapshot/placement/op_listener.h"
 #include "snapshot/vault/copy.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
 
 namespace reft {
 

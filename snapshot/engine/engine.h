@@ -43,7 +43,7 @@
 #include "intercept/base/clock.h"
 #include "intercept/link/wire.h"
 #include "intercept/record/op_events.h"
-#include "snapshot/commit/commit.h"
+#include "snapshot/commit/slot_book.h"
 #include "snapshot/cost/cadence.h"
 #include "snapshot/cost/control_steps.h"
 #include "snapshot/cost/overhead_meter.h"
@@ -52,7 +52,7 @@
 #include "snapshot/device/device_step.h"
 #include "snapshot/placement/placer.h"
 #include "snapshot/state/table.h"
-#include "snapshot/vault/vault.h"
+#include "snapshot/vault/writer.h"
 
 namespace reft {
 

@@ -17,6 +17,7 @@
 #include "snapshot/device/device_copy.h"
 #include "snapshot/device/replica_lines.h"
 #include "snapshot/engine/engine.h"
+#include "snapshot/vault/hash.h"
 
 namespace reft {
 

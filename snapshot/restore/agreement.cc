@@ -7,7 +7,7 @@
 #include "intercept/base/error.h"
 #include "intercept/base/json_integer.h"
 #include "intercept/record/cut.h"
-#include "snapshot/vault/vault.h"
+#include "snapshot/vault/reader.h"
 
 namespace reft {
 

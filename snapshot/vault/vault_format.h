@@ -3,11 +3,15 @@
 //
 // Everything is little endian and naturally aligned. A reader trusts nothing that it has not
 // checked: the writer may have been killed at any instruction, or be hostile.
+//
+// Threads: re-entrant. Errors: none.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+
+#include "snapshot/vault/rank_stats.h"
 
 namespace reft {
 
@@ -45,26 +49,7 @@ struct Superblock {
 };
 static_assert(sizeof(Superblock) <= kPage);
 
-// Page 1: counters that the rank moves and the agent reads. Relaxed atomics; no consistency between
-// fields is promised. X(name) in the order of the file: append only.
-// clang-format off
-#define REFT_RANK_STATS(X)                                                                                          \
-  X(pid) X(incarnation) X(attempt) X(steps) X(step_ns) X(step_end_ns) X(captured) X(sealed) X(dropped)              \
-  X(skipped) X(sealed_step) X(committed_step) X(commit_ns) X(bytes_copied) X(copy_ns) X(gate_ns)                    \
-  X(gate_last_ns) X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) X(state_bytes) X(slot_bytes)     \
-  X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)  \
-  X(at_once_copied_bytes) X(gap_copied_bytes) X(compute_copied_bytes) X(communication_copied_bytes)                 \
-  X(forecast_error_ppm) X(op_events_lost) X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm)       \
-  X(foretold_gap_ns) X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns)      \
-  X(on_device)
-// clang-format on
-
-struct RankStats {
-#define REFT_STATS_FIELD(name) std::atomic<uint64_t> name;
-  REFT_RANK_STATS(REFT_STATS_FIELD)
-#undef REFT_STATS_FIELD
-  char note[512];  // the newest thing to tell a person; NUL-terminated, may be torn
-};
+// Page 1.
 static_assert(sizeof(RankStats) <= kPage);
 
 // Values are in the file: do not change.
@@ -93,5 +78,18 @@ struct SlotHeader {
                                              // table order
 };
 static_assert(sizeof(SlotHeader) <= kPage);
+
+// The `check` that each struct must carry.
+uint64_t checkOf(const Superblock& block);
+uint64_t checkOf(const SlotExtent& extent, uint32_t index);
+uint64_t checkOf(const SlotHeader& header);
+
+// Whether the extent is whole and lies between the fixed part (of `fixed_bytes`) and the end of the
+// file.
+bool isValid(const SlotExtent& extent, uint32_t index, uint64_t fixed_bytes, uint64_t file_bytes);
+
+constexpr uint64_t alignUp(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 }  // namespace reft

@@ -13,6 +13,7 @@
 #include "intercept/record/op_log.h"
 #include "snapshot/engine/engine.h"
 #include "snapshot/vault/copy.h"
+#include "snapshot/vault/hash.h"
 
 namespace reft {
 namespace {

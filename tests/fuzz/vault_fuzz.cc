@@ -21,7 +21,9 @@
 #include "intercept/base/unique_fd.h"
 #include "intercept/record/op_log.h"
 #include "snapshot/restore/agreement.h"
-#include "snapshot/vault/vault.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
+#include "snapshot/vault/writer.h"
 
 namespace {
 

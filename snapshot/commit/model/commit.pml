@@ -1,4 +1,4 @@
-/* The commit exchange of snapshot/commit/commit.h for the model checker spin: what every crash leaves behind.
+/* The commit exchange of snapshot/commit/{slot_book,commit_ledger}.h for the model checker spin: what every crash leaves behind.
  *
  * N ranks with two slots each, one agent, asynchronous first-in-first-out channels. A rank copies step s into a slot that
  * the rule allows to overwrite, seals it or drops it, and votes; the agent turns votes into an outcome. At any point the

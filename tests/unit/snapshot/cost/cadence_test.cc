@@ -10,7 +10,8 @@
 #include <set>
 #include <vector>
 
-#include "snapshot/commit/commit.h"
+#include "snapshot/commit/commit_ledger.h"
+#include "snapshot/commit/slot_book.h"
 
 namespace reft {
 namespace {

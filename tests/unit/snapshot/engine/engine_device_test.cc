@@ -19,6 +19,8 @@
 #include "intercept/base/error.h"
 #include "snapshot/device/replica_lines.h"
 #include "snapshot/engine/engine.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
 #include "tests/fakes/cuda/driver.h"
 
 // Random interleavings for each policy.

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "snapshot/engine/engine.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
 #include "snapshot/vault/span_log.h"
 #include "tests/fakes/scripted_driver.h"
 

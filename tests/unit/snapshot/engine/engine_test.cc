@@ -23,6 +23,8 @@
 #include <vector>
 
 #include "intercept/base/error.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kSanitized = true;

@@ -11,7 +11,9 @@
 
 #include "intercept/base/error.h"
 #include "intercept/record/cut.h"
-#include "snapshot/vault/vault.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
+#include "snapshot/vault/writer.h"
 
 namespace reft {
 namespace {

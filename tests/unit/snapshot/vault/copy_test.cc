@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "snapshot/vault/vault.h"
+#include "snapshot/vault/hash.h"
 
 namespace reft {
 namespace {

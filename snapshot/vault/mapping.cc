@@ -1,0 +1,73 @@
+#include "snapshot/vault/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+
+#include "intercept/base/error.h"
+#include "snapshot/vault/vault_format.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace reft {
+
+uint64_t fileBytes(int fd) {
+  struct stat info {};
+  if (::fstat(fd, &info) != 0) {
+    throw SystemError("fstat of a vault");
+  }
+  return static_cast<uint64_t>(info.st_size);
+}
+
+Mapping::Mapping(int fd, uint64_t offset, uint64_t bytes, bool writable) : bytes_(bytes) {
+  void* address = ::mmap(nullptr, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED,
+                         fd, static_cast<off_t>(offset));
+  if (address == MAP_FAILED) {
+    throw SystemError("mapping " + std::to_string(bytes) + " bytes of a vault");
+  }
+  data_ = static_cast<std::byte*>(address);
+}
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  std::swap(data_, other.data_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+Mapping::~Mapping() {
+  if (data_ != nullptr) {
+    ::munmap(data_, bytes_);
+  }
+}
+
+void Mapping::populate(int fd, uint64_t offset) {
+  if (::madvise(data_, bytes_, MADV_POPULATE_WRITE) == 0) {
+    return;
+  }
+  const std::string what = "taking " + std::to_string(bytes_) + " bytes for the vault";
+  if (errno == ENOMEM || errno == EFAULT || errno == ENOSPC) {
+    // EFAULT: the file system had no page to give.
+    throw SystemError(what, errno == EFAULT ? ENOSPC : errno);
+  }
+  // Kernels before 5.14. Touching a page that cannot be had would kill the process, so all are
+  // allocated first.
+  const int failed = ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes_));
+  if (failed != 0) {
+    throw SystemError(what, failed);
+  }
+  for (uint64_t at = 0; at < bytes_; at += kPage) {
+    auto* byte = reinterpret_cast<volatile std::byte*>(data_ + at);
+    *byte = *byte;
+  }
+}
+
+}  // namespace reft

@@ -1,0 +1,35 @@
+// Memory of a vault's file, mapped.
+//
+// Threads: one owner, as any value. Errors: SystemError.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace reft {
+
+// Length of the file, now.
+uint64_t fileBytes(int fd);
+
+// An mmap with one owner.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(int fd, uint64_t offset, uint64_t bytes, bool writable);
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+
+  std::byte* data() const { return data_; }
+  uint64_t bytes() const { return bytes_; }
+
+  // Touches every page, so that the first snapshot does not pay for it. `fd` and `offset` are those
+  // of the constructor. Throws if the memory cannot be had; no page is then lost to a signal.
+  void populate(int fd, uint64_t offset);
+
+ private:
+  std::byte* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+}  // namespace reft
