@@ -18,9 +18,10 @@
 #include <ctime>
 #include <set>
 
+#include "hang_detect/evidence/oom_kills.h"
 #include "hang_detect/evidence/process_state.h"
-#include "hang_detect/evidence/words.h"
 #include "hang_detect/rank/verdict_notice.h"
+#include "hang_detect/report/wrap.h"
 #include "hang_detect/stacks/stacks.h"
 #include "hang_detect/verdict/verdict.h"
 #include "intercept/base/error.h"
@@ -530,12 +531,12 @@ void Agent::lost(RankState& rank) {
     }
     std::string oom;
     if (rank.oomKillsSince() > 0) {
-      oom = std::string("; ") + words::kOomKilled;
+      oom = std::string("; ") + kOomKillText;
       untold_ =
-          words::wrap("reft: rank " + std::to_string(rank.hello.rank) + " pid " +
-                          std::to_string(rank.pid) + " is gone" + oom +
-                          ": give the ranks of this node more host memory, or let them need less",
-                      2) +
+          wrapText("reft: rank " + std::to_string(rank.hello.rank) + " pid " +
+                       std::to_string(rank.pid) + " is gone" + oom +
+                       ": give the ranks of this node more host memory, or let them need less",
+                   2) +
           "\n";
       untold_incarnation_ = rank.hello.incarnation;
     }
@@ -638,7 +639,7 @@ void Agent::compareOps(int64_t now) {
         peer->send(
             wire::Type::kVerdict,
             verdictNoticeJson(
-                words::wrap("reft: job " + options_.job + ": " + text, 2) +
+                wrapText("reft: job " + options_.job + ": " + text, 2) +
                 "\nreft: it need not hang, but what they get is wrong (said once for a group)\n"));
       }
     }

@@ -123,7 +123,7 @@ void addOutside(RankEvidence& rank, const std::optional<RemoteStacks>& read) {
   if (!read) {
     return;
   }
-  rank.stacks_text = read->text;
+  rank.stacks = read->text;
   rank.error += read->version.empty() ? "; its memory cannot be read for them: "
                                       : "; they were read from its memory";
   if (!read->error.empty()) {
@@ -191,7 +191,7 @@ HangEvidence nodeEvidence(RankTable& ranks, const StackCollection& collection,
     }
     for (ChildProcess& child : entry.children) {
       if (const auto read = collection.outside.of(child.pid)) {
-        child.stacks_text = read->text;
+        child.stacks = read->text;
         child.error = read->error;
       }
     }

@@ -45,7 +45,7 @@ void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
       return;
     }
     rank.answered = true;
-    rank.stacks_text = reply["text"].get<std::string>();
+    rank.stacks = reply["text"].get<std::string>();
     if (reply.contains("error") && reply["error"].is_string() &&
         !reply["error"].get<std::string>().empty()) {
       addError(rank, "stacks", reply["error"].get<std::string>());

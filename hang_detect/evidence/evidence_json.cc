@@ -97,7 +97,7 @@ RankEvidence rankOf(const json& entry) {
   rank.proc_state = text(entry, "proc_state");
   rank.ops_begun = number<uint64_t>(entry, "ops_begun", 0);
   rank.heartbeat_age_ns = number<uint64_t>(entry, "heartbeat_age_ns", 0);
-  rank.stacks_text = text(entry, "stacks_text");
+  rank.stacks = text(entry, "stacks_text");
   rank.committed_step = number<int64_t>(entry, "committed_step", -1);
   rank.said_bye = flag(entry, "said_bye");
   rank.gone_ns = number<int64_t>(entry, "gone_ns", 0);
@@ -219,7 +219,7 @@ json evidenceFields(const RankEvidence& rank) {
     children.push_back({{"pid", child.pid},
                         {"state", child.state},
                         {"name", child.name},
-                        {"stacks_text", child.stacks_text},
+                        {"stacks_text", child.stacks.text()},
                         {"error", child.error}});
   }
   json call_sites = json::object();
@@ -246,7 +246,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"children", std::move(children)},
           {"groups", std::move(groups)},
           {"call_sites", std::move(call_sites)},
-          {"stacks_text", rank.stacks_text},
+          {"stacks_text", rank.stacks.text()},
           {"error", rank.error}};
 }
 
@@ -269,9 +269,9 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
   std::string text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > limit) {
     for (RankEvidence& rank : evidence.ranks) {
-      rank.stacks_text = mainThreadOf(rank.stacks_text);
+      rank.stacks = mainThreadOf(rank.stacks.text());
       for (ChildProcess& child : rank.children) {
-        child.stacks_text.clear();
+        child.stacks = {};
       }
     }
   }

@@ -8,6 +8,9 @@
 
 namespace reft {
 
+inline constexpr char kOomKillText[] =
+    "the kernel's OOM killer has ended a process of its cgroup since it began";
+
 // The file of `pid`'s cgroup that counts them: memory.events (v2) or memory.oom_control (v1); "":
 // there is none to be seen. To be asked for while the process lives. `root`: of the file system,
 // for tests.

@@ -1,37 +1,12 @@
 #include "hang_detect/evidence/words.h"
 
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <cstring>
 
+#include "hang_detect/stacks/printable.h"
+
 namespace reft::words {
-
-namespace {
-
-std::string place(const StackFrame& frame) {
-  return fileName(frame.file) + ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " +
-         printable(frame.function, 60);
-}
-
-}  // namespace
-
-bool isOfLibrary(std::string_view file) {
-  for (const std::string_view part :
-       {"/site-packages/", "/dist-packages/", "/lib/python", "/python/reft", "<frozen"}) {
-    if (file.find(part) != std::string_view::npos) {
-      return true;
-    }
-  }
-  return false;
-}
-
-std::string printable(std::string_view text, size_t limit) {
-  std::string clean(text.substr(0, limit));
-  std::replace_if(
-      clean.begin(), clean.end(), [](unsigned char c) { return c < 0x20 || c > 0x7e; }, '?');
-  return clean;
-}
 
 std::string groupName(const OpGroup& group) {
   return printable(std::string_view(group.name, ::strnlen(group.name, OpGroup::kNameBytes)));
@@ -72,14 +47,6 @@ std::string reduceOpName(uint8_t op) {
                             : "reduction " + std::to_string(op);
 }
 
-bool isOpen(const OpEntry& op) {
-  return op.begin_ns != 0 && op.done_ns == 0 && !op.failed;
-}
-
-bool isHeld(const OpEntry& op) {
-  return isOpen(op) && (op.enqueued_ns == 0 || (op.wait_begin_ns != 0 && op.wait_end_ns == 0));
-}
-
 std::string opName(const OpEntry& op, const RankEvidence& rank) {
   std::string text = std::string(opKindName(op.kind)) + " seq " + std::to_string(op.seq) +
                      " of group " + groupName(rank, op.group);
@@ -112,6 +79,11 @@ std::string rankList(const std::vector<int>& ranks) {
   return text;
 }
 
+std::string nodeList(const std::vector<int>& nodes) {
+  std::string text = rankList(nodes);
+  return text.replace(text.find("rank"), 4, "node");
+}
+
 std::string bytes(uint64_t bytes) {
   static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
   auto value = static_cast<double>(bytes);
@@ -139,65 +111,6 @@ std::string seconds(double seconds) {
     std::snprintf(text, sizeof(text), "%.1f h", seconds / 3600);
   }
   return text;
-}
-
-std::string fileName(std::string_view path) {
-  const size_t slash = path.rfind('/');
-  return printable(slash == std::string_view::npos ? path : path.substr(slash + 1), 60);
-}
-
-std::string placeOf(const ThreadStack& thread) {
-  if (thread.frames.empty()) {
-    return "";
-  }
-  const StackFrame& top = thread.frames.front();
-  if (isOfLibrary(top.file)) {
-    const auto own = std::find_if(thread.frames.begin(), thread.frames.end(),
-                                  [](const StackFrame& frame) { return !isOfLibrary(frame.file); });
-    if (own != thread.frames.end()) {
-      return place(*own) + " (inside " + place(top) + ")";
-    }
-  }
-  return place(top);
-}
-
-std::string mainThreadPlace(const RankEvidence& rank) {
-  for (const ThreadStack& thread : parseStacks(rank.stacks_text).threads) {
-    if (thread.main && !thread.frames.empty()) {
-      return placeOf(thread);
-    }
-  }
-  return "";
-}
-
-std::string wrap(std::string_view text, size_t indent, size_t columns) {
-  std::string result;
-  size_t column = 0;
-  bool first_word = true;
-  while (!text.empty()) {
-    const size_t blank = text.find(' ');
-    std::string_view word = text.substr(0, blank);
-    text.remove_prefix(blank == std::string_view::npos ? text.size() : blank + 1);
-    if (!first_word && column + 1 + word.size() > columns) {
-      result += "\n" + std::string(indent, ' ');
-      column = indent;
-      first_word = true;
-    }
-    if (!first_word) {
-      result += ' ';
-      ++column;
-    }
-    first_word = false;
-    while (column + word.size() > columns && columns > indent) {  // a word longer than a line
-      const size_t room = columns - column;
-      result.append(word.substr(0, room)).append("\n").append(indent, ' ');
-      word.remove_prefix(room);
-      column = indent;
-    }
-    result += word;
-    column += word.size();
-  }
-  return result;
 }
 
 }  // namespace reft::words

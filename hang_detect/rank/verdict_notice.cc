@@ -16,7 +16,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "hang_detect/evidence/words.h"
+#include "hang_detect/report/wrap.h"
+#include "hang_detect/stacks/printable.h"
 
 namespace reft {
 
@@ -134,14 +135,14 @@ void abortProcess(EndCommunicators end) {
 std::string terminalText(std::string_view screen, std::string_view report_path,
                          std::string_view action) {
   // The path stays in one piece, for copying; the terminal breaks it.
-  const std::string path = words::printable(report_path, 4096);
+  const std::string path = printable(report_path, 4096);
   std::vector<std::string> tail = {path.size() + 8 <= kColumns ? "report: " + path : "report:"};
   size_t tail_lines = 1;
   if (tail[0].size() == 7) {
     tail.push_back(path);
     tail_lines += (path.size() + kColumns - 1) / kColumns;
   }
-  for (std::string& line : linesOf(words::wrap(words::printable(action), 2, kColumns))) {
+  for (std::string& line : linesOf(wrapText(printable(action), 2, kColumns))) {
     tail.push_back(std::move(line));
     ++tail_lines;
   }

@@ -6,8 +6,11 @@
 #include <nlohmann/json.hpp>
 
 #include "hang_detect/evidence/evidence_json.h"
+#include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/words.h"
 #include "hang_detect/report/verdict_text.h"
+#include "hang_detect/report/wrap.h"
+#include "hang_detect/stacks/printable.h"
 #include "hang_detect/stacks/remote_stack.h"
 #include "hang_detect/stacks/stacks.h"
 #include "hang_detect/verdict/verdict.h"
@@ -113,11 +116,11 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
   json tail = json::array();
   for (const OpEntry& op : rank.tail) {
     tail.push_back(opJson(op, rank, now_ns));
-    if (words::isOpen(op)) {
+    if (isOpen(op)) {
       pending.push_back(tail.back());
     }
   }
-  const Stacks stacks = parseStacks(rank.stacks_text);
+  const Stacks& stacks = rank.stacks.parsed();
   json native;
   json threads = stacksJson(stacks, native);
   json result = evidenceFields(rank);
@@ -129,8 +132,7 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
   result["native_threads"] = std::move(native);
   for (size_t i = 0; i < rank.children.size(); ++i) {
     json of_child;
-    result["children"][i]["threads"] =
-        stacksJson(parseStacks(rank.children[i].stacks_text), of_child);
+    result["children"][i]["threads"] = stacksJson(rank.children[i].stacks.parsed(), of_child);
   }
   result["stacks_truncated"] = stacks.truncated;
   return result;
@@ -140,7 +142,7 @@ json rankJson(const RankEvidence& rank, int64_t now_ns) {
 class Page {
  public:
   void line(const std::string& text = "", size_t indent = 2) {
-    text_ += words::wrap(text, indent);
+    text_ += wrapText(text, indent);
     text_ += '\n';
   }
   // As they are.
@@ -164,7 +166,7 @@ std::string shortened(const std::string& path, size_t room) {
 void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
   size_t held = 0;
   for (const OpEntry& op : rank.tail) {
-    if (op.kind == OpKind::kStep || !words::isHeld(op)) {
+    if (op.kind == OpKind::kStep || !isHeld(op)) {
       continue;
     }
     if (++held > kTextHeld) {
@@ -178,7 +180,7 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
     }
     const std::string site = siteOf(op, rank);
     if (!site.empty()) {
-      text += ", called at " + words::printable(site, 200);
+      text += ", called at " + printable(site, 200);
     }
     page.line(text, 4);
   }
@@ -206,10 +208,9 @@ void writeFrames(Page& page, const ThreadStack& thread, size_t limit) {
   for (size_t i = 0; i < thread.frames.size() && i < limit; ++i) {
     const StackFrame& frame = thread.frames[i];
     const std::string tail = ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " +
-                             words::printable(frame.function, 36);
+                             printable(frame.function, 36);
     page.row("    " +
-             shortened(words::printable(frame.file, 4096), 76 - std::min<size_t>(tail.size(), 60)) +
-             tail);
+             shortened(printable(frame.file, 4096), 76 - std::min<size_t>(tail.size(), 60)) + tail);
   }
   if (thread.frames.empty()) {
     page.row("    (no Python frames)");
@@ -222,25 +223,22 @@ void writeFrames(Page& page, const ThreadStack& thread, size_t limit) {
 void writeChildren(Page& page, const RankEvidence& rank) {
   size_t written = 0;
   for (const ChildProcess& child : rank.children) {
-    const Stacks stacks = parseStacks(child.stacks_text);
-    const auto main = std::find_if(
-        stacks.threads.begin(), stacks.threads.end(),
-        [](const ThreadStack& thread) { return thread.main && !thread.frames.empty(); });
-    if (main == stacks.threads.end()) {
+    const ThreadStack* main = child.stacks.mainThread();
+    if (main == nullptr) {
       continue;
     }
     if (++written > kTextChildren) {
       page.line("  more processes that it started are in the JSON form");
       break;
     }
-    page.row("  process " + std::to_string(child.pid) + " " + words::printable(child.name, 32) +
-             " (" + words::printable(child.state, 2) + "), that it started, newest call first");
+    page.row("  process " + std::to_string(child.pid) + " " + printable(child.name, 32) + " (" +
+             printable(child.state, 2) + "), that it started, newest call first");
     writeFrames(page, *main, kTextChildFrames);
   }
 }
 
 void writeStacks(Page& page, const RankEvidence& rank) {
-  const Stacks stacks = parseStacks(rank.stacks_text);
+  const Stacks& stacks = rank.stacks.parsed();
   if (stacks.threads.empty()) {
     page.line(rank.answered ? "  its stacks are empty" : "  no stacks");
     return;
@@ -261,8 +259,8 @@ void writeStacks(Page& page, const RankEvidence& rank) {
       break;
     }
     page.row("  " + std::string(thread->main ? "main thread" : "thread") + " " +
-             words::printable(thread->thread, 24) +
-             (thread->name.empty() ? "" : " " + words::printable(thread->name, 32)) +
+             printable(thread->thread, 24) +
+             (thread->name.empty() ? "" : " " + printable(thread->name, 32)) +
              (thread->holds_gil                ? ", holds the GIL"
               : !thread->awaits_gil_of.empty() ? ", waits for the GIL"
                                                : "") +
@@ -275,7 +273,7 @@ void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns, bool many_n
   std::string head = "rank " + std::to_string(rank.rank) + ": " + stateOf(rank) + ", pid " +
                      std::to_string(rank.pid);
   if (!rank.host.empty()) {
-    head += " on " + words::printable(rank.host, 64);
+    head += " on " + printable(rank.host, 64);
   }
   if (many_nodes) {
     head += ", node " + std::to_string(rank.node);
@@ -295,7 +293,7 @@ void writeRank(Page& page, const RankEvidence& rank, int64_t now_ns, bool many_n
   }
   page.line("  " + place.substr(2), 4);
   if (!rank.error.empty()) {
-    page.line("  problem: " + words::printable(rank.error), 4);
+    page.line("  problem: " + printable(rank.error), 4);
   }
   writeOps(page, rank, now_ns);
   writeStacks(page, rank);
@@ -366,8 +364,8 @@ std::string remoteStacksJson(int pid, const RemoteStacks& stacks) {
 
 std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict) {
   Page page;
-  std::string head = "job " + words::printable(evidence.job, 128) + ", node " +
-                     std::to_string(evidence.node) + ": ";
+  std::string head =
+      "job " + printable(evidence.job, 128) + ", node " + std::to_string(evidence.node) + ": ";
   head += std::to_string(evidence.ranks.size());
   if (evidence.world > 0) {
     head += " of " + std::to_string(evidence.world);

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 
 #include "hang_detect/evidence/words.h"
+#include "hang_detect/report/wrap.h"
+#include "hang_detect/stacks/printable.h"
 
 namespace reft {
 
@@ -14,7 +16,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   constexpr double kShortestToldSec = 0.5;
   std::vector<std::string> lines;
   const auto add = [&lines](const std::string& text, size_t indent, size_t most) {
-    const std::string wrapped = words::wrap(text, indent);
+    const std::string wrapped = wrapText(text, indent);
     size_t count = 0;
     for (size_t at = 0; at <= wrapped.size() && count < most; ++count) {
       const size_t end = std::min(wrapped.find('\n', at), wrapped.size());
@@ -28,7 +30,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
       verdict.state == VerdictState::kHang && verdict.pattern == "P2" &&
       std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
                   [](const RankEvidence& rank) { return !rank.alive && !rank.said_bye; });
-  std::string head = "reft: job " + words::printable(evidence.job, 40) + ": " +
+  std::string head = "reft: job " + printable(evidence.job, 40) + ": " +
                      (crash ? "crash" : stateName(verdict.state)) + ", " + verdict.what + " (" +
                      confidenceName(verdict.confidence) + ")";
   if (verdict.waited_sec > kShortestToldSec) {
@@ -44,7 +46,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   }
   for (size_t i = 0; i < list.size() && i < 4; ++i) {
     add((named ? "culprit: " : "undecidable, one of: ") + list[i].text +
-            (list[i].host.empty() ? "" : ", on " + words::printable(list[i].host, 40)),
+            (list[i].host.empty() ? "" : ", on " + printable(list[i].host, 40)),
         4, 3);
   }
   if (list.size() > 4) {

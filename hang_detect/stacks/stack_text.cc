@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <charconv>
 #include <utility>
 
+#include "hang_detect/stacks/printable.h"
 #include "hang_detect/stacks/stacks.h"
 
 namespace reft {
@@ -97,6 +99,11 @@ bool parseGil(std::string_view line, std::pair<std::string, std::string>& gil) {
   return true;
 }
 
+std::string placeOf(const StackFrame& frame) {
+  return fileName(frame.file) + ":" + (frame.line > 0 ? std::to_string(frame.line) : "?") + " " +
+         printable(frame.function, 60);
+}
+
 }  // namespace
 
 Stacks parseStacks(std::string_view text) {
@@ -161,6 +168,40 @@ Stacks parseStacks(std::string_view text) {
     stacks.threads.back().main = true;
   }
   return stacks;
+}
+
+const ThreadStack* ProcessStacks::mainThread() const {
+  for (const ThreadStack& thread : parsed_.threads) {
+    if (thread.main && !thread.frames.empty()) {
+      return &thread;
+    }
+  }
+  return nullptr;
+}
+
+bool isLibraryFile(std::string_view file) {
+  for (const std::string_view part :
+       {"/site-packages/", "/dist-packages/", "/lib/python", "/python/reft", "<frozen"}) {
+    if (file.find(part) != std::string_view::npos) {
+      return true;
+    }
+  }
+  return false;
+}
+
+const StackFrame& ownFrame(const ThreadStack& thread) {
+  const auto own = std::find_if(thread.frames.begin(), thread.frames.end(),
+                                [](const StackFrame& frame) { return !isLibraryFile(frame.file); });
+  return own != thread.frames.end() ? *own : thread.frames.front();
+}
+
+std::string placeOf(const ThreadStack& thread) {
+  if (thread.frames.empty()) {
+    return "";
+  }
+  const StackFrame& top = thread.frames.front();
+  const StackFrame& own = ownFrame(thread);
+  return &own == &top ? placeOf(top) : placeOf(own) + " (inside " + placeOf(top) + ")";
 }
 
 }  // namespace reft

@@ -21,7 +21,7 @@ void AgreementWatch::learnGroups(size_t place, const OpLogReader& log) {
   Rank& rank = ranks_[place];
   const auto known = log.groups();
   for (size_t i = rank.groups.size(); i < known.size(); ++i) {
-    auto name = rank.keys.of(words::groupName(known[i]));
+    auto name = rank.keys.next(words::groupName(known[i]));
     auto found = groups_.find(name);
     if (found == groups_.end() && groups_.size() < kMaxGroups) {
       found = groups_.emplace(std::move(name), std::make_unique<Group>()).first;
@@ -76,7 +76,7 @@ void AgreementWatch::locate(size_t place, const OpLogReader& log) {
 
 void AgreementWatch::compare(size_t place, const OpEntry& op, int64_t now_ns) {
   Group* group = op.group < ranks_[place].groups.size() ? ranks_[place].groups[op.group] : nullptr;
-  if (group == nullptr || group->doubtful || isOfAnUnknownGroup(op) || !isCollective(op.kind) ||
+  if (group == nullptr || group->doubtful || hasUnknownGroup(op) || !isCollective(op.kind) ||
       op.seq == 0) {
     return;
   }
@@ -92,7 +92,7 @@ void AgreementWatch::compare(size_t place, const OpEntry& op, int64_t now_ns) {
     seen = Seen{op, place, self, false};
     return;
   }
-  if (faceOf(op) == faceOf(seen.op)) {
+  if (contractOf(op) == contractOf(seen.op)) {
     seen.alike |= self;
   } else if (!seen.odd) {
     seen.odd = true;

@@ -20,7 +20,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "hang_detect/evidence/op_face.h"
+#include "hang_detect/evidence/ops.h"
 #include "hang_detect/verdict/verdict.h"
 #include "intercept/record/op_log.h"
 

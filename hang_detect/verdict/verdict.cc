@@ -7,8 +7,10 @@
 #include <set>
 #include <unordered_map>
 
-#include "hang_detect/evidence/op_face.h"
+#include "hang_detect/evidence/oom_kills.h"
+#include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/words.h"
+#include "hang_detect/stacks/printable.h"
 
 // Note [wait-for graph]
 // Nodes are ranks and ops. A rank that is held in collective n of a group points to that op, and
@@ -54,14 +56,6 @@ const std::initializer_list<std::string_view> kPrompts = {
     "/pdb.py:",          "/bdb.py:",          "/ipdb/", "/pdbpp.py:", "_wait_suspend",
     "/code.py:interact", "/IPython/terminal/"};
 
-bool mayRunOnDevice(const OpEntry& op) {
-  return words::isOpen(op) && op.wait_end_ns != 0;
-}
-
-bool isUnwaited(const OpEntry& op) {
-  return words::isOpen(op) && op.enqueued_ns != 0 && op.wait_begin_ns == 0;
-}
-
 bool stopped(const RankEvidence& rank) {
   return rank.alive && (rank.proc_state == "T" || rank.proc_state == "t");
 }
@@ -73,12 +67,6 @@ bool outOfAction(const RankEvidence& rank) {
 bool contains(std::string_view text, std::initializer_list<std::string_view> parts) {
   return std::any_of(parts.begin(), parts.end(),
                      [text](std::string_view part) { return text.find(part) != text.npos; });
-}
-
-// "node 1", "nodes 1 3-5"
-std::string nodeList(const std::vector<int>& nodes) {
-  std::string text = words::rankList(nodes);
-  return text.replace(0, 4, "node");
 }
 
 std::string plural(size_t count, const char* one, const char* more) {
@@ -116,7 +104,7 @@ struct Group {
 // that is not idle.
 std::string workerAtWork(const RankEvidence& rank) {
   for (const ChildProcess& child : rank.children) {
-    const Stacks stacks = parseStacks(child.stacks_text);
+    const Stacks& stacks = child.stacks.parsed();
     for (const ThreadStack& thread : stacks.threads) {
       // A forked worker has the frames of the rank below its own loop.
       const auto loop =
@@ -128,10 +116,9 @@ std::string workerAtWork(const RankEvidence& rank) {
       own.frames.assign(thread.frames.begin(), loop);
       const bool idle =
           std::all_of(own.frames.begin(), own.frames.end(),
-                      [](const StackFrame& frame) { return words::isOfLibrary(frame.file); });
+                      [](const StackFrame& frame) { return isLibraryFile(frame.file); });
       if (thread.main && loop != thread.frames.end() && !idle) {
-        return ", whose worker pid " + std::to_string(child.pid) + " stands at " +
-               words::placeOf(own);
+        return ", whose worker pid " + std::to_string(child.pid) + " stands at " + placeOf(own);
       }
     }
   }
@@ -180,7 +167,7 @@ class Engine {
 
   static Place look(const RankEvidence& rank) {
     const Culprit place = describe(rank);
-    const Stacks stacks = parseStacks(rank.stacks_text);
+    const Stacks& stacks = rank.stacks.parsed();
     for (const ThreadStack& thread : stacks.threads) {
       if (thread.main && !thread.frames.empty()) {
         const StackFrame& top = thread.frames.front();
@@ -200,7 +187,7 @@ class Engine {
   }
 
   bool held(size_t r, const OpEntry& op) const {
-    return words::isHeld(op) || (isUnwaited(op) && placeOf(r) == Place::kFutures);
+    return isHeld(op) || (isUnwaited(op) && placeOf(r) == Place::kFutures);
   }
 
   // --- the graph
@@ -214,7 +201,7 @@ class Engine {
       GroupKeys keys;
       for (const OpGroup& group : rank.groups) {
         const std::string name = words::groupName(group);
-        const auto [at, added] = names.emplace(keys.of(name), groups_.size());
+        const auto [at, added] = names.emplace(keys.next(name), groups_.size());
         if (added) {
           groups_.emplace_back().name = name;
         }
@@ -229,7 +216,7 @@ class Engine {
         places.emplace_back(at->second, mine.members.size() - 1);
       }
       for (const OpEntry& op : rank.tail) {
-        if (op.group < places.size() && !isOfAnUnknownGroup(op)) {
+        if (op.group < places.size() && !hasUnknownGroup(op)) {
           Member& member = groups_[places[op.group].first].members[places[op.group].second];
           if (isCollective(op.kind)) {
             member.newest = std::max(member.newest, op.seq);
@@ -268,11 +255,11 @@ class Engine {
     std::sort(silent.begin(), silent.end());
     if (!silent.empty()) {
       result_.evidence.push_back(
-          nodeList(silent) + plural(silent.size(), " does not answer", " do not answer") +
+          words::nodeList(silent) + plural(silent.size(), " does not answer", " do not answer") +
           plural(silent.size(), ": its ranks are not seen", ": their ranks are not seen"));
     }
     if (!evidence_.nodes_problem.empty()) {
-      result_.evidence.push_back("other nodes: " + words::printable(evidence_.nodes_problem, 200));
+      result_.evidence.push_back("other nodes: " + printable(evidence_.nodes_problem, 200));
     }
   }
 
@@ -283,7 +270,7 @@ class Engine {
       for (const Member& member : group.members) {
         for (const OpEntry* op : member.ops) {
           const auto [at, added] = first.emplace(op->seq, op);
-          if (!added && !(faceOf(*at->second) == faceOf(*op))) {
+          if (!added && !(contractOf(*at->second) == contractOf(*op))) {
             odd.insert(op->seq);
           }
         }
@@ -299,11 +286,11 @@ class Engine {
     Disagreement found;
     found.group = group.name;
     found.seq = seq;
-    std::map<OpFace, std::vector<size_t>> sides;
+    std::map<OpContract, std::vector<size_t>> sides;
     std::map<size_t, const OpEntry*> op_of;
     for (const Member& member : group.members) {
       if (const OpEntry* op = member.find(seq)) {
-        sides[faceOf(*op)].push_back(member.rank);
+        sides[contractOf(*op)].push_back(member.rank);
         op_of[member.rank] = op;
         found.ranks.push_back(ranks_[member.rank].rank);
       }
@@ -351,7 +338,7 @@ class Engine {
           (face.root >= 0 ? ", root " + std::to_string(face.root) : "") + ")";
       if (const auto site = ranks_[side.front()].call_sites.find(op.call_site);
           site != ranks_[side.front()].call_sites.end()) {
-        found.text += " at " + words::printable(site->second, 100);
+        found.text += " at " + printable(site->second, 100);
       }
     }
     std::sort(found.minority.begin(), found.minority.end());
@@ -404,7 +391,7 @@ class Engine {
         unknown.push_back(member.rank);
       } else if (op == nullptr && member.newest < seq) {
         missing.push_back(member.rank);
-      } else if (op != nullptr && words::isOpen(*op) && outOfAction(ranks_[member.rank])) {
+      } else if (op != nullptr && isOpen(*op) && outOfAction(ranks_[member.rank])) {
         gone_inside.push_back(member.rank);
       }
     }
@@ -521,7 +508,7 @@ class Engine {
     const OpEntry* match = nullptr;
     const OpEntry* crossed = nullptr;
     for (const OpEntry* theirs : other.p2p) {
-      if (words::isOpen(*theirs) && theirs->peer == member.group_rank &&
+      if (isOpen(*theirs) && theirs->peer == member.group_rank &&
           (theirs->kind == OpKind::kSend) != is_send) {
         (theirs->tag == op.tag ? match : crossed) = theirs;
       }
@@ -1067,9 +1054,8 @@ class Engine {
         if (op->kind != OpKind::kStep && held(r, *op)) {
           const auto site = rank.call_sites.find(op->call_site);
           return ": it is in " + words::opName(*op, rank) +
-                 (site == rank.call_sites.end()
-                      ? ""
-                      : ", called at " + words::printable(site->second, 100));
+                 (site == rank.call_sites.end() ? ""
+                                                : ", called at " + printable(site->second, 100));
         }
       }
     }
@@ -1190,12 +1176,12 @@ class Engine {
     culprit.host = rank.host;
     const std::string who = "rank " + std::to_string(rank.rank);
     std::string names;  // of the main thread's functions and files
-    const Stacks stacks = parseStacks(rank.stacks_text);
+    const Stacks& stacks = rank.stacks.parsed();
     const auto standsAt = [&culprit](const ThreadStack& thread) {
       culprit.thread = thread.thread;
       const auto own =
           std::find_if(thread.frames.begin(), thread.frames.end(),
-                       [](const StackFrame& frame) { return !words::isOfLibrary(frame.file); });
+                       [](const StackFrame& frame) { return !isLibraryFile(frame.file); });
       culprit.frame = own != thread.frames.end() ? *own : thread.frames.front();
     };
     std::string place, awaits_gil_of;
@@ -1203,7 +1189,7 @@ class Engine {
     for (const ThreadStack& thread : stacks.threads) {
       if (thread.main && !thread.frames.empty()) {
         standsAt(thread);
-        place = words::placeOf(thread);
+        place = reft::placeOf(thread);
         holds_gil = thread.holds_gil;
         awaits_gil_of = thread.awaits_gil_of;
         for (size_t i = 0; i < thread.frames.size() && i < 64; ++i) {
@@ -1231,23 +1217,22 @@ class Engine {
     } else if (!rank.alive) {
       say("dead",
           "is dead (pid " + std::to_string(rank.pid) + "); " +
-              (rank.oom_kills > 0 ? words::kOomKilled : "the launcher's log has its exit status"));
+              (rank.oom_kills > 0 ? kOomKillText : "the launcher's log has its exit status"));
     } else if (rank.proc_state == "T") {
       say("stopped", "is stopped (SIGSTOP or a frozen shell job)" + at);
     } else if (rank.proc_state == "t" || rank.tracer_pid > 0) {
       say("traced", "is under a debugger or tracer, pid " + std::to_string(rank.tracer_pid) + at);
     } else if (rank.proc_state == "D") {
       say("uninterruptible", "is in the kernel and cannot be interrupted (" +
-                                 words::printable(rank.wait_channel, 40) + ")" + at);
+                                 printable(rank.wait_channel, 40) + ")" + at);
     } else if (contains(names, kPrompts)) {
       say("debugger", "stands at a debugger's prompt" + at);
     } else if (keeper != stacks.threads.end()) {
       // Wherever the main thread wants to go on, it cannot.
       standsAt(*keeper);
-      say("waits_for_gil",
-          "waits for the GIL, at " + place + ": thread " +
-              words::printable(keeper->name.empty() ? keeper->thread : keeper->name, 32) +
-              " holds the GIL at " + words::placeOf(*keeper));
+      say("waits_for_gil", "waits for the GIL, at " + place + ": thread " +
+                               printable(keeper->name.empty() ? keeper->thread : keeper->name, 32) +
+                               " holds the GIL at " + reft::placeOf(*keeper));
     } else if (contains(names, {"destroy_process_group", "threading.py:_shutdown", "atexit"})) {
       say("ended_early", "has left the training loop and is shutting down" + at);
     } else if (contains(names,
@@ -1282,8 +1267,7 @@ class Engine {
       say("busy", "is busy outside any op" + at);
     } else if (contains(rank.wait_channel, {"pipe_read", "pipe_wait", "fifo", "sk_wait",
                                             "unix_stream", "nfs", "fuse", "n_tty"})) {
-      say("blocking_io",
-          "is blocked in I/O (" + words::printable(rank.wait_channel, 40) + ")" + at);
+      say("blocking_io", "is blocked in I/O (" + printable(rank.wait_channel, 40) + ")" + at);
     } else {
       say("user_code", "is outside any op" + at);
     }
@@ -1314,7 +1298,7 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
   if (verdict.confidence == Confidence::kUndecidable) {
     return what == "all_in" ? "check the nodes and the network between the ranks of this group"
            : verdict.candidates.empty() && !evidence.silent_nodes.empty()
-               ? "look after " + nodeList(evidence.silent_nodes) +
+               ? "look after " + words::nodeList(evidence.silent_nodes) +
                      ": no rank there that runs, or its agent hangs"
            : verdict.candidates.empty()
                ? std::string(evidence.nodes > 1 ? "look at the reports of the other nodes, and "
@@ -1367,7 +1351,7 @@ bool atWork(const RankEvidence& rank, const Culprit& culprit) {
 }
 
 bool atDebuggerPrompt(const RankEvidence& rank) {
-  const Stacks stacks = parseStacks(rank.stacks_text);
+  const Stacks& stacks = rank.stacks.parsed();
   for (const ThreadStack& thread : stacks.threads) {
     for (size_t i = 0; thread.main && i < thread.frames.size(); ++i) {
       if (contains(thread.frames[i].file + ":" + thread.frames[i].function, kPrompts)) {

@@ -42,7 +42,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     rank.rank = i;
     rank.alive = true;
     reft::addStackReply(rank, text);
-    rank.stacks_text = text;
+    rank.stacks = text;
     rank.call_sites[1] = text;
     reft::addOpLog(rank, raw, area_bytes, evidence.now_ns);
     evidence.ranks.push_back(rank);

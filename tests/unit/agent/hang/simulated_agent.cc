@@ -177,7 +177,7 @@ void SimulatedAgent::conclude(const Collection& collection) {
     }
     rank.answered = collection.answered.count(r) != 0;
     if (const auto text = collection.texts.find(r); text != collection.texts.end()) {
-      rank.stacks_text = text->second;
+      rank.stacks = text->second;
     }
     evidence.ranks.push_back(std::move(rank));
   }

@@ -69,7 +69,7 @@ inline RankEvidence rankOf(int rank, int world, std::vector<OpEntry> tail) {
   result.groups = {group("default", rank, world)};
   result.ops_begun = tail.size();
   result.tail = std::move(tail);
-  result.stacks_text = stackOf(
+  result.stacks = stackOf(
       "  File \"/home/u/train.py\", line 88 in load_batch\n  File \"/home/u/train.py\", line 120 "
       "in <module>\n");
   return result;

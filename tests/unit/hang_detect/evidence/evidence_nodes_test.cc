@@ -160,16 +160,16 @@ TEST(Nodes, EvidenceThatIsTooLongKeepsWhereRanksStand) {
               ".py\", line 3 in wait\n";
   }
   for (RankEvidence& rank : evidence.ranks) {
-    rank.stacks_text = others + rank.stacks_text +
-                       "GIL held by 0x00000000000001150, awaited by 0x00007f0000000002\n" +
-                       "Main thread 0x00007f0000000002\n";
+    rank.stacks = others + rank.stacks.text() +
+                  "GIL held by 0x00000000000001150, awaited by 0x00007f0000000002\n" +
+                  "Main thread 0x00007f0000000002\n";
     rank.tail = after(500, {op(OpKind::kAllreduce, 501, false)});
   }
   const auto read = evidenceFromJson(evidenceJson(evidence, 16 << 10));
   ASSERT_TRUE(read);
   ASSERT_EQ(read->ranks.size(), 2u);
   EXPECT_EQ(read->ranks[1].tail.back().seq, 501u);
-  const Stacks stacks = parseStacks(read->ranks[1].stacks_text);
+  const Stacks stacks = read->ranks[1].stacks.parsed();
   ASSERT_EQ(stacks.threads.size(), 2u);
   EXPECT_TRUE(stacks.threads[0].holds_gil);
   EXPECT_EQ(stacks.threads[0].frames.front().function, "wait");

@@ -63,12 +63,12 @@ RankEvidence rankOf(int rank, int world, std::vector<OpEntry> tail) {
   result.groups = {group("default", rank, world)};
   result.ops_begun = tail.size();
   result.tail = std::move(tail);
-  result.stacks_text =
+  result.stacks = std::string(
       "Thread 0x00007f0000000001 (most recent call first):\n"
       "  File \"/usr/lib/python3.11/threading.py\", line 324 in wait\n"
       "Current thread 0x00007f0000000002 (most recent call first):\n"
       "  File \"/home/u/train.py\", line 88 in load_batch\n"
-      "  File \"/home/u/train.py\", line 120 in <module>\n";
+      "  File \"/home/u/train.py\", line 120 in <module>\n");
   return result;
 }
 
@@ -115,16 +115,18 @@ TEST(HangReport, GivesTheSameVerdictWhenItIsReplayed) {
 
 TEST(HangReport, HeadingsSayWhoHoldsTheGil) {
   HangEvidence evidence = job({rankOf(0, 1, {})});
-  std::string& stacks = evidence.ranks[0].stacks_text;
+  std::string stacks = evidence.ranks[0].stacks.text();
   for (int thread = 20; thread < 50; ++thread) {
     stacks = "Thread 0x00007f00000000" + std::to_string(thread) + " (most recent call first):\n" +
              stacks;
   }
+  evidence.ranks[0].stacks = stacks;
   const Verdict verdict;
   EXPECT_THAT(hangReportText(evidence, verdict), Not(HasSubstr("GIL")));
   stacks +=
       "GIL held by 0x00007f0000000020, awaited by 0x00007f0000000002\nMain thread "
       "0x00007f0000000002\n";
+  evidence.ranks[0].stacks = stacks;
   // Although not all threads are shown.
   EXPECT_THAT(
       hangReportText(evidence, verdict),
@@ -140,9 +142,9 @@ TEST(HangReport, TextFitsEightyColumnsAndATerminal) {
   evidence.ranks[1].host = std::string(500, 'h');
   evidence.ranks[1].error = "no space " + std::string(200, 'e') + "\x1b]0;title\x07";
   evidence.ranks[0].groups = {group(std::string(87, 'g'), 0, 2)};
-  evidence.ranks[0].stacks_text = "Current thread 0x1 (most recent call first):\n  File \"/" +
-                                  std::string(300, 'p') + ".py\", line 99999999999 in " +
-                                  std::string(300, 'f') + "\x1b[2J\n";
+  evidence.ranks[0].stacks = "Current thread 0x1 (most recent call first):\n  File \"/" +
+                             std::string(300, 'p') + ".py\", line 99999999999 in " +
+                             std::string(300, 'f') + "\x1b[2J\n";
   std::istringstream text(hangReportText(evidence, decide(evidence)));
   for (std::string line; std::getline(text, line);) {
     EXPECT_LE(line.size(), 80u) << line;
@@ -177,9 +179,9 @@ TEST(HangReport, SurvivesHostileEvidence) {
         entry.signature = random() % 3;
       }
       for (size_t byte = 0; byte < random() % 400; ++byte) {
-        rank.stacks_text += static_cast<char>(random());
+        rank.error += static_cast<char>(random());
       }
-      rank.error = rank.stacks_text;
+      rank.stacks = rank.error;
       evidence.ranks.push_back(rank);
     }
     EXPECT_FALSE(json::parse(hangReportJson(evidence, decide(evidence))).is_discarded());

@@ -83,7 +83,7 @@ TEST(StackReply, CarriesStacksToTheEvidence) {
   addStackReply(rank, reply);
   EXPECT_TRUE(rank.answered);
   EXPECT_EQ(rank.error, "stacks: late");
-  EXPECT_EQ(parseStacks(rank.stacks_text).threads.size(), 1u);
+  EXPECT_EQ(rank.stacks.parsed().threads.size(), 1u);
 }
 
 TEST(StackReply, DamagedOnesAreAnError) {

@@ -65,7 +65,7 @@ TEST(Verdict, NamesTheRankThatHasNotBegunTheOpWithItsLine) {
 TEST(Verdict, TellsWhereTheDataWorkerStandsThatIsNotIdle) {
   HangEvidence evidence = missing();
   RankEvidence& rank = evidence.ranks[2];
-  rank.stacks_text = stackOf(
+  rank.stacks = stackOf(
       "  File \"/x/site-packages/torch/utils/data/dataloader.py\", line 1 in _try_get_data\n");
   const std::string below =
       "  File \"/x/site-packages/torch/utils/data/_utils/worker.py\", line 9 in _worker_loop\n"
@@ -96,7 +96,7 @@ TEST(Verdict, TellsWhatTheMissingRankDoes) {
   };
   for (const auto& [what, frame] : kCases) {
     HangEvidence evidence = missing();
-    evidence.ranks[2].stacks_text =
+    evidence.ranks[2].stacks =
         stackOf(std::string(frame) + "  File \"/home/u/train.py\", line 9 in f\n");
     const Verdict verdict = decide(evidence);
     expectNamed(verdict, what, {2});
@@ -109,14 +109,14 @@ HangEvidence futures(const std::string& frames) {
   OpEntry open = op(kReduce, 6, false);
   open.wait_begin_ns = 0;
   HangEvidence evidence = job({rankOf(0, 2, after(5, {open})), rankOf(1, 2, after(5))});
-  evidence.ranks[0].stacks_text = stackOf(frames);
+  evidence.ranks[0].stacks = stackOf(frames);
   return evidence;
 }
 
 // Its main thread is in the data loader, another one of its threads in the user's code.
 RankEvidence rankWithTwoThreads(const std::string& gil) {
   RankEvidence rank = missing().ranks[2];
-  rank.stacks_text =
+  rank.stacks =
       "Thread 0x00007f0000000009 (most recent call first):\n"
       "  File \"/x/lib/python3.11/ctypes/__init__.py\", line 7 in call\n"
       "  File \"/home/u/native.py\", line 12 in crunch\n"
@@ -165,7 +165,7 @@ TEST(Verdict, WhoHoldsTheGilForAMomentDoesNotMatter) {
 
 TEST(Verdict, SaysThatTheMainThreadHoldsTheGil) {
   HangEvidence evidence = missing();
-  evidence.ranks[2].stacks_text += "GIL held by 0x00007f0000000002\n";
+  evidence.ranks[2].stacks = evidence.ranks[2].stacks.text() + "GIL held by 0x00007f0000000002\n";
   const Verdict verdict = decide(evidence);
   expectNamed(verdict, "user_code", {2});
   EXPECT_EQ(verdict.culprits[0].text,
@@ -195,9 +195,9 @@ TEST(Verdict, AnOpInFlightIsNoWaitOfARankThatIsElsewhere) {
 TEST(Verdict, RunningCompiledCodeIsNotCompiling) {
   HangEvidence evidence = missing();
   const std::string top = "  File \"/x/site-packages/torch/";
-  evidence.ranks[2].stacks_text = stackOf(top + "_dynamo/eval_frame.py\", line 1 in _fn\n");
+  evidence.ranks[2].stacks = stackOf(top + "_dynamo/eval_frame.py\", line 1 in _fn\n");
   expectNamed(decide(evidence), "user_code", {2});
-  evidence.ranks[2].stacks_text = stackOf(top + "_dynamo/convert_frame.py\", line 1 in _compile\n");
+  evidence.ranks[2].stacks = stackOf(top + "_dynamo/convert_frame.py\", line 1 in _compile\n");
   expectNamed(decide(evidence), "compiling", {2}, VerdictState::kSlow);
 }
 
@@ -216,7 +216,7 @@ TEST(Verdict, TellsWhatTheKernelSays) {
 
 TEST(Verdict, NamesADeadDataWorker) {
   HangEvidence evidence = missing();
-  evidence.ranks[2].stacks_text =
+  evidence.ranks[2].stacks =
       stackOf("  File \"/x/torch/utils/data/dataloader.py\", line 1 in _next_data\n");
   evidence.ranks[2].children = {{4711, "Z", "pt_data_worker"}};
   EXPECT_THAT(decide(evidence).culprits.at(0).text, HasSubstr("worker pid 4711 is dead"));
@@ -481,14 +481,14 @@ TEST(Healthy, AWaitThatIsYoungIsSlowAtMost) {
 
 TEST(Healthy, TheMissingRankCompiles) {
   HangEvidence evidence = missing();
-  evidence.ranks[2].stacks_text =
+  evidence.ranks[2].stacks =
       stackOf("  File \"/x/site-packages/torch/_inductor/compile_fx.py\", line 1 in compile_fx\n");
   expectNamed(decide(evidence), "compiling", {2}, VerdictState::kSlow);
 }
 
 TEST(Healthy, TheMissingRankWritesACheckpoint) {
   HangEvidence evidence = missing();
-  evidence.ranks[2].stacks_text =
+  evidence.ranks[2].stacks =
       stackOf("  File \"/x/site-packages/torch/serialization.py\", line 1 in save\n");
   evidence.ranks[2].io_bytes = 1 << 30;
   expectNamed(decide(evidence), "checkpoint_io", {2}, VerdictState::kSlow);
@@ -523,7 +523,7 @@ TEST(Healthy, AnotherRankHasWaitedAsLongThereBefore) {
 TEST(Healthy, OneOfThoseThatAreWaitedForHasJustStoppedCompiling) {
   HangEvidence evidence = missing();
   evidence.ranks[1].tail.pop_back();
-  evidence.ranks[2].stacks_text =
+  evidence.ranks[2].stacks =
       stackOf("  File \"/x/site-packages/torch/_inductor/compile_fx.py\", line 1 in compile_fx\n");
   const Verdict verdict = decide(evidence);
   expectNamed(verdict, "missing", {1, 2}, VerdictState::kSlow);
@@ -598,8 +598,8 @@ TEST(AtDebuggerPrompt, IsToldByTheMainThread) {
   for (const char* frame : {"File \"/usr/lib/python3.11/pdb.py\", line 1 in user_line",
                             "File \"/x/pydevd.py\", line 1 in do_wait_suspend",
                             "File \"/usr/lib/python3.11/code.py\", line 1 in interact"}) {
-    rank.stacks_text = stackOf(
-        std::string("  File \"/usr/lib/python3.11/bdb/x.py\", line 1 in f\n  ") + frame + "\n");
+    rank.stacks = stackOf(std::string("  File \"/usr/lib/python3.11/bdb/x.py\", line 1 in f\n  ") +
+                          frame + "\n");
     EXPECT_TRUE(atDebuggerPrompt(rank)) << frame;
   }
 }
@@ -692,9 +692,8 @@ TEST(VerdictText, FitsOneScreen) {
                            after(5, r % 2 == 0 ? std::vector<OpEntry>{op(kReduce, 6, false)}
                                                : std::vector<OpEntry>{})));
     ranks.back().host = std::string(200, 'h');
-    ranks.back().stacks_text =
-        stackOf("  File \"/" + std::string(300, 'p') + ".py\", line 99999999999 in " +
-                std::string(300, 'f') + "\n");
+    ranks.back().stacks = stackOf("  File \"/" + std::string(300, 'p') +
+                                  ".py\", line 99999999999 in " + std::string(300, 'f') + "\n");
   }
   HangEvidence evidence = job(ranks);
   evidence.job = std::string(300, 'j') + "\x1b[2J";
