@@ -1,0 +1,197 @@
+#include "hang_detect/verdict/verdict_words.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "hang_detect/evidence/ops.h"
+#include "hang_detect/evidence/words.h"
+#include "hang_detect/stacks/printable.h"
+
+namespace reft {
+
+namespace {
+
+constexpr size_t kMaxWaitSentences = 8;
+
+std::string plural(size_t count, const char* one, const char* more) {
+  return count == 1 ? one : more;
+}
+
+// ", called at train.py:9"
+std::string callSite(const RankEvidence& rank, const OpEntry& op, const char* before) {
+  const auto site = rank.call_sites.find(op.call_site);
+  return site == rank.call_sites.end() ? "" : before + printable(site->second, 100);
+}
+
+std::string sentenceOf(const JobView& view, const CollectiveWait& wait) {
+  std::string text = words::rankList(view.numbersOf(wait.waiting)) +
+                     plural(wait.waiting.size(), " waits in ", " wait in ") + opOf(wait) + " seq " +
+                     std::to_string(wait.seq) + " of group " + wait.group->name;
+  if (!wait.missing.empty()) {
+    text += "; not begun by " + words::rankList(view.numbersOf(wait.missing));
+  } else if (wait.all_begun) {
+    text += "; every member has begun it";
+  }
+  if (!wait.out_of_reach.empty()) {
+    text += "; the log of " + words::rankList(view.numbersOf(wait.out_of_reach)) +
+            " does not reach back to this group";
+  }
+  if (const int64_t invisible = wait.group->invisibleMembers(); invisible > 0) {
+    text += "; " + std::to_string(invisible) +
+            plural(static_cast<size_t>(invisible), " member is", " members are") +
+            " not visible from this node";
+  }
+  return text;
+}
+
+std::string sentenceOf(const JobView& view, const MessageWait& wait) {
+  const RankEvidence& rank = view.ranks()[wait.rank];
+  std::string text =
+      "rank " + std::to_string(rank.rank) + " waits in " + words::opName(*wait.op, rank);
+  if (wait.peer == nullptr) {
+    return text + (wait.op->kind == OpKind::kRecvAnysource ? ", from any rank"
+                                                           : ", not visible from this node");
+  }
+  text += " (rank " + std::to_string(view.ranks()[wait.peer->rank].rank) + ")";
+  if (wait.match != nullptr) {
+    text += ", which is in the matching op";
+    if (wait.match->signature != wait.op->signature) {
+      text += " with another size or type (" + words::bytes(wait.op->bytes) + " and " +
+              words::bytes(wait.match->bytes) + ")";
+    }
+  } else if (wait.peer_done) {
+    text += ", which has done its part";
+  } else if (wait.crossed != nullptr) {
+    text += ", whose op with it has tag " + std::to_string(wait.crossed->tag) + ", not " +
+            std::to_string(wait.op->tag);
+  }
+  return text;
+}
+
+std::string sentenceOf(const JobView& view, const CoalescedWait& wait) {
+  return "rank " + std::to_string(view.ranks()[wait.rank].rank) +
+         " waits in a coalesced op, whose members the log does not tell";
+}
+
+size_t ranksIn(const Wait& wait) {
+  const auto* collective = std::get_if<CollectiveWait>(&wait);
+  return collective != nullptr ? collective->waiting.size() : 1;
+}
+
+std::string stackOfFirstCulprit(const Verdict& verdict) {
+  return "reft stack --rank " +
+         std::to_string(verdict.culprits.empty() ? 0 : verdict.culprits.front().rank);
+}
+
+std::string adviceIfUndecidable(const HangEvidence& evidence, const Verdict& verdict) {
+  if (verdict.what == "all_in") {
+    return "check the nodes and the network between the ranks of this group";
+  }
+  if (!verdict.candidates.empty()) {
+    return "compare the code at the places named above: reft stack --rank N";
+  }
+  if (!evidence.silent_nodes.empty()) {
+    return "look after " + words::nodeList(evidence.silent_nodes) +
+           ": no rank there that runs, or its agent hangs";
+  }
+  return std::string(evidence.nodes > 1 ? "look at the reports of the other nodes, and "
+                                        : "look ") +
+         "at the stacks: reft stack";
+}
+
+}  // namespace
+
+std::string disagreementSentence(const JobView& view, const GroupLog& group, uint32_t seq,
+                                 const std::vector<OpSide>& sides) {
+  const bool reductions_differ = std::any_of(sides.begin(), sides.end(), [&](const OpSide& side) {
+    return side.op->reduce_op != sides.front().op->reduce_op;
+  });
+  std::string text;
+  for (const OpSide& side : sides) {
+    const OpEntry& op = *side.op;
+    const int32_t root = contractOf(op).root;
+    text += text.empty() ? "seq " + std::to_string(seq) + " of group " + group.name + ": " : "; ";
+    text += words::rankList(view.numbersOf(side.ranks)) +
+            plural(side.ranks.size(), " calls ", " call ") + opKindName(op.kind) + " (" +
+            words::bytes(op.bytes) + ", " + words::dtypeName(op.dtype) +
+            (reductions_differ ? ", " + words::reduceOpName(op.reduce_op) : "") +
+            (root >= 0 ? ", root " + std::to_string(root) : "") + ")" +
+            callSite(view.ranks()[side.ranks.front()], op, " at ");
+  }
+  return text;
+}
+
+std::string opOf(const CollectiveWait& wait) {
+  return wait.op == nullptr ? "an op" : opKindName(wait.op->kind);
+}
+
+std::vector<std::string> waitSentences(const JobView& view, const WaitGraph& graph) {
+  std::vector<const Wait*> waits;
+  for (const Wait& wait : graph.waits()) {
+    waits.push_back(&wait);
+  }
+  std::stable_sort(waits.begin(), waits.end(),
+                   [](const Wait* a, const Wait* b) { return ranksIn(*a) > ranksIn(*b); });
+  std::vector<std::string> sentences;
+  for (size_t i = 0; i < waits.size() && i < kMaxWaitSentences; ++i) {
+    sentences.push_back(
+        std::visit([&](const auto& wait) { return sentenceOf(view, wait); }, *waits[i]));
+  }
+  if (waits.size() > kMaxWaitSentences) {
+    sentences.push_back("and " + std::to_string(waits.size() - kMaxWaitSentences) +
+                        " more such waits");
+  }
+  return sentences;
+}
+
+std::string whereInOp(const JobView& view, int number) {
+  for (const size_t r : view.indicesOf({number})) {
+    const RankEvidence& rank = view.ranks()[r];
+    if (const OpEntry* op = view.newestHeld(r)) {
+      return ": it is in " + words::opName(*op, rank) + callSite(rank, *op, ", called at ");
+    }
+  }
+  return "";
+}
+
+std::string silentNodesSentence(std::vector<int> nodes) {
+  std::sort(nodes.begin(), nodes.end());
+  return words::nodeList(nodes) + plural(nodes.size(), " does not answer: its ranks are not seen",
+                                         " do not answer: their ranks are not seen");
+}
+
+std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
+  if (verdict.state == VerdictState::kHealthy) {
+    return "nothing";
+  }
+  if (verdict.confidence == Confidence::kUndecidable) {
+    return adviceIfUndecidable(evidence, verdict);
+  }
+  const std::string& what = verdict.what;
+  const bool oom_kill = std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
+                                    [](const RankEvidence& rank) { return rank.oom_kills > 0; });
+  if (what == "dead" && oom_kill) {
+    return "give the ranks of that node more host memory, or let them need less: dmesg says who "
+           "was ended";
+  }
+  if (what == "dead") {
+    return "read that rank's last lines in the launcher's log; dmesg tells of the OOM killer";
+  }
+  if (what == "straggler") {
+    return "see what it does meanwhile, a few times: " + stackOfFirstCulprit(verdict);
+  }
+  if (what == "stopped" && !verdict.culprits.empty()) {
+    const Culprit& first = verdict.culprits.front();
+    return "kill -CONT " + std::to_string(first.pid) +
+           (evidence.nodes > 1 ? ", on " + first.host : "");
+  }
+  if (what == "data_loading") {
+    return "look at that rank's data workers and at its storage";
+  }
+  if (verdict.pattern == "P2" || verdict.pattern == "P6") {
+    return "compare the code at the places named above";
+  }
+  return "see all stacks of that rank: " + stackOfFirstCulprit(verdict);
+}
+
+}  // namespace reft

@@ -1,0 +1,41 @@
+// The sentences of a verdict: what is seen, and what to do next.
+//
+// Threads: free functions, re-entrant. Errors: none (except std::bad_alloc).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hang_detect/verdict/job_view.h"
+#include "hang_detect/verdict/verdict.h"
+#include "hang_detect/verdict/wait_graph.h"
+
+namespace reft {
+
+// Members of a group that agree with each other about an op.
+struct OpSide {
+  const OpEntry* op = nullptr;  // as its first member has it
+  std::vector<size_t> ranks;    // indices into HangEvidence::ranks
+};
+
+// "seq 6 of group default: rank 1 calls broadcast (4.0 MiB, float32, root 0) at train.py:9; …"
+std::string disagreementSentence(const JobView& view, const GroupLog& group, uint32_t seq,
+                                 const std::vector<OpSide>& sides);
+
+// "all_reduce"; "an op" where no waiting rank has it.
+std::string opOf(const CollectiveWait& wait);
+
+// A sentence for each wait, the widest first; the last one counts those left out.
+std::vector<std::string> waitSentences(const JobView& view, const WaitGraph& graph);
+
+// ": it is in all_reduce seq 6 of group default, called at train.py:9"; "" if it waits in no op.
+std::string whereInOp(const JobView& view, int rank);
+
+// "node 1 does not answer: its ranks are not seen"
+std::string silentNodesSentence(std::vector<int> nodes);
+
+std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict);
+
+}  // namespace reft
