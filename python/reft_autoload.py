@@ -1,10 +1,10 @@
-"""Makes the name "reft" known to ``torch.distributed``; torch calls :func:`register` by itself at
+"""Registers the backend "reft" with ``torch.distributed``; torch calls :func:`register` by itself at
 ``import torch``.
 
-A module of its own, outside the package ``reft``, so that neither import can depend on the other.
-An error here would break ``import torch`` for every program of the environment, so nothing is
-raised, nothing is started, no native library is loaded and nothing is printed: what is wrong is
-said when somebody asks for ``backend="reft"``.
+This module stands outside the package ``reft``, so that neither import can depend on the other. An
+error here would break ``import torch`` for every program of the environment, so it raises nothing,
+starts nothing, loads no native library and prints nothing. Problems are reported when a program
+asks for ``backend="reft"``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ def register() -> None:
     """Registers the backend; again is harmless. Never raises."""
     try:
         _register()
-    except (
-        Exception
-    ):  # torch without torch.distributed, or one that changed: whoever needs the name gets torch's own error
+    except Exception:
+        # torch without torch.distributed, or one that has changed: a program that uses the name
+        # gets torch's own error.
         pass
 
 
@@ -67,9 +67,9 @@ def _resolve_to_plain(c10d: Any) -> None:
             original(self, text)
         elif f":{_NAME}" in text:
             pairs = [pair.split(":") for pair in text.split(",")]
-            original(
-                self, ",".join(f"{d}:{('nccl' if d == 'cuda' else 'gloo') if b == _NAME else b}" for d, b in pairs)
-            )
+            plain_of = {"cuda": "nccl"}
+            chosen = [(d, plain_of.get(d, "gloo") if b == _NAME else b) for d, b in pairs]
+            original(self, ",".join(f"{device}:{name}" for device, name in chosen))
         else:
             original(self, backend)
 
@@ -85,14 +85,15 @@ def _warn_of_torchcomms(c10d: Any) -> None:
         enabled = getattr(c10d, "_use_torchcomms_enabled", lambda: False)()
         handles = getattr(c10d, "_torchcomms_handles_backend", lambda _name: True)
         if enabled and _NAME in self.device_backend_map.values() and handles(_NAME):
-            _say(
-                "TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, so torch uses torchcomms in place of reft: nothing is protected. Unset it"
+            _warn(
+                "TORCH_DISTRIBUTED_USE_TORCHCOMMS is set, so torch uses torchcomms in place of"
+                " reft: nothing is protected. Unset it"
             )
 
     c10d.BackendConfig.__init__ = init
 
 
-def _say(text: str) -> None:
+def _warn(text: str) -> None:
     from reft import _voice
 
     _voice.warn(text)
@@ -108,24 +109,29 @@ def _create(options: Any, pg_options: Any) -> Any:
     import torch
 
     if _disabled():
-        # Set after torch was imported, or a caller around BackendConfig: one plain backend has to
-        # serve.
+        # Set after torch was imported, or the caller has made no BackendConfig.
         from torch.distributed import distributed_c10d as c10d
 
-        _say("REFT_DISABLE=1 was set after torch was imported: the group is plain gloo")
-        return c10d.ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+        _warn("REFT_DISABLE=1 was set after torch was imported: the group is plain gloo")
+        return c10d.ProcessGroupGloo(
+            options.store, options.group_rank, options.group_size, timeout=options.timeout
+        )
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     version = (int(found[1]), int(found[2])) if found else _OLDEST_TORCH
-    remedy = "Reinstall it for this torch (`pip install --force-reinstall --no-deps reft`), or set REFT_DISABLE=1 for plain gloo/NCCL"
+    remedy = (
+        "Reinstall it for this torch (`pip install --force-reinstall --no-deps reft`), or set"
+        " REFT_DISABLE=1 for plain gloo/NCCL"
+    )
     if version < _OLDEST_TORCH:
         raise RuntimeError(
-            f'backend "reft" needs torch 2.11 or newer, this is {torch.__version__}. Use a newer torch, or set REFT_DISABLE=1'
-            " for plain gloo/NCCL"
+            f'backend "reft" needs torch 2.11 or newer, this is {torch.__version__}. Use a newer'
+            " torch, or set REFT_DISABLE=1 for plain gloo/NCCL"
         )
     try:
-        from reft._torch import backend_factory
+        from reft._torch import backend
     except ImportError as error:
         raise RuntimeError(
-            f'backend "reft" cannot load its native library with torch {torch.__version__}: {error}. {remedy}'
+            f'backend "reft" cannot load its native library with torch {torch.__version__}:'
+            f" {error}. {remedy}"
         ) from error
-    return backend_factory.create_backend(options, pg_options)
+    return backend.create_backend(options, pg_options)

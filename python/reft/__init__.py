@@ -31,8 +31,8 @@ def resume(**defaults: Any) -> Any:
     """Gives named values back as the newest committed snapshot had them, and saves them with every
     snapshot from now on.
 
-    For scripts that rather say where they are than have their loops continued by reft; works with
-    ``REFT_RESUME=exact`` and ``state``. Call it after ``init_process_group`` and before the
+    For scripts that keep their own position instead of having their loops continued by reft; works
+    with ``REFT_RESUME=exact`` and ``state``. Call it after ``init_process_group`` and before the
     training loop::
 
         state = reft.resume(epoch=0, step=0, best=float("inf"))
@@ -41,16 +41,16 @@ def resume(**defaults: Any) -> Any:
             optimizer.step() ...
             optimizer.step()
 
-    Assign the iteration *in progress*, not the next one: after a restart the first iteration is
-    computed once more, and when its optimizer step returns, everything is replaced by the
-    snapshot's state of that same iteration. In a script that was edited so much that its tensors no
-    longer match the snapshot, training starts anew (reft says so) while these values are still the
-    snapshot's. Which data to skip is up to the script, unless reft continues its loop.
+    Assign the iteration *in progress*, not the next one: a restarted script computes its first
+    iteration once more, and when the optimizer step of that iteration returns, reft replaces
+    everything by the snapshot's state of that same iteration. If the tensors of an edited script no
+    longer match the snapshot, training starts from its beginning (reft reports it), but these
+    values are still those of the snapshot. The script skips data itself, unless reft continues its
+    loop.
 
     Args:
-        **defaults: names, and the values that they have when there is no snapshot. Values are
-        pickled with each snapshot: keep
-            them small.
+        **defaults: names, and their values without a snapshot. Each snapshot pickles the values:
+            keep them small.
 
     Returns:
         An object with one attribute per name. Without a process group of backend "reft" it holds
@@ -70,10 +70,10 @@ def step() -> None:
     """Marks the end of a training step where no ``torch.optim`` optimizer does (foreign optimizers,
     captured graphs).
 
-    The state to save is the one at this call. Nobody tells reft when it is written again. On a CUDA
-    device what is enqueued after this call waits, on the device, until the copy is done; elsewhere
-    a write that comes before the copy is found, the snapshot dropped, and what was written is
-    copied within this call from then on. Does nothing without a process group of backend "reft".
+    The snapshot is of the state at this call. reft does not learn when the script writes the state
+    again. On a CUDA device, work enqueued after this call waits, on the device, until the copy is
+    done. On the host, reft finds a write that comes before the copy, drops that snapshot, and from
+    then on copies the tensor within this call. Does nothing without a group of backend "reft".
     """
     from reft._session import current
 
@@ -92,7 +92,7 @@ def snapshot_now(timeout_sec: float = 60.0) -> int:
 
 
 def status() -> dict[str, Any]:
-    """Counters of this rank; times in nanoseconds. Empty without a process group of backend "reft"."""
+    """Counters of this rank; times in nanoseconds. Empty without a group of backend "reft"."""
     from reft._session import current
 
     return current.status()

@@ -334,9 +334,9 @@ def detail(rank: int, size: int) -> None:
     dist.new_group(list(range(size)))
     dist.monitored_barrier()
     assert dist.group.WORLD._get_sequence_number_for_group() >= 0
-    from reft._torch import backend_factory
+    from reft._torch import patches
 
-    backend = backend_factory.backend_of(None)
+    backend = patches.backend_of(None)
     assert backend is not None and not backend.closed
     dist.destroy_process_group()
     assert backend.closed

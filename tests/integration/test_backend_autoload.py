@@ -75,7 +75,8 @@ def broken(tmp_path: Path) -> Path:
     """A package whose native library is not one."""
     package = tmp_path / "reft"
     package.mkdir()
-    for name in ("__init__.py", "_torch/backend_factory.py"):
+    for name in ("__init__.py", "_torch/backend.py"):
+        (package / name).parent.mkdir(exist_ok=True)
         (package / name).write_text((SOURCES / "reft" / name).read_text())
     (package / "_C.so").write_bytes(b"nonsense")
     (tmp_path / "reft_autoload.py").write_text((SOURCES / "reft_autoload.py").read_text())

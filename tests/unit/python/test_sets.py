@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from reft import _C
 
 OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["add", "discard", "pop", "update"]), st.integers(-300, 300)), max_size=120
+    st.tuples(st.sampled_from(["add", "discard", "pop", "update"]), st.integers(-300, 300)),
+    max_size=120,
 )
 
 

@@ -19,7 +19,9 @@ FORWARDED = {"_get_sequence_number_for_group", "_set_sequence_number_for_group"}
 def names_of(body: list[ast.stmt]) -> set[str]:
     found = {node.name for node in body if isinstance(node, (ast.ClassDef, ast.FunctionDef))}
     return found | {
-        node.target.id for node in body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        node.target.id
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
 
 
@@ -28,5 +30,11 @@ def test_the_stub_has_every_name() -> None:
     assert names_of(tree.body) == {name for name in dir(_C) if not name.startswith("__")}
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and not issubclass(getattr(_C, node.name), Exception):
-            members = {name for name in vars(getattr(_C, node.name)) if not name.startswith(("__", "_pybind11"))}
-            assert {n for n in names_of(node.body) if not n.startswith("__")} - FORWARDED == members, node.name
+            members = {
+                name
+                for name in vars(getattr(_C, node.name))
+                if not name.startswith(("__", "_pybind11"))
+            }
+            assert {
+                n for n in names_of(node.body) if not n.startswith("__")
+            } - FORWARDED == members, node.name

@@ -33,7 +33,10 @@ def op(name: str, group: str, seq: int, phase: str, peer: int = -1) -> dict[str,
 
 
 def rank(
-    number: int, groups: list[tuple[str, int, int]], tail: list[dict[str, Any]], frames: list[dict[str, Any]]
+    number: int,
+    groups: list[tuple[str, int, int]],
+    tail: list[dict[str, Any]],
+    frames: list[dict[str, Any]],
 ) -> dict[str, Any]:
     loader = [
         frame(f"{SITE}/utils/data/pin_memory.py", 52, "_pin_memory_loop"),
@@ -57,17 +60,28 @@ def pipeline() -> dict[str, Any]:
     start = [frame(user, 142, "<module>")]
     for number in range(8):
         stage, own = divmod(number, 4)
-        groups = [("pp", stage, 2), (f"tp{stage}", own, 4)] if own == 2 else [(f"tp{stage}", own, 4)]
+        groups = (
+            [("pp", stage, 2), (f"tp{stage}", own, 4)] if own == 2 else [(f"tp{stage}", own, 4)]
+        )
         done = op("all_reduce", f"tp{stage}", 6, "done")
-        call = [frame(f"{SITE}/distributed/distributed_c10d.py", 2805, "all_reduce"), frame(user, 88, "forward")]
+        call = [
+            frame(f"{SITE}/distributed/distributed_c10d.py", 2805, "all_reduce"),
+            frame(user, 88, "forward"),
+        ]
         if number == 6:
             now, call = (
                 [],
-                [frame(f"{SITE}/utils/data/dataloader.py", 1285, "_try_get_data"), frame(user, 61, "next_batch")],
+                [
+                    frame(f"{SITE}/utils/data/dataloader.py", 1285, "_try_get_data"),
+                    frame(user, 61, "next_batch"),
+                ],
             )
         elif number == 2:
             now = [op("recv", "pp", 3, "waiting", 1)]
-            call = [frame(f"{SITE}/distributed/distributed_c10d.py", 2400, "recv"), frame(user, 90, "backward")]
+            call = [
+                frame(f"{SITE}/distributed/distributed_c10d.py", 2400, "recv"),
+                frame(user, 90, "backward"),
+            ]
         else:
             now = [op("all_reduce", f"tp{stage}", 7, "waiting")]
         ranks.append(rank(number, groups, [done, *now], [*call, *start]))
@@ -129,7 +143,9 @@ def test_stacks_of_all_ranks_are_one_tree_by_rank_sets() -> None:
     assert (start.label, start.ranks) == ("<module>", set(range(8)))
     below = {node.label: node.ranks for node in start.children.values()}
     assert below == {"forward": {0, 1, 3, 4, 5, 7}, "backward": {2}, "next_batch": {6}}
-    (inner,) = next(node for node in start.children.values() if node.label == "next_batch").children.values()
+    (inner,) = next(
+        node for node in start.children.values() if node.label == "next_batch"
+    ).children.values()
     assert inner.library and inner.place == "dataloader.py:1285"
 
 
@@ -141,16 +157,25 @@ def test_a_rank_without_a_stack_is_in_the_tree_too() -> None:
 
 
 def test_the_graph_leads_from_those_who_wait_to_the_one_who_does_not() -> None:
-    found = {wait.op: (wait.held, wait.missing, wait.unseen) for wait in verdict_page.waits(pipeline())}
+    found = {
+        wait.op: (wait.held, wait.missing, wait.unseen) for wait in verdict_page.waits(pipeline())
+    }
     assert found == {
         "all_reduce seq 7 of group tp0": ((0, 1, 3), (2,), 0),
         "recv tag 0 of group pp": ((2,), (6,), 0),
         "all_reduce seq 7 of group tp1": ((4, 5, 7), (6,), 0),
     }
-    boxes = [attributes for tag, attributes in read(verdict_page.page(pipeline())).tags if tag == "rect"]
+    boxes = [
+        attributes for tag, attributes in read(verdict_page.page(pipeline())).tags if tag == "rect"
+    ]
     left = [int(box["x"] or 0) for box in boxes]
     # Ops come first, then ranks: 0 1 3, then 2, then 4 5 7, then 6.
-    assert len(boxes) == 3 + 4 and left[6] == max(left) and left[3] == min(left) and left[3] < left[4] < left[6]
+    assert (
+        len(boxes) == 3 + 4
+        and left[6] == max(left)
+        and left[3] == min(left)
+        and left[3] < left[4] < left[6]
+    )
 
 
 def test_who_waits_for_futures_is_in_the_graph_and_whoever_only_has_ops_under_way_is_not() -> None:
@@ -187,7 +212,10 @@ def test_members_on_other_nodes_are_counted_and_circles_end() -> None:
         entry = report["ranks"][number]
         entry["groups"] = [{"name": "pp", "rank": number, "size": 2}]
         entry["tail"] = entry["pending"] = [op("recv", "pp", 1, "waiting", 1 - number)]
-    assert [(wait.held, wait.missing) for wait in verdict_page.waits(report)] == [((0,), (1,)), ((1,), (0,))]
+    assert [(wait.held, wait.missing) for wait in verdict_page.waits(report)] == [
+        ((0,), (1,)),
+        ((1,), (0,)),
+    ]
     read(verdict_page.page(report))
 
 
@@ -199,7 +227,11 @@ def test_nothing_of_the_job_leaves_its_text_and_nothing_is_loaded() -> None:
             return {key: poison(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [poison(inner) for inner in value]
-        return value + evil if isinstance(value, str) and value not in ("waiting", "done", "hang") else value
+        return (
+            value + evil
+            if isinstance(value, str) and value not in ("waiting", "done", "hang")
+            else value
+        )
 
     clean, page = read(verdict_page.page(pipeline())), verdict_page.page(poison(pipeline()))
     poisoned = read(page)
