@@ -117,7 +117,7 @@ def test_a_killed_rank_resumes_bit_for_bit(
         assert "dump signal from another rank" not in job.said
         assert job.lines("resumed at step"), job.said[-4000:]
         assert not job.lines("NOT protected") and not job.lines("not taken"), job.said
-        assert bool(job.lines("not measured where state of a rank lies on several devices")) == (model == "split"), (
+        assert bool(job.lines("not measured for a rank with state on several devices")) == (model == "split"), (
             job.said
         )
         assert job.finals() == reference.finals()

@@ -40,7 +40,7 @@ BESIDE = {path.stem for path in HERE.glob("scripts/*.py")}  # modules that scrip
 # first line ends with the hash of the resumed step.
 KNOWN = {
     "grid_search": (
-        r"step \d+ is not resumed, the script builds something else now: o0\.p0 was .* starts from its beginning",
+        r"step \d+ is not resumed, the script has changed: o0\.p0 was .* starts from its beginning",
         "nothing",
     ),
     "two_phases": (
@@ -177,7 +177,7 @@ def compare(reference: Run, killed: Run, ranks: int, kill: int, named: bool = Fa
     found = re.search(r"resumed at step (\d+): (.*?),", after[at[0]])
     assert found is not None
     wrong = []
-    dropped = killed.said.count("that snapshot was dropped")
+    dropped = killed.said.count("dropped that snapshot")
     if not kill - 1 - dropped <= int(found[1]) <= kill:
         wrong.append(f"killed at step {kill}, resumed at step {found[1]}")
     complete = r"state and place in the loop" + (r"( except \d+ values?)?" if named else "")

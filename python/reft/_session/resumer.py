@@ -190,7 +190,7 @@ class Resumer:
             _check_groups(saved["groups"], state)
         except Exception as error:
             return (
-                f"the script builds something else now: {str(error) or type(error).__name__}."
+                f"the script has changed: {str(error) or type(error).__name__}."
                 " Training starts from its beginning"
             )
         live = own_checkpoints.counts(state.optimizers, state.schedulers)

@@ -132,7 +132,7 @@ def test_tensors_that_do_not_match_leave_everything_as_it_is(
     assert restart.restored == [] and restart.unmade == 1
     assert restart.optimizer.param_groups[0]["lr"] == 0.5
     assert lines(capsys) == [
-        "reft: rank 0: step 7 is not resumed, the script builds something else now: o0.p0 was Float"
+        "reft: rank 0: step 7 is not resumed, the script has changed: o0.p0 was Float"
         " [2] and is Float [3] now. Training starts from its beginning"
     ]
 
