@@ -131,6 +131,10 @@ size_t SlotBook::undecided() const {
   }));
 }
 
+bool SlotBook::holds(int slot) const {
+  return slots_.at(static_cast<size_t>(slot)).state == State::kSealed;
+}
+
 std::optional<int> SlotBook::find(int64_t step, uint64_t incarnation) const {
   for (int i = 0; i < slots(); ++i) {
     const auto& slot = slots_[static_cast<size_t>(i)];

@@ -60,6 +60,8 @@ class SlotBook {
   size_t undecided() const;
   // Slot that holds (step, incarnation) sealed and not aborted.
   std::optional<int> find(int64_t step, uint64_t incarnation) const;
+  // Whether the slot holds a sealed snapshot that is not aborted.
+  bool holds(int slot) const;
   int slots() const { return static_cast<int>(slots_.size()); }
 
  private:

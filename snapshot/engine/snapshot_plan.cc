@@ -1,0 +1,57 @@
+#include "snapshot/engine/snapshot_plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "snapshot/vault/hash.h"
+
+namespace reft {
+
+namespace {
+
+constexpr uint32_t kVerifySamples = 8192;  // cache lines a snapshot: about half a millisecond
+constexpr uint32_t kMinPieceSamples = 4;
+
+}  // namespace
+
+SnapshotPlan::SnapshotPlan(SnapshotTable of) : table(std::move(of)), json(table.toJson()) {
+  json_hash = hashBytes(json.data(), json.size());
+  chunk_count = (table.payload_bytes + table.chunk_bytes - 1) / table.chunk_bytes;
+  early_chunks = table.early_bytes / table.chunk_bytes;
+  uint32_t piece = 0;
+  for (uint64_t chunk = 0; chunk < chunk_count; ++chunk) {
+    const uint64_t begin = chunk * table.chunk_bytes;
+    while (piece < table.pieces.size() &&
+           table.pieces[piece].payload_offset +
+                   (table.pieces[piece].end - table.pieces[piece].begin) <=
+               begin) {
+      ++piece;
+    }
+    first_piece.push_back(piece);
+  }
+  for (const Piece& p : table.pieces) {
+    const uint64_t bytes = p.end - p.begin;
+    samples.push_back(static_cast<uint32_t>(std::max<uint64_t>(
+        kMinPieceSamples, kVerifySamples * bytes / std::max<uint64_t>(table.payload_bytes, 1))));
+  }
+  group_regions.resize(table.groups.size());
+  group_bytes.resize(table.groups.size());
+  for (uint32_t r = 0; r < table.regions.size(); ++r) {
+    const RegionInfo& region = table.regions[r];
+    state_bytes += region.bytes;
+    if (region.group >= 0) {
+      group_regions[static_cast<size_t>(region.group)].push_back(r);
+      group_bytes[static_cast<size_t>(region.group)].push_back(region.bytes);
+    }
+  }
+}
+
+uint64_t SnapshotPlan::chunkBytes(uint64_t chunk) const {
+  return std::min(table.chunk_bytes, table.payload_bytes - chunk * table.chunk_bytes);
+}
+
+uint64_t SnapshotPlan::earlyBytes() const {
+  return std::min(early_chunks * table.chunk_bytes, table.payload_bytes);
+}
+
+}  // namespace reft

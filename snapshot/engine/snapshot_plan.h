@@ -1,0 +1,35 @@
+// A snapshot table with what is derived from it once: where chunks begin, how many samples each
+// piece has, which regions a sharding group has.
+//
+// Threads: immutable. Errors: none besides std::bad_alloc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "snapshot/state/table.h"
+
+namespace reft {
+
+struct SnapshotPlan {
+  explicit SnapshotPlan(SnapshotTable of);
+
+  // Bytes of a chunk; the last one is shorter.
+  uint64_t chunkBytes(uint64_t chunk) const;
+  // Bytes of the chunks that hold early regions.
+  uint64_t earlyBytes() const;
+
+  SnapshotTable table;
+  std::string json;
+  uint64_t json_hash = 0;
+  uint64_t chunk_count = 0;
+  uint64_t early_chunks = 0;
+  uint64_t state_bytes = 0;           // of all regions
+  std::vector<uint32_t> first_piece;  // of each chunk: the first piece that reaches into it
+  std::vector<uint32_t> samples;      // of each piece
+  std::vector<std::vector<uint32_t>> group_regions;
+  std::vector<std::vector<uint64_t>> group_bytes;  // of each region in group_regions
+};
+
+}  // namespace reft

@@ -1,0 +1,123 @@
+#include "snapshot/engine/verify.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "snapshot/vault/copy.h"
+
+namespace reft {
+
+namespace {
+
+constexpr uint32_t kDigestSamples = 256;  // cache lines of a sharding group
+
+bool isOnDevice(std::span<const int> devices, uint32_t region) {
+  return !devices.empty() && devices[region] >= 0;
+}
+
+}  // namespace
+
+uint64_t sampleSeed(int64_t step) {
+  return static_cast<uint64_t>(step) * 0x9E3779B97F4A7C15ull;
+}
+
+Verify::Verify(std::shared_ptr<const SnapshotPlan> plan, int64_t step, bool full)
+    : plan_(std::move(plan)), seed_(sampleSeed(step)), full_(full) {}
+
+uint64_t Verify::hashOf(size_t piece, const std::byte* data) const {
+  const Piece& of = plan_->table.pieces[piece];
+  return sampleHash(data, of.end - of.begin, full_ ? 0 : plan_->samples[piece], seed_ + piece);
+}
+
+void Verify::sample(std::span<const std::byte* const> addresses, std::span<const int> devices,
+                    std::shared_ptr<const VersionReader> versions) {
+  versions_ = std::move(versions);
+  if (versions_ != nullptr) {
+    versions_at_point_.reserve(addresses.size());
+    for (size_t region = 0; region < addresses.size(); ++region) {
+      versions_at_point_.push_back(versions_->version(region));
+    }
+  }
+  const std::vector<Piece>& pieces = plan_->table.pieces;
+  sampled_.reserve(pieces.size());
+  sample_hashes_.reserve(pieces.size());
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    sampled_.push_back(!plan_->table.regions[piece.region].early &&
+                       !isOnDevice(devices, piece.region));
+    sample_hashes_.push_back(sampled_[i] ? hashOf(i, addresses[piece.region] + piece.begin) : 0);
+  }
+}
+
+bool Verify::moved(uint32_t region) const {
+  return !plan_->table.regions[region].early && versions_ != nullptr &&
+         versions_->version(region) != versions_at_point_[region];
+}
+
+void Verify::copied(uint32_t region) {
+  if (moved(region)) {
+    const MutexLock lock(mutex_);
+    late_.push_back(region);
+  }
+}
+
+void Verify::compareVersions() {
+  for (uint32_t region = 0; versions_ != nullptr && region < plan_->table.regions.size();
+       ++region) {
+    copied(region);
+  }
+  versions_.reset();
+}
+
+void Verify::compareSamples(const std::byte* payload) {
+  const MutexLock lock(mutex_);
+  if (!late_.empty()) {
+    return;
+  }
+  const std::vector<Piece>& pieces = plan_->table.pieces;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (sampled_[i] && hashOf(i, payload + pieces[i].payload_offset) != sample_hashes_[i]) {
+      late_.push_back(pieces[i].region);
+    }
+  }
+}
+
+std::vector<uint32_t> Verify::late() const {
+  const MutexLock lock(mutex_);
+  return late_;
+}
+
+bool groupOnDevice(const SnapshotPlan& plan, size_t group, std::span<const int> devices) {
+  const std::vector<uint32_t>& regions = plan.group_regions[group];
+  return std::any_of(regions.begin(), regions.end(),
+                     [&](uint32_t region) { return isOnDevice(devices, region); });
+}
+
+std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,
+                                   std::span<const std::byte* const> addresses,
+                                   std::span<const int> devices, int64_t step) {
+  const uint64_t seed = sampleSeed(step);
+  std::vector<uint64_t> digests;
+  for (size_t g = 0; g < plan.group_regions.size(); ++g) {
+    if (groupOnDevice(plan, g, devices)) {
+      digests.push_back(0);
+      continue;
+    }
+    const uint64_t bytes =
+        std::accumulate(plan.group_bytes[g].begin(), plan.group_bytes[g].end(), uint64_t{0});
+    uint64_t digest = seed;
+    // In the group, not in the table: members have different private regions in between.
+    uint64_t position = 0;
+    for (const uint32_t region : plan.group_regions[g]) {
+      const uint64_t size = plan.table.regions[region].bytes;
+      const auto samples = static_cast<uint32_t>(
+          std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
+      digest = digest * 31 + sampleHash(addresses[region], size, samples, seed + position++);
+    }
+    digests.push_back(digest);
+  }
+  return digests;
+}
+
+}  // namespace reft

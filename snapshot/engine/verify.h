@@ -1,0 +1,71 @@
+// Finds regions that were written between the program point and their copy.
+//
+// Two kinds of evidence: version counters, which move when an op on a tensor has ended, and samples
+// of the bytes (all bytes with `full`), which also show writes that bypass the counters. The host
+// cannot read a device at the program point without waiting for it, so only regions on the host are
+// sampled. Early regions are copied before the point returns and are not compared.
+//
+// Threads: sample() by the thread that trains. copied() by copy threads, until compareVersions();
+// compareVersions() by one thread, once, when the copies have ended or read no counters.
+// compareSamples() by the thread that seals, behind both. late() by any. Errors: none besides
+// std::bad_alloc.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "intercept/base/mutex.h"
+#include "snapshot/engine/capture_input.h"
+#include "snapshot/engine/snapshot_plan.h"
+
+namespace reft {
+
+class Verify {
+ public:
+  Verify(std::shared_ptr<const SnapshotPlan> plan, int64_t step, bool full);
+
+  // At the program point. `devices`: as in CaptureInput.
+  void sample(std::span<const std::byte* const> addresses, std::span<const int> devices,
+              std::shared_ptr<const VersionReader> versions);
+  // A piece of `region` was copied just now.
+  void copied(uint32_t region);
+  // The thread that trains is between two ops. Gives the counters back.
+  void compareVersions();
+  // Skipped if a region is late already.
+  void compareSamples(const std::byte* payload);
+
+  // Regions that were written too early; empty: the copy holds the state of the program point.
+  std::vector<uint32_t> late() const;
+
+ private:
+  bool moved(uint32_t region) const;
+  uint64_t hashOf(size_t piece, const std::byte* data) const;
+
+  const std::shared_ptr<const SnapshotPlan> plan_;
+  const uint64_t seed_;
+  const bool full_;
+  std::vector<bool> sampled_;            // by piece
+  std::vector<uint64_t> sample_hashes_;  // by piece
+  std::shared_ptr<const VersionReader> versions_;
+  std::vector<uint64_t> versions_at_point_;
+
+  mutable Mutex mutex_;
+  std::vector<uint32_t> late_ GUARDED_BY(mutex_);
+};
+
+// What samples and lines of one step are drawn by, equal on all ranks.
+uint64_t sampleSeed(int64_t step);
+
+// Digest of each sharding group's state at the program point, equal on its members; 0 for groups
+// with regions on devices.
+std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,
+                                   std::span<const std::byte* const> addresses,
+                                   std::span<const int> devices, int64_t step);
+
+// Whether group `group` has regions on devices.
+bool groupOnDevice(const SnapshotPlan& plan, size_t group, std::span<const int> devices);
+
+}  // namespace reft

@@ -1,0 +1,178 @@
+#include "snapshot/engine/verify.h"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <memory>
+#include <thread>
+#include <vector>
+
+namespace reft {
+namespace {
+
+constexpr uint64_t kChunk = 4096;
+
+class Counters final : public VersionReader {
+ public:
+  uint64_t version(size_t region) const noexcept override { return values[region]; }
+  std::array<uint64_t, 3> values{};
+};
+
+// An early region and two others, with their copy.
+class VerifyTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::vector<RegionInfo> regions = {{"early", "uint8", {kChunk}, kChunk, 1, -1, true},
+                                       {"a", "uint8", {50'000}, 50'000, 1, -1, false},
+                                       {"b", "uint8", {300}, 300, 1, -1, false}};
+    for (const RegionInfo& region : regions) {
+      data_.emplace_back(region.bytes, static_cast<std::byte>(data_.size() + 1));
+    }
+    plan_ = std::make_shared<const SnapshotPlan>(
+        buildTable(0, 1, std::move(regions), {}, "none", 0, kChunk));
+    for (const auto& bytes : data_) {
+      addresses_.push_back(bytes.data());
+    }
+  }
+  std::vector<std::byte> copy() const {
+    std::vector<std::byte> payload(plan_->table.payload_bytes);
+    for (const Piece& piece : plan_->table.pieces) {
+      std::memcpy(payload.data() + piece.payload_offset, data_[piece.region].data() + piece.begin,
+                  piece.end - piece.begin);
+    }
+    return payload;
+  }
+  std::unique_ptr<Verify> sampled(bool full = false, std::vector<int> devices = {}) {
+    auto verify = std::make_unique<Verify>(plan_, 7, full);
+    verify->sample(addresses_, devices, counters_);
+    return verify;
+  }
+
+  std::vector<std::vector<std::byte>> data_;
+  std::vector<const std::byte*> addresses_;
+  std::shared_ptr<const SnapshotPlan> plan_;
+  std::shared_ptr<Counters> counters_ = std::make_shared<Counters>();
+};
+
+TEST_F(VerifyTest, ACopyOfTheProgramPointIsClean) {
+  const auto verify = sampled();
+  verify->copied(1);
+  verify->compareVersions();
+  verify->compareSamples(copy().data());
+  EXPECT_TRUE(verify->late().empty());
+}
+
+TEST_F(VerifyTest, ACounterThatMovedMakesItsRegionLate) {
+  const auto verify = sampled();
+  ++counters_->values[2];
+  verify->compareVersions();
+  EXPECT_EQ(verify->late(), std::vector<uint32_t>{2});
+}
+
+TEST_F(VerifyTest, ACounterIsLookedAtAfterEachCopyToo) {
+  const auto verify = sampled();
+  ++counters_->values[1];
+  verify->copied(1);
+  EXPECT_EQ(verify->late(), std::vector<uint32_t>{1});
+}
+
+TEST_F(VerifyTest, EarlyRegionsMayMove) {
+  const auto verify = sampled();
+  ++counters_->values[0];
+  verify->copied(0);
+  verify->compareVersions();
+  std::vector<std::byte> other = copy();
+  std::fill_n(other.begin(), kChunk, std::byte{99});
+  verify->compareSamples(other.data());
+  EXPECT_TRUE(verify->late().empty());
+}
+
+TEST_F(VerifyTest, TheCountersAreGivenBackOnceCompared) {
+  const auto verify = sampled();
+  EXPECT_EQ(counters_.use_count(), 2);
+  verify->compareVersions();
+  EXPECT_EQ(counters_.use_count(), 1);
+  ++counters_->values[1];
+  verify->compareVersions();
+  EXPECT_TRUE(verify->late().empty());
+}
+
+TEST_F(VerifyTest, WritesPastTheCountersShowInTheSamples) {
+  for (const bool full : {false, true}) {
+    const auto verify = sampled(full);
+    std::vector<std::byte> other = copy();
+    std::fill(other.begin() + kChunk, other.end(), std::byte{99});
+    verify->compareSamples(other.data());
+    EXPECT_EQ(verify->late(), (std::vector<uint32_t>{1, 2}));
+  }
+}
+
+TEST_F(VerifyTest, OneByteShowsWhenEverythingIsHashed) {
+  const auto verify = sampled(/*full=*/true);
+  std::vector<std::byte> other = copy();
+  other[kChunk + 20'001] ^= std::byte{1};
+  verify->compareSamples(other.data());
+  EXPECT_EQ(verify->late(), std::vector<uint32_t>{1});
+}
+
+TEST_F(VerifyTest, SamplesAreSkippedForALateSnapshot) {
+  const auto verify = sampled();
+  ++counters_->values[2];
+  verify->compareVersions();
+  std::vector<std::byte> other(plan_->table.payload_bytes);
+  verify->compareSamples(other.data());
+  EXPECT_EQ(verify->late(), std::vector<uint32_t>{2});
+}
+
+TEST_F(VerifyTest, RegionsOnDevicesAreNotSampled) {
+  const auto verify = sampled(/*full=*/true, {-1, 0, -1});
+  std::vector<std::byte> other = copy();
+  other[kChunk + 100] ^= std::byte{1};
+  verify->compareSamples(other.data());
+  EXPECT_TRUE(verify->late().empty());
+}
+
+TEST_F(VerifyTest, ThreadsReportLateRegionsTogether) {
+  const auto verify = sampled();
+  ++counters_->values[1];
+  ++counters_->values[2];
+  std::thread other([&] {
+    for (int i = 0; i < 100; ++i) {
+      verify->copied(1);
+    }
+  });
+  for (int i = 0; i < 100; ++i) {
+    verify->copied(2);
+  }
+  other.join();
+  EXPECT_EQ(verify->late().size(), 200u);
+}
+
+TEST(GroupDigestsTest, AreEqualForEqualBytesAndUnknownOnDevices) {
+  const auto plan = [](int rank, bool own) {
+    std::vector<RegionInfo> regions = {{"x", "uint8", {900}, 900, 1, 0, false},
+                                       {"y", "uint8", {500}, 500, 1, 0, false}};
+    if (own) {
+      regions.insert(regions.begin() + 1, {"own", "uint8", {70}, 70, 1, -1, false});
+    }
+    return SnapshotPlan(
+        buildTable(rank, 2, std::move(regions), {{"g", {0, 1}}}, "none", 0, kChunk));
+  };
+  std::vector<std::byte> x(900, std::byte{1});
+  std::vector<std::byte> own(70, std::byte{2});
+  std::vector<std::byte> y(500, std::byte{3});
+  const std::vector<const std::byte*> both = {x.data(), y.data()};
+  const std::vector<const std::byte*> three = {x.data(), own.data(), y.data()};
+  const auto digests = groupDigests(plan(0, false), both, {}, 5);
+  ASSERT_EQ(digests.size(), 1u);
+  EXPECT_EQ(groupDigests(plan(1, true), three, {}, 5), digests);
+  EXPECT_NE(groupDigests(plan(0, false), both, {}, 6), digests);
+  const std::vector<int> devices = {0, -1};
+  EXPECT_EQ(groupDigests(plan(0, false), both, devices, 5), std::vector<uint64_t>{0});
+  std::fill(y.begin(), y.end(), std::byte{4});
+  EXPECT_NE(groupDigests(plan(0, false), both, {}, 5), digests);
+}
+
+}  // namespace
+}  // namespace reft
