@@ -63,7 +63,9 @@ def ranks(numbers: Iterable[int]) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    texts = [str(low) if low == high else f"{low}-{high}" for low, high in spans]
+    texts: list[str] = []
+    for low, high in spans:
+        texts += [f"{low}-{high}"] if high > low + 1 else map(str, sorted({low, high}))
     return ("rank " if len(known) == 1 else "ranks ") + " ".join(texts)
 
 

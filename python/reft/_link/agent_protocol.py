@@ -5,7 +5,6 @@ The frames are those of `intercept/link/wire.h`; the table of messages is in ARC
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import socket
@@ -14,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from reft import __version__
 
 MAGIC = 0x57544652
 VERSION = 2
@@ -51,7 +52,9 @@ class AgentConnection:
         ValueError: what answers is not an agent, or it refuses; the message says why.
     """
 
-    def __init__(self, path: Path | str, hello: dict[str, Any] | None = None, timeout_sec: float = 10.0) -> None:
+    def __init__(
+        self, path: Path | str, hello: dict[str, Any] | None = None, timeout_sec: float = 10.0
+    ) -> None:
         path = Path(path)
         self._buffer = b""
         self._fds: list[int] = []
@@ -62,7 +65,7 @@ class AgentConnection:
             greeting: dict[str, Any] = {
                 "role": "tool",
                 "protocol": VERSION,
-                "version": importlib.metadata.version("reft"),
+                "version": __version__,
                 "job": path.parent.parent.name,
                 "node": int(path.parent.name.removeprefix("node-") or 0),
                 "pid": os.getpid(),
@@ -70,7 +73,9 @@ class AgentConnection:
             self.send(HELLO, {**greeting, **(hello or {})})
             kind, answer, _ = self.receive()
             if kind == ERROR:
-                raise ValueError(f"the agent refuses: {answer.get('what')} {answer.get('hint', '')}".strip())
+                raise ValueError(
+                    f"the agent refuses: {answer.get('what')} {answer.get('hint', '')}".strip()
+                )
             if kind != WELCOME:
                 raise ValueError(f"{path} answered hello with message {kind}")
             self.welcome = answer
@@ -93,7 +98,10 @@ class AgentConnection:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -110,10 +118,13 @@ class AgentConnection:
         if fd is not None:
             sent = socket.send_fds(self._socket, [frame], [fd])
             frame = frame[sent:]
-        if frame:  # sending nothing to a peer that has refused the frame would raise before its answer is read
+        # An empty send to a peer that has refused the frame would raise before its answer is read.
+        if frame:
             self._socket.sendall(frame)
 
-    def vote(self, step: int, incarnation: int, sealed: bool, digest: int = 0, wish: int = 0) -> None:
+    def vote(
+        self, step: int, incarnation: int, sealed: bool, digest: int = 0, wish: int = 0
+    ) -> None:
         """Votes on a snapshot, as a rank."""
         self.send(VOTE, BALLOT.pack(step, incarnation, digest, int(sealed), wish))
 
@@ -132,7 +143,13 @@ class AgentConnection:
         fd = self._fds.pop(0) if kind in (VAULT_PUT, VAULT_FD) and self._fds else None
         if kind in _BALLOTS:
             step, incarnation, digest, yes, wish = BALLOT.unpack(body)
-            ballot = {"step": step, "incarnation": incarnation, "digest": digest, "yes": bool(yes), "wish": wish}
+            ballot = {
+                "step": step,
+                "incarnation": incarnation,
+                "digest": digest,
+                "yes": bool(yes),
+                "wish": wish,
+            }
             return kind, ballot, fd
         if kind == METRICS:
             return kind, {"text": body.decode()}, fd
@@ -141,8 +158,10 @@ class AgentConnection:
             raise ValueError(f"message {kind} is not a JSON object")
         return kind, value, fd
 
-    def request(self, kind: int, payload: dict[str, Any] | None = None) -> tuple[int, dict[str, Any], int | None]:
-        """Sends a request and waits for the frame that answers it (see `receive`); ERROR frames are returned too."""
+    def request(
+        self, kind: int, payload: dict[str, Any] | None = None
+    ) -> tuple[int, dict[str, Any], int | None]:
+        """Sends a request and waits for the next frame, which may be ERROR; see `receive`."""
         self.send(kind, payload or {})
         return self.receive()
 

@@ -1,4 +1,4 @@
-"""Which job, node and attempt this rank belongs to, from what launchers put into the environment."""
+"""Which job, node and attempt this rank belongs to, by the variables that launchers set."""
 
 from __future__ import annotations
 
@@ -76,9 +76,19 @@ def identify(rank: int, world: int, job_id: str, env: Mapping[str, str] | None =
         env: for tests; default: the process environment.
     """
     env = os.environ if env is None else env
-    local_world = _number(env, "LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", default=world)
+    local_world = _number(
+        env,
+        "LOCAL_WORLD_SIZE",
+        "SLURM_NTASKS_PER_NODE",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+        default=world,
+    )
     local_rank = _number(
-        env, "LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", default=rank % max(1, local_world)
+        env,
+        "LOCAL_RANK",
+        "SLURM_LOCALID",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        default=rank % max(1, local_world),
     )
     node = _number(env, "GROUP_RANK", "SLURM_NODEID", default=rank // max(1, local_world))
     attempt = _number(env, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", default=0)
@@ -93,9 +103,8 @@ def identify(rank: int, world: int, job_id: str, env: Mapping[str, str] | None =
             # All ranks of a node share their parent, which stays the same over restarts of the
             # ranks.
             parent = os.getppid()
-            job_id = (
-                f"{env.get('MASTER_ADDR', 'local')}-{env.get('MASTER_PORT', '0')}-{parent}-{_process_start(parent)}"
-            )
+            address = f"{env.get('MASTER_ADDR', 'local')}-{env.get('MASTER_PORT', '0')}"
+            job_id = f"{address}-{parent}-{_process_start(parent)}"
     return Job(safe_id(job_id), node, rank, world, local_rank, local_world, attempt, restarts_left)
 
 

@@ -1,5 +1,4 @@
-"""Finds the training state without being told: parameters, optimizer state, buffers, schedulers,
-scalers.
+"""Finds the training state: parameters, optimizer state, buffers, schedulers, scalers.
 
 Names are positional where the script gives no stable ones (optimizer 0, parameter 12), so that a
 restarted script, which builds the same objects in the same order, finds each tensor again.
@@ -46,7 +45,8 @@ class Region:
     place: tuple[dict[str, Any], str] | None = None
 
     def current(self) -> torch.Tensor:
-        """The tensor to copy now: a DTensor may have got another local part, a module another tensor, since it was found."""
+        """The tensor to copy now: since it was found, a DTensor may have got another local part, a
+        module another tensor."""
         if self.place is not None:
             there = self.place[0].get(self.place[1])
             if isinstance(there, torch.Tensor):
@@ -95,7 +95,8 @@ def install() -> None:
     _watch(torch.amp.GradScaler)
 
 
-_constructed = 0  # optimizers, schedulers and scalers so far: one that is made in mid-run may take another one's place
+# Optimizers, schedulers and scalers so far. One that is made in mid-run may replace another.
+_constructed = 0
 
 
 def _watch(cls: type[Any]) -> None:
@@ -132,7 +133,11 @@ def live(*classes: _Class) -> list[list[Any]]:
         kind = type(obj)
         lists = wanted_by.get(id(kind))
         if lists is None:
-            lists = tuple(instances for instances, cls in zip(found, classes, strict=True) if issubclass(kind, cls))
+            lists = tuple(
+                instances
+                for instances, cls in zip(found, classes, strict=True)
+                if issubclass(kind, cls)
+            )
             wanted_by[id(kind)] = lists
         for instances in lists:
             instances.append(obj)
@@ -146,7 +151,7 @@ def _in_order(instances: list[Any], cls: _Class) -> list[Any]:
 
 
 def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The tensor whose memory this rank holds, and the ranks that hold the same by the tensor's own placement."""
+    """The tensor whose memory this rank holds, and the ranks that hold equal bytes by its placement."""
     if not isinstance(tensor, DTensor):
         return tensor, ()
     mesh = tensor.device_mesh
@@ -163,7 +168,7 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
 
 
 def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Module] = ()) -> State:
-    """Lists the state around `optimizers` (the outermost ones, in the order of their first step)."""
+    """Lists the state around `optimizers`, the outermost ones in the order of their first step."""
     optimizers = with_inner(optimizers)
     state = State(optimizers=list(optimizers))
     seen: dict[tuple[int, int], str] = {}
@@ -186,9 +191,17 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
         place: tuple[dict[str, Any], str] | None = None,
     ) -> None:
         local, placed = _local(tensor)
-        if local.device.type not in ("cpu", "cuda") or local.layout is not torch.strided or local.is_quantized:
+        if (
+            local.device.type not in ("cpu", "cuda")
+            or local.layout is not torch.strided
+            or local.is_quantized
+        ):
             state.missed.append(
-                (name, f"{local.layout} tensor on {local.device}: only dense CPU and CUDA tensors are saved")
+                (
+                    name,
+                    f"{local.layout} tensor on {local.device}: only dense CPU and CUDA tensors are"
+                    " saved",
+                )
             )
             return
         if local.is_cuda and (absent := _C.cuda_absent()):
@@ -212,7 +225,9 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
             for parameter in group["params"]:
                 home = parameter_home.get(id(parameter), ())
                 add(f"o{k}.p{position}", parameter, home)
-                for key, value in sorted(state_of(optimizer, parameter).items(), key=lambda item: str(item[0])):
+                for key, value in sorted(
+                    state_of(optimizer, parameter).items(), key=lambda item: str(item[0])
+                ):
                     if isinstance(value, torch.Tensor):
                         add(f"o{k}.p{position}.{key}", value, home)
                 position += 1
@@ -221,14 +236,26 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
                 if key != "params" and isinstance(value, torch.Tensor):
                     add(f"o{k}.g{g}.{key}", value, early=True)
 
-    owned = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    owned = {
+        id(p)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
     position_of: dict[int, tuple[int, int]] = {}
     for k, optimizer in enumerate(optimizers):
         for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             position_of.setdefault(id(p), (k, i))
     children = {id(child) for module in modules for child in module.children()}
-    roots = [m for m in modules if id(m) not in children and any(id(p) in owned for p in m.parameters())]
-    roots.sort(key=lambda m: (min(position_of[id(p)] for p in m.parameters() if id(p) in owned), type(m).__qualname__))
+    roots = [
+        m for m in modules if id(m) not in children and any(id(p) in owned for p in m.parameters())
+    ]
+    roots.sort(
+        key=lambda m: (
+            min(position_of[id(p)] for p in m.parameters() if id(p) in owned),
+            type(m).__qualname__,
+        )
+    )
     for module in extra_modules:
         if all(module is not root for root in roots) and not any(
             module is part for root in roots for part in root.modules()
@@ -240,7 +267,12 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
             add(f"m{j}.{fqn}", held[key], early=True, place=(held, key))
         for fqn, held, key in _held(root, "_parameters"):
             if id(held[key]) not in owned:
-                add(f"m{j}.{fqn}", held[key], parameter_home.get(id(held[key]), ()), place=(held, key))
+                add(
+                    f"m{j}.{fqn}",
+                    held[key],
+                    parameter_home.get(id(held[key]), ()),
+                    place=(held, key),
+                )
     for name, obj in registry.objects.items():
         if isinstance(obj, torch.Tensor):
             add(f"r.{name}", obj)
@@ -253,7 +285,7 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
 
 
 def _held(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(full name, dict that holds it, key) of a module's buffers or parameters, each tensor once."""
+    """(full name, dict that holds it, key) of each buffer or parameter of a module, each once."""
     seen: set[int] = set()
     for prefix, module in root.named_modules():
         held: dict[str, Any] = getattr(module, kind)
@@ -270,40 +302,63 @@ def state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
 
 
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Optimizers that this one holds as attributes and steps itself: ZeroRedundancyOptimizer, SAM, Lookahead."""
-    return [value for value in vars(optimizer).values() if isinstance(value, Optimizer) and value is not optimizer]
+    """Optimizers that this one holds as attributes and steps itself: ZeroRedundancyOptimizer, SAM,
+    Lookahead."""
+    return [
+        value
+        for value in vars(optimizer).values()
+        if isinstance(value, Optimizer) and value is not optimizer
+    ]
 
 
 def with_inner(optimizers: list[Optimizer]) -> list[Optimizer]:
     """The optimizers, then those that they hold, each once."""
     found = list(optimizers)
     for optimizer in found:  # which grows
-        found += [inner for inner in _inner_optimizers(optimizer) if all(inner is not known for known in found)]
+        found += [
+            inner
+            for inner in _inner_optimizers(optimizer)
+            if all(inner is not known for known in found)
+        ]
     return found
 
 
 def signature(optimizer: Optimizer) -> str:
-    """What an optimizer is told by in another process of the same script: its class and the shapes of its parameters."""
-    shapes = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+    """Identifies an optimizer in another process of the same script: by its class and the shapes of
+    its parameters."""
+    shapes = [
+        [tuple(parameter.shape) for parameter in group["params"]]
+        for group in optimizer.param_groups
+    ]
     kind = type(optimizer)
-    return hashlib.blake2b(f"{kind.__module__}.{kind.__qualname__} {shapes}".encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        f"{kind.__module__}.{kind.__qualname__} {shapes}".encode(), digest_size=8
+    ).hexdigest()
 
 
 def state_keys(optimizer: Optimizer) -> list[tuple[str, ...]]:
-    """The orders in which an optimizer keeps the names of its state: mostly one, the same for all parameters."""
-    found = dict.fromkeys(tuple(map(str, entries)) for entries in optimizer.state.values() if isinstance(entries, dict))
+    """The orders in which an optimizer keeps the names of its state; usually one for all
+    parameters."""
+    found = dict.fromkeys(
+        tuple(map(str, entries))
+        for entries in optimizer.state.values()
+        if isinstance(entries, dict)
+    )
     return list(found)
 
 
 def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer]:
-    """Optimizers of the script that are not among `known`, one for each signature in `wanted`; fewer if one is not there."""
+    """Optimizers of the script that are not among `known`, one for each signature in `wanted`. The
+    list ends before the first that does not exist."""
     if not wanted:
         return []
     taken = set(map(id, with_inner(known)))
     others = [o for o in _in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
     found: list[Optimizer] = []
     for text in wanted:
-        match = next((o for o in others if all(o is not f for f in found) and signature(o) == text), None)
+        match = next(
+            (o for o in others if all(o is not f for f in found) and signature(o) == text), None
+        )
         if match is None:
             break
         found.append(match)
@@ -311,7 +366,8 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer
 
 
 def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:
-    """Moves when optimizers, parameters or state tensors were replaced, added or removed. Cheap: every step calls it."""
+    """Changes when optimizers, parameters or state tensors are replaced, added or removed. Cheap:
+    every step calls it."""
     items: list[int] = [registry.generation, _constructed]
     for source in with_inner(optimizers):
         items.append(id(source))
