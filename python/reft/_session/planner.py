@@ -78,6 +78,11 @@ class Planner:
             1 if protection == "arc" else 0,
         )
         self.state = state
+        shared = sum(1 for region in state.regions if region.ranks)
+        _voice.debug(
+            f"rank {self._job.rank} planned {_voice.plural(len(state.regions), 'region')}"
+            f" ({shared} shared) in {_voice.plural(len(self._groups), 'group')}"
+        )
 
     def keep_restored(
         self, optimizers: list[torch.optim.Optimizer], state: discovery.State

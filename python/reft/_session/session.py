@@ -118,6 +118,10 @@ class Session:
                     self.failed("data loaders", error)
             self._boundary = Boundary(self)
         self._announcer.started(self.resuming_at)
+        _voice.debug(
+            f"rank {self.job.rank} started session {self.number} of attempt {self.job.attempt},"
+            f" incarnation {incarnation:016x}, resuming at {self.resuming_at}"
+        )
 
     def _agree_on_incarnation(self) -> tuple[int, int]:
         """Rank 0 draws the number of this attempt, and hands out its limit of the overhead.

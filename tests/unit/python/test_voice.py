@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -68,3 +70,16 @@ def test_a_terminal_that_is_gone_is_no_error(monkeypatch: pytest.MonkeyPatch, cl
     stream.close()
     monkeypatch.setattr(sys, "stderr", stream if closed else None)
     _voice.say("text")
+
+
+def test_details_go_to_the_log_that_its_setting_shows() -> None:
+    script = "import torch; from reft import _voice; _voice.debug('planned')"
+    for spec, shown in (("reft.python=debug", True), ("warn", False)):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"REFT_LOG": spec},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert ("planned" in done.stderr) == shown, done.stderr

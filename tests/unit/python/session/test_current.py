@@ -11,7 +11,9 @@ import torch.distributed as dist
 
 import reft
 from reft import _C
+from reft._link import job_identity
 from reft._session import current, startup
+from reft._session.session import Session
 from tests.fakes.native import FakeNative
 
 Train = Callable[..., torch.optim.Optimizer]
@@ -19,6 +21,14 @@ Train = Callable[..., torch.optim.Optimizer]
 
 def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("reft: ")]
+
+
+def others_learn(store: dist.Store, reason: str) -> None:
+    """The second rank of the node does not start, for the reason of the first."""
+    session = Session(_C.environment(), job_identity.identify(1, 2, "job", {}), store, 1)
+    with pytest.raises(startup.OthersGaveUp, match=reason):
+        session.start()
+    session.stop(at_exit=False)
 
 
 @pytest.fixture(autouse=True)
@@ -97,8 +107,8 @@ def test_a_value_that_is_not_allowed_stops_reft_and_not_training(
     said = lines(capsys)
     assert len(said) == 1 and "REFT_SNAPSHOT_EVERY" in said[0]
     assert said[0].endswith("Training continues without snapshots and hang detection")
-    # The other ranks do not wait for this one.
-    assert store.get("incarnation") == b"1 0" and store.get("match/0").startswith(b"!")
+    monkeypatch.delenv("REFT_SNAPSHOT_EVERY")
+    others_learn(store, "REFT_SNAPSHOT_EVERY")
 
 
 def test_strict_raises_for_a_value_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,8 +128,7 @@ def test_a_session_that_cannot_start_is_given_up_on_all_ranks(
     assert lines(capsys) == [
         "reft: rank 0: training continues without snapshots and hang detection: no agent answers"
     ]
-    assert store.get("match/0") == b"!no agent answers"
-    assert store.get("agent/0") == b"no agent answers", "for ranks of this node"
+    others_learn(store, "no agent on this node: no agent answers")
 
 
 def test_a_restarted_script_that_goes_without_is_told_where_it_begins(
@@ -135,11 +144,11 @@ def test_strict_raises_what_keeps_a_session_from_starting(
     native: FakeNative, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("REFT_STRICT", "1")
-    native.fail["SnapshotEngine"] = _C.SystemError("no memory")
+    native.fail["AgentClient"] = _C.Unavailable("no agent answers")
     store = dist.HashStore()
-    with pytest.raises(_C.SystemError, match="no memory"):
-        current.on_default_group(store, 0, 1)
-    assert store.get("match/0") == b"!no memory", "the others learn of it first"
+    with pytest.raises(_C.Unavailable, match="no agent answers"):
+        current.on_default_group(store, 0, 2)
+    others_learn(store, "no agent answers")
 
 
 def test_an_engine_that_cannot_be_made_leaves_no_connection(native: FakeNative) -> None:
@@ -149,16 +158,18 @@ def test_an_engine_that_cannot_be_made_leaves_no_connection(native: FakeNative) 
 
 
 def test_what_the_first_rank_reports_is_not_repeated_by_others(
-    native: FakeNative, capsys: pytest.CaptureFixture[str]
+    native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # each rank starts an agent of its own
     store = dist.HashStore()
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
     current.on_default_group(store, 0, 2)
     capsys.readouterr()
-    store.delete_key("agent/0")
-    store.set("agent/0", "")  # so that rank 1 tries, and fails for the same reason
     current.on_default_group(store, 1, 2)
     assert current.session() is None and lines(capsys) == []
+    native.fail["AgentClient"] = _C.Unavailable("the folder is not ours")
+    current.on_default_group(store, 1, 2)
+    assert len(lines(capsys)) == 1, "another reason is news"
 
 
 def test_a_forked_child_has_no_session(native: FakeNative, train: Train) -> None:

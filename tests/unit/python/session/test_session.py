@@ -6,6 +6,7 @@ import inspect
 import os
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
@@ -44,22 +45,27 @@ def test_the_agent_learns_who_connects(start: Start, native: FakeNative) -> None
     assert native.replies == [native.client]
 
 
-def test_other_ranks_take_incarnation_and_limit_from_the_first(
+def test_all_ranks_take_incarnation_and_limit_from_the_first(
     native: FakeNative, settings: Callable[..., dict[str, object]]
 ) -> None:
     store = dist.HashStore()
-    store.set("incarnation", "77 5")
-    store.set("agent/0", "")
-    store.set("inventory/0", "[]")
-    job = job_identity.identify(1, 2, "job", {})
-    session = Session(settings(), job, store, 1)
-    session.start()
+    env = [settings(), settings()]
+    env[0]["snapshot_overhead_percent"] = 5
+    sessions = [
+        Session(env[rank], job_identity.identify(rank, 2, "job", {}), store, 1) for rank in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(Session.start, sessions))
     try:
-        options = native.engine.options
-        assert (options["incarnation"], options["overhead_percent"]) == (77, 5)
-        assert native.client.agent_argv == [], "only the first rank of a node starts an agent"
+        first, second = (engine.options for engine in native.engines)
+        assert {first["rank"], second["rank"]} == {0, 1}
+        assert first["incarnation"] == second["incarnation"]
+        assert first["overhead_percent"] == second["overhead_percent"] == 5
+        argv = {client.hello["rank"]: client.agent_argv for client in native.clients}
+        assert argv[0] and not argv[1], "only the first rank of a node starts an agent"
     finally:
-        session.stop(at_exit=False)
+        for session in sessions:
+            session.stop(at_exit=False)
 
 
 def test_settings_reach_the_engine(start: Start, native: FakeNative) -> None:
