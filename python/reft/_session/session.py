@@ -29,6 +29,7 @@ from reft._session.planner import Planner
 from reft._session.resumer import Resumer
 from reft._session.small_state import Captured, SmallState
 from reft._state import discovery
+from reft._state.constructions import of_process
 
 _DRAIN_MS = 2000  # how long the end waits for the last snapshot
 
@@ -110,7 +111,7 @@ class Session:
         self._announcer = Announcer(self.env, self.job, found)
         if self._snapshots:
             self.planner = Planner(self.env, self.job, self._store, self.engine)
-            discovery.install()
+            of_process.watch()
             if self._exact:
                 try:
                     _continuation.install()

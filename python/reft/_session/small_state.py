@@ -20,7 +20,7 @@ import torch
 from reft import _continuation
 from reft._resume import own_checkpoints
 from reft._session.notes import Note
-from reft._state import discovery, registry
+from reft._state import constructions, discovery, registry
 
 
 class Saved(TypedDict, total=False):
@@ -223,7 +223,7 @@ def _owned_ids(state: discovery.State) -> set[int]:
 def _own_state_dict(scheduler: Any) -> dict[str, Any]:
     """State of a scheduler without optimizers and schedulers that it holds: those are saved as what
     they are."""
-    others = (torch.optim.Optimizer, *discovery.SCHEDULERS)
+    others = (torch.optim.Optimizer, *constructions.SCHEDULERS)
 
     def holds_others(value: Any) -> bool:
         if isinstance(value, (list, tuple)):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +19,7 @@ from torch.optim import Optimizer
 
 from reft import _C
 from reft._state import registry
+from reft._state.constructions import SCHEDULERS, of_process
 
 
 @dataclass
@@ -76,45 +76,6 @@ class State:
         return sum(region.tensor.nbytes for region in self.regions)
 
 
-# Optimizers, schedulers and scalers in the order in which they were made; those made before
-# install() are found by the collector.
-_made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_installed = False
-SCHEDULERS = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-
-
-def install() -> None:
-    """Notes optimizers, schedulers and scalers as they are constructed. Idempotent."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
-    _watch(Optimizer)
-    _watch(torch.optim.lr_scheduler.LRScheduler)
-    _watch(torch.optim.lr_scheduler.ReduceLROnPlateau)
-    _watch(torch.amp.GradScaler)
-
-
-# Optimizers, schedulers and scalers so far. One that is made in mid-run may replace another.
-_constructed = 0
-
-
-def _watch(cls: type[Any]) -> None:
-    original = cls.__init__
-
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        global _constructed
-        original(self, *args, **kwargs)
-        _constructed += 1
-        if all(known is not self for known in _made.values()):
-            _made[len(_made) + 1 + (max(_made) if _made else 0)] = self
-
-    init.__wrapped__ = original  # type: ignore[attr-defined]
-    init.__doc__ = original.__doc__
-    init.__name__ = original.__name__
-    cls.__init__ = init
-
-
 _Class = type[Any] | tuple[type[Any], ...]
 
 
@@ -142,12 +103,6 @@ def live(*classes: _Class) -> list[list[Any]]:
         for instances in lists:
             instances.append(obj)
     return found
-
-
-def _in_order(instances: list[Any], cls: _Class) -> list[Any]:
-    known = [obj for _, obj in sorted(_made.items()) if isinstance(obj, cls)]
-    others = [obj for obj in instances if all(obj is not k for k in known)]
-    return sorted(others, key=lambda obj: type(obj).__qualname__) + known
 
 
 def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -279,8 +234,8 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
         elif isinstance(obj, torch.nn.Module):
             for fqn, tensor in [*obj.named_parameters(), *obj.named_buffers()]:
                 add(f"r.{name}.{fqn}", tensor)
-    state.schedulers = _in_order(schedulers, SCHEDULERS)
-    state.scalers = _in_order(scalers, torch.amp.GradScaler)
+    state.schedulers = of_process.in_order(schedulers, SCHEDULERS)
+    state.scalers = of_process.in_order(scalers, torch.amp.GradScaler)
     return state
 
 
@@ -353,7 +308,7 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer
     if not wanted:
         return []
     taken = set(map(id, with_inner(known)))
-    others = [o for o in _in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
+    others = [o for o in of_process.in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
     found: list[Optimizer] = []
     for text in wanted:
         match = next(
@@ -368,7 +323,7 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer
 def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:
     """Changes when optimizers, parameters or state tensors are replaced, added or removed. Cheap:
     every step calls it."""
-    items: list[int] = [registry.generation, _constructed]
+    items: list[int] = [registry.generation, of_process.count]
     for source in with_inner(optimizers):
         items.append(id(source))
         for group in source.param_groups:
