@@ -1,6 +1,6 @@
-# ranks: 2; kills: 3 6 9 A loop with Accelerate: prepare(), accumulate(), gather_for_metrics(),
-# clip_grad_norm_(). On the CPU it takes no backend but gloo by its arguments, and uses a process
-# group that is already there.
+# ranks: 2; kills: 3 6 9
+# A loop with Accelerate: prepare(), accumulate(), gather_for_metrics(), clip_grad_norm_(). On the
+# CPU it takes no backend but gloo by its arguments, and uses a process group that is already there.
 
 import torch
 from accelerate import Accelerator

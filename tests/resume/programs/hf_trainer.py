@@ -1,6 +1,7 @@
-# ranks: 2; kills: 3 7 10 transformers.Trainer: a tiny GPT-2 from a config, evaluation every four
-# steps, cosine schedule, gradient accumulation. On the CPU it takes no backend but gloo by
-# `ddp_backend`, and uses a process group that is already there.
+# ranks: 2; kills: 3 7 10
+# transformers.Trainer: a tiny GPT-2 from a config, evaluation every four steps, cosine schedule,
+# gradient accumulation. On the CPU it takes no backend but gloo by `ddp_backend`, and uses a
+# process group that is already there.
 import tempfile
 
 import torch

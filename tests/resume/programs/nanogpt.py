@@ -1,6 +1,7 @@
-# ranks: 2; kills: 3 7 11 The training script that people copy: configuration by globals,
-# memory-mapped tokens, gradient accumulation with require_backward_grad_sync, estimate_loss with
-# its own context, prefetch of the next batch, prints of loss and mfu.
+# ranks: 2; kills: 3 7 11
+# The training script that people copy: configuration by globals, memory-mapped tokens, gradient
+# accumulation with require_backward_grad_sync, estimate_loss with its own context, prefetch of the
+# next batch, prints of loss and mfu.
 import math
 import os
 import tempfile

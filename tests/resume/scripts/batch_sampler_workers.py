@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 7 13 A custom batch sampler with its own random.Random, two worker processes
-# that are kept over epochs, LambdaLR.
+# ranks: 2; kills: 2 7 13
+# A custom batch sampler with its own random.Random, two worker processes that are kept over epochs,
+# LambdaLR.
 import random
 
 import torch

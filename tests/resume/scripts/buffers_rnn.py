@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 5 8 Truncated back-propagation: an LSTM's hidden state is carried from step to
-# step, and a memory tensor is a loop variable.
+# ranks: 2; kills: 2 5 8
+# Truncated back-propagation: an LSTM's hidden state is carried from step to step, and a memory
+# tensor is a loop variable.
 import torch
 import torch.distributed as dist
 from digest import digest

@@ -1,5 +1,6 @@
-# ranks: 1; kills: 2 5 8 A framework in small: callbacks with state, an event bus, closures that
-# count, a deque of recent losses, defaultdicts.
+# ranks: 1; kills: 2 5 8
+# A framework in small: callbacks with state, an event bus, closures that count, a deque of recent
+# losses, defaultdicts.
 import collections
 
 import torch

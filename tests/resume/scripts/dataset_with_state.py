@@ -1,5 +1,6 @@
-# ranks: 1; kills: 2 5 9 A dataset that keeps a cache, a count and a log of what was read: nothing
-# is read twice, but for the discarded batch.
+# ranks: 1; kills: 2 5 9
+# A dataset that keeps a cache, a count and a log of what was read: nothing is read twice, but for
+# the discarded batch.
 import torch
 import torch.distributed as dist
 from digest import digest

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 11 A copy of the model that follows by an exponential average, updated after
-# each step and evaluated now and then.
+# ranks: 2; kills: 2 6 11
+# A copy of the model that follows by an exponential average, updated after each step and evaluated
+# now and then.
 import copy
 
 import torch

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 5 8 FSDP2: fully_shard on each block and on the whole, AdamW on DTensors,
-# gradient norm over shards, SequentialLR.
+# ranks: 2; kills: 2 5 8
+# FSDP2: fully_shard on each block and on the whole, AdamW on DTensors, gradient norm over shards,
+# SequentialLR.
 import torch
 import torch.distributed as dist
 from digest import digest

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 11 A function with `while`, batches drawn with torch.randint, dropout,
-# OneCycleLR at each step, a list of losses.
+# ranks: 2; kills: 2 6 11
+# A function with `while`, batches drawn with torch.randint, dropout, OneCycleLR at each step, a
+# list of losses.
 import torch
 import torch.distributed as dist
 from digest import digest

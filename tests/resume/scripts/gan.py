@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 5 9 Two models, two optimizers stepped in turn, noise from the global
-# generator, ids drawn without replacement.
+# ranks: 2; kills: 2 5 9
+# Two models, two optimizers stepped in turn, noise from the global generator, ids drawn without
+# replacement.
 import torch
 import torch.distributed as dist
 from digest import digest

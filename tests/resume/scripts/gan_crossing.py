@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 3 5 GAN whose generator trains in every third iteration only, on samples that
-# were computed before the discriminator's step.
+# ranks: 2; kills: 2 3 5
+# GAN whose generator trains in every third iteration only, on samples that were computed before the
+# discriminator's step.
 import random
 
 import torch

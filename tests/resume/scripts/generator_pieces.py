@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 7 13 Batches as pieces of a permutation that only a generator's loop holds; the
-# training loop is a generator, too.
+# ranks: 2; kills: 2 7 13
+# Batches as pieces of a permutation that only a generator's loop holds; the training loop is a
+# generator, too.
 import torch
 import torch.distributed as dist
 from digest import digest

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 10 Data from generator functions: files of lines, a shuffle buffer, batches;
-# and `for … in enumerate(generator)`.
+# ranks: 2; kills: 2 6 10
+# Data from generator functions: files of lines, a shuffle buffer, batches; and `for … in
+# enumerate(generator)`.
 import random
 
 import torch

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 6 7 9 Evaluation inside the loop that moves the random state; weights clipped
-# after the step; a frozen part; global counters.
+# ranks: 2; kills: 6 7 9
+# Evaluation inside the loop that moves the random state; weights clipped after the step; a frozen
+# part; global counters.
 import torch
 import torch.distributed as dist
 from digest import digest

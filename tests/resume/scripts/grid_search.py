@@ -1,5 +1,6 @@
-# ranks: 1; kills: 3 8 13 Several trainings one after the other in one script: each with a new
-# model, optimizer and scheduler; results in a dict.
+# ranks: 1; kills: 3 8 13
+# Several trainings one after the other in one script: each with a new model, optimizer and
+# scheduler; results in a dict.
 import torch
 import torch.distributed as dist
 from digest import digest

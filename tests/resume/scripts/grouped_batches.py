@@ -1,6 +1,7 @@
-# ranks: 2; kills: 4 8 12 An iterable dataset that fills batches by kind in an attribute
-# (detectron2's AspectRatioGroupedDataset): what is not full yet outlives the epoch, and a suspended
-# generator means one of the lists.
+# ranks: 2; kills: 4 8 12
+# An iterable dataset that fills batches by kind in an attribute (detectron2's
+# AspectRatioGroupedDataset): what is not full yet outlives the epoch, and a suspended generator
+# means one of the lists.
 import torch
 import torch.distributed as dist
 from digest import digest

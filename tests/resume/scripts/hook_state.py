@@ -1,6 +1,6 @@
-# ranks: 2; kills: 3 6 9 State that nothing but hooks hold: closures and objects behind hooks of
-# modules, parameters, the optimizer, and of the communication, which rounds gradients and keeps the
-# error for the next step.
+# ranks: 2; kills: 3 6 9
+# State that nothing but hooks hold: closures and objects behind hooks of modules, parameters, the
+# optimizer, and of the communication, which rounds gradients and keeps the error for the next step.
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F

@@ -1,6 +1,7 @@
-# ranks: 2; kills: 5 9 13 State that a script hangs on what is not its own: the optimizer, the
-# wrapped model, a stock module, parameters, the loader; and in objects of libraries: an event, a
-# seed sequence, a masked array, a distribution.
+# ranks: 2; kills: 5 9 13
+# State that a script hangs on what is not its own: the optimizer, the wrapped model, a stock
+# module, parameters, the loader; and in objects of libraries: an event, a seed sequence, a masked
+# array, a distribution.
 import threading
 from collections import deque
 

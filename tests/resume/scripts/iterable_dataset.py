@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 11 An IterableDataset split by rank, with its own random order in each epoch
-# and a last batch that is dropped.
+# ranks: 2; kills: 2 6 11
+# An IterableDataset split by rank, with its own random order in each epoch and a last batch that is
+# dropped.
 import random
 
 import torch

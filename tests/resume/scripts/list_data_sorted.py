@@ -1,5 +1,6 @@
-# ranks: 1; kills: 2 6 10 Lists of Python values as data: random.sample, sorted, dict iterators, a
-# set that grows, nested tuples unpacked in the loop.
+# ranks: 1; kills: 2 6 10
+# Lists of Python values as data: random.sample, sorted, dict iterators, a set that grows, nested
+# tuples unpacked in the loop.
 import random
 
 import torch

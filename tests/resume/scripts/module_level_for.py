@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 8 14 Everything at module level, nested epochs, DistributedSampler with
-# set_epoch, StepLR, a last batch that is smaller.
+# ranks: 2; kills: 2 8 14
+# Everything at module level, nested epochs, DistributedSampler with set_epoch, StepLR, a last batch
+# that is smaller.
 import torch
 import torch.distributed as dist
 from digest import digest

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 5 9 State outside of the loop's frames: another module, classes, functions,
-# default arguments, a file that is read line by line.
+# ranks: 2; kills: 2 5 9
+# State outside of the loop's frames: another module, classes, functions, default arguments, a file
+# that is read line by line.
 import io
 
 import tallies

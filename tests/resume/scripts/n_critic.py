@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 5 9 A critic that steps at every iteration and a generator that steps at every
-# third one, each with a schedule of its own.
+# ranks: 2; kills: 2 5 9
+# A critic that steps at every iteration and a generator that steps at every third one, each with a
+# schedule of its own.
 import torch
 import torch.distributed as dist
 from digest import digest

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 10 The style of nanoGPT: np arrays as data, np.random for the batches,
-# learning rate by a function, no DataLoader.
+# ranks: 2; kills: 2 6 10
+# The style of nanoGPT: np arrays as data, np.random for the batches, learning rate by a function,
+# no DataLoader.
 import math
 
 import numpy as np

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 3 6 9 A script that saves and loads a checkpoint by itself every few steps; the
-# file is named after the launcher's run.
+# ranks: 2; kills: 3 6 9
+# A script that saves and loads a checkpoint by itself every few steps; the file is named after the
+# launcher's run.
 import os
 import tempfile
 

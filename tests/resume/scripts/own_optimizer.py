@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 5 9 An optimizer class that counts for itself and calls its base's step; two
-# loaders that draw from one generator.
+# ranks: 2; kills: 2 5 9
+# An optimizer class that counts for itself and calls its base's step; two loaders that draw from
+# one generator.
 import torch
 import torch.distributed as dist
 from digest import digest

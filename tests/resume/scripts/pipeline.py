@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 5 8 torch.distributed.pipelining, 1F1B over two stages, four micro-batches;
-# only the last stage knows the loss.
+# ranks: 2; kills: 2 5 8
+# torch.distributed.pipelining, 1F1B over two stages, four micro-batches; only the last stage knows
+# the loss.
 import torch
 import torch.distributed as dist
 from digest import digest

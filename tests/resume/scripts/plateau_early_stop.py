@@ -1,5 +1,6 @@
-# ranks: 2; kills: 3 8 13 Evaluation after each epoch with a loader of its own, ReduceLROnPlateau,
-# early stopping, a copy of the best weights.
+# ranks: 2; kills: 3 8 13
+# Evaluation after each epoch with a loader of its own, ReduceLROnPlateau, early stopping, a copy of
+# the best weights.
 import copy
 
 import torch

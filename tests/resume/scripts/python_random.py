@@ -1,5 +1,6 @@
-# ranks: 1; kills: 2 6 11 A random.Random, a numpy Generator and a torch.Generator of the script's
-# own; islice, cycle, count and reversed.
+# ranks: 1; kills: 2 6 11
+# A random.Random, a numpy Generator and a torch.Generator of the script's own; islice, cycle, count
+# and reversed.
 import itertools
 import random
 

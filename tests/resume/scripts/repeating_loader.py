@@ -1,6 +1,7 @@
-# ranks: 2; kills: 4 8 12 Loaders whose one iterator lasts for the whole training, over a sampler
-# that is repeated (timm's MultiEpochsDataLoader, YOLO's InfiniteDataLoader), with workers and
-# without; a collate object that counts and draws.
+# ranks: 2; kills: 4 8 12
+# Loaders whose one iterator lasts for the whole training, over a sampler that is repeated (timm's
+# MultiEpochsDataLoader, YOLO's InfiniteDataLoader), with workers and without; a collate object that
+# counts and draws.
 import numpy as np
 import torch
 import torch.distributed as dist

@@ -1,5 +1,6 @@
-# ranks: 1; kills: 3 6 11 shuffle=True with two workers that are started anew each epoch; the
-# workers draw noise from their own seeds.
+# ranks: 1; kills: 3 6 11
+# shuffle=True with two workers that are started anew each epoch; the workers draw noise from their
+# own seeds.
 import torch
 import torch.distributed as dist
 from digest import digest

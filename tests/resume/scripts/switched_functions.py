@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 9 Names and attributes that mean another function, builtin or bound method
-# from some epoch on; with blocks around the step.
+# ranks: 2; kills: 2 6 9
+# Names and attributes that mean another function, builtin or bound method from some epoch on; with
+# blocks around the step.
 import contextlib
 
 import torch

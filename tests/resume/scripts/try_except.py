@@ -1,5 +1,6 @@
-# ranks: 1; kills: 2 5 9 A loop that skips bad batches by `continue` in an except, with try/finally
-# and a with statement around the step.
+# ranks: 1; kills: 2 5 9
+# A loop that skips bad batches by `continue` in an except, with try/finally and a with statement
+# around the step.
 import contextlib
 
 import torch

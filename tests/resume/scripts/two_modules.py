@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 9 Model parallel within a rank: an encoder and a head as two modules with one
-# optimizer and parameter groups of their own.
+# ranks: 2; kills: 2 6 9
+# Model parallel within a rank: an encoder and a head as two modules with one optimizer and
+# parameter groups of their own.
 import torch
 import torch.distributed as dist
 from digest import digest

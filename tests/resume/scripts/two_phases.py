@@ -1,5 +1,6 @@
-# ranks: 1; kills: 2 7 10 A warm-up loop and the main loop: the optimizer is stepped at two places
-# of the script. Each line ends with a hash.
+# ranks: 1; kills: 2 7 10
+# A warm-up loop and the main loop: the optimizer is stepped at two places of the script. Each line
+# ends with a hash.
 import torch
 import torch.distributed as dist
 from digest import digest

@@ -1,5 +1,6 @@
-# ranks: 2; kills: 2 6 8 A backbone that begins to train in mid-run: it is in the optimizer from the
-# beginning and has no gradients before.
+# ranks: 2; kills: 2 6 8
+# A backbone that begins to train in mid-run: it is in the optimizer from the beginning and has no
+# gradients before.
 import torch
 import torch.distributed as dist
 from digest import digest

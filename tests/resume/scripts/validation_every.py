@@ -1,5 +1,6 @@
-# ranks: 1; kills: 3 7 12 One loader iterated without end by a helper, validation every five steps
-# inside the loop, PolynomialLR, weight decay groups.
+# ranks: 1; kills: 3 7 12
+# One loader iterated without end by a helper, validation every five steps inside the loop,
+# PolynomialLR, weight decay groups.
 import torch
 import torch.distributed as dist
 from digest import digest
