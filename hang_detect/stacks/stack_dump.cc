@@ -90,20 +90,20 @@ StackDump StackDumper::dump(std::chrono::milliseconds timeout) {
   timeout = std::clamp(timeout, std::chrono::milliseconds(0), kMaxTimeout);
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   {
-    std::unique_lock lock(mutex_);
-    if (!free_.wait_until(lock, deadline, [this] { return !dumping_; })) {
-      result.error = "another dump is still under way";
+    const MutexLock lock(mutex_);
+    if (!idle_.wait_until(mutex_, deadline, [this]() REQUIRES(mutex_) { return !dumping_; })) {
+      result.error = "another stack dump is still in progress";
       return result;
     }
     dumping_ = true;
   }
-  // Declared after the result, so that the next dump begins when this one is whole.
+  // Declared after the result: the next dump starts once this result is complete.
   const std::unique_ptr<StackDumper, void (*)(StackDumper*)> turn(this, [](StackDumper* dumper) {
     {
-      const std::lock_guard lock(dumper->mutex_);
+      const MutexLock lock(dumper->mutex_);
       dumper->dumping_ = false;
     }
-    dumper->free_.notify_one();
+    dumper->idle_.notify_one();
   });
   UniqueFd memory(::memfd_create("reft-stacks", MFD_CLOEXEC));
   if (!memory) {

@@ -1,22 +1,22 @@
-// All threads' Python stacks of this process as text, without the GIL.
+// The Python stacks of all threads of this process as text, without the GIL.
 //
-// This folder knows no Python: a StackPrinter, given by python/bindings/hang.cc, writes the stacks
-// to a descriptor of anonymous memory; lines about the threads as the kernel sees them are added.
-// parseStacks() reads the result.
+// This folder knows no Python: python/bindings/hang.cc provides a StackPrinter that writes the
+// stacks to a descriptor of anonymous memory. StackDumper adds a line for each thread of the
+// kernel's list. parseStacks() reads the result.
 //
 // Threads: dump() from any thread; a second dump() waits for the first within its own deadline.
-// Errors:  none: what went wrong is in StackDump::error.
+// Errors:  none: StackDump::error holds the reason.
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <string>
+
+#include "intercept/base/mutex.h"
 
 namespace reft {
 
-// Writes the stacks of all threads to `fd` and returns within `timeout`: nullptr, or what went
-// wrong (static text). Must not wait for the GIL.
+// Writes the stacks of all threads to `fd` within `timeout`, and must not wait for the GIL. Returns
+// nullptr, or static text with the reason for its failure.
 using StackPrinter = const char* (*)(int fd, std::chrono::milliseconds timeout);
 
 struct StackDump {
@@ -24,8 +24,7 @@ struct StackDump {
   std::string error;  // empty = complete
 };
 
-// A line for each thread of the process as the kernel sees it: "Native thread <tid> <state>
-// <name>".
+// "Native thread <tid> <state> <name>" for each thread of the kernel's list, one a line.
 std::string nativeThreads(int pid);
 
 class StackDumper {
@@ -33,8 +32,8 @@ class StackDumper {
   static constexpr std::chrono::milliseconds kMaxTimeout{1000};
   static constexpr size_t kMaxTextBytes = 4u << 20;
 
-  // Make it on the main thread: the text marks the maker's thread as main (only if it is the
-  // process's first thread).
+  // To be called on the main thread: the text marks the calling thread as main if it is the first
+  // of the process.
   explicit StackDumper(StackPrinter printer);
 
   StackDump dump(std::chrono::milliseconds timeout = kMaxTimeout);
@@ -42,9 +41,9 @@ class StackDumper {
  private:
   StackPrinter printer_;
   unsigned long main_thread_ = 0;  // pthread_self() of the main thread; 0 = unknown
-  std::mutex mutex_;
-  std::condition_variable free_;
-  bool dumping_ = false;
+  Mutex mutex_;
+  ConditionVariable idle_;
+  bool dumping_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace reft
