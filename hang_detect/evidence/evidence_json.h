@@ -1,5 +1,4 @@
-// Parts of a hang report's JSON form: what evidenceFromJson() reads back, of which every verdict is
-// made; and disagreements, which the agent's status has, too.
+// The evidence as JSON: the part of a hang report from which a verdict can be recomputed.
 //
 // Threads: free functions, re-entrant. Errors: none (except std::bad_alloc).
 #pragma once
@@ -15,7 +14,7 @@
 
 namespace reft {
 
-// Of the JSON form. Fields may be added under the same number.
+// Version of the JSON form. New fields do not change it.
 constexpr int kVerdictVersion = 2;
 
 nlohmann::json evidenceFields(const OpEntry& op);
@@ -23,12 +22,12 @@ nlohmann::json evidenceFields(const RankEvidence& rank);               // withou
 nlohmann::json evidenceFields(const HangEvidence& evidence);           // without its `ranks`
 std::optional<HangEvidence> evidenceOf(const nlohmann::json& report);  // as evidenceFromJson()
 
-// The evidence without a verdict, for another node: evidenceFromJson() reads it. Not longer than
-// `limit`: threads besides the main one are left out for that, then older ops, then ranks.
+// The evidence without a verdict, for another node. To stay within `limit` bytes it drops threads
+// other than the main one, then older ops, then ranks.
 std::string evidenceJson(HangEvidence evidence, size_t limit = SIZE_MAX);
 
-// The evidence in a hang report's JSON form; nullopt if it is none. Fields that are absent or
-// damaged stay unknown.
+// Reads evidence back, from evidenceJson() or from a whole hang report; nullopt if the text is
+// neither. Absent and damaged fields stay unknown.
 std::optional<HangEvidence> evidenceFromJson(std::string_view text);
 
 }  // namespace reft

@@ -1,4 +1,4 @@
-// Puts the evidence of several nodes together. Their clocks have nothing to do with each other.
+// Merges the evidence of several nodes, whose clocks are unrelated.
 #include <algorithm>
 #include <iterator>
 #include <set>
@@ -11,10 +11,11 @@ namespace {
 
 uint64_t shifted(uint64_t at_ns, int64_t by_ns) {
   if (at_ns == 0) {
-    return 0;  // it has not happened
+    return 0;  // not happened yet
   }
   const auto moved = at_ns + static_cast<uint64_t>(by_ns);
-  return moved == 0 || static_cast<int64_t>(moved) < 0 ? 1 : moved;  // before our clock began
+  return moved == 0 || static_cast<int64_t>(moved) < 0 ? 1
+                                                       : moved;  // before this node's clock began
 }
 
 }  // namespace

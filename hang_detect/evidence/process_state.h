@@ -1,6 +1,6 @@
-// What /proc knows about a process and its children.
+// State and resource use of a process and its children, from /proc.
 //
-// Threads: free functions, re-entrant. Errors: none: what cannot be read is unknown.
+// Threads: free functions, re-entrant. Errors: none: unreadable values are unknown.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,20 @@
 
 namespace reft {
 
-// Processor time and I/O so far, of a process and of those it started and that ended. < 0 =
-// unknown.
+// Processor time and I/O of a process and its ended children, since its start. < 0 = unknown.
 struct ProcessCounters {
   int64_t cpu_ns = -1;
   int64_t io_bytes = -1;
 };
 ProcessCounters processCounters(int pid) noexcept;
 
-// Processes that the main thread of `pid` has started and that have not been reaped.
+// Children of the main thread of `pid` that nobody has reaped yet.
 std::vector<int> childrenOf(int pid) noexcept;
 
-// Process that traces `pid`; 0 = none, or that is unknown.
+// The process that traces `pid`; 0 = none or unknown.
 int tracerOf(int pid) noexcept;
 
-// State T or t.
+// True in state T or t.
 bool processIsStopped(int pid) noexcept;
 
 }  // namespace reft

@@ -7,6 +7,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "intercept/base/log.h"
+
 namespace reft {
 
 std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump) {
@@ -22,12 +24,12 @@ std::string stackReplyJson(std::string_view request, int rank, const StackDump& 
 
 namespace {
 
-void allowToRead(const std::string& welcome) {
+void permitReading(const std::string& welcome) {
   const auto fields = nlohmann::json::parse(welcome, nullptr, /*allow_exceptions=*/false);
   if (fields.is_object() && fields.contains("agent_pid") &&
       fields["agent_pid"].is_number_unsigned()) {
     ::prctl(PR_SET_PTRACER, fields["agent_pid"].get<unsigned long>(), 0, 0,
-            0);  // EINVAL where there is no Yama
+            0);  // fails with EINVAL on a kernel without Yama
   }
 }
 
@@ -35,12 +37,15 @@ void allowToRead(const std::string& welcome) {
 
 void installStackReplies(AgentClient& client, int rank, StackPrinter printer) {
   auto dumper = std::make_shared<StackDumper>(printer);
-  allowToRead(client.welcome());
+  permitReading(client.welcome());
   // The handler lives in the client and runs on its thread, which the client's destructor joins:
   // `client` is alive.
   client.handle(wire::Type::kStackRequest, [&client, dumper, rank](const wire::Frame& frame) {
-    allowToRead(client.welcome());  // it may be another agent by now
-    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dumper->dump()));
+    permitReading(client.welcome());  // the agent may be another process by now
+    const StackDump dump = dumper->dump();
+    logDebug("hang", "rank ", rank, " answers a stack request with ", dump.text.size(), " bytes",
+             dump.error.empty() ? "" : ", error: ", dump.error);
+    client.send(wire::Type::kStackReply, stackReplyJson(frame.payload, rank, dump));
   });
 }
 

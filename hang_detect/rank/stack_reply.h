@@ -1,7 +1,7 @@
 // Answers the agent's stack requests (kStackRequest) with this process's stacks (kStackReply).
 //
-// Threads: the answer is made on `reft-agent-io`, in at most one second, without the GIL.
-// Errors:  none: a dump that failed is answered with its error.
+// Threads: `reft-agent-io` makes the answer, in at most one second and without the GIL.
+// Errors:  none: the answer to a failed dump holds its error.
 #pragma once
 
 #include <string>
@@ -16,9 +16,9 @@ namespace reft {
 // addStackReply() reads it.
 std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump);
 
-// Registers the handler. Call on the main thread. The agent is allowed to read this process's
-// memory where the kernel allows that to parents only (Yama), for the time when it cannot answer
-// any more.
+// Registers the handler; to be called on the main thread. Also permits the agent to read this
+// process's memory where the kernel lets only parents do so (Yama), for a time when the process
+// cannot answer any more.
 void installStackReplies(AgentClient& client, int rank, StackPrinter printer);
 
 }  // namespace reft

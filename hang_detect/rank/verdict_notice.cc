@@ -33,10 +33,10 @@ constexpr milliseconds kEndWait{2000};
 constexpr milliseconds kParkWait{200};
 
 std::atomic<int> printing{0};
-std::atomic<int> park_signal{0};  // 0: none was free
+std::atomic<int> park_signal{0};  // 0: no real-time signal was free
 std::atomic<bool> parked{false};
 
-// The process ends while the thread is in here.
+// Does not return: the process ends meanwhile.
 void onPark(int) {
   parked = true;
   for (;;) {
@@ -44,8 +44,8 @@ void onPark(int) {
   }
 }
 
-// Does without if none is free.
-void takeParkSignal() {
+// Leaves park_signal 0 if every real-time signal is in use.
+void claimParkSignal() {
   for (int number = SIGRTMAX - 1; park_signal == 0 && number > SIGRTMIN + 1; --number) {
     struct sigaction now {};
     if (::sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 ||
@@ -71,7 +71,7 @@ std::vector<std::string> linesOf(std::string_view text) {
   return lines;
 }
 
-// A pipe that poll() calls writable takes PIPE_BUF bytes at once, which is more than the text.
+// The text is shorter than PIPE_BUF, so a writable pipe takes it without blocking.
 void print(const std::string& text) {
   pollfd poller{STDERR_FILENO, POLLOUT, 0};
   if (::poll(&poller, 1, static_cast<int>(kPrintWait.count())) == 1 &&
@@ -80,10 +80,11 @@ void print(const std::string& text) {
   }
 }
 
-// False if there can be no more threads. The new one takes no signals: those of the program are not
-// for it, and a closed or foreign terminal must not end or stop the process (SIGPIPE, SIGTTOU).
+// Starts a detached thread; false if the system refuses. The thread blocks all signals: it must not
+// take the program's, and a closed or foreign terminal must not end or stop the process (SIGPIPE,
+// SIGTTOU).
 template <typename Body>
-bool detached(const char* name, Body body) {
+bool startDetached(const char* name, Body body) {
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -91,7 +92,7 @@ bool detached(const char* name, Body body) {
   try {
     std::thread thread(body);
     ::pthread_setname_np(thread.native_handle(), name);
-    thread.detach();  // it may never come back
+    thread.detach();  // it may never return
   } catch (const std::system_error&) {
     started = false;
   }
@@ -119,7 +120,7 @@ void abortProcess(EndCommunicators end) {
   waitUntil([] { return printing == 0; }, kPrintWait);
   if (end != nullptr && parkMainThread()) {
     static std::atomic<bool> ended{false};
-    const bool started = detached("reft-abort", [end] {
+    const bool started = startDetached("reft-abort", [end] {
       end();
       ended = true;
     });
@@ -134,7 +135,7 @@ void abortProcess(EndCommunicators end) {
 
 std::string terminalText(std::string_view screen, std::string_view report_path,
                          std::string_view action) {
-  // The path stays in one piece, for copying; the terminal breaks it.
+  // The path stays in one piece, so that it can be copied; the terminal breaks it.
   const std::string path = printable(report_path, 4096);
   std::vector<std::string> tail = {path.size() + 8 <= kColumns ? "report: " + path : "report:"};
   size_t tail_lines = 1;
@@ -148,7 +149,7 @@ std::string terminalText(std::string_view screen, std::string_view report_path,
   }
   auto lines = linesOf(screen);
   while (lines.size() + tail_lines > kLines && lines.size() > 1) {
-    // The last line of the evidence; without any, of what precedes "next:".
+    // Drop the last sentence of evidence or, without one, the line before "next:".
     auto last = std::find_if(lines.rbegin(), lines.rend(),
                              [](const std::string& line) { return line.rfind("- ", 0) == 0; });
     if (last == lines.rend()) {
@@ -190,7 +191,7 @@ std::string verdictNoticeText(std::string_view payload) {
 void installVerdictNotices(AgentClient& client, EndCommunicators end) {
   client.handle(wire::Type::kVerdict, [](const wire::Frame& frame) {
     ++printing;
-    const bool started = detached("reft-verdict", [text = verdictNoticeText(frame.payload)] {
+    const bool started = startDetached("reft-verdict", [text = verdictNoticeText(frame.payload)] {
       print(text);
       --printing;
     });
@@ -199,7 +200,7 @@ void installVerdictNotices(AgentClient& client, EndCommunicators end) {
     }
   });
   if (end != nullptr) {
-    takeParkSignal();
+    claimParkSignal();
   }
   client.handle(wire::Type::kAbort, [end](const wire::Frame&) { abortProcess(end); });
 }

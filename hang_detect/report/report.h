@@ -1,4 +1,4 @@
-// The hang report: the evidence about each rank and the verdict on it, as text and as JSON.
+// The hang report: the verdict and the evidence about each rank, as text and as JSON.
 //
 // Threads: free functions, re-entrant. Errors: none, whatever the evidence holds (except
 // std::bad_alloc).
@@ -11,10 +11,9 @@
 
 namespace reft {
 
-// Never throw, whatever the evidence holds (except std::bad_alloc).
-std::string hangReportJson(const HangEvidence& evidence,
-                           const Verdict& verdict);  // fields: docs/hang.md
-std::string hangReportText(const HangEvidence& evidence,
-                           const Verdict& verdict);  // at most 80 columns
+// docs/hang.md lists the fields.
+std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict);
+// At most 80 columns.
+std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict);
 
 }  // namespace reft

@@ -1,4 +1,4 @@
-// A verdict as one screen of text, and the parts of its JSON form that other pages share.
+// A verdict as one screen of text, and disagreements as JSON for reports and the agent's status.
 //
 // Threads: free functions, re-entrant. Errors: none (except std::bad_alloc).
 #pragma once
@@ -15,6 +15,7 @@ namespace reft {
 // Fits a terminal of 80 columns and 24 lines.
 std::string verdictText(const HangEvidence& evidence, const Verdict& verdict);
 
-nlohmann::json disagreementFields(const Disagreement& found);  // docs/hang.md
+// docs/hang.md lists the fields.
+nlohmann::json disagreementFields(const Disagreement& found);
 
 }  // namespace reft

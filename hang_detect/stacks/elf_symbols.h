@@ -1,8 +1,7 @@
-// Where an ELF file (64 bits, little endian) says that its symbols are. Only what finding them
-// needs.
+// Symbols of a 64-bit little-endian ELF file: addresses of names, and names of addresses.
 //
-// Threads: free functions, re-entrant. Errors: none: a file that is damaged or hostile has fewer
-// symbols, or is none.
+// Threads: free functions, re-entrant. Errors: none: a damaged or hostile file yields fewer
+// symbols, or nullopt.
 #pragma once
 
 #include <cstddef>
@@ -16,27 +15,26 @@
 
 namespace reft {
 
-// Reads exactly `bytes` at `offset`; false if that is not possible.
+// Reads exactly `bytes` at `offset`; false on failure.
 using ReadAt = std::function<bool(uint64_t offset, void* into, size_t bytes)>;
 
 struct ElfSymbols {
-  bool moves = false;          // loaded at any address, which `first_address` is then taken off
-  uint64_t first_address = 0;  // of its first page
-  std::map<std::string, uint64_t> value;  // of those that were looked for and are defined
+  bool moves = false;          // position-independent: addresses are relative to first_address
+  uint64_t first_address = 0;  // address of the file's first page
+  std::map<std::string, uint64_t> value;  // the requested symbols that are defined
 };
 
 struct ElfFunction {
-  std::string name;    // "" = not known
-  uint64_t begin = 0;  // of the function, as the file counts
+  std::string name;    // "" = unknown
+  uint64_t begin = 0;  // its first address, as the file counts
 };
 
-// The function that holds each of these addresses, which are counted as the file does, not as it is
-// loaded. Of several names for one function, that which is seen from outside, with the fewest
-// underscores before it.
+// The function around each of these addresses, which count as in the file, not as loaded. Of
+// several names for one function: a global one, with the fewest leading underscores.
 std::map<uint64_t, ElfFunction> findElfFunctions(const ReadAt& read,
                                                  std::vector<uint64_t> addresses);
 
-// nullopt if the file is no such ELF file.
+// nullopt if the file is not of this kind.
 std::optional<ElfSymbols> findElfSymbols(const ReadAt& read,
                                          const std::vector<std::string_view>& names);
 

@@ -1,17 +1,17 @@
-// Who holds the GIL of a process, and whether the main thread waits for it, as lines of a stack
-// text (parseStacks() reads them):
+// The thread that holds the GIL of a process, and whether the main thread waits for it, as lines of
+// a stack text for parseStacks():
 //
 //   GIL held by 0x00007f33c0d6e6c0
 //   GIL held by 0x00007f33c0d6e6c0, awaited by 0x00007f33c7d0b740
 //
-// The second form: the main thread waits for it, and in a tenth of a second it was never let go,
-// although its holder slept in that time or ran. Bytecode would have let go of it; C code need not.
+// The second form: the main thread waits for the GIL, and the holder did not release it in a tenth
+// of a second, asleep or running. Bytecode would have released it; C code need not.
 //
-// That a thread waits for the GIL is told by what it sleeps on (/proc/<pid>/task/<tid>/syscall).
-// Where that cannot be read, only the holder is told.
+// The address on which a thread sleeps (/proc/<pid>/task/<tid>/syscall) shows that it waits for the
+// GIL. Where that file cannot be read, only the holder is known.
 //
-// Threads: re-entrant. Takes up to 150 ms, and that only where the main thread waits for the GIL.
-// Errors:  none: what is not known has no line.
+// Threads: re-entrant. Takes up to 150 ms if the main thread waits for the GIL.
+// Errors:  none: an unknown holder has no line.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@
 
 namespace reft {
 
-// `now`: what `reader`, of process `pid`, has just read.
+// `now`: the threads that `reader`, of process `pid`, has just read.
 std::string gilText(int pid, PythonReader& reader, const PythonThreads& now);
 
 }  // namespace reft

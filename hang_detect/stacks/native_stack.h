@@ -1,10 +1,10 @@
 // Native and Python frames of a thread as one stack.
 //
-// Native frames of the interpreter's loop (_PyEval_EvalFrameDefault) give way to the Python frames
-// that they evaluate: one run of the loop evaluates a Python function and all that it calls without
-// a detour through C. How many Python frames belong to each run is known (PythonThread::runs), so
-// the two lists are matched by counting. Where the counts do not agree, nothing is guessed: the
-// native frames are given as they are, the Python frames after them, and that is said.
+// The Python frames replace the native frames of the interpreter's loop (_PyEval_EvalFrameDefault)
+// that evaluate them: one run of the loop evaluates a Python function and all that it calls without
+// a detour through C. PythonThread::runs has the number of Python frames of each run, so that
+// mergeStack() matches the two lists by counting. Where the counts disagree it does not guess:
+// MergedStack::matched is false, and the Python frames follow the native ones.
 //
 // Threads: free functions, re-entrant. Errors: none.
 #pragma once
@@ -21,17 +21,16 @@
 namespace reft {
 
 struct NativeFrame {
-  std::string function;  // demangled; "" = not known
-  std::string object;    // file; "[vdso]"; "" = memory that is no file's
-  uint64_t offset =
-      0;  // of the instruction, as the object counts addresses (as addr2line takes them)
-  bool evaluates = false;  // it is the interpreter's loop
+  std::string function;    // demangled; "" = unknown
+  std::string object;      // file; "[vdso]"; "" = memory of no file
+  uint64_t offset = 0;     // address of the instruction inside the object, as addr2line takes it
+  bool evaluates = false;  // the interpreter's loop
 };
 
 struct NativeStack {
   std::vector<NativeFrame> frames;  // newest call first
-  bool complete = false;            // down to where the thread began
-  std::string problem;              // why it is not
+  bool complete = false;            // down to the start of the thread
+  std::string problem;              // reason for an incomplete stack
 };
 
 struct MergedFrame {
@@ -46,21 +45,21 @@ struct MergedStack {
   std::string problem;
 };
 
-// `python`: of the same moment; nullopt: the thread has no Python frames.
+// `python`: the thread's Python frames at the same moment; nullopt: none.
 MergedStack mergeStack(const NativeStack& native, const std::optional<PythonThread>& python);
 
-// A thread as its process has it, with all that could be had of it.
+// A thread of the process with its stack.
 struct MergedThread {
   int64_t tid = 0;
   std::string name, state;
   bool main = false;
   MergedStack stack;
-  bool holds_gil = false;  // false, too, where that is not known
+  bool holds_gil = false;  // false where unknown, too
 };
 
 struct MergedThreads {
   std::vector<MergedThread> threads;
-  std::string error;  // why there are none, or not all
+  std::string error;  // reason for missing threads
 };
 
 // As remoteStacksJson(), and "native": {"threads": [{tid, name, state, main, holds_gil, matched,

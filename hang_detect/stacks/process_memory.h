@@ -1,9 +1,8 @@
 // Another process as /proc shows it: its memory, and what is mapped there.
 //
-// Threads: re-entrant; a ProcessMemory belongs to one thread at a time. May block, where a page of
-// the process is not in memory
-//          and its file system does not answer.
-// Errors:  none: a read that fails says so; text that cannot be read is empty.
+// Threads: re-entrant; a ProcessMemory belongs to one thread at a time. May block if a page of the
+//          process is not in memory and its file system does not answer.
+// Errors:  none: a failed read returns false; unreadable text is empty.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +20,17 @@ std::string procPath(int pid, const std::string& name);
 // At most `limit` bytes; `problem`: errno, 0 = none.
 std::string readProcText(const std::string& path, size_t limit, int& problem);
 
-// One field of /proc/<pid>/status or /proc/<pid>/task/<tid>/status, without blanks around it. "" if
-// it is not there.
+// One field of /proc/<pid>/status or /proc/<pid>/task/<tid>/status, trimmed; "" if absent.
 std::string statusField(const std::string& status_path, const std::string& name);
 
-// The memory of a process, by whichever of the two ways the kernel allows.
+// The memory of a process, by process_vm_readv or /proc/<pid>/mem, whichever the kernel allows.
 class ProcessMemory {
  public:
   explicit ProcessMemory(int pid) : pid_(pid) {}
 
-  // Exactly `bytes`; false if that is not possible.
+  // Reads exactly `bytes`; false on failure.
   bool read(uint64_t address, void* into, size_t bytes);
-  // The last failure was for lack of the right to read.
+  // True if the last failure was a lack of permission.
   bool forbidden() const;
 
  private:
@@ -41,7 +39,7 @@ class ProcessMemory {
   int problem_ = 0;
 };
 
-// Why there is no right to read a process, and what would give it.
+// Why this process may not read that one, and how to permit it.
 std::string noRightToRead(int pid);
 
 struct MappedRange {
@@ -55,8 +53,7 @@ struct MappedRange {
 std::vector<MappedRange> parseMaps(const std::string& maps);
 std::vector<MappedRange> mapsOf(int pid, int& problem);
 
-// A file that a process has mapped, opened through the process's own root, as it may have another
-// one than this process.
+// Opens a file that a process has mapped, through that process's own root directory.
 UniqueFd openMapped(int pid, const std::string& path);
 
 }  // namespace reft

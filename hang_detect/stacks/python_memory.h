@@ -1,12 +1,13 @@
-// Python stacks from the memory of another process, which may run, stand still, or hold anything.
+// Python stacks from the memory of another process, which may run, stand still, or hold any bytes.
 //
-// CPython 3.13 says in its own memory where its fields are; for 3.11 and 3.12, which do not, the
-// places are in a table here, which a test compares with the headers of those versions (this folder
-// knows no Python). Who holds the GIL is read the same way.
+// CPython 3.13 describes its own layout in memory. For 3.11 and 3.12 a table here has the offsets
+// of the fields, which a test compares with the headers of those versions (this folder knows no
+// Python). The holder of the GIL is read the same way.
 //
 // Threads: free functions, re-entrant.
-// Errors:  none: whatever the memory holds, walking it ends, after a bounded number of bytes; what
-// it could not follow is said.
+// Errors:  none: walking any memory ends after a bounded number of bytes. `problem` holds the
+// reason
+//          for missing threads or frames.
 #pragma once
 
 #include <cstddef>
@@ -21,10 +22,10 @@
 
 namespace reft {
 
-// Reads exactly `bytes` at `address`; false if that is not possible.
+// Reads exactly `bytes` at `address`; false on failure.
 using ReadMemory = std::function<bool(uint64_t address, void* into, size_t bytes)>;
 
-// Offsets of fields, in bytes; of sizes, the size. kAbsent: this version has no such field.
+// Offsets of fields in bytes, and sizes of objects. kAbsent: this version lacks the field.
 #define REFT_PYTHON_LAYOUT(X) \
   X(runtime_interpreters)     \
   X(interpreter_next)         \
@@ -67,59 +68,58 @@ struct PythonLayout {
 #undef REFT_PYTHON_FIELD
 };
 
-// Of CPython 3.`minor`; nullptr if it is not in the table.
+// The layout of CPython 3.`minor`; nullptr if the table lacks it.
 const PythonLayout* pythonLayout(int minor);
 
-// Of CPython 3.13: what its description of itself leaves out of the GIL, and what it has to say of
-// the rest. Nothing else.
+// CPython 3.13: the fields of the GIL that its own description leaves out, and the values that the
+// description must have elsewhere.
 const PythonLayout& undescribedLayout();
 
-// What the interpreter at `runtime` (symbol _PyRuntime) says about itself, 3.13. nullopt and
-// `problem` if it says nothing that makes sense.
+// Reads the description that CPython 3.13 keeps at `runtime` (symbol _PyRuntime). nullopt and
+// `problem` if it makes no sense.
 std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t runtime,
                                              std::string& problem);
 
-// By whichever of the two ways CPython 3.`minor` has.
+// pythonLayout() or readPythonLayout(), whichever fits CPython 3.`minor`.
 std::optional<PythonLayout> findPythonLayout(int minor, const ReadMemory& read, uint64_t runtime,
                                              std::string& problem);
 
 struct PythonThread {
   uint64_t id = 0;         // pthread_t
-  uint64_t native_id = 0;  // as the kernel numbers it
-  bool truncated = false;  // more frames than are read
-  bool moving = false;     // it went on while it was read, so the frames may be of different times
+  uint64_t native_id = 0;  // the kernel's thread id
+  bool truncated = false;  // older frames were not read
+  bool moving = false;     // it ran during the read, so the frames may be of different times
   bool holds_gil =
-      false;  // of its interpreter: before and after the walk. False, too, where that is not known.
-  uint64_t gil_condition = 0;  // address at which those sleep who wait for that GIL; 0: not known
-  uint64_t gil_switches = 0;   // how often it went from one thread to another
-  std::string problem;         // why frames are missing
+      false;  // of its interpreter, before and after the walk; false where unknown, too
+  uint64_t gil_condition = 0;      // address on which waiters for that GIL sleep; 0 = unknown
+  uint64_t gil_switches = 0;       // times that the GIL went from one thread to another
+  std::string problem;             // reason for missing frames
   std::vector<StackFrame> frames;  // most recent call first
-  // How many of these frames each run of the interpreter's loop (_PyEval_EvalFrameDefault)
-  // evaluates, newest first: calls from Python to Python need no new one. A run may have none,
-  // where its frame has not begun.
+  // Number of these frames that each run of the interpreter's loop (_PyEval_EvalFrameDefault)
+  // evaluates, newest first: a call from Python to Python starts no new run. 0 for a run whose
+  // frame has not begun.
   std::vector<size_t> runs;
 };
 
 struct PythonThreads {
   std::vector<PythonThread> threads;
-  std::string problem;  // why threads are missing
+  std::string problem;  // reason for missing threads
 };
 
 class PythonWalker;
 
-// Reads threads of one process again and again; what it has learnt of their code it keeps.
+// Reads the threads of one process repeatedly, and caches what it learns about their code.
 class PythonReader {
  public:
-  // `code_type`: address of PyCode_Type; what a frame holds must be of that type, or it is left
-  // out.
+  // `code_type`: address of PyCode_Type; frames whose code is of another type are left out.
   PythonReader(ReadMemory read, const PythonLayout& layout, uint64_t runtime, uint64_t code_type);
   ~PythonReader();
   PythonReader(const PythonReader&) = delete;
   PythonReader& operator=(const PythonReader&) = delete;
 
-  // Without frames: who there is, and who holds the GIL.
+  // All threads; without frames: ids and the holder of the GIL only.
   PythonThreads all(bool with_frames = true);
-  // One of those that all() has found, by the kernel's number; nullopt: it is none of them, or no
+  // One thread that all() has found, by the kernel's thread id; nullopt if there is none such any
   // more.
   std::optional<PythonThread> one(uint64_t native_id);
 

@@ -1,12 +1,12 @@
-// The Python stacks of another process, read from its memory without its help: of one that is
-// stopped, that hangs in C, or that has never loaded reft. Nothing is attached to it and it is not
-// stopped.
+// The Python stacks of another process, read from its memory without its help. The process may be
+// stopped, hang in C, or never have loaded reft. The reader neither attaches to it nor stops it.
 //
-// CPython 3.11, 3.12 and 3.13 on 64-bit Linux, not the free-threaded build. Native frames:
-// hang_detect/unwind/native_stacks.h.
+// CPython 3.11, 3.12 and 3.13 on 64-bit Linux, without the free-threaded build.
+// hang_detect/unwind/native_stacks.h adds native frames.
 //
-// Threads: re-entrant. May block, where a page of the process is not in memory and its file system
-// does not answer. Errors:  none: what cannot be had is said in RemoteStacks::error.
+// Threads: re-entrant. May block if a page of the process is not in memory and its file system does
+//          not answer.
+// Errors:  none: RemoteStacks::error holds the reason for missing stacks.
 #pragma once
 
 #include <cstdint>
@@ -20,27 +20,26 @@
 namespace reft {
 
 struct RemoteStacks {
-  std::string text;  // as a stack dump has it; parseStacks() reads it. Threads of the kernel's list
-                     // even without frames.
-  std::string version;  // "3.11"; "" if it is not known
+  std::string text;     // as StackDump::text; parseStacks() reads it
+  std::string version;  // "3.11"; "" = unknown
   std::string error;    // empty = complete
 };
 
 RemoteStacks readRemoteStacks(int pid);
 
-// The same, for those who then read single threads again, which they hold.
+// The same, for callers that then stop single threads and read them again.
 class RemotePython {
  public:
-  explicit RemotePython(int pid);  // reads all
+  explicit RemotePython(int pid);  // reads all threads
   ~RemotePython();
   RemotePython(const RemotePython&) = delete;
   RemotePython& operator=(const RemotePython&) = delete;
 
   const RemoteStacks& stacks() const { return stacks_; }
-  // `native_id`: the number by which the thread knows itself; in a container it is another one.
-  // nullopt: it is none of Python's.
+  // `native_id`: the thread's own thread id, which differs from the reader's view in a container.
+  // nullopt: not a Python thread.
   std::optional<PythonThread> thread(uint64_t native_id);
-  // Address of _PyEval_EvalFrameDefault; 0: not known.
+  // Address of _PyEval_EvalFrameDefault; 0 = unknown.
   uint64_t evalFunction() const { return eval_function_; }
 
  private:
@@ -52,7 +51,7 @@ class RemotePython {
   std::unique_ptr<PythonReader> reader_;
 };
 
-// The number by which a thread of a process knows itself.
+// The thread id of a thread in its own PID namespace.
 uint64_t ownNumber(int pid, int tid);
 
 // {"pid", "python", "threads": [{thread, name, main, truncated, holds_gil, awaits_gil_of, frames:

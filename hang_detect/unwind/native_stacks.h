@@ -1,12 +1,13 @@
 // `reft-agent --stack PID --native`: native and Python frames of every thread of a process, which
 // may run, stand still, hold the GIL in C, or have never loaded reft or Python.
 //
-// Thread by thread: it is held, its registers, stack and Python frames are copied, it is let go
-// (hang_detect/unwind/thread_copy.h). All else comes after. An agent never does this to its ranks
-// by itself.
+// Stops one thread after the other while it copies registers, stack and Python frames
+// (hang_detect/unwind/thread_copy.h), and unwinds the copies afterwards. An agent never does this
+// to its ranks unasked.
 //
-// Threads: one call at a time. It starts a thread and joins it: what that has not let go, the
-// kernel does. Errors:  none: MergedThreads::error, MergedStack::problem.
+// Threads: one call at a time. It starts a thread and joins it; when that thread ends, the kernel
+//          releases any thread that is still stopped.
+// Errors:  none: MergedThreads::error, MergedStack::problem.
 #pragma once
 
 #include <chrono>
@@ -21,8 +22,8 @@ struct NativeStacks {
   MergedThreads merged;
 };
 
-// `limit` bounds the time for which threads are waited for, and after which no more frames are
-// looked for; what the kernel makes a read wait for comes on top.
+// `limit` bounds the wait for threads to stop, and the unwinding; time for which the kernel blocks
+// a read comes on top.
 NativeStacks readNativeStacks(int pid, std::chrono::milliseconds limit = std::chrono::seconds(10));
 
 }  // namespace reft

@@ -1,14 +1,12 @@
-// What is needed to unwind a thread of another process, copied while the thread is held.
+// Registers and stack of a thread of another process, copied while ptrace holds the thread.
 //
-// A thread is held with ptrace for as long as the copy takes (tens of microseconds, and what is
-// done in `while_held`), and let go on every path; if this process is killed meanwhile, the kernel
-// lets it go. One that was stopped before (SIGSTOP) stays stopped. A system call that a thread
-// waits in is begun again by the kernel; the few that are not (epoll_wait, for one) return EINTR,
-// as with any debugger.
+// ptrace holds it for the time of the copy (tens of microseconds, plus `while_held`). Every path
+// releases it; if this process is killed, the kernel does. A thread that was stopped before
+// (SIGSTOP) stays stopped. The kernel restarts the system call in which the thread waits; the few
+// that it does not restart (such as epoll_wait) return EINTR, as with any debugger.
 //
-// Threads: all calls for one process from one thread: the kernel knows the tracer by it. What has
-// not stopped in time is let go
-//          when that thread ends.
+// Threads: all calls for one process from one thread, which the kernel takes for the tracer. A
+//          thread that has not stopped in time is released when the tracer thread ends.
 // Errors:  none: CopiedThread::problem.
 #pragma once
 
@@ -26,21 +24,21 @@ namespace reft {
 
 struct CopiedThread {
   int tid = 0;
-  std::string name, state;  // as /proc has them
+  std::string name, state;  // from /proc
   user_regs_struct registers{};
   uint64_t stack_begin = 0;  // address of the first byte of `stack`
   std::vector<uint8_t> stack;
   bool gone = false;
-  std::string problem;  // why there is nothing; empty = it is there
+  std::string problem;  // reason for a missing copy; empty = copied
 };
 
-// Waits at most until `deadline` for the thread to stand still.
+// Waits until `deadline` at most for the thread to stop.
 CopiedThread copyThread(int pid, int tid, ProcessMemory& memory,
                         const std::vector<MappedRange>& maps,
                         std::chrono::steady_clock::time_point deadline,
                         const std::function<void()>& while_held);
 
-// The tasks of a process, its first thread first.
+// The thread ids of a process, its first thread first.
 std::vector<int> tasksOf(int pid);
 
 }  // namespace reft

@@ -1,13 +1,20 @@
-// Native frames from a copy of a thread's registers and stack; the process may run again, stand
-// still, or have ended.
+// Native frames from a copy of a thread's registers and stack, while the process runs on, stands
+// still, or has ended.
 //
-// libunwind does it (REFT_WITH_UNWIND), with the call frame information that the process's own
-// files brought into its memory. Without libunwind there are no frames, and builtWithUnwinder()
-// says so.
+// libunwind does the work (REFT_WITH_UNWIND), with the call frame information that the files of the
+// process have mapped into its memory. Without libunwind builtWithUnwinder() is false and stacks
+// are empty.
+//
+// Why not elfutils' libdwfl, whose memory callbacks are public, where this file needs a symbol that
+// libunwind exports without a header: reft-agent links its unwinder statically, to run on hosts
+// without that library. libunwind's licence (MIT) permits that without conditions; libdw's (LGPLv3+
+// or GPLv2+) obliges every distributor of such a binary to make it relinkable. libdwfl also wants
+// an ELF file for each module, and would need callbacks of ours for files that are deleted or in
+// another mount namespace, so most of this code would stay. Nobody has tried it.
 //
 // Threads: an Unwinder belongs to one thread. May block as ProcessMemory does.
-// Errors:  none: NativeStack::problem. Damaged memory makes a stack shorter, or its unwinding slow:
-// callers bound the time.
+// Errors:  none: NativeStack::problem. Damaged memory shortens a stack or slows its unwinding:
+//          callers bound the time.
 #pragma once
 
 #include <chrono>
@@ -32,7 +39,7 @@ class Unwinder {
   Unwinder(const Unwinder&) = delete;
   Unwinder& operator=(const Unwinder&) = delete;
 
-  // Stacks of these threads, in their order; frames have names.
+  // The stack of each thread, in order, with names of functions.
   std::vector<NativeStack> unwind(const std::vector<CopiedThread>& threads,
                                   std::chrono::steady_clock::time_point deadline);
 
