@@ -1,0 +1,190 @@
+"""What the terminal shows of a session, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from reft._link import job_identity
+from reft._session.announcer import Announcer
+from reft._session.notes import Notes
+from reft._state import discovery, registry
+from tests.fakes.native import FakeAgentClient
+
+Settings = Callable[..., dict[str, Any]]
+STATS = {"payload_bytes": 2048, "vault_bytes": 3 << 20}
+READER = ("main:reader", "csv.reader", "iterator of unknown kind")
+QUEUE = ("main:waiting", "queue.Queue", "not empty")
+
+
+class Terminal:
+    """An announcer with what it writes and sends."""
+
+    def __init__(
+        self, env: dict[str, Any], capsys: pytest.CaptureFixture[str], rank: int = 0
+    ) -> None:
+        self.client = FakeAgentClient("", "{}", 1)
+        self._capsys = capsys
+        job = job_identity.identify(rank, 2, "demo", {})
+        self.announcer = Announcer(env, job, Notes(self.client))
+
+    def lines(self) -> list[str]:
+        return [line.removeprefix("reft: ") for line in self._capsys.readouterr().err.splitlines()]
+
+
+@pytest.fixture
+def terminal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> Callable[..., Terminal]:
+    def make(rank: int = 0, **values: str) -> Terminal:
+        return Terminal(settings(**values), capsys, rank)
+
+    return make
+
+
+def state(**more: Any) -> discovery.State:
+    regions = [
+        discovery.Region("o0.p0", torch.zeros(256), (0, 1)),
+        discovery.Region("o0.p1", torch.zeros(256)),
+    ]
+    return discovery.State(regions=regions, optimizers=[object()], **more)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            {"REFT_SNAPSHOT_EVERY": "4"},
+            "snapshot every 4 steps into host memory held by reft-agent",
+        ),
+        (
+            {"REFT_SNAPSHOT_OVERHEAD_PERCENT": "3"},
+            "snapshot every step (fewer if they cost more than 3 %) into host memory",
+        ),
+        (
+            {"REFT_SNAPSHOT_PROTECTION": "arc"},
+            "protection arc (survives killed processes and one lost node)",
+        ),
+        ({"REFT_VAULT_DIR": "/data/vaults"}, "into files in /data/vaults; protection none"),
+    ],
+)
+def test_the_first_line_says_what_is_asked_for(
+    terminal: Callable[..., Terminal], values: dict[str, str], said: str
+) -> None:
+    one = terminal(**values)
+    one.announcer.started(None)
+    first, second = one.lines()
+    assert first.startswith("job demo: 2 ranks, ") and said in first
+    assert second.startswith("protection summary follows the first step")
+
+
+def test_a_restarted_job_says_where_it_resumes(terminal: Callable[..., Terminal]) -> None:
+    one = terminal()
+    one.announcer.started(12)
+    assert one.lines()[1] == "resuming at step 12 when the first optimizer step returns"
+
+
+def test_only_the_first_rank_speaks_for_all(terminal: Callable[..., Terminal]) -> None:
+    one = terminal(rank=1)
+    one.announcer.started(None)
+    one.announcer.protected(state(missed=[("r.s", "sparse")]), STATS, 10, [READER])
+    one.announcer.cadence(5, 8, 100, 10)
+    assert one.lines() == []
+    assert one.client.notes() == [["not protected:", "r.s", "", "sparse"]], "the agent knows"
+
+
+def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> None:
+    one = terminal()
+    registry.objects["x"] = object()
+    found = state(schedulers=[1, 2], missed=[("r.s", "sparse"), ("r.t", "sparse")])
+    for _ in range(2):
+        one.announcer.protected(found, STATS, 1536, [READER])
+    assert one.lines() == [
+        "protected: 2.0 KiB of state in 2 tensors (1 shared with replicas), 1 optimizer,"
+        " 2 schedulers, 1 registered object; each step this rank copies 2.0 KiB and pickles 1.5"
+        " KiB; its vault takes 3.0 MiB of host memory",
+        "NOT protected: r.s: sparse (and 1 more, which `reft doctor` lists)",
+        "not restorable: main:reader (csv.reader): iterator of unknown kind",
+    ]
+
+
+def test_after_a_resume_only_the_agent_learns_it_again(terminal: Callable[..., Terminal]) -> None:
+    one = terminal()
+    one.announcer.resumed()
+    one.announcer.protected(state(missed=[("r.s", "sparse")]), STATS, 1, [])
+    assert one.lines() == []
+    assert one.client.notes() == [["not protected:", "r.s", "", "sparse"]]
+
+
+def test_values_that_turn_up_later_are_said_with_their_step(
+    terminal: Callable[..., Terminal],
+) -> None:
+    one = terminal()
+    one.announcer.uncaptured(1, [READER])
+    assert one.lines() == [], "the summary says it"
+    one.announcer.protected(state(), STATS, 1, [READER])
+    one.lines()
+    one.announcer.uncaptured(4, [READER, QUEUE])
+    one.announcer.uncaptured(5, [READER, QUEUE])
+    one.announcer.uncaptured(6, [QUEUE])
+    assert one.lines() == ["not restorable from step 4 on: main:waiting (queue.Queue): not empty"]
+    assert [note[1] for note in one.client.notes()] == ["main:reader", "main:waiting"]
+
+
+def test_a_flood_of_late_values_goes_to_the_agent_only(terminal: Callable[..., Terminal]) -> None:
+    one = terminal()
+    one.announcer.protected(state(), STATS, 1, [])
+    one.lines()
+    for step in range(20):
+        one.announcer.uncaptured(step, [(f"main:v{step}", "x", "y")])
+    assert len(one.lines()) == 5 and len(one.client.notes()) == 20
+
+
+def test_the_overhead_is_said_once_it_is_measured_and_when_the_rhythm_changes(
+    terminal: Callable[..., Terminal],
+) -> None:
+    one = terminal()
+    for step, every, ppm, noise in [
+        (1, 1, 0, -1),
+        (2, 1, 20_000, 1_000),
+        (3, 1, 30_000, 1_000),
+        (4, 8, 9_000, 1_000),
+        (5, 8, 9_000, 1_000),
+        (6, 1, 9_000, 1_000),
+    ]:
+        one.announcer.cadence(step, every, ppm, noise)
+    assert one.lines() == [
+        "a snapshot every step costs 2.0 % ± 0.10 % of the mean step (measured)",
+        "from step 4 on: a snapshot every 8 steps costs 0.90 % ± 0.10 % of the mean step (measured)",
+        "from step 6 on: a snapshot every step costs 0.90 % ± 0.10 % of the mean step (measured)",
+    ]
+
+
+def test_without_a_banner_only_changes_are_said(terminal: Callable[..., Terminal]) -> None:
+    one = terminal(REFT_BANNER="0")
+    one.announcer.started(None)
+    one.announcer.protected(state(), STATS, 1, [READER])
+    one.announcer.cadence(2, 1, 20_000, 1_000)
+    assert one.lines() == []
+    one.announcer.cadence(4, 8, 9_000, 1_000)
+    assert len(one.lines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("graph", "why"),
+    [
+        ("main:fake", "main:fake is computed before that step and differentiated after it"),
+        (None, "its gradients are older than that step"),
+    ],
+)
+def test_longer_iterations_are_explained(
+    terminal: Callable[..., Terminal], graph: str | None, why: str
+) -> None:
+    one = terminal()
+    first, second = object(), object()
+    one.announcer.iteration_lengthened([first, second], first, second, graph)
+    assert one.lines() == [
+        "an iteration now ends when optimizer 1 (object) steps, not at each step of optimizer 0"
+        f" (object): {why}"
+    ]
