@@ -19,6 +19,7 @@ namespace reft {
 // X(member, NAME, kind, default, allowed, sentence)
 //   kind: kFlag (0|1) · kInt · kSeconds (float) · kBytes (integer with optional K/M/G/T, binary) ·
 //   kChoice · kText
+//   sentence: "Internal: " and "Testing: " mark what tests and benchmarks set; the docs list it apart
 // clang-format off
 #define REFT_ENV_TABLE(X)                                                                                            \
   X(disable, "REFT_DISABLE", kFlag, "0", "0|1", "1: `backend=\"reft\"` is plain gloo/NCCL; nothing else runs. Beats every other setting.") \
@@ -32,9 +33,9 @@ namespace reft {
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", "What is kept beside the own shard: nothing (survives killed processes), or a copy of the next member's shard (survives a lost node).") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", "Snapshot every so many steps.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", "Above 0: snapshots become rarer (every 2nd, 4th, … 64th step) while they make training slower by more than so many percent, measured, and frequent again when it is well less; a restart then loses up to as many steps. 0: never rarer.") \
-  X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", "One step in so many runs with no copy beside it, to measure what snapshots cost: its snapshot is copied before it begins (on a CUDA device: at its end, one step in eight times as many). 0: none.") \
-  X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", "Unit of copying and of checksums.") \
-  X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", "Copy threads per rank.") \
+  X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", "Internal: one step in so many runs with no copy beside it, to measure what snapshots cost: its snapshot is copied before it begins (on a CUDA device: at its end, one step in eight times as many). 0: none.") \
+  X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", "Internal: unit of copying and of checksums.") \
+  X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", "Internal: copy threads per rank.") \
   X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "gap", "gap|eager|sync", "When copies run: while the rank waits for others and what does not fit there beside its work; all as soon as possible, at low priority; or before training goes on.") \
   X(snapshot_verify, "REFT_SNAPSHOT_VERIFY", kChoice, "sampled", "sampled|full", "How writes that bypass version counters (`.data`) are looked for: hashes of samples, or of everything.") \
   X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or bytes", "Most host memory that the vaults of this node may take; 0: nine tenths of what is available.") \
@@ -47,11 +48,11 @@ namespace reft {
   X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", "Serve Prometheus text on 127.0.0.1 at this port; 0: only over the agent's socket.") \
   X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "20", "1..86400", "No progress of any rank for so long: write a hang report.") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", "After the report on a hang: nothing, or end the ranks so that the launcher starts them again and memory is restored. Needs a launcher with restarts (`--max-restarts`).") \
-  X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", "Records in a rank's op log.") \
+  X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", "Internal: records in a rank's op log.") \
   X(connect_sec, "REFT_CONNECT_SEC", kSeconds, "10", "0.1..600", "How long a rank waits for the agent of its node before it trains without snapshots.") \
   X(fault_attempt, "REFT_FAULT_ATTEMPT", kInt, "0", "0..1000000", "Testing: the restart count in which REFT_FAULT fires.") \
   X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
-  X(banner, "REFT_BANNER", kFlag, "1", "0|1", "The two lines at start.")
+  X(banner, "REFT_BANNER", kFlag, "1", "0|1", "Internal: the two lines at start.")
 // clang-format on
 
 struct EnvRow {
