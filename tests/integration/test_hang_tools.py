@@ -194,7 +194,7 @@ def test_replay_of_what_is_no_report_is_one_clear_error(written: Path, tmp_path:
     cases = {
         "cut off": whole[: len(whole) // 2],
         "is cut off: it ends after": whole[: whole.index(b"screen") + 40],
-        "holds something that is no rank": json.dumps({**older, "version": 2, "ranks": [1, 2]}).encode(),
+        "has an entry that is not a rank": json.dumps({**older, "version": 2, "ranks": [1, 2]}).encode(),
         "not a hang report: no JSON": b"\x80\x04 pickle",
         "is not a hang report; those are": b'{"loss": 3}',
         "holds no report": b'{"agents": []}',

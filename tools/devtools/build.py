@@ -26,7 +26,7 @@ FOLDERS = ["intercept", "snapshot", "hang_detect", "c10d_backend", "agent", "pyt
 # Top-level names of a wheel; anything else is not the product.
 WHEEL_NAMES = {"reft", "reft_autoload.py"}
 WHEEL_FILES = ["reft/lib/libreft.so", "reft/lib/libreft_intercept.so", "reft/bin/reft-agent",
-               "reft/_cli/main.py", "reft_autoload.py"]  # fmt: skip
+               "reft/_cli/main.py", "reft/_cli/pages/verdict.css", "reft_autoload.py"]  # fmt: skip
 
 
 def build_dir() -> Path:

@@ -13,15 +13,15 @@ import click
 import reft
 
 _COMMANDS = {
-    "doctor": "Check this machine and environment, say what to do.",
+    "doctor": "Check this machine and its settings.",
     "ls": "List vaults and the snapshots in them.",
-    "replay": "Decide a written hang verdict anew from its evidence.",
-    "report": "Where the time of the newest steps went, and the copies.",
-    "run": "torchrun, with restarts switched on.",
-    "simulate": "What snapshots would cost a job that is only described.",
-    "stack": "Where every rank stands: open collectives and stacks.",
-    "top": "Steps, snapshots and alarms of running jobs, live.",
-    "verify": "Hash every sealed snapshot again.",
+    "replay": "Recompute a hang verdict from a saved report.",
+    "report": "Show where the newest steps and their copies spent time.",
+    "run": "Run a script under torchrun, with restarts switched on.",
+    "simulate": "Estimate what snapshots would cost a hypothetical job.",
+    "stack": "Show where every rank is: open collectives and stacks.",
+    "top": "Watch steps, snapshots and alarms of running jobs.",
+    "verify": "Verify the checksums of every sealed snapshot.",
 }
 
 
@@ -44,15 +44,15 @@ class _Lazy(click.Group):
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(reft.__version__, prog_name="reft", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Keeps PyTorch training alive: looks at the jobs that run here.
+    """Keeps PyTorch training alive. These commands inspect the jobs on this machine.
 
     \b
     Exit codes of all commands:
       0  done, nothing wrong
-      1  something is wrong with what was looked at
+      1  the command found something wrong
       2  wrong usage
-      3  nothing was found to look at
-      4  an agent was found but did not answer
+      3  nothing found to inspect
+      4  an agent did not answer
     """
 
 

@@ -1,4 +1,4 @@
-"""`reft replay`: the verdict on a hang, decided anew from the evidence in a report."""
+"""`reft replay`: recomputes a hang verdict from a saved report."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _no_json(path: Path, content: bytes, error: ValueError) -> str:
     beside = path.with_suffix(".json")
     if path.suffix == ".txt" and beside.exists():
         return f"{path} is the text of a report; its evidence is in {beside}"
-    # A string that does not end is told with where it begins.
+    # For a string that does not end, the parser reports where it begins.
     in_a_string = str(error).startswith("Unterminated string")
     at = error.pos if isinstance(error, json.JSONDecodeError) else 0
     if content.lstrip()[:1] == b"{" and (in_a_string or at >= len(content.rstrip()) - 8):
@@ -71,7 +71,7 @@ def _check(path: Path, report: Any) -> None:
     if not isinstance(report.get("ranks"), list):
         raise agents.Failure(f"{path} holds a verdict without evidence (ranks[])", agents.EXIT_WRONG)
     if not all(isinstance(rank, dict) for rank in report["ranks"]):
-        raise agents.Failure(f"{path} is damaged: ranks[] holds something that is no rank", agents.EXIT_WRONG)
+        raise agents.Failure(f"{path} is damaged: ranks[] has an entry that is not a rank", agents.EXIT_WRONG)
 
 
 def again(report: dict[str, Any]) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def _write_pages(path: Path, reports: list[dict[str, Any]]) -> None:
     help="Write the report as a page for a browser.",
 )
 def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
-    """Decides anew who holds up the job, from the evidence in EVIDENCE: a written verdict, or `reft
-    stack --json`.
+    """Recomputes a hang verdict from a saved report.
 
-    Nothing but the file is looked at, so it works on any machine and long after the job. Exit code
-    1 if the file is no report, or if the verdict differs from the one in it (another version of
-    reft wrote it, or it was changed). --json prints the new report, or {"agents": [...]} if
-    EVIDENCE is of that form. --html writes one file that loads nothing from anywhere.
+    EVIDENCE is a verdict that an agent wrote, or the output of `reft stack --json`. The command
+    reads that file alone, so it works on any machine and long after the job. Exit code 1 if the
+    file is not a report, or if the verdict differs from the one in it: another version of reft
+    wrote it, or somebody changed it. --json prints the new report, or {"agents": [...]} if
+    EVIDENCE has that form. --html writes one file that loads nothing.
     """
     import torch  # noqa: F401  (the native module needs its libraries)
 
@@ -115,7 +115,7 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
     written = read(evidence)
     try:
         replayed = [again(report) for report in written]
-    except (_C.Corruption, ValueError) as error:  # numbers that are none, for example: Python's parser takes them
+    except (_C.Corruption, ValueError) as error:  # Python's parser accepts NaN, for example
         raise agents.Failure(f"{evidence} is damaged: {error}", agents.EXIT_WRONG) from error
     if as_json:
         whole = len(replayed) == 1 and "agents" not in json.loads(evidence.read_bytes())
@@ -131,5 +131,5 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
         if old.get(field) != new.get(field)
     ]
     if changed:
-        click.echo("reft: not the verdict in the file: " + "; ".join(changed)[:1000], err=True)
+        click.echo("reft: the verdict differs from the one in the file: " + "; ".join(changed)[:1000], err=True)
         raise SystemExit(agents.EXIT_WRONG)

@@ -1,8 +1,7 @@
-"""`reft simulate`: what snapshots would cost a job that is only described."""
+"""`reft simulate`: what snapshots would cost a hypothetical job."""
 
 from __future__ import annotations
 
-import html
 import json
 import threading
 from concurrent.futures import Future
@@ -13,7 +12,7 @@ import click
 from click.core import ParameterSource
 from rich.table import Table
 
-from reft._cli import agents, words
+from reft._cli import agents, pages, words
 from reft._cli.options import Number
 
 POLICIES = ("gap", "eager", "sync", "paper")
@@ -239,27 +238,21 @@ def html_page(report: Report) -> str:
         top = 22 * i
         width = 380 * max(row.overhead, 0.0) / longest
         color = "#2a9d55" if row.variant.startswith("gap") else "#c0562f"
-        label = html.escape(f"{row.case}: {row.variant}")
+        label = pages.escape(f"{row.case}: {row.variant}")
         bars.append(
             f'<text x="395" y="{top + 15}" text-anchor="end">{label}</text>'
             f'<rect x="400" y="{top + 3}" width="{width:.1f}" height="16" fill="{color}"/>'
             f'<text x="{405 + width:.1f}" y="{top + 15}">{100 * row.overhead:.2f} %</text>'
         )
     body = "".join(
-        "<tr><td>" + "</td><td>".join(html.escape(cell) for cell in [row.case, *_cells(row)]) + "</td></tr>"
+        "<tr><td>" + "</td><td>".join(pages.escape(cell) for cell in [row.case, *_cells(row)]) + "</td></tr>"
         for row in report.rows
     )
-    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in ["case", *_HEADINGS])
-    notes = "".join(f"<p>{html.escape(note)}</p>" for note in report.notes)
-    title = html.escape(report.title)
-    return (
-        f"<!doctype html><meta charset='utf-8'><title>{title}</title>"
-        "<style>body{font:14px sans-serif;margin:2em}table{border-collapse:collapse}td,th{padding:2px 8px;"
-        "border-bottom:1px solid #ccc;text-align:left}svg text{font:12px sans-serif}</style>"
-        f"<h1>{title}</h1><p>Cost of snapshots: how much longer a step takes.</p>"
-        f'<svg width="900" height="{22 * len(rows) + 6}">{"".join(bars)}</svg>'
-        f"<table><tr>{head}</tr>{body}</table>{notes}"
-    )
+    head = "".join(f"<th>{pages.escape(heading)}</th>" for heading in ["case", *_HEADINGS])
+    notes = "".join(f"<p>{pages.escape(note)}</p>" for note in report.notes)
+    chart = f'<svg width="900" height="{22 * len(rows) + 6}">{"".join(bars)}</svg>'
+    table = f"<table><tr>{head}</tr>{body}</table>"
+    return pages.fill("simulate", report.title, chart=chart, table=table, notes=notes)
 
 
 _MOST_RANKS = 10240
@@ -270,7 +263,7 @@ _RATE = Number(min=1e-3, max=1e6)
 
 @click.command("simulate")
 @click.option(
-    "--paper", is_flag=True, help="Instead of the job below: the comparisons of REFT's paper, its figures beside."
+    "--paper", is_flag=True, help="Instead of the job below: the comparisons of REFT's paper, with its figures."
 )
 @click.option(
     "--most-ranks",
@@ -333,13 +326,13 @@ def command(
     html_file: str | None,
     as_json: bool,
 ) -> None:
-    """Runs the placement of copies for a training job that does not exist.
+    """Simulates the placement of copies in a hypothetical training job.
 
-    The code that decides is the one for real ranks; time, work and links are numbers. Columns: the
-    step, what it costs, where the bytes were copied (in bubbles, beside compute, beside
-    communication, at the gate while training stood still); below, by how much the gaps were
-    mispredicted (median). docs/placement.md says what is modelled. --json prints {"title", "rows",
-    "notes"}.
+    The code that places the copies is that of real ranks; time, work and links are simulated.
+    Columns: step time, overhead, and where the bytes were copied: in idle gaps, overlapped with
+    compute or with communication, or at the gate while training waited. Below the table: the
+    median error of the predicted gaps. docs/placement.md describes the model. --json prints
+    {"title", "rows", "notes"}.
     """
     if paper:
         given = click.get_current_context()

@@ -5,11 +5,11 @@ The page loads nothing and runs no script; a pointer on a bar shows what it is. 
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from reft._cli import words
+from reft._cli import pages, words
+from reft._cli.pages import escape as _text
 from reft._cli.timeline import TIERS, Interval, Rank
 
 _WIDTH, _LEFT = 1340, 96
@@ -24,35 +24,6 @@ _MEANING = {
     "communication": "beside communication",
     "gate": "at the gate, because time had run out (training waited)",
 }
-
-_STYLE = """
-:root { color-scheme: light dark; --back: #ffffff; --text: #1c2024; --soft: #5c646c; --line: #d4d9de; --card: #f5f7f9;
-  --busy: #c9d3dd; --idle: #ffffff; --op: #7a8fa6; --gap: #1a7f4b; --under: #2f6fd0; --link: #8a5fc7; --stall: #c43a2f; --seal: #8b949c; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171a; --text: #e3e6e9; --soft: #9aa3ac; --line: #383f46;
-  --card: #1c2126; --busy: #3d4853; --idle: #14171a; --op: #8299b1; --gap: #46c284; --under: #6ba3ff; --link: #b993ee; --stall: #ff8a7e; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 24px; max-width: 1400px; background: var(--back); color: var(--text);
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 28px 0 8px; }
-.soft { color: var(--soft); }
-table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 3px 18px 3px 0; border-bottom: 1px solid var(--line); }
-th { color: var(--soft); font-weight: 400; }
-.scroll { overflow-x: auto; }
-.legend span { display: inline-block; margin: 0 18px 4px 0; font-size: 13px; }
-i { display: inline-block; width: 14px; height: 12px; border: 1px solid var(--line); margin-right: 6px; vertical-align: -1px; }
-svg { display: block; min-width: 900px; width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--text); }
-svg .soft { fill: var(--soft); } svg .mark { stroke: var(--soft); stroke-dasharray: 3 3; }
-.busy { fill: var(--busy); background: var(--busy); } .idle { fill: var(--idle); background: var(--idle); }
-svg .idle, svg .busy { stroke: var(--line); stroke-width: .5; } .op { fill: var(--op); background: var(--op); }
-.gap { fill: var(--gap); background: var(--gap); } .under { fill: var(--under); background: var(--under); }
-.link { fill: var(--link); background: var(--link); } .now, .late { fill: var(--stall); background: var(--stall); }
-.stall { fill: var(--stall); background: var(--stall); } .seal { fill: var(--seal); background: var(--seal); }
-"""
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value), quote=True)
 
 
 class _Drawing:
@@ -151,13 +122,12 @@ def page(
     stalls = "the gate" if all(rank.device for rank in ranks) else "capture at the program point, the gate"
     swatches += [("stall", f"training waits for reft: {stalls}"), ("seal", "verified and sealed")]
     legend = "".join(f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{_text(job)}: timeline</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Where the copies went</h1><p class='soft'>job {_text(job)}, the newest steps of the ranks of this machine."
-        " A dashed line is a program point: the optimizer step has returned, and a snapshot begins."
-        " Now and then one is copied as a whole while training waits, to measure what the others cost.</p>"
-        f"<p>{_text(sentence)}</p>"
-        f"<div class='scroll'><table><tr>{head}</tr>{rows}</table></div>"
-        f"<h2>Timeline</h2><p class='legend'>{legend}</p><div class='scroll'>{_drawing(*window, ranks)}</div></body></html>\n"
+    return pages.fill(
+        "timeline",
+        f"{job}: timeline",
+        job=_text(job),
+        sentence=_text(sentence),
+        table=f"<table><tr>{head}</tr>{rows}</table>",
+        legend=legend,
+        drawing=_drawing(*window, ranks),
     )

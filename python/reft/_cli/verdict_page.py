@@ -7,62 +7,18 @@ anybody's file names.
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from reft import _voice
+from reft._cli import pages
+from reft._cli.pages import escape as _text
 
 _MOST_DEPTH = 60
 _MOST_OPS = 12
 _LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ")
-
-_STYLE = """
-:root { color-scheme: light dark; --back: #ffffff; --text: #1c2024; --soft: #5c646c; --line: #d4d9de; --card: #f5f7f9;
-  --bad: #b3261e; --bad-back: #fbe3e1; --wait: #1d4f91; --wait-back: #e1ebf8; --mixed-back: #eceae4; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171a; --text: #e3e6e9; --soft: #9aa3ac; --line: #383f46;
-  --card: #1c2126; --bad: #ff9d94; --bad-back: #55211d; --wait: #9fc6ff; --wait-back: #1d3554; --mixed-back: #35332d; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 24px; max-width: 1400px; background: var(--back); color: var(--text);
-  font: 15px/1.45 system-ui, sans-serif; }
-h1 { font-size: 24px; margin: 0 0 4px; } h2 { font-size: 17px; margin: 32px 0 8px; }
-code, .frame, svg text { font-family: ui-monospace, "DejaVu Sans Mono", monospace; }
-code { overflow-wrap: anywhere; }
-.soft { color: var(--soft); }
-.badge { display: inline-block; padding: 1px 9px; border-radius: 10px; border: 1px solid var(--line); font-size: 13px;
-  vertical-align: middle; font-weight: 400; }
-.hang { background: var(--bad-back); color: var(--bad); border-color: var(--bad); }
-.card { background: var(--card); border: 1px solid var(--line); border-left: 5px solid var(--line); border-radius: 6px;
-  padding: 12px 16px; margin: 12px 0; }
-.card.bad { border-left-color: var(--bad); }
-.card p { margin: 0 0 4px; } .card p:last-child { margin: 0; }
-.key { display: inline-block; min-width: 64px; color: var(--soft); }
-ul { margin: 4px 0; padding-left: 22px; }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; padding: 8px; }
-.node { min-width: 0; flex-basis: 0; display: flex; flex-direction: column; }
-.row { display: flex; align-items: flex-start; }
-.frame { font-size: 12px; line-height: 16px; padding: 2px 6px; border: 1px solid var(--back); border-radius: 3px;
-  background: var(--mixed-back); min-width: 0; }
-.frame b, .frame span { display: block; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.frame span { color: var(--soft); }
-.frame.lib { opacity: .8; } .frame.lib b { font-weight: 400; }
-.bad > .frame, i.bad { background: var(--bad-back); } .wait > .frame, i.wait { background: var(--wait-back); }
-i.swatch { display: inline-block; width: 12px; height: 12px; border-radius: 3px; border: 1px solid var(--line);
-  margin: 0 4px 0 12px; vertical-align: -1px; } i.mixed { background: var(--mixed-back); }
-table { border-collapse: collapse; width: 100%; font-size: 13px; }
-th, td { text-align: left; padding: 3px 12px 3px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-summary { cursor: pointer; } pre { font-size: 12px; overflow-x: auto; }
-svg { display: block; } svg text { font-size: 12px; fill: var(--text); } svg .soft { fill: var(--soft); }
-svg rect { stroke: var(--line); fill: var(--card); } svg .bad rect { fill: var(--bad-back); stroke: var(--bad); }
-svg .wait rect { fill: var(--wait-back); stroke: var(--wait); } svg path { stroke: var(--soft); fill: none; }
-svg marker path { fill: var(--soft); stroke: none; }
-"""
-
-
-def _text(value: Any) -> str:
-    return html.escape(str(value), quote=True)
 
 
 def _named(report: dict[str, Any]) -> list[dict[str, Any]]:
@@ -326,7 +282,7 @@ def _head(report: dict[str, Any]) -> str:
             f'<p><span class="key">why</span>{_text(one["reason"])}: {_text(one["text"])}</p></div>'
         )
     if not _named(report):
-        out.append('<div class="card"><p>Nobody can be named from what is known.</p></div>')
+        out.append('<div class="card"><p>The evidence names no rank.</p></div>')
     out.append('<div class="card">')
     if report["victims"]:
         out.append(f'<p><span class="key">waiting</span>{_text(_voice.ranks(report["victims"]))}</p>')
@@ -359,27 +315,19 @@ def page(report: dict[str, Any]) -> str:
     ranks = report["ranks"]
     bad = {one["rank"] for one in _named(report)}
     others = stack_tree(ranks, main=False)
-    legend = (
-        '<p class="soft">Outermost call on top, as wide as it has ranks.<i class="swatch bad"></i>named above'
-        '<i class="swatch wait"></i>the others<i class="swatch mixed"></i>both</p>'
-    )
-    parts = [
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{_text(report['job'])}: {_text(report['state'])}, {_text(report['class'])}</title><style>{_STYLE}</style></head><body>",
-        _head(report),
-        f'<h2>Who waits for whom</h2><div class="scroll">{_graph_svg(report, bad)}</div>',
-        f'<h2>Main threads</h2>{legend}<div class="scroll">{_tree_html(stack_tree(ranks), bad)}</div>',
-    ]
+    below = ""
     if others.children:
-        parts.append(
-            f'<details><summary><h2 style="display:inline-block">Other threads and processes</h2></summary><div class="scroll">{_tree_html(others, bad)}'
-            "</div></details>"
+        below = (
+            '<details><summary><h2 style="display:inline-block">Other threads and processes</h2>'
+            f'</summary><div class="scroll">{_tree_html(others, bad)}</div></details>'
         )
-    parts += [
-        f'<h2>Ranks</h2><div class="scroll">{_ranks_html(report, bad)}</div>',
-        f'<details><summary><h2 style="display:inline-block">Whole text</h2></summary><pre>{_text(report["text"])}</pre></details>',
-        "</body></html>\n",
-    ]
-    return "".join(parts)
+    return pages.fill(
+        "verdict",
+        f"{report['job']}: {report['state']}, {report['class']}",
+        head=_head(report),
+        graph=_graph_svg(report, bad),
+        stacks=_tree_html(stack_tree(ranks), bad),
+        others=below,
+        ranks=_ranks_html(report, bad),
+        text=_text(report["text"]),
+    )

@@ -1,0 +1,24 @@
+"""Styles and frames of the HTML pages that commands write, and how they are filled in.
+
+A page loads nothing and runs no script: its style is part of it. Text of the job comes from
+anybody's file names, so it is escaped.
+"""
+
+from __future__ import annotations
+
+import html
+from importlib import resources
+from string import Template
+from typing import Any
+
+
+def escape(value: Any) -> str:
+    return html.escape(str(value), quote=True)
+
+
+def fill(name: str, title: str, **parts: str) -> str:
+    """The page `name`.html with its style, a title (plain text) and its parts (HTML)."""
+    folder = resources.files(__name__)
+    style = (folder / f"{name}.css").read_text(encoding="utf-8")
+    frame = Template((folder / f"{name}.html").read_text(encoding="utf-8"))
+    return frame.substitute(parts, style=style, title=escape(title))
