@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -332,11 +333,72 @@ def test_doctor_gives_findings_with_what_to_do(run_dir: Path) -> None:
     assert max(map(len, text.stdout.splitlines())) <= 80
 
 
+def test_doctor_folds_long_paths_at_their_separators(run_dir: Path) -> None:
+    long = run_dir / "a-folder-of-the-first-level" / "and-one-below-it-that-is-long" / "third"
+    done = reft("doctor", "--run-dir", str(long), run_dir=run_dir)
+    lines = [line[15:] for line in done.stdout.splitlines()]
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert "a-folder-of-the-first-level/" in done.stdout and "and-one-below-it-that-is-long/" in done.stdout
+    assert str(long) in "".join(line.strip() for line in lines)
+
+
+@pytest.fixture
+def dead_agent(run_dir: Path) -> Path:
+    """The directory of a node as an agent that was killed leaves it."""
+    node = run_dir / "job" / "node-0"
+    node.mkdir(parents=True, mode=0o700)
+    for name in ("agent.lock", "agent.log"):
+        (node / name).touch()
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(node / "agent.sock"))
+    return node
+
+
+def test_doctor_cleans_up_after_dead_agents(run_dir: Path, dead_agent: Path) -> None:
+    run_dir.chmod(0o700)
+    before = reft("doctor", run_dir=run_dir)
+    assert "reft doctor --clean" in before.stdout and dead_agent.exists()
+    done = reft("doctor", "--clean", run_dir=run_dir)
+    listed = [line.removeprefix("removed ") for line in done.stdout.splitlines() if line.startswith("removed ")]
+    names = ["agent.sock", "agent.log", "agent.lock"]
+    assert listed == [*(str(dead_agent / name) for name in names), str(dead_agent), str(dead_agent.parent)]
+    assert run_dir.exists() and not dead_agent.parent.exists()
+    again = reft("doctor", "--clean", "--json", run_dir=run_dir)
+    assert json.loads(again.stdout)["removed"] == []
+
+
+def test_doctor_keeps_hang_reports_and_foreign_files(run_dir: Path, dead_agent: Path) -> None:
+    (dead_agent / "verdicts").mkdir()
+    (dead_agent.parent / "notes.txt").touch()
+    removed = json.loads(reft("doctor", "--clean", "--json", run_dir=run_dir).stdout)["removed"]
+    assert removed == [str(dead_agent / "agent.sock"), str(dead_agent / "agent.lock")]
+    assert (dead_agent / "agent.log").exists() and (dead_agent.parent / "notes.txt").exists()
+
+
+def test_doctor_leaves_a_living_agent_alone(run_dir: Path, dead_agent: Path) -> None:
+    with (dead_agent / "agent.lock").open() as lock:  # as the agent does, also while it is stopped
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert json.loads(reft("doctor", "--clean", "--json", run_dir=run_dir).stdout)["removed"] == []
+    assert (dead_agent / "agent.sock").exists()
+
+
+def test_doctor_follows_no_link_and_removes_no_file_named_like_a_socket(
+    run_dir: Path, dead_agent: Path
+) -> None:
+    (run_dir / "linked").symlink_to(dead_agent.parent)
+    other = run_dir / "other" / "node-0"
+    other.mkdir(parents=True)
+    (other / "agent.sock").write_text("a file")
+    removed = json.loads(reft("doctor", "--clean", "--json", run_dir=run_dir).stdout)["removed"]
+    assert all(path.startswith(str(dead_agent.parent)) for path in removed) and len(removed) == 5
+    assert (other / "agent.sock").read_text() == "a file" and (run_dir / "linked").is_symlink()
+
+
 def test_doctor_names_unknown_and_malformed_settings(run_dir: Path) -> None:
     native_module()
     done = reft("doctor", "--json", run_dir=run_dir, env={"REFT_SNAPSHOT_SLOT": "2", "REFT_SNAPSHOT_EVERY": "often"})
     settings = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "settings"]
-    assert any("REFT_SNAPSHOT_SLOTS" in finding["todo"] for finding in settings)
+    assert any(finding["todo"] == "did you mean REFT_SNAPSHOT_SLOTS?" for finding in settings)
     assert any("often" in finding["text"] and finding["result"] == "fail" for finding in settings)
     assert done.returncode == 1
 

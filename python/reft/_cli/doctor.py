@@ -1,4 +1,4 @@
-"""`reft doctor`: what on this machine would keep reft from working, and what to do about it."""
+"""`reft doctor`: what on this machine keeps reft from working, and how to fix it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
 from rich.text import Text
 
-from reft._cli import agents, words
+from reft._cli import agents, stale, words
 from reft._link import agent_protocol as protocol
 from reft._link import job_identity
 
@@ -62,7 +61,7 @@ def check_torch() -> list[Finding]:
     findings = [Finding(OK, "torch", f"{torch.__version__}, backends {' '.join(inner) or 'none'}, {gpus} GPUs")]
     if not inner:
         findings.append(
-            Finding(FAIL, "torch", "neither gloo nor nccl is there", "install a torch that has one of them")
+            Finding(FAIL, "torch", "has neither gloo nor nccl", "install a torch that has one of them")
         )
     return findings
 
@@ -94,8 +93,8 @@ def check_autoload() -> list[Finding]:
             Finding(
                 WARN,
                 "autoload",
-                "torch does not find reft by itself: no entry point in torch.backends",
-                "install reft as a package, or say `import reft` before init_process_group",
+                "torch does not find reft: no entry point in torch.backends",
+                "install reft as a package, or `import reft` before init_process_group",
             )
         ]
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
@@ -104,7 +103,7 @@ def check_autoload() -> list[Finding]:
                 WARN,
                 "autoload",
                 "TORCH_DEVICE_BACKEND_AUTOLOAD=0 switches entry points off",
-                "unset it, or say `import reft` before init_process_group",
+                "unset it, or `import reft` before init_process_group",
             )
         ]
     try:
@@ -112,10 +111,10 @@ def check_autoload() -> list[Finding]:
 
         if "reft" not in dist.Backend.backend_list:
             return [
-                Finding(FAIL, "autoload", "torch is loaded, but the backend is not registered", "say `import reft`")
+                Finding(FAIL, "autoload", "torch did not register the backend", "add `import reft` to the script")
             ]
     except (ImportError, AttributeError):
-        pass  # check_torch says it
+        pass  # check_torch reports it
     return [Finding(OK, "autoload", ", ".join(sorted({f"{entry.group}: {entry.name}" for entry in named})))]
 
 
@@ -131,7 +130,7 @@ def check_agent() -> list[Finding]:
         "unset REFT_AGENT_PATH or let it name reft-agent" if os.environ.get("REFT_AGENT_PATH") else "install reft again"
     )
     if not os.access(path, os.X_OK):
-        return [Finding(FAIL, "agent", f"{path} is not there or not executable", todo)]
+        return [Finding(FAIL, "agent", f"{path} is missing or not executable", todo)]
     try:
         done = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -144,7 +143,7 @@ def check_agent() -> list[Finding]:
 
 def _relative(check: str, name: str, directory: Path) -> Finding:
     """Agents refuse such a directory: they, the ranks and these commands may each start in another."""
-    return Finding(FAIL, check, f"{directory} is no absolute path", f"set {name}={directory.absolute()}")
+    return Finding(FAIL, check, f"{directory} is not an absolute path", f"set {name}={directory.absolute()}")
 
 
 def check_run_dir(given: str | None) -> list[Finding]:
@@ -158,18 +157,18 @@ def check_run_dir(given: str | None) -> list[Finding]:
             Finding(
                 WARN,
                 "run dir",
-                f"{directory} is long: names of sockets end at {_SOCKET_PATH_BYTES} bytes",
+                f"{directory} is long: a socket's path has at most {_SOCKET_PATH_BYTES} bytes",
                 "set REFT_RUN_DIR",
             )
         )
     if not directory.exists():
         parent = next(path for path in directory.absolute().parents if path.exists())
         if not os.access(parent, os.W_OK | os.X_OK):
-            return [*findings, Finding(FAIL, "run dir", f"{directory} cannot be made in {parent}", "set REFT_RUN_DIR")]
-        return [*findings, Finding(OK, "run dir", f"{directory} (will be made)")]
+            return [*findings, Finding(FAIL, "run dir", f"cannot create {directory}: {parent} is not writable", "set REFT_RUN_DIR")]
+        return [*findings, Finding(OK, "run dir", f"{directory} (the first job creates it)")]
     info = directory.stat()
     if not directory.is_dir():
-        findings.append(Finding(FAIL, "run dir", f"{directory} is no directory", "remove it or set REFT_RUN_DIR"))
+        findings.append(Finding(FAIL, "run dir", f"{directory} is not a directory", "remove it or set REFT_RUN_DIR"))
     elif info.st_uid != os.getuid():
         findings.append(Finding(FAIL, "run dir", f"{directory} belongs to user {info.st_uid}", "set REFT_RUN_DIR"))
     elif stat.S_IMODE(info.st_mode) & 0o077:
@@ -187,7 +186,7 @@ def _number_in(path: str) -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Host memory that vaults could take: what is free, or less where a control group limits it."""
+    """Host memory that vaults can take: free memory, or less if a control group limits it."""
     found = []
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():
@@ -204,10 +203,10 @@ def available_bytes() -> int | None:
 def check_memory() -> list[Finding]:
     available = available_bytes()
     if available is None:
-        return [Finding(WARN, "memory", "what is free cannot be read from /proc/meminfo")]
-    text = f"{words.size(available)} can be taken; a vault holds two snapshots of a rank's part of the state"
+        return [Finding(WARN, "memory", "cannot read free memory from /proc/meminfo")]
+    text = f"{words.size(available)} available; a vault holds two snapshots of a rank's share of the state"
     if available < _LOW_MEMORY:
-        return [Finding(WARN, "memory", text, "free some, or raise the container's limit")]
+        return [Finding(WARN, "memory", text, "free memory, or raise the container's limit")]
     return [Finding(OK, "memory", text)]
 
 
@@ -221,7 +220,7 @@ def check_environment() -> list[Finding]:
         return [Finding(WARN, "settings", "not checked: the native module does not load")]
     findings = []
     for name, near in _C.env_unknown(names):
-        todo = f"{near} is meant?" if near else "see docs/environment.md"
+        todo = f"did you mean {near}?" if near else "see docs/environment.md"
         findings.append(Finding(WARN, "settings", f"{name} is not a setting of reft", todo))
     try:
         _C.environment()
@@ -229,14 +228,14 @@ def check_environment() -> list[Finding]:
         findings.append(Finding(FAIL, "settings", str(error), "correct or unset it"))
     job = os.environ.get("REFT_JOB_ID", "")
     if job and job_identity.safe_id(job) != job:
-        text = f"REFT_JOB_ID={job!r} is no name for a folder: the job is called {job_identity.safe_id(job)}"
+        text = f"REFT_JOB_ID={job!r} cannot name a folder: the job is called {job_identity.safe_id(job)}"
         todo = f"use at most {job_identity.ID_CHARS} letters, digits, . _ - and no dot at the beginning"
         findings.append(Finding(WARN, "settings", text, todo))
     if os.environ.get("REFT_DISABLE") == "1":
-        findings.append(Finding(WARN, "settings", "REFT_DISABLE=1: nothing of reft runs", "unset it"))
+        findings.append(Finding(WARN, "settings", "REFT_DISABLE=1 switches reft off", "unset it"))
     if findings:
         return findings
-    return [Finding(OK, "settings", ", ".join(f"{name}={os.environ[name]}" for name in names) or "no REFT_* is set")]
+    return [Finding(OK, "settings", ", ".join(f"{name}={os.environ[name]}" for name in names) or "no REFT_* variable is set")]
 
 
 def check_vault_dir() -> list[Finding]:
@@ -249,8 +248,8 @@ def check_vault_dir() -> list[Finding]:
     if not directory.is_dir():
         parent = next(path for path in directory.absolute().parents if path.exists())
         if directory.exists() or not os.access(parent, os.W_OK | os.X_OK):
-            return [Finding(FAIL, "vault dir", f"{directory} cannot be made", "set REFT_VAULT_DIR to a writable place")]
-        return [Finding(OK, "vault dir", f"{directory} (will be made)")]
+            return [Finding(FAIL, "vault dir", f"cannot create {directory}", "set REFT_VAULT_DIR to a writable place")]
+        return [Finding(OK, "vault dir", f"{directory} (the first job creates it)")]
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         return [Finding(FAIL, "vault dir", f"{directory} is not writable", "set REFT_VAULT_DIR to a writable place")]
     return [Finding(OK, "vault dir", f"{directory}, {words.size(shutil.disk_usage(directory).free)} free")]
@@ -265,12 +264,12 @@ def check_agents(given: str | None) -> list[Finding]:
             findings.append(Finding(OK, "job", f"{agent.job}, node {agent.node}: {count} ranks"))
             findings += notes_of(agent.job, status)
         except agents.Failure as problem:
-            findings.append(Finding(WARN, "job", problem.message, f"if that job is over: rm {agent.path}"))
-    return findings or [Finding(OK, "job", "none runs here now")]
+            findings.append(Finding(WARN, "job", problem.message, "if the job is over: reft doctor --clean"))
+    return findings or [Finding(OK, "job", "no job runs here")]
 
 
 def notes_of(job: str, status: dict[str, Any]) -> list[Finding]:
-    """What the ranks of a running job say of their state, each once with the ranks that say it."""
+    """The notes of a running job's ranks on their state, each once with its ranks."""
     ranks_of: dict[tuple[str, ...], list[int]] = {}
     for rank in status.get("ranks", []):
         for note in rank.get("notes", []):
@@ -291,7 +290,7 @@ def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
 
 
 def examine(run_dir: str | None) -> list[Finding]:
-    """All findings, in the order of what depends on what."""
+    """All findings; a check comes after those that it depends on."""
 
     def check_run_directory() -> list[Finding]:
         return check_run_dir(run_dir)
@@ -307,31 +306,42 @@ def examine(run_dir: str | None) -> list[Finding]:
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.option("--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR.")
-def command(as_json: bool, run_dir: str | None) -> None:
-    """Checks what reft needs on this machine and says what to do where something is missing.
+@click.option(
+    "--clean", is_flag=True, help="Remove what dead agents left; list it."
+)
+def command(as_json: bool, run_dir: str | None, clean: bool) -> None:
+    """Checks this machine and its settings, and says how to fix what is wrong.
 
-    --json prints {"result": ok|warn|fail, "findings": [{result, check, text, todo}, ...]}. Exit
-    code 1 if anything fails; warnings alone leave 0.
+    --clean first removes what dead agents of this user left in the run directory, and lists it:
+    sockets, locks, logs, empty directories. Hang reports stay, with the logs beside them.
+
+    --json prints {"result": ok|warn|fail, "findings": [{result, check, text, todo}, ...],
+    "removed": [path, ...]}. Exit code 1 if a check fails; warnings alone leave 0.
     """
+    removed = [str(path) for path in stale.clean(agents.run_dir(run_dir))] if clean else []
     findings = examine(run_dir)
     results = {finding.result for finding in findings}
     overall = FAIL if FAIL in results else WARN if WARN in results else OK
     if as_json:
-        agents.print_json({"result": overall, "findings": [asdict(finding) for finding in findings]})
+        listed = [asdict(finding) for finding in findings]
+        agents.print_json({"result": overall, "findings": listed, "removed": removed})
     else:
+        for path in removed:
+            words.console().print(Text(f"removed {path}"), soft_wrap=True)
+        if clean and not removed:
+            words.console().print("nothing to remove")
         _print(findings)
     if overall == FAIL:
         raise SystemExit(agents.EXIT_WRONG)
 
 
 def _print(findings: list[Finding]) -> None:
-    table = Table.grid(padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    """One line a finding, indented below it where the text is longer than the screen."""
+    console = words.console()
     styles: dict[str, Any] = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+    width = max((len(finding.check) for finding in findings), default=0)
     for finding in findings:
-        table.add_row(Text(finding.result, style=styles[finding.result]), Text(finding.check), Text(finding.text))
+        head = Text.assemble((f"{finding.result:4}", styles[finding.result]), "  ", f"{finding.check:{width}}  ")
+        words.print_folded(console, head, Text(finding.text))
         if finding.todo:
-            table.add_row("", "", Text(f"-> {finding.todo}", style="bold"))
-    words.console().print(table)
+            words.print_folded(console, Text(" " * len(head)), Text(f"-> {finding.todo}", style="bold"))

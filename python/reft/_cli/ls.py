@@ -12,7 +12,7 @@ from reft._cli import agents, vaults, words
 
 
 def describe(vault: vaults.Vault) -> dict[str, Any]:
-    """What one vault says about itself; `error` instead if it cannot be read."""
+    """The contents of one vault; `error` instead if it cannot be read."""
     import torch  # noqa: F401  (the native module needs its libraries)
 
     from reft import _C
@@ -74,6 +74,7 @@ def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json
             console.print(_table([listing for listing in listings if listing.get("job") == job]))
         for listing in listings:
             if "error" in listing:
-                console.print(Text(f"{listing['vault']}: {listing['error']}", style="bold red"))
+                text = Text(f"{listing['vault']}: {listing['error']}", style="bold red")
+                words.print_folded(console, Text(""), text)
     if wrong:
         raise SystemExit(agents.EXIT_WRONG)

@@ -6,7 +6,6 @@ The page loads nothing and runs no script; a pointer on a bar shows what it is. 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from reft._cli import pages, words
 from reft._cli.pages import escape as _text

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from rich.console import Console
+from rich.text import Text
 
 from reft import _voice
 from reft._voice import percent, size
 
-__all__ = ["console", "nanoseconds", "overhead", "percent", "printable", "signed", "size", "step"]
+__all__ = [
+    "console", "fold", "nanoseconds", "overhead", "percent", "print_folded", "printable", "signed", "size", "step",
+]  # fmt: skip
 
 
 def console() -> Console:
     """Text goes to stdout as it is: no emoji, no highlighting."""
     return Console(highlight=False, emoji=False, soft_wrap=False)
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters: broken at spaces, and long words after / , : or =.
+
+    A piece of a word that is longer still has a line of its own, whole: the terminal wraps it, and
+    what a user copies from there is a path.
+    """
+    lines = [""]
+    for word in re.findall(r"\S+\s*", text):
+        pieces = [word] if len(word.rstrip()) <= width else re.findall(r"[^/,:=]*[/,:=]|[^/,:=]+", word)
+        for piece in pieces:
+            if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+                lines.append("")
+            lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def print_folded(console: Console, head: Text, text: Text) -> None:
+    """Prints `text` behind `head`, its further lines below its first."""
+    lines = fold(text.plain, max(20, console.width - len(head)))
+    for number, line in enumerate(lines):
+        before = head if number == 0 else Text(" " * len(head))
+        console.print(Text.assemble(before, (line, text.style)), soft_wrap=True)
 
 
 def printable(text: str) -> str:
