@@ -28,7 +28,7 @@ constexpr size_t kTextThreads = 16;
 constexpr size_t kTextChildren = 4;
 constexpr size_t kTextChildFrames = 8;
 
-// Nanoseconds since `begin`, as seconds; 0 if the log is from the future.
+// Seconds since `begin_ns`; 0 if that is in the future.
 double age(uint64_t begin_ns, int64_t now_ns) {
   const auto now = static_cast<uint64_t>(now_ns);
   return begin_ns != 0 && begin_ns < now ? static_cast<double>(now - begin_ns) * 1e-9 : 0;
@@ -145,9 +145,9 @@ class Page {
     text_ += wrapText(text, indent);
     text_ += '\n';
   }
-  // As they are.
+  // Without wrapping.
   void lines(const std::string& text) { text_ += text; }
-  // Table rows and paths are cut rather than wrapped.
+  // Cuts a table row or a path instead of wrapping it.
   void row(const std::string& text) {
     text_ += text.substr(0, 80);
     text_.erase(text_.find_last_not_of(' ') + 1);
@@ -170,7 +170,7 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
       continue;
     }
     if (++held > kTextHeld) {
-      page.line("  and more (all are in the JSON form)");
+      page.line("  more of them: see the JSON report");
       break;
     }
     std::string text =
@@ -185,7 +185,7 @@ void writeOps(Page& page, const RankEvidence& rank, int64_t now_ns) {
     page.line(text, 4);
   }
   if (rank.tail.empty()) {
-    page.line("  no ops in its log");
+    page.line("  its log has no ops");
     return;
   }
   page.row("  newest ops        begun    took     seq     bytes peer  phase, group");
@@ -219,7 +219,7 @@ void writeFrames(Page& page, const ThreadStack& thread, size_t limit) {
   }
 }
 
-// Main threads of what the rank started: data workers, checkpoint writers.
+// Main threads of the rank's children: data workers, checkpoint writers.
 void writeChildren(Page& page, const RankEvidence& rank) {
   size_t written = 0;
   for (const ChildProcess& child : rank.children) {
@@ -228,11 +228,11 @@ void writeChildren(Page& page, const RankEvidence& rank) {
       continue;
     }
     if (++written > kTextChildren) {
-      page.line("  more processes that it started are in the JSON form");
+      page.line("  more child processes: see the JSON report");
       break;
     }
-    page.row("  process " + std::to_string(child.pid) + " " + printable(child.name, 32) + " (" +
-             printable(child.state, 2) + "), that it started, newest call first");
+    page.row("  child process " + std::to_string(child.pid) + " " + printable(child.name, 32) +
+             " (" + printable(child.state, 2) + "), newest call first");
     writeFrames(page, *main, kTextChildFrames);
   }
 }
@@ -255,7 +255,7 @@ void writeStacks(Page& page, const RankEvidence& rank) {
   for (const ThreadStack* thread : threads) {
     if (++written > kTextThreads) {
       page.line("  " + std::to_string(threads.size() - kTextThreads) +
-                " more threads (all are in the JSON form)");
+                " more threads: see the JSON report");
       break;
     }
     page.row("  " + std::string(thread->main ? "main thread" : "thread") + " " +
@@ -372,7 +372,7 @@ std::string hangReportText(const HangEvidence& evidence, const Verdict& verdict)
   }
   head += evidence.world > 1 ? " ranks" : (evidence.ranks.size() == 1 ? " rank" : " ranks");
   head += evidence.suspect_sec > 0 ? ", no progress for " + words::seconds(evidence.suspect_sec)
-                                   : ", asked for (the job may be healthy)";
+                                   : ", on request (the job may be healthy)";
   page.line(head);
   page.line();
   page.lines(verdictText(evidence, verdict));

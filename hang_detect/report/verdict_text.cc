@@ -13,7 +13,7 @@ namespace reft {
 
 std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   constexpr size_t kLines = 24;
-  constexpr double kShortestToldSec = 0.5;
+  constexpr double kShortestReportedSec = 0.5;
   std::vector<std::string> lines;
   const auto add = [&lines](const std::string& text, size_t indent, size_t most) {
     const std::string wrapped = wrapText(text, indent);
@@ -24,8 +24,7 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
       at = end + 1;
     }
   };
-  // Ranks that disagree, and one has died of it: "hang" is what it would have been on another
-  // transport.
+  // Ranks disagree, and the transport has ended one for it; another transport would have hung.
   const bool crash =
       verdict.state == VerdictState::kHang && verdict.pattern == "P2" &&
       std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
@@ -33,15 +32,15 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   std::string head = "reft: job " + printable(evidence.job, 40) + ": " +
                      (crash ? "crash" : stateName(verdict.state)) + ", " + verdict.what + " (" +
                      confidenceName(verdict.confidence) + ")";
-  if (verdict.waited_sec > kShortestToldSec) {
+  if (verdict.waited_sec > kShortestReportedSec) {
     head += ", no progress for " + words::seconds(verdict.waited_sec);
   }
   add(head, 2, 2);
   const bool named = verdict.confidence != Confidence::kUndecidable;
   const auto& list = named ? verdict.culprits : verdict.candidates;
   if (list.empty()) {
-    add(verdict.state == VerdictState::kHealthy ? "nobody holds up the job"
-                                                : "nobody can be named from what is known",
+    add(verdict.state == VerdictState::kHealthy ? "no rank holds up the job"
+                                                : "inconclusive: the evidence names no rank",
         2, 2);
   }
   for (size_t i = 0; i < list.size() && i < 4; ++i) {

@@ -304,7 +304,7 @@ bool Decision::justBegun() {
     return false;
   }
   finish(VerdictState::kHealthy, "progressing", "P0", Confidence::kUndecidable, {});
-  addEvidence("whoever waits in an op has begun it just now");
+  addEvidence("every rank that waits in an op has only just begun it");
   return true;
 }
 
@@ -340,7 +340,7 @@ void Decision::excuseMissing(const std::vector<Culprit>& missing) {
   if (result_.at_work && !hard_ && result_.state == VerdictState::kHang) {
     result_.state = VerdictState::kSlow;
     result_.pattern = "P0";
-    addEvidence("whoever is waited for seems to be at work; it is taken for slow, not for hung");
+    addEvidence("a missing rank seems to be at work: slow, not hung");
   }
 }
 
@@ -377,12 +377,12 @@ bool Decision::cycle() {
                                       odd.empty() ? Confidence::kUndecidable : Confidence::kLikely,
                                       odd.empty() ? ranks : odd);
   addEvidence(words::rankList(view_.numbersOf({ranks.begin(), ranks.end()})) +
-              " wait for each other in a circle");
+              " wait for each other in a cycle");
   for (Culprit& culprit : list) {
     culprit.reason = what;
     culprit.text =
         "rank " + std::to_string(culprit.rank) +
-        (odd.empty() ? " is part of the circle" : " has another order of ops than the others") +
+        (odd.empty() ? " is part of the cycle" : " has another order of ops than the others") +
         whereInOp(view_, culprit.rank);
   }
   return true;
@@ -433,8 +433,8 @@ bool Decision::allBegun() {
   const bool excused = still_ && !hard_ && !familiarPlace();
   finish(excused ? VerdictState::kSlow : stateByTime(), "all_in", "P3", Confidence::kUndecidable,
          {});
-  addEvidence(excused ? "every member has begun the op, where they never "
-                        "waited before: it is taken for slow, not for hung"
+  addEvidence(excused ? "every member has begun the op, at a place where none "
+                        "has waited before: slow, not hung"
                       : "every member has begun the op and it does not end: "
                         "a network or a device may be at fault");
   return true;
@@ -445,9 +445,8 @@ bool Decision::outside() {
     return false;
   }
   finish(stateByTime(), "elsewhere", "P1", Confidence::kUndecidable, {});
-  addEvidence(evidence_.silent_nodes.empty()
-                  ? "ranks here wait for ranks that are not seen from here"
-                  : "ranks wait for ranks of which nothing is known");
+  addEvidence(evidence_.silent_nodes.empty() ? "ranks here wait for ranks that this node cannot see"
+                                             : "ranks wait for ranks without any evidence");
   return true;
 }
 

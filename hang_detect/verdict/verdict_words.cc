@@ -70,7 +70,7 @@ std::string sentenceOf(const JobView& view, const MessageWait& wait) {
 
 std::string sentenceOf(const JobView& view, const CoalescedWait& wait) {
   return "rank " + std::to_string(view.ranks()[wait.rank].rank) +
-         " waits in a coalesced op, whose members the log does not tell";
+         " waits in a coalesced op, whose members the log does not record";
 }
 
 size_t ranksIn(const Wait& wait) {
@@ -91,12 +91,11 @@ std::string adviceIfUndecidable(const HangEvidence& evidence, const Verdict& ver
     return "compare the code at the places named above: reft stack --rank N";
   }
   if (!evidence.silent_nodes.empty()) {
-    return "look after " + words::nodeList(evidence.silent_nodes) +
-           ": no rank there that runs, or its agent hangs";
+    return "check " + words::nodeList(evidence.silent_nodes) + ": no running rank, or " +
+           plural(evidence.silent_nodes.size(), "its agent hangs", "their agents hang");
   }
-  return std::string(evidence.nodes > 1 ? "look at the reports of the other nodes, and "
-                                        : "look ") +
-         "at the stacks: reft stack";
+  return evidence.nodes > 1 ? "read the reports of the other nodes, and the stacks: reft stack"
+                            : "read the stacks: reft stack";
 }
 
 }  // namespace
@@ -156,8 +155,9 @@ std::string whereInOp(const JobView& view, int number) {
 
 std::string silentNodesSentence(std::vector<int> nodes) {
   std::sort(nodes.begin(), nodes.end());
-  return words::nodeList(nodes) + plural(nodes.size(), " does not answer: its ranks are not seen",
-                                         " do not answer: their ranks are not seen");
+  return words::nodeList(nodes) + plural(nodes.size(),
+                                         " does not answer: no evidence about its ranks",
+                                         " do not answer: no evidence about their ranks");
 }
 
 std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
@@ -171,14 +171,15 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
   const bool oom_kill = std::any_of(evidence.ranks.begin(), evidence.ranks.end(),
                                     [](const RankEvidence& rank) { return rank.oom_kills > 0; });
   if (what == "dead" && oom_kill) {
-    return "give the ranks of that node more host memory, or let them need less: dmesg says who "
-           "was ended";
+    return "give the ranks of that node more host memory, or reduce what they need; dmesg names "
+           "the "
+           "killed process";
   }
   if (what == "dead") {
-    return "read that rank's last lines in the launcher's log; dmesg tells of the OOM killer";
+    return "read that rank's last lines in the launcher's log; dmesg shows OOM kills";
   }
   if (what == "straggler") {
-    return "see what it does meanwhile, a few times: " + stackOfFirstCulprit(verdict);
+    return "sample its stack a few times: " + stackOfFirstCulprit(verdict);
   }
   if (what == "stopped" && !verdict.culprits.empty()) {
     const Culprit& first = verdict.culprits.front();
@@ -186,12 +187,12 @@ std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict) {
            (evidence.nodes > 1 ? ", on " + first.host : "");
   }
   if (what == "data_loading") {
-    return "look at that rank's data workers and at its storage";
+    return "check that rank's data workers and its storage";
   }
   if (verdict.pattern == "P2" || verdict.pattern == "P6") {
     return "compare the code at the places named above";
   }
-  return "see all stacks of that rank: " + stackOfFirstCulprit(verdict);
+  return "read all stacks of that rank: " + stackOfFirstCulprit(verdict);
 }
 
 }  // namespace reft

@@ -33,7 +33,7 @@ std::vector<std::string> waitSentences(const JobView& view, const WaitGraph& gra
 // ": it is in all_reduce seq 6 of group default, called at train.py:9"; "" if it waits in no op.
 std::string whereInOp(const JobView& view, int rank);
 
-// "node 1 does not answer: its ranks are not seen"
+// "node 1 does not answer: no evidence about its ranks"
 std::string silentNodesSentence(std::vector<int> nodes);
 
 std::string adviceFor(const HangEvidence& evidence, const Verdict& verdict);

@@ -153,7 +153,7 @@ def test_a_node_of_which_nothing_answers_is_listed_and_nobody_named(tmp_path: Pa
     verdict = job.verdict(named=False)
     assert verdict["silent_nodes"] == [1], job.said
     assert verdict["confidence"] == "undecidable" and verdict["culprits"] == [] and verdict["candidates"] == []
-    assert "node 1 does not answer" in verdict["screen"] and "look after node 1" in verdict["screen"]
+    assert "node 1 does not answer" in verdict["screen"] and "check node 1" in verdict["screen"]
 
 
 def test_the_first_node_looks_when_its_own_rank_is_waited_for(tmp_path: Path, jobs: list[Job]) -> None:

@@ -100,9 +100,9 @@ TEST(Nodes, NobodyIsNamedWhereTheCulpritMayBeOnASilentNode) {
   EXPECT_THAT(verdict.culprits, IsEmpty());
   EXPECT_THAT(verdict.candidates, IsEmpty());
   EXPECT_THAT(verdictText(evidence, verdict),
-              HasSubstr("node 1 does not answer: its ranks are not seen"));
+              HasSubstr("node 1 does not answer: no evidence about its ranks"));
   EXPECT_THAT(verdictText(evidence, verdict), HasSubstr("did not come back"));
-  EXPECT_THAT(verdict.advice, HasSubstr("look after node 1"));
+  EXPECT_THAT(verdict.advice, HasSubstr("check node 1"));
   const auto report = nlohmann::json::parse(hangReportJson(evidence, verdict));
   EXPECT_EQ(report["silent_nodes"], nlohmann::json({1}));
 }
