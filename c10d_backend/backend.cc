@@ -14,8 +14,6 @@
 
 namespace reft {
 
-std::atomic<GilReleaser> gil_releaser{nullptr};
-
 using c10d::OpType;
 
 namespace {

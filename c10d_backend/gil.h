@@ -1,29 +1,25 @@
-// Lets destructors that may join threads run without the GIL, without this folder knowing Python.
+// Lets destructors that may join threads run without the GIL; this folder does not know Python.
 //
-// A thread that the destructor joins may want the GIL itself (to free a Python object held by a
-// Work); whoever destroys a backend with the GIL held, as DDP's reducer does, would then wait for
-// ever.
+// A thread that the destructor joins may want the GIL itself, to free a Python object held by a
+// Work. If the caller destroys a backend with the GIL held, as DDP's reducer does, it would wait
+// forever.
 //
 // Threads: any. Errors: none.
 #pragma once
-
-#include <atomic>
 
 namespace reft {
 
 // Calls `body(argument)`, with the GIL released if the calling thread holds it.
 using GilReleaser = void (*)(void (*body)(void*), void* argument) noexcept;
 
-extern std::atomic<GilReleaser> gil_releaser;
+// The bindings set it once, before the first backend exists. Without it bodies run as they are.
+void setGilReleaser(GilReleaser releaser) noexcept;
+
+void runWithoutGil(void (*body)(void*), void* argument) noexcept;
 
 template <typename Body>
 void withoutGil(Body body) noexcept {
-  const auto call = [](void* argument) { (*static_cast<Body*>(argument))(); };
-  if (const GilReleaser release = gil_releaser.load(std::memory_order_acquire)) {
-    release(call, &body);
-  } else {
-    call(&body);
-  }
+  runWithoutGil([](void* argument) { (*static_cast<Body*>(argument))(); }, &body);
 }
 
 }  // namespace reft

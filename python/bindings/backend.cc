@@ -182,7 +182,7 @@ py::dict entryDict(const OpEntry& entry) {
 }
 
 void bindBackend(py::module_& module) {
-  gil_releaser.store(&releaseGil, std::memory_order_release);
+  setGilReleaser(&releaseGil);
   bindBackendClass(module);
 
   py::class_<OpLog>(module, "OpLog",
