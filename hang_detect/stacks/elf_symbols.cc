@@ -16,7 +16,7 @@ constexpr size_t kMaxSections = 4096;
 constexpr uint64_t kMaxSymbols = 1u << 20;
 constexpr uint64_t kMaxNames = 64u << 20;
 constexpr size_t kChunk = 1024;               // symbols
-constexpr uint64_t kMaxFunctions = 8u << 20;  // of a file; only those that are looked for are kept
+constexpr uint64_t kMaxFunctions = 8u << 20;  // in a file; only the wanted ones are kept
 constexpr size_t kMaxNamesOfOne = 16;
 constexpr size_t kMaxName = 4096;
 
@@ -26,7 +26,7 @@ void symbolsOf(const ReadAt& read, const Elf64_Shdr& table, const Elf64_Shdr& na
       names_section.sh_size == 0) {
     return;
   }
-  // The last bytes first: a size that the file does not have is not worth its memory.
+  // Read the last bytes first, so that a size beyond the file's end allocates nothing.
   char last = 0;
   if (!read(names_section.sh_offset + names_section.sh_size - 1, &last, 1)) {
     return;
@@ -55,7 +55,7 @@ void symbolsOf(const ReadAt& read, const Elf64_Shdr& table, const Elf64_Shdr& na
   }
 }
 
-// How good a name is for people; the smaller, the better.
+// Rank of a name for display; the smallest wins.
 int plainness(const char* name, unsigned binding) {
   const std::string_view text = name;
   const auto underscores = static_cast<int>(std::min(text.find_first_not_of('_'), text.size()));
@@ -68,7 +68,7 @@ struct Candidate {
   unsigned binding = 0;
 };
 
-// Functions of one table for those of `addresses` (sorted) that have none yet.
+// Adds functions of one table for those of `addresses` (sorted) that lack one.
 void functionsOf(const ReadAt& read, const Elf64_Shdr& table, const Elf64_Shdr& names_section,
                  const std::vector<uint64_t>& addresses, std::map<uint64_t, ElfFunction>& found) {
   if (table.sh_entsize != sizeof(Elf64_Sym)) {
@@ -111,7 +111,7 @@ void functionsOf(const ReadAt& read, const Elf64_Shdr& table, const Elf64_Shdr& 
       if (candidate.name >= names_section.sh_size) {
         continue;
       }
-      // Exactly so many bytes are read, or none: the table may end before.
+      // A read gets all bytes or none, and the table may end earlier.
       const auto bytes = std::min<uint64_t>(kMaxName, names_section.sh_size - candidate.name);
       if (!read(names_section.sh_offset + candidate.name, name, bytes) || name[0] == '\0') {
         continue;
@@ -124,7 +124,7 @@ void functionsOf(const ReadAt& read, const Elf64_Shdr& table, const Elf64_Shdr& 
   }
 }
 
-// False if the file is no ELF file that can be read here.
+// False if the file is not a 64-bit little-endian ELF file.
 bool readHeader(const ReadAt& read, Elf64_Ehdr& header) {
   return read(0, &header, sizeof(header)) && std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
          header.e_ident[EI_CLASS] == ELFCLASS64 && header.e_ident[EI_DATA] == ELFDATA2LSB &&
@@ -149,7 +149,7 @@ std::map<uint64_t, ElfFunction> findElfFunctions(const ReadAt& read,
   std::sort(addresses.begin(), addresses.end());
   addresses.erase(std::unique(addresses.begin(), addresses.end()), addresses.end());
   for (const uint32_t kind :
-       {SHT_SYMTAB, SHT_DYNSYM}) {  // the first one has all, where it was not stripped
+       {SHT_SYMTAB, SHT_DYNSYM}) {  // a file that is not stripped has all symbols in the first
     for (const Elf64_Shdr& section : sections) {
       if (section.sh_type == kind && section.sh_link < sections.size() &&
           found.size() < addresses.size()) {

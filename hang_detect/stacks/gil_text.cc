@@ -18,11 +18,11 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Twenty times as long as CPython lets a thread wait before it asks for the GIL.
+// Twenty times the switch interval, after which a waiting thread requests the GIL.
 constexpr milliseconds kBetweenLooks{100};
-// Of a processor, to see that somebody asks.
+// Processor time within which bytecode notices such a request.
 constexpr uint64_t kEnoughNs = 20'000'000;
-// Who waits for the GIL is awake for a moment every 5 ms.
+// A thread that waits for the GIL wakes for a moment every 5 ms.
 constexpr int kTries = 10;
 constexpr milliseconds kBetweenTries{2};
 
@@ -40,14 +40,14 @@ bool sleepsOn(const std::string& syscall_path, uint64_t condition) {
       return true;
     }
     if (text.rfind("running", 0) != 0) {
-      return false;  // it sleeps on something else, or that cannot be read
+      return false;  // it sleeps on another address, or the file cannot be read
     }
   }
   return false;
 }
 
-// Of a thread. Nothing is known of one in a container that is looked at from outside: it has other
-// numbers there.
+// State and processor time of a thread. Unknown for a thread of a container, seen from outside:
+// its thread id differs there.
 struct Schedule {
   char state = '?';
   uint64_t ran_ns = 0;
@@ -57,7 +57,7 @@ Schedule scheduleOf(int pid, uint64_t tid) {
   const std::string task = procPath(pid, "task/" + std::to_string(tid) + "/");
   int problem = 0;
   const std::string stat = readProcText(task + "stat", 512, problem);
-  const size_t close = stat.rfind(')');  // the name before it may hold anything
+  const size_t close = stat.rfind(')');  // the name before it may contain any character
   Schedule schedule;
   if (close != std::string::npos && close + 2 < stat.size() &&
       std::sscanf(readProcText(task + "schedstat", 128, problem).c_str(), "%" SCNu64,
@@ -67,8 +67,8 @@ Schedule scheduleOf(int pid, uint64_t tid) {
   return schedule;
 }
 
-// Whether the holder would have let go, had it run bytecode: it was not just stopped, or without a
-// processor.
+// True if the holder, had it executed bytecode, would have released the GIL; false if it was
+// stopped or had too little processor time.
 bool hadTime(const Schedule& before, const Schedule& after) {
   const bool sleeps = after.state == 'S' || after.state == 'D';
   return before.state != '?' &&
@@ -82,7 +82,7 @@ const PythonThread* mainOf(const PythonThreads& found, uint64_t native_id) {
   return at == found.threads.end() ? nullptr : &*at;
 }
 
-// Who keeps `main` from taking its GIL; nullptr: nobody, or that is not known.
+// The thread that keeps `main` from taking its GIL; nullptr: none or unknown.
 const PythonThread* holderFor(const PythonThreads& found, const PythonThread& main) {
   const auto at =
       std::find_if(found.threads.begin(), found.threads.end(), [&main](const PythonThread& thread) {

@@ -48,7 +48,7 @@ MergedStack mergeStack(const NativeStack& native, const std::optional<PythonThre
       static_cast<size_t>(std::count_if(native.frames.begin(), native.frames.end(), evaluates));
   const size_t runs = python->runs.size();
   const bool all_python = !python->truncated && python->problem.empty();
-  // The newest loop may have begun just now, or be about to end: it has no frame of its own then.
+  // The newest run of the loop may just begin or end, and has no frame of its own then.
   const bool idle_loop =
       loops == runs + 1 && all_python && !native.frames.empty() && native.frames[0].evaluates;
   const bool agree = loops == runs || idle_loop || (loops < runs && !native.complete) ||
@@ -78,7 +78,7 @@ MergedStack mergeStack(const NativeStack& native, const std::optional<PythonThre
     ++run;
   }
   addPython(merged, python->frames, shown,
-            python->frames.size());  // of loops that were not reached
+            python->frames.size());  // of runs beyond the end of the native frames
   return merged;
 }
 

@@ -55,7 +55,7 @@ std::string statusField(const std::string& status_path, const std::string& name)
 bool ProcessMemory::read(uint64_t address, void* into, size_t bytes) {
   if (!file_) {
     iovec local{into, bytes};
-    iovec remote{reinterpret_cast<void*>(address), bytes};  // of another process
+    iovec remote{reinterpret_cast<void*>(address), bytes};  // an address of the other process
     const ssize_t got = ::process_vm_readv(pid_, &local, 1, &remote, 1, 0);
     if (got == static_cast<ssize_t>(bytes)) {
       return true;
@@ -64,7 +64,7 @@ bool ProcessMemory::read(uint64_t address, void* into, size_t bytes) {
       problem_ = got >= 0 ? EFAULT : errno;
       return false;
     }
-    problem_ = errno;  // a container may forbid this call, and not the file
+    problem_ = errno;  // a container may forbid this call but not the file
     file_.reset(::open(procPath(pid_, "mem").c_str(), O_RDONLY | O_CLOEXEC));
     if (!file_) {
       return false;

@@ -11,7 +11,7 @@ namespace {
 constexpr size_t kMaxInterpreters = 16;
 constexpr size_t kMaxThreads = 1024;
 constexpr size_t kMaxFrames = 512;
-constexpr size_t kMaxSkipped = 4096;  // frames of the interpreter's own, per thread
+constexpr size_t kMaxSkipped = 4096;  // internal frames of the interpreter, per thread
 constexpr size_t kMaxText = 1024;     // characters
 constexpr size_t kMaxLineTable = 1u << 20;
 constexpr uint64_t kMaxBytes = 64u << 20;
@@ -22,7 +22,7 @@ constexpr uint8_t kOwnedByGenerator = 1;
 constexpr uint8_t kOwnedByCStack = 3;
 constexpr size_t kCodeUnit = 2;
 
-// Counts, so that no list that bites its own tail goes on for ever.
+// Reads within a budget, so that a walk along a damaged list that is a ring ends.
 class Memory {
  public:
   explicit Memory(ReadMemory read) : read_(std::move(read)) {}
@@ -36,7 +36,7 @@ class Memory {
   bool value(uint64_t base, uint64_t offset, Value& into) {
     return base != 0 && base <= UINT64_MAX - offset && bytes(base + offset, &into, sizeof(into));
   }
-  // Work on what was read before.
+  // Charges work on bytes that were read before.
   void count(size_t bytes) { bytes_ += bytes; }
   bool spent() const { return reads_ > kMaxReads || bytes_ > kMaxBytes; }
   void startAnew() { reads_ = bytes_ = 0; }
@@ -69,8 +69,8 @@ void appendUtf8(std::string& text, uint32_t character) {
 }
 
 // Line of the instruction at `unit`, 0 if it has none. A line table is a row of entries that begin
-// with a byte whose highest bit is set: 4 bits of kind, 3 bits of how many code units (less one) it
-// is about. What follows depends on the kind; it has no byte with that bit.
+// with a byte whose highest bit is set: 4 bits of kind, 3 bits with the number of its code units
+// less one. The bytes that follow depend on the kind, and none has that bit.
 int64_t lineOf(const std::vector<uint8_t>& table, int64_t first_line, uint64_t unit) {
   int64_t line = first_line;
   uint64_t covered = 0;
@@ -115,7 +115,7 @@ class PythonWalker {
     PythonThreads result;
     uint64_t interpreter = 0;
     if (!memory_.value(runtime_, layout_.runtime_interpreters, interpreter) || interpreter == 0) {
-      result.problem = "no interpreter is found in its memory (it starts, ends, or is no Python)";
+      result.problem = "found no interpreter in its memory (it starts, ends, or is not Python)";
       return result;
     }
     for (size_t i = 0; interpreter != 0; ++i) {
@@ -132,12 +132,12 @@ class PythonWalker {
         addGil(before, after, walked[t], result.threads[first + t]);
       }
       if (!memory_.value(interpreter, layout_.interpreter_next, interpreter)) {
-        result.problem = "an interpreter's memory cannot be read";
+        result.problem = "cannot read the memory of an interpreter";
         break;
       }
     }
     if (memory_.spent()) {
-      result.problem = "more memory than a stack takes: it is damaged";
+      result.problem = "its stacks take more memory than stacks do: damaged";
     }
     return result;
   }
@@ -158,7 +158,7 @@ class PythonWalker {
 
  private:
   struct Code {
-    bool known = false;  // it is a code object
+    bool known = false;  // whether it is a code object
     std::string file, name;
     int64_t first_line = 0;
     uint64_t first_traceable = 0;
@@ -166,8 +166,8 @@ class PythonWalker {
   };
 
   struct Gil {
-    uint64_t address = 0;  // 0: not known
-    uint64_t holder = 0;   // state of a thread; 0: nobody
+    uint64_t address = 0;  // 0 = unknown
+    uint64_t holder = 0;   // state of a thread; 0 = none
     uint64_t switches = 0;
   };
 
@@ -189,7 +189,7 @@ class PythonWalker {
     }
     gil.address = address;
     if (locked != 1) {
-      gil.holder = 0;  // what is there is who had it last
+      gil.holder = 0;  // the field then names the last holder
     }
     return gil;
   }
@@ -203,12 +203,12 @@ class PythonWalker {
     thread.holds_gil = before.holder == state && after.holder == state;
   }
 
-  // `walked`: where the state of each thread is that was added.
+  // `walked`: receives the address of the state of each thread added.
   void threadsOf(uint64_t interpreter, bool with_frames, PythonThreads& result,
                  std::vector<uint64_t>& walked) {
     uint64_t thread = 0;
     if (!memory_.value(interpreter, layout_.interpreter_threads, thread)) {
-      result.problem = "an interpreter's memory cannot be read";
+      result.problem = "cannot read the memory of an interpreter";
       return;
     }
     while (thread != 0) {
@@ -257,7 +257,7 @@ class PythonWalker {
     if (!memory_.value(thread, layout_.thread_id, result.id) ||
         !memory_.value(thread, layout_.thread_native_id, result.native_id) ||
         (with_frames && !topFrame(thread, top))) {
-      result.problem = "its state cannot be read";
+      result.problem = "cannot read the state of the thread";
       return result;
     }
     if (!with_frames) {
@@ -282,7 +282,7 @@ class PythonWalker {
           ++run;
           break;
         case Frame::kInternal: ++skipped; break;
-        case Frame::kBroken: result.problem = "a frame cannot be read"; break;
+        case Frame::kBroken: result.problem = "cannot read a frame"; break;
       }
       in_run = !ends_run;
       if (ends_run) {
@@ -290,7 +290,7 @@ class PythonWalker {
         run = 0;
       }
       if (skipped > kMaxSkipped || !memory_.value(frame, layout_.frame_previous, frame)) {
-        result.problem = "a frame cannot be read";
+        result.problem = "cannot read a frame";
       }
       if (!result.problem.empty()) {
         break;
@@ -309,8 +309,8 @@ class PythonWalker {
 
   enum class Frame : uint8_t { kShown, kInternal, kBroken };
 
-  // `ends_run`: it is the oldest one of a run of the interpreter's loop. 3.11 marks that frame;
-  // newer ones put one of their own behind it.
+  // `ends_run`: it is the oldest frame of a run of the interpreter's loop. 3.11 marks that frame;
+  // newer versions put an internal one behind it.
   Frame frameAt(uint64_t frame, StackFrame& into, bool& ends_run) {
     uint64_t address = 0, instruction = 0;
     uint8_t owner = 0, entry = 0;
@@ -334,7 +334,7 @@ class PythonWalker {
     const uint64_t begin = address + layout_.code_instructions;
     const uint64_t unit = instruction >= begin ? (instruction - begin) / kCodeUnit : 0;
     if (owner != kOwnedByGenerator && (instruction < begin || unit < code.first_traceable)) {
-      return Frame::kInternal;  // it has not begun
+      return Frame::kInternal;  // not begun yet
     }
     into.file = code.file;
     into.function = code.name;
@@ -535,24 +535,24 @@ std::optional<PythonLayout> readPythonLayout(const ReadMemory& read, uint64_t ru
   } offsets;
   if (!read(runtime, &offsets, sizeof(offsets)) ||
       std::memcmp(offsets.cookie, "xdebugpy", 8) != 0) {
-    problem = "its interpreter does not say where things are in its memory";
+    problem = "its interpreter does not describe its layout";
     return std::nullopt;
   }
   const auto& field = offsets.field;
   if (field[kVersion] >> 16 != 0x030d) {
-    problem = "its interpreter's description of itself is of another version than 3.13";
+    problem = "its interpreter describes the layout of a version other than 3.13";
     return std::nullopt;
   }
   if (field[kFreeThreaded] != 0) {
-    problem = "its interpreter is a free-threaded one";
+    problem = "its interpreter is a free-threaded build, which is not supported";
     return std::nullopt;
   }
   if (std::any_of(field + kRuntimeSize, field + kFields,
                   [](uint64_t offset) { return offset > kMaxOffset; })) {
-    problem = "its interpreter's description of itself is damaged";
+    problem = "its interpreter's description of its layout is damaged";
     return std::nullopt;
   }
-  // The description has them for the GIL that is part of an interpreter.
+  // The description has these fields for the GIL inside the interpreter's own state.
   const PythonLayout& gil = undescribedLayout();
   const bool gil_as_known =
       field[kInterpreterGilHolder] == field[kInterpreterGilState] + gil.gil_holder &&
@@ -606,7 +606,7 @@ std::optional<PythonLayout> findPythonLayout(int minor, const ReadMemory& read, 
   if (minor == 13) {
     return readPythonLayout(read, runtime, problem);
   }
-  problem = "it is CPython 3." + std::to_string(minor) + "; its memory is known for 3.11 to 3.13";
+  problem = "CPython 3." + std::to_string(minor) + " is not supported: 3.11 to 3.13 are";
   return std::nullopt;
 }
 

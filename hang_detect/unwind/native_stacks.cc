@@ -22,8 +22,8 @@ using std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kThreadWait{500};
 
-// Changes when the process begins another program: the kernel puts that one's random bytes and its
-// own pages elsewhere. And when its number is another process's.
+// Identifies the program of a process: it changes when the process executes another one, whose
+// random bytes and vdso pages lie elsewhere, and when another process gets the same pid.
 std::string programOf(int pid) {
   int problem = 0;
   char link[4096];
@@ -62,7 +62,7 @@ Copies copyAll(int pid, RemotePython& python, const std::vector<MappedRange>& ma
     if (now >= deadline) {
       copies.threads.push_back({});
       copies.threads.back().tid = tid;
-      copies.threads.back().problem = "there was no time for it";
+      copies.threads.back().problem = "no time was left for it";
       continue;
     }
     const uint64_t own = ownNumber(pid, tid);
@@ -72,7 +72,7 @@ Copies copyAll(int pid, RemotePython& python, const std::vector<MappedRange>& ma
             copies.python.emplace(tid, std::move(*frames));
           }
         });
-    // Not to be held, but its Python frames can be read.
+    // The thread could not be stopped, but its Python frames can be read.
     if (!thread.problem.empty() && !thread.gone) {
       if (auto frames = python.thread(own)) {
         copies.python.emplace(tid, std::move(*frames));
@@ -113,7 +113,7 @@ NativeStacks readNativeStacks(int pid, std::chrono::milliseconds limit) {
     return result;
   }
   Copies copies;
-  // What this thread has not let go when it ends, the kernel lets go.
+  // The kernel releases every thread that this one still holds when it ends.
   std::thread([&] { copies = copyAll(pid, python, maps, deadline); }).join();
   if (copies.threads.empty()) {
     error = "process " + std::to_string(pid) + " has ended";
@@ -121,7 +121,7 @@ NativeStacks readNativeStacks(int pid, std::chrono::milliseconds limit) {
   }
   const auto failed = [](const CopiedThread& thread) { return !thread.problem.empty(); };
   if (std::all_of(copies.threads.begin(), copies.threads.end(), failed)) {
-    error = copies.threads[0].problem;  // it is the same for all: rights, a debugger
+    error = copies.threads[0].problem;  // the same for all: permission, or a debugger
   }
   const auto stacks = Unwinder(pid, maps, python.evalFunction()).unwind(copies.threads, deadline);
   for (size_t i = 0; i < stacks.size(); ++i) {
@@ -133,7 +133,7 @@ NativeStacks readNativeStacks(int pid, std::chrono::milliseconds limit) {
     merged.holds_gil = at != copies.python.end() && at->second.holds_gil;
     result.merged.threads.push_back(std::move(merged));
   }
-  // Last: whatever was read before then belongs to the program that it was at first.
+  // Checked last: all reads above then belong to one program.
   if (programOf(pid) != program) {
     result.merged.threads.clear();
     error = "process " + std::to_string(pid) +

@@ -44,7 +44,7 @@ std::string whyNoSeize(int pid, int tid, int problem) {
   return std::string("it cannot be held: ") + std::strerror(problem);
 }
 
-// Lets go of the thread in the end, with the signal that it was about to get.
+// Holds a thread. Its destructor releases the thread and delivers the signal that was due.
 class Hold {
  public:
   Hold(int tid, std::chrono::steady_clock::time_point deadline) : tid_(tid) {
@@ -54,7 +54,7 @@ class Hold {
     }
     seized_ = true;
     ::ptrace(PTRACE_INTERRUPT, tid, nullptr,
-             nullptr);  // fails if it has ended; then waitpid() says so
+             nullptr);  // fails if the thread has ended, which waitpid() then reports
     auto sleep = kShortestSleep;
     for (;;) {
       int status = 0;
@@ -79,7 +79,7 @@ class Hold {
     }
   }
   ~Hold() {
-    // One that has not stopped cannot be detached from; the kernel does that when this thread ends.
+    // Only a stopped thread can be detached; the kernel detaches others when this thread ends.
     if (seized_ && held_) {
       ::ptrace(PTRACE_DETACH, tid_, nullptr, static_cast<long>(signal_));
     }
@@ -106,13 +106,13 @@ void copyStack(ProcessMemory& memory, const std::vector<MappedRange>& maps, Copi
   const auto range = std::find_if(maps.begin(), maps.end(), in);
   const uint64_t begin =
       std::max(range == maps.end() ? pointer : range->begin, pointer - std::min(pointer, kRedZone));
-  // The mapping of a new thread is not among the known ones.
+  // A new thread's mapping may be newer than `maps`.
   const uint64_t end =
       range == maps.end() ? pointer + kMaxStack / 16 : std::min(range->end, pointer + kMaxStack);
   thread.stack.resize(end - begin);
   thread.stack_begin = begin;
   if (!memory.read(begin, thread.stack.data(), thread.stack.size())) {
-    thread.stack.clear();  // read when it is needed
+    thread.stack.clear();  // read on demand
   }
 }
 
@@ -144,7 +144,7 @@ CopiedThread copyThread(int pid, int tid, ProcessMemory& memory,
     if (channel == "0") {
       channel.clear();
     }
-    thread.problem = "it is in the kernel, where nothing interrupts it" +
+    thread.problem = "blocked in the kernel, where nothing interrupts it" +
                      (channel.empty() ? "" : " (" + channel + ")");
   } else {
     iovec registers{&thread.registers, sizeof(thread.registers)};
