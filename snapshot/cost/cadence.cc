@@ -29,9 +29,9 @@ Cadence::Answer Cadence::ask(int64_t step, bool outcomes_known) {
   if (!outcomes_known) {
     return isMultiple(step, kMostDoublings) ? Answer::kTake : Answer::kVoteAgainst;
   }
-  if (doublings_ != told_) {
-    doublings_ = told_;
-    since_ = told_since_;
+  if (doublings_ != agreed_) {
+    doublings_ = agreed_;
+    since_ = agreed_since_;
   }
   const auto every = static_cast<int64_t>(this->every());
   // Who was in doubt at a step of every interval does not know by which one the others took it: all
@@ -42,17 +42,17 @@ Cadence::Answer Cadence::ask(int64_t step, bool outcomes_known) {
 }
 
 void Cadence::committed(int64_t step, uint8_t wish) {
-  if (options_.limit_ppm > 0 && step > told_by_ && wish >= 1 && wish <= kMostWish) {
-    told_by_ = step;
-    if (told_ != wish - 1) {
-      told_ = static_cast<uint8_t>(wish - 1);
-      told_since_ = step;
+  if (options_.limit_ppm > 0 && step > agreed_at_ && wish >= 1 && wish <= kMostWish) {
+    agreed_at_ = step;
+    if (agreed_ != wish - 1) {
+      agreed_ = static_cast<uint8_t>(wish - 1);
+      agreed_since_ = step;
     }
   }
 }
 
 uint8_t Cadence::wish() const {
-  return options_.limit_ppm > 0 && options_.decides ? static_cast<uint8_t>(wished_ + 1) : 0;
+  return options_.limit_ppm > 0 && options_.decides ? static_cast<uint8_t>(wanted_ + 1) : 0;
 }
 
 // The fewest doublings with which a snapshot that costs a step `ppm` costs training no more than
@@ -69,7 +69,7 @@ uint8_t Cadence::least(int64_t ppm, double limit_ppm) const {
 
 void Cadence::learn(const Overhead& overhead) {
   // What was measured under another interval than the wished one says nothing about that yet.
-  if (!overhead.known || options_.limit_ppm <= 0 || wished_ != doublings_) {
+  if (!overhead.known || options_.limit_ppm <= 0 || wanted_ != doublings_) {
     return;
   }
   const auto limit = static_cast<double>(options_.limit_ppm);
@@ -85,7 +85,7 @@ void Cadence::learn(const Overhead& overhead) {
              static_cast<int64_t>(uint64_t{options_.base} << wanted)) {
     --wanted;
   }
-  wished_ = wanted;
+  wanted_ = wanted;
 }
 
 }  // namespace reft

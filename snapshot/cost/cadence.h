@@ -1,18 +1,19 @@
-// How often snapshots are taken, and how all ranks of a job come to do the same.
+// How often snapshots are taken, and how all ranks of a job come to the same interval.
 //
-// A snapshot at every `base` steps; with a limit on what they may cost, at every base·2^n: rarer
-// when the measured overhead exceeds the limit by more than its noise, frequent again when it is
-// well below. At most 2^kMostDoublings, and never so rare that `longest_ns` passes between two.
+// Without a limit on the overhead a snapshot is taken at every `base` steps. With a limit the
+// interval is base·2^n: longer when the measured overhead exceeds the limit by more than its noise,
+// shorter again when it is well below. n is at most kMostDoublings, and two snapshots are never
+// more than `longest_ns` apart.
 //
 // **Agreement.** Ranks that disagreed on which steps have a snapshot would vote on different ones
-// and commit none. One rank decides (rank 0 of the job). What it wishes rides on its vote, is
-// stored beside the snapshot it belongs to, and comes back to every rank with the outcome; a wish
-// counts once the snapshot that carried it is *committed*. A rank decides about a step only when it
-// knows the outcomes of all steps that it has voted to have sealed. A committed step was sealed by
-// every rank, so two ranks that decide about the same step know the same commits, hence the same
-// wish. A rank that does not know enough votes against the step, which nobody needs to wait for;
-// only at steps that every possible interval contains may it take part all the same. A new
-// incarnation begins with 1.
+// and commit none. One rank decides (rank 0 of the job). Its wish rides on its vote, is stored
+// beside the snapshot, and comes back to every rank with the outcome; a wish counts once the
+// snapshot that carried it is *committed*. A rank decides about a step only when it knows the
+// outcomes of all steps that it has voted to have sealed. A committed step was sealed by every
+// rank, so two ranks that decide about the same step know the same commits, hence the same wish. A
+// rank that knows too little votes against the step, and no other rank has to wait for it; only at
+// steps that every possible interval contains may it take part all the same. A new incarnation
+// begins with n = 0.
 //
 // Threads: one at a time (the engine's mutex). No clock, no allocation. Errors: none; wishes out of
 // range are ignored.
@@ -27,7 +28,7 @@ namespace reft {
 
 struct CadenceOptions {
   uint32_t base = 1;
-  int64_t limit_ppm = 0;  // 0: always `base`, nothing to agree on
+  int64_t limit_ppm = 0;  // of overhead; 0: always `base`
   bool decides = false;   // this rank's measurements count
   int64_t longest_ns = std::numeric_limits<int64_t>::max();
 };
@@ -35,25 +36,25 @@ struct CadenceOptions {
 class Cadence {
  public:
   static constexpr uint8_t kMostDoublings = 6;
-  // On the wire and in vaults: 0 = nothing said, n = base·2^(n-1).
+  // On the wire and in vaults: 0 = no wish, n = base·2^(n-1).
   static constexpr uint8_t kMostWish = kMostDoublings + 1;
 
   explicit Cadence(CadenceOptions options) : options_(options) {}
 
-  // Whether something has to be decided about `step`, so that the outcomes have to be known. False:
-  // it has no snapshot, or there is nothing to agree on.
+  // Whether ask() needs the outcomes of all snapshots so far. False: `step` has no snapshot, or
+  // there is no limit to agree on.
   bool decidesAt(int64_t step) const;
   enum class Answer : uint8_t { kTake, kLeave, kVoteAgainst };
-  // Whether `step` has a snapshot. To be asked once for each step, which must grow.
+  // Whether `step` has a snapshot. Call it once for each step, in order.
   Answer ask(int64_t step, bool outcomes_known);
   void committed(int64_t step, uint8_t wish);
 
-  // What the vote of this rank shall say.
+  // What the vote of this rank carries.
   uint8_t wish() const;
   void learn(const Overhead& overhead);
 
   uint64_t every() const { return uint64_t{options_.base} << doublings_; }
-  // The step whose commit brought this interval, the same on all ranks; -1: none did.
+  // The step whose commit brought this interval, equal on all ranks; -1: none.
   int64_t since() const { return since_; }
 
  private:
@@ -61,13 +62,13 @@ class Cadence {
   uint8_t least(int64_t ppm, double limit_ppm) const;
 
   CadenceOptions options_;
-  uint8_t doublings_ = 0;       // that steps are decided by
-  uint8_t told_ = 0;            // by the newest commit
-  int64_t told_by_ = -1;        // its step
-  int64_t told_since_ = -1;     // the first commit that said so
-  int64_t since_ = -1;          // that of doublings_
-  uint8_t wished_ = 0;          // doublings
-  int64_t undecided_from_ = 0;  // steps before it have no snapshot, by what was decided
+  uint8_t doublings_ = 0;       // in force
+  uint8_t agreed_ = 0;          // doublings that the newest commit carried
+  int64_t agreed_at_ = -1;      // step of that commit
+  int64_t agreed_since_ = -1;   // first commit in a row that carried agreed_
+  int64_t since_ = -1;          // agreed_since_ of doublings_
+  uint8_t wanted_ = 0;          // doublings that this rank's votes carry
+  int64_t undecided_from_ = 0;  // first step that is not decided yet
 };
 
 }  // namespace reft

@@ -1,12 +1,11 @@
-// Which steps are control steps: steps that run with no copy beside them, so that there is
-// something to compare the others with (overhead_meter.h). One in each block of steps; its place in
-// the block is drawn, so that it does not beat with the loop's own periods (an evaluation every 100
-// steps, say). The draw depends on nothing but numbers of steps that all ranks agree on, so all
-// draw the same.
+// Which steps are control steps: steps with no copy beside them, for the others to be compared with
+// (overhead_meter.h). Each block of steps has one. Its place in the block is drawn, so that it does
+// not beat with the loop's own periods (an evaluation every 100 steps, say). The draw depends only
+// on step numbers that all ranks agree on, so all ranks draw the same.
 //
-// The first blocks are short, so that something is known soon.
+// The first blocks are short, so that a first result comes soon.
 //
-// Threads: one at a time (the training thread). No call allocates. Errors: none.
+// Threads: one at a time (the engine's mutex). No call allocates. Errors: none.
 #pragma once
 
 #include <cstdint>
@@ -20,17 +19,17 @@ class ControlSteps {
   static constexpr int64_t kShortBlocks = 6;  // from each beginning
   static constexpr int64_t kUndrawn = 64;     // steps of a block of which none is drawn
 
-  // `every`: steps of a block. 0: nothing is drawn (what runs without a copy by itself still
-  // counts); 1: every step is one.
+  // `every`: steps of a block. 0: none is drawn (steps without a copy of their own still count);
+  // 1: every step is one.
   explicit ControlSteps(uint32_t every) : every_(every) {}
 
-  // Blocks are counted from `step` on, short ones first: other things are compared from there on.
-  // Before the first call there is none.
+  // Blocks are counted anew from `step` on, short ones first. Before the first call no step is in a
+  // block.
   void beginAt(int64_t step);
-  // Blocks have so many times as many steps from now on, but for the short ones.
+  // Multiplies the steps of all blocks but the short ones.
   void lengthen(uint32_t factor);
 
-  // Of the step that begins at that program point.
+  // Whether the step that begins at that program point is a control step.
   bool drawn(int64_t step) const;
   // Numbers grow with the steps, and with each beginning; from 1 on, 0: none.
   uint64_t block(int64_t step) const;

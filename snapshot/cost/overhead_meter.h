@@ -1,17 +1,17 @@
-// What snapshots cost training, measured: steps that ran beside the copy of a snapshot against
-// steps that ran without one.
+// Measures what snapshots cost training: steps that ran beside the copy of a snapshot against steps
+// that ran without one.
 //
 // With a snapshot at every step there is nothing to compare with, so now and then one is a *control
 // step* (control_steps.h): its snapshot is copied before the step begins (on a device: at its end),
-// and the time of that is not counted into the step. No snapshot is left out for it.
+// and that time is not counted into the step. No snapshot is left out for it.
 //
 // A block of steps yields one number: the median step beside a copy over the median step without.
 // The overhead is the median over the newest blocks, so that neither a slow drift of the step time
-// nor single odd steps matter; its noise is twice the standard error of that median, robustly
-// (median absolute deviation).
+// nor single odd steps matter. Its noise is twice the standard error of that median, estimated
+// robustly (median absolute deviation).
 //
-// No clock inside. Threads: one at a time (the training thread). Memory is fixed: no call
-// allocates. O(1), but for the first step of a block, which is O(kSamples). Errors: none.
+// No clock inside. Threads: one at a time (the engine's mutex). Memory is fixed: no call allocates.
+// O(1), except for the first step of a block, which is O(kSamples). Errors: none.
 #pragma once
 
 #include <array>
@@ -32,16 +32,15 @@ class OverheadMeter {
  public:
   static constexpr size_t kSamples = 64;      // newest steps of each kind that a block keeps
   static constexpr size_t kBlocks = 16;       // newest blocks that count
-  static constexpr size_t kFewestBlocks = 5;  // before anything is said
+  static constexpr size_t kFewestBlocks = 5;  // before a result is known
 
   // A step of `block` took `step_ns`. Blocks must not decrease; 0: it is not measured. A block is
   // over when a step of another one comes; one without both kinds of steps is continued by the
   // next.
   void step(uint64_t block, int64_t step_ns, bool beside_copy);
-  // Measures anew, from `block` on: snapshots come at another rate now. What was known stays known
-  // until there is something newer.
+  // Measures anew from `block` on. The old result stays until there is a newer one.
   void restart(uint64_t block);
-  // Nothing will be measured any more, and what was known is not true any more.
+  // Ends the measurement and discards its result.
   void forget();
 
   const Overhead& overhead() const { return overhead_; }

@@ -1,13 +1,12 @@
 // Times of a device's events on the host's clock, so that what the device did can stand beside what
 // the host did.
 //
-// Events keep times of the device's own clock, and only distances between two of them can be asked
-// for. Times are therefore first counted from one event, the base, which moves on with the steps.
-// How far the host's clock is ahead is bounded by each look at an event that was passed: the device
-// came to it before. The tightest bound of the newest steps is taken, because whoever waits for
-// copies to land looks often. So times are told too late by as much as the host was late to look
-// when it was quickest (less than a millisecond). Distances between times of a step are as exact as
-// the driver tells them, in milliseconds as a float.
+// The driver gives only distances between two events. Times are therefore counted from one event,
+// the base, which moves on with the steps. Each look at an event that was passed bounds how far the
+// host's clock is ahead: the device came to the event before. The tightest bound of the newest
+// steps counts, because the thread that waits for copies looks often. So times are late by at most
+// the shortest polling delay (< 1 ms). Distances within a step are as exact as the driver's
+// (milliseconds as a float).
 //
 // Threads: one at a time. Errors: none; a driver that fails ends it (failed()).
 #pragma once
@@ -38,10 +37,10 @@ class DeviceClock {
   // When the device came to a mark, in its nanoseconds since the first base. nullopt: it has not,
   // or the driver fails.
   std::optional<int64_t> timeOf(uint32_t mark);
-  // Times are counted from this mark on; it is kept, and the one before is given back.
+  // Counts times from this mark on: keeps it, and gives the one before back.
   void rebase(uint32_t mark, int64_t at_ns);
   void giveBackBase();
-  // The same instant by the host's clock. To be asked after timeOf() has told of some.
+  // The same instant by the host's clock. Needs an earlier timeOf() that returned a time.
   int64_t hostNs(int64_t at_ns) const;
 
  private:

@@ -87,7 +87,7 @@ DeviceCopy::~DeviceCopy() {
 }
 
 std::string DeviceCopy::why() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return why_;
 }
 
@@ -95,7 +95,7 @@ bool DeviceCopy::ok(cuda::Result result, const char* call) {
   if (result == cuda::kSuccess) {
     return true;
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (usable_.exchange(false)) {
     why_ = std::string(call) + ": " + api_.describe(result);
   }

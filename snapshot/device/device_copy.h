@@ -1,22 +1,19 @@
 // Copies device memory into host memory beside the work of the device that trains.
 //
-// Each device has one copy stream of the lowest priority. What is copied after begin() waits, on
-// the device, until the streams that train have come to that point; what these streams do after
-// hold() waits, on the device, for the copies that were asked for until then. The host never waits
-// for a stream, and of one that trains it only asks whether it is being captured: whether a copy
-// has landed is read from host memory, where the copy stream leaves a number.
+// Each device has one copy stream of the lowest priority. Copies enqueued after begin() wait, on
+// the device, until the streams that train reach that point; work enqueued on these streams after
+// hold() waits, on the device, for all copies so far. The host never waits for a stream, and asks a
+// stream that trains only whether it is captured: it reads from host memory whether a copy has
+// landed, where the copy stream writes a number.
 //
-// Nothing is begun on a stream that is being captured into a graph, and no call breaks a capture of
-// somebody else. Only devices that are named get a context, which is the one that they have already
-// (the primary one).
+// No work begins on a stream that is captured into a graph, and no call breaks another capture.
+// Only devices that are named get a context: the one that they have already (the primary one).
 //
 // Threads: begin(), hold(), follow() and mark() from the thread that trains; copy(), after(),
-// stamp() and submit() from one thread at a time
-//          (whoever holds the snapshot's fetch lock); memory(), pin() and unpin() while no copy is
-//          under way; the rest from any.
-// Errors:  none is thrown. The first failed call ends it for good: usable() is false, why() says
-// it, each later call does nothing
-//          and says no. A device that has failed is the training's to deal with.
+// stamp() and submit() from one thread at a time (the holder of the snapshot's fetch lock);
+// memory(), pin() and unpin() while no copy is under way; the rest from any. Errors: none are
+// thrown. The first failed call ends it for good: usable() is false, why() gives the reason, and
+// each later call returns false and does nothing. The training deals with a failed device.
 #pragma once
 
 #include <array>
@@ -25,13 +22,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "intercept/base/mutex.h"
 #include "intercept/driver/cuda_api.h"
 #include "intercept/record/device_marks.h"
 
@@ -54,8 +51,8 @@ class DeviceCopy {
   bool usable() const { return usable_.load(std::memory_order_acquire); }
   std::string why() const;
 
-  // Whether nothing may be begun, and nothing can be held back, because one of them is being
-  // captured, or because another stream is and one of them is the legacy stream.
+  // Whether a graph capture forbids begin() and hold(): one of the streams is captured, or another
+  // one is while the legacy stream is among them.
   enum class Capture { kNone, kThese, kOthers };
   Capture capturing(std::span<const DeviceStream> streams);
   bool begin(std::span<const DeviceStream> streams);
@@ -63,27 +60,27 @@ class DeviceCopy {
 
   // `to` lies in pinned memory.
   bool copy(int device, std::byte* to, const void* from, size_t bytes);
-  // What is copied from now on waits, on the device, for `event`.
+  // Copies enqueued from now on wait, on the device, for `event`.
   bool after(int device, cuda::Event event);
   // Records `event` on the copy stream.
   bool stamp(int device, cuda::Event event);
-  // Whether the device has come past an event that was recorded outside of captures; nullopt: that
-  // cannot be told any more.
+  // Whether the device has passed an event that was recorded outside of captures; nullopt: unknown
+  // after an error.
   std::optional<bool> passed(int device, cuda::Event event);
   // Between two events that keep times and were passed.
   bool elapsed(int device, cuda::Event begin, cuda::Event end, int64_t& ns);
-  // See there; the calling thread may have another device than the stream's.
+  // As DeviceMarks::follow() and mark(), in the context of the stream's device.
   bool follow(DeviceMarks& marks, const DeviceStream& stream);
   void mark(DeviceMarks& marks, const OpEvent& mark, const DeviceStream& stream);
-  // Everything that was asked of `device` so far has landed when the ticket has.
+  // The ticket lands when all copies enqueued on `device` so far have landed.
   bool submit(int device, Ticket& ticket);
   bool landed(const Ticket& ticket) const;  // no CUDA call
-  // For whoever has waited long: asks the copy stream whether its device has failed. False: it has.
+  // After a long wait: whether the copy stream still works. False: its device has failed.
   bool probe(int device);
 
-  // Pinned memory that lives as long as this object; nullptr: it cannot be had.
+  // Pinned memory that lives as long as this object; nullptr: none can be had.
   std::byte* memory(size_t bytes);
-  // Makes memory pinned, once; the same address with other bytes is pinned anew.
+  // Pins memory once; the same address with more bytes is pinned anew.
   bool pin(void* address, size_t bytes);
   void unpin(void* address);
 
@@ -104,8 +101,8 @@ class DeviceCopy {
 
   const CudaApi& api_;
   std::atomic<bool> usable_{true};
-  mutable std::mutex mutex_;  // why_
-  std::string why_;
+  mutable Mutex mutex_;
+  std::string why_ GUARDED_BY(mutex_);
   std::array<std::unique_ptr<Device>, kMaxDevices>
       devices_;  // made by the thread that trains, before others use them
   std::atomic<uint32_t>* marks_ = nullptr;  // one number per device, in a pinned page

@@ -120,10 +120,10 @@ bool DeviceLearner::learnPoint(const OpEvent& mark, int64_t at_ns) {
 }
 
 bool DeviceLearner::learnMark() {
-  if (told_.empty()) {
+  if (pending_.empty()) {
     return false;
   }
-  const OpEvent mark = told_.front();
+  const OpEvent mark = pending_.front();
   if (mark.what == OpEvent::kBegin && !begun_.empty()) {
     clock_.use(begun_.front().device);
   }
@@ -136,7 +136,7 @@ bool DeviceLearner::learnMark() {
       if (!learnPoint(mark, *at_ns)) {
         return false;
       }
-      told_.pop_front();
+      pending_.pop_front();
       return true;
     }
     case OpEvent::kWaitBegin: {
@@ -178,7 +178,7 @@ bool DeviceLearner::learnMark() {
     case OpEvent::kSnapshot: break;  // of the host's ring only
   }
   marks_.giveBack(mark.mark);
-  told_.pop_front();
+  pending_.pop_front();
   return true;
 }
 
@@ -203,7 +203,7 @@ std::array<uint64_t, kTiers> DeviceLearner::takeUntimed() {
 }
 
 void DeviceLearner::giveBackAll() {
-  for (const OpEvent& mark : told_) {
+  for (const OpEvent& mark : pending_) {
     marks_.giveBack(mark.mark);
   }
   for (const Batch& batch : batches_) {
@@ -213,7 +213,7 @@ void DeviceLearner::giveBackAll() {
     untimed_[static_cast<size_t>(one.tier)] += one.bytes;
   }
   record_ = {};
-  told_.clear();
+  pending_.clear();
   batches_.clear();
   begun_.clear();
   now_.reset();

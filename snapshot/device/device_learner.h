@@ -1,14 +1,13 @@
 // Learns from a device's own times, behind it: the schedule, the rate of copies and the guard (a
 // Placer), and how each step was (device_step.h).
 //
-// It is told, in order, of steps that have begun, marks that were recorded on the stream that
-// trains, and copies that were asked for. When the device has passed them, their times are taken,
-// without waiting, and the marks given back. A step of which marks are missing is not learnt, nor
-// is one without a snapshot, whose waits are not marked.
+// Its input, in order, are steps that have begun, marks on the stream that trains, and batches of
+// copies. Once the device has passed a mark, the learner takes its time, without waiting, and gives
+// the mark back. It does not learn from a step with missing marks, nor from one without a snapshot,
+// whose waits are not marked.
 //
-// Threads: one at a time. Errors: none are thrown besides std::bad_alloc. After a call of the
-// driver that fails nothing is learnt any
-//          more.
+// Threads: one at a time. Errors: none are thrown besides std::bad_alloc. After a failed call of
+// the driver it learns nothing any more.
 #pragma once
 
 #include <array>
@@ -46,7 +45,7 @@ class DeviceLearner {
     uint64_t chunk_bytes = 0;
     uint64_t bytes = 0;  // to be placed; 0: it has no snapshot
   };
-  // Copies that were asked for between two marks of the copy stream.
+  // Copies between two marks of the copy stream.
   struct Batch {
     int64_t step = 0;
     Tier tier = Tier::kCompute;  // what they were ordered as
@@ -54,12 +53,12 @@ class DeviceLearner {
     uint64_t bytes = 0;
     uint32_t begin = 0, end = 0;
   };
-  void tell(const Begun& begun) { begun_.push_back(begun); }
-  void tell(const OpEvent& mark) { told_.push_back(mark); }
-  void tell(const Batch& batch) { batches_.push_back(batch); }
+  void add(const Begun& begun) { begun_.push_back(begun); }
+  void add(const OpEvent& mark) { pending_.push_back(mark); }
+  void add(const Batch& batch) { batches_.push_back(batch); }
 
-  // Takes in what the device has passed meanwhile. False: the driver has failed; what was told is
-  // given back.
+  // Learns from what the device has passed since the last call. False: the driver has failed, and
+  // all marks are given back.
   bool learn();
 
   // The step that the device is in: its number (-1: none), and when it began, by the host's clock.
@@ -73,8 +72,7 @@ class DeviceLearner {
 
   // Steps that the device has ended since the last call, in order.
   std::vector<DeviceStep> takeSteps();
-  // Bytes of which nobody knows when they were copied, by what they were ordered as, since the last
-  // call.
+  // Bytes whose copy times are lost, by the tier of their order, since the last call.
   std::array<uint64_t, kTiers> takeUntimed();
 
  private:
@@ -88,9 +86,9 @@ class DeviceLearner {
   DeviceMarks& marks_;
   DeviceClock clock_;
   Placer placer_{PlacerOptions{}};
-  std::deque<Begun> begun_;    // whose program points are not known to have been passed
-  std::deque<OpEvent> told_;   // marks, the same
-  std::deque<Batch> batches_;  // not known to have landed
+  std::deque<Begun> begun_;      // steps whose program points are not known to have been passed
+  std::deque<OpEvent> pending_;  // marks that are not known to have been passed
+  std::deque<Batch> batches_;    // not known to have landed
   std::optional<Begun> now_;
   uint64_t bytes_ = 0;  // of the newest snapshot
   DeviceStep record_;   // of it, in times of the device

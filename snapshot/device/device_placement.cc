@@ -7,7 +7,7 @@ namespace reft {
 
 namespace {
 
-constexpr double kLate = 1.1;  // times what the step was foretold to take to its gate
+constexpr double kLate = 1.1;  // times the forecast time until the gate
 constexpr int64_t kLeastLookNs = 100'000'000;
 
 }  // namespace
@@ -22,8 +22,8 @@ DevicePlacement::DevicePlacement(DeviceCopy& copy, DeviceMarks& marks, const Clo
 
 DevicePlacement::~DevicePlacement() {
   marks_.forget();
-  hear();
-  for (const OpEvent& mark : told_) {
+  pollMarks();
+  for (const OpEvent& mark : polled_) {
     marks_.giveBack(mark.mark);
   }
   for (const DeviceLearner::Batch& batch : batches_) {
@@ -33,12 +33,12 @@ DevicePlacement::~DevicePlacement() {
 }
 
 bool DevicePlacement::point(const DeviceStream& stream, int64_t step) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (failed_ || !copy_.follow(marks_, stream)) {
     return false;
   }
-  hear();
-  tellBegun();
+  pollMarks();
+  publishBegun();
   orders_.clear();  // of a step that went another way
   gap_bytes_.clear();
   unordered_ = 0;
@@ -55,7 +55,7 @@ bool DevicePlacement::point(const DeviceStream& stream, int64_t step) {
 
 void DevicePlacement::begin(std::optional<PlacementPolicy> policy, uint64_t chunk_bytes,
                             uint64_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (failed_ || !now_) {
     return;
   }
@@ -79,28 +79,27 @@ void DevicePlacement::begin(std::optional<PlacementPolicy> policy, uint64_t chun
 
 void DevicePlacement::pointDone(uint64_t block, bool beside_copy, int64_t begin_ns,
                                 int64_t end_ns) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (now_) {
     now_->block = block;
     now_->beside_copy = beside_copy;
     now_->point_begin_ns = begin_ns;
     now_->point_end_ns = end_ns;
-    tellBegun();
+    publishBegun();
   }
 }
 
-// Under the mutex, as the next one.
-void DevicePlacement::tellBegun() {
+void DevicePlacement::publishBegun() {
   if (now_ && !failed_) {
     begun_.push_back(*now_);
   }
   now_.reset();
 }
 
-void DevicePlacement::hear() {
+void DevicePlacement::pollMarks() {
   OpEvent mark;
   while (marks_.poll(mark)) {
-    told_.push_back(mark);
+    polled_.push_back(mark);
     if (mark.what == OpEvent::kBegin) {
       in_step_ = static_cast<int64_t>(mark.ticket) == step_;
       depth_ = waits_begun_ = 0;
@@ -117,29 +116,29 @@ void DevicePlacement::hear() {
 }
 
 void DevicePlacement::gateBegin(const DeviceStream& stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (!failed_ && !gated_ && step_ >= 0) {
     copy_.mark(marks_, {.what = OpEvent::kGate}, stream);
   }
 }
 
 void DevicePlacement::gateEnd(const DeviceStream& stream) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (failed_ || gated_ || step_ < 0) {
     return;
   }
   copy_.mark(marks_, {.what = OpEvent::kDone}, stream);
   gated_ = true;
-  tellBegun();
+  publishBegun();
   marks_.ignore();
-  hear();
-  orders_.clear();  // what was not asked for by now, the gate has asked for
+  pollMarks();
+  orders_.clear();  // the gate has enqueued the rest
   unordered_ = 0;
 }
 
 std::optional<DevicePlacement::Order> DevicePlacement::next(int64_t step) {
-  const std::lock_guard lock(mutex_);
-  hear();
+  const MutexLock lock(mutex_);
+  pollMarks();
   const bool there = step == step_ && foresight_.step == step;
   if (there && unordered_ > 0 && foresight_.until_gate_ns > 0 &&
       host_.nowNs() >
@@ -158,13 +157,13 @@ std::optional<DevicePlacement::Order> DevicePlacement::next(int64_t step) {
 }
 
 int64_t DevicePlacement::nextLookNs() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   return host_.nowNs() + std::max(kLeastLookNs, foresight_.until_gate_ns / 2);
 }
 
 void DevicePlacement::ordered(const Order& order, uint64_t bytes, std::optional<uint32_t> begin,
                               std::optional<uint32_t> end) {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   if (begin && end && !failed_) {
     batches_.push_back({order.step, order.tier, order.wait, bytes, *begin, *end});
     return;
@@ -179,19 +178,19 @@ void DevicePlacement::ordered(const Order& order, uint64_t bytes, std::optional<
 
 void DevicePlacement::learn() {
   {
-    const std::lock_guard lock(mutex_);
-    hear();
+    const MutexLock lock(mutex_);
+    pollMarks();
     for (const DeviceLearner::Begun& begun : std::exchange(begun_, {})) {
-      learner_.tell(begun);
+      learner_.add(begun);
     }
     for (const DeviceLearner::Batch& batch : std::exchange(batches_, {})) {
-      learner_.tell(batch);
+      learner_.add(batch);
     }
-    // A mark that copies are still to be ordered behind is not to be given back.
+    // A mark that copies will still be ordered behind stays.
     if (std::none_of(orders_.begin(), orders_.end(),
                      [](const Order& order) { return order.behind.has_value(); })) {
-      for (const OpEvent& mark : std::exchange(told_, {})) {
-        learner_.tell(mark);
+      for (const OpEvent& mark : std::exchange(polled_, {})) {
+        learner_.add(mark);
       }
     }
   }
@@ -207,7 +206,7 @@ void DevicePlacement::learn() {
     foresight.until_gate_ns = forecast->until_gate_ns;
     foresight.began_ns = learner_.stepBeganNs();
   }
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   foresight_ = std::move(foresight);
   if (!fine && !std::exchange(failed_, true)) {
     marks_.forget();
@@ -215,7 +214,7 @@ void DevicePlacement::learn() {
     unordered_ = 0;
     now_.reset();
     begun_.clear();
-    for (const OpEvent& mark : std::exchange(told_, {})) {
+    for (const OpEvent& mark : std::exchange(polled_, {})) {
       marks_.giveBack(mark.mark);
     }
     for (const DeviceLearner::Batch& batch : std::exchange(batches_, {})) {
@@ -228,7 +227,7 @@ void DevicePlacement::learn() {
 
 std::array<uint64_t, kTiers> DevicePlacement::takeUntimed() {
   auto untimed = learner_.takeUntimed();
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   for (size_t tier = 0; tier < kTiers; ++tier) {
     untimed[tier] += std::exchange(untimed_[tier], 0);
   }

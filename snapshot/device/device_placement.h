@@ -1,28 +1,26 @@
-// Decides behind which point of the training stream the chunks of a snapshot are copied, so that
-// the device itself begins them when it stands idle: the host has run ahead by then, and could not.
+// Decides behind which point of the training stream the chunks of a snapshot are copied. The device
+// begins each copy itself when it comes to that point and idles; the host is far ahead by then.
 //
-// What the host marks on that stream (DeviceMarks) becomes orders: "so many bytes behind this
-// wait". What does not fit into the gaps that are foretold is ordered at once, because the copy
-// stream then has the whole step for it; so is everything under `eager` and `sync`. A step that
-// goes another way than foretold leaves its orders to the gate. What the device then did is learnt
-// behind it (device_learner.h), and makes the plan for the next step.
+// Marks that the host records on that stream (DeviceMarks) become orders: "so many bytes behind
+// this wait". Bytes that do not fit into the foretold gaps are ordered at once, so that the copy
+// stream has the whole step for them; so is everything under `eager` and `sync`. A step that goes
+// another way than foretold leaves its orders to the gate. device_learner.h learns, behind the
+// device, what it did, and makes the plan for the next step.
 //
 // Threads: learn(), takeSteps(), takeUntimed() and errors() from one thread at a time. The rest
-// from any, under a lock that is held for
-//          no more than a mark. Nothing in here waits.
-// Errors:  none are thrown besides std::bad_alloc. After a call of the driver that fails nothing is
-// ordered or learnt any more (and
-//          DeviceCopy, which made it, copies nothing any more).
+// from any, under a lock that is held for no longer than a mark takes. No call waits. Errors: none
+// are thrown besides std::bad_alloc. After a failed call of the driver it orders and learns nothing
+// any more (and DeviceCopy, which made the call, copies nothing any more).
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "intercept/base/clock.h"
+#include "intercept/base/mutex.h"
 #include "intercept/record/device_marks.h"
 #include "snapshot/device/device_copy.h"
 #include "snapshot/device/device_learner.h"
@@ -42,20 +40,19 @@ class DevicePlacement {
 
   // -- by the thread that trains --
 
-  // The program point of `step` on `stream`: a step begins. False: that stream cannot be followed.
+  // The program point of `step` on `stream`: a step begins. False: the stream cannot be followed.
   bool point(const DeviceStream& stream, int64_t step);
-  // The step that has begun has a snapshot, of which `bytes` are to be copied besides what is not
-  // ordered here. nullopt: nothing before the gate.
+  // The step has a snapshot, of which `bytes` are to be ordered here. `policy` nullopt: none before
+  // the gate.
   void begin(std::optional<PlacementPolicy> policy, uint64_t chunk_bytes, uint64_t bytes);
-  // Nothing more is to be said of the program point, at which the host was so long. `block`: see
-  // control_steps.h.
+  // The host leaves the program point. `block`: see control_steps.h.
   void pointDone(uint64_t block, bool beside_copy, int64_t begin_ns, int64_t end_ns);
-  // What makes the stream wait for copies before the optimizer lies between these two. The first
-  // ones of a step count; waits are not marked any more after it.
+  // Around the work that makes the stream wait for copies before the optimizer. The first pair of a
+  // step counts and ends the marking of waits.
   void gateBegin(const DeviceStream& stream);
   void gateEnd(const DeviceStream& stream);
 
-  // -- by whoever asks for copies --
+  // -- by the thread that enqueues copies --
 
   struct Order {
     uint64_t bytes = 0;
@@ -64,23 +61,23 @@ class DevicePlacement {
     size_t wait = 0;                                // of the step
     int64_t step = 0;
   };
-  // What may be ordered by now. The caller asks for the copies and tells of each what became of it.
-  // When a step takes a tenth longer than foretold, what is left for waits that have not begun is
-  // to be copied at once: none of them may come.
+  // The next copies that are due. The caller enqueues them and reports each batch with ordered().
+  // When a step takes a tenth longer than foretold, the bytes left for waits that have not begun
+  // become due at once: none of these waits may come.
   std::optional<Order> next(int64_t step);
-  // When to ask again, by the host's clock, if nothing happens meanwhile.
+  // When to call next() again, by the host's clock, if no mark comes before.
   int64_t nextLookNs() const;
-  // For the copy stream: marks that are recorded before and behind the copies of an order. nullopt:
-  // there is none.
+  // A mark to record on the copy stream before or behind the copies of an order. nullopt: the pool
+  // is empty.
   std::optional<uint32_t> takeMark() { return marks_.take(); }
   cuda::Event event(uint32_t mark) const { return marks_.event(mark); }
-  // `bytes` were asked for, between two such marks.
+  // `bytes` were enqueued between two such marks.
   void ordered(const Order& order, uint64_t bytes, std::optional<uint32_t> begin,
                std::optional<uint32_t> end);
 
   // -- by one thread --
 
-  // Takes in what the device has passed meanwhile.
+  // Learns from what the device has passed since the last call.
   void learn();
   // See DeviceLearner.
   std::vector<DeviceStep> takeSteps() { return learner_.takeSteps(); }
@@ -89,40 +86,42 @@ class DevicePlacement {
   int64_t longestOverrunNs() const { return learner_.placer().longestOverrunNs(); }
 
  private:
-  // What the learner knows about the steps to come.
+  // The learner's forecast of the steps to come.
   struct Foresight {
     PlacementPlan plan;
-    uint64_t bytes = 0;  // that are planned
+    uint64_t bytes = 0;  // planned
     int64_t until_gate_ns = 0;
-    int64_t step = -1;  // that the device is in
+    int64_t step = -1;  // the device's
     int64_t began_ns = 0;
   };
 
-  void hear();
-  void tellBegun();
+  void pollMarks() REQUIRES(mutex_);
+  // All is known of the host's step: the learner gets it.
+  void publishBegun() REQUIRES(mutex_);
 
   DeviceCopy& copy_;
   DeviceMarks& marks_;
   const Clock& host_;
   DeviceLearner learner_;  // of the thread that learns
 
-  mutable std::mutex mutex_;
-  bool failed_ = false;
-  Foresight foresight_;
-  std::optional<DeviceLearner::Begun> now_;  // the host's step, until all is said of it
-  int64_t step_ = -1;                        // its number
-  bool in_step_ = false;                     // its program point was heard of
-  bool gated_ = false;                       // its gate was marked
-  size_t depth_ = 0;                         // waits that are open
-  size_t waits_begun_ = 0;                   // in it, those inside of others not counted
-  std::vector<uint64_t> gap_bytes_;          // planned, by wait
-  uint64_t unordered_ = 0;                   // of these, for waits that have not begun
-  std::deque<Order> orders_;
+  mutable Mutex mutex_;
+  bool failed_ GUARDED_BY(mutex_) = false;
+  Foresight foresight_ GUARDED_BY(mutex_);
+  // The host's step, until publishBegun().
+  std::optional<DeviceLearner::Begun> now_ GUARDED_BY(mutex_);
+  int64_t step_ GUARDED_BY(mutex_) = -1;                // number of the host's step
+  bool in_step_ GUARDED_BY(mutex_) = false;             // the mark of its program point was polled
+  bool gated_ GUARDED_BY(mutex_) = false;               // its gate was marked
+  size_t depth_ GUARDED_BY(mutex_) = 0;                 // open waits
+  size_t waits_begun_ GUARDED_BY(mutex_) = 0;           // in the step, without nested ones
+  std::vector<uint64_t> gap_bytes_ GUARDED_BY(mutex_);  // planned, by wait
+  uint64_t unordered_ GUARDED_BY(mutex_) = 0;  // bytes of gap_bytes_ whose waits have not begun
+  std::deque<Order> orders_ GUARDED_BY(mutex_);
   // For the learner.
-  std::vector<DeviceLearner::Begun> begun_;
-  std::vector<OpEvent> told_;
-  std::vector<DeviceLearner::Batch> batches_;
-  std::array<uint64_t, kTiers> untimed_{};
+  std::vector<DeviceLearner::Begun> begun_ GUARDED_BY(mutex_);
+  std::vector<OpEvent> polled_ GUARDED_BY(mutex_);
+  std::vector<DeviceLearner::Batch> batches_ GUARDED_BY(mutex_);
+  std::array<uint64_t, kTiers> untimed_ GUARDED_BY(mutex_){};
 };
 
 }  // namespace reft

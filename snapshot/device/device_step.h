@@ -1,5 +1,5 @@
-// One step of a device as it was, by the device's own times: when it waited, when copies ran, and
-// beside what.
+// One step of a device, by the device's own times: when it waited, when copies ran, and what ran
+// beside them.
 //
 // Threads: plain values. Errors: none.
 #pragma once
@@ -22,11 +22,11 @@ struct DeviceWait {
   bool bubble = false;  // else for a large collective (schedule_model.h)
 };
 
-// Copies that were asked for together.
+// Copies that were enqueued together.
 struct DeviceCopies {
   int64_t begin_ns = 0, end_ns = 0;
   uint64_t bytes = 0;
-  Tier tier = Tier::kCompute;  // what they were ordered as
+  Tier tier = Tier::kCompute;  // of their order
 };
 
 // Times are CLOCK_MONOTONIC of the host.
@@ -44,16 +44,15 @@ struct DeviceStep {
   std::vector<DeviceCopies> copies;  // in order
 };
 
-// Each copy in parts, by what the device did beside it: waits and the gate cut them. What was
-// ordered for the program point or the gate stays whole, because training waited for it.
+// Each copy in parts, by what the device did beside it: waits and the gate cut it. Copies for the
+// program point or the gate stay whole, because training waited for them.
 std::vector<DeviceCopies> partsOf(const DeviceStep& step);
 
-// How long the step would have been without a snapshot, if no copy ran beside it: without the wait
-// at the gate, where a control step has its whole copy, without copies that the device waited for
-// at the program point, and without the time that it stood idle there because the host was busy for
-// the snapshot's sake, and was not ahead of it. What comes behind the gate is taken from steps of
-// the usual kind
-// (`after_gate_ns`): while this one's device waits there, the host gets ahead.
+// The length of a control step without its snapshot. Subtracts the wait at the gate (where the
+// whole copy of a control step lies), copies that the device waited for at the program point, and
+// the time that it idled there while the host worked for the snapshot. The time behind the gate is
+// that of usual steps (`after_gate_ns`): while this step's device waits at the gate, the host gets
+// ahead.
 int64_t withoutSnapshotNs(const DeviceStep& step, int64_t after_gate_ns);
 
 // How long steps of the usual kind take behind their gates: the median of the newest ones, as one

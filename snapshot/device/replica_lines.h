@@ -1,12 +1,12 @@
 // Which cache lines of a sharding group's state are compared between its replicas, where the state
 // lies on devices.
 //
-// Replicas hold equal bytes; a snapshot takes another shard of them from each, so bytes that differ
-// would be mixed at a restore. On the host a digest over samples is taken at the program point; a
-// device cannot be read there without waiting for it, so a few lines travel with each snapshot and
-// their digest is kept instead. Other lines at each step, the same ones on all replicas: replicas
-// that have gone their own ways differ nearly everywhere and are found at once, a single tensor of
-// many is found when a line falls into it.
+// Replicas hold equal bytes, and a snapshot takes another shard from each, so a restore would mix
+// replicas that differ. On the host a digest over samples is taken at the program point. A device
+// cannot be read there without waiting for it, so a few lines travel with each snapshot, and their
+// digest is kept instead. Each step has other lines, the same ones on all replicas: replicas that
+// diverged differ nearly everywhere and are found at once; a single different tensor is found when
+// a line falls into it.
 //
 // Threads: pure functions. Errors: none.
 #pragma once

@@ -19,13 +19,13 @@ void Copier::place() {
   int64_t begin = 0;
   const Sink sink = [&](uint64_t bytes, Tier tier) {
     const int64_t end = context_.clock.nowNs();
-    listener.hear();  // whether the gap ended meanwhile
+    listener.update();  // whether the gap ended meanwhile
     listener.copied(bytes, tier, begin, end);
   };
   const auto let_go = [&] { return job_.released() || job_.failed() || context_.stopping.load(); };
   bool more = true;
   while (more && hasWork()) {
-    listener.hear();
+    listener.update();
     begin = context_.clock.nowNs();
     const Grant grant = listener.ask(job_.step, begin);
     if (grant.bytes == 0 && !let_go()) {

@@ -313,7 +313,7 @@ void DeviceCopier::place() {
                                  ? context_.clock.nowNs() + std::chrono::nanoseconds(pause).count()
                                  : tracker_.placement().nextLookNs();
     context_.events.sleep(OpEvents::bit(OpEvent::kWaitBegin), until_ns, context_.clock, wake);
-    context_.listener.hear();
+    context_.listener.update();
     pause = std::min(kLongestPause, pause * 2);
   }
 }

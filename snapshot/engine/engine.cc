@@ -550,7 +550,7 @@ void SnapshotEngine::learnOfDevice() {
 }
 
 int64_t SnapshotEngine::idle() {
-  listener_.hear();
+  listener_.update();
   learnOfDevice();
   const int64_t now = clock_.nowNs();
   const auto period =

@@ -34,7 +34,7 @@ void OpListener::beginStep(int64_t now_ns) {
   ++steps_;
 }
 
-void OpListener::hear() {
+void OpListener::update() {
   OpEvent event;
   while (events_.poll(event)) {
     switch (event.what) {

@@ -1,21 +1,19 @@
-// Tells the copy thread of an engine when to copy: hears from the ring of op events what the rank
-// does, keeps a Placer informed, and asks it. `gap` waits for what the Placer says; `eager` and
-// `sync` are never held up, but the same is learnt, so that one can see into which tier their bytes
-// fell.
+// Tells the first copy thread when to copy: reads from the ring of op events what the rank does,
+// keeps a Placer informed, and asks it. `gap` waits for the Placer's grants; `eager` and `sync` are
+// never held up, but the same is learnt, so that one can see into which tier their bytes fell.
 //
-// Nothing depends on it but time: a snapshot of which nothing was heard (a full ring, an event that
-// is still being written) is copied at once, and the gate copies what is left.
+// Only time depends on it: a snapshot whose events were lost (a full ring, an event that is still
+// being written) is copied at once, and the gate copies the rest.
 //
-// The device here is the CPU: it stands idle while the host is blocked in a wait, whatever for,
-// because a waiting core is what a copy needs. (On a GPU, waits for collectives would keep the link
-// busy.)
+// The device here is the CPU: it idles while the host is blocked in a wait for any reason, because
+// a waiting core is what a copy needs. (On a GPU, waits for collectives would keep the link busy.)
 //
 // kSnapshot events carry: `ticket` step, `bytes` of the snapshot, `signature` bytes of it that were
 // copied before, `group` the PlacementPolicy, `tag` the chunk's bytes. kGate: `at_ns`, and
 // `signature` since when the snapshot was waited for. A kBegin of kind kStep is a program point;
 // without one before it, kSnapshot is.
 //
-// Threads: one, the copy thread. Errors: none are thrown besides std::bad_alloc.
+// Threads: one, the first copy thread. Errors: none are thrown besides std::bad_alloc.
 #pragma once
 
 #include <cstdint>
@@ -28,21 +26,21 @@ namespace reft {
 
 class OpListener {
  public:
-  // `events` must outlive it. What is in the ring already is forgotten.
+  // `events` outlives it. Events that are in the ring already are discarded.
   explicit OpListener(OpEvents& events);
 
-  // Takes in what has happened.
-  void hear();
-  // What of the snapshot of `step` may be copied now; see Grant. To be asked after hear().
+  // Reads the events since the last call.
+  void update();
+  // What of the snapshot of `step` may be copied now; see Grant. Call update() before.
   Grant ask(int64_t step, int64_t now_ns);
   void copied(uint64_t bytes, Tier tier, int64_t begin_ns, int64_t end_ns) {
     placer_.copied(bytes, tier, begin_ns, end_ns);
   }
-  // Events that may turn a refusal into a grant: what to sleep for.
+  // Events to sleep for: they may turn a refusal into a grant.
   uint32_t awaited() const;
 
   const Placer& placer() const { return placer_; }
-  uint64_t stepsHeard() const { return steps_; }
+  uint64_t steps() const { return steps_; }
 
  private:
   struct Op {
@@ -60,9 +58,8 @@ class OpListener {
   Placer placer_;
   std::vector<Op> ops_;  // by ticket
   uint64_t steps_ = 0;
-  uint64_t lost_ = 0;  // events, when the step began
-  bool point_passed_ =
-      false;  // the step began with a kStep, and no snapshot of it was heard of yet
+  uint64_t lost_ = 0;          // events, when the step began
+  bool point_passed_ = false;  // the step began with a kStep, and its kSnapshot has not come yet
   int64_t snapshot_step_ = -1;
   uint64_t chunk_bytes_ = 0;
 };

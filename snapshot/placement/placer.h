@@ -1,23 +1,23 @@
 // Decides when the chunks of a snapshot are copied, so that training does not feel it.
 //
-// Three tiers, after REFT's hierarchical asynchronous snapshotting: gaps in which the device stands
-// idle first; under compute only what does not fit into the gaps that are still to come; under
-// communication only what does not fit there either. A step without gaps is copied at its
-// beginning. What is left at the gate, before the weights are overwritten, stalls training. Chunks
-// whose source is rewritten in forward (at-once bytes) are copied before the program point returns
-// and are no matter of placement.
+// Three tiers, after REFT's hierarchical asynchronous snapshotting: first the gaps in which the
+// device idles; under compute only what does not fit into the gaps to come; under communication
+// only what does not fit there either. A step without gaps is copied at its beginning. What is left
+// at the gate, before the weights are overwritten, stalls training. Chunks whose source forward
+// rewrites (at-once bytes) are copied before the program point returns; placement does not see
+// them.
 //
-// The owner tells the Placer what happens to the rank (beginStep, waits, ops, gate); whoever copies
-// asks `ask(now)` for one grant at a time and reports it with `copied`. Nothing is started here. A
-// copier that asks again after each chunk stops within one chunk of a gap's end, however wrong the
-// forecast was. The gaps of a step get shares in proportion to their room, so that what one of them
-// fails to hold finds room in those after it.
+// The owner reports what happens to the rank (beginStep, waits, ops, gate). The copier calls ask()
+// for one grant at a time and reports it with copied(). A copier that asks again after each chunk
+// stops within one chunk of a gap's end, however wrong the forecast was. The gaps of a step get
+// shares in proportion to their room, so that bytes that one gap fails to hold find room in later
+// ones.
 //
 // Learns in both directions: copies that ran past the end of gaps widen the guard, gaps that were
-// kept well narrow it. How often there is a snapshot is decided elsewhere (cadence.h).
+// kept well narrow it. cadence.h decides how often there is a snapshot.
 //
-// No clock inside; replayable. Threads: one at a time (the copy thread's, in an engine). Every call
-// is O(1) besides beginStep, which is O(waits of a step). Errors: none are thrown besides
+// No clock inside; replayable. Threads: one at a time (in an engine the first copy thread). Every
+// call is O(1) besides beginStep, which is O(waits of a step). Errors: none are thrown besides
 // std::bad_alloc.
 #pragma once
 
@@ -70,8 +70,7 @@ struct Grant {
   Tier tier = Tier::kCompute;
 };
 
-// What the forecast makes room for at the beginning of a step, for people and tests: where the
-// bytes shall go.
+// Where the bytes of a step shall go by the forecast at its beginning.
 struct PlacementPlan {
   std::array<uint64_t, kTiers> bytes{};  // by tier; kGate: expected to stall
   std::vector<uint64_t> gap_bytes;       // per wait of the forecast; whole chunks
@@ -82,11 +81,10 @@ class Placer {
  public:
   explicit Placer(PlacerOptions options);
 
-  // The program point. `bytes`: of the snapshot, 0 if there is none; `at_once_bytes` of them
-  // already dealt with by the caller.
+  // The program point. `bytes`: of the snapshot, 0 without one; the caller has copied
+  // `at_once_bytes` of them already.
   void beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes = 0, bool learn = true);
-  // For an owner that learns only after beginStep(now, 0) what is to be copied, and how: a snapshot
-  // begins in this step.
+  // After beginStep(now, 0): a snapshot begins in this step.
   void take(PlacementPolicy policy, uint64_t chunk_bytes, uint64_t bytes, uint64_t at_once_bytes);
   void opBegin(const ScheduleOp& op, int64_t now_ns);
   void opDone(const ScheduleOp& op, int64_t now_ns);
@@ -98,10 +96,10 @@ class Placer {
   void gateDone(int64_t begin_ns, int64_t now_ns);
 
   Grant ask(int64_t now_ns);
-  // Where `bytes` of a snapshot would go in a whole step like the one that is foretold now, under
-  // kGap. `past_the_guard`: what the guard keeps out of gaps goes into them all the same before it
-  // goes beside work. For an owner that orders a whole step's copies in advance: one that is to end
-  // with its gap runs past it for a part of its time, one beside work for all of it.
+  // Where `bytes` of a snapshot would go in a whole step like the one forecast now, under kGap, for
+  // an owner that orders a step's copies in advance. `past_the_guard`: bytes that the guard keeps
+  // out of gaps fill them all the same before they go beside work: a copy that ends late runs
+  // beside work for a part of its time, one beside work for all of it.
   PlacementPlan foresee(uint64_t bytes, bool past_the_guard) const;
   // A copy of `bytes` from a grant ran from `begin_ns` to `end_ns`.
   void copied(uint64_t bytes, Tier tier, int64_t begin_ns, int64_t end_ns);

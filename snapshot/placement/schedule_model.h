@@ -1,18 +1,18 @@
-// Learns from a rank's ops when the device will stand idle in the next step.
+// Learns from a rank's ops when the device will idle in the next step.
 //
 // A step reaches from one program point (the return of the closing optimizer step) to the next. The
-// model sees it as a sequence of waits with the work between them, keeps a few such sequences with
-// the recent lengths of every wait (training steps, last batches, steps with an evaluation in
-// them), and says at each wait how long it will last and how sure that is. What it says is checked
-// against what comes, so it knows its own error.
+// model sees it as a sequence of waits with the work between them. It keeps a few such sequences
+// with the recent lengths of every wait (training steps, last batches, steps with an evaluation in
+// them), and forecasts at each wait how long it will last and how sure that is. It compares each
+// forecast with what came, so it knows its own error.
 //
 // A wait is a bubble (the other side of a message is not ready, other ranks have not come to a
 // small collective) or communication (a large collective: the device idles, but the link is at
 // work). Overlapping waits of several threads count as one.
 //
 // No clock inside: time is an argument, nanoseconds of any monotonic clock, so a log can be
-// replayed. Events may come in any order and with any time; nonsense makes forecasts bad, nothing
-// else. Marks cost O(1), beginStep() O(waits of a step).
+// replayed. Events may come in any order and with any time; nonsense only makes forecasts bad.
+// Marks cost O(1), beginStep() O(waits of a step).
 //
 // Threads: one at a time. Errors: none are thrown besides std::bad_alloc; memory is bounded
 // (kMaxPatterns, kMaxWaits).

@@ -68,6 +68,19 @@ TEST(SlotBook, FreesSlotWhoseAbortCameWhileItWasWritten) {
   EXPECT_EQ(book.acquire(3, kInc), slot);
 }
 
+TEST(SlotBook, HoldsWhatIsSealedAndNotAborted) {
+  SlotBook book(3);
+  book.adopt(0, 9, kInc - 1);
+  EXPECT_TRUE(book.holds(0));
+  EXPECT_FALSE(book.holds(1));
+  const int slot = *book.acquire(10, kInc);
+  EXPECT_FALSE(book.holds(slot)) << "being written";
+  book.sealed(slot);
+  EXPECT_TRUE(book.holds(slot));
+  book.outcome(10, kInc, false);
+  EXPECT_FALSE(book.holds(slot));
+}
+
 TEST(SlotBook, DroppedSlotIsFreeAtOnce) {
   SlotBook book(2);
   write(book, 1);

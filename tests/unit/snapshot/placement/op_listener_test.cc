@@ -65,10 +65,10 @@ struct FakeRank {
     for (int i = 0; i < 6; ++i) {
       step();
     }
-    placement.hear();
+    placement.update();
   }
   Grant ask(int64_t step) {
-    placement.hear();
+    placement.update();
     return placement.ask(step, clock.nowNs());
   }
 
@@ -205,17 +205,17 @@ TEST(OpListener, StepsOfWhichEventsWereLostAreNotLearnt) {
   rank.learn();
   EXPECT_EQ(rank.placement.placer().model().forecast()->steps_seen, 6u);
   rank.step();
-  rank.placement.hear();
+  rank.placement.update();
   EXPECT_EQ(rank.placement.placer().model().forecast()->steps_seen, 7u);
   const uint64_t ticket = rank.begin(OpKind::kRecv, 0);
   while (rank.events.lost() == 0) {
     rank.log.markWaitBegin(ticket);
   }
-  rank.placement.hear();
+  rank.placement.update();
   rank.point();
-  rank.placement.hear();
+  rank.placement.update();
   rank.step();
-  rank.placement.hear();
+  rank.placement.update();
   // The step with the hole is not among them, the ones around it are.
   EXPECT_EQ(rank.placement.placer().model().forecast()->steps_seen, 8u);
 }
@@ -234,7 +234,7 @@ TEST(OpListener, WithoutProgramPointsSnapshotsAreThem) {
   }
   rank.snapshot(7, PlacementPolicy::kGap);
   EXPECT_EQ(rank.ask(7).bytes, 0u);
-  EXPECT_EQ(rank.placement.stepsHeard(), 7u);
+  EXPECT_EQ(rank.placement.steps(), 7u);
   EXPECT_TRUE(rank.placement.placer().plan().from_forecast);
 }
 
@@ -245,7 +245,7 @@ TEST(OpListener, AtTheGateNothingIsLeftToAskFor) {
   EXPECT_EQ(rank.ask(7).bytes, 0u);
   rank.pass(10 * kMs);
   rank.gate();
-  rank.placement.hear();
+  rank.placement.update();
   EXPECT_EQ(rank.placement.placer().bytesLeft(), 0u);
   EXPECT_EQ(rank.placement.placer().granted(Tier::kGate), kBytes);
 }
