@@ -28,24 +28,42 @@ def job_environment(root: Path, **settings: str) -> dict[str, str]:
     import reft
 
     environment = {
-        name: value for name, value in os.environ.items() if name == "REFT_AGENT_PATH" or "REFT_" not in name
+        name: value
+        for name, value in os.environ.items()
+        if name == "REFT_AGENT_PATH" or "REFT_" not in name
     }
     environment.update(
-        {"REFT_RUN_DIR": str(root / "run"), "REFT_JOB_ID": "job", "REFT_AGENT_LINGER_SEC": "1", **settings}
+        {
+            "REFT_RUN_DIR": str(root / "run"),
+            "REFT_JOB_ID": "job",
+            "REFT_AGENT_LINGER_SEC": "1",
+            **settings,
+        }
     )
     package = str(Path(reft.__file__).resolve().parent.parent)
     environment["PYTHONPATH"] = os.pathsep.join([package, environment.get("PYTHONPATH", "")])
     return environment
 
 
-def torchrun(script: Path | str, *arguments: str, ranks: int, options: Sequence[str] = ("--standalone",)) -> list[str]:
+def torchrun(
+    script: Path | str, *arguments: str, ranks: int, options: Sequence[str] = ("--standalone",)
+) -> list[str]:
     """The command that runs a script; lines that ranks print stay whole.
 
     torchrun itself would say `python -u`, with which `print` writes a line and its end apart, as
     with PYTHONUNBUFFERED.
     """
     command = [sys.executable, "-m", "torch.distributed.run", *options, f"--nproc-per-node={ranks}"]
-    return [*command, "--no-python", "env", "-u", "PYTHONUNBUFFERED", sys.executable, str(script), *arguments]
+    return [
+        *command,
+        "--no-python",
+        "env",
+        "-u",
+        "PYTHONUNBUFFERED",
+        sys.executable,
+        str(script),
+        *arguments,
+    ]
 
 
 def free_port() -> int:
@@ -78,7 +96,9 @@ def two_launchers(
                    f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={job}"]  # fmt: skip
         command = torchrun(script, *arguments, ranks=ranks, options=options)
         with output.open("wb") as sink:
-            launchers.append(subprocess.Popen(command, env=env, stdout=sink, stderr=subprocess.STDOUT))
+            launchers.append(
+                subprocess.Popen(command, env=env, stdout=sink, stderr=subprocess.STDOUT)
+            )
     return launchers
 
 
@@ -90,7 +110,9 @@ class Forkrun:
         self._running = False
         self.pid = 0
 
-    def start(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int) -> None:
+    def start(
+        self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int
+    ) -> None:
         """`argv`: a script and its arguments; `log` gets what all ranks say."""
         if self._process is None:
             self._process = subprocess.Popen(
@@ -117,7 +139,9 @@ class Forkrun:
         self.pid = self._answer()["pid"]
         self._running = True
 
-    def run(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, timeout_sec: float) -> str:
+    def run(
+        self, argv: list[str], env: dict[str, str], log: Path, nproc: int, timeout_sec: float
+    ) -> str:
         """Runs a job without restarts to its end; gives what all ranks said.
 
         Raises:
@@ -172,7 +196,7 @@ class Forkrun:
             self._process = None
 
     def abort(self) -> None:
-        """Ends the server and the job at once, from any thread; whoever waits for an answer gets a RuntimeError."""
+        """Ends the server and the job at once, from any thread; pending calls get a RuntimeError."""
         if self._process is not None:
             self._process.kill()
         if self._running:
@@ -192,7 +216,9 @@ class Torchrun:
         assert self._process is not None
         return self._process.pid
 
-    def start(self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int) -> None:
+    def start(
+        self, argv: list[str], env: dict[str, str], log: Path, nproc: int, max_restarts: int
+    ) -> None:
         """As Forkrun's."""
         options = ["--standalone", f"--max-restarts={max_restarts}", "--monitor-interval=0.1"]
         command = torchrun(*argv, ranks=nproc, options=options)
@@ -279,7 +305,13 @@ class TrainJob:
         script: str = "train_worker.py",
     ) -> None:
         self.script = script
-        self.launcher, self.folder, self.job, self.nproc, self.max_restarts = launcher, folder, job, nproc, max_restarts
+        self.launcher, self.folder, self.job, self.nproc, self.max_restarts = (
+            launcher,
+            folder,
+            job,
+            nproc,
+            max_restarts,
+        )
         folder.mkdir(parents=True, exist_ok=True)
         self.out = out or Path(tempfile.mkdtemp(prefix="out-", dir=folder))
         self._over = True
@@ -287,7 +319,11 @@ class TrainJob:
 
     def start(self, *arguments: str, backend: str = "reft", **env: str) -> TrainJob:
         """`arguments`: more of the worker's own."""
-        environment = {"REFT_JOB_ID": self.job, "REFT_RUN_DIR": str(self.run), "REFT_AGENT_LINGER_SEC": "2"} | env
+        environment = {
+            "REFT_JOB_ID": self.job,
+            "REFT_RUN_DIR": str(self.run),
+            "REFT_AGENT_LINGER_SEC": "2",
+        } | env
         argv = [str(FAULT / self.script), "--backend", backend, "--out", str(self.out), *arguments]
         self.launcher.start(argv, environment, self.log, self.nproc, self.max_restarts)
         self._over = False
@@ -318,7 +354,10 @@ class TrainJob:
     def until_step(self, step: int, attempt: int = 0, deadline_sec: float = 60) -> TrainJob:
         """Waits until some rank has completed `step`."""
         end = time.monotonic() + deadline_sec
-        while not any(log and log[-1][0] >= step for log in (self.losses(r, attempt) for r in range(self.nproc))):
+        while not any(
+            log and log[-1][0] >= step
+            for log in (self.losses(r, attempt) for r in range(self.nproc))
+        ):
             if time.monotonic() > end:
                 raise TimeoutError(f"step {step} was not reached:\n{self.said[-4000:]}")
             time.sleep(0.002)
@@ -355,7 +394,11 @@ class TrainJob:
 
     def lines(self, *words: str) -> list[str]:
         """Lines that reft said and that have all `words` in them."""
-        return [line for line in self.said.splitlines() if "reft" in line and all(word in line for word in words)]
+        return [
+            line
+            for line in self.said.splitlines()
+            if "reft" in line and all(word in line for word in words)
+        ]
 
     def finals(self) -> list[str]:
         """Hash of all that training changed, by rank."""

@@ -33,11 +33,13 @@ def ratio(ours: list[float], base: list[float], samples: int = 1000) -> tuple[fl
         median(generator.choices(ours, k=len(ours))) / median(generator.choices(base, k=len(base)))
         for _ in range(samples)
     )
-    return median(ours) / median(base), (drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]) / 2
+    return median(ours) / median(base), (
+        drawn[int(0.975 * samples)] - drawn[int(0.025 * samples)]
+    ) / 2
 
 
 def interval(values: list[float], samples: int = 1000) -> tuple[float, float]:
-    """Median, and half the width of its 95 % bootstrap interval: of a single value infinite, as it says nothing of the next one."""
+    """Median, and half the width of its 95 % bootstrap interval; infinite for a single value."""
     if len(values) < 2:
         return median(values), math.inf
     generator = random.Random(0)
@@ -48,7 +50,7 @@ def interval(values: list[float], samples: int = 1000) -> tuple[float, float]:
 def arguments(
     parser: argparse.ArgumentParser, worker: Callable[[argparse.Namespace], None]
 ) -> argparse.Namespace | None:
-    """Those of a benchmark that `run_ranks` starts again as `worker`; None in there, when its work is done."""
+    """Arguments of a benchmark that `run_ranks` starts again as `worker`; None in the worker."""
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
@@ -62,8 +64,19 @@ def arguments(
 def run_ranks(
     script: str, ranks: int, scratch: Path, arguments: dict[str, Any], environment: dict[str, str]
 ) -> list[Any] | None:
-    """Runs `script --worker --out SCRATCH …` under torchrun and gives what each rank left in SCRATCH/RANK.json; None if one failed."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", script]
+    """Runs `script --worker --out SCRATCH …` under torchrun.
+
+    Returns:
+        What each rank left in SCRATCH/RANK.json; None if one failed.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={ranks}",
+        script,
+    ]
     command += ["--worker", "--out", str(scratch)]
     for name, value in arguments.items():
         command += [f"--{name}", str(value)]
@@ -84,7 +97,7 @@ def metric(
 
 
 def at_most(value: float, spread: float, goal: float) -> bool | None:
-    """Whether a figure with a 95 % interval of half width `spread` keeps to a goal; None if the interval holds both answers."""
+    """Whether a figure keeps to a goal; None if its interval, ± `spread`, holds both answers."""
     if value - spread > goal:
         return False
     return True if value + spread <= goal else None
@@ -99,7 +112,10 @@ def at_least(value: float, spread: float, goal: float) -> bool | None:
 
 def _commit() -> str:
     done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
     )
     return done.stdout.strip()
 
@@ -149,7 +165,9 @@ def _show(result: dict[str, Any]) -> None:
     for name, m in metrics.items():
         value = f"{m['value']:.4g}" if isinstance(m["value"], float) else str(m["value"])
         spread = f" ± {m['spread']:.2g}" if m["spread"] is not None else ""
-        verdict = {True: "met", False: "NOT met", None: "undecided, the noise is larger"}[m["meets"]]
+        verdict = {True: "met", False: "NOT met", None: "undecided, the noise is larger"}[
+            m["meets"]
+        ]
         goal = f"  goal {m['goal']}: {verdict}" if m["goal"] else ""
         print(f"{name:<{width}}  {value}{spread} {m['unit']}{goal}")
     for note in result["notes"]:

@@ -1,1 +1,1 @@
-"""What tools/dev is made of: machine (programs, virtual environments), build, results, tests, lint."""
+"""Parts of tools/dev: machine (programs, environments), build, results, tests, lint."""

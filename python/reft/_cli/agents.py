@@ -32,7 +32,7 @@ class Failure(click.ClickException):
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
-        self.exit_code = exit_code  # type: ignore[misc]  # click declares it for classes, reads it from the instance
+        self.exit_code = exit_code  # type: ignore[misc]  # click reads it from the instance
         context = click.get_current_context(silent=True)
         self._as_json = bool(context is not None and context.params.get("as_json"))
 
@@ -44,7 +44,7 @@ class Failure(click.ClickException):
 
 
 def write_file(path: str | Path, text: str) -> None:
-    """What a command writes where its user said. What is no Unicode becomes '?'.
+    """Writes a file that the user named; what is not Unicode becomes '?'.
 
     Raises:
         Failure: it cannot be written.
@@ -63,7 +63,9 @@ class Agent:
     node: int
     path: Path
 
-    def ask(self, kind: int, payload: dict[str, Any] | None = None) -> tuple[dict[str, Any], int | None]:
+    def ask(
+        self, kind: int, payload: dict[str, Any] | None = None
+    ) -> tuple[dict[str, Any], int | None]:
         """Sends one request.
 
         Returns:
@@ -77,14 +79,18 @@ class Agent:
                 answer, reply, fd = connection.request(kind, payload or {})
         except ConnectionRefusedError as error:
             raise Failure(
-                f"the agent of job {self.job} (node {self.node}) is gone; it left {self.path}", EXIT_NO_ANSWER
+                f"the agent of job {self.job} (node {self.node}) is gone; it left {self.path}",
+                EXIT_NO_ANSWER,
             ) from error
         except (OSError, ValueError) as error:
             raise Failure(
-                f"the agent of job {self.job} (node {self.node}) did not answer: {error}", EXIT_NO_ANSWER
+                f"the agent of job {self.job} (node {self.node}) did not answer: {error}",
+                EXIT_NO_ANSWER,
             ) from error
         if answer == protocol.ERROR:
-            raise Failure(f"the agent of job {self.job} says: {reply.get('what', reply)}", EXIT_NO_ANSWER)
+            raise Failure(
+                f"the agent of job {self.job} says: {reply.get('what', reply)}", EXIT_NO_ANSWER
+            )
         return reply, fd
 
     def is_gone(self) -> bool:
@@ -105,7 +111,7 @@ def run_dir(given: str | None) -> Path:
 
 
 def find(directory: Path) -> list[Agent]:
-    """Agents whose sockets lie under `directory`, by job and node. A socket may be left by a dead agent."""
+    """Agents whose sockets lie under `directory`, by job and node; some may be dead."""
     found = []
     for path in protocol.find_agents(directory):
         name = path.parent.name.removeprefix("node-")
@@ -131,7 +137,8 @@ def select(directory: Path, job: str | None) -> list[Agent]:
         return agents
     if not agents:
         raise Failure(
-            f"no agent runs here (looked in {directory}; REFT_RUN_DIR or --run-dir names another place)", EXIT_NOTHING
+            f"no agent runs here (looked in {directory}; set REFT_RUN_DIR or --run-dir)",
+            EXIT_NOTHING,
         )
     jobs = sorted({agent.job for agent in agents})
     if len(jobs) > 1:
@@ -144,10 +151,12 @@ def select(directory: Path, job: str | None) -> list[Agent]:
 
 def common_options(function: F) -> F:
     """--job, --run-dir and --json."""
-    function = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")(function)
-    function = click.option("--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR.")(
-        function
-    )
+    function = click.option(
+        "--json", "as_json", is_flag=True, help="Print one JSON object instead of text."
+    )(function)
+    function = click.option(
+        "--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR."
+    )(function)
     return click.option("--job", metavar="NAME", help="Which job, if several run here.")(function)
 
 

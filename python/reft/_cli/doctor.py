@@ -41,27 +41,42 @@ class Finding:
 
 
 def check_python() -> list[Finding]:
-    return [Finding(OK, "python", f"{platform.python_version()} ({platform.python_implementation()})")]
+    return [
+        Finding(OK, "python", f"{platform.python_version()} ({platform.python_implementation()})")
+    ]
 
 
 def check_torch() -> list[Finding]:
     try:
         import torch
     except ImportError as error:
-        return [Finding(FAIL, "torch", f"cannot be imported: {error}", "install torch into this environment")]
+        return [
+            Finding(
+                FAIL, "torch", f"cannot be imported: {error}", "install torch into this environment"
+            )
+        ]
     if not torch.distributed.is_available():
         return [
             Finding(
-                FAIL, "torch", f"{torch.__version__}, without torch.distributed", "install a build with distributed"
+                FAIL,
+                "torch",
+                f"{torch.__version__}, without torch.distributed",
+                "install a build with distributed",
             )
         ]
     inner = ["gloo"] if torch.distributed.is_gloo_available() else []
     inner += ["nccl"] if torch.distributed.is_nccl_available() else []
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    findings = [Finding(OK, "torch", f"{torch.__version__}, backends {' '.join(inner) or 'none'}, {gpus} GPUs")]
+    findings = [
+        Finding(
+            OK, "torch", f"{torch.__version__}, backends {' '.join(inner) or 'none'}, {gpus} GPUs"
+        )
+    ]
     if not inner:
         findings.append(
-            Finding(FAIL, "torch", "has neither gloo nor nccl", "install a torch that has one of them")
+            Finding(
+                FAIL, "torch", "has neither gloo nor nccl", "install a torch that has one of them"
+            )
         )
     return findings
 
@@ -86,7 +101,10 @@ def check_native() -> list[Finding]:
 def check_autoload() -> list[Finding]:
     groups = ("torch.backends", "torch.distributed.backends")
     named = [
-        entry for group in groups for entry in metadata.entry_points(group=group) if entry.value.startswith("reft")
+        entry
+        for group in groups
+        for entry in metadata.entry_points(group=group)
+        if entry.value.startswith("reft")
     ]
     if not named:
         return [
@@ -111,11 +129,20 @@ def check_autoload() -> list[Finding]:
 
         if "reft" not in dist.Backend.backend_list:
             return [
-                Finding(FAIL, "autoload", "torch did not register the backend", "add `import reft` to the script")
+                Finding(
+                    FAIL,
+                    "autoload",
+                    "torch did not register the backend",
+                    "add `import reft` to the script",
+                )
             ]
     except (ImportError, AttributeError):
         pass  # check_torch reports it
-    return [Finding(OK, "autoload", ", ".join(sorted({f"{entry.group}: {entry.name}" for entry in named})))]
+    return [
+        Finding(
+            OK, "autoload", ", ".join(sorted({f"{entry.group}: {entry.name}" for entry in named}))
+        )
+    ]
 
 
 def agent_path() -> Path:
@@ -127,12 +154,16 @@ def agent_path() -> Path:
 def check_agent() -> list[Finding]:
     path = agent_path()
     todo = (
-        "unset REFT_AGENT_PATH or let it name reft-agent" if os.environ.get("REFT_AGENT_PATH") else "install reft again"
+        "unset REFT_AGENT_PATH or let it name reft-agent"
+        if os.environ.get("REFT_AGENT_PATH")
+        else "install reft again"
     )
     if not os.access(path, os.X_OK):
         return [Finding(FAIL, "agent", f"{path} is missing or not executable", todo)]
     try:
-        done = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=10, check=False)
+        done = subprocess.run(
+            [str(path), "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return [Finding(FAIL, "agent", f"{path} does not run: {error}", todo)]
     if done.returncode != 0:
@@ -142,8 +173,10 @@ def check_agent() -> list[Finding]:
 
 
 def _relative(check: str, name: str, directory: Path) -> Finding:
-    """Agents refuse such a directory: they, the ranks and these commands may each start in another."""
-    return Finding(FAIL, check, f"{directory} is not an absolute path", f"set {name}={directory.absolute()}")
+    """Agents refuse a relative path: ranks and commands may start in another directory."""
+    return Finding(
+        FAIL, check, f"{directory} is not an absolute path", f"set {name}={directory.absolute()}"
+    )
 
 
 def check_run_dir(given: str | None) -> list[Finding]:
@@ -164,18 +197,44 @@ def check_run_dir(given: str | None) -> list[Finding]:
     if not directory.exists():
         parent = next(path for path in directory.absolute().parents if path.exists())
         if not os.access(parent, os.W_OK | os.X_OK):
-            return [*findings, Finding(FAIL, "run dir", f"cannot create {directory}: {parent} is not writable", "set REFT_RUN_DIR")]
+            return [
+                *findings,
+                Finding(
+                    FAIL,
+                    "run dir",
+                    f"cannot create {directory}: {parent} is not writable",
+                    "set REFT_RUN_DIR",
+                ),
+            ]
         return [*findings, Finding(OK, "run dir", f"{directory} (the first job creates it)")]
     info = directory.stat()
     if not directory.is_dir():
-        findings.append(Finding(FAIL, "run dir", f"{directory} is not a directory", "remove it or set REFT_RUN_DIR"))
+        findings.append(
+            Finding(
+                FAIL, "run dir", f"{directory} is not a directory", "remove it or set REFT_RUN_DIR"
+            )
+        )
     elif info.st_uid != os.getuid():
-        findings.append(Finding(FAIL, "run dir", f"{directory} belongs to user {info.st_uid}", "set REFT_RUN_DIR"))
+        findings.append(
+            Finding(
+                FAIL, "run dir", f"{directory} belongs to user {info.st_uid}", "set REFT_RUN_DIR"
+            )
+        )
     elif stat.S_IMODE(info.st_mode) & 0o077:
-        findings.append(Finding(FAIL, "run dir", f"{directory} is open to other users", f"chmod 700 {directory}"))
+        findings.append(
+            Finding(
+                FAIL, "run dir", f"{directory} is open to other users", f"chmod 700 {directory}"
+            )
+        )
     elif not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        findings.append(Finding(FAIL, "run dir", f"{directory} is not writable", f"chmod 700 {directory}"))
-    return findings if any(f.result == FAIL for f in findings) else [*findings, Finding(OK, "run dir", str(directory))]
+        findings.append(
+            Finding(FAIL, "run dir", f"{directory} is not writable", f"chmod 700 {directory}")
+        )
+    return (
+        findings
+        if any(f.result == FAIL for f in findings)
+        else [*findings, Finding(OK, "run dir", str(directory))]
+    )
 
 
 def _number_in(path: str) -> int | None:
@@ -194,7 +253,10 @@ def available_bytes() -> int | None:
                 found.append(int(line.split()[1]) * 1024)
     except (OSError, ValueError, IndexError):
         pass
-    limit, used = _number_in("/sys/fs/cgroup/memory.max"), _number_in("/sys/fs/cgroup/memory.current")
+    limit, used = (
+        _number_in("/sys/fs/cgroup/memory.max"),
+        _number_in("/sys/fs/cgroup/memory.current"),
+    )
     if limit is not None and used is not None:
         found.append(max(0, limit - used))
     return min(found, default=None)
@@ -235,7 +297,14 @@ def check_environment() -> list[Finding]:
         findings.append(Finding(WARN, "settings", "REFT_DISABLE=1 switches reft off", "unset it"))
     if findings:
         return findings
-    return [Finding(OK, "settings", ", ".join(f"{name}={os.environ[name]}" for name in names) or "no REFT_* variable is set")]
+    return [
+        Finding(
+            OK,
+            "settings",
+            ", ".join(f"{name}={os.environ[name]}" for name in names)
+            or "no REFT_* variable is set",
+        )
+    ]
 
 
 def check_vault_dir() -> list[Finding]:
@@ -248,11 +317,29 @@ def check_vault_dir() -> list[Finding]:
     if not directory.is_dir():
         parent = next(path for path in directory.absolute().parents if path.exists())
         if directory.exists() or not os.access(parent, os.W_OK | os.X_OK):
-            return [Finding(FAIL, "vault dir", f"cannot create {directory}", "set REFT_VAULT_DIR to a writable place")]
+            return [
+                Finding(
+                    FAIL,
+                    "vault dir",
+                    f"cannot create {directory}",
+                    "set REFT_VAULT_DIR to a writable place",
+                )
+            ]
         return [Finding(OK, "vault dir", f"{directory} (the first job creates it)")]
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        return [Finding(FAIL, "vault dir", f"{directory} is not writable", "set REFT_VAULT_DIR to a writable place")]
-    return [Finding(OK, "vault dir", f"{directory}, {words.size(shutil.disk_usage(directory).free)} free")]
+        return [
+            Finding(
+                FAIL,
+                "vault dir",
+                f"{directory} is not writable",
+                "set REFT_VAULT_DIR to a writable place",
+            )
+        ]
+    return [
+        Finding(
+            OK, "vault dir", f"{directory}, {words.size(shutil.disk_usage(directory).free)} free"
+        )
+    ]
 
 
 def check_agents(given: str | None) -> list[Finding]:
@@ -264,7 +351,9 @@ def check_agents(given: str | None) -> list[Finding]:
             findings.append(Finding(OK, "job", f"{agent.job}, node {agent.node}: {count} ranks"))
             findings += notes_of(agent.job, status)
         except agents.Failure as problem:
-            findings.append(Finding(WARN, "job", problem.message, "if the job is over: reft doctor --clean"))
+            findings.append(
+                Finding(WARN, "job", problem.message, "if the job is over: reft doctor --clean")
+            )
     return findings or [Finding(OK, "job", "no job runs here")]
 
 
@@ -286,7 +375,9 @@ def _guarded(check: Callable[[], list[Finding]]) -> list[Finding]:
     try:
         return check()
     except Exception as error:  # noqa: BLE001  # a check that fails is a finding, the others go on
-        return [Finding(FAIL, check.__name__.removeprefix("check_"), f"{type(error).__name__}: {error}")]
+        return [
+            Finding(FAIL, check.__name__.removeprefix("check_"), f"{type(error).__name__}: {error}")
+        ]
 
 
 def examine(run_dir: str | None) -> list[Finding]:
@@ -298,17 +389,24 @@ def examine(run_dir: str | None) -> list[Finding]:
     def check_running() -> list[Finding]:
         return check_agents(run_dir)
 
-    checks = [check_python, check_torch, check_native, check_autoload, check_agent, check_environment]
+    checks = [
+        check_python,
+        check_torch,
+        check_native,
+        check_autoload,
+        check_agent,
+        check_environment,
+    ]
     checks += [check_run_directory, check_vault_dir, check_memory, check_running]
     return [finding for check in checks for finding in _guarded(check)]
 
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
-@click.option("--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR.")
 @click.option(
-    "--clean", is_flag=True, help="Remove what dead agents left; list it."
+    "--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR."
 )
+@click.option("--clean", is_flag=True, help="Remove what dead agents left; list it.")
 def command(as_json: bool, run_dir: str | None, clean: bool) -> None:
     """Checks this machine and its settings, and says how to fix what is wrong.
 
@@ -341,7 +439,11 @@ def _print(findings: list[Finding]) -> None:
     styles: dict[str, Any] = {OK: "green", WARN: "yellow", FAIL: "bold red"}
     width = max((len(finding.check) for finding in findings), default=0)
     for finding in findings:
-        head = Text.assemble((f"{finding.result:4}", styles[finding.result]), "  ", f"{finding.check:{width}}  ")
+        head = Text.assemble(
+            (f"{finding.result:4}", styles[finding.result]), "  ", f"{finding.check:{width}}  "
+        )
         words.print_folded(console, head, Text(finding.text))
         if finding.todo:
-            words.print_folded(console, Text(" " * len(head)), Text(f"-> {finding.todo}", style="bold"))
+            words.print_folded(
+                console, Text(" " * len(head)), Text(f"-> {finding.todo}", style="bold")
+            )

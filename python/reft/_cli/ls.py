@@ -32,7 +32,9 @@ def rows(listing: dict[str, Any]) -> list[tuple[int, str, int, dict[str, Any] | 
     result = []
     for index, (state, step, _) in enumerate(listing.get("raw_slots", [])):
         found = details.get(index)
-        result.append((index, "damaged" if state == "sealed" and found is None else state, int(step), found))
+        result.append(
+            (index, "damaged" if state == "sealed" and found is None else state, int(step), found)
+        )
     return result
 
 
@@ -56,7 +58,9 @@ def _table(listings: list[dict[str, Any]]) -> Table:
 
 
 @click.command("ls")
-@click.option("--vault-dir", metavar="DIR", help="List the vault files there instead of asking agents.")
+@click.option(
+    "--vault-dir", metavar="DIR", help="List the vault files there instead of asking agents."
+)
 @agents.common_options
 def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
     """Lists the vaults of a job and what their slots hold: empty, writing, sealed or damaged.
@@ -64,7 +68,10 @@ def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json
     --json prints {"vaults": [...]}. Exit code 1 if a vault cannot be read or a slot is damaged.
     """
     listings = [describe(vault) for vault in vaults.find(vault_dir, job, run_dir)]
-    wrong = any("error" in listing or any(row[1] == "damaged" for row in rows(listing)) for listing in listings)
+    wrong = any(
+        "error" in listing or any(row[1] == "damaged" for row in rows(listing))
+        for listing in listings
+    )
     if as_json:
         agents.print_json({"vaults": listings})
     else:

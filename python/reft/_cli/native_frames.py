@@ -1,4 +1,4 @@
-"""Native and Python frames as one stack: asked for through the agent of a job, and written as text."""
+"""Native and Python frames as one stack, from the agent of a job, as text."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ LEGEND = "newest call first, ~ marks native frames"
 
 
 def add_to(report: dict[str, Any], agent: agents.Agent) -> bool:
-    """Puts `native` into each rank of an agent's report; False if there are native frames of none."""
+    """Puts `native` into each rank of an agent's report; False if no rank has native frames."""
     ranks = [rank for rank in report.get("ranks", []) if isinstance(rank, dict)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for rank, found in zip(ranks, pool.map(lambda rank: _of_rank(rank, agent), ranks), strict=True):
+        for rank, found in zip(
+            ranks, pool.map(lambda rank: _of_rank(rank, agent), ranks), strict=True
+        ):
             rank["native"] = found
     return not ranks or any(rank["native"]["threads"] for rank in ranks)
 
@@ -32,7 +34,10 @@ def _of_rank(rank: dict[str, Any], agent: agents.Agent) -> dict[str, Any]:
         return {"threads": [], "error": failure.message}
     if isinstance(answer.get("native"), dict):
         return dict(answer["native"])
-    return {"threads": [], "error": str(answer.get("error") or "its agent is of a version without native frames")}
+    return {
+        "threads": [],
+        "error": str(answer.get("error") or "its agent is of a version without native frames"),
+    }
 
 
 def lines_of_ranks(report: dict[str, Any]) -> list[str]:
@@ -51,13 +56,21 @@ def lines_of_ranks(report: dict[str, Any]) -> list[str]:
 def gil_of(thread: dict[str, Any]) -> str:
     """What is known of a thread and the GIL, for its heading."""
     return (
-        ", holds the GIL" if thread.get("holds_gil") else ", waits for the GIL" if thread.get("awaits_gil_of") else ""
+        ", holds the GIL"
+        if thread.get("holds_gil")
+        else ", waits for the GIL"
+        if thread.get("awaits_gil_of")
+        else ""
     )
 
 
 def lines_of_thread(thread: dict[str, Any]) -> list[str]:
     kind = "main thread" if thread["main"] else "thread"
-    lines = [words.printable(f"{kind} {thread['tid']} {thread['name']} ({thread['state']}){gil_of(thread)}")]
+    lines = [
+        words.printable(
+            f"{kind} {thread['tid']} {thread['name']} ({thread['state']}){gil_of(thread)}"
+        )
+    ]
     lines += [words.printable("  " + _line_of(frame)) for frame in thread["frames"]]
     if not thread["frames"]:
         lines.append("  (no frames)")

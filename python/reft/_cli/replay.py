@@ -12,7 +12,18 @@ from reft._cli import agents, verdict_page
 
 _MOST_BYTES = 1 << 30
 # What makes two verdicts the same for whoever reads them.
-_DECIDED = ("state", "class", "pattern", "confidence", "culprits", "candidates", "victims", "group", "op", "seq")
+_DECIDED = (
+    "state",
+    "class",
+    "pattern",
+    "confidence",
+    "culprits",
+    "candidates",
+    "victims",
+    "group",
+    "op",
+    "seq",
+)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -24,17 +35,25 @@ def read(path: Path) -> list[dict[str, Any]]:
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise agents.Failure(f"{path} is larger than any report ({_MOST_BYTES >> 30} GiB)", agents.EXIT_WRONG)
+            raise agents.Failure(
+                f"{path} is larger than any report ({_MOST_BYTES >> 30} GiB)", agents.EXIT_WRONG
+            )
         content = path.read_bytes()
     except OSError as error:
-        raise agents.Failure(f"cannot read {path}: {error.strerror}", agents.EXIT_NOTHING) from error
+        raise agents.Failure(
+            f"cannot read {path}: {error.strerror}", agents.EXIT_NOTHING
+        ) from error
     try:
         value = json.loads(content)
     except RecursionError:
         value = None
     except ValueError as error:
         raise agents.Failure(_no_json(path, content, error), agents.EXIT_WRONG) from error
-    reports = value["agents"] if isinstance(value, dict) and isinstance(value.get("agents"), list) else [value]
+    reports = (
+        value["agents"]
+        if isinstance(value, dict) and isinstance(value.get("agents"), list)
+        else [value]
+    )
     if not reports:
         raise agents.Failure(f"{path} holds no report", agents.EXIT_WRONG)
     for report in reports:
@@ -69,9 +88,13 @@ def _check(path: Path, report: Any) -> None:
             agents.EXIT_WRONG,
         )
     if not isinstance(report.get("ranks"), list):
-        raise agents.Failure(f"{path} holds a verdict without evidence (ranks[])", agents.EXIT_WRONG)
+        raise agents.Failure(
+            f"{path} holds a verdict without evidence (ranks[])", agents.EXIT_WRONG
+        )
     if not all(isinstance(rank, dict) for rank in report["ranks"]):
-        raise agents.Failure(f"{path} is damaged: ranks[] has an entry that is not a rank", agents.EXIT_WRONG)
+        raise agents.Failure(
+            f"{path} is damaged: ranks[] has an entry that is not a rank", agents.EXIT_WRONG
+        )
 
 
 def again(report: dict[str, Any]) -> dict[str, Any]:
@@ -83,15 +106,24 @@ def again(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_pages(path: Path, reports: list[dict[str, Any]]) -> None:
-    """The first goes to `path`, others to `path` with the number of their node before the suffix."""
+    """Writes the first to `path`, others to `path` with their node before the suffix."""
     for number, report in enumerate(reports):
-        target = path if number == 0 else path.with_name(f"{path.stem}.node-{report['node']}{path.suffix}")
+        target = (
+            path
+            if number == 0
+            else path.with_name(f"{path.stem}.node-{report['node']}{path.suffix}")
+        )
         agents.write_file(target, verdict_page.page(report))
 
 
 @click.command("replay")
 @click.argument("evidence", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON instead of one screen of text.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print the report as JSON instead of one screen of text.",
+)
 @click.option(
     "--html",
     "html_path",
@@ -131,5 +163,8 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
         if old.get(field) != new.get(field)
     ]
     if changed:
-        click.echo("reft: the verdict differs from the one in the file: " + "; ".join(changed)[:1000], err=True)
+        click.echo(
+            "reft: the verdict differs from the one in the file: " + "; ".join(changed)[:1000],
+            err=True,
+        )
         raise SystemExit(agents.EXIT_WRONG)

@@ -12,7 +12,18 @@ from rich.text import Text
 
 from reft._cli import agents, timeline, timeline_page, vaults, words
 
-_HEADINGS = ("rank", "step", "waiting", "capture", "gate", "in gaps", "compute", "comm.", "stalling", "snapshot")
+_HEADINGS = (
+    "rank",
+    "step",
+    "waiting",
+    "capture",
+    "gate",
+    "in gaps",
+    "compute",
+    "comm.",
+    "stalling",
+    "snapshot",
+)
 
 
 def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str]]:
@@ -40,7 +51,8 @@ def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str
             ranks[rank.rank] = rank
     if len(jobs) > 1:
         raise agents.Failure(
-            f"vaults of several jobs, choose one with --job: {', '.join(sorted(jobs))}", agents.EXIT_WRONG
+            f"vaults of several jobs, choose one with --job: {', '.join(sorted(jobs))}",
+            agents.EXIT_WRONG,
         )
     for job, ranks in jobs.items():
         return job, [ranks[number] for number in sorted(ranks)], problems
@@ -55,7 +67,8 @@ def summary(rank: timeline.Rank) -> dict[str, Any]:
         "rank": rank.rank,
         "steps": len(rank.steps),
         "step_ns": middle(step.end - step.begin for step in rank.steps),
-        "gap_share": sum(step.gap_ns for step in rank.steps) / sum(step.end - step.begin for step in rank.steps),
+        "gap_share": sum(step.gap_ns for step in rank.steps)
+        / sum(step.end - step.begin for step in rank.steps),
         "capture_ns": middle(step.capture_ns for step in rank.steps),
         "gate_ns": middle(step.gate_ns for step in rank.steps),
         "copied_bytes": {tier.replace(" ", "_"): count for tier, count in copied.items()},
@@ -70,23 +83,23 @@ def sentence(ranks: list[timeline.Rank]) -> str:
     captured = sum(step.capture_ns for step in steps)
     gated = sum(step.gate_ns for step in steps)
     devices = all(rank.device for rank in ranks)
-    stalled = gated if devices else captured + gated  # a host that is ahead of its device takes nothing from it
+    stalled = (
+        gated if devices else captured + gated
+    )  # a host that is ahead of its device takes nothing from it
     waited = f"training waited {words.nanoseconds(stalled / len(steps))} a step for reft on average"
     share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
     if devices:
         waited = f"the device waited {words.nanoseconds(gated / len(steps))} a step for copies at the gate on average"
-        share += (
-            f"; the host, ahead of its device, spent {words.nanoseconds(captured / len(steps))} at the program point"
-        )
-    known = sorted((rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"])
+        share += f"; the host, ahead of its device, spent {words.nanoseconds(captured / len(steps))} at the program point"
+    known = sorted(
+        (rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"]
+    )
     cost = f" Over the run: {words.overhead(known[len(known) // 2].cost)}." if known else ""
     if not total:
         return f"Nothing was copied; {waited} ({share}).{cost}"
     in_gaps = 100 * sum(step.copied["gap"] for step in steps) / total
     who = "device" if devices else "host"
-    return (
-        f"{in_gaps:.0f} % of the bytes were copied while the {who} waited for others anyway; {waited} ({share}).{cost}"
-    )
+    return f"{in_gaps:.0f} % of the bytes were copied while the {who} waited for others anyway; {waited} ({share}).{cost}"
 
 
 def _row(rank: timeline.Rank) -> list[str]:
@@ -121,8 +134,12 @@ def _row(rank: timeline.Rank) -> list[str]:
     help="How many of the newest steps.",
 )
 @click.option("--html", "page", metavar="FILE", help="Draw them as one page.")
-@click.option("--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing.")
-@click.option("--vault-dir", metavar="DIR", help="Read the vault files there instead of asking agents.")
+@click.option(
+    "--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."
+)
+@click.option(
+    "--vault-dir", metavar="DIR", help="Read the vault files there instead of asking agents."
+)
 @agents.common_options
 def command(
     steps: int,
@@ -173,12 +190,18 @@ def command(
     if ranks:
         if page is not None:
             table = _HEADINGS, [_row(rank) for rank in ranks]
-            agents.write_file(page, timeline_page.page(name, sentence(ranks), (begin, end), ranks, table))
+            agents.write_file(
+                page, timeline_page.page(name, sentence(ranks), (begin, end), ranks, table)
+            )
         if trace is not None:
             agents.write_file(trace, json.dumps(timeline.trace(ranks, name)))
     if as_json:
         described = [
-            {"rank": rank.rank, "summary": summary(rank), "steps": [step.as_json() for step in rank.steps]}
+            {
+                "rank": rank.rank,
+                "summary": summary(rank),
+                "steps": [step.as_json() for step in rank.steps],
+            }
             for rank in ranks
         ]
         agents.print_json({"job": name, "ranks": described, "problems": problems})
@@ -197,7 +220,10 @@ def _print(name: str, ranks: list[timeline.Rank]) -> None:
         return
     console = words.console()
     count = max(len(rank.steps) for rank in ranks)
-    console.print(Text(f"job {name}: the newest {count} step{'s' if count != 1 else ''}", style="bold"), soft_wrap=True)
+    console.print(
+        Text(f"job {name}: the newest {count} step{'s' if count != 1 else ''}", style="bold"),
+        soft_wrap=True,
+    )
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="dim")
     for heading in _HEADINGS:
         table.add_column(heading, justify="right", no_wrap=True)

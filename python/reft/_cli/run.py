@@ -48,7 +48,11 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
 @click.argument(
-    "arguments", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]..."
+    "arguments",
+    nargs=-1,
+    required=True,
+    type=click.UNPROCESSED,
+    metavar="[TORCHRUN OPTIONS] SCRIPT [ARGS]...",
 )
 def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Runs SCRIPT under torchrun, which restarts the ranks when one dies (--max-restarts 3 unless
@@ -67,6 +71,8 @@ def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
     if os.environ.get("REFT_DISABLE") == "1":
         click.echo("reft: REFT_DISABLE=1 is set: this run has no snapshots", err=True)
     elif script is not None and "reft" not in script.read_text(errors="replace"):
-        click.echo(f'reft: {script} does not say "reft": is backend="reft" set elsewhere?', err=True)
+        click.echo(
+            f'reft: {script} does not say "reft": is backend="reft" set elsewhere?', err=True
+        )
     sys.stdout.flush()
     os.execv(argv[0], argv)

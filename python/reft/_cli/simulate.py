@@ -90,7 +90,11 @@ class Comparer:
         self._row("none", without, "")
 
     def add(self, variant: str, policy: str, snapshot_bytes: float, paper: str = "") -> None:
-        self._row(variant, run({**self._job, "policy": policy, "snapshot_bytes": int(snapshot_bytes)}), paper)
+        self._row(
+            variant,
+            run({**self._job, "policy": policy, "snapshot_bytes": int(snapshot_bytes)}),
+            paper,
+        )
 
     def _row(self, variant: str, result: dict[str, Any], paper: str) -> None:
         total = sum(result["bytes"].values())
@@ -115,7 +119,7 @@ _STATE = 14
 
 
 def paper_report(most_ranks: int) -> Report:
-    """REFT's comparisons, as far as its text says what was run; what it does not say is assumed and said in the notes."""
+    """The comparisons of REFT's paper. The notes list what its text leaves open."""
     report = Report("REFT's comparisons, simulated")
     # V100 cluster, 34B parameters on 512 GPUs: TP4 PP16 DP8 is assumed. One simulated rank stands
     # for its tensor-parallel group.
@@ -127,7 +131,9 @@ def paper_report(most_ranks: int) -> Report:
         "compute_slowdown": 1.5, "communication_slowdown": 1.5, "jitter": 0.02, "steps": 24, "warm_up_steps": 8,
     }  # fmt: skip
     compare = Comparer(report, "34B, 512 V100, TP4 PP16 DP8", hybrid)
-    compare.add("eager, not sharded", "eager", state, "existing asynchronous: 22 % under hybrid parallelism")
+    compare.add(
+        "eager, not sharded", "eager", state, "existing asynchronous: 22 % under hybrid parallelism"
+    )
     compare.add("eager, sharded", "eager", state / 8)
     compare.add("sync, sharded", "sync", state / 8)
     compare.add("paper's formula, sharded", "paper", state / 8)
@@ -140,7 +146,9 @@ def paper_report(most_ranks: int) -> Report:
     }  # fmt: skip
     state = _STATE * 1.3e9
     compare = Comparer(report, "1.3B, 64 V100, DP64", data)
-    compare.add("eager, sharded", "eager", state / 64, "existing asynchronous: 1 % under data parallelism")
+    compare.add(
+        "eager, sharded", "eager", state / 64, "existing asynchronous: 1 % under data parallelism"
+    )
     compare.add("gap, sharded", "gap", state / 64, "HAS: near zero")
     # Frontier: 34B, DP16 PP4 TP8; the iteration is set to the paper's.
     state = _STATE * 34e9 / (8 * 4)
@@ -171,7 +179,9 @@ def paper_report(most_ranks: int) -> Report:
 
 def custom_report(job: dict[str, Any], policies: tuple[str, ...], snapshot_bytes: float) -> Report:
     """The given job under each of the policies."""
-    report = Report(f"{job['schedule']}, {job['stages']} stages x {job['replicas']} replicas, simulated")
+    report = Report(
+        f"{job['schedule']}, {job['stages']} stages x {job['replicas']} replicas, simulated"
+    )
     compare = Comparer(report, str(job["schedule"]), job)
     for policy in policies:
         compare.add(policy, policy, snapshot_bytes)
@@ -185,7 +195,9 @@ def _cells(row: Row) -> list[str]:
         row.variant,
         str(row.ranks),
         f"{row.iteration_sec:.3f}",
-        "" if row.variant == "none" else f"{100 * row.overhead + 0.0:+.2f}".replace("-0.00", "+0.00"),
+        ""
+        if row.variant == "none"
+        else f"{100 * row.overhead + 0.0:+.2f}".replace("-0.00", "+0.00"),
         *shares,
         f"{100 * row.error_median:.1f}",
         row.paper,
@@ -212,9 +224,20 @@ def print_report(report: Report) -> None:
         console.print()
         console.print(f"{case}, {rows[0].ranks} ranks", style="bold")
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-        for heading in ["snapshots", "step s", "cost %", "once %", "gap %", "comp %", "comm %", "gate %"]:
+        for heading in [
+            "snapshots",
+            "step s",
+            "cost %",
+            "once %",
+            "gap %",
+            "comp %",
+            "comm %",
+            "gate %",
+        ]:
             table.add_column(
-                heading, justify="left" if heading == "snapshots" else "right", no_wrap=heading != "snapshots"
+                heading,
+                justify="left" if heading == "snapshots" else "right",
+                no_wrap=heading != "snapshots",
             )
         for row in rows:
             table.add_row(*[cell for i, cell in enumerate(_cells(row)[:-2]) if i != 1])
@@ -223,7 +246,10 @@ def print_report(report: Report) -> None:
             if row.paper:
                 console.print(f"the paper, {row.variant}: {row.paper}", style="dim")
         if worst := max(row.error_median for row in rows):
-            console.print(f"gaps were mispredicted by up to {100 * worst:.1f} % (median of a row's gaps)", style="dim")
+            console.print(
+                f"gaps were mispredicted by up to {100 * worst:.1f} % (median of a row's gaps)",
+                style="dim",
+            )
     console.print()
     for note in report.notes:
         console.print(note)
@@ -245,7 +271,9 @@ def html_page(report: Report) -> str:
             f'<text x="{405 + width:.1f}" y="{top + 15}">{100 * row.overhead:.2f} %</text>'
         )
     body = "".join(
-        "<tr><td>" + "</td><td>".join(pages.escape(cell) for cell in [row.case, *_cells(row)]) + "</td></tr>"
+        "<tr><td>"
+        + "</td><td>".join(pages.escape(cell) for cell in [row.case, *_cells(row)])
+        + "</td></tr>"
         for row in report.rows
     )
     head = "".join(f"<th>{pages.escape(heading)}</th>" for heading in ["case", *_HEADINGS])
@@ -263,7 +291,9 @@ _RATE = Number(min=1e-3, max=1e6)
 
 @click.command("simulate")
 @click.option(
-    "--paper", is_flag=True, help="Instead of the job below: the comparisons of REFT's paper, with its figures."
+    "--paper",
+    is_flag=True,
+    help="Instead of the job below: the comparisons of REFT's paper, with its figures.",
 )
 @click.option(
     "--most-ranks",
@@ -274,7 +304,11 @@ _RATE = Number(min=1e-3, max=1e6)
 )
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True)
 @click.option(
-    "--stages", type=click.IntRange(1, 1024), default=4, show_default=True, help="Pipeline stages; 1 for ddp and fsdp."
+    "--stages",
+    type=click.IntRange(1, 1024),
+    default=4,
+    show_default=True,
+    help="Pipeline stages; 1 for ddp and fsdp.",
 )
 @click.option(
     "--replicas",
@@ -284,10 +318,28 @@ _RATE = Number(min=1e-3, max=1e6)
     help="Data-parallel replicas of each stage.",
 )
 @click.option("--micro-batches", type=click.IntRange(1, 4096), default=8, show_default=True)
-@click.option("--forward-ms", type=_MSEC, default=10, show_default=True, help="One micro-batch through one rank.")
+@click.option(
+    "--forward-ms",
+    type=_MSEC,
+    default=10,
+    show_default=True,
+    help="One micro-batch through one rank.",
+)
 @click.option("--backward-ms", type=_MSEC, default=20, show_default=True)
-@click.option("--snapshot-gib", type=_SIZE_GIB, default=0.5, show_default=True, help="Bytes of a rank's snapshot.")
-@click.option("--gradient-gib", type=_SIZE_GIB, default=0.25, show_default=True, help="Reduced over the replicas.")
+@click.option(
+    "--snapshot-gib",
+    type=_SIZE_GIB,
+    default=0.5,
+    show_default=True,
+    help="Bytes of a rank's snapshot.",
+)
+@click.option(
+    "--gradient-gib",
+    type=_SIZE_GIB,
+    default=0.25,
+    show_default=True,
+    help="Reduced over the replicas.",
+)
 @click.option("--copy-gb-per-sec", type=_RATE, default=10, show_default=True)
 @click.option("--link-gb-per-sec", type=_RATE, default=10, show_default=True)
 @click.option(
@@ -298,12 +350,21 @@ _RATE = Number(min=1e-3, max=1e6)
     help="Of work and links beside a copy at full rate.",
 )
 @click.option(
-    "--jitter", type=Number(min=0, max=1), default=0.02, show_default=True, help="Of each piece of work, relative."
+    "--jitter",
+    type=Number(min=0, max=1),
+    default=0.02,
+    show_default=True,
+    help="Of each piece of work, relative.",
 )
 @click.option("--chunk-mib", type=Number(min=1 / 16, max=1024), default=4, show_default=True)
 @click.option("--steps", type=click.IntRange(12, 100000), default=40, show_default=True)
 @click.option("--policy", type=click.Choice(POLICIES), multiple=True, help="Default: all of them.")
-@click.option("--html", "html_file", type=click.Path(dir_okay=False), help="Also write a page with a plot there.")
+@click.option(
+    "--html",
+    "html_file",
+    type=click.Path(dir_okay=False),
+    help="Also write a page with a plot there.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     paper: bool,
@@ -338,9 +399,13 @@ def command(
         given = click.get_current_context()
         others = set(given.params) - {"paper", "most_ranks", "html_file", "as_json"}
         if wrong := [
-            name for name in sorted(others) if given.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            name
+            for name in sorted(others)
+            if given.get_parameter_source(name) is ParameterSource.COMMANDLINE
         ]:
-            raise click.UsageError(f"--paper has jobs of its own; --{wrong[0].replace('_', '-')} has no effect on them")
+            raise click.UsageError(
+                f"--paper has jobs of its own; --{wrong[0].replace('_', '-')} has no effect on them"
+            )
         report = paper_report(most_ranks)
     else:
         stages = 1 if schedule in ("ddp", "fsdp") else stages

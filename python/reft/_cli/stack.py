@@ -26,13 +26,18 @@ _STATES = {
 
 @click.command("stack")
 @click.option(
-    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Only this rank; may be repeated."
+    "--rank",
+    "ranks",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Only this rank; may be repeated.",
 )
 @click.option(
     "--pid",
     type=click.IntRange(min=1),
     metavar="PID",
-    help="This process instead of a job: CPython 3.11 to 3.13, with or without reft, also if it is stopped.",
+    help="Any process of CPython 3.11 to 3.13 instead of a job, with or without reft, even stopped.",
 )
 @click.option(
     "--native",
@@ -41,7 +46,12 @@ _STATES = {
 )
 @agents.common_options
 def command(
-    ranks: tuple[int, ...], pid: int | None, native: bool, job: str | None, run_dir: str | None, as_json: bool
+    ranks: tuple[int, ...],
+    pid: int | None,
+    native: bool,
+    job: str | None,
+    run_dir: str | None,
+    as_json: bool,
 ) -> None:
     """Prints open collectives and the Python stacks of all threads of every rank, and who waits for
     whom.
@@ -85,14 +95,20 @@ def _process(pid: int, native: bool, as_json: bool) -> None:
         raise agents.Failure(f"there is no process {pid}", agents.EXIT_NOTHING)
     # The agent's binary needs no torch, for which a command would wait longer than for anything
     # else.
-    binary = os.environ.get("REFT_AGENT_PATH") or Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
+    binary = (
+        os.environ.get("REFT_AGENT_PATH")
+        or Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
+    )
     try:
         command = [binary, "--stack", str(pid), *(["--native"] if native else [])]
         reader = subprocess.Popen(command, stdout=subprocess.PIPE)
         output, _ = reader.communicate(timeout=_READ_SEC)
         read: dict[str, Any] = json.loads(output)
         if native:
-            read.setdefault("native", {"threads": [], "error": f"{binary} is of a version without native frames"})
+            read.setdefault(
+                "native",
+                {"threads": [], "error": f"{binary} is of a version without native frames"},
+            )
     except subprocess.TimeoutExpired:
         reader.kill()  # and it is not waited for: it may be where no signal reaches it
         raise agents.Failure(
@@ -137,12 +153,17 @@ def _lines_of(found: dict[str, Any]) -> list[str]:
         heading = " ".join(filter(None, [kind, thread["thread"], thread["name"]]))
         lines += ["", f"{heading}{native_frames.gil_of(thread)}, newest call first"]
         for frame in thread["frames"]:
-            lines.append(words.printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}"))
+            lines.append(
+                words.printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}")
+            )
         if not thread["frames"]:
             lines.append("  (no Python frames)")
         elif thread["truncated"]:
             lines.append("  ...")
     count = len(found["native_threads"])
     lines += ["", f"{count} thread{'s' if count != 1 else ''} in all, as the kernel sees them:"]
-    lines += [f"  {thread['tid']} {thread['state']} {thread['name']}" for thread in found["native_threads"]]
+    lines += [
+        f"  {thread['tid']} {thread['state']} {thread['name']}"
+        for thread in found["native_threads"]
+    ]
     return lines

@@ -28,7 +28,7 @@ class Interval:
 
 @dataclass
 class Step:
-    """One iteration: from the program point before it to its own. Copies in it are of the snapshot taken at its beginning."""
+    """One iteration, between two program points; its copies are of the snapshot at its begin."""
 
     number: int
     begin: int
@@ -60,15 +60,15 @@ class Rank:
 
     rank: int
     steps: list[Step]
-    ops: list[
-        Interval
-    ]  # under way; of a device only while the host asks for them, as nobody sees when the device has ended them
+    ops: list[Interval]  # in flight; on a device, only while the host enqueues them
     gaps: list[Interval]  # the host waits for an op, or the device does; never overlapping
     copies: dict[str, list[Interval]]  # by tier
     captures: list[Interval]
     gates: list[Interval]
     seals: list[Interval]
-    cost: dict[str, int] = field(default_factory=dict)  # what snapshots cost, as counters of the vault
+    cost: dict[str, int] = field(
+        default_factory=dict
+    )  # what snapshots cost, as counters of the vault
     device: bool = False  # steps, gaps, copies and gates are a device's, by its own clock
 
     @property
@@ -77,7 +77,7 @@ class Rank:
         return "device" if self.device else "host"
 
     def cut(self, begin: int, end: int, steps: int) -> Rank:
-        """What of it has a part between the two instants, and the newest steps that had ended by then; each stays whole."""
+        """The intervals that overlap the window, and the newest steps that ended in it; all whole."""
 
         def part(intervals: Iterable[Interval]) -> list[Interval]:
             return [it for it in intervals if it.end > begin and it.begin < end]
@@ -97,7 +97,10 @@ class Rank:
 
 
 def _op(
-    entry: dict[str, Any], groups: Sequence[tuple[str, int, int]], call_sites: dict[int, str], device: bool = False
+    entry: dict[str, Any],
+    groups: Sequence[tuple[str, int, int]],
+    call_sites: dict[int, str],
+    device: bool = False,
 ) -> Interval:
     index = int(entry["group"])
     group = groups[index][0] if index < len(groups) else str(index)
@@ -111,7 +114,9 @@ def _op(
     end = int(entry["done_ns"] or entry["wait_end_ns"] or entry["begin_ns"])
     if device:  # ProcessGroupNCCL's watchdog looks every 100 ms whether they are done
         end = int(entry.get("enqueued_ns") or entry["begin_ns"])
-    return Interval(int(entry["begin_ns"]), end, str(entry["op"]), ", ".join(words), int(entry["bytes"]))
+    return Interval(
+        int(entry["begin_ns"]), end, str(entry["op"]), ", ".join(words), int(entry["bytes"])
+    )
 
 
 def _spans(read: dict[str, Any]) -> dict[str, list[tuple[Interval, int, str]]]:
@@ -129,7 +134,9 @@ def _spans(read: dict[str, Any]) -> dict[str, list[tuple[Interval, int, str]]]:
             name = str(span["op"])
             details += f", the device waits for it, {span['bytes']:,} bytes"
             details += ": its link is busy, too" if tier == "communication" else ""
-        interval = Interval(int(span["begin_ns"]), int(span["end_ns"]), name, details, int(span["bytes"]))
+        interval = Interval(
+            int(span["begin_ns"]), int(span["end_ns"]), name, details, int(span["bytes"])
+        )
         spans[what].append((interval, int(span["step"]), tier))
     return spans
 
@@ -156,7 +163,11 @@ def _inside(intervals: Sequence[Interval], begin: int, end: int) -> int:
 def of_vault(read: dict[str, Any]) -> Rank:
     """From what `_C.timeline_of` returned."""
     groups, call_sites = read["groups"], read["call_sites"]
-    marks = [(int(entry["seq"]), int(entry["begin_ns"])) for entry in read["ops"] if entry["op"] == "step"]
+    marks = [
+        (int(entry["seq"]), int(entry["begin_ns"]))
+        for entry in read["ops"]
+        if entry["op"] == "step"
+    ]
     entries = [entry for entry in read["ops"] if entry["op"] != "step"]
     waits = [
         Interval(
@@ -257,14 +268,17 @@ def lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
 
 
 def trace(ranks: Sequence[Rank], job: str) -> dict[str, Any]:
-    """Chrome's trace event format, as ui.perfetto.dev loads it: a process for each rank, times in microseconds."""
+    """Chrome's trace events, for ui.perfetto.dev: a process for each rank, microseconds."""
     return {"traceEvents": list(_events(ranks, job)), "displayTimeUnit": "ms"}
 
 
 def _events(ranks: Sequence[Rank], job: str) -> Iterator[dict[str, Any]]:
     for rank in ranks:
         rows: list[tuple[str, Iterable[Interval]]] = [
-            ("steps", [Interval(step.begin, step.end, f"step {step.number}") for step in rank.steps]),
+            (
+                "steps",
+                [Interval(step.begin, step.end, f"step {step.number}") for step in rank.steps],
+            ),
             (f"gaps (the {rank.waits} waits)", rank.gaps),
         ]
         if rank.device:
@@ -281,10 +295,34 @@ def _events(ranks: Sequence[Rank], job: str) -> Iterator[dict[str, Any]]:
             for number, row in enumerate(lanes([*copies, *rank.seals]))
         ]
         ops = "ops: asked for" if rank.device else "ops"
-        rows += [(f"{ops} {number}" if number else ops, row) for number, row in enumerate(lanes(rank.ops))]
-        yield {"ph": "M", "pid": rank.rank, "name": "process_name", "args": {"name": f"{job} rank {rank.rank}"}}
+        rows += [
+            (f"{ops} {number}" if number else ops, row)
+            for number, row in enumerate(lanes(rank.ops))
+        ]
+        yield {
+            "ph": "M",
+            "pid": rank.rank,
+            "name": "process_name",
+            "args": {"name": f"{job} rank {rank.rank}"},
+        }
         for thread, (name, intervals) in enumerate(rows):
-            yield {"ph": "M", "pid": rank.rank, "tid": thread, "name": "thread_name", "args": {"name": name}}
+            yield {
+                "ph": "M",
+                "pid": rank.rank,
+                "tid": thread,
+                "name": "thread_name",
+                "args": {"name": name},
+            }
             for it in intervals:
-                event = {"ph": "X", "pid": rank.rank, "tid": thread, "name": it.name, "ts": it.begin / 1e3}
-                yield {**event, "dur": (it.end - it.begin) / 1e3, "args": {"details": it.details, "bytes": it.bytes}}
+                event = {
+                    "ph": "X",
+                    "pid": rank.rank,
+                    "tid": thread,
+                    "name": it.name,
+                    "ts": it.begin / 1e3,
+                }
+                yield {
+                    **event,
+                    "dur": (it.end - it.begin) / 1e3,
+                    "args": {"details": it.details, "bytes": it.bytes},
+                }

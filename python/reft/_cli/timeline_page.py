@@ -1,6 +1,7 @@
-"""A timeline as one HTML file: for each rank its steps, the gaps in which the host waits, and the copies that reft placed.
+"""A timeline as one HTML file: for each rank its steps, the gaps in which the host is idle, and the
+copies that reft placed.
 
-The page loads nothing and runs no script; a pointer on a bar shows what it is. All text of the job is escaped.
+The page loads nothing and runs no script. A bar has a tooltip.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ _WIDTH, _LEFT = 1340, 96
 _ROW = {"ops": 22, "copies": 16, "reft": 8}
 _BETWEEN, _TOP = 30, 34
 _LEAST_PX = 0.7  # narrower bars are drawn so wide
-_COPY_CLASS = {"at once": "now", "gap": "gap", "compute": "under", "communication": "link", "gate": "late"}
+_COPY_CLASS = {
+    "at once": "now",
+    "gap": "gap",
+    "compute": "under",
+    "communication": "link",
+    "gate": "late",
+}
 _MEANING = {
     "at once": "before the program point returned (training waited)",
     "gap": "while the rank waited anyway",
@@ -44,14 +51,20 @@ class _Drawing:
             ):  # hardly more than the bar that is there: thousands of small ops
                 continue
             drawn_to = left + width
-            title = f"{it.name}: {words.nanoseconds(it.end - it.begin)}, {it.details}" if it.details else it.name
+            title = (
+                f"{it.name}: {words.nanoseconds(it.end - it.begin)}, {it.details}"
+                if it.details
+                else it.name
+            )
             self.parts.append(
                 f'<rect class="{kind}" x="{left:.1f}" y="{top:.0f}" width="{width:.1f}" height="{height:.0f}">'
                 f"<title>{_text(title)}</title></rect>"
             )
 
     def text(self, x: float, y: float, text: str, kind: str = "", anchor: str = "start") -> None:
-        self.parts.append(f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{_text(text)}</text>')
+        self.parts.append(
+            f'<text class="{kind}" x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}">{_text(text)}</text>'
+        )
 
 
 def _ticks(nanoseconds: int) -> list[int]:
@@ -82,7 +95,12 @@ def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
         stalls = copies + _ROW["copies"] + 2
         # The host is ahead of its device: what it does at a program point takes nothing from
         # training.
-        draw.bars(rank.gates if rank.device else [*rank.captures, *rank.gates], "stall", stalls, _ROW["reft"])
+        draw.bars(
+            rank.gates if rank.device else [*rank.captures, *rank.gates],
+            "stall",
+            stalls,
+            _ROW["reft"],
+        )
         draw.bars(rank.seals, "seal", stalls, _ROW["reft"])
         bottom = stalls + _ROW["reft"]
         for step in rank.steps:
@@ -92,7 +110,9 @@ def _drawing(begin: int, end: int, ranks: Sequence[Rank]) -> str:
                     f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{y - 4:.0f}" y2="{bottom + 4:.0f}"/>'
                 )
             if draw.x(step.end) - x > 46:
-                draw.text((x + draw.x(step.end)) / 2, bottom + 14, f"step {step.number}", "soft", "middle")
+                draw.text(
+                    (x + draw.x(step.end)) / 2, bottom + 14, f"step {step.number}", "soft", "middle"
+                )
         y = bottom + _BETWEEN
     picture = "".join(draw.parts)
     return f'<svg viewBox="0 0 {_WIDTH} {y:.0f}" role="img" aria-label="Timeline of the ranks">{picture}</svg>'
@@ -107,7 +127,9 @@ def page(
 ) -> str:
     """The whole page. `window`: first and last instant; `table`: headings, and rows of cells."""
     head = "".join(f"<th>{_text(name)}</th>" for name in table[0])
-    rows = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table[1])
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table[1]
+    )
     who = " or ".join(sorted({rank.waits for rank in ranks}, reverse=True)) or "host"
     asked = "a collective or message is under way"
     if any(rank.device for rank in ranks):
@@ -116,11 +138,24 @@ def page(
             if all(rank.device for rank in ranks)
             else f"{asked} (of a device: is asked for)"
         )
-    swatches = [("busy", "the rank computes"), ("idle", f"gap: the {who} waits for others"), ("op", asked)]
-    swatches += [(_COPY_CLASS[tier], f"copied {_MEANING[tier]}") for tier in ("gap", "compute", "communication")]
-    stalls = "the gate" if all(rank.device for rank in ranks) else "capture at the program point, the gate"
+    swatches = [
+        ("busy", "the rank computes"),
+        ("idle", f"gap: the {who} waits for others"),
+        ("op", asked),
+    ]
+    swatches += [
+        (_COPY_CLASS[tier], f"copied {_MEANING[tier]}")
+        for tier in ("gap", "compute", "communication")
+    ]
+    stalls = (
+        "the gate"
+        if all(rank.device for rank in ranks)
+        else "capture at the program point, the gate"
+    )
     swatches += [("stall", f"training waits for reft: {stalls}"), ("seal", "verified and sealed")]
-    legend = "".join(f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches)
+    legend = "".join(
+        f'<span><i class="{kind}"></i>{_text(meaning)}</span>' for kind, meaning in swatches
+    )
     return pages.fill(
         "timeline",
         f"{job}: timeline",

@@ -18,7 +18,10 @@ from reft._link import agent_protocol as protocol
 
 
 def _stats(rank: dict[str, Any]) -> dict[str, Any]:
-    return {**rank.get("stats", {}), **{key: value for key, value in rank.items() if key != "stats"}}
+    return {
+        **rank.get("stats", {}),
+        **{key: value for key, value in rank.items() if key != "stats"},
+    }
 
 
 def _state(stats: dict[str, Any]) -> Text:
@@ -38,11 +41,16 @@ def _places(ranks: list[dict[str, Any]]) -> str:
     every = [_stats(rank) for rank in ranks]
     copied = sum(int(stats.get("bytes_copied", 0)) for stats in every)
     names = {"gap": "gaps", "compute": "work", "communication": "collectives", "gate": "gate"}
-    bytes_of = {name: sum(int(stats.get(f"{tier}_copied_bytes", 0)) for stats in every) for tier, name in names.items()}
+    bytes_of = {
+        name: sum(int(stats.get(f"{tier}_copied_bytes", 0)) for stats in every)
+        for tier, name in names.items()
+    }
     if not copied or not any(bytes_of.values()):
         return ""
     bytes_of["program point"] = max(0, copied - sum(bytes_of.values()))
-    return "copied in: " + ", ".join(f"{name} {100 * count / copied:.0f} %" for name, count in bytes_of.items())
+    return "copied in: " + ", ".join(
+        f"{name} {100 * count / copied:.0f} %" for name, count in bytes_of.items()
+    )
 
 
 def _cost(ranks: list[dict[str, Any]]) -> str:
@@ -53,7 +61,9 @@ def _cost(ranks: list[dict[str, Any]]) -> str:
     known = [stats for stats in told if words.signed(stats["overhead_noise_ppm"]) >= 0]
     costs = sorted(known, key=lambda stats: words.signed(stats["overhead_ppm"]))
     text = words.overhead(costs[len(costs) // 2] if costs else told[0])
-    if errors := sorted(error for stats in told if (error := int(stats.get("forecast_error_ppm", 0)))):
+    if errors := sorted(
+        error for stats in told if (error := int(stats.get("forecast_error_ppm", 0)))
+    ):
         text += f"; gaps foretold with an error of {errors[len(errors) // 2] / 1e4:.0f} %"
     return text
 
@@ -61,7 +71,9 @@ def _cost(ranks: list[dict[str, Any]]) -> str:
 def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
     stats = _stats(rank)
     # A host that is ahead of its device takes nothing from it.
-    stalls = ("device_gate_last_ns",) if stats.get("on_device") else ("gate_last_ns", "capture_last_ns")
+    stalls = (
+        ("device_gate_last_ns",) if stats.get("on_device") else ("gate_last_ns", "capture_last_ns")
+    )
     stall = sum(int(stats.get(name, 0)) for name in stalls)
     step_ns = int(stats.get("step_ns", 0))
     cells = [
@@ -77,7 +89,7 @@ def _row(rank: dict[str, Any]) -> tuple[list[str], Text]:
 
 
 def render(statuses: list[dict[str, Any]]) -> Group:
-    """One block per agent: a line about it, a table of its ranks, and what the ranks have to say."""
+    """One block per agent: a line about it, a table of its ranks, and their notes."""
     parts: list[Any] = []
     for status in statuses:
         ranks = sorted(status.get("ranks", []), key=lambda rank: int(rank.get("rank", 0)))
@@ -87,7 +99,10 @@ def render(statuses: list[dict[str, Any]]) -> Group:
                 f"job {status.get('job', '?')}  node {status.get('node', '?')}  agent {status.get('agent_pid', '?')}  ",
                 style="bold",
             )
-            + Text(f"{alive} of {len(ranks)} ranks alive", style="red bold" if alive < len(ranks) else "")
+            + Text(
+                f"{alive} of {len(ranks)} ranks alive",
+                style="red bold" if alive < len(ranks) else "",
+            )
         )
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
         for name in ("rank", "step", "step time", "committed", "stall", "copied", "drop/skip"):
@@ -114,7 +129,10 @@ def render(statuses: list[dict[str, Any]]) -> Group:
             )
         for found in status.get("disagreements", []):
             parts.append(
-                Text(f"ranks disagree about an op: {words.printable(str(found.get('text', '')))}", style="red")
+                Text(
+                    f"ranks disagree about an op: {words.printable(str(found.get('text', '')))}",
+                    style="red",
+                )
             )
         if status is not statuses[-1]:
             parts.append(Text())
@@ -156,10 +174,16 @@ def _live(directory: Any, job: str | None, interval: float, console: Console) ->
 @click.command("top")
 @click.option("--once", is_flag=True, help="Print the table once and end.")
 @click.option(
-    "--interval", type=Number(min=0.1, max=3600), default=1.0, show_default=True, help="Seconds between updates."
+    "--interval",
+    type=Number(min=0.1, max=3600),
+    default=1.0,
+    show_default=True,
+    help="Seconds between updates.",
 )
 @agents.common_options
-def command(once: bool, interval: float, job: str | None, run_dir: str | None, as_json: bool) -> None:
+def command(
+    once: bool, interval: float, job: str | None, run_dir: str | None, as_json: bool
+) -> None:
     """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.
 
     \b
@@ -195,5 +219,8 @@ def command(once: bool, interval: float, job: str | None, run_dir: str | None, a
     else:
         words.console().print(render(statuses))
     ranks = [_stats(rank) for status in statuses for rank in status.get("ranks", [])]
-    if any(not rank.get("said_bye") and (rank.get("unprotected") or not rank.get("alive", True)) for rank in ranks):
+    if any(
+        not rank.get("said_bye") and (rank.get("unprotected") or not rank.get("alive", True))
+        for rank in ranks
+    ):
         raise SystemExit(agents.EXIT_WRONG)

@@ -32,12 +32,16 @@ class Vault:
                     self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
                 )  # of a FIFO: do not wait
             except OSError as error:
-                raise agents.Failure(f"{self.path}: {error.strerror}", agents.EXIT_NOTHING) from error
+                raise agents.Failure(
+                    f"{self.path}: {error.strerror}", agents.EXIT_NOTHING
+                ) from error
         else:
             assert self.agent is not None
             _, fd = self.agent.ask(protocol.VAULT_GET, {"rank": self.rank})
         if fd is None:
-            raise agents.Failure(f"{self.name}: the agent sent no descriptor", agents.EXIT_NO_ANSWER)
+            raise agents.Failure(
+                f"{self.name}: the agent sent no descriptor", agents.EXIT_NO_ANSWER
+            )
         try:
             yield fd
         finally:
@@ -54,16 +58,24 @@ def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Va
         root = Path(vault_dir)
         paths = sorted(root.rglob("*.vault")) if root.is_dir() else [root] if root.is_file() else []
         if job is not None:
-            paths = [path for path in paths if not {job, job_identity.safe_id(job)}.isdisjoint(path.parts)]
+            paths = [
+                path
+                for path in paths
+                if not {job, job_identity.safe_id(job)}.isdisjoint(path.parts)
+            ]
         if not paths:
-            raise agents.Failure(f"no *.vault under {root}" + (f" of job {job}" if job else ""), agents.EXIT_NOTHING)
+            raise agents.Failure(
+                f"no *.vault under {root}" + (f" of job {job}" if job else ""), agents.EXIT_NOTHING
+            )
         return [Vault(str(path), path=path) for path in paths]
     found = []
     for agent in agents.select(agents.run_dir(run_dir), job):
         inventory, _ = agent.ask(protocol.VAULT_LIST)
         for entry in sorted(inventory.get("vaults", []), key=lambda vault: int(vault["rank"])):
             rank = int(entry["rank"])
-            found.append(Vault(f"rank {rank}", agent=agent, rank=rank, live=bool(entry.get("live"))))
+            found.append(
+                Vault(f"rank {rank}", agent=agent, rank=rank, live=bool(entry.get("live")))
+            )
     if not found:
         raise agents.Failure("the agent holds no vaults (yet)", agents.EXIT_NOTHING)
     return found

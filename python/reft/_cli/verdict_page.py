@@ -26,7 +26,7 @@ def _named(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 # -- stacks
-# --------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -51,7 +51,9 @@ def stack_tree(ranks: Sequence[dict[str, Any]], main: bool = True) -> _Node:
     for entry in ranks:
         rank = entry["rank"]
         root.ranks.add(rank)
-        threads = [thread for thread in entry.get("threads", []) if bool(thread.get("main")) == main]
+        threads = [
+            thread for thread in entry.get("threads", []) if bool(thread.get("main")) == main
+        ]
         if not main:
             threads += [
                 thread | {"name": f"process {child.get('name') or child.get('pid')}"}
@@ -61,7 +63,9 @@ def stack_tree(ranks: Sequence[dict[str, Any]], main: bool = True) -> _Node:
             ]
         if not threads and main:
             why = "process is gone" if not entry.get("alive") else "no stack"
-            root.children.setdefault((why,), _Node(why, str(entry.get("error", "")))).ranks.add(rank)
+            root.children.setdefault((why,), _Node(why, str(entry.get("error", "")))).ranks.add(
+                rank
+            )
         for thread in threads:
             node = root
             frames = list(reversed(thread.get("frames", [])))
@@ -71,7 +75,9 @@ def stack_tree(ranks: Sequence[dict[str, Any]], main: bool = True) -> _Node:
             for file, function, line in keys[:_MOST_DEPTH]:
                 place = f"{file.rsplit('/', 1)[-1]}:{line or '?'}" if file else ""
                 library = any(part in file for part in _LIBRARIES)
-                node = node.children.setdefault((file, function, line), _Node(function, place, library))
+                node = node.children.setdefault(
+                    (file, function, line), _Node(function, place, library)
+                )
                 node.ranks.add(rank)
     return root
 
@@ -124,7 +130,7 @@ def held_ops(entry: dict[str, Any], victims: Sequence[int]) -> list[dict[str, An
 
 
 def waits(report: dict[str, Any]) -> list[Wait]:
-    """What `ranks[]` of a report says about who waits for whom; ops for which nobody is missing come with none."""
+    """Who waits for whom, by `ranks[]` of a report; `missing` is empty if all have begun the op."""
     members: dict[str, dict[int, int]] = defaultdict(dict)  # group → rank in it → rank
     sizes: dict[str, int] = {}
     begun: dict[tuple[str, int], int] = {}  # newest collective that a rank has begun
@@ -159,7 +165,14 @@ def waits(report: dict[str, Any]) -> list[Wait]:
     result = []
     for key, ranks in held.items():
         name = f"{key[0]} tag {key[2]}" if len(key) == 5 else f"{key[0]} seq {key[2]}"
-        result.append(Wait(f"{name} of group {key[1]}", tuple(sorted(ranks)), tuple(sorted(missing[key])), unseen[key]))
+        result.append(
+            Wait(
+                f"{name} of group {key[1]}",
+                tuple(sorted(ranks)),
+                tuple(sorted(missing[key])),
+                unseen[key],
+            )
+        )
     return sorted(result, key=lambda wait: (-len(wait.held), wait.op))
 
 
@@ -189,7 +202,11 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
     for wait in found:
         who = _voice.ranks(wait.missing)
         needed = (
-            "all have begun it" if not wait.missing else f"not begun by {who}" if " seq " in wait.op else f"with {who}"
+            "all have begun it"
+            if not wait.missing
+            else f"not begun by {who}"
+            if " seq " in wait.op
+            else f"with {who}"
         )
         labels.append((wait.op, needed, ""))
     for ranks, (held, missing) in _classes(found).items():
@@ -210,9 +227,14 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
                 column[start] = column[end] + 1
     used = sorted(set(column), reverse=True)
     rows: dict[int, int] = defaultdict(int)
-    clipped = [tuple(line if len(line) <= 40 else line[:39] + "…" for line in label[:2]) for label in labels]
+    clipped = [
+        tuple(line if len(line) <= 40 else line[:39] + "…" for line in label[:2])
+        for label in labels
+    ]
     widths = {
-        c: max(len(line) for i in range(len(labels)) if column[i] == c for line in clipped[i]) * 7.4 + 24 for c in used
+        c: max(len(line) for i in range(len(labels)) if column[i] == c for line in clipped[i]) * 7.4
+        + 24
+        for c in used
     }
     lefts, x = {}, 4.0
     for c in used:
@@ -222,13 +244,18 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
     row = [0.0] * len(labels)
     for c in reversed(used):
         boxes = [i for i in range(len(labels)) if column[i] == c]
-        ends = {i: [row[end] for start, end in edges if start == i and column[end] < c] for i in boxes}
+        ends = {
+            i: [row[end] for start, end in edges if start == i and column[end] < c] for i in boxes
+        }
         boxes.sort(key=lambda i: (sum(ends[i]) / len(ends[i]) if ends[i] else 0.0, i))
         rows[c] = len(boxes)
         for place, i in enumerate(boxes):
             row[i] = place - (len(boxes) - 1) / 2
     tallest = max(rows.values())
-    at = [(int(lefts[column[i]]), int(6 + 62 * (row[i] + (tallest - 1) / 2))) for i in range(len(labels))]
+    at = [
+        (int(lefts[column[i]]), int(6 + 62 * (row[i] + (tallest - 1) / 2)))
+        for i in range(len(labels))
+    ]
     width, height = int(x - 62), 6 + 62 * tallest
     out = [
         f'<svg width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" aria-label="who waits for whom">'
@@ -239,7 +266,9 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
         x1, y1 = at[start][0] + widths[column[start]], at[start][1] + 23
         x2, y2 = at[end][0], at[end][1] + 23
         bend = 35 if x2 > x1 else 90
-        out.append(f'<path marker-end="url(#tip)" d="M{x1:.0f} {y1}C{x1 + bend:.0f} {y1} {x2 - bend} {y2} {x2} {y2}"/>')
+        out.append(
+            f'<path marker-end="url(#tip)" d="M{x1:.0f} {y1}C{x1 + bend:.0f} {y1} {x2 - bend} {y2} {x2} {y2}"/>'
+        )
     for i, (_, _, kind) in enumerate(labels):
         left, top = at[i]
         out.append(
@@ -255,7 +284,7 @@ def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
 
 
 # -- the page
-# ------------------------------------------------------------------------------------------------------------
+# --------------------------------------------------------------------------------------------------
 
 
 def _head(report: dict[str, Any]) -> str:
@@ -285,11 +314,17 @@ def _head(report: dict[str, Any]) -> str:
         out.append('<div class="card"><p>The evidence names no rank.</p></div>')
     out.append('<div class="card">')
     if report["victims"]:
-        out.append(f'<p><span class="key">waiting</span>{_text(_voice.ranks(report["victims"]))}</p>')
+        out.append(
+            f'<p><span class="key">waiting</span>{_text(_voice.ranks(report["victims"]))}</p>'
+        )
     out.append(f'<p><span class="key">next</span><b>{_text(report["advice"])}</b></p></div>')
     sentences = [*report["evidence"], *(found["text"] for found in report["disagreements"])]
     if sentences:
-        out.append("<h2>Evidence</h2><ul>" + "".join(f"<li>{_text(line)}</li>" for line in sentences) + "</ul>")
+        out.append(
+            "<h2>Evidence</h2><ul>"
+            + "".join(f"<li>{_text(line)}</li>" for line in sentences)
+            + "</ul>"
+        )
     return "".join(out)
 
 
@@ -304,10 +339,24 @@ def _ranks_html(report: dict[str, Any], bad: set[int]) -> str:
         )
         state = "gone" if not entry["alive"] else entry["proc_state"] or "?"
         mark = ' style="color:var(--bad)"' if entry["rank"] in bad else ""
-        cells = (entry["rank"], entry["pid"], entry["host"], state, entry["step"], place or "in no op", entry["error"])
+        cells = (
+            entry["rank"],
+            entry["pid"],
+            entry["host"],
+            state,
+            entry["step"],
+            place or "in no op",
+            entry["error"],
+        )
         rows.append(f"<tr{mark}>" + "".join(f"<td>{_text(cell)}</td>" for cell in cells) + "</tr>")
     titles = ("rank", "pid", "host", "state", "step", "held in", "problem")
-    return "<table><tr>" + "".join(f"<th>{title}</th>" for title in titles) + "</tr>" + "".join(rows) + "</table>"
+    return (
+        "<table><tr>"
+        + "".join(f"<th>{title}</th>" for title in titles)
+        + "</tr>"
+        + "".join(rows)
+        + "</table>"
+    )
 
 
 def page(report: dict[str, Any]) -> str:

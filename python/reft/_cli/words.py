@@ -29,7 +29,9 @@ def fold(text: str, width: int) -> list[str]:
     """
     lines = [""]
     for word in re.findall(r"\S+\s*", text):
-        pieces = [word] if len(word.rstrip()) <= width else re.findall(r"[^/,:=]*[/,:=]|[^/,:=]+", word)
+        pieces = (
+            [word] if len(word.rstrip()) <= width else re.findall(r"[^/,:=]*[/,:=]|[^/,:=]+", word)
+        )
         for piece in pieces:
             if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
                 lines.append("")
