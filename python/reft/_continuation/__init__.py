@@ -3,15 +3,30 @@
 `capture` and `restore` are called at the same program point, inside the optimizer's step post-hook,
 in the process that will die and in the one that takes its place. `install` makes DataLoader
 iterators remember their origin and comes before both.
+
+Where things are:
+
+- `continuation`: the calls above, and what a process remembers of its first program point.
+- `frames`, `bytecode`, `calls`: frames, their locals and value stack.
+- `capture_walk`, `restore_walk`: the walks through objects; `nodes`: what they leave and read.
+- `kinds`: one class for each kind of object, with its capture and its restore; `kinds.table`
+  chooses one by an object's class. A DataLoader's position is put back in `kinds.loaders`.
+- `loader_origins`: what patches the DataLoader; `loader_parts`, `workers`: what it remembers.
+- `statics`, `settings`: state outside of the frames.
+- `plain`: the closed list of names that a pickle may hold.
 """
 
 from __future__ import annotations
 
-from . import graphs
+from .continuation import Continuation, RestoreReport
 from .device_parts import DeviceParts
-from .frames import FrameMismatch, RestoreReport, capture, observe, restore
-from .loaders import install
+from .frames import FrameMismatch
+from .loader_origins import install
 from .rng import capture_rng, restore_rng
+
+_process = Continuation()
+capture, observe, restore = _process.capture, _process.observe, _process.restore
+graphs = _process.graphs
 
 __all__ = [
     "DeviceParts",

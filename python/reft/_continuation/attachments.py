@@ -1,5 +1,5 @@
-"""Attributes that a script has hung on an object whose class is a package's: counters on a model,
-an average on a parameter.
+"""Attributes that a script has attached to an object whose class is a package's: counters on a
+model, an average on a parameter.
 
 An attribute that no code of the package's class names was put there by somebody else. Of those only
 values are taken that a script would keep: numbers, strings, containers of them, tensors, arrays,
@@ -28,18 +28,20 @@ _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
 
 
 def attributes(value: Any, roots: frozenset[str] = _TORCH) -> list[tuple[str, Any]]:
-    """Gives what was hung on an object, by name.
+    """Returns what was attached to an object, by name.
 
     Args:
         roots: Top-level packages whose classes keep nothing that a script would want back.
     """
     there = vars(value)
     named = names_in(type(value), roots)
-    return [(name, item) for name, item in list(there.items()) if name not in named and is_kept(item)]
+    return [
+        (name, item) for name, item in list(there.items()) if name not in named and is_kept(item)
+    ]
 
 
 def names_in(kind: type, roots: frozenset[str] = _TORCH) -> frozenset[str]:
-    """Gives the names that the code of a class, and of its bases, speaks of, as far as they belong to `roots`."""
+    """Returns the names that a class of `roots`, and those of its bases, mention in their code."""
     found = _names.get((kind, roots))
     if found is None:
         names: set[str] = set()
@@ -59,11 +61,15 @@ def is_kept(item: Any, depth: int = 0) -> bool:
         return True
     if kind in _SEQUENCES or kind in _MAPPINGS:
         items = item.values() if kind in _MAPPINGS else item
-        return depth < 3 and all(is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT))
+        return depth < 3 and all(
+            is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT)
+        )
     torch: Any = sys.modules["torch"]
     if kind is torch.Tensor or (kind.__module__ == "numpy" and kind.__qualname__ == "ndarray"):
         return True
-    return is_own(kind.__module__) and not isinstance(item, (type, torch.nn.Module, torch.optim.Optimizer))
+    return is_own(kind.__module__) and not isinstance(
+        item, (type, torch.nn.Module, torch.optim.Optimizer)
+    )
 
 
 def _unwrapped(function: Any) -> Any:

@@ -25,14 +25,16 @@ def _never_cleared() -> tuple[type, ...]:
 
 
 def _is_light(value: Any, depth: int = 0) -> bool:
-    """Whether it is a small container of plain values, or of such containers: worth keeping for its identity."""
+    """Whether a value is worth keeping for its identity: a small container of plain values."""
     kind = type(value)
     if kind in _PLAIN or isinstance(value, _never_cleared()):
         return True
     if kind not in (list, tuple, dict) or depth > 3 or len(value) > _MOST_ITEMS:
         return False
     if kind is dict:
-        return all(type(key) in _PLAIN and _is_light(item, depth + 1) for key, item in value.items())
+        return all(
+            type(key) in _PLAIN and _is_light(item, depth + 1) for key, item in value.items()
+        )
     return all(_is_light(item, depth + 1) for item in value)
 
 
@@ -47,7 +49,7 @@ def _reference(value: Any) -> weakref.ref[Any] | None:
 
 
 class Births:
-    """Where objects stood at the first program point of this process: names that two processes share."""
+    """Where objects stood at the first program point: names that two processes share."""
 
     def __init__(self) -> None:
         self._places: dict[int, tuple[weakref.ref[Any], str]] = {}
@@ -62,7 +64,7 @@ class Births:
         self.bulky: dict[str, tuple[int, int, int]] = {}
         """Identity, size and version of a dataset's large attributes by place."""
         self.handles: dict[str, Any] = {}
-        """Numbers by place that were descriptors, processes, threads or addresses then; see `handles`."""
+        """Numbers by place that were descriptors, processes, threads or addresses then."""
         self.constants: dict[str, Any] = {}
         """Numbers and strings by place outside of frames; see `statics`."""
         self.named: dict[str, Any] = {}
@@ -99,7 +101,7 @@ class Births:
         return None if place in self._ambiguous else place
 
     def pin(self, value: Any, place: str) -> None:
-        """Keeps an object that no weak reference can follow: its identity means it, and no later one, from now on."""
+        """Keeps an object that no weak reference can follow: no later one gets its identity."""
         known = self._places.get(id(value))
         if id(value) in self._unfollowed or (known is not None and known[0]() is value):
             return
@@ -111,7 +113,7 @@ class Births:
             self._held.setdefault(place, value)
 
     def place_of_identity(self, identity: int) -> str | None:
-        """Gives the place of the object whose `id` that is, if it still lives and was there at the first point."""
+        """Returns the place of the object with that `id`; None if it is gone or came later."""
         found = self._places.get(identity)
         alive = found is not None and found[0]() is not None and found[1] not in self._ambiguous
         return found[1] if found is not None and alive else None
@@ -126,10 +128,15 @@ class Births:
 
     def by_place(self) -> dict[str, Any]:
         """Gives the objects that are still alive, by their place."""
-        pairs = ((place, reference()) for reference, place in self._places.values() if place not in self._ambiguous)
+        pairs = (
+            (place, reference())
+            for reference, place in self._places.values()
+            if place not in self._ambiguous
+        )
         found = {place: value for place, value in pairs if value is not None}
-        found.update((place, value) for place, value in (self._held or {}).items() if place not in self._ambiguous)
+        found.update(
+            (place, value)
+            for place, value in (self._held or {}).items()
+            if place not in self._ambiguous
+        )
         return found
-
-
-current = Births()

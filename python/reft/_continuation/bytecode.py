@@ -35,7 +35,7 @@ class Point:
     name: str = ""
     """Of the instruction in progress."""
     callables: tuple[int, int] = (-1, -1)
-    """Of a call: slots of the value stack, both above `stack_depth`, one of which holds what is called."""
+    """Two slots of the value stack above `stack_depth`; one of them holds what a call calls."""
 
 
 # Code that can see every name makes each of them live.
@@ -116,7 +116,9 @@ _NO_RESULT = frozenset(
     }
 )
 # The top operand is consumed, however many results come.
-_TAKES_TOP = frozenset({"LOAD_ATTR", "LOAD_METHOD", "BEFORE_WITH", "UNPACK_SEQUENCE", "UNPACK_EX", "SEND"})
+_TAKES_TOP = frozenset(
+    {"LOAD_ATTR", "LOAD_METHOD", "BEFORE_WITH", "UNPACK_SEQUENCE", "UNPACK_EX", "SEND"}
+)
 # Nothing is consumed: the iterator (or __exit__) stays where it is.
 _PEEKS = frozenset({"FOR_ITER", "WITH_EXCEPT_START", "RESUME", "NOP", "LOAD_GLOBAL", "LOAD_NAME"})
 
@@ -134,7 +136,9 @@ class CodeAnalysis:
         self.code = code
         nlocals = set(code.co_varnames)
         self.slot_count = (
-            len(code.co_varnames) + sum(name not in nlocals for name in code.co_cellvars) + len(code.co_freevars)
+            len(code.co_varnames)
+            + sum(name not in nlocals for name in code.co_cellvars)
+            + len(code.co_freevars)
         )
         name_of: Any = code._varname_from_oparg  # type: ignore[attr-defined]
         self.slot_names: tuple[str, ...] = tuple(name_of(i) for i in range(self.slot_count))
@@ -147,7 +151,7 @@ class CodeAnalysis:
 
     @cached_property
     def digest(self) -> bytes:
-        """Hash of bytecode, constants and names; equal in two processes that run the same source."""
+        """Hash of bytecode, constants and names; equal in processes that run the same source."""
         hasher = hashlib.blake2b(digest_size=16)
         _hash_code(self.code, hasher)
         return hasher.digest()
@@ -177,7 +181,11 @@ class CodeAnalysis:
         return found
 
     def live_slots(self, point: Point) -> list[tuple[int, str, bool]]:
-        """Gives the cells, and the fast locals that are live at a point: (slot, name, whether it is a cell)."""
+        """Returns the cells, and the fast locals that are live at a point.
+
+        Returns:
+            (slot, name, whether it is a cell) of each.
+        """
         found = self._live_slots.get(point.offset)
         if found is None:
             found = self._live_slots[point.offset] = [
@@ -215,10 +223,18 @@ class CodeAnalysis:
         after = 0
         for successor in (*self._successors[index], *self._handlers[index]):
             after |= live_in[successor]
-        live = frozenset(names) if self.sees_all else frozenset(n for bit, n in enumerate(names) if after >> bit & 1)
-        if index and self._instructions[index - 1].opname == "PRECALL":  # counted as if it took the arguments
+        live = (
+            frozenset(names)
+            if self.sees_all
+            else frozenset(n for bit, n in enumerate(names) if after >> bit & 1)
+        )
+        if (
+            index and self._instructions[index - 1].opname == "PRECALL"
+        ):  # counted as if it took the arguments
             depth = self._depths[index - 1]
-        return Point(instruction.offset, during, live, name, _callables(name, depth, instruction.arg or 0))
+        return Point(
+            instruction.offset, during, live, name, _callables(name, depth, instruction.arg or 0)
+        )
 
     def _is_yield(self, index: int) -> bool:
         return self._instructions[index].opname == "YIELD_VALUE"
@@ -247,7 +263,7 @@ class CodeAnalysis:
 
     @cached_property
     def _handler_entries(self) -> list[tuple[int, int, int, int]]:
-        """Exception table as (first index, index after the last, handler's index, handler's stack depth)."""
+        """Exception table: (first index, index after the last, handler's index, stack depth)."""
         parse: Any = dis._parse_exception_table  # type: ignore[attr-defined]
         entries: list[tuple[int, int, int, int]] = []
         for entry in parse(self.code):
@@ -276,7 +292,9 @@ class CodeAnalysis:
             known = depths.get(index)
             if known is not None:
                 if known != depth:
-                    raise Unsupported(f"{self.code.co_qualname}: stack depths {known} and {depth} meet")
+                    raise Unsupported(
+                        f"{self.code.co_qualname}: stack depths {known} and {depth} meet"
+                    )
                 continue
             depths[index] = depth
             instruction = self._instructions[index]
@@ -341,7 +359,9 @@ class CodeAnalysis:
 
 def _callables(name: str, depth: int, argument: int) -> tuple[int, int]:
     """Where the operands of a call instruction begin, given the stack depth before it."""
-    if name == "CALL_FUNCTION_EX":  # NULL, callable, positional arguments[, keywords]; 3.13: callable, NULL, …
+    if (
+        name == "CALL_FUNCTION_EX"
+    ):  # NULL, callable, positional arguments[, keywords]; 3.13: callable, NULL, …
         first = depth - 3 - (argument & 1)
     elif name in ("CALL", "CALL_KW"):
         first = depth - argument - 2 - (name == "CALL_KW")  # the names of CALL_KW lie on top
@@ -357,7 +377,9 @@ def _fast_verbs(op: str) -> tuple[str, ...]:
 
 def _hash_code(code: CodeType, hasher: Any) -> None:
     hasher.update(code.co_code)
-    hasher.update(repr((code.co_qualname, code.co_names, code.co_varnames, code.co_freevars)).encode())
+    hasher.update(
+        repr((code.co_qualname, code.co_names, code.co_varnames, code.co_freevars)).encode()
+    )
     hasher.update(repr((code.co_cellvars, code.co_firstlineno, code.co_flags)).encode())
     for constant in code.co_consts:
         if isinstance(constant, CodeType):

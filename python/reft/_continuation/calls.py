@@ -32,8 +32,8 @@ from .bytecode import Point
 _TRANSPARENT = frozenset(
     id(getattr(builtins, name))
     for name in (
-        "next", "iter", "exec", "eval", "__import__", "__build_class__", "getattr", "setattr", "hasattr", "len", "isinstance",
-        "issubclass", "super",
+        "next", "iter", "exec", "eval", "__import__", "__build_class__", "getattr", "setattr",
+        "hasattr", "len", "isinstance", "issubclass", "super",
     )
 )  # fmt: skip
 _TRANSPARENT_OWNERS = (GeneratorType, CoroutineType, contextvars.Context)
@@ -43,7 +43,15 @@ _TRANSPARENT_WRAPPERS = frozenset(
 )
 # Instructions that run an iterator to its end, or compare as they go.
 _ITERATING = frozenset(
-    {"LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE", "UNPACK_SEQUENCE", "UNPACK_EX", "CONTAINS_OP"}
+    {
+        "LIST_EXTEND",
+        "SET_UPDATE",
+        "DICT_UPDATE",
+        "DICT_MERGE",
+        "UNPACK_SEQUENCE",
+        "UNPACK_EX",
+        "CONTAINS_OP",
+    }
 )
 _STEPPING = frozenset({"FOR_ITER", "SEND"})
 _HINT = "use a `for` loop"
@@ -80,11 +88,16 @@ def operands_end(point: Point) -> int:
 def _iterator_blocker(iterator: Any) -> str | None:
     kind = type(iterator)
     # `map` keeps only what it has handed over as arguments.
-    if kind in (GeneratorType, CoroutineType, map) or isinstance(getattr(kind, "__next__", None), FunctionType):
+    if kind in (GeneratorType, CoroutineType, map) or isinstance(
+        getattr(kind, "__next__", None), FunctionType
+    ):
         return None
     if not _is_known(kind.__module__):
         return None
-    return f"the code behind `{kind.__name__}` trains, and what `{kind.__name__}` has taken is kept in C: {_HINT} around that code"
+    return (
+        f"the code behind `{kind.__name__}` trains, and what `{kind.__name__}` has taken is kept in"
+        f" C: {_HINT} around that code"
+    )
 
 
 def _callable_blocker(called: Any) -> str | None:
@@ -96,11 +109,16 @@ def _callable_blocker(called: Any) -> str | None:
     if kind is MethodType:
         return _callable_blocker(called.__func__)
     if isinstance(called, type):
-        made_in_python = isinstance(called.__init__, FunctionType) or isinstance(called.__new__, FunctionType)  # type: ignore[misc]
+        kinds = (called.__init__, called.__new__)  # type: ignore[misc]
+        made_in_python = any(isinstance(one, FunctionType) for one in kinds)
         return None if made_in_python or not _iterates(called) else _refusal(called.__qualname__)
     if kind is BuiltinFunctionType or kind is MethodWrapperType:
         owner = type(called.__self__)
-        module = called.__module__ if kind is BuiltinFunctionType and called.__module__ else owner.__module__
+        module = (
+            called.__module__
+            if kind is BuiltinFunctionType and called.__module__
+            else owner.__module__
+        )
     elif kind is MethodDescriptorType or kind is WrapperDescriptorType:
         owner, module = called.__objclass__, called.__objclass__.__module__
     else:
@@ -112,7 +130,7 @@ def _callable_blocker(called: Any) -> str | None:
 
 
 def _iterates(kind: type) -> bool:
-    """Whether making an object of a class is a loop over its argument: what a container of Python's own does."""
+    """Whether making an object of a class loops over its argument, as containers of Python do."""
     return any(_is_known(base.__module__) for base in kind.__mro__ if base is not object)
 
 
@@ -122,7 +140,10 @@ def _is_known(module: str) -> bool:
 
 @functools.cache
 def _known_roots() -> frozenset[str]:
-    """Python's and NumPy's own C code; other packages' is taken to pass calls through, as autograd does."""
+    """Python's and NumPy's own C code.
+
+    Other packages' code is taken to pass calls through, as autograd does.
+    """
     return frozenset(sys.stdlib_module_names | {"builtins", "numpy"})
 
 

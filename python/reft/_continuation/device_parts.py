@@ -66,11 +66,16 @@ class DeviceParts:
 
         device = stream.device_index
         if stream.device_type == _CUDA and device in self._devices:
-            same = torch.cuda.Stream(stream_id=stream.stream_id, device_index=device, device_type=_CUDA)
+            same = torch.cuda.Stream(
+                stream_id=stream.stream_id, device_index=device, device_type=_CUDA
+            )
             self._writers[device, same.cuda_stream] = same
 
     def writers(self) -> list[tuple[int, int]]:
-        """Gives the streams that the script holds, which may write these tensors or the model's: device and handle."""
+        """Returns the streams that the script holds: device and handle.
+
+        They may write these tensors, or the model's.
+        """
         return sorted(self._writers)
 
     def room(self) -> bytes:
@@ -78,7 +83,11 @@ class DeviceParts:
         return _MARK + bytes(self._size) if self._parts else b""
 
     def placed(self, pickled: bytes) -> list[tuple[Any, int]]:
-        """Gives contiguous tensors, and where in `pickled`, which holds `room()`, the contents of each belong."""
+        """Returns contiguous tensors, and where in a pickle the contents of each belong.
+
+        Args:
+            pickled: A pickle that holds `room()`.
+        """
         if not self._parts:
             return []
         start = pickled.find(_MARK) + len(_MARK)
@@ -108,8 +117,13 @@ class DeviceParts:
             self._wait_for_writers(index)
             with torch.no_grad():
                 # Those of one type first: a view of each as bytes would take longer than all else.
-                same = itertools.groupby((tensor.detach() for tensor, _ in group), lambda tensor: tensor.dtype)
-                flat = [torch.cat([tensor.reshape(-1) for tensor in one]).view(torch.uint8) for _, one in same]
+                same = itertools.groupby(
+                    (tensor.detach() for tensor, _ in group), lambda tensor: tensor.dtype
+                )
+                flat = [
+                    torch.cat([tensor.reshape(-1) for tensor in one]).view(torch.uint8)
+                    for _, one in same
+                ]
                 parts.append((torch.cat(flat), group[0][1]))
         return parts
 
@@ -130,10 +144,3 @@ def contents(place: tuple[int, int], room: bytes) -> bytes:
     """Gives what has come into the room for a tensor; `place` is what `take` returned for it."""
     start = len(_MARK)
     return room[start + place[0] : start + place[1]]
-
-
-def put_in(nodes: list[Any], room: bytes) -> None:
-    """Puts what has come into the room into the nodes of tensors."""
-    for index, node in enumerate(nodes):
-        if node[0] == "tensor" and type(node[6]) is tuple:
-            nodes[index] = (*node[:6], contents(node[6], room), *node[7:])

@@ -1,10 +1,9 @@
 """Captures the loop frames of an unchanged script and restores them in the process that takes its
 place.
 
-Both calls are made at the same program point, inside the optimizer's step post-hook. Frames are the
-same if their code hashes and the instruction in progress are; then locals, cells, the globals that
-the loop touches and the value stack (loop iterators, half-evaluated expressions) are plain data to
-copy out and write in.
+Frames are the same if their code hashes and the instruction in progress are. Then locals, cells,
+the globals that the loop touches and the value stack (loop iterators, half-evaluated expressions)
+are plain data to copy out and write in.
 
 Threads: the training thread. Errors: `FrameMismatch`, always before the first write.
 """
@@ -14,28 +13,32 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import pickle
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
-from . import births, calls, device_parts, graphs, settings, statics
+from . import calls
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
-from .decode import Decoder, Lost
-from .device_parts import DeviceParts
-from .encode import Encoder
-from .nodes import KEEP, MISSING, UNBOUND, Report, function_in, is_bound, loads, native
+from .capture_walk import CaptureWalk
+from .nodes import KEEP, MISSING, UNBOUND, Stray, function_in, is_bound, native
+from .restore_walk import RestoreWalk
 
-_VERSION = 9
 _CO_OPTIMIZED = 1
-_OBSERVE_BYTES = 1 << 26
 
 # Frames of these packages are on the path but hold nothing of the script's.
 _INTERNAL = frozenset(
-    {"torch", "asyncio", "contextlib", "functools", "runpy", "importlib", "threading", "multiprocessing"}
+    {
+        "torch",
+        "asyncio",
+        "contextlib",
+        "functools",
+        "runpy",
+        "importlib",
+        "threading",
+        "multiprocessing",
+    }
 )
 _OPEN: tuple[type, ...] = (GeneratorType, contextlib.ExitStack, contextlib._GeneratorContextManager)
 _NAMED = (ModuleType, FunctionType, BuiltinFunctionType, type)
@@ -44,184 +47,19 @@ _RESULTS = frozenset({"out"})
 
 
 class FrameMismatch(Exception):
-    """The restarted script does not stand where the captured one stood; the message names what differs."""
+    """The restarted script stands elsewhere than the captured one; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """What a restore did."""
-
-    frames: int
-    """User frames that were written."""
-    problems: Report = field(default_factory=list)
-    """(where, type, reason) of each value that could not be put back."""
+Path = list[tuple[FrameType, bool, FrameType | None]]
 
 
-def capture(
-    start_frame: FrameType,
-    limit_bytes: int,
-    owned_tensors: Iterable[int] = (),
-    owned_storages: frozenset[int] = frozenset(),
-    parts: DeviceParts | None = None,
-) -> dict[str, Any]:
-    """Copies the state of the loop that calls the optimizer.
-
-    Args:
-        start_frame: The optimizer step's caller, or a frame that it called.
-        limit_bytes: Most bytes of values to copy.
-        owned_tensors: Ids of tensors that are saved elsewhere, and of the optimizers that own them.
-        owned_storages: Addresses of their memory.
-        parts: Takes contents that lie on a device and are copied later.
-
-    Returns:
-        A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type,
-        reason)), "exact" (False if `restore` would refuse) and "refused" (why, if it is not for a
-        position of a loop that is not known).
-
-    Raises:
-        FrameMismatch: The frames cannot be read at this point.
-    """
-    observe(start_frame)
-    encoder = Encoder(limit_bytes, owned_tensors, _capture_generator, owned_storages=owned_storages, parts=parts)
-    try:
-        path = _encode_path(encoder, start_frame)
-        outside = statics.capture(encoder)
-    except Unsupported as error:
-        raise FrameMismatch(str(error)) from error
-    handled = sys.exc_info()[1]
-    if handled is not None:
-        encoder.lost("except block", type(handled).__name__, "the exception that is handled is the restarted script's")
-    graphs.watch(encoder.graphs)
-    refused = encoder.refused or _others_run()
-    if refused is not None:
-        encoder.lost("loop", "place in the loop", refused)
-    if (place := graphs.used()) is not None:
-        refused = graphs.refusal(place)
-        encoder.lost(place, "torch.Tensor", refused)
-    user = [frame for frame in path if frame["user"]]
-    lost = any(frame["refused"] or any(map(encoder.lost_position, frame["stack"])) for frame in user)
-    data = pickle.dumps((_VERSION, sys.version_info[:2], path, outside, settings.capture(), encoder.nodes), protocol=5)
-    exact = not lost and refused is None
-    return {"frames": data, "uncaptured": encoder.uncaptured, "exact": exact, "refused": refused}
-
-
-def _others_run() -> str | None:
-    """Why the place is not known, if more than one asyncio task runs: what the others have done is not captured."""
-    asyncio = sys.modules.get("asyncio")
-    if asyncio is None or asyncio._get_running_loop() is None:
-        return None
-    return None if len(asyncio.all_tasks()) < 2 else "other asyncio tasks run beside the training loop"
-
-
-def observe(start_frame: FrameType, anew: bool = False, hold: bool = False) -> None:
-    """Notes where objects stand at the process's first program point, if that has not been done.
-
-    Later captures name objects by these places, so that a loop variable that means another object
-    by then still finds it. The first `capture` and `restore` do this on their own; call it when the
-    first step is not captured. Copies nothing.
-
-    Args:
-        anew: Forget an earlier point: it turned out not to be the one at which a restarted process
-            is restored.
-        hold: Keep the objects until `births.current.release`.
-    """
-    if births.current.recorded and not anew:
-        return
-    births.current = births.Births()
-    births.current.recorded = True
-    if hold:
-        births.current.hold()
-    settings.note_first()
-    try:
-        encoder = Encoder(_OBSERVE_BYTES, (), _capture_generator, note_births=True)
-        _encode_path(encoder, start_frame)
-        statics.capture(encoder)
-    except Unsupported:
-        return
-    graphs.watch(encoder.graphs)
-
-
-def restore(
-    start_frame: FrameType,
-    captured: dict[str, Any],
-    foreign: bool = False,
-    owned_storages: frozenset[int] = frozenset(),
-    room: bytes = b"",
-) -> RestoreReport:
-    """Writes a captured loop into the live frames.
-
-    Args:
-        start_frame: As for `capture`, in the restarted process at its first program point.
-        captured: What `capture` returned.
-        foreign: It was captured by another rank, whose place in the loop this one takes; variables
-            and attributes called `rank` or `…_rank` keep their live values.
-        owned_storages: As for `capture`, of this process.
-        room: What has come into the room of `capture`'s parts.
-
-    Returns:
-        What was written and what could not be.
-
-    Raises:
-        FrameMismatch: The live frames are not the captured ones; nothing was written.
-    """
-    if captured["refused"] is not None:
-        raise FrameMismatch(captured["refused"])
-    version, python, *parts = loads(captured["frames"])
-    if version != _VERSION or tuple(python) != sys.version_info[:2]:
-        raise FrameMismatch(
-            f"captured by format {version}, Python {python}; this is {_VERSION}, {sys.version_info[:2]}"
-        )
-    path, outside, changed, nodes = parts
-    device_parts.put_in(nodes, room)
-    observe(start_frame, anew=True, hold=True)
-    try:
-        return _restore(start_frame, path, outside, changed, nodes, foreign, owned_storages)
-    finally:
-        births.current.release()
-
-
-def _restore(
-    start_frame: FrameType,
-    path: list[dict[str, Any]],
-    outside: Any,
-    changed: Any,
-    nodes: list[Any],
-    foreign: bool,
-    owned_storages: frozenset[int],
-) -> RestoreReport:
-    live = _walk(start_frame)
-    _compare_paths(path, live)
-    decoder = Decoder(nodes, births.current.by_place(), _plan_generator, foreign, owned_storages)
-    user = 0
-    try:
-        for record, (frame, _, _) in zip(path, live, strict=True):
-            if record["user"]:
-                _plan_frame(decoder, record, frame, record["name"])
-                user += 1
-            else:
-                _plan_results(decoder, record, frame)
-        statics.plan(decoder, outside)
-    except FrameMismatch:
-        raise
-    except Lost as error:
-        raise FrameMismatch(str(error)) from error
-    except Exception as error:
-        raise FrameMismatch(f"planning the restore: {type(error).__name__}: {error}") from error
-    decoder.write(lambda: settings.restore(changed))
-    decoder.apply()
-    return RestoreReport(frames=user, problems=decoder.problems)
-
-
-_Path = list[tuple[FrameType, bool, FrameType | None]]
-
-
-def _walk(start: FrameType) -> _Path:
+def frames_from(start: FrameType) -> Path:
     """Gives the frames from the main module in to `start`, each with whether it is the user's and
     which one it called.
 
     Frames of reft are left out.
     """
-    path: _Path = []
+    path: Path = []
     main: int | None = None
     outermost = 0
     frame: FrameType | None = start
@@ -233,7 +71,11 @@ def _walk(start: FrameType) -> _Path:
             path.append((frame, root not in _INTERNAL, callee))
         # The outermost one of the script: it may run a part of itself by `exec`. Around it may be
         # what runs scripts: a notebook, a profiler, which have globals of their own.
-        if module == "__main__" and frame.f_code.co_name == "<module>" and main in (None, id(frame.f_globals)):
+        if (
+            module == "__main__"
+            and frame.f_code.co_name == "<module>"
+            and main in (None, id(frame.f_globals))
+        ):
             main, outermost = id(frame.f_globals), len(path)
         frame, callee = frame.f_back, frame
     if outermost:
@@ -242,31 +84,35 @@ def _walk(start: FrameType) -> _Path:
     return path
 
 
-def _encode_path(encoder: Encoder, start: FrameType) -> list[dict[str, Any]]:
+def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
     path: list[dict[str, Any]] = []
     modules: set[int] = set()
-    for frame, user, callee in _walk(start):
+    for frame, user, callee in frames_from(start):
         code = frame.f_code
         if not user:
-            path.append({"user": False, "name": code.co_qualname, "results": _encode_results(encoder, frame)})
+            path.append(
+                {"user": False, "name": code.co_qualname, "results": _encode_results(walk, frame)}
+            )
             continue
-        record = _encode_frame(encoder, frame, code.co_qualname, encoder.encode_standing)
-        if callee is not None and not encoder.note_births:
+        record = _encode_frame(walk, frame, code.co_qualname, walk.encode_standing)
+        if callee is not None and not walk.note_births:
             record["refused"] = _blocker(frame, callee)
             if record["refused"]:
-                encoder.lost(f"{code.co_qualname}:{frame.f_lineno}", "place in the loop", record["refused"])
+                walk.lost(
+                    f"{code.co_qualname}:{frame.f_lineno}", "place in the loop", record["refused"]
+                )
         if id(frame.f_globals) not in modules:
             modules.add(id(frame.f_globals))
             names = _module_names(frame.f_globals)
             if not code.co_flags & _CO_OPTIMIZED:
                 names = _joined(names, analyse(code).nested_names)
-            record["globals"] = _encode_names(encoder, frame.f_globals, names, "global ")
+            record["globals"] = _encode_names(walk, frame.f_globals, names, "global ")
         path.append(record)
     return path
 
 
 def _blocker(frame: FrameType, callee: FrameType) -> str | None:
-    """Why the place in a loop cannot be put back although both frames can: C code stands between them."""
+    """Says why C code between two frames keeps the place in the loop from being put back."""
     if not native().frame_entered_from_c(callee):
         return None
     analysis = analyse(frame.f_code)
@@ -277,9 +123,9 @@ def _blocker(frame: FrameType, callee: FrameType) -> str | None:
     return calls.blocker(point, slots[count:], UNBOUND)
 
 
-def _encode_results(encoder: Encoder, frame: FrameType) -> list[tuple[str, Any]]:
+def _encode_results(walk: CaptureWalk, frame: FrameType) -> list[tuple[str, Any]]:
     """Encodes what a wrapper of the optimizer's step is about to return to the script."""
-    if _RESULTS.isdisjoint(frame.f_code.co_varnames) or encoder.note_births:
+    if _RESULTS.isdisjoint(frame.f_code.co_varnames) or walk.note_births:
         return []
     module = str(frame.f_globals.get("__name__", ""))
     if not module.startswith("torch.optim"):
@@ -287,13 +133,13 @@ def _encode_results(encoder: Encoder, frame: FrameType) -> list[tuple[str, Any]]
     analysis = analyse(frame.f_code)
     slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
     return [
-        (name, encoder.encode(value, f"result of {frame.f_code.co_qualname}"))
+        (name, walk.encode(value, f"result of {frame.f_code.co_qualname}"))
         for name, value in zip(analysis.slot_names, slots, strict=True)
         if name in _RESULTS and value is not UNBOUND
     ]
 
 
-def _plan_results(decoder: Decoder, record: dict[str, Any], frame: FrameType) -> None:
+def plan_results(walk: RestoreWalk, record: dict[str, Any], frame: FrameType) -> None:
     if not record["results"]:
         return
     analysis = analyse(frame.f_code)
@@ -301,16 +147,25 @@ def _plan_results(decoder: Decoder, record: dict[str, Any], frame: FrameType) ->
     for name, encoded in record["results"]:
         if name in analysis.slot_names:
             i = analysis.slot_names.index(name)
-            _plan_slot(decoder, encoded, frame, i, slots[i], f"result of {record['name']}")
+            _plan_slot(walk, encoded, frame, i, slots[i], f"result of {record['name']}")
 
 
 def _point(analysis: CodeAnalysis, frame: Any, created: bool) -> Point:
-    """The place where a frame stands; a generator that was never asked for an item has no instruction in progress."""
-    return Point(-1, 0, frozenset(analysis.slot_names)) if created else analysis.point(frame.f_lasti)
+    """Returns the place where a frame stands.
+
+    A generator that was never asked for an item has no instruction in progress.
+    """
+    return (
+        Point(-1, 0, frozenset(analysis.slot_names)) if created else analysis.point(frame.f_lasti)
+    )
 
 
 def _encode_frame(
-    encoder: Encoder, frame: FrameType, place: str, encode: Callable[[Any, str], Any], created: bool = False
+    walk: CaptureWalk,
+    frame: FrameType,
+    place: str,
+    encode: Callable[[Any, str], Any],
+    created: bool = False,
 ) -> dict[str, Any]:
     """Encodes one frame's locals, by `encode`, and value stack."""
     code = frame.f_code
@@ -319,7 +174,7 @@ def _encode_frame(
     count = analysis.slot_count
     slots = native().frame_slots(frame, count + point.stack_depth, UNBOUND)
     fast: list[tuple[int, Any]] = []
-    for i, name, is_cell in analysis.every_slot if encoder.note_births else analysis.live_slots(point):
+    for i, name, is_cell in analysis.every_slot if walk.note_births else analysis.live_slots(point):
         value = slots[i]
         if is_cell:
             fast.append((i, _encode_cell(encode, value, f"{place}:{name}")))
@@ -327,10 +182,10 @@ def _encode_frame(
             fast.append((i, UNBOUND if value is UNBOUND else encode(value, f"{place}:{name}")))
     names: list[tuple[str, Any]] = []
     if not code.co_flags & _CO_OPTIMIZED:
-        every = frozenset(frame.f_locals) if encoder.note_births else point.live
-        names = _encode_names(encoder, frame.f_locals, every, f"{place}:")
+        every = frozenset(frame.f_locals) if walk.note_births else point.live
+        names = _encode_names(walk, frame.f_locals, every, f"{place}:")
     stack = [
-        UNBOUND if value is UNBOUND else encoder.encode(value, f"{place}<stack {i}>")
+        UNBOUND if value is UNBOUND else walk.encode(value, f"{place}<stack {i}>")
         for i, value in enumerate(slots[count:])
     ]
     return {
@@ -355,7 +210,9 @@ def _joined(names: frozenset[str], others: frozenset[str]) -> frozenset[str]:
 
 @functools.lru_cache(256)
 def _in_order(names: frozenset[str]) -> tuple[str, ...]:
-    return tuple(name for name in sorted(names) if not (name.startswith("__") and name.endswith("__")))
+    return tuple(
+        name for name in sorted(names) if not (name.startswith("__") and name.endswith("__"))
+    )
 
 
 def _encode_cell(encode: Callable[[Any, str], Any], cell: Any, place: str) -> Any:
@@ -366,7 +223,7 @@ def _encode_cell(encode: Callable[[Any, str], Any], cell: Any, place: str) -> An
 
 
 def _encode_names(
-    encoder: Encoder, namespace: dict[str, Any], names: frozenset[str], prefix: str
+    walk: CaptureWalk, namespace: dict[str, Any], names: frozenset[str], prefix: str
 ) -> list[tuple[str, Any]]:
     result: list[tuple[str, Any]] = []
     for name in _in_order(names):
@@ -375,28 +232,30 @@ def _encode_names(
             if isinstance(value, ModuleType):
                 continue
             stateless = not (value.__closure__ if type(value) is FunctionType else is_bound(value))
-            if stateless and not encoder.is_switched(value, prefix + name):
+            if stateless and not walk.is_switched(value, prefix + name):
                 continue
         if value is not UNBOUND:
-            result.append((name, encoder.encode(value, prefix + name)))
+            result.append((name, walk.encode(value, prefix + name)))
         elif name not in _BUILTIN_NAMES:
             result.append((name, UNBOUND))
     return result
 
 
-def _capture_generator(encoder: Encoder, generator: GeneratorType[Any, Any, Any], place: str) -> dict[str, Any]:
+def capture_generator(
+    walk: CaptureWalk, generator: GeneratorType[Any, Any, Any], place: str
+) -> dict[str, Any]:
     frame: Any = generator.gi_frame
     unit, state = native().generator_position(generator)
     created = inspect.getgeneratorstate(generator) == inspect.GEN_CREATED
     record = _encode_frame(
-        encoder, frame, place, encoder.encode, created
+        walk, frame, place, walk.encode, created
     )  # it may have to be made anew, with nothing in it
     record["position"] = (unit, state)
     record["module"] = str(frame.f_globals.get("__name__", ""))
     return record
 
 
-def _plan_generator(decoder: Decoder, record: dict[str, Any], generator: Any, place: str) -> Any:
+def plan_generator(walk: RestoreWalk, record: dict[str, Any], generator: Any, place: str) -> Any:
     """Plans the writes to a suspended generator, wherever it stands now; makes it if there is none.
 
     Returns:
@@ -412,20 +271,25 @@ def _plan_generator(decoder: Decoder, record: dict[str, Any], generator: Any, pl
     frame = generator.gi_frame
     position = tuple(native().generator_position(generator))
     if position == tuple(record["position"]) and record["offset"] >= 0 and not made:
-        _plan_frame(decoder, record, frame, place)
+        plan_frame(walk, record, frame, place)
         return generator
     _compare_code(record, frame)
     analysis = analyse(frame.f_code)
     slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
-    _plan_locals(decoder, record, frame, analysis, slots, place)
+    _plan_locals(walk, record, frame, analysis, slots, place)
     stack: list[Any] = []
     for i, encoded in enumerate(record["stack"]):
-        value = UNBOUND if encoded == UNBOUND else decoder.resolve(encoded, MISSING, f"{place}<stack {i}>")
+        value = (
+            UNBOUND if encoded == UNBOUND else walk.resolve(encoded, MISSING, f"{place}<stack {i}>")
+        )
         if value is KEEP or value is UNBOUND:
-            raise FrameMismatch(f"{place}: it stands at another yield, and what it was doing there cannot be put back")
+            raise FrameMismatch(
+                f"{place}: it stands at another yield, and what it was doing there cannot be put"
+                " back"
+            )
         stack.append(value)
     unit, state = record["position"]
-    decoder.write(lambda: native().generator_set_position(generator, unit, state, stack))
+    walk.write(lambda: native().generator_set_position(generator, unit, state, stack))
     return generator
 
 
@@ -436,7 +300,10 @@ def _make_generator(record: dict[str, Any]) -> Any:
     for part in record["name"].split("."):
         function = getattr(function, part, None)
     function = getattr(function, "__func__", function)
-    if not isinstance(function, FunctionType) or analyse(function.__code__).digest != record["digest"]:
+    if (
+        not isinstance(function, FunctionType)
+        or analyse(function.__code__).digest != record["digest"]
+    ):
         return None
     code = function.__code__
     cells = tuple(CellType() for _ in code.co_freevars)
@@ -448,7 +315,7 @@ def _make_generator(record: dict[str, Any]) -> Any:
 
 
 def _module_names(namespace: dict[str, Any]) -> frozenset[str]:
-    """Gives the global names that a module's functions write and, for the user's own modules, read."""
+    """Returns the global names that a module's functions write; for the user's own, read, too."""
     found = _module_names_cache.get(id(namespace))
     if found is not None and found[0] is namespace and found[1] == len(namespace):
         return found[2]
@@ -483,7 +350,7 @@ _module_names_cache: dict[int, tuple[dict[str, Any], int, frozenset[str]]] = {}
 _BUILTIN_NAMES = frozenset(dir(__import__("builtins")))
 
 
-def _compare_paths(path: list[dict[str, Any]], live: _Path) -> None:
+def compare_paths(path: list[dict[str, Any]], live: Path) -> None:
     there = [record["name"] for record in path]
     here = [frame.f_code.co_qualname for frame, _, _ in live]
     if there != here:
@@ -514,70 +381,83 @@ def _compare_frame(record: dict[str, Any], frame: Any) -> str:
     except Unsupported as error:
         raise FrameMismatch(f"{where}: {error}") from error
     if offset != record["offset"]:
-        raise FrameMismatch(f"{where}: the call in progress was at offset {record['offset']}, is at {offset}")
+        raise FrameMismatch(
+            f"{where}: the call in progress was at offset {record['offset']}, is at {offset}"
+        )
     return where
 
 
-def _plan_frame(decoder: Decoder, record: dict[str, Any], frame: Any, place: str) -> None:
+def plan_frame(walk: RestoreWalk, record: dict[str, Any], frame: Any, place: str) -> None:
     """Plans the writes to one frame."""
     _compare_frame(record, frame)
     analysis = analyse(frame.f_code)
     point = analysis.point(frame.f_lasti)
     count = analysis.slot_count
     slots = native().frame_slots(frame, count + point.stack_depth, UNBOUND)
-    _plan_locals(decoder, record, frame, analysis, slots, place)
+    _plan_locals(walk, record, frame, analysis, slots, place)
     if len(record["stack"]) != point.stack_depth:
-        raise FrameMismatch(f"{place}: stack depth was {len(record['stack'])}, is {point.stack_depth}")
+        raise FrameMismatch(
+            f"{place}: stack depth was {len(record['stack'])}, is {point.stack_depth}"
+        )
     for i, encoded in enumerate(record["stack"]):
         where = f"{place}<stack {i}>"
-        lost = decoder.is_lost_iterator(encoded)
+        lost = walk.lost_reason(encoded)
         there = slots[count + i]
         if lost is not None and (hasattr(there, "__next__") or hasattr(there, "__anext__")):
             raise FrameMismatch(f"{where}: {lost}")
-        other = decoder.other_block(encoded, there)
+        other = walk.other_block(encoded, there)
         if other is not None:
             raise FrameMismatch(f"{place}: {other}")
         try:
-            value = _plan_slot(decoder, encoded, frame, count + i, there, where)
-        except Lost as error:
+            value = _plan_slot(walk, encoded, frame, count + i, there, where)
+        except Stray as error:
             raise FrameMismatch(str(error)) from error
-        if value is KEEP and decoder.is_iterator(encoded):
-            raise FrameMismatch(f"{where}: the position of {type(there).__name__} cannot be put back")
+        if value is KEEP and walk.is_position(encoded):
+            raise FrameMismatch(
+                f"{where}: the position of {type(there).__name__} cannot be put back"
+            )
 
 
 def _plan_locals(
-    decoder: Decoder, record: dict[str, Any], frame: Any, analysis: CodeAnalysis, slots: list[Any], place: str
+    walk: RestoreWalk,
+    record: dict[str, Any],
+    frame: Any,
+    analysis: CodeAnalysis,
+    slots: list[Any],
+    place: str,
 ) -> None:
-    _plan_names(decoder, record["globals"], frame.f_globals, "global ")
+    _plan_names(walk, record["globals"], frame.f_globals, "global ")
     for i, encoded in record["fast"]:
         name = analysis.slot_names[i]
         if name in analysis.cells:
-            _plan_cell(decoder, encoded, slots[i], f"{place}:{name}")
+            _plan_cell(walk, encoded, slots[i], f"{place}:{name}")
         else:
-            _plan_slot(decoder, encoded, frame, i, slots[i], f"{place}:{name}")
+            _plan_slot(walk, encoded, frame, i, slots[i], f"{place}:{name}")
     if record["names"]:
-        _plan_names(decoder, record["names"], frame.f_locals, f"{place}:")
+        _plan_names(walk, record["names"], frame.f_locals, f"{place}:")
     captured = {i for i, _ in record["fast"]}
     for i, value in enumerate(slots[: analysis.slot_count]):
         # Nobody reads it any more, but when it goes, what it has open in the discarded iteration is
         # left: better now than later.
         if i not in captured and isinstance(value, _OPEN):
-            decoder.write(partial(native().frame_set_slot, frame, i, None, UNBOUND))
+            walk.write(partial(native().frame_set_slot, frame, i, None, UNBOUND))
 
 
-def _plan_slot(decoder: Decoder, encoded: Any, frame: Any, index: int, live: Any, place: str) -> Any:
+def _plan_slot(
+    walk: RestoreWalk, encoded: Any, frame: Any, index: int, live: Any, place: str
+) -> Any:
     if encoded == UNBOUND:
         value: Any = UNBOUND
     else:
-        value = decoder.resolve(encoded, MISSING if live is UNBOUND else live, place)
+        value = walk.resolve(encoded, MISSING if live is UNBOUND else live, place)
     if value is KEEP:
         return KEEP
     if value is not live:
-        decoder.write(lambda: native().frame_set_slot(frame, index, value, UNBOUND))
+        walk.write(lambda: native().frame_set_slot(frame, index, value, UNBOUND))
     return None
 
 
-def _plan_cell(decoder: Decoder, encoded: Any, cell: Any, place: str) -> None:
+def _plan_cell(walk: RestoreWalk, encoded: Any, cell: Any, place: str) -> None:
     try:
         live = cell.cell_contents
     except ValueError:
@@ -586,17 +466,19 @@ def _plan_cell(decoder: Decoder, encoded: Any, cell: Any, place: str) -> None:
         return
     if encoded == UNBOUND:
         return
-    value = decoder.resolve(encoded, live, place)
+    value = walk.resolve(encoded, live, place)
     if value is not KEEP:
-        decoder.write(lambda: setattr(cell, "cell_contents", value))
+        walk.write(lambda: setattr(cell, "cell_contents", value))
 
 
-def _plan_names(decoder: Decoder, names: list[tuple[str, Any]], namespace: dict[str, Any], prefix: str) -> None:
+def _plan_names(
+    walk: RestoreWalk, names: list[tuple[str, Any]], namespace: dict[str, Any], prefix: str
+) -> None:
     for name, encoded in names:
         if encoded == UNBOUND:
             if name in namespace:
-                decoder.write(partial(namespace.pop, name, None))
+                walk.write(partial(namespace.pop, name, None))
             continue
-        value = decoder.resolve(encoded, namespace.get(name, MISSING), prefix + name)
+        value = walk.resolve(encoded, namespace.get(name, MISSING), prefix + name)
         if value is not KEEP:
-            decoder.write(partial(namespace.__setitem__, name, value))
+            walk.write(partial(namespace.__setitem__, name, value))

@@ -22,9 +22,11 @@ _ADDRESSES = range(0x5500_0000_0000, 0x8000_0000_0000)
 
 
 def now() -> frozenset[int]:
-    """Numbers of this process that are descriptors (other than the standard three), processes or threads."""
+    """Returns this process's descriptors (but the standard three), processes and threads."""
     found = {os.getpid(), os.getppid(), os.getpgrp()}
-    found.update(thread.native_id for thread in threading.enumerate() if thread.native_id is not None)
+    found.update(
+        thread.native_id for thread in threading.enumerate() if thread.native_id is not None
+    )
     try:
         found.update(int(name) for name in os.listdir("/proc/self/fd"))
     except OSError:
@@ -33,11 +35,13 @@ def now() -> frozenset[int]:
 
 
 def is_handle(value: Any, known: frozenset[int]) -> bool:
-    """Says whether a number, or each of a pair, is one of `known`, which `now` gave, or an address."""
+    """Says whether a number, or each of a pair, is an address or one that `now` returned."""
     numbers = value if type(value) is tuple else (value,)
-    return all(type(number) is int and (number in known or is_address(number)) for number in numbers)
+    return all(
+        type(number) is int and (number in known or is_address(number)) for number in numbers
+    )
 
 
 def is_address(value: int) -> bool:
-    """Says whether a number lies where addresses lie: `id(x)`, `tensor.data_ptr()`, `threading.get_ident()`."""
+    """Says whether a number lies where addresses lie: `id(x)`, `data_ptr()`, `get_ident()`."""
     return value in _ADDRESSES

@@ -28,7 +28,7 @@ _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 
 
 def count() -> int:
-    """A number that grows with each hook that anybody registers. Hooks that are taken away do not change it."""
+    """A number that grows with each hook that is registered; removals do not change it."""
     torch: Any = sys.modules["torch"]
     return int(torch.utils.hooks.RemovableHandle.next_id)
 

@@ -1,40 +1,185 @@
-"""What captured values are made of, for those who write them (`encode`) and those who read them
-(`decode`).
+"""What captured values are made of.
 
-A node is a tuple of builtin values: kind of node, place where the object stood at the first program
-point (None: it was not there), full name of its class, and what the kind needs. A value inside a
-node is an atom as itself, or a tuple whose first item says what it
-is: `("r", i)` another node.
+A node is one captured object: an instance of one of the classes of `kinds`. `Graph` holds the nodes
+and, beside each, where its object stood at the first program point and the name of its class. A
+value inside a node is an atom as itself, a reference to another node (`ref`), or a mark (`KEEP`,
+`UNBOUND`, a handle).
 
-Threads: any. Errors: `pickle.UnpicklingError` for what is no plain value.
+A graph travels as plain tuples: the name of the kind, then its fields. No class of this package is
+named in a pickle, so the reader (`plain.loads`) has none to allow.
+
+Threads: any. Errors: `pickle.UnpicklingError` for packed nodes that this version does not write.
 """
 
 from __future__ import annotations
 
 import importlib
-import io
 import pickle
 import sys
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from types import BuiltinFunctionType, MethodType, ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+
+if TYPE_CHECKING:
+    from .restore_walk import RestoreWalk
 
 ATOMS = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
 KEEP: Any = ("keep",)
 UNBOUND: Any = ("unbound",)
 MISSING = object()
 Report = list[tuple[str, str, str]]
-# Values that pickle as names of these modules and plain arguments.
-PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
-PICKLED_NAMES = frozenset({("builtins", "range"), ("builtins", "slice"), ("builtins", "complex")})
-_MASKED_ARRAYS = frozenset(
-    {
-        ("numpy", "dtype"),
-        ("numpy", "ndarray"),
-        ("numpy.ma", "MaskedArray"),
-        ("numpy.ma.core", "MaskedArray"),
-        ("numpy.ma.core", "_mareconstruct"),
-    }
-)
+Named = list[tuple[str, Any]]
+"""Encoded values by name."""
+_REF = "r"
+_HANDLE = "handle"
+
+
+def ref(index: int) -> Any:
+    """Encodes a reference to a node."""
+    return (_REF, index)
+
+
+def index_of(encoded: Any) -> int | None:
+    """Returns the index of the node that a value refers to; None if it refers to none."""
+    match encoded:
+        case ("r", index) if type(encoded) is tuple:
+            return int(index)
+    return None
+
+
+def handle(value: Any) -> Any:
+    """Encodes a number of this process, which the next one replaces by its own."""
+    return (_HANDLE, value)
+
+
+def handle_in(encoded: Any) -> Any:
+    """Returns the number that `handle` encoded; MISSING for anything else."""
+    match encoded:
+        case ("handle", value) if type(encoded) is tuple:
+            return value
+    return MISSING
+
+
+class Stray(Exception):
+    """The loop cannot do without a node that has no live counterpart; nothing was written."""
+
+
+@dataclass(slots=True)
+class At:
+    """The place of a node in a restore."""
+
+    index: int
+    """Position in the graph."""
+    birth: str | None
+    """Place of the object at the first program point; None if the object came later."""
+    type_name: str
+    """Full name of the object's class."""
+    place: str
+    """Place where the restore has found the node, for reports."""
+
+
+class Node:
+    """One captured object.
+
+    A kind of node is a class with the decorator `kind`, a class method `capture(value, place,
+    depth, walk)`, and `restore`. `kinds.table` chooses the capture by the object's class.
+    """
+
+    __slots__ = ()
+    tag: ClassVar[str]
+    """Name of the kind in a pickle."""
+    field_values: ClassVar[Callable[[Any], tuple[Any, ...]]]
+    is_position: ClassVar[bool] = False
+    """Whether it is a position in a loop."""
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        """Plans the writes that give the live object its captured value.
+
+        Args:
+            at: Place of this node.
+            live: Object that stands at the same place now; MISSING if none does.
+            walk: Collects the writes.
+
+        Returns:
+            The object that stands for the node; KEEP to leave what is there.
+        """
+        raise NotImplementedError
+
+    def is_made_anew(self) -> bool:
+        """Whether the object can be built from the node and its parts alone."""
+        return False
+
+    def parts(self) -> Collection[Any]:
+        """Encoded values that a new object is built from."""
+        return ()
+
+
+_KINDS: dict[str, type[Node]] = {}
+_Kind = TypeVar("_Kind", bound=type[Node])
+
+
+@dataclass_transform(eq_default=False, frozen_default=True)
+def kind(made: _Kind) -> _Kind:
+    """Makes a class a frozen dataclass, and one of the kinds of nodes.
+
+    The type checker refuses writes to its fields. At run time the class is not frozen: a frozen
+    `__init__` takes twice as long, and a capture makes hundreds of nodes on the training thread.
+    """
+    node: Any = dataclass(slots=True, eq=False)(made)
+    names = [one.name for one in fields(node)]
+    if len(names) > 1:
+        node.field_values = attrgetter(*names)
+    elif names:
+        only = attrgetter(names[0])
+        node.field_values = staticmethod(lambda one: (only(one),))
+    else:
+        node.field_values = staticmethod(lambda one: ())
+    node.tag = made.__name__
+    _KINDS[node.tag] = node
+    return node  # type: ignore[no-any-return]
+
+
+@dataclass(slots=True)
+class Graph:
+    """Captured objects; position i of each list tells of one object."""
+
+    nodes: list[Node] = field(default_factory=list)
+    births: list[str | None] = field(default_factory=list)
+    """Places at the first program point; None for an object that came later."""
+    types: list[str] = field(default_factory=list)
+    """Full names of the objects' classes."""
+
+    def packed(self) -> tuple[Any, ...]:
+        """Returns the graph as plain values."""
+        nodes = [(node.tag, *type(node).field_values(node)) for node in self.nodes]
+        return (self.births, self.types, nodes)
+
+    @classmethod
+    def unpacked(cls, packed: Any) -> Graph:
+        """Returns the graph that `packed` was called on.
+
+        Raises:
+            pickle.UnpicklingError: A kind or the number of its fields is unknown.
+        """
+        births, types, nodes = packed
+        made: list[Node] = []
+        for tag, *values in nodes:
+            try:
+                made.append(_KINDS[tag](*values))
+            except (KeyError, TypeError) as error:
+                raise pickle.UnpicklingError(
+                    f"{tag!r} with {len(values)} fields: {error}"
+                ) from error
+        if not len(births) == len(types) == len(made):
+            raise pickle.UnpicklingError("the lists of a graph differ in length")
+        return cls(made, births, types)
+
+    def node(self, encoded: Any) -> Node | None:
+        """Returns the node that an encoded value refers to; None if it refers to none."""
+        index = index_of(encoded)
+        return None if index is None else self.nodes[index]
 
 
 def type_name(kind: type) -> str:
@@ -60,6 +205,7 @@ _native: Any = None
 
 
 def plain_key(key: Any) -> bool:
+    """Says whether a key of a dict, or a member of a set, is captured as itself."""
     return type(key) in ATOMS or (type(key) is tuple and all(map(plain_key, key)))
 
 
@@ -68,24 +214,11 @@ def name_of_key(key: Any, position: int) -> str:
     return repr(key) if plain_key(key) else f"{type(key).__name__} {position}"
 
 
-class _Unpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] not in PICKLED_MODULES and (module, name) not in PICKLED_NAMES | _MASKED_ARRAYS:
-            raise pickle.UnpicklingError(f"{module}.{name} is not a plain value")
-        return super().find_class(module, name)
-
-
-def loads(data: bytes) -> Any:
-    """Unpickles builtin values; anything that names other classes is refused.
-
-    Raises:
-        pickle.UnpicklingError: The data names a class that is no plain value.
-    """
-    return _Unpickler(io.BytesIO(data)).load()
-
-
 def function_in(member: Any) -> Any:
-    """The function behind a method, class method or property; not by asking objects of the script's own, which may answer anything."""
+    """The function behind a method, class method or property.
+
+    Objects of the script's own are not asked: they may answer anything.
+    """
     if isinstance(member, (classmethod, staticmethod, MethodType)):
         return member.__func__
     return member.fget if isinstance(member, property) else member
@@ -93,8 +226,10 @@ def function_in(member: Any) -> Any:
 
 def is_bound(function: Any) -> bool:
     """Says whether a function that is written in C is a method of some object."""
+    if not isinstance(function, BuiltinFunctionType):
+        return False
     owner = getattr(function, "__self__", None)
-    return isinstance(function, BuiltinFunctionType) and owner is not None and not isinstance(owner, (ModuleType, type))
+    return owner is not None and not isinstance(owner, (ModuleType, type))
 
 
 def find_named(module: str | None, qualname: str) -> Any:

@@ -10,7 +10,9 @@ import sys
 import sysconfig
 from types import ModuleType
 
-_NOT_OWN = frozenset({"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"})
+_NOT_OWN = frozenset(
+    {"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"}
+)
 _INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
 
 
@@ -19,7 +21,11 @@ def is_own(name: str | None) -> bool:
     if name == "__main__":
         return True
     module = sys.modules.get(name or "")
-    if type(module) is not ModuleType or module.__name__ != name or name.partition(".")[0] in _NOT_OWN:
+    if (
+        type(module) is not ModuleType
+        or module.__name__ != name
+        or name.partition(".")[0] in _NOT_OWN
+    ):
         return False  # a lazy module must not be made to load
     file = vars(module).get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):

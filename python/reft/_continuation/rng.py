@@ -5,12 +5,13 @@ Threads: the training thread. Errors: whatever torch or numpy raise for a state 
 
 from __future__ import annotations
 
-import io
 import pickle
 import random
 import sys
 from array import array
 from typing import Any
+
+from . import plain
 
 
 def capture_rng(cuda: bool = True) -> dict[str, Any]:
@@ -37,7 +38,10 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
 
 
 def _packed(state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Python's random state with its words as bytes: 625 integers one by one are most of the cost of a snapshot's."""
+    """Python's random state with its words as bytes.
+
+    One by one, its 625 integers would be most of the cost of a capture.
+    """
     version, words, gauss_next = state
     return (version, array("I", words).tobytes(), gauss_next)
 
@@ -56,7 +60,9 @@ def restore_rng(state: dict[str, Any]) -> None:
         import numpy
 
         name, keys, position, has_gauss, gauss = state["numpy"]
-        numpy.random.set_state((name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, gauss))
+        numpy.random.set_state(
+            (name, numpy.frombuffer(keys, dtype=numpy.uint32), position, has_gauss, gauss)
+        )
     if "torch" in state:
         import torch
 
@@ -87,7 +93,9 @@ def is_random(value: Any) -> bool:
     if root == "torch":
         return kind.__name__ == "Generator" and kind is sys.modules["torch"].Generator
     if root == "numpy":
-        return kind.__name__ in ("Generator", "RandomState") and kind.__module__.startswith("numpy.random")
+        return kind.__name__ in ("Generator", "RandomState") and kind.__module__.startswith(
+            "numpy.random"
+        )
     return root == "random" and kind is random.Random
 
 
@@ -115,7 +123,7 @@ def set_object_state(generator: Any, state: Any) -> None:
     elif root == "random":
         generator.setstate(_unpacked(state))
     else:
-        value = loads_numpy(state)
+        value = plain.loads(state, plain.ARRAYS)
         bits = getattr(generator, "bit_generator", None)
         if bits is not None:
             bits.state = value
@@ -140,23 +148,15 @@ def new_object(kind: str, state: Any) -> Any:
     else:
         import numpy
 
-        value = loads_numpy(state)
+        value = plain.loads(state, plain.ARRAYS)
         bits = getattr(numpy.random, value["bit_generator"])()
-        made = numpy.random.RandomState(bits) if kind.endswith("RandomState") else numpy.random.Generator(bits)
+        made = (
+            numpy.random.RandomState(bits)
+            if kind.endswith("RandomState")
+            else numpy.random.Generator(bits)
+        )
     set_object_state(made, state)
     return made
-
-
-class _NumpyUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module.partition(".")[0] not in ("numpy", "_codecs"):
-            raise pickle.UnpicklingError(f"{module}.{name} is not numpy's")
-        return super().find_class(module, name)
-
-
-def loads_numpy(data: bytes) -> Any:
-    """Unpickles builtin values and numpy arrays; anything that names other classes is refused."""
-    return _NumpyUnpickler(io.BytesIO(data)).load()
 
 
 def _state_bytes(tensor: Any) -> bytes:

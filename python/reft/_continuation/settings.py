@@ -17,42 +17,48 @@ from functools import partial
 from typing import Any
 
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
-_settings: list[_Setting] | None = None
-_at_first: dict[str, Any] = {}
 
 
-def note_first() -> None:
-    """Remembers how they stand at the first program point."""
-    _at_first.clear()
-    _at_first.update({name: get() for name, get, _ in _known()})
+class Settings:
+    """Follows how the settings of this process have changed since the first program point."""
 
+    def __init__(self) -> None:
+        self._known: list[_Setting] | None = None
+        self._at_first: dict[str, Any] = {}
 
-def capture() -> dict[str, Any]:
-    """Those that have changed since `note_first`, as plain values by name."""
-    if not _at_first:
-        return {}
-    return {name: value for name, get, _ in _known() if (value := get()) != _at_first[name]}
+    def note_first(self) -> None:
+        """Notes how they stand at the first program point."""
+        self._at_first = {name: get() for name, get, _ in self._found()}
 
+    def capture(self) -> dict[str, Any]:
+        """Returns those that have changed since `note_first`, as plain values by name."""
+        first = self._at_first
+        if not first:
+            return {}
+        return {name: value for name, get, _ in self._found() if (value := get()) != first[name]}
 
-def restore(captured: dict[str, Any]) -> None:
-    """Sets what `capture` gave."""
-    for name, get, put in _known():
-        if name in captured and get() != captured[name]:
-            put(captured[name])
+    def restore(self, captured: dict[str, Any]) -> None:
+        """Sets what `capture` returned."""
+        for name, get, put in self._found():
+            if name in captured and get() != captured[name]:
+                put(captured[name])
 
-
-def _known() -> list[_Setting]:
-    global _settings
-    if _settings is None:
-        torch: Any = sys.modules.get("torch")
-        _settings = [] if torch is None or not hasattr(torch, "get_default_dtype") else _of_torch(torch)
-    return _settings
+    def _found(self) -> list[_Setting]:
+        if self._known is None:
+            torch: Any = sys.modules.get("torch")
+            is_there = torch is not None and hasattr(torch, "get_default_dtype")
+            self._known = _of_torch(torch) if is_there else []
+        return self._known
 
 
 def _of_torch(torch: Any) -> list[_Setting]:
     found: list[_Setting] = [
         _dtype_setting(torch, "default dtype", torch.get_default_dtype, torch.set_default_dtype),
-        ("matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+        (
+            "matmul precision",
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+        ),
         ("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
         ("anomaly mode", torch.is_anomaly_enabled, torch.set_anomaly_enabled),
         (
@@ -65,16 +71,26 @@ def _of_torch(torch: Any) -> list[_Setting]:
         ),
     ]
     for device in ("cpu", "cuda"):
-        get, put = partial(torch.get_autocast_dtype, device), partial(torch.set_autocast_dtype, device)
+        get, put = (
+            partial(torch.get_autocast_dtype, device),
+            partial(torch.set_autocast_dtype, device),
+        )
         found.append(_dtype_setting(torch, f"autocast dtype on {device}", get, put))
-        get, put = partial(torch.is_autocast_enabled, device), partial(torch.set_autocast_enabled, device)
+        get, put = (
+            partial(torch.is_autocast_enabled, device),
+            partial(torch.set_autocast_enabled, device),
+        )
         found.append((f"autocast on {device}", get, put))
     cudnn = torch.backends.cudnn
-    found.append(("cudnn.benchmark", lambda: cudnn.benchmark, lambda on: setattr(cudnn, "benchmark", on)))
+    found.append(
+        ("cudnn.benchmark", lambda: cudnn.benchmark, lambda on: setattr(cudnn, "benchmark", on))
+    )
     return found
 
 
-def _dtype_setting(torch: Any, name: str, get: Callable[[], Any], put: Callable[[Any], Any]) -> _Setting:
+def _dtype_setting(
+    torch: Any, name: str, get: Callable[[], Any], put: Callable[[Any], Any]
+) -> _Setting:
     """A setting that is a dtype, by the dtype's name."""
     return name, lambda: _name_of(get()), lambda dtype: put(getattr(torch, dtype))
 

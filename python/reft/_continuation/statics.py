@@ -18,11 +18,11 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from . import births
-from .decode import Decoder
-from .encode import Encoder, has_state
+from .capture_walk import CaptureWalk
+from .kinds.functions import has_state
 from .nodes import ATOMS, KEEP, MISSING, function_in
 from .own import is_own
+from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
@@ -43,13 +43,17 @@ class _Module:
         self.name = name
         self.namespace = namespace
         self.size = len(namespace)
-        self.names = [key for key in namespace if not _is_special(key)] if name != "__main__" else []
+        self.names = (
+            [key for key in namespace if not _is_special(key)] if name != "__main__" else []
+        )
         self.classes: list[_Class] = []
         self.functions: list[tuple[str, FunctionType]] = []
         for key, value in list(namespace.items()):
             if isinstance(value, type) and value.__module__ == name and key == value.__qualname__:
                 self._add_class(value, 0)
-            elif isinstance(value, FunctionType) and (value.__globals__ is namespace or value.__module__ == name):
+            elif isinstance(value, FunctionType) and (
+                value.__globals__ is namespace or value.__module__ == name
+            ):
                 self.functions.append((key, value))
 
     def _add_class(self, kind: type, depth: int) -> None:
@@ -60,7 +64,11 @@ class _Module:
             function = function_in(value)
             if isinstance(function, FunctionType) and (not _is_special(key) or key in _SPECIAL):
                 self.functions.append((f"{kind.__qualname__}.{key}", function))
-            elif isinstance(value, type) and depth < 2 and value.__qualname__ == f"{kind.__qualname__}.{key}":
+            elif (
+                isinstance(value, type)
+                and depth < 2
+                and value.__qualname__ == f"{kind.__qualname__}.{key}"
+            ):
                 self._add_class(value, depth + 1)
 
 
@@ -75,93 +83,134 @@ class _Class:
         self._names: list[str] = []
 
     def names(self) -> list[str]:
-        """Attributes that are no functions, and no descriptors but the script's own, which may hold values."""
+        """Attributes that are no functions, and no descriptors but the script's own.
+
+        Descriptors of the script's own may hold values.
+        """
         attributes = vars(self.kind)
         if len(attributes) != self._size:
             self._size = len(attributes)
             self._names = [
                 name
                 for name, value in list(attributes.items())
-                if not (_is_special(name) or name.startswith("_abc_") or isinstance(value, _STATELESS))
+                if not (
+                    _is_special(name) or name.startswith("_abc_") or isinstance(value, _STATELESS)
+                )
                 and not (hasattr(type(value), "__get__") and not is_own(type(value).__module__))
             ]
         return self._names
 
 
-def capture(encoder: Encoder) -> list[tuple[str, Named, list[tuple[str, Named]], Named]]:
-    """Encodes the state of all own modules: (module, its globals, attributes by class, functions).
+class Statics:
+    """The script's own modules, as they were found last."""
 
-    Args:
-        encoder: What has encoded the frames.
-    """
-    found: list[tuple[str, Named, list[tuple[str, Named]], Named]] = []
-    modules = _own_modules(encoder)
-    encoder.begin_outside({module.name for module in modules})
-    try:
-        for module in modules:
-            name = module.name
-            names = _capture_names(encoder, module.names, module.namespace, f"{name}:")
-            classes: list[tuple[str, Named]] = []
-            for known in module.classes:
-                candidates = known.names()
-                if candidates:
-                    place = f"{name}:{known.kind.__qualname__}."
-                    attributes = _capture_names(encoder, candidates, vars(known.kind), place)
-                    if attributes:
-                        classes.append((known.kind.__qualname__, attributes))
-            functions = [
-                (key, encoder.encode(function, f"{name}:{key}"))
-                for key, function in module.functions
-                if has_state(function)
-            ]
-            if names or classes or functions:
-                found.append((name, names, classes, functions))
-    finally:
-        encoder.end_outside()
-    return found
+    def __init__(self) -> None:
+        self._known: list[_Module] = []
+        self._count = -1  # of all modules that were imported then
 
+    def capture(self, walk: CaptureWalk) -> list[tuple[str, Named, list[tuple[str, Named]], Named]]:
+        """Encodes the state of all own modules.
 
-def plan(decoder: Decoder, captured: list[tuple[str, Named, list[tuple[str, Named]], Named]]) -> None:
-    """Plans the writes that give own modules, classes and functions what `capture` took."""
-    for name, names, classes, functions in captured:
-        module = sys.modules.get(name)
-        if module is None:
-            decoder.problems.append((name, "module", "imported after the first step"))
-            continue
-        namespace = vars(module)
-        for key, encoded in names:
-            value = decoder.resolve(encoded, namespace.get(key, MISSING), f"{name}:{key}")
-            if value is not KEEP and value is not namespace.get(key, MISSING):
-                decoder.write(partial(namespace.__setitem__, key, value))
-        for qualname, attributes in classes:
-            kind = _find(module, qualname)
-            if not isinstance(kind, type):
-                decoder.problems.append((f"{name}:{qualname}", "class", "not found"))
+        Returns:
+            (module, its globals, attributes by class, functions) of each.
+
+        Args:
+            walk: What has encoded the frames.
+        """
+        found: list[tuple[str, Named, list[tuple[str, Named]], Named]] = []
+        modules = self._own_modules(walk)
+        with walk.outside({module.name for module in modules}):
+            for module in modules:
+                name = module.name
+                names = _capture_names(walk, module.names, module.namespace, f"{name}:")
+                classes: list[tuple[str, Named]] = []
+                for known in module.classes:
+                    candidates = known.names()
+                    if candidates:
+                        place = f"{name}:{known.kind.__qualname__}."
+                        attributes = _capture_names(walk, candidates, vars(known.kind), place)
+                        if attributes:
+                            classes.append((known.kind.__qualname__, attributes))
+                functions = [
+                    (key, walk.encode(function, f"{name}:{key}"))
+                    for key, function in module.functions
+                    if has_state(function, walk)
+                ]
+                if names or classes or functions:
+                    found.append((name, names, classes, functions))
+        return found
+
+    @staticmethod
+    def plan(
+        walk: RestoreWalk, captured: list[tuple[str, Named, list[tuple[str, Named]], Named]]
+    ) -> None:
+        """Plans the writes that give own modules, classes and functions what `capture` took."""
+        for name, names, classes, functions in captured:
+            module = sys.modules.get(name)
+            if module is None:
+                walk.problems.append((name, "module", "imported after the first step"))
                 continue
-            for key, encoded in attributes:
-                live = vars(kind).get(key, MISSING)
-                value = decoder.resolve(encoded, live, f"{name}:{qualname}.{key}")
-                if value is not KEEP and value is not live:
-                    decoder.write(partial(setattr, kind, key, value))
-        for key, encoded in functions:
-            decoder.resolve(encoded, _find(module, key), f"{name}:{key}")
+            namespace = vars(module)
+            for key, encoded in names:
+                value = walk.resolve(encoded, namespace.get(key, MISSING), f"{name}:{key}")
+                if value is not KEEP and value is not namespace.get(key, MISSING):
+                    walk.write(partial(namespace.__setitem__, key, value))
+            for qualname, attributes in classes:
+                kind = _find(module, qualname)
+                if not isinstance(kind, type):
+                    walk.problems.append((f"{name}:{qualname}", "class", "not found"))
+                    continue
+                for key, encoded in attributes:
+                    live = vars(kind).get(key, MISSING)
+                    value = walk.resolve(encoded, live, f"{name}:{qualname}.{key}")
+                    if value is not KEEP and value is not live:
+                        walk.write(partial(setattr, kind, key, value))
+            for key, encoded in functions:
+                walk.resolve(encoded, _find(module, key), f"{name}:{key}")
+
+    def _own_modules(self, walk: CaptureWalk) -> list[_Module]:
+        if len(sys.modules) != self._count:
+            self._count = len(sys.modules)
+            namespaces = {
+                name: vars(sys.modules[name]) for name in list(sys.modules) if is_own(name)
+            }
+            before = {module.name: module for module in self._known}
+            self._known = []
+            for name, namespace in namespaces.items():
+                module = before.get(name)
+                self._known.append(
+                    module
+                    if module is not None and module.namespace is namespace
+                    else _Module(name, namespace)
+                )
+        for i, module in enumerate(self._known):
+            if len(module.namespace) != module.size:
+                self._known[i] = _Module(module.name, module.namespace)
+        if len(self._known) > _MOST_MODULES:
+            walk.lost(
+                self._known[_MOST_MODULES].name,
+                "module",
+                f"the script has more than {_MOST_MODULES} modules of its own",
+            )
+            return self._known[:_MOST_MODULES]
+        return self._known
 
 
-def _capture_names(encoder: Encoder, names: list[str], namespace: Any, prefix: str) -> Named:
+def _capture_names(walk: CaptureWalk, names: list[str], namespace: Any, prefix: str) -> Named:
     found: Named = []
-    first = births.current.constants
+    first = walk.births.constants
     for name in names:
         value = namespace.get(name, MISSING)
         kind = type(value)
         if kind in ATOMS:
             place = prefix + name
-            if encoder.note_births:
+            if walk.note_births:
                 first[place] = value
-                encoder.encode(value, place)  # it may be a handle
+                walk.encode(value, place)  # it may be a handle
             elif place not in first or type(first[place]) is not kind or first[place] != value:
-                found.append((name, encoder.encode(value, place)))
+                found.append((name, walk.encode(value, place)))
         elif value is not MISSING and not isinstance(value, _STATELESS):
-            found.append((name, encoder.encode(value, prefix + name)))
+            found.append((name, walk.encode(value, prefix + name)))
     return found
 
 
@@ -176,28 +225,3 @@ def _find(module: ModuleType, qualname: str) -> Any:
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-def _own_modules(encoder: Encoder) -> list[_Module]:
-    global _known, _known_count
-    if len(sys.modules) != _known_count:
-        _known_count = len(sys.modules)
-        namespaces = {name: vars(sys.modules[name]) for name in list(sys.modules) if is_own(name)}
-        before = {module.name: module for module in _known}
-        _known = []
-        for name, namespace in namespaces.items():
-            module = before.get(name)
-            _known.append(module if module is not None and module.namespace is namespace else _Module(name, namespace))
-    for i, module in enumerate(_known):
-        if len(module.namespace) != module.size:
-            _known[i] = _Module(module.name, module.namespace)
-    if len(_known) > _MOST_MODULES:
-        encoder.lost(
-            _known[_MOST_MODULES].name, "module", f"the script has more than {_MOST_MODULES} modules of its own"
-        )
-        return _known[:_MOST_MODULES]
-    return _known
-
-
-_known: list[_Module] = []
-_known_count = -1

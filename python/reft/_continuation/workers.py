@@ -24,7 +24,16 @@ from .rng import capture_rng, is_random, object_state, restore_rng, set_object_s
 
 States = dict[str, Any]
 
-_INNER = ("batch_sampler", "sampler", "_sampler", "base_sampler", "base_dataloader", "dataset", "_dataset", "datasets")
+_INNER = (
+    "batch_sampler",
+    "sampler",
+    "_sampler",
+    "base_sampler",
+    "base_dataloader",
+    "dataset",
+    "_dataset",
+    "datasets",
+)
 _MOST = 64
 
 
@@ -53,7 +62,7 @@ def parts_of(*roots: Any) -> list[Any]:
 
 
 def generators_of(parts: list[Any]) -> list[Any]:
-    """Gives the generator objects among the attributes of parts, each once, always in the same order."""
+    """Returns the generators among the attributes of parts, each once, always in the same order."""
     found: list[Any] = []
     for part in parts:
         for value in list(part.__dict__.values()):

@@ -19,7 +19,17 @@ from . import attachments, hooks
 
 # Their classes keep configuration in attributes, nothing that training moves.
 _STATIC_ROOTS = frozenset(
-    {"torch", "builtins", "typing", "abc", "transformers", "timm", "torchvision", "diffusers", "peft"}
+    {
+        "torch",
+        "builtins",
+        "typing",
+        "abc",
+        "transformers",
+        "timm",
+        "torchvision",
+        "diffusers",
+        "peft",
+    }
 )
 # What schedules move in torch's own modules: dropout, batch normalisation.
 _KNOBS = ("p", "momentum", "drop_prob")
@@ -46,8 +56,8 @@ class Tree:
         "_holders",
         "_hook_count",
         "_hooks",
-        "_hung",
-        "_hung_count",
+        "_attached",
+        "_attached_count",
         "_knobs",
         "_samples",
         "_stock",
@@ -65,7 +75,9 @@ class Tree:
         named = list(root.named_modules())
         self.module_names = [name for name, _ in named]
         self.modules = [module for _, module in named]
-        self.own = [(i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))]
+        self.own = [
+            (i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))
+        ]
         self._counts = [(m._parameters, m._buffers, m._modules, _count(m)) for m in self.modules]
         self.names: list[str] = []
         self.tensors: list[Any] = []
@@ -87,9 +99,11 @@ class Tree:
             for name in _KNOBS
             if i not in own and isinstance(module.__dict__.get(name), (int, float))
         ]
-        self._stock = [(i, module, module.__dict__) for i, module in enumerate(self.modules) if i not in own]
-        self._hung: list[tuple[int, str, dict[str, Any]]] = []
-        self._hung_count = -1
+        self._stock = [
+            (i, module, module.__dict__) for i, module in enumerate(self.modules) if i not in own
+        ]
+        self._attached: list[tuple[int, str, dict[str, Any]]] = []
+        self._attached_count = -1
         self._hooks: hooks.Hooks = []
         self._hook_count = -1
         self.changed = self.anew = False
@@ -135,15 +149,18 @@ class Tree:
     def own_hooks(self) -> hooks.Hooks:
         """The script's hooks on these modules and tensors."""
         count = hooks.count()
-        if self._hooks or count != self._hook_count:  # those that there are may have been taken away
+        if (
+            self._hooks or count != self._hook_count
+        ):  # those that there are may have been taken away
             self._hook_count = count
             named = zip(self.module_names, self.modules, strict=True)
             self._hooks = hooks.of_tree(named, zip(self.names, self.tensors, strict=True))
         return self._hooks
 
     def attributes(self) -> list[tuple[int, str, Any]]:
-        """Plain attributes of modules with code of their own; of others what was hung on them, and
-        settings that were moved.
+        """Plain attributes of modules with code of their own.
+
+        Of other modules, what was attached to them, and settings that were moved.
 
         Returns:
             (module's index, name, value) of each.
@@ -157,23 +174,27 @@ class Tree:
         ]
         # A tree that was looked at anew does not know where they began.
         found += [
-            (i, name, held.get(name)) for i, name, held, begun in self._knobs if self.anew or held.get(name) != begun
+            (i, name, held.get(name))
+            for i, name, held, begun in self._knobs
+            if self.anew or held.get(name) != begun
         ]
-        found += [(i, name, held[name]) for i, name, held in self._hung_attributes() if name in held]
+        found += [
+            (i, name, held[name]) for i, name, held in self._attached_attributes() if name in held
+        ]
         return found
 
-    def _hung_attributes(self) -> list[tuple[int, str, dict[str, Any]]]:
+    def _attached_attributes(self) -> list[tuple[int, str, dict[str, Any]]]:
         count = sum([len(held) for _, _, held in self._stock])
-        if count != self._hung_count:
-            self._hung_count = count
+        if count != self._attached_count:
+            self._attached_count = count
             standard = _standard_names()
-            self._hung = [
+            self._attached = [
                 (i, name, held)
                 for i, module, held in self._stock
                 for name, _ in attachments.attributes(module, _STATIC_ROOTS)
                 if name not in standard
             ]
-        return self._hung
+        return self._attached
 
 
 def tree_of(root: Any) -> Tree:

@@ -1,0 +1,322 @@
+"""Walks the live objects of a capture and copies them into a graph of nodes.
+
+One object is one node, so aliases stay aliases and cycles end. The walk keeps the budget of bytes,
+and the report of what cannot be captured. What is done with one object is the business of its kind
+(`kinds`).
+
+Threads: the training thread. Errors: none; what cannot be captured is reported, not raised.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from types import ModuleType
+from typing import Any
+
+from . import handles
+from .births import MEMBER, Births
+from .device_parts import DeviceParts
+from .kinds.functions import STATEFUL_STDLIB
+from .kinds.objects import OWNED, PENDING, Lost
+from .kinds.table import Rule, rule_of
+from .nodes import (
+    ATOMS,
+    KEEP,
+    MISSING,
+    Graph,
+    Named,
+    Node,
+    Report,
+    handle,
+    index_of,
+    ref,
+    type_name,
+)
+
+_MAX_DEPTH = 12
+_MAX_NODES = 50_000
+_MAX_REPORTS = 200
+_SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
+_NUMBERS = frozenset({int, float, bool, type(None)})
+_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
+
+CaptureGenerator = Callable[["CaptureWalk", Any, str], Any]
+
+
+class CaptureWalk:
+    """Copies objects into nodes.
+
+    Args:
+        limit_bytes: Most bytes to copy in all; what does not fit is reported.
+        births: Where objects stood at the first program point.
+        capture_generator: Encodes the frame of a suspended generator.
+        owned: Ids of tensors that are saved elsewhere (parameters, optimizer state), and of the
+            optimizers.
+        owned_storages: Addresses of their memory.
+        note_births: Only note where objects stand: this is the first program point of the process.
+        device_parts: Takes contents that lie on a device and are copied later.
+
+    Attributes:
+        graph: What has been captured.
+        uncaptured: What could not be captured.
+        refused: Why the place in the loop must not be put back; None if it can be.
+        graphs: Tensors that were computed from others, each with its place.
+        bytes_left: What is left of the limit.
+        is_outside: Whether what is walked now is a dataset's, or stands outside of the frames.
+    """
+
+    rule_of = staticmethod(rule_of)
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        births: Births,
+        capture_generator: CaptureGenerator,
+        owned: Iterable[int] = (),
+        owned_storages: frozenset[int] = frozenset(),
+        note_births: bool = False,
+        device_parts: DeviceParts | None = None,
+    ) -> None:
+        self.graph = Graph()
+        self.uncaptured: Report = []
+        self.refused: str | None = None
+        self.graphs: list[tuple[Any, str]] = []
+        self.bytes_left = limit_bytes
+        self.births = births
+        self.owned = owned if isinstance(owned, (set, frozenset)) else frozenset(owned)
+        self.owned_storages = owned_storages
+        self.note_births = note_births
+        self.device_parts = device_parts or DeviceParts()
+        self.is_outside = 0
+        self._capture_generator = capture_generator
+        self._handles = handles.now() if note_births else frozenset[int]()
+        self._has_handles = note_births or bool(births.handles)
+        self._own: Collection[str] | None = None
+        self._index: dict[int, int] = {}
+        # Of each node; an id means something only while its object lives.
+        self._objects: list[Any] = []
+        self._alive: list[Any] = []
+
+    def encode(self, value: Any, place: str, depth: int = 0) -> Any:
+        """Encodes one value: an atom as itself, everything else as a reference to a node.
+
+        Args:
+            value: The value.
+            place: Its name, for reports.
+            depth: How many containers are around it.
+        """
+        kind = type(value)
+        if kind in ATOMS:
+            # Not in containers: an item that is left alone cannot be told from one that has been
+            # moved there.
+            if (
+                kind is int
+                and self._has_handles
+                and place[-1:] != "]"
+                and self._is_handle(value, place)
+            ):
+                return handle(value)
+            if (kind is str or kind is bytes) and not self.take(len(value)):
+                return self._give_up(value, place, self.too_big(len(value)))
+            return value
+        known = self._index.get(id(value))
+        if known is not None:
+            return ref(known)
+        if (
+            kind is tuple
+            and self._has_handles
+            and len(value) == 2
+            and set(map(type, value)) == {int}
+            and self._is_handle(value, place)
+        ):
+            return handle(value)  # what os.pipe() gives
+        rule = rule_of(kind)
+        graph = self.graph
+        index = len(graph.nodes)
+        if index >= _MAX_NODES or depth > _MAX_DEPTH:
+            why = "too many objects" if index >= _MAX_NODES else "too deep"
+            return self._give_up(value, place, why)
+        graph.nodes.append(PENDING)
+        graph.births.append(None)
+        graph.types.append(type_name(kind))
+        self._index[id(value)] = index
+        self._objects.append(value)
+        if rule.is_born:
+            if self.note_births:
+                self.births.note(value, place)
+            birth = self.births.place(value)
+            if birth is not None:
+                # Below an object that stood somewhere at the first point, places are the same
+                # however it is reached now.
+                graph.births[index] = place = birth
+        try:
+            if self.is_outside and (self._is_outsider(kind, rule) or not self._moves(value, place)):
+                node: Node = OWNED
+            else:
+                node = rule.capture(value, place, depth, self)
+        except Exception as error:
+            # A user's object may do anything when it is looked at. The others are still worth
+            # having.
+            why = f"looking at it failed: {type(error).__name__}: {error}"
+            node = self.lost(place, type_name(kind), why)
+        graph.nodes[index] = node
+        return ref(index)
+
+    def encode_standing(self, value: Any, place: str) -> Any:
+        """As `encode`, for a variable of a frame on the path.
+
+        Modules and classes that stood there at the first point are left alone: they stand there in
+        the restarted process, too.
+        """
+        if (
+            isinstance(value, (ModuleType, type))
+            and not self.note_births
+            and self.births.place(value) == place
+        ):
+            return KEEP
+        return self.encode(value, place)
+
+    def encode_all(self, values: Collection[Any], place: str, depth: int) -> list[Any]:
+        """Encodes the items of a sequence."""
+        if type(values) in (list, tuple) and set(map(type, values)) <= _NUMBERS:
+            items = list(values)
+            if self.take(9 * len(items)):
+                return items
+        if isinstance(values, list):  # as it is, whatever its class yields
+            values = list.__getitem__(values, slice(None))
+        return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(values)]
+
+    def attributes(self, value: Any, place: str, depth: int) -> Named:
+        """Encodes what a function, or a subclass of a container, keeps in its `__dict__`."""
+        found = getattr(value, "__dict__", None)
+        if not found:
+            return []
+        if found is value:  # items that are attributes, too
+            return [(MEMBER, True)]
+        return [
+            (name, self.encode(item, f"{place}.{name}", depth + 1))
+            for name, item in list(found.items())
+        ]
+
+    def capture_generator(self, generator: Any, place: str) -> Any:
+        """Encodes the frame of a suspended generator."""
+        return self._capture_generator(self, generator, place)
+
+    def take(self, size: int) -> bool:
+        """Takes bytes off the budget; False, and nothing taken, if it has not as many."""
+        if size > self.bytes_left:
+            return False
+        self.bytes_left -= size
+        return True
+
+    @staticmethod
+    def too_big(size: int) -> str:
+        """Says that a value of `size` bytes is left out, and what would make room for it."""
+        return f"{size} bytes are more than what is left of the limit REFT_RESUME_FRAME_BYTES"
+
+    def no_room(self, value: Any, place: str, size: int) -> Lost:
+        """Reports a value that is larger than the budget and makes its node."""
+        return self.lost(place, type_name(type(value)), self.too_big(size))
+
+    def lost(self, place: str, name: str, reason: str) -> Lost:
+        """Reports a value that cannot be captured and makes its node."""
+        if len(self.uncaptured) < _MAX_REPORTS:
+            self.uncaptured.append((place, name, reason))
+        return Lost(reason)
+
+    def refuse(self, reason: str) -> None:
+        """Notes that the place in the loop must not be put back: training would be another one."""
+        self.refused = self.refused or reason
+
+    def lost_position(self, encoded: Any) -> str | None:
+        """Says why the position of an iterator could not be captured, if `encoded` is one."""
+        index = index_of(encoded)
+        if index is None:
+            return None
+        node, value = self.graph.nodes[index], self._objects[index]
+        if not isinstance(node, Lost):
+            return None
+        return node.reason if hasattr(value, "__next__") or hasattr(value, "__anext__") else None
+
+    def keep_alive(self, value: Any) -> None:
+        """Keeps an object that nothing else holds: its id must stay its own until the end."""
+        self._alive.append(value)
+
+    def is_owned(self, tensor: Any) -> bool:
+        """Says whether a tensor is saved elsewhere."""
+        return id(tensor) in self.owned or id(getattr(tensor, "_local_tensor", None)) in self.owned
+
+    def is_switched(self, value: Any, place: str) -> bool:
+        """Says whether a function or a class is another one than at the first program point.
+
+        At that point it is noted.
+        """
+        if self.note_births:
+            self.births.named[place] = value
+            return False
+        return self.births.named.get(place, MISSING) is not value
+
+    @contextlib.contextmanager
+    def outside(self, own: Collection[str]) -> Iterator[None]:
+        """Within this, values stand outside of the frames.
+
+        Lists, dicts and arrays that are large and have not changed their size are left out, as are
+        objects of installed packages: trackers, tokenizers, what a decorator attaches to a
+        function.
+
+        Args:
+            own: Names of the script's own modules.
+        """
+        self.is_outside += 1
+        self._own = own
+        try:
+            yield
+        finally:
+            self.is_outside -= 1
+            self._own = None
+
+    def encode_data(self, value: Any, place: str, depth: int) -> Any:
+        """As `encode`, for a part of a dataset or sampler."""
+        self.is_outside += 1
+        try:
+            return self.encode(value, place, depth)
+        finally:
+            self.is_outside -= 1
+
+    def _is_outsider(self, kind: type, rule: Rule) -> bool:
+        """Whether an object outside of the frames is an installed package's."""
+        if self._own is None or not rule.is_outsider or hasattr(kind, "__next__"):
+            return False
+        root = kind.__module__.partition(".")[0]
+        return kind.__module__ not in self._own and root not in STATEFUL_STDLIB
+
+    def _moves(self, item: Any, place: str) -> bool:
+        """Whether a part of a dataset is copied.
+
+        That is one that is no list, dict or array, or is small, or has changed since the first
+        point.
+        """
+        nbytes = getattr(item, "nbytes", None)
+        if nbytes is None and not isinstance(item, _CONTAINERS):
+            return True
+        size = len(item) if nbytes is None else nbytes // 8
+        if size <= _SMALL_ITEMS:
+            return True
+        mark = (id(item), size, getattr(item, "_version", 0))
+        if self.note_births:
+            self.births.bulky[place] = mark
+        return self.births.bulky.get(place) != mark
+
+    def _is_handle(self, value: Any, place: str) -> bool:
+        """Whether a number, or a pair, was a handle of this process at the first program point."""
+        if self.note_births:
+            if handles.is_handle(value, self._handles):
+                self.births.handles.setdefault(place, value)
+            return False
+        return bool(self.births.handles.get(place) == value)
+
+    def _give_up(self, value: Any, place: str, reason: str) -> Any:
+        self.lost(place, type_name(type(value)), reason)
+        return KEEP

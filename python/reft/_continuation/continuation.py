@@ -1,0 +1,230 @@
+"""Captures the place of a training loop, and puts a restarted script back there.
+
+Both calls are made at the same program point, inside the optimizer's step post-hook.
+
+Threads: the training thread. Errors: `FrameMismatch`, always before the first write.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from . import frames, plain
+from .births import Births
+from .bytecode import Unsupported
+from .capture_walk import CaptureWalk
+from .device_parts import DeviceParts
+from .frames import FrameMismatch
+from .graphs import GraphWatch, refusal
+from .nodes import Graph, Report, Stray
+from .restore_walk import RestoreWalk, put_in
+from .settings import Settings
+from .statics import Statics
+
+_VERSION = 10
+_OBSERVE_BYTES = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What a restore did."""
+
+    frames: int
+    """User frames that were written."""
+    problems: Report = field(default_factory=list)
+    """(where, type, reason) of each value that could not be put back."""
+
+
+class Continuation:
+    """The continuation of one process, and what it remembers of the first program point.
+
+    Attributes:
+        graphs: Watches the autograd graphs that a script carries over a program point.
+    """
+
+    def __init__(self) -> None:
+        self.graphs = GraphWatch()
+        self._births = Births()
+        self._settings = Settings()
+        self._statics = Statics()
+
+    def capture(
+        self,
+        start_frame: FrameType,
+        limit_bytes: int,
+        owned_tensors: Iterable[int] = (),
+        owned_storages: frozenset[int] = frozenset(),
+        parts: DeviceParts | None = None,
+    ) -> dict[str, Any]:
+        """Copies the state of the loop that calls the optimizer.
+
+        Args:
+            start_frame: The optimizer step's caller, or a frame that it called.
+            limit_bytes: Most bytes of values to copy.
+            owned_tensors: Ids of tensors that are saved elsewhere, and of the optimizers that own
+                them.
+            owned_storages: Addresses of their memory.
+            parts: Takes contents that lie on a device and are copied later.
+
+        Returns:
+            A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type,
+            reason)), "exact" (False if `restore` would refuse) and "refused" (why, if it is not for
+            a position of a loop that is not known).
+
+        Raises:
+            FrameMismatch: The frames cannot be read at this point.
+        """
+        self.observe(start_frame)
+        walk = CaptureWalk(
+            limit_bytes,
+            self._births,
+            frames.capture_generator,
+            owned_tensors,
+            owned_storages,
+            device_parts=parts,
+        )
+        try:
+            path = frames.encode_path(walk, start_frame)
+            outside = self._statics.capture(walk)
+        except Unsupported as error:
+            raise FrameMismatch(str(error)) from error
+        handled = sys.exc_info()[1]
+        if handled is not None:
+            why = "the exception that is handled is the restarted script's"
+            walk.lost("except block", type(handled).__name__, why)
+        self.graphs.watch(walk.graphs)
+        refused = walk.refused or _others_run()
+        if refused is not None:
+            walk.lost("loop", "place in the loop", refused)
+        if (place := self.graphs.used()) is not None:
+            refused = refusal(place)
+            walk.lost(place, "torch.Tensor", refused)
+        user = [frame for frame in path if frame["user"]]
+        lost = any(
+            frame["refused"] or any(map(walk.lost_position, frame["stack"])) for frame in user
+        )
+        python, changed = sys.version_info[:2], self._settings.capture()
+        return {
+            "frames": pickle.dumps(
+                (_VERSION, python, path, outside, changed, walk.graph.packed()), protocol=5
+            ),
+            "uncaptured": walk.uncaptured,
+            "exact": not lost and refused is None,
+            "refused": refused,
+        }
+
+    def observe(self, start_frame: FrameType, anew: bool = False) -> None:
+        """Notes where objects stand at the process's first program point, unless that is done.
+
+        Later captures name objects by these places, so that a loop variable that means another
+        object by then still finds it. The first `capture` and `restore` do this on their own; call
+        it when the first step is not captured. Copies nothing.
+
+        Args:
+            anew: Forget an earlier point: it turned out not to be the one at which a restarted
+                process is restored.
+        """
+        if anew or not self._births.recorded:
+            self._note_births(start_frame, Births())
+
+    def restore(
+        self,
+        start_frame: FrameType,
+        captured: dict[str, Any],
+        foreign: bool = False,
+        owned_storages: frozenset[int] = frozenset(),
+        room: bytes = b"",
+    ) -> RestoreReport:
+        """Writes a captured loop into the live frames.
+
+        Args:
+            start_frame: As for `capture`, in the restarted process at its first program point.
+            captured: What `capture` returned.
+            foreign: It was captured by another rank, whose place in the loop this one takes;
+                variables and attributes called `rank` or `…_rank` keep their live values.
+            owned_storages: As for `capture`, of this process.
+            room: What has come into the room of `capture`'s parts.
+
+        Returns:
+            What was written and what could not be.
+
+        Raises:
+            FrameMismatch: The live frames are not the captured ones; nothing was written.
+        """
+        if captured["refused"] is not None:
+            raise FrameMismatch(captured["refused"])
+        version, python, *rest = plain.loads(captured["frames"])
+        here = sys.version_info[:2]
+        if version != _VERSION or tuple(python) != here:
+            raise FrameMismatch(
+                f"captured by format {version}, Python {python}; this is {_VERSION}, {here}"
+            )
+        path, outside, changed, packed = rest
+        graph = Graph.unpacked(packed)
+        put_in(graph, room)
+        births = Births()
+        births.hold()
+        self._note_births(start_frame, births)
+        try:
+            walk = RestoreWalk(
+                graph, births.by_place(), frames.plan_generator, foreign, owned_storages
+            )
+            user = self._plan(walk, start_frame, path, outside)
+        finally:
+            births.release()
+        walk.write(lambda: self._settings.restore(changed))
+        walk.apply()
+        return RestoreReport(frames=user, problems=walk.problems)
+
+    def _note_births(self, start_frame: FrameType, births: Births) -> None:
+        self._births = births
+        births.recorded = True
+        self._settings.note_first()
+        walk = CaptureWalk(_OBSERVE_BYTES, births, frames.capture_generator, note_births=True)
+        try:
+            frames.encode_path(walk, start_frame)
+            self._statics.capture(walk)
+        except Unsupported:
+            return
+        self.graphs.watch(walk.graphs)
+
+    def _plan(
+        self, walk: RestoreWalk, start_frame: FrameType, path: list[dict[str, Any]], outside: Any
+    ) -> int:
+        """Plans all writes; returns the number of user frames."""
+        live = frames.frames_from(start_frame)
+        frames.compare_paths(path, live)
+        user = 0
+        try:
+            for record, (frame, _, _) in zip(path, live, strict=True):
+                if record["user"]:
+                    frames.plan_frame(walk, record, frame, record["name"])
+                    user += 1
+                else:
+                    frames.plan_results(walk, record, frame)
+            self._statics.plan(walk, outside)
+        except FrameMismatch:
+            raise
+        except Stray as error:
+            raise FrameMismatch(str(error)) from error
+        except Exception as error:
+            raise FrameMismatch(f"planning the restore: {type(error).__name__}: {error}") from error
+        return user
+
+
+def _others_run() -> str | None:
+    """Says why the place is not known if more than one asyncio task runs.
+
+    What the others have done is not captured.
+    """
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:
+        return None
+    if len(asyncio.all_tasks()) < 2:
+        return None
+    return "other asyncio tasks run beside the training loop"

@@ -1,0 +1,110 @@
+"""Values that never change: members of enumerations, dtypes and devices, dates, paths, ranges.
+
+Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .. import plain
+from ..nodes import ATOMS, At, Node, find_type, kind
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+# Scripts hold a few paths and dates for their whole life. (`decimal` has contexts, which change.)
+_CONSTANT_MODULES = frozenset({"datetime", "pathlib"})
+_MAX_PICKLES = 256
+# The pickles of such values by identity, with what keeps the identity.
+_pickles: dict[int, tuple[Any, bytes]] = {}
+
+
+@kind
+class EnumMember(Node):
+    """A member of an enumeration, or a combination of flags."""
+
+    name: str | None
+    value: Any
+    """Its value if that is an atom."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        member: enum.Enum = value
+        return cls(member.name, member.value if type(member.value) in ATOMS else None)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        found: Any = find_type(at.type_name)
+        member = getattr(found, "__members__", {}).get(self.name)
+        if member is None and found is not None and self.value is not None:
+            member = found(self.value)  # a combination of flags
+        return walk.problem(at, f"member {self.name} not found") if member is None else member
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class TorchConstant(Node):
+    """A dtype, device, layout or memory format of torch."""
+
+    text: str
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        return cls(str(value))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        torch: Any = sys.modules["torch"]
+        if at.type_name == "torch.device":
+            return torch.device(self.text)
+        return getattr(torch, self.text.rpartition(".")[2])
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class Range(Node):
+    """A range."""
+
+    start: int
+    stop: int
+    step: int
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        return cls(value.start, value.stop, value.step)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        return range(self.start, self.stop, self.step)
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class Pickled(Node):
+    """A value of the standard library that pickles as plain arguments."""
+
+    data: bytes
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if type(value).__module__.partition(".")[0] not in _CONSTANT_MODULES:
+            return cls(plain.dumps(value, plain.VALUES))
+        known = _pickles.get(id(value))
+        if known is None or known[0] is not value:
+            if len(_pickles) >= _MAX_PICKLES:
+                _pickles.clear()
+            known = _pickles[id(value)] = (value, plain.dumps(value, plain.VALUES))
+        return cls(known[1])
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        return plain.loads(self.data, plain.VALUES, plain.ARRAYS, plain.MASKED_ARRAYS)
+
+    def is_made_anew(self) -> bool:
+        return True

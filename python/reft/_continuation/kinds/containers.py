@@ -1,0 +1,396 @@
+"""Lists, tuples, dicts, sets and buffers of bytes.
+
+Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
+"""
+
+from __future__ import annotations
+
+import array
+import sys
+from collections import OrderedDict, defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+from ..births import MEMBER
+from ..nodes import (
+    ATOMS,
+    KEEP,
+    MISSING,
+    At,
+    Named,
+    Node,
+    index_of,
+    kind,
+    name_of_key,
+    native,
+    plain_key,
+    type_name,
+)
+from .objects import OWNED
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+NUMBERS = frozenset({int, float, bool, type(None)})
+_LEAST_ADDRESS = 1 << 20
+_HOLDS_A_LATER = "holds an object made after the first step"
+_FIXED_HASH = {int, float, bool, complex} | (
+    {str, bytes} if not sys.flags.hash_randomization else set()
+)
+
+
+@kind
+class List(Node):
+    """A list, or an object of a class that extends it."""
+
+    items: list[Any]
+    attributes: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if not walk.take(8 * len(value)):
+            return walk.no_room(value, place, 8 * len(value))
+        return cls(walk.encode_all(value, place, depth), walk.attributes(value, place, depth))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.container(at, live)
+        if target is MISSING:
+            target = walk.made(at, list, live)
+            if target is MISSING:
+                return walk.problem(at, "its class is not found")
+        walk.stands(at, target)
+        items = walk.children(self.items, live if isinstance(live, list) else [], at.place)
+        if items is None:
+            return walk.problem(at, _HOLDS_A_LATER)
+        walk.contents.append(lambda: list.__setitem__(target, slice(None), items))
+        walk.put_attributes(self.attributes, target, at.place)
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        return [*self.items, *(item for _, item in self.attributes)]
+
+
+@kind
+class Deque(Node):
+    """A `collections.deque`."""
+
+    items: list[Any]
+    maxlen: int | None
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if not walk.take(8 * len(value)):
+            return walk.no_room(value, place, 8 * len(value))
+        return cls(walk.encode_all(value, place, depth), value.maxlen)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.container(at, live)
+        if target is not MISSING and target.maxlen != self.maxlen:
+            target = MISSING
+        if target is MISSING:
+            if at.type_name != "collections.deque":
+                return walk.problem(at, "made after the first step")
+            target = deque(maxlen=self.maxlen)
+        walk.stands(at, target)
+        there = list(target or (live if isinstance(live, deque) else ()))
+        items = walk.children(self.items, there, at.place)
+        if items is None:
+            return walk.problem(at, _HOLDS_A_LATER)
+        walk.contents.append(target.clear)
+        walk.contents.append(lambda: target.extend(items))
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        return self.items
+
+
+@kind
+class Tuple(Node):
+    """A tuple, a named tuple, or what C functions return in their place."""
+
+    items: list[Any]
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if not walk.take(8 * len(value)):
+            return walk.no_room(value, place, 8 * len(value))
+        return cls(walk.encode_all(value, place, depth))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        items = walk.children(self.items, list(live) if isinstance(live, tuple) else [], at.place)
+        if items is None:
+            return walk.problem(at, _HOLDS_A_LATER)
+        if at.type_name == "builtins.tuple":
+            return tuple(items)
+        found = walk.type_of(at, live)
+        if found is None or not issubclass(found, tuple):
+            return walk.problem(at, "class not found")
+        try:
+            return tuple.__new__(found, items)  # the class's own may want other arguments
+        except TypeError:
+            return found(items)  # of C
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        return self.items
+
+
+@kind
+class Mapping(Node):
+    """A dict, or an object of a class that extends it."""
+
+    items: list[tuple[Any, Any]]
+    attributes: Named
+    factory: Any
+    """Makes the missing items of a defaultdict."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if "__builtins__" in value:
+            return OWNED  # the globals of a module
+        if not walk.take(16 * len(value)):
+            return walk.no_room(value, place, 16 * len(value))
+        below = depth + 1
+        items = [
+            (
+                key
+                if type(key) in ATOMS and type(key) is not int
+                else _encode_key(key, f"{place}<key {i}>", depth, walk),
+                item
+                if type(item) in NUMBERS
+                else walk.encode(item, f"{place}[{name_of_key(key, i)}]", below),
+            )
+            # As it is, whatever its class yields.
+            for i, (key, item) in enumerate(list(dict.items(value)))
+        ]
+        attributes = walk.attributes(value, place, depth)
+        factory = value.default_factory if isinstance(value, defaultdict) else None
+        if factory is not None:
+            factory = walk.encode(factory, f"{place}<factory>", below)
+        return cls(items, attributes, factory)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        place = at.place
+        target = walk.container(at, live)
+        if target is MISSING:
+            target = walk.made(at, dict, live)
+            if target is MISSING:
+                return walk.problem(at, "its class is not found")
+            if isinstance(target, defaultdict) and self.factory is not None:
+                before = live.default_factory if isinstance(live, defaultdict) else MISSING
+                factory = walk.resolve(self.factory, before, f"{place}<factory>")
+                if factory is KEEP and before in (MISSING, None):
+                    return walk.problem(
+                        at, "what makes its missing items was made after the first step"
+                    )
+                target.default_factory = before if factory is KEEP else factory
+        walk.stands(at, target)
+        there = target if target else live if isinstance(live, dict) else {}
+        keys = list(there)
+        items: dict[Any, Any] = {}
+        for position, (encoded, item) in enumerate(self.items):
+            key = _live_key(encoded, keys, position, place, walk)
+            if key is KEEP:
+                return walk.problem(at, "one of its keys was made after the first step")
+            current = there.get(key, MISSING)
+            name = name_of_key(key, position)
+            value = item
+            if type(item) is tuple:
+                value = walk.resolve(item, current, f"{place}[{name}]")
+            if value is KEEP:
+                if current is MISSING:
+                    return walk.problem(at, f"item {name} was made after the first step")
+                value = current
+            items[key] = value
+
+        def write() -> None:
+            base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+            base.clear(target)
+            for key, value in items.items():
+                base.__setitem__(target, key, value)
+
+        walk.contents.append(write)
+        walk.put_attributes(self.attributes, target, place)
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        keys = [tuple(key) for key, _ in self.items if type(key) is list]
+        values = (item for _, item in self.items)
+        return [*keys, *values, *(item for _, item in self.attributes)]
+
+
+@kind
+class Set(Node):
+    """A set or a frozenset."""
+
+    members: list[Any]
+    attributes: Named
+    layout: Any
+    """Order in which it yields its members, where their hashes are the same in each process."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if not walk.take(16 * len(value)):
+            return walk.no_room(value, place, 16 * len(value))
+        members = [_encode_key(item, place + MEMBER, depth, walk) for item in value]
+        layout = native().set_layout(value) if all(map(_has_fixed_hash, value)) else None
+        return cls(members, walk.attributes(value, place, depth), layout)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        items = [
+            _live_key(item, [], position, at.place, walk)
+            for position, item in enumerate(self.members)
+        ]
+        if any(item is KEEP for item in items):
+            return walk.problem(at, _HOLDS_A_LATER)
+        layout = self.layout
+        if at.type_name == "builtins.frozenset":
+            frozen = frozenset(items)
+            if layout is not None:
+                walk.contents.append(lambda: native().set_put_layout(frozen, list(items), *layout))
+            return frozen
+        target = walk.container(at, live)
+        if target is MISSING:
+            target = walk.made(at, set, live)
+            if target is MISSING:
+                return walk.problem(at, "its class is not found")
+        # Not the class's own methods: they may look at what is not there yet.
+        walk.contents.append(lambda: set.clear(target))
+        walk.contents.append(lambda: set.update(target, items))
+        if layout is not None:
+            walk.contents.append(lambda: native().set_put_layout(target, list(items), *layout))
+        walk.put_attributes(self.attributes, target, at.place)
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        keys = (tuple(key) for key in self.members if type(key) is list)
+        return [*keys, *(item for _, item in self.attributes)]
+
+
+@kind
+class ByteArray(Node):
+    """A bytearray."""
+
+    data: bytes
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if not walk.take(len(value)):
+            return walk.no_room(value, place, len(value))
+        return cls(bytes(value))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.container(at, live)
+        if target is MISSING:
+            return bytearray(self.data)
+        walk.contents.append(lambda: target.__setitem__(slice(None), self.data))
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class Numbers(Node):
+    """An `array.array`."""
+
+    typecode: str
+    data: bytes
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        size = len(value) * value.itemsize
+        if not walk.take(size):
+            return walk.no_room(value, place, size)
+        return cls(value.typecode, value.tobytes())
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        saved = array.array(self.typecode, self.data)
+        target = walk.container(at, live)
+        if target is MISSING or target.typecode != self.typecode:
+            return saved
+        walk.contents.append(lambda: target.__setitem__(slice(None), saved))
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class MemoryView(Node):
+    """A memoryview of a whole buffer."""
+
+    buffer: Any
+    format: str
+    shape: Any
+    is_readonly: bool
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if walk.note_births:
+            return OWNED
+        if not value.c_contiguous or value.nbytes != memoryview(value.obj).nbytes:
+            return walk.lost(place, type_name(type(value)), "view of a part of a buffer")
+        buffer = walk.encode(value.obj, f"{place}.obj", depth + 1)
+        return cls(buffer, value.format, value.shape, value.readonly)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        same = isinstance(live, memoryview)
+        buffer = walk.resolve(self.buffer, live.obj if same else MISSING, f"{at.place}.obj")
+        if buffer is KEEP:
+            return KEEP if same else walk.problem(at, "its buffer was made after the first step")
+        if same and live.obj is buffer:
+            return live
+        view = memoryview(buffer)
+        view = view.toreadonly() if self.is_readonly else view
+        if (view.format, view.shape) == (self.format, self.shape):
+            return view
+        return view.cast("B").cast(self.format, self.shape)  # type: ignore[call-overload]
+
+
+def _encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
+    """Encodes a key or member: a plain one as itself, else a list, which no key can be."""
+    if (
+        type(key) is int
+        and key >= _LEAST_ADDRESS
+        and (owner := walk.births.place_of_identity(key)) is not None
+    ):
+        return ["id", owner]  # what `id(p)` gave
+    return key if plain_key(key) else list(walk.encode(key, place, depth + 1))
+
+
+def _live_key(key: Any, there: list[Any], position: int, place: str, walk: RestoreWalk) -> Any:
+    """Returns the live key of a dict's or set's item; KEEP if it cannot be found."""
+    if type(key) is not list:
+        return key
+    match key:
+        case ["id", birth]:
+            owner = walk.born(birth)
+            return KEEP if owner is MISSING else id(owner)
+    index = index_of(tuple(key))
+    if index is None:
+        return KEEP
+    candidate = there[position] if position < len(there) else MISSING
+    if candidate is not MISSING and type_name(type(candidate)) != walk.graph.types[index]:
+        candidate = MISSING
+    return walk.resolve(tuple(key), candidate, f"{place}<key>")
+
+
+def _has_fixed_hash(member: Any) -> bool:
+    """Whether an object has the same hash in every process."""
+    found = type(member)
+    return found in _FIXED_HASH or (found is tuple and all(map(_has_fixed_hash, member)))

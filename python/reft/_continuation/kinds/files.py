@@ -1,0 +1,93 @@
+"""Files that a loop reads, buffers in memory, queues and futures.
+
+Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+from ..nodes import MISSING, At, Node, kind, type_name
+from .objects import OWNED
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+
+@kind
+class File(Node):
+    """The position in a file that is open for reading."""
+
+    is_position = True
+    position: int
+    name: str
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if walk.note_births or value.closed or not value.readable() or value.writable():
+            return OWNED
+        name = type_name(type(value))
+        if not value.seekable():
+            return walk.lost(place, name, "what is read from it only moves forward")
+        try:
+            position = value.tell()
+        except OSError:  # of text that a `for` loop reads
+            why = "file that a `for` loop reads: use readline(), or list(file)"
+            return walk.lost(place, name, why)
+        return cls(position, str(getattr(value, "name", "")))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING or target.closed or str(getattr(target, "name", "")) != self.name:
+            return walk.problem(at, f"file {self.name} was opened after the first step")
+        walk.positions.append(lambda: target.seek(self.position))
+        return target
+
+
+@kind
+class Buffer(Node):
+    """A BytesIO or StringIO."""
+
+    data: Any
+    position: int
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if value.closed:
+            return OWNED
+        contents = value.getvalue()
+        if not walk.take(len(contents)):
+            return walk.no_room(value, place, len(contents))
+        return cls(contents, value.tell())
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING or target.closed:
+            target = io.BytesIO() if at.type_name == "_io.BytesIO" else io.StringIO()
+
+        def write() -> None:
+            target.seek(0)
+            target.truncate()
+            target.write(self.data)
+            target.seek(self.position)
+
+        walk.contents.append(write)
+        return target
+
+
+def capture_queue(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Leaves an empty queue alone and reports any other one."""
+    if not walk.note_births and not value.empty():
+        why = "queue: what is in it stays as it is; a list or deque comes back"
+        return walk.lost(place, type_name(type(value)), why)
+    return OWNED
+
+
+def capture_future(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Reports a future: what another thread computes cannot be captured."""
+    if walk.note_births:
+        return OWNED
+    why = "what another thread computes is the restarted script's"
+    return walk.lost(place, type_name(type(value)), why)

@@ -1,0 +1,266 @@
+"""Functions, their closures and defaults, methods and partial calls.
+
+Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from ..bytecode import analyse
+from ..nodes import (
+    ATOMS,
+    KEEP,
+    MISSING,
+    At,
+    Named,
+    Node,
+    find_named,
+    is_bound,
+    kind,
+    type_name,
+)
+from .objects import OWNED
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
+STATEFUL_STDLIB = frozenset(
+    {"argparse", "types", "dataclasses", "collections", "random", "contextlib"}
+)
+
+
+def is_foreign(root: str) -> bool:
+    """Says whether a top-level module's functions and objects are not looked into."""
+    return root in FOREIGN_ROOTS or (
+        root in sys.stdlib_module_names and root not in STATEFUL_STDLIB
+    )
+
+
+@kind
+class Function(Node):
+    """A function that keeps something between its calls."""
+
+    which: str
+    """Name and digest of its code."""
+    cells: list[Any]
+    attributes: Named
+    defaults: Named
+    """Default arguments that can change."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if is_foreign((value.__module__ or "").partition(".")[0]) or not has_state(value, walk):
+            return NamedObject.capture(value, place, depth, walk)
+        cells: list[Any] = []
+        closure = value.__closure__ or ()
+        for name, cell in zip(value.__code__.co_freevars, closure, strict=True):
+            try:
+                cells.append(walk.encode(cell.cell_contents, f"{place}:{name}", depth + 1))
+            except ValueError:
+                cells.append(KEEP)  # empty
+        defaults = [
+            (name, walk.encode(item, f"{place}({name})", depth + 1))
+            for name, item in mutable_defaults(value, walk)
+        ]
+        return cls(_which(value), cells, walk.attributes(value, place, depth), defaults)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            return walk.problem(at, "function made after the first step")
+        if _which(target) != self.which:
+            return walk.problem(at, "another function than after the first step")
+        walk.stands(at, target)
+        closure = target.__closure__ or ()
+        for name, cell, item in zip(target.__code__.co_freevars, closure, self.cells, strict=True):
+            try:
+                current = cell.cell_contents
+            except ValueError:
+                current = MISSING
+            value = walk.resolve(item, current, f"{at.place}:{name}")
+            if value is not KEEP:
+                walk.contents.append(functools.partial(setattr, cell, "cell_contents", value))
+        walk.put_attributes(self.attributes, target, at.place)
+        defaults = dict(mutable_defaults(target, walk))
+        for name, item in self.defaults:
+            there = defaults.get(name, MISSING)
+            value = walk.resolve(item, there, f"{at.place}({name})")
+            if value is not KEEP and value is not there:  # an iterator is made anew
+                walk.contents.append(functools.partial(_set_default, target, name, value))
+        return target
+
+
+@kind
+class NamedObject(Node):
+    """A function or a class that a variable has come to mean after the first step."""
+
+    module: str
+    name: str
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if is_bound(value):
+            return capture_bound(value, place, depth, walk)
+        if not walk.is_switched(value, place):
+            return OWNED
+        for name in (value.__qualname__, value.__name__):
+            if find_named(value.__module__, name) is value:
+                return cls(value.__module__, name)
+        if type(value) is FunctionType and not value.__closure__:
+            return Code(_which(value))  # one made anew is as good
+        if place in walk.births.named:
+            return walk.lost(place, type_name(type(value)), _not_by_name(value.__qualname__))
+        return OWNED
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        found = find_named(self.module, self.name)
+        return walk.problem(at, f"{self.name} not found") if found is None else found
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class Code(Node):
+    """A function that cannot be found by its name and keeps nothing."""
+
+    which: str
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        if isinstance(live, FunctionType) and _which(live) == self.which:
+            return live
+        return walk.problem(at, _not_by_name(self.which.partition(" ")[0]))
+
+
+@kind
+class Method(Node):
+    """A method with the object that it is bound to."""
+
+    name: str
+    owner: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        owner = walk.encode(value.__self__, f"{place}.__self__", depth + 1)
+        return cls(value.__func__.__name__, owner)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        there = getattr(live, "__self__", MISSING)
+        owner = walk.resolve(self.owner, there, f"{at.place}.__self__")
+        if owner is KEEP or (owner is there and getattr(live, "__name__", "") == self.name):
+            if live is not MISSING:
+                return KEEP
+            return walk.problem(at, "made after the first step")
+        return getattr(owner, self.name, KEEP)
+
+
+def capture_bound(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures a method that is written in C; nothing else may hold its object."""
+    owner = walk.encode(value.__self__, f"{place}.__self__", depth + 1)
+    return Method(value.__name__, owner)
+
+
+@kind
+class Partial(Node):
+    """A `functools.partial`."""
+
+    func: Any
+    arguments: list[Any]
+    keywords: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        place = f"{place}<partial>"
+        arguments = [
+            walk.encode(part, f"{place}[{i}]", depth + 1) for i, part in enumerate(value.args)
+        ]
+        keywords = [
+            (name, walk.encode(part, f"{place}.{name}", depth + 1))
+            for name, part in value.keywords.items()
+        ]
+        return cls(walk.encode(value.func, place, depth + 1), arguments, keywords)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        place = f"{at.place}<partial>"
+        known = type(live) is functools.partial
+        func = walk.resolve(self.func, live.func if known else MISSING, place)
+        func = live.func if func is KEEP and known else func
+        arguments = walk.children(self.arguments, list(live.args) if known else [], place)
+        before = live.keywords if known else {}
+        keywords: dict[str, Any] = {}
+        for name, item in self.keywords:
+            value = walk.resolve(item, before.get(name, MISSING), f"{place}.{name}")
+            keywords[name] = before.get(name, KEEP) if value is KEEP else value
+        if arguments is None or any(item is KEEP for item in (func, *keywords.values())):
+            return walk.problem(at, "holds an object made after the first step")
+        if (
+            known
+            and func is live.func
+            and _same(arguments, live.args)
+            and _same(keywords, live.keywords)
+        ):
+            return live
+        return functools.partial(func, *arguments, **keywords)
+
+
+def has_state(function: FunctionType, walk: CaptureWalk) -> bool:
+    """Says whether a function keeps anything between its calls.
+
+    That is a closure, attributes, or defaults that can change.
+    """
+    if function.__dict__ or (
+        function.__closure__ and function.__code__.co_freevars != ("__class__",)
+    ):
+        return True
+    defaults = function.__defaults__ or function.__kwdefaults__
+    return bool(defaults and mutable_defaults(function, walk))
+
+
+def mutable_defaults(function: FunctionType, walk: CaptureWalk | RestoreWalk) -> Named:
+    """Returns the default arguments that can change, by name."""
+    defaults = function.__defaults__ or ()
+    code = function.__code__
+    names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
+    named = list(zip(names, defaults, strict=True))
+    named += (function.__kwdefaults__ or {}).items()
+    fixed = (tuple, frozenset)
+    return [
+        (name, item)
+        for name, item in named
+        if type(item) not in fixed and walk.rule_of(type(item)).is_mutable
+    ]
+
+
+def _which(function: Any) -> str:
+    return f"{function.__qualname__} {analyse(function.__code__).digest.hex()}"
+
+
+def _not_by_name(qualname: str) -> str:
+    return f"another one than after the first step, and {qualname} cannot be found by its name"
+
+
+def _set_default(function: FunctionType, name: str, value: Any) -> None:
+    """Gives a default argument another value."""
+    if function.__kwdefaults__ is not None and name in function.__kwdefaults__:
+        function.__kwdefaults__[name] = value
+        return
+    defaults = list(function.__defaults__ or ())
+    names = function.__code__.co_varnames[: function.__code__.co_argcount][-len(defaults) :]
+    defaults[names.index(name)] = value
+    function.__defaults__ = tuple(defaults)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two sequences, or dicts, hold the same objects, or equal numbers and strings."""
+    if isinstance(other, dict):
+        return list(one) == list(other) and _same(list(one.values()), list(other.values()))
+    pairs = zip(one, other, strict=False)
+    return len(one) == len(other) and all(
+        a is b or (type(a) is type(b) and type(a) in ATOMS and a == b) for a, b in pairs
+    )

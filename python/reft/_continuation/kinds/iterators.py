@@ -1,0 +1,281 @@
+"""Positions of Python's own iterators and of generators.
+
+An iterator is described by the parts that its `__reduce__` names, and made again from them: that
+holds for every supported interpreter and touches no memory layout. A new iterator takes the old
+one's place wherever reft found it. Iterators of dicts and sets are moved by advancing the live one,
+because their `__reduce__` copies what is left.
+
+Threads: the training thread. Errors: `Stray` for a position that cannot be reached.
+"""
+
+from __future__ import annotations
+
+import builtins
+import itertools
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from ..nodes import KEEP, MISSING, At, Node, Stray, is_bound, kind, type_name
+from .objects import Lost
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+# Described by __reduce__: (callable, arguments[, state]). None of these advances the iterator.
+_REDUCED: dict[type, str] = {
+    type(iter(range(0))): "range",
+    type(iter(range(1 << 70))): "longrange",
+    type(iter([])): "list",
+    type(iter(())): "tuple",
+    type(iter("")): "str",
+    type(iter("é")): "str",
+    type(iter(b"")): "bytes",
+    type(iter(bytearray())): "bytearray",
+    type(reversed([])): "list_reverse",
+    reversed: "reversed",
+    enumerate: "enumerate",
+    zip: "zip",
+    map: "map",
+    filter: "filter",
+}
+for _name in (
+    "count",
+    "islice",
+    "chain",
+    "cycle",
+    "repeat",
+    "starmap",
+    "product",
+    "zip_longest",
+    "accumulate",
+):
+    _REDUCED[getattr(itertools, _name)] = _name
+
+
+class _Sequence:
+    def __getitem__(self, index: int) -> int:
+        raise IndexError(index)
+
+
+_REDUCED[type(iter(_Sequence()))] = "sequence"
+_CALLABLE = type(iter(int, 1))
+_REDUCED[_CALLABLE] = "callable"
+
+# Moved by advancing the live iterator to the same number of items left.
+ADVANCED: frozenset[type] = frozenset(
+    {
+        type(iter({})),
+        type(iter({}.values())),
+        type(iter({}.items())),
+        type(reversed({})),
+        type(reversed({}.values())),
+        type(reversed({}.items())),
+        type(iter(set())),
+    }
+)
+
+_MAKERS: dict[str, Any] = {"iter": iter, "reversed": reversed}
+_MAKERS.update({name: getattr(builtins, name) for name in ("enumerate", "zip", "map", "filter")})
+for _kind, _label in _REDUCED.items():
+    if _kind.__module__ == "itertools":
+        _MAKERS[_label] = _kind
+
+NO_STATE = object()
+_WARNS = sys.version_info >= (3, 12)  # that iterators of itertools will not be taken apart some day
+
+
+@kind
+class Iterator(Node):
+    """An iterator that is made again from its parts."""
+
+    is_position = True
+    maker: str
+    arguments: list[Any]
+    has_state: bool
+    state: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        try:
+            name, arguments, state = reduce(value)
+        except (TypeError, AttributeError) as error:
+            return walk.lost(place, type_name(type(value)), str(error))
+        walk.keep_alive((arguments, state))
+        # A position is a number of its own, whatever else that number may be in this process.
+        encoded = [
+            part if type(part) is int else walk.encode(part, f"{place}<{name}>", depth + 1)
+            for part in arguments
+        ]
+        if type(value) is _CALLABLE and _calls_what_is_left_alone(arguments[0], walk):
+            return walk.lost(place, type_name(type(value)), "iterator of unknown kind")
+        for part in encoded:
+            reason = walk.lost_position(part)
+            if reason is not None:
+                return Lost(reason)  # reported where it was found
+        if state is NO_STATE:
+            return cls(name, encoded, False, None)
+        if type(state) is not int:
+            state = walk.encode(state, place, depth + 1)
+        return cls(name, encoded, True, state)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        place = f"{at.place}<{self.maker}>"
+        there: list[Any] = []
+        live_state: Any = MISSING
+        if live is not MISSING and type_name(type(live)) == at.type_name:
+            _, parts, live_state = reduce(live)
+            there = list(parts)
+            walk.keep_alive((parts, live_state))
+            if live_state is NO_STATE:
+                live_state = MISSING
+        for i, argument in enumerate(self.arguments):
+            if walk.is_position(argument):
+                current = there[i] if i < len(there) else MISSING
+                if walk.resolve(argument, current, f"{place}[{i}]") is KEEP:
+                    return walk.problem(at, "the iterator inside cannot be put back")
+        built = walk.children(self.arguments, there, place)
+        if built is None:
+            return walk.problem(at, "its source was made after the first step")
+        iterator = _MAKERS[self.maker](*built)
+        if self.has_state:
+            value = walk.resolve(self.state, live_state, at.place)
+            # Positions are clipped to the sequence's length, so they wait for its contents.
+            walk.positions.append(lambda: _set_state(iterator, value))
+        return iterator
+
+
+@kind
+class Advanced(Node):
+    """An iterator of a dict or a set."""
+
+    is_position = True
+    left: int
+    """Number of items that it still yields."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        return cls(_items_left(value))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            return walk.problem(at, "made after the first step")
+        there = _items_left(target)
+        steps = there - self.left
+        if steps < 0:
+            raise Stray(f"{at.place}: {self.left} items were left, the live iterator has {there}")
+
+        def advance() -> None:
+            for _ in range(steps):
+                next(target)
+
+        # First: a change of the dict's size would end its iterators.
+        walk.contents.insert(0, advance)
+        return target
+
+
+@kind
+class Generator(Node):
+    """A suspended generator."""
+
+    is_position = True
+    record: Any
+    """Its frame; see `frames`."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if value.gi_running:
+            return RunningGenerator()  # its frame is on the path
+        if value.gi_frame is None:
+            return FinishedGenerator()
+        try:
+            record = walk.capture_generator(value, f"{place}()")
+        except Exception as error:
+            return walk.lost(place, "generator", str(error))
+        for part in record["stack"]:
+            reason = walk.lost_position(part)
+            if reason is not None:
+                return Lost(reason)
+        return cls(record)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is not MISSING and (target.gi_frame is None or target.gi_running):
+            target = MISSING
+        made = walk.plan_generator(self.record, target, f"{at.place}()")
+        if made is None:
+            return walk.problem(at, "generator made after the first step")
+        return made
+
+
+@kind
+class FinishedGenerator(Node):
+    """A generator that has returned."""
+
+    is_position = True
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        return iter(())
+
+
+@kind
+class RunningGenerator(Node):
+    """A generator whose frame is on the path to the optimizer's step."""
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = live if at.birth is None else walk.born(at.birth, live)
+        if not getattr(target, "gi_running", False):
+            raise Stray(
+                f"{at.place}: the training loop runs in another generator than in the first"
+                " iteration"
+            )
+        return target
+
+
+def _calls_what_is_left_alone(function: Any, walk: CaptureWalk) -> bool:
+    """Whether the position of `iter(function, sentinel)` lies in an object that is not copied.
+
+    That of `re.finditer` does.
+    """
+    return is_bound(function) and walk.rule_of(type(function.__self__)).is_left_alone
+
+
+def is_reduced(kind: type) -> bool:
+    """Says whether iterators of this type are described by `reduce`."""
+    return kind in _REDUCED
+
+
+def reduce(iterator: Any) -> tuple[str, tuple[Any, ...], Any]:
+    """Takes an iterator apart without advancing it.
+
+    Returns:
+        Name of the callable that makes it, its arguments, and the state to set then (`NO_STATE` for
+        none).
+
+    Raises:
+        TypeError: This interpreter cannot take it apart.
+    """
+    if _WARNS and type(iterator).__module__ == "itertools":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            parts = iterator.__reduce__()
+    else:
+        parts = iterator.__reduce__()
+    name = parts[0].__name__
+    if name not in _MAKERS:
+        raise TypeError(f"{type(iterator).__name__} is made by {name}")
+    return name, tuple(parts[1]), parts[2] if len(parts) > 2 and parts[2] is not None else NO_STATE
+
+
+def _set_state(iterator: Any, state: Any) -> None:
+    """Sets the position of a newly built iterator."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        iterator.__setstate__(state)
+
+
+def _items_left(iterator: Any) -> int:
+    """Returns the number of items that a dict's or set's iterator still yields."""
+    return int(iterator.__length_hint__())

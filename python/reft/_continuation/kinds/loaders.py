@@ -1,0 +1,397 @@
+"""DataLoaders, their iterators, samplers and datasets.
+
+A position is the number of batches that the loop got, not of those that workers have ready.
+Map-style positions advance at the sampler and read no data; an IterableDataset is read and its
+items are thrown away. A loader with a state of its own (torchdata's StatefulDataLoader) is asked
+for it.
+
+Limits: a sampler that draws from a global generator at each batch, rather than once per epoch, is
+replayed from its first draw only. Of what is replayed, the attributes come back that `loader_parts`
+copies.
+
+Threads: the training thread. Errors: what the user's sampler or dataset raise while it is replayed.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from .. import attachments, hooks, plain, workers
+from ..loader_origins import ORIGIN, FirstDraw, Origin, Replay, kind_of
+from ..loader_parts import WHOSE, containers_in, fingerprint, is_drawn, parts, parts_of_loader
+from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
+from ..rng import capture_rng, restore_rng
+from .objects import OWNED, encode_slots
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+_FIXED = (plain.VALUES, plain.CONTAINERS, plain.ARRAYS, plain.TENSORS)
+_TOUCHED = ("worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
+
+
+@kind
+class Shallow(Node):
+    """A dataset, a sampler, or an optimizer of the script's own: all but its large parts."""
+
+    attributes: Named
+    slots: Named
+    hooks: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        """Encodes all of a dataset or sampler but the data itself, which stays as it is."""
+        attributes: Named = []
+        for name, item in list(getattr(value, "__dict__", {}).items()):
+            if name not in WHOSE:
+                encoded = walk.encode_data(item, f"{place}.{name}", depth + 1)
+                attributes.append((name, encoded))
+        return cls(attributes, encode_slots(value, place, depth, walk), [])
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            found = walk.type_of(at, live)
+            if (
+                found is None
+                or found.__module__.partition(".")[0] == "torch"
+                or not walk.is_made_anew(at.index)
+            ):
+                return walk.problem(at, "made after the first step")
+            target = object.__new__(found)
+        walk.stands(at, target)
+        for name, item in self.slots:
+            value = walk.resolve(item, getattr(target, name, MISSING), f"{at.place}.{name}")
+            if value is not KEEP:
+                walk.contents.append(functools.partial(object.__setattr__, target, name, value))
+        drawn = is_drawn(target)
+        for name, item in self.attributes:
+            there = target.__dict__.get(name, MISSING)
+            if drawn:
+                # Its iterator, which a replay has made, may hold them.
+                walk.fix(*containers_in(there))
+            value = walk.resolve(item, there, f"{at.place}.{name}")
+            if value is not KEEP:
+                walk.contents.append(functools.partial(target.__dict__.__setitem__, name, value))
+        if self.hooks:
+            walk.put_hooks(self.hooks, hooks.of_optimizer(target), at.place)
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        return [item for _, item in (*self.attributes, *self.slots)]
+
+
+@kind
+class Loader(Node):
+    """A DataLoader."""
+
+    pieces: Any
+    """From `loader_parts.Parts.capture`."""
+    iterator: Any
+    """Its iterator, if its workers are persistent."""
+    parts_of_it: Named
+    attributes: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        names = ["batch_sampler", "sampler", "dataset"]
+        if value.num_workers == 0 and hooks.is_own_hook(value.collate_fn):
+            names.append("collate_fn")  # workers have copies of their own
+        found = [
+            (name, walk.encode(part, f"{place}.{name}", depth + 1))
+            for name in names
+            if (part := getattr(value, name, None)) is not None
+        ]
+        attributes = [
+            (name, walk.encode(item, f"{place}.{name}", depth + 1))
+            for name, item in list(value.__dict__.items())
+            if name not in attachments.names_in(type(value))
+            and (attachments.is_kept(item) or hasattr(item, "_next_index"))
+        ]
+        if walk.note_births:
+            return OWNED
+        pieces = parts_of_loader(value).capture()
+        iterator: Any = None
+        if value.persistent_workers:
+            iterator = getattr(value, "_iterator", None)
+            iterator = walk.encode(iterator, f"{place}._iterator", depth + 1)
+        return cls(pieces, iterator, found, attributes)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
+        walk.stands(at, target)
+        # After the iterators' replay, which needs older states.
+        walk.positions.append(lambda: parts(target).write(self.pieces))
+        for name, part in self.parts_of_it:
+            there = getattr(target, name, MISSING)
+            walk.fix(there)
+            walk.resolve(part, there, f"{at.place}.{name}")
+
+        def put(name: str, value: Any) -> None:
+            walk.positions.append(functools.partial(target.__dict__.__setitem__, name, value))
+
+        for name, item in self.attributes:
+            there = target.__dict__.get(name, MISSING)
+            value = walk.resolve(item, there, f"{at.place}.{name}")
+            if value is not KEEP and value is not there:
+                put(name, value)
+        if self.iterator is not None:
+            there = getattr(target, "_iterator", None)
+            known = MISSING if there is None else there
+            iterator = walk.resolve(self.iterator, known, f"{at.place}._iterator")
+            if iterator is not KEEP and iterator is not there:
+                put("_iterator", iterator)
+        return target
+
+
+@kind
+class LoaderIterator(Node):
+    """The position of a DataLoader's iterator."""
+
+    is_position = True
+    loader: Any
+    flavor: str
+    """See `loader_origins.kind_of`."""
+    fixed: bytes
+    """From `loader_origins.Origin.fixed`."""
+    yielded: int
+    """Batches that the loop got."""
+    is_iterable: bool
+    is_started: bool
+    """Whether its sampler has drawn an index."""
+    workers: dict[int, workers.States]
+    is_finished: bool
+    state: bytes
+    """State of a StatefulDataLoader, pickled."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        name = type_name(type(value))
+        why = _unrestorable(value)
+        if why is not None:
+            return walk.lost(place, name, why)
+        origin: Origin = getattr(value, ORIGIN)
+        loader = walk.encode(origin.loader, f"{place}.loader", depth + 1)
+        if walk.note_births:
+            return OWNED
+        remark = _remark(value)
+        if remark is not None:
+            walk.lost(place, name, remark)
+        flavor = kind_of(value)
+        return cls(
+            loader,
+            flavor,
+            origin.fixed(),
+            int(value._num_yielded),
+            value._dataset_kind != 0,
+            not isinstance(value._sampler_iter, FirstDraw),
+            origin.workers,
+            _is_finished(value),
+            plain.dumps(value.state_dict(), *_FIXED) if flavor == "stateful" else b"",
+        )
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        live_loader = getattr(target, ORIGIN).loader if target is not MISSING else MISSING
+        loader = walk.resolve(self.loader, live_loader, f"{at.place}.loader")
+        if loader is KEEP:
+            loader = live_loader
+        if loader is MISSING:
+            return walk.problem(at, "its DataLoader was made after the first step")
+        remarks: list[str] = []
+        fresh = self.rebuild(loader, remarks)
+        for remark in remarks:
+            walk.problem(at, remark)
+        if target is MISSING:
+            if (
+                fresh is not None
+                and "_iterator" in loader.__dict__
+                and (loader.persistent_workers or self.flavor == "stateful")
+            ):
+                put = functools.partial(loader.__dict__.__setitem__, "_iterator", fresh)
+                walk.positions.append(put)
+            return iter(()) if fresh is None else fresh
+        if fresh is None:
+            walk.positions.append(lambda: _finish(target))
+        else:
+            # First, because parts of the loader are written after it.
+            walk.positions.insert(0, lambda: _swap(target, fresh))
+        return target
+
+    def rebuild(self, loader: Any, remarks: list[str]) -> Any:
+        """Makes an iterator at this position; leaves the loader and all random states as they were.
+
+        Args:
+            loader: The live DataLoader.
+            remarks: Gets what of the position comes back only approximately.
+
+        Returns:
+            The iterator; None if it has no more batches and nothing to keep.
+
+        Raises:
+            ValueError: The loader has other parts than the captured one.
+        """
+        fixed = plain.loads(self.fixed, *_FIXED)
+        if fingerprint(loader) != fixed["loader"]:
+            raise ValueError(f"DataLoader was {fixed['loader']}, is {fingerprint(loader)}")
+        if self.flavor == "multi" and self.is_finished and not loader.persistent_workers:
+            return None
+        pieces = parts(loader)
+        rng, before = capture_rng(cuda=False), pieces.capture(nested=True)
+        kept = {name: loader.__dict__[name] for name in _TOUCHED if name in loader.__dict__}
+        try:
+            pieces.write(fixed["made_of"])
+            restore_rng(fixed["created"])
+            if self.flavor == "stateful":
+                loader.load_state_dict(plain.loads(self.state, *_FIXED))
+                iterator = loader._get_iterator()
+                getattr(iterator, ORIGIN).take(fixed)
+                return iterator
+            if self.flavor == "multi":
+                iterator = self._with_workers(loader, fixed)
+            else:
+                iterator = self._without_workers(loader, fixed, pieces, remarks)
+            getattr(iterator, ORIGIN).replayed = []
+            iterator._num_yielded = self.yielded
+        finally:
+            Replay.end(loader)
+            loader.__dict__.update(kept)
+            pieces.write(before)
+            restore_rng(rng)
+        return iterator
+
+    def _with_workers(self, loader: Any, fixed: dict[str, Any]) -> Any:
+        Replay(fixed, self.yielded, self.is_iterable, self.workers).begin(loader)
+        states = fixed["workers_at_begin"] if self.is_iterable else self.workers
+        loader.worker_init_fn = workers.Begin(loader.worker_init_fn, states)
+        iterator = loader._get_iterator()
+        Replay.end(loader)
+        if self.is_finished:
+            _finish(iterator)
+        elif self.is_iterable:
+            for _ in range(self.yielded):
+                iterator._next_data()
+        return iterator
+
+    def _without_workers(
+        self, loader: Any, fixed: dict[str, Any], pieces: Any, remarks: list[str]
+    ) -> Any:
+        iterator = loader._get_iterator()
+        if self.is_started:
+            self._advance(iterator, fixed, pieces, remarks)
+        getattr(iterator, ORIGIN).take(fixed)
+        return iterator
+
+    def _advance(
+        self, iterator: Any, fixed: dict[str, Any], pieces: Any, remarks: list[str]
+    ) -> None:
+        if fixed["first_draw"] is not None:
+            restore_rng(fixed["first_draw"])
+            pieces.write(fixed["begun_with"])
+        getattr(iterator, ORIGIN).replayed = list(fixed["changes"])
+        mark: Any = None
+        for _ in range(self.yielded):
+            if self.is_iterable:
+                iterator._next_data()
+            else:
+                iterator._next_index()
+                mark = mark or capture_rng(cuda=False)
+        if mark is not None and mark != capture_rng(cuda=False):
+            remarks.append(
+                "its sampler draws from a global generator in mid-iteration:"
+                " what follows has another order"
+            )
+
+
+def _unrestorable(iterator: Any) -> str | None:
+    """Says why an iterator's position cannot be restored; None if it can."""
+    flavor = kind_of(iterator)
+    if not flavor:
+        return f"DataLoader iterator of unknown kind {type(iterator).__qualname__}"
+    origin: Origin | None = getattr(iterator, ORIGIN, None)
+    if origin is None:
+        return "DataLoader iterator made before reft was there"
+    if flavor == "stateful":
+        return None
+    from torch.utils.data import IterDataPipe, MapDataPipe
+
+    if isinstance(iterator._dataset, (IterDataPipe, MapDataPipe)):
+        return "DataLoader over a DataPipe: use torchdata's StatefulDataLoader"
+    if origin.parts.is_resized(origin.begun_with):
+        return (
+            "the batch size was changed in the middle of an epoch, so how far it is cannot be told"
+        )
+    if (
+        flavor == "multi"
+        and ORIGIN in iterator.__dict__
+        and not hasattr(iterator, "_worker_queue_idx_cycle")
+    ):
+        return "DataLoader with workers of another torch release"
+    return None
+
+
+def _remark(iterator: Any) -> str | None:
+    """Says what of a restorable iterator comes back only approximately, if anything."""
+    if kind_of(iterator) != "multi":
+        return None
+    if not getattr(iterator, "_in_order", True):
+        return "approximated: with in_order=False the order of batches is chance in any run"
+    is_iterable = iterator._dataset_kind != 0
+    if is_iterable and iterator._persistent_workers and getattr(iterator, ORIGIN).epochs > 1:
+        return (
+            "approximated: what the dataset kept in persistent workers from earlier epochs"
+            " starts anew"
+        )
+    return None
+
+
+def _is_finished(iterator: Any) -> bool:
+    """Says whether an iterator has no more batches, as far as its position does not tell."""
+    if getattr(iterator, "_shutdown", False):
+        return True
+    status = getattr(iterator, "_workers_status", None)
+    return iterator._dataset_kind != 0 and status is not None and not any(status)
+
+
+def _finish(iterator: Any) -> None:
+    """Makes an iterator one that has no more batches; workers end unless they are persistent."""
+    iterator._sampler_iter = iter(())
+    if iterator._num_workers > 0:
+        if not iterator._persistent_workers:
+            iterator._shutdown_workers()
+        iterator._workers_status = [False] * iterator._num_workers
+        iterator._rcvd_idx = iterator._send_idx
+        iterator._task_info.clear()
+
+
+def _swap(live: Any, fresh: Any) -> None:
+    """Gives `live` the state of `fresh`, so that every reference to `live` sees the new position.
+
+    Workers of `live` end; those of `fresh` become its own.
+    """
+    if live is fresh:
+        return
+    if hasattr(live, "_shutdown_workers"):
+        live._shutdown_workers()
+    state = dict(fresh.__dict__)
+    pending = state.get("_sampler_iter")
+    if isinstance(pending, FirstDraw):
+        pending.move_to(live)
+    live.__dict__.clear()
+    live.__dict__.update(state)
+    if state.get("_worker_pids_set"):
+        from torch.utils.data._utils import signal_handling
+
+        signals: Any = signal_handling
+        signals._remove_worker_pids(id(fresh))
+        signals._set_worker_pids(id(live), tuple(worker.pid for worker in state["_workers"]))
+    # Its __del__ looks for workers to end: they are not its own any more.
+    fresh.__dict__.clear()
+    fresh.__dict__.update({"_shutdown": True, "_workers": [], "_worker_pids_set": False})

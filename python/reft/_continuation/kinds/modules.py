@@ -1,0 +1,214 @@
+"""Module trees and optimizers: what they hold beside weights and state, which are saved elsewhere.
+
+Threads: the training thread. Errors: `Stray` for a module that has other parts than the saved one.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from .. import attachments, hooks
+from ..module_tree import Tree, tree_of
+from ..nodes import KEEP, MISSING, At, Named, Node, Stray, kind, type_name
+from .loaders import Shallow
+from .objects import OWNED, Instance, Owned
+from .tensors import Tensor, tags_of
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+_WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
+_OPTIMIZERS_OWN = frozenset({"defaults", "param_groups", "state"})
+# What torch and its schedulers attach to each optimizer, besides its hooks.
+_OPTIMIZERS_PRIVATE = frozenset(
+    {
+        "_zero_grad_profile_name",
+        "_warned_capturable_if_run_uncaptured",
+        "_opt_called",
+        "_step_supports_amp_scaling",
+        "step",
+    }
+)
+
+
+@kind
+class Module(Node):
+    """A module tree that has lived since the first program point."""
+
+    count: int
+    """Number of modules in the tree."""
+    training: bytes
+    """Mode of each module."""
+    requires_grad: bytes
+    """Whether each tensor takes part in autograd."""
+    attributes: list[tuple[int, str, Any]]
+    """Index of a module, name, value."""
+    tensors: Named
+    """Tensors that no optimizer owns and that have changed, or have attributes attached."""
+    hooks: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if walk.note_births:
+            _note(value, place, depth, walk)
+            return OWNED
+        if walk.births.place(value) is None:
+            if type(value).__name__ in _WRAPPERS:
+                return Wrapper.capture(value, place, depth, walk)
+            return Instance.capture(value, place, depth, walk)
+        tree = tree_of(value)
+        tensors = _changed_tensors(value, tree, place, depth, walk)
+        attributes = [
+            (i, name, walk.encode(item, f"{place}.{name}", depth + 1))
+            for i, name, item in tree.attributes()
+        ]
+        known = {name for name, _ in tensors}
+        tensors += [
+            (name, walk.encode(tensor, f"{place}.{name}", depth))
+            for name, tensor in zip(tree.names, tree.tensors, strict=True)
+            if tensor.__dict__ and name not in known and tags_of(tensor)
+        ]
+        found = encode_hooks(tree.own_hooks(), place, depth, walk)
+        modes = tree.training()
+        return cls(len(tree.modules), modes, tree.requires_grad(), attributes, tensors, found)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        place = at.place
+        target = walk.target(at, live)
+        if target is MISSING:
+            return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
+        walk.stands(at, target)
+        tree = tree_of(target)
+        if len(tree.modules) != self.count or len(tree.tensors) != len(self.requires_grad):
+            raise Stray(f"{place}: a module that has other parts than the saved one")
+        # What is written now is not what this process began with.
+        tree.changed = tree.changed or any(
+            isinstance(walk.graph.node(item), Tensor) for _, item in self.tensors
+        )
+        tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
+        walk.fix(*tree.tensors)
+        for name, item in self.tensors:
+            there = tensor_of.get(name, MISSING)
+            if walk.resolve(item, there, f"{place}.{name}") is not there:
+                walk.problem(at, "has another shape, type or device", f"{place}.{name}")
+        for i, name, item in self.attributes:
+            holder = tree.modules[i].__dict__
+            value = walk.resolve(item, holder.get(name, MISSING), f"{place}.{name}")
+            if value is not KEEP:
+                walk.contents.append(functools.partial(holder.__setitem__, name, value))
+        walk.put_hooks(self.hooks, tree.own_hooks(), place)
+
+        def modes() -> None:
+            for module, mode in zip(tree.modules, self.training, strict=True):
+                module.training = bool(mode)
+            for tensor, grad in zip(tree.tensors, self.requires_grad, strict=True):
+                if tensor.requires_grad != bool(grad):
+                    tensor.requires_grad_(bool(grad))
+
+        walk.contents.append(modes)
+        return target
+
+
+@kind
+class Wrapper(Node):
+    """A DDP or FSDP that was made after the first step."""
+
+    requires_grad: bytes
+    module: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        inner = walk.encode(value.module, f"{place}.module", depth + 1)
+        return cls(tree_of(value).requires_grad(), inner)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        """Takes the live one if it communicates for the same parameters."""
+        if (
+            live is MISSING
+            or type_name(type(live)) != at.type_name
+            or tree_of(live).requires_grad() != self.requires_grad
+        ):
+            name = at.type_name.rpartition(".")[2]
+            raise Stray(
+                f"{at.place}: a model was wrapped by {name} after the first step, for other"
+                " parameters"
+            )
+        walk.stands(at, live)
+        walk.resolve(self.module, live.module, f"{at.place}.module")
+        return live
+
+
+def _changed_tensors(value: Any, tree: Tree, place: str, depth: int, walk: CaptureWalk) -> Named:
+    """Encodes the tensors that no optimizer owns, once one of them has changed."""
+    unowned = [i for i, tensor in enumerate(tree.tensors) if not walk.is_owned(tensor)]
+    if not unowned or not tree.has_changed(unowned):
+        return []
+    size = sum(tree.tensors[i].nbytes for i in unowned)
+    if size > walk.bytes_left:
+        why = f'weights of no optimizer, {walk.too_big(size)}; or reft.register("name", it)'
+        walk.lost(place, type_name(type(value)), why)
+        return []
+    return [
+        (tree.names[i], walk.encode(tree.tensors[i], f"{place}.{tree.names[i]}", depth))
+        for i in unowned
+    ]
+
+
+def _note(value: Any, place: str, depth: int, walk: CaptureWalk) -> None:
+    """Notes where the parts of a tree stand at the first program point."""
+    tree = tree_of(value)
+    tree.sample_all()
+    for prefix, module in value.named_modules():
+        walk.births.note(module, f"{place}.{prefix}")
+    for name, tensor in zip(tree.names, tree.tensors, strict=True):
+        walk.births.note(tensor, f"{place}.{name}")
+    for name, tensor in zip(tree.names, tree.tensors, strict=True):
+        if tensor.__dict__ and tags_of(tensor):
+            walk.encode(tensor, f"{place}.{name}", depth)
+    for _, name, item in tree.attributes():
+        walk.encode(item, f"{place}.{name}", depth + 1)
+    encode_hooks(tree.own_hooks(), place, depth, walk)
+
+
+def capture_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures what an optimizer class of the script's own keeps beside its state and groups."""
+    saved = _OPTIMIZERS_OWN if id(value) in walk.owned else frozenset()
+    attributes = [
+        (name, walk.encode(item, f"{place}.{name}", depth + 1))
+        for name, item in list(vars(value).items())
+        if name not in saved
+        and name not in _OPTIMIZERS_PRIVATE
+        and not name.startswith("_optimizer_")
+    ]
+    return Shallow(attributes, [], encode_hooks(hooks.of_optimizer(value), place, depth, walk))
+
+
+def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures the hooks of an optimizer and what a script has attached to it."""
+    attached = _encode_attached(value, place, depth, walk)
+    return Owned(attached, encode_hooks(hooks.of_optimizer(value), place, depth, walk))
+
+
+def capture_scaler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures what a class of the script's own keeps beside a GradScaler's state."""
+    return Owned(_encode_attached(value, place, depth, walk), None)
+
+
+def _encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
+    return [
+        (name, walk.encode(item, f"{place}.{name}", depth + 1))
+        for name, item in attachments.attributes(value)
+        if name not in _OPTIMIZERS_PRIVATE
+    ]
+
+
+def encode_hooks(found: hooks.Hooks, place: str, depth: int, walk: CaptureWalk) -> Named:
+    """Encodes what hooks keep."""
+    encoded = [(name, walk.encode(hook, f"{place}.{name}", depth + 1)) for name, hook in found]
+    if walk.note_births:
+        for name, hook in found:
+            # PowerSGD's state takes no weak reference.
+            walk.births.pin(hook, f"{place}.{name}")
+    return encoded

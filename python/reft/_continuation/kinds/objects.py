@@ -1,0 +1,244 @@
+"""Objects of the script's own classes, and what belongs to somebody else.
+
+Objects that have an owner (optimizers, process groups, files, threads, classes, weights that an
+optimizer updates) are never copied: the restarted script has its own.
+
+Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+import threading
+import weakref
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from .. import hooks
+from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+# A `with` block's object and what else an expression in progress holds: the restarted script stands
+# in the same expression.
+_OFF_THE_STACK = re.compile(r"<stack|\.__self__|<partial>|<\w+>\[")
+_COMMUNICATE = frozenset({"ProcessGroup", "DeviceMesh"})
+_slots: dict[type, tuple[str, ...]] = {}
+
+
+@kind
+class Pending(Node):
+    """An object whose capture has begun and not ended: a cycle leads back to it."""
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        return KEEP
+
+
+@kind
+class Lost(Node):
+    """An object that could not be captured; it has been reported."""
+
+    reason: str
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        return KEEP
+
+
+@kind
+class Owned(Node):
+    """An object that is not copied: the restarted script has its own."""
+
+    attributes: Named
+    """Values that the script has attached to it."""
+    hooks: Named | None
+    """States of an optimizer's hooks; None for anything but an optimizer."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        return OWNED
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        for candidate in (walk.born(at.birth), live):
+            if candidate is not MISSING and type_name(type(candidate)) == at.type_name:
+                walk.stands(at, candidate)
+                walk.put_attributes(self.attributes, candidate, at.place)
+                if self.hooks is not None:
+                    walk.put_hooks(self.hooks, hooks.of_optimizer(candidate), at.place)
+                return candidate
+        return walk.problem(at, "made after the first step")
+
+
+OWNED = Owned([], None)
+PENDING = Pending()
+
+
+def capture_foreign(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures an object of torch, NumPy or the standard library that is no plain data.
+
+    The restarted script has its own, which stands for another one if it did not live from the first
+    program point on.
+    """
+    if walk.note_births:
+        walk.births.pin(value, place)
+        return OWNED
+    if walk.is_outside or walk.births.place(value) is not None or _OFF_THE_STACK.search(place):
+        return OWNED
+    name = type(value).__name__
+    if name in _COMMUNICATE and value is not sys.modules["torch"].distributed.group.WORLD:
+        walk.refuse(f"{place}: a {name} that was made after the first step")
+    why = "another one than after the first step, of a kind that is not copied"
+    return walk.lost(place, type_name(type(value)), why)
+
+
+def capture_stream(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures a stream of a device: what it writes is copied behind it."""
+    walk.device_parts.written_by(value)
+    return capture_foreign(value, place, depth, walk)
+
+
+def capture_unknown(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Reports an object whose state this package cannot read."""
+    if hasattr(value, "__next__"):
+        why = "iterator of unknown kind"
+    elif hasattr(value, "__anext__"):
+        why = "asynchronous generator: use a `for` loop over a plain one"
+    else:
+        why = "unknown type"
+    return walk.lost(place, type_name(type(value)), why)
+
+
+@kind
+class Instance(Node):
+    """An object of a class that is written in Python."""
+
+    attributes: Named
+    slots: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        attributes = [
+            (name, walk.encode(item, f"{place}.{name}", depth + 1))
+            for name, item in list(getattr(value, "__dict__", {}).items())
+        ]
+        return cls(attributes, encode_slots(value, place, depth, walk))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        plain = walk.is_made_anew(at.index)
+        target = walk.container(at, live) if plain else walk.target(at, live)
+        made = target is MISSING
+        if made:
+            found = walk.type_of(at, live)
+            if found is None:
+                return walk.problem(at, "class not found")
+            target = found() if found is SimpleNamespace else object.__new__(found)
+        walk.stands(at, target)
+        before = dict(getattr(target, "__dict__", {}))
+        after: dict[str, Any] = {}
+        for name, item in self.attributes:
+            current = before.get(name, MISSING)
+            value = item
+            if type(item) is tuple:
+                value = walk.resolve(item, current, f"{at.place}.{name}")
+            if value is KEEP:
+                if current is MISSING:
+                    if made:  # half an object is worse than none
+                        return walk.problem(at, f"made after the first step, and so was its {name}")
+                    walk.problem(at, "made after the first step", f"{at.place}.{name}")
+                    continue
+                value = current
+            after[name] = value
+
+        def write() -> None:
+            for name in before:
+                if name not in after:
+                    target.__dict__.pop(name, None)
+            if after:
+                target.__dict__.update(after)
+
+        writes = [write]
+        for name, item in self.slots:
+            value = walk.resolve(item, getattr(target, name, MISSING), f"{at.place}.{name}")
+            if value is not KEEP:
+                writes.append(functools.partial(object.__setattr__, target, name, value))
+        if made:
+            # Nobody has seen it yet. It may be a key, whose hash is made of its attributes.
+            for action in writes:
+                action()
+        else:
+            walk.contents += writes
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        return [item for _, item in (*self.attributes, *self.slots)]
+
+
+@kind
+class Event(Node):
+    """A `threading.Event`: whoever waits for it is the restarted script's."""
+
+    is_set: bool
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        return OWNED if walk.note_births else cls(value.is_set())
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        target = threading.Event() if target is MISSING else target
+        walk.contents.append(target.set if self.is_set else target.clear)
+        return target
+
+
+@kind
+class WeakReference(Node):
+    """A weak reference without a callback."""
+
+    referent: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        there = value()
+        if walk.note_births or there is None or value.__callback__ is not None:
+            return OWNED
+        return cls(walk.encode(there, f"{place}()", depth + 1))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        there = live() if type(live) is weakref.ReferenceType else None
+        known = MISSING if there is None else there
+        value = walk.resolve(self.referent, known, f"{at.place}()")
+        if value is KEEP or value is there:
+            if there is not None:
+                return KEEP
+            return walk.problem(at, "made after the first step")
+        return weakref.ref(value)
+
+
+def encode_slots(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
+    """Encodes what an object keeps in `__slots__`."""
+    return [
+        (name, walk.encode(getattr(value, name), f"{place}.{name}", depth + 1))
+        for name in _slot_names(type(value))
+        if hasattr(value, name)
+    ]
+
+
+def _slot_names(kind: type) -> tuple[str, ...]:
+    found = _slots.get(kind)
+    if found is None:
+        names: list[str] = []
+        for base in kind.__mro__:
+            slots = base.__dict__.get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else tuple(slots):
+                if name.startswith("__") and not name.endswith("__"):
+                    name = f"_{base.__name__.lstrip('_')}{name}"
+                if name not in ("__dict__", "__weakref__"):
+                    names.append(name)
+        found = _slots[kind] = tuple(names)
+    return found

@@ -1,0 +1,293 @@
+"""Which kind captures the objects of a class: the first rule that takes the class.
+
+Threads: the training thread. Errors: none; a class that no rule takes is reported as unknown.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import io
+import sys
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import (
+    AsyncGeneratorType,
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    CoroutineType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+    SimpleNamespace,
+    TracebackType,
+    WrapperDescriptorType,
+)
+from typing import TYPE_CHECKING, Any
+
+from ..nodes import Node
+from . import containers, files, functions, iterators, loaders, modules, objects, randoms, tensors
+from .constants import EnumMember, Pickled, Range, TorchConstant
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+
+Capture = Callable[[Any, str, int, "CaptureWalk"], Node]
+"""Captures (value, place, how many containers are around it, walk)."""
+
+# Things with an owner, or without state of their own.
+_OWNED: tuple[type, ...] = (
+    ModuleType,
+    MethodWrapperType,
+    WrapperDescriptorType,
+    MemberDescriptorType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    GenericAlias,
+    CodeType,
+    FrameType,
+    TracebackType,
+    CellType,
+    CoroutineType,
+    type,
+    property,
+    staticmethod,
+    classmethod,
+    weakref.ReferenceType,
+    weakref.ProxyType,
+    weakref.CallableProxyType,
+    BaseException,
+)
+_QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
+_PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
+# Loggers and their like: what they hold lives outside of the process.
+_OUTSIDE = frozenset(
+    {"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"}
+)
+_PLAIN_TORCH = (
+    "torch.distributed.algorithms.",  # states of hooks: PowerSGD and the like
+    "torch.distributions.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How the objects of some classes are captured."""
+
+    takes: Callable[[type], bool]
+    capture: Capture
+    is_born: bool = True
+    """Whether such an object has an identity worth keeping across processes."""
+    is_mutable: bool = False
+    """Whether a default argument of such a class can change in place."""
+    is_outsider: bool = False
+    """Whether one outside of the frames is left alone if its class is an installed package's."""
+    is_left_alone: bool = False
+    """Whether the restarted script has its own."""
+
+
+def _is(*kinds: type) -> Callable[[type], bool]:
+    return lambda kind: kind in kinds
+
+
+def _extends(*kinds: type) -> Callable[[type], bool]:
+    return lambda kind: issubclass(kind, kinds)
+
+
+def _named(module: str, *names: str) -> Callable[[type], bool]:
+    return lambda kind: kind.__module__ == module and kind.__qualname__ in names
+
+
+def _torch_is(*names: str) -> Callable[[type], bool]:
+    """Takes a class of torch by its name; nothing as long as torch is not imported."""
+    return lambda kind: kind in _torch_kind(*names)
+
+
+def _torch_extends(*names: str) -> Callable[[type], bool]:
+    return lambda kind: issubclass(kind, _torch_kind(*names))
+
+
+def _torch_kind(*names: str) -> tuple[type, ...]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "nn"):
+        return ()
+    found: list[type] = []
+    for name in names:
+        module, _, last = name.rpartition(".")
+        value = getattr(sys.modules.get(f"torch.{module}" if module else "torch"), last, None)
+        if isinstance(value, type):
+            found.append(value)
+    return tuple(found)
+
+
+def _numpy_is(*names: str) -> Callable[[type], bool]:
+    def takes(kind: type) -> bool:
+        if _root(kind) != "numpy":
+            return False
+        found = []
+        for name in names:
+            value: Any = sys.modules["numpy"]
+            for part in name.split("."):
+                value = getattr(value, part, None)
+            found.append(value)
+        return kind in found
+
+    return takes
+
+
+def _root(kind: type) -> str:
+    return kind.__module__.partition(".")[0]
+
+
+def _is_array(kind: type) -> bool:
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is None or _root(kind) != "numpy":
+        return False
+    return kind is numpy.ndarray or issubclass(kind, numpy.generic)
+
+
+def _is_dtensor(kind: type) -> bool:
+    named = kind.__name__ == "DTensor" and _root(kind) == "torch"
+    return named and issubclass(kind, _torch_kind("Tensor"))
+
+
+def _is_queue(kind: type) -> bool:
+    return kind.__module__ in _QUEUES and hasattr(kind, "empty")
+
+
+def _is_plain_class(kind: type) -> bool:
+    """Says whether all state of a class's objects is in attributes: no base is written in C."""
+    return all(
+        base.__flags__ & (1 << 9)
+        and not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
+        for base in kind.__mro__[:-1]
+    )
+
+
+def _is_foreign(kind: type) -> bool:
+    return functions.is_foreign(_root(kind))
+
+
+# In this order: the first that takes a class decides.
+_RULES: tuple[Rule, ...] = (
+    Rule(iterators.is_reduced, iterators.Iterator.capture, is_born=False, is_mutable=True),
+    Rule(_is(*iterators.ADVANCED), iterators.Advanced.capture),
+    Rule(_is(GeneratorType), iterators.Generator.capture, is_mutable=True),
+    Rule(_is(AsyncGeneratorType), objects.capture_unknown, is_outsider=True),
+    Rule(_extends(enum.Enum), EnumMember.capture),
+    Rule(_is(FunctionType), functions.Function.capture),
+    Rule(_extends(BuiltinFunctionType, type), functions.NamedObject.capture),
+    Rule(_is(memoryview), containers.MemoryView.capture),
+    Rule(_is(weakref.ReferenceType), objects.WeakReference.capture),
+    Rule(_named("array", "array"), containers.Numbers.capture),
+    Rule(_is(MethodType), functions.Method.capture, is_born=False),
+    Rule(_is(MethodWrapperType), functions.capture_bound),
+    Rule(_is(functools.partial), functions.Partial.capture, is_born=False),
+    Rule(_is(threading.Event), objects.Event.capture),
+    Rule(_extends(*_OWNED), objects.Owned.capture, is_left_alone=True),
+    Rule(_is(io.BytesIO, io.StringIO), files.Buffer.capture),
+    Rule(_extends(io.IOBase), files.File.capture),
+    Rule(_named("concurrent.futures._base", "Future"), files.capture_future),
+    Rule(_is_queue, files.capture_queue),
+    Rule(lambda kind: kind.__module__ in _QUEUES, objects.Owned.capture, is_left_alone=True),
+    # torch
+    Rule(_torch_is("Tensor", "nn.Parameter"), tensors.Tensor.capture, is_mutable=True),
+    Rule(_is_dtensor, tensors.DTensor.capture),
+    Rule(_torch_extends("Tensor"), tensors.capture_subclass),
+    Rule(_torch_is("Generator"), randoms.Random.capture, is_mutable=True),
+    Rule(_torch_extends("Stream"), objects.capture_stream, is_left_alone=True),
+    Rule(_torch_is("dtype", "device", "memory_format", "layout"), TorchConstant.capture),
+    # Sizes, results of `topk` and the like, packed sequences.
+    Rule(_extends(tuple), containers.Tuple.capture, is_mutable=True),
+    Rule(
+        _torch_extends("utils.data.dataloader._BaseDataLoaderIter"),
+        loaders.LoaderIterator.capture,
+    ),
+    Rule(_torch_extends("utils.data.Sampler", "utils.data.Dataset"), loaders.Shallow.capture),
+    Rule(_torch_extends("utils.data.DataLoader"), loaders.Loader.capture),
+    Rule(_torch_extends("nn.Module"), modules.Module.capture),
+    Rule(
+        lambda kind: _root(kind) == "torch" and issubclass(kind, _torch_kind("optim.Optimizer")),
+        modules.capture_torch_optimizer,
+    ),
+    Rule(_torch_extends("optim.Optimizer"), modules.capture_optimizer),
+    Rule(
+        _torch_extends("optim.lr_scheduler.LRScheduler"),
+        objects.Owned.capture,
+        is_left_alone=True,
+    ),
+    Rule(
+        lambda kind: kind.__module__.startswith(_PLAIN_TORCH) and _is_plain_class(kind),
+        objects.Instance.capture,
+        is_mutable=True,
+        is_outsider=True,
+    ),
+    Rule(
+        lambda kind: _root(kind) == "torch" and hasattr(kind, "__next__"),
+        objects.capture_unknown,
+        is_outsider=True,
+    ),
+    Rule(lambda kind: _root(kind) == "torch", objects.capture_foreign, is_left_alone=True),
+    Rule(_torch_extends("amp.GradScaler"), modules.capture_scaler),
+    # NumPy
+    Rule(_is_array, tensors.Array.capture, is_mutable=True),
+    Rule(_numpy_is("ma.MaskedArray"), tensors.capture_masked, is_mutable=True),
+    Rule(_numpy_is("random.SeedSequence"), randoms.SeedSequence.capture),
+    Rule(
+        _numpy_is("random.Generator", "random.RandomState"),
+        randoms.Random.capture,
+        is_mutable=True,
+    ),
+    Rule(
+        lambda kind: _root(kind) == "numpy" and hasattr(kind, "__next__"),
+        objects.capture_unknown,
+        is_outsider=True,
+    ),
+    Rule(lambda kind: _root(kind) == "numpy", objects.capture_foreign, is_left_alone=True),
+    # Python
+    Rule(_is(deque), containers.Deque.capture, is_mutable=True),
+    Rule(_extends(list), containers.List.capture, is_mutable=True),
+    Rule(_extends(dict), containers.Mapping.capture, is_mutable=True),
+    Rule(
+        lambda kind: kind is frozenset or issubclass(kind, set),
+        containers.Set.capture,
+        is_mutable=True,
+    ),
+    Rule(_is(bytearray), containers.ByteArray.capture, is_mutable=True),
+    Rule(_is(range), Range.capture, is_born=False),
+    Rule(
+        lambda kind: kind is slice or _root(kind) in _PICKLED_MODULES,
+        Pickled.capture,
+        is_born=False,
+    ),
+    Rule(_named("random", "Random"), randoms.Random.capture, is_mutable=True),
+    Rule(lambda kind: _root(kind) in _OUTSIDE, objects.Owned.capture, is_left_alone=True),
+    Rule(
+        lambda kind: _is_foreign(kind) and hasattr(kind, "__next__"),
+        objects.capture_unknown,
+        is_outsider=True,
+    ),
+    Rule(_is_foreign, objects.capture_foreign, is_left_alone=True),
+    Rule(_is(SimpleNamespace), objects.Instance.capture, is_mutable=True, is_outsider=True),
+    Rule(_is_plain_class, objects.Instance.capture, is_mutable=True, is_outsider=True),
+    Rule(lambda kind: True, objects.capture_unknown, is_outsider=True),
+)
+
+
+def _first_rule(kind: type) -> Rule:
+    return next(rule for rule in _RULES if rule.takes(kind))
+
+
+rule_of: Callable[[type], Rule] = functools.cache(_first_rule)
+"""Returns the rule for the objects of a class; it is found once for each class."""

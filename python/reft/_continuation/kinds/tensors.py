@@ -1,0 +1,382 @@
+"""Tensors and arrays: contents, and where in memory they lie.
+
+Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .. import attachments, memory
+from ..memory import Span
+from ..nodes import KEEP, MISSING, At, Named, Node, kind, native, type_name
+from .constants import Pickled
+from .objects import OWNED, Owned
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+_FLAGS = frozenset({bool, str, type(None)})
+_BORROWED = "view of a weight, and comes back as a copy of its own"
+
+
+@kind
+class Tensor(Node):
+    """A tensor or a parameter."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    device: str
+    data: Any
+    """Contents, item by item; their place in the room for device memory until they arrive."""
+    requires_grad: bool
+    storage: int
+    """Address of the memory that it is a view of."""
+    offset: int
+    """First item in that memory, in items."""
+    strides: tuple[int, ...]
+    is_owned: bool
+    """Whether that memory is saved elsewhere."""
+    bits: tuple[bool, bool]
+    """See `memory.bits_of`."""
+    tags: Named
+    """Values that the script has attached to it."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        torch: Any = sys.modules["torch"]
+        if value.requires_grad and value.grad_fn is not None:
+            walk.graphs.append((value, place))
+        if id(value) in walk.owned or walk.note_births:
+            return Owned(encode_tags(value, place, depth, walk), None)
+        found = native().host_memory(value, walk.bytes_left)
+        if found is not None:
+            size, shape, contents, is_leaf, pointer, offset, strides, *bits = found
+            if contents is None:
+                return walk.no_room(value, place, size)
+            walk.take(size)
+            return cls(
+                str(value.dtype)[6:],
+                shape,
+                "cpu",
+                contents,
+                is_leaf,
+                pointer,
+                offset,
+                strides,
+                pointer in walk.owned_storages,
+                tuple(bits),
+                encode_tags(value, place, depth, walk),
+            )
+        name = type_name(type(value))
+        if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+            return walk.lost(place, name, f"tensor of layout {value.layout} on {value.device}")
+        size = value.numel() * value.element_size()
+        if not walk.take(size):
+            return walk.no_room(value, place, size)
+        pointer = value.untyped_storage().data_ptr()
+        return cls(
+            str(value.dtype)[6:],
+            tuple(value.shape),
+            str(value.device),
+            _contents(torch, value, walk),
+            value.requires_grad and value.is_leaf,
+            pointer,
+            value.storage_offset(),
+            tuple(value.stride()),
+            pointer in walk.owned_storages,
+            memory.bits_of(value),
+            encode_tags(value, place, depth, walk),
+        )
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        torch: Any = sys.modules["torch"]
+        if self.is_owned and self.data:
+            target = walk.target(at, live)
+            if target is not MISSING:
+                walk.put_attributes(self.tags, target, at.place)
+                if self._is_like(target, walk):
+                    return target  # another name for a weight's memory, put back as the weight's
+            walk.problem(at, _BORROWED)
+        target = walk.room_for(at, self, live)
+        if target is not None:
+            walk.claim(target)
+        dtype = getattr(torch, self.dtype)
+        saved = torch.empty(0, dtype=dtype)
+        if self.data:
+            saved = torch.frombuffer(bytearray(self.data), dtype=dtype)
+        saved = saved.reshape(self.shape)
+        if self.has_memory():
+            made = walk.memory.place(at.index, target)
+            walk.contents.append(lambda: memory.fill(made, saved))
+        else:
+            made = saved.to(self.device) if target is None else target
+        if made is not target:
+            made = memory.with_bits(made, self.bits)
+            if at.type_name == "torch.nn.parameter.Parameter":
+                made = torch.nn.Parameter(made, self.requires_grad)
+            elif self.requires_grad:
+                made.requires_grad_()
+        walk.stands(at, made)
+        walk.put_attributes(self.tags, made, at.place)
+        return made
+
+    def is_made_anew(self) -> bool:
+        return not self.is_owned
+
+    def with_data(self, data: bytes) -> Tensor:
+        """Returns this node with contents that have arrived from the device."""
+        return replace(self, data=data)
+
+    def can_take(self, live: Any) -> bool:
+        """Whether the captured contents fit into a live tensor, and may be written there."""
+        if tuple(live.shape) != tuple(self.shape) or str(live.dtype)[6:] != self.dtype:
+            return False
+        if str(live.device) != self.device or live.is_inference():
+            return False
+        if memory.bits_of(live) != tuple(self.bits):
+            return False
+        sizes = zip(live.stride(), live.shape, strict=True)
+        return all(stride != 0 or size <= 1 for stride, size in sizes)
+
+    def has_memory(self) -> bool:
+        """Whether it has bytes that are restored with it."""
+        return bool(self.data) and not self.is_owned
+
+    def origin(self) -> int:
+        """Captured address of the first item."""
+        return self.storage + self.offset * self._item_size()
+
+    def span(self) -> Span:
+        """Captured bytes between the first and the last item."""
+        item = self._item_size()
+        strides = [stride * item for stride in self.strides]
+        return memory.reach(self.device, self.origin(), self.shape, strides, item)
+
+    def empty(self) -> Any:
+        """Makes memory for a tensor that is alone.
+
+        It is laid out as the captured one if that was dense: kernels may depend on it.
+        """
+        torch: Any = sys.modules["torch"]
+        found = self.span()
+        dense = found.high - found.low == len(self.data)
+        strides = self.strides if dense else _row_major(self.shape)
+        dtype = getattr(torch, self.dtype)
+        return torch.empty_strided(self.shape, strides, dtype=dtype, device=self.device)
+
+    def view_of(self, buffer: Any, shift: int) -> Any:
+        """Makes this tensor over a region's live bytes, `shift` bytes from where it was."""
+        torch: Any = sys.modules["torch"]
+        dtype = getattr(torch, self.dtype)
+        storage = buffer.untyped_storage()
+        offset = self.origin() + shift - storage.data_ptr()
+        empty = torch.empty(0, dtype=dtype, device=buffer.device)
+        return empty.set_(storage, offset // dtype.itemsize, self.shape, self.strides)
+
+    def _is_like(self, live: Any, walk: RestoreWalk) -> bool:
+        """Whether a live tensor is the same view of a weight."""
+        return (
+            walk.memory.is_owned(live)
+            and live.storage_offset() == self.offset
+            and tuple(live.stride()) == tuple(self.strides)
+            and tuple(live.shape) == tuple(self.shape)
+            and memory.bits_of(live) == tuple(self.bits)
+        )
+
+    def _item_size(self) -> int:
+        torch: Any = sys.modules["torch"]
+        return int(getattr(torch, self.dtype).itemsize)
+
+
+@kind
+class Array(Node):
+    """A NumPy array or scalar."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: bytes
+    storage: int
+    """Address of the array that owns the memory."""
+    address: int
+    """Address of the first item."""
+    strides: tuple[int, ...] | None
+    """In bytes; None for a scalar, which has no memory."""
+    is_owned: bool
+    """Whether that memory is saved elsewhere."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if walk.note_births:
+            return OWNED
+        if value.dtype.hasobject or value.dtype.names is not None:
+            return walk.lost(place, type_name(type(value)), f"array of {value.dtype}")
+        if not walk.take(value.nbytes):
+            return walk.no_room(value, place, value.nbytes)
+        dtype, shape, data = value.dtype.str, tuple(value.shape), value.tobytes()
+        found = memory.memory_of_array(value)
+        if found is None:
+            return cls(dtype, shape, data, 0, 0, None, False)
+        storage, address = found
+        strides = tuple(value.strides)
+        return cls(dtype, shape, data, storage, address, strides, storage in walk.owned_storages)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        import numpy
+
+        saved = numpy.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+        if at.type_name != "numpy.ndarray":
+            return saved[()]
+        if self.is_owned and self.data:
+            target = walk.target(at, live)
+            if (
+                target is not MISSING
+                and target.shape == self.shape
+                and walk.memory.is_owned(target)
+            ):
+                return target  # another name for a weight's memory
+            walk.problem(at, _BORROWED)
+            return saved.copy()
+        target = walk.room_for(at, self, live)
+        if not self.has_memory():
+            return saved.copy() if target is None else target
+        made = walk.memory.place(at.index, target)
+        walk.contents.append(lambda: numpy.copyto(made, saved))
+        return made
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def can_take(self, live: Any) -> bool:
+        """Whether the captured contents fit into a live array, and may be written there."""
+        return (
+            tuple(live.shape) == tuple(self.shape)
+            and live.dtype.str == self.dtype
+            and bool(live.flags.writeable)
+        )
+
+    def has_memory(self) -> bool:
+        """Whether it has bytes that are restored with it."""
+        return bool(self.data) and self.strides is not None and not self.is_owned
+
+    def origin(self) -> int:
+        """Captured address of the first item."""
+        return self.address
+
+    def span(self) -> Span:
+        """Captured bytes between the first and the last item."""
+        import numpy
+
+        item = numpy.dtype(self.dtype).itemsize
+        return memory.reach("cpu", self.address, self.shape, self.strides, item)
+
+    def empty(self) -> Any:
+        """Makes memory for an array that is alone, row by row or column by column as it was."""
+        import numpy
+
+        return numpy.empty(self.shape, dtype=self.dtype, order="F" if self._is_fortran() else "C")
+
+    def view_of(self, buffer: Any, shift: int) -> Any:
+        """Makes this array over a region's live bytes, `shift` bytes from where it was."""
+        import numpy
+
+        offset = self.address + shift - buffer.data_ptr()
+        return numpy.ndarray(
+            self.shape, self.dtype, buffer=buffer.numpy(), offset=offset, strides=self.strides
+        )
+
+    def _is_fortran(self) -> bool:
+        sizes = zip(self.strides or (), self.shape, strict=True)
+        steps = [stride for stride, size in sizes if size > 1]
+        if len(steps) < 2 or steps != sorted(steps):
+            return False
+        count = 1
+        for size in self.shape:
+            count *= size
+        return steps[0] == len(self.data) // max(1, count)
+
+
+def capture_masked(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures NumPy's MaskedArray."""
+    if walk.note_births:
+        return OWNED
+    size = 2 * value.nbytes  # with the mask, about
+    if not walk.take(size):
+        return walk.no_room(value, place, size)
+    return Pickled(pickle.dumps(value, protocol=5))
+
+
+@kind
+class DTensor(Node):
+    """The part of a distributed tensor that this rank holds."""
+
+    layout: str
+    local: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if walk.note_births or walk.is_owned(value):
+            return OWNED
+        layout = f"{tuple(value.shape)} {value.placements}"
+        return cls(layout, walk.encode(value._local_tensor, f"{place}._local_tensor", depth + 1))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING or f"{tuple(target.shape)} {target.placements}" != self.layout:
+            return walk.problem(at, "made after the first step, or laid out differently")
+        walk.stands(at, target)
+        local = target._local_tensor
+        walk.fix(local)
+        value = walk.resolve(self.local, local, f"{at.place}._local_tensor")
+        if value is not KEEP and value is not local:
+            walk.contents.append(lambda: setattr(target, "_local_tensor", value))
+        return target
+
+
+def capture_subclass(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Leaves the weights of an optimizer alone and reports any other subclass of a tensor."""
+    if walk.note_births or walk.is_owned(value):
+        return OWNED
+    return walk.lost(place, type_name(type(value)), "tensor of a class that is not known")
+
+
+def tags_of(tensor: Any) -> list[tuple[str, Any]]:
+    """Returns the attributes that a script may have attached to a tensor (`p.average = …`).
+
+    Packages mark theirs with flags whose names have an underscore in front.
+    """
+    return [
+        (name, value)
+        for name, value in tensor.__dict__.items()
+        if not (name.startswith("_") and type(value) in _FLAGS) and attachments.is_kept(value)
+    ]
+
+
+def encode_tags(tensor: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
+    """Encodes what a script has attached to a tensor."""
+    return [
+        (name, walk.encode(item, f"{place}.{name}", depth + 1)) for name, item in tags_of(tensor)
+    ]
+
+
+def _contents(torch: Any, tensor: Any, walk: CaptureWalk) -> Any:
+    """What lies in its memory, item by item, or where in the room it will be."""
+    if tensor.numel() == 0:
+        return b""
+    plain = memory.without_bits(tensor.detach())
+    place = walk.device_parts.take(plain)
+    if place:
+        return place
+    return bytes(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+
+
+def _row_major(shape: Any) -> list[int]:
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]

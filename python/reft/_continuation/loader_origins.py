@@ -1,0 +1,308 @@
+"""Makes each DataLoader iterator remember how it came to be, so that it can be made again and
+advanced.
+
+The order of the items follows from the random state when the iterator was made, and from the state
+when its sampler drew the first index. (A sampler is a generator function, so without workers that
+is later.) Both are recorded once per epoch. Random state inside workers comes back through
+`workers`.
+
+Threads: the training thread. Errors: none; an iterator whose origin cannot be read has none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from . import plain, workers
+from .loader_parts import fingerprint, parts
+from .rng import capture_rng, restore_rng
+
+ORIGIN = "_reft_origin"
+"""Attribute of an iterator that holds its `Origin`."""
+_REPLAY = "_reft_replay"
+"""Attribute of a loader that holds a `Replay` while `kinds.loaders` makes an iterator again."""
+
+
+class Origin:
+    """How one iterator was made, and how its present epoch began."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        self.parts = parts(loader)
+        self.created = capture_rng(cuda=False)
+        self.made_of = self.parts.capture(nested=True)
+        self.first_draw: dict[str, Any] | None = None
+        self.begun_with = self.made_of
+        self.workers_at_begin: dict[int, workers.States] = {}
+        self.workers: dict[int, workers.States] = {}
+        self.base_seed = 0
+        self.epochs = 0
+        # Draws from the sampler, and before which of them `set_epoch` had set something else: an
+        # iterator that never ends, over a sampler that is repeated (timm's MultiEpochsDataLoader),
+        # meets that in the middle.
+        self.draws = 0
+        self.changes: list[tuple[int, list[Any]]] = []
+        self.replayed: list[tuple[int, list[Any]]] = []
+        self._epochs = (
+            [] if all(epoch is None for epoch in self.parts.epochs()) else self.parts.epochs()
+        )
+        self._fixed: bytes | None = None
+
+    def fixed(self) -> bytes:
+        """What does not change until the next epoch, pickled once."""
+        if self._fixed is None:
+            self._fixed = plain.dumps(
+                {
+                    "loader": fingerprint(self.loader),
+                    "created": self.created,
+                    "made_of": self.made_of,
+                    "first_draw": self.first_draw,
+                    "begun_with": self.begun_with,
+                    "workers_at_begin": self.workers_at_begin,
+                    "base_seed": self.base_seed,
+                    "epochs": self.epochs,
+                    "changes": self.changes,
+                },
+                plain.VALUES,
+                plain.CONTAINERS,
+                plain.ARRAYS,
+                plain.TENSORS,
+            )
+        return self._fixed
+
+    def take(self, fixed: dict[str, Any]) -> None:
+        """Becomes the origin that `fixed` tells of."""
+        for name in (
+            "created",
+            "made_of",
+            "first_draw",
+            "begun_with",
+            "workers_at_begin",
+            "base_seed",
+            "epochs",
+            "changes",
+        ):
+            setattr(self, name, fixed[name])
+        self._fixed = None
+
+    def before_draw(self) -> None:
+        """The next index is about to be drawn from the sampler."""
+        if self.replayed:
+            if self.replayed[0][0] == self.draws:
+                self._epochs = self.replayed.pop(0)[1]
+                self.parts.set_epochs(self._epochs)
+        elif self._epochs and (now := self.parts.epochs()) != self._epochs:
+            self._epochs = now
+            if self.draws:
+                self.changes = [*self.changes, (self.draws, now)]
+                self._fixed = None
+        self.draws += 1
+
+    def begin(self) -> None:
+        """An epoch of an iterator with workers begins."""
+        self.epochs += 1
+        self.draws, self.changes = 0, []
+        self.first_draw = capture_rng(cuda=False)
+        self.begun_with = self.parts.capture(nested=True)
+        self.workers_at_begin = {worker: dict(states) for worker, states in self.workers.items()}
+        self._fixed = None
+
+    def drawn(self) -> None:
+        """The sampler of an iterator without workers is about to draw its first index."""
+        self.first_draw = capture_rng(cuda=False)
+        self.begun_with = self.parts.capture(
+            nested=True
+        )  # another loader may have drawn from the same generator meanwhile
+        self._fixed = None
+
+
+class FirstDraw:
+    """Stands in for a sampler's iterator until the first index is drawn, then takes itself out."""
+
+    __slots__ = ("_inner", "_owner")
+
+    def __init__(self, inner: Iterator[Any], owner: Any) -> None:
+        self._inner = inner
+        self._owner = owner
+
+    def move_to(self, owner: Any) -> None:
+        """Another iterator takes the place of the one that it stands in."""
+        self._owner = owner
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        owner, inner = self._owner, self._inner
+        origin = getattr(owner, ORIGIN, None)
+        if origin is not None and origin.first_draw is None:
+            origin.drawn()
+        if owner is not None and owner._sampler_iter is self:
+            owner._sampler_iter = inner
+        self._owner = None
+        return next(inner)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """An iterator with workers that is being made again, at a position."""
+
+    fixed: dict[str, Any]
+    """What `Origin.fixed` pickled."""
+    yielded: int
+    """Batches that the loop got."""
+    is_iterable: bool
+    workers: dict[int, workers.States]
+    """Random states of the workers after those batches."""
+
+    def begin(self, loader: Any) -> None:
+        """Makes the next iterator of a loader start at this position."""
+        loader.__dict__[_REPLAY] = self
+
+    @staticmethod
+    def end(loader: Any) -> None:
+        """Ends what `begin` began."""
+        loader.__dict__.pop(_REPLAY, None)
+
+    @staticmethod
+    def of(loader: Any) -> Replay | None:
+        """Returns the position at which a loader's next iterator starts; None at its beginning."""
+        found: Replay | None = loader.__dict__.get(_REPLAY)
+        return found
+
+
+_KINDS = {"_SingleProcessDataLoaderIter": "single", "_MultiProcessingDataLoaderIter": "multi"}
+_originals: list[tuple[Any, str, Any]] = []
+
+
+def install() -> None:
+    """Makes new DataLoader iterators remember their origin. Calling it again does nothing.
+
+    Cost: one copy of the host's random states per epoch; per batch of a loader with workers one
+        type check.
+    """
+    if _originals:
+        return
+    from torch.utils.data import dataloader
+
+    base: Any = dataloader._BaseDataLoaderIter
+    multi: Any = dataloader._MultiProcessingDataLoaderIter
+    init, reset, process, next_index = (
+        base.__init__,
+        base._reset,
+        multi._process_data,
+        base._next_index,
+    )
+
+    @functools.wraps(init)
+    def __init__(self: Any, loader: Any) -> None:
+        try:
+            origin = Origin(loader)
+        except Exception:
+            origin = None  # an observer may go blind, it may not break training
+        init(self, loader)
+        if origin is None:
+            return
+        setattr(self, ORIGIN, origin)
+        replay = Replay.of(loader)
+        if replay is not None:
+            origin.take(replay.fixed)
+            self._base_seed = origin.base_seed
+        origin.base_seed = self._base_seed
+        if (
+            self._num_workers == 0 and kind_of(self) == "single"
+        ):  # others look at the kind of their sampler's iterator
+            self._sampler_iter = FirstDraw(self._sampler_iter, self)
+        elif isinstance(self, multi):
+            self._collate_fn = workers.Track(self._collate_fn)
+
+    @functools.wraps(reset)
+    def _reset(self: Any, loader: Any, first_iter: bool = False) -> None:
+        origin: Origin | None = getattr(self, ORIGIN, None)
+        replay = Replay.of(loader)
+        if origin is not None and self._num_workers > 0:
+            if replay is not None:
+                _begin_replay(self, origin, replay)
+            else:
+                try:
+                    origin.begin()
+                except Exception:
+                    delattr(self, ORIGIN)
+        reset(self, loader, first_iter)
+        if origin is not None and replay is not None and not replay.is_iterable:
+            for _ in range(replay.yielded):
+                origin.before_draw()
+                if next(self._sampler_iter, _END) is _END:
+                    break
+
+    @functools.wraps(process)
+    def _process_data(self: Any, data: Any, worker_idx: int) -> Any:
+        if type(data) is workers.Carried:
+            origin: Origin | None = getattr(self, ORIGIN, None)
+            if origin is not None:
+                origin.workers.setdefault(worker_idx, {}).update(data.states)
+            data = data.data
+        return process(self, data, worker_idx)
+
+    @functools.wraps(next_index)
+    def _next_index(self: Any) -> Any:
+        origin: Origin | None = getattr(self, ORIGIN, None)
+        if origin is not None:
+            origin.before_draw()
+        return next_index(self)
+
+    for holder, name, replacement in (
+        (base, "__init__", __init__),
+        (base, "_next_index", _next_index),
+        (base, "_reset", _reset),
+        (multi, "_process_data", _process_data),
+    ):
+        _originals.append((holder, name, getattr(holder, name)))
+        setattr(holder, name, replacement)
+
+
+_END = object()
+
+
+def uninstall() -> None:
+    """Puts torch's own functions back."""
+    while _originals:
+        holder, name, original = _originals.pop()
+        setattr(holder, name, original)
+
+
+def _begin_replay(iterator: Any, origin: Origin, replay: Replay) -> None:
+    """Puts back the state of the epoch's begin, before an iterator's sampler starts.
+
+    Only iterators with workers come here.
+    """
+    origin.workers = {worker: dict(states) for worker, states in replay.workers.items()}
+    origin.parts.write(origin.begun_with)
+    origin.replayed = list(replay.fixed["changes"])
+    if origin.first_draw is not None:
+        restore_rng(origin.first_draw)
+    turn = replay.yielded % iterator._num_workers
+    if replay.is_iterable or not turn:
+        return
+    put = iterator._try_put_index
+
+    def first_put() -> None:
+        # The worker that serves a batch is the one that would have served it: its random state
+        # belongs to it.
+        for _ in range(turn):
+            next(iterator._worker_queue_idx_cycle)
+        del iterator._try_put_index
+        put()
+
+    iterator._try_put_index = first_put
+
+
+def kind_of(iterator: Any) -> str:
+    """Returns "single", "multi" (with workers) or "stateful"; "" for an unknown iterator."""
+    module, name = type(iterator).__module__, type(iterator).__name__
+    if module == "torch.utils.data.dataloader":
+        return _KINDS.get(name, "")
+    return "stateful" if module.startswith("torchdata.") and hasattr(iterator, "state_dict") else ""

@@ -1,0 +1,322 @@
+"""Walks a captured graph beside the live objects of a restarted process and plans the writes.
+
+Each node finds its live counterpart, by the place where the object stood at the first program
+point, else by the same path. The differences become writes; nothing live is touched until
+`RestoreWalk.apply`. What is done with one object is the business of its kind (`kinds`).
+
+Threads: the training thread. Errors: `nodes.Stray` where the loop cannot do without a live
+counterpart; what else cannot be put back is reported, not raised.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any
+
+from . import handles, hooks
+from .births import MEMBER
+from .device_parts import contents
+from .kinds.functions import Method
+from .kinds.objects import Lost
+from .kinds.table import rule_of
+from .kinds.tensors import Array, Tensor
+from .memory import Memory
+from .nodes import (
+    KEEP,
+    MISSING,
+    At,
+    Graph,
+    Named,
+    Report,
+    find_type,
+    handle_in,
+    index_of,
+    type_name,
+)
+
+_EXITS = frozenset({"__exit__", "__aexit__"})
+_RANK = re.compile(r"(?:^|[ :._])rank$")
+
+PlanGenerator = Callable[["RestoreWalk", Any, Any, str], Any]
+
+
+class RestoreWalk:
+    """Plans the writes that give live objects their captured values.
+
+    Args:
+        graph: From `CaptureWalk.graph`.
+        born: Live objects by the place where they stood at the first program point.
+        plan_generator: Plans the writes to a suspended generator, or to a new one if there is none
+            (MISSING), and returns it.
+        foreign: The nodes are another rank's: what is called a rank keeps its live value.
+        owned_storages: As of `CaptureWalk`, of this process.
+
+    Attributes:
+        graph: What was captured.
+        problems: What cannot be put back.
+        memory: Places the tensors and arrays.
+        contents: Writes to objects.
+        positions: Writes that need the objects' contents.
+    """
+
+    rule_of = staticmethod(rule_of)
+
+    def __init__(
+        self,
+        graph: Graph,
+        born: dict[str, Any],
+        plan_generator: PlanGenerator,
+        foreign: bool = False,
+        owned_storages: frozenset[int] = frozenset(),
+    ) -> None:
+        self.graph = graph
+        self.problems: Report = []
+        self.contents: list[Callable[[], Any]] = []
+        self.positions: list[Callable[[], Any]] = []
+        self._last: list[Callable[[], Any]] = []
+        in_memory = {
+            index: node
+            for index, node in enumerate(graph.nodes)
+            if isinstance(node, (Tensor, Array)) and node.has_memory()
+        }
+        self.memory = Memory(in_memory, self._lasting, owned_storages)
+        self._born = born
+        self._plan_generator = plan_generator
+        self._foreign = foreign
+        self._handles: frozenset[int] | None = None
+        # Ids of live objects that are written where they stand: parts of modules and loaders.
+        self._fixed: set[int] = set()
+        self._done: dict[int, Any] = {}
+        self._claimed: set[int] = set()
+        self._alive: list[Any] = []
+
+    def resolve(self, encoded: Any, live: Any, place: str) -> Any:
+        """Returns the object that stands for an encoded value; KEEP to leave what is there.
+
+        Args:
+            encoded: From `CaptureWalk.encode`.
+            live: What is at the same place now.
+            place: The place, for reports.
+        """
+        if self._foreign and _RANK.search(place):
+            return KEEP
+        if type(encoded) is not tuple:
+            return encoded
+        number = handle_in(encoded)
+        if number is not MISSING:
+            # A counter may only have happened to have a descriptor's number: then what is live is
+            # none.
+            if self._handles is None:
+                self._handles = handles.now()
+            if live is MISSING or handles.is_handle(live, self._handles):
+                return KEEP
+            return number
+        index = index_of(encoded)
+        if index is None:
+            return KEEP
+        if index in self._done:
+            return self._done[index]
+        self._done[index] = KEEP  # a cycle through an immutable value ends here
+        at = At(index, self.graph.births[index], self.graph.types[index], place)
+        result = self.graph.nodes[index].restore(at, live, self)
+        self._done[index] = result
+        return result
+
+    def write(self, action: Callable[[], Any]) -> None:
+        """Adds a write to a frame or namespace; objects get their contents before that."""
+        self._last.append(action)
+
+    def apply(self) -> None:
+        """Does all writes. A write that fails is reported and the others go on."""
+        for action in (*self.contents, *self.positions, *self._last):
+            try:
+                action()
+            except Exception as error:
+                self.problems.append(("write", type(error).__name__, str(error)))
+
+    def problem(self, at: At, reason: str, place: str | None = None) -> Any:
+        """Reports what cannot be put back; returns KEEP."""
+        self.problems.append((place or at.place, at.type_name, reason))
+        return KEEP
+
+    def born(self, place: str | None, otherwise: Any = MISSING) -> Any:
+        """Returns the live object that stood at a place at the first program point."""
+        return otherwise if place is None else self._born.get(place, otherwise)
+
+    def stands(self, at: At, target: Any) -> None:
+        """Notes the object that stands for a node, before its parts are resolved: they may lead
+        back to it."""
+        self._done[at.index] = target
+
+    def target(self, at: At, live: Any) -> Any:
+        """Returns the live object that a node is; MISSING if there is none.
+
+        The object that was born at the same place comes first, then what stands there now.
+        """
+        for candidate in (self.born(at.birth), live):
+            if (
+                candidate is MISSING
+                or type_name(type(candidate)) != at.type_name
+                or id(candidate) in self._claimed
+            ):
+                continue
+            self.claim(candidate)
+            return candidate
+        return MISSING
+
+    def container(self, at: At, live: Any) -> Any:
+        """As `target`, for what can as well be made anew.
+
+        Only what has lived since the first program point is taken. What else stands at the same
+        place may be an item of the data that the variable does not mean any more.
+        """
+        return self.target(at, live if id(live) in self._fixed else MISSING)
+
+    def claim(self, target: Any) -> None:
+        """Notes that a live object stands for a node, and for no other one."""
+        self._claimed.add(id(target))
+        self._alive.append(target)
+
+    def fix(self, *live: Any) -> None:
+        """Notes live objects that are written where they stand."""
+        self._fixed.update(map(id, live))
+
+    def keep_alive(self, value: Any) -> None:
+        """Keeps an object that nothing else holds: its id must stay its own until the end."""
+        self._alive.append(value)
+
+    def type_of(self, at: At, live: Any) -> type | None:
+        """Returns the class of a node.
+
+        One that was made inside a function has no name to find it by, but the live object may be of
+        it.
+        """
+        found = find_type(at.type_name)
+        return type(live) if found is None and type_name(type(live)) == at.type_name else found
+
+    def made(self, at: At, base: type, live: Any) -> Any:
+        """Makes an empty object of a container's class; MISSING if the class is not there."""
+        kind: Any = self.type_of(at, live)
+        return kind.__new__(kind) if kind is not None and issubclass(kind, base) else MISSING
+
+    def children(self, items: list[Any], live: list[Any], place: str) -> list[Any] | None:
+        """Resolves the items of a sequence; None if one of them cannot be put back."""
+        result: list[Any] = []
+        for i, item in enumerate(items):
+            there = live[i] if i < len(live) else MISSING
+            value = self.resolve(item, there, f"{place}[{i}]") if type(item) is tuple else item
+            if value is KEEP:
+                if there is MISSING:
+                    return None
+                value = there
+            result.append(value)
+        return result
+
+    def put_attributes(self, attributes: Named, target: Any, place: str) -> None:
+        """Plans the writes to an object's `__dict__`."""
+        for name, item in attributes:
+            if name == MEMBER:
+                target.__dict__ = target
+                return
+            value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
+            if value is not KEEP:
+                self.contents.append(functools.partial(target.__dict__.__setitem__, name, value))
+
+    def put_hooks(self, saved: Named, there: hooks.Hooks, place: str) -> None:
+        """Puts back what hooks keep; which ones there are is left to the restarted script."""
+        live = dict(there)
+        for name, item in saved:
+            if name in live:
+                self.resolve(item, live.pop(name), f"{place}.{name}")
+            else:
+                self.problems.append((f"{place}.{name}", "hook", "registered after the first step"))
+        for name in live:
+            self.problems.append((f"{place}.{name}", "hook", "removed after the first step"))
+
+    def room_for(self, at: At, node: Tensor | Array, live: Any) -> Any:
+        """Returns the live tensor or array that a node is put into; None if it is made anew."""
+        lasting = self._lasting(at.index)
+        if lasting is not None:
+            return lasting
+        fits = id(live) in self._fixed and id(live) not in self._claimed and node.can_take(live)
+        return live if fits else None
+
+    def plan_generator(self, record: Any, generator: Any, place: str) -> Any:
+        """Plans the writes to a suspended generator; None if it cannot be made."""
+        return self._plan_generator(self, record, generator, place)
+
+    def is_made_anew(self, index: int) -> bool:
+        """Says whether an object can be built from its node.
+
+        It cannot if something in it is left to the restarted script.
+        """
+        seen, left = {index}, [index]
+        while left:
+            node = self.graph.nodes[left.pop()]
+            if not node.is_made_anew():
+                return False
+            for part in node.parts():
+                if type(part) is not tuple:
+                    continue
+                inner = index_of(part)
+                if inner is None:
+                    return False
+                if inner not in seen:
+                    seen.add(inner)
+                    left.append(inner)
+        return True
+
+    def lost_reason(self, encoded: Any) -> str | None:
+        """Says why a value could not be captured; None if it was."""
+        node = self.graph.node(encoded)
+        return node.reason if isinstance(node, Lost) else None
+
+    def is_position(self, encoded: Any) -> bool:
+        """Says whether a value is a position in a loop."""
+        node = self.graph.node(encoded)
+        return node is not None and node.is_position
+
+    def other_block(self, encoded: Any, live: Any) -> str | None:
+        """Says so if a `with` block is of another class than the live one.
+
+        A block is known by the `__exit__` on the value stack.
+        """
+        index = index_of(encoded)
+        if getattr(live, "__name__", "") not in _EXITS or index is None:
+            return None
+        node = self.graph.nodes[index]
+        here, there = type_name(type(live)), self.graph.types[index]
+        if isinstance(node, Method):
+            owner = index_of(node.owner)
+            if owner is not None:
+                here, there = type_name(type(live.__self__)), self.graph.types[owner]
+        if here == there:
+            return None
+        return (
+            f"a `with` block of {there} stands around the loop, in the restarted script one of"
+            f" {here}"
+        )
+
+    def _lasting(self, index: int) -> Any:
+        """Returns the live tensor or array that has lived since the first program point, as the
+        captured one has; None if none fits.
+
+        Only what stands at that place is not enough: it may be an item of the data that the
+        variable does not mean any more.
+        """
+        node = self.graph.nodes[index]
+        candidate = self.born(self.graph.births[index], None)
+        if candidate is None or type_name(type(candidate)) != self.graph.types[index]:
+            return None
+        if not isinstance(node, (Tensor, Array)) or not node.can_take(candidate):
+            return None
+        return None if self.memory.is_owned(candidate) else candidate
+
+
+def put_in(graph: Graph, room: bytes) -> None:
+    """Puts what has come into the room for device memory into the nodes of tensors."""
+    for index, node in enumerate(graph.nodes):
+        if isinstance(node, Tensor) and type(node.data) is tuple:
+            graph.nodes[index] = node.with_data(contents(node.data, room))
