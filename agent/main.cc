@@ -9,10 +9,13 @@
 
 #include "agent/agent.h"
 #include "agent/daemon.h"
+#include "agent/options.h"
 #include "agent/serve/status.h"
+#include "agent/test_clock.h"
 #include "hang_detect/stacks/native_stack.h"
 #include "hang_detect/stacks/remote_stack.h"
 #include "hang_detect/unwind/native_stacks.h"
+#include "intercept/base/env.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "intercept/link/agent_start.h"
@@ -37,9 +40,9 @@ void installSignals() {
   ::sigaction(SIGTERM, &action, nullptr);
 }
 
-// The lock goes last, so that the next agent starts with nothing of this one. Hang reports stay for
-// people to read, and the log beside them; of a job without any, nothing stays, however it ended.
-void removeTraces(const reft::agent::Options& options) {
+// Removes the lock last, so that the next agent starts with nothing of this one. Hang reports stay
+// for people to read, and the log beside them; a job without reports leaves nothing.
+void removeTraces(const reft::agent::AgentOptions& options) {
   const auto directory = options.directory();
   ::unlink((directory + "/agent.sock").c_str());
   if (::access((directory + "/verdicts").c_str(), F_OK) != 0) {
@@ -62,7 +65,8 @@ bool waitForOther(const std::string& directory) {
   return false;
 }
 
-int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
+int serve(const reft::agent::AgentOptions& options, const reft::Clock& clock,
+          reft::UniqueFd& parent) {
   using reft::agent::ready;
   const auto directory = options.directory();
   reft::UniqueFd lock;
@@ -82,7 +86,7 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
               " and does not answer");
     return 1;
   }
-  reft::agent::Agent agent(options, reft::agent::listenOn(directory));
+  reft::agent::Agent agent(options, reft::agent::listenOn(directory), clock);
   running = &agent;
   installSignals();
   reft::logInfo("agent", "listening, pid ", ::getpid(), " job ", options.job, " node ",
@@ -101,36 +105,37 @@ int serve(const reft::agent::Options& options, reft::UniqueFd& parent) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  reft::agent::Options options;
+  reft::agent::CommandLine command;
   try {
-    options = reft::agent::parseOptions({argv + 1, argv + argc});
+    command = reft::agent::CommandLine::parse({argv + 1, argv + argc});
   } catch (const reft::InvalidArgument& error) {
     std::fprintf(stderr, "reft-agent: %s\n%s", error.what(), reft::agent::kUsage);
     return 2;
   }
-  if (options.help) {
+  if (command.help) {
     std::fputs(reft::agent::kUsage, stdout);
     return 0;
   }
-  if (options.version) {
+  if (command.version) {
     std::printf("reft-agent %s\n", reft::agent::kAgentVersion);
     return 0;
   }
-  if (options.stack_pid != 0 && options.native) {
-    const auto stacks = reft::readNativeStacks(options.stack_pid);
+  if (command.stack_pid != 0 && command.native) {
+    const auto stacks = reft::readNativeStacks(command.stack_pid);
     std::printf("%s\n",
-                reft::mergedStacksJson(options.stack_pid, stacks.python, stacks.merged).c_str());
+                reft::mergedStacksJson(command.stack_pid, stacks.python, stacks.merged).c_str());
     return stacks.python.error.empty() && stacks.merged.error.empty() ? 0 : 1;
   }
-  if (options.stack_pid != 0) {
-    const auto stacks = reft::readRemoteStacks(options.stack_pid);
-    std::printf("%s\n", reft::remoteStacksJson(options.stack_pid, stacks).c_str());
+  if (command.stack_pid != 0) {
+    const auto stacks = reft::readRemoteStacks(command.stack_pid);
+    std::printf("%s\n", reft::remoteStacksJson(command.stack_pid, stacks).c_str());
     return stacks.error.empty() ? 0 : 1;
   }
   reft::UniqueFd parent;
   try {
+    const auto options = reft::agent::AgentOptions::from(reft::Env::parse(), command);
     reft::agent::makeDirectories(options.run_dir, options.job, options.node);
-    if (!options.foreground) {
+    if (!command.foreground) {
       parent = reft::agent::daemonise(options.directory() + "/agent.log");
     }
     if (std::getenv("REFT_LOG") == nullptr) {
@@ -141,9 +146,13 @@ int main(int argc, char** argv) {
       files.rlim_cur = files.rlim_max;
       ::setrlimit(RLIMIT_NOFILE, &files);
     }
-    return serve(options, parent);
+    if (!command.test_clock.empty()) {
+      const reft::agent::TestClock clock(command.test_clock);
+      return serve(options, clock, parent);
+    }
+    return serve(options, reft::SteadyClock::instance(), parent);
   } catch (const std::exception& error) {
-    if (parent || options.foreground) {
+    if (parent || command.foreground) {
       reft::logError("agent", error.what());
     }
     reft::agent::ready(std::move(parent), 1,

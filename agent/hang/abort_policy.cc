@@ -37,21 +37,21 @@ std::string secondsOf(int64_t ns) {
 
 }  // namespace
 
-std::string AbortPolicy::reported(const Report& report, uint64_t incarnation, int64_t now_ns) {
+std::string AbortPolicy::reported(const Finding& finding, uint64_t incarnation, int64_t now_ns) {
   pending_ = decided_ = looking_ = confirmed_ = seen_ = spared_ = false;
-  far_ = report.nodes > 1;
+  far_ = finding.nodes > 1;
   if (!enabled_) {
     return "";
   }
-  if (report.prompt) {
+  if (finding.prompt) {
     return "not ended: somebody debugs (REFT_HANG_ACTION=abort)";
   }
   pending_ = true;
   incarnation_ = incarnation;
-  finding_ = report.finding;
-  decided_ = report.confidence != Confidence::kUndecidable && !report.at_work;
+  summary_ = finding.summary;
+  decided_ = finding.confidence != Confidence::kUndecidable && !finding.at_work;
   const int64_t wait_ns =
-      report.somebody_died ? kLauncherNs : std::min(suspect_ns_ / 2, kLongestConfirmNs);
+      finding.somebody_died ? kLauncherNs : std::min(suspect_ns_ / 2, kLongestConfirmNs);
   next_ns_ = now_ns + wait_ns;
   return std::string("if nothing moves ") +
          (decided_ ? "within " + secondsOf(wait_ns)
@@ -59,18 +59,18 @@ std::string AbortPolicy::reported(const Report& report, uint64_t incarnation, in
          ", the ranks end, to be started again (REFT_HANG_ACTION=abort)";
 }
 
-void AbortPolicy::lookedAgain(const Report& report) {
+void AbortPolicy::lookedAgain(const Finding& finding) {
   if (!looking_) {
     return;  // of an earlier report
   }
   looking_ = false;
-  spared_ = far_ && (report.traced || report.state != VerdictState::kHang);
-  confirmed_ = report.state == VerdictState::kHang &&
-               report.confidence != Confidence::kUndecidable && !report.at_work && !spared_ &&
-               report.finding == finding_;
+  spared_ = far_ && (finding.traced || finding.state != VerdictState::kHang);
+  confirmed_ = finding.state == VerdictState::kHang &&
+               finding.confidence != Confidence::kUndecidable && !finding.at_work && !spared_ &&
+               finding.summary == summary_;
   decided_ = confirmed_;  // else the cap is left
-  pending_ = pending_ && !report.prompt;
-  why_ = "the verdict is " + std::string(confidenceName(report.confidence)) +
+  pending_ = pending_ && !finding.prompt;
+  why_ = "the verdict is " + std::string(confidenceName(finding.confidence)) +
          ", and so it is on a second look";
 }
 

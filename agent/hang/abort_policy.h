@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <string>
 
-#include "agent/hang/hang_watch.h"
+#include "agent/hang/finding.h"
 
 namespace reft::agent {
 
@@ -18,7 +18,7 @@ class AbortPolicy {
   enum class Act {
     kNothing,
     kLookAgain,  // collect the evidence again and hand it to lookedAgain()
-    kAbort,      // now; why() says why. Comes once for a report.
+    kAbort,      // now; why() says why. Comes once a report.
   };
 
   AbortPolicy(bool enabled, int64_t suspect_ns) : enabled_(enabled), suspect_ns_(suspect_ns) {}
@@ -26,8 +26,8 @@ class AbortPolicy {
   // A hang of the ranks of `incarnation` was found and its report is on disk. Returns what happens
   // next, for the terminal;
   // "": nothing.
-  std::string reported(const Report& report, uint64_t incarnation, int64_t now_ns);
-  void lookedAgain(const Report& report);
+  std::string reported(const Finding& finding, uint64_t incarnation, int64_t now_ns);
+  void lookedAgain(const Finding& finding);
   // `still_ns`: how long nothing has moved in the reported episode; 0: it is over. `incarnation`:
   // of the newest ranks. `debugged`: a debugger or tracer is attached to one of them.
   Act tick(int64_t now_ns, int64_t still_ns, uint64_t incarnation, bool debugged);
@@ -49,7 +49,7 @@ class AbortPolicy {
   bool spared_ = false;  // and found a debugger, or progress
   int64_t next_ns_ = 0;  // not before
   uint64_t incarnation_ = 0;
-  std::string finding_;
+  std::string summary_;
   std::string why_;
 };
 

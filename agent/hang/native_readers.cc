@@ -27,7 +27,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr size_t kMaxUnderWay = 16;
+constexpr size_t kMaxRunning = 16;
 constexpr size_t kMaxText = 32u << 20;
 constexpr std::chrono::milliseconds kEndWait{1000};
 
@@ -36,7 +36,7 @@ std::string failure(const std::string& why) {
                                              nlohmann::json::error_handler_t::replace);
 }
 
-// Once it is dead, or cannot be killed where it is: then it is left to the kernel.
+// Waits until it is dead. One that SIGKILL does not reach in time is left to the kernel.
 void reap(pid_t child) {
   const auto deadline = steady_clock::now() + kEndWait;
   while (::waitpid(child, nullptr, WNOHANG) == 0 && steady_clock::now() < deadline) {
@@ -61,7 +61,7 @@ std::string readWith(const std::string& program, int pid, std::chrono::milliseco
   ::posix_spawn_file_actions_destroy(&actions);
   to.reset();
   if (problem != 0) {
-    return failure("a reader cannot be started: " + std::string(std::strerror(problem)));
+    return failure("cannot start a reader: " + std::string(std::strerror(problem)));
   }
   std::string text;
   const auto deadline = steady_clock::now() + limit;
@@ -83,14 +83,14 @@ std::string readWith(const std::string& program, int pid, std::chrono::milliseco
     ended = got <= 0;
     text.append(chunk, static_cast<size_t>(std::max<ssize_t>(got, 0)));
   }
-  ::kill(child, SIGKILL);  // if it has ended, this reaches nobody: its number is kept for waitpid()
+  ::kill(child, SIGKILL);  // harmless if it has ended: its number is kept for waitpid()
   reap(child);
   if (!ended) {
     return failure("process " + std::to_string(pid) + " cannot be read within " +
                    std::to_string(std::chrono::duration_cast<std::chrono::seconds>(limit).count()) +
                    " s");
   }
-  return nlohmann::json::accept(text) ? text : failure("the reader of its stacks has failed");
+  return nlohmann::json::accept(text) ? text : failure("the reader of its stacks failed");
 }
 
 }  // namespace
@@ -100,16 +100,16 @@ NativeReaders::NativeReaders(std::string program, std::chrono::milliseconds limi
 
 void NativeReaders::start(uint64_t requester, int pid) {
   {
-    const std::lock_guard lock(shared_->mutex);
-    if (shared_->under_way >= kMaxUnderWay) {
-      throw InvalidArgument("native", "the " + std::to_string(kMaxUnderWay + 1) + "th at a time",
+    const MutexLock lock(shared_->mutex);
+    if (shared_->running >= kMaxRunning) {
+      throw InvalidArgument("native", "the " + std::to_string(kMaxRunning + 1) + "th at a time",
                             "fewer");
     }
-    ++shared_->under_way;
+    ++shared_->running;
   }
   const auto finish = [shared = shared_, requester](std::string answer) {
-    const std::lock_guard lock(shared->mutex);
-    --shared->under_way;
+    const MutexLock lock(shared->mutex);
+    --shared->running;
     shared->finished.emplace_back(requester, std::move(answer));
   };
   try {
@@ -125,12 +125,12 @@ void NativeReaders::start(uint64_t requester, int pid) {
     ::pthread_setname_np(thread.native_handle(), "agent-native");
     thread.detach();
   } catch (const std::system_error&) {
-    finish(failure("there can be no more threads"));
+    finish(failure("no more threads can be started"));
   }
 }
 
 std::vector<std::pair<uint64_t, std::string>> NativeReaders::finished() {
-  const std::lock_guard lock(shared_->mutex);
+  const MutexLock lock(shared_->mutex);
   return std::exchange(shared_->finished, {});
 }
 

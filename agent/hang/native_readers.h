@@ -1,41 +1,42 @@
-// `reft-agent --stack PID --native`, run for tools that ask for a rank's native frames.
+// Runs `reft-agent --stack PID --native` for tools that ask for a rank's native frames.
 //
-// A process of its own holds the rank for a moment, never the agent. As the agent's child it may:
-// ranks allow the agent, and its children, to trace them where the kernel allows that to parents
-// only (Yama).
+// Reading native frames stops the rank for a moment. A process of its own does that, never the
+// agent: a crash of it costs the vaults nothing. As the agent's child it may trace the ranks, which
+// allow the agent and its children to do so where the kernel allows it to parents only (Yama).
 //
-// Each reader is waited for by a thread of its own, `agent-native`, and killed if it takes too
-// long.
+// A thread of its own, `agent-native`, waits for each reader and kills it at the limit.
 //
-// Threads: the agent's loop only. Errors: start() throws InvalidArgument if too many are under way;
-// a reader that fails is an answer with its error.
+// Threads: the agent's loop only. Errors: start() throws InvalidArgument if too many readers run; a
+// reader that fails gives an answer with its error.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "intercept/base/mutex.h"
+#include "intercept/base/thread_annotations.h"
 
 namespace reft::agent {
 
 class NativeReaders {
  public:
-  // `program` is this one. `limit`: after that a reader is killed.
+  // `program`: reft-agent. `limit`: time until a reader is killed.
   explicit NativeReaders(std::string program = "/proc/self/exe",
                          std::chrono::milliseconds limit = std::chrono::seconds(15));
 
   void start(uint64_t requester, int pid);
-  // Requester and JSON of those that are done, once each.
+  // Requester and JSON of the readers that have ended since the last call.
   std::vector<std::pair<uint64_t, std::string>> finished();
 
  private:
   struct Shared {
-    std::mutex mutex;
-    size_t under_way = 0;
-    std::vector<std::pair<uint64_t, std::string>> finished;
+    Mutex mutex;
+    size_t running GUARDED_BY(mutex) = 0;
+    std::vector<std::pair<uint64_t, std::string>> finished GUARDED_BY(mutex);
   };
   std::string program_;
   std::chrono::milliseconds limit_;

@@ -1,8 +1,8 @@
-// One peer on the agent's socket: bytes in, frames out of a queue, never blocking.
+// A peer on the agent's socket: bytes in, frames out of a queue, never blocking; and all of them.
 //
 // Threads: the agent's loop only.
-// Errors:  none: a peer that breaks is marked gone(). receive() throws Corruption for bytes that
-// are no frames.
+// Errors:  none: a broken peer is marked gone(). receive() throws Corruption for bytes that are no
+// frames.
 #pragma once
 
 #include <sys/types.h>
@@ -10,6 +10,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -21,14 +23,14 @@ namespace reft::agent {
 
 class Connection {
  public:
-  static constexpr size_t kMaxQueued = 128u << 20;  // a peer that reads slower is dropped
+  static constexpr size_t kMaxQueued = 128u << 20;  // a peer with more is dropped
 
   Connection(uint64_t id, UniqueFd socket, pid_t pid)
       : id_(id), pid_(pid), socket_(std::move(socket)) {}
 
   uint64_t id() const { return id_; }
   int fd() const { return socket_.get(); }
-  pid_t pid() const { return pid_; }  // as the kernel says, 0 = of another pid namespace
+  pid_t pid() const { return pid_; }  // from the kernel; 0: another pid namespace
 
   // Reads once; false at end of stream.
   bool receive();
@@ -66,6 +68,25 @@ class Connection {
   size_t queued_bytes_ = 0;
   bool closing_ = false;
   bool gone_ = false;
+};
+
+// The open connections by id.
+class Connections {
+ public:
+  void add(std::unique_ptr<Connection> connection) {
+    const auto id = connection->id();
+    all_.emplace(id, std::move(connection));
+  }
+  // nullptr if it is closed, or `id` is 0.
+  Connection* find(uint64_t id) {
+    const auto found = all_.find(id);
+    return found == all_.end() ? nullptr : found->second.get();
+  }
+  size_t size() const { return all_.size(); }
+  std::map<uint64_t, std::unique_ptr<Connection>>& all() { return all_; }
+
+ private:
+  std::map<uint64_t, std::unique_ptr<Connection>> all_;
 };
 
 }  // namespace reft::agent

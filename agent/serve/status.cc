@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "agent/hang/hang_watch.h"
+#include "agent/hang/rank_examiner.h"
 #include "hang_detect/evidence/evidence_json.h"
 #include "hang_detect/report/verdict_text.h"
 
@@ -105,13 +106,13 @@ std::string dumpJson(const json& value) {
   return value.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
-std::string statusJson(const Options& options, RankTable& ranks, const CommitLedger& ledger,
-                       const AgentCounters& counters, int64_t now_ns) {
-  json result{{"job", options.job},
-              {"node", options.node},
+std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
+                       int64_t now_ns) {
+  json result{{"job", agent.job},
+              {"node", agent.node},
               {"agent_pid", ::getpid()},
               {"version", kAgentVersion},
-              {"uptime_sec", static_cast<double>(now_ns - counters.started_ns) / 1e9},
+              {"uptime_sec", static_cast<double>(now_ns - agent.started_ns) / 1e9},
               {"world", ranks.world()},
               {"newest_committed", nullptr},
               {"open_votes", json::array()},
@@ -121,12 +122,13 @@ std::string statusJson(const Options& options, RankTable& ranks, const CommitLed
                      {"repeated_votes", ledger.counters().repeated},
                      {"inferred_votes", ledger.counters().inferred},
                      {"inconsistent_cuts", ledger.counters().inconsistent},
-                     {"hang_reports", counters.hang_reports},
-                     {"op_disagreements", counters.op_disagreements},
-                     {"refused_peers", counters.refused_peers},
-                     {"connections", counters.connections}};
+                     {"hang_reports", agent.hang_reports},
+                     {"op_disagreements", agent.op_disagreements},
+                     {"refused_peers", agent.refused_peers},
+                     {"connections", agent.connections},
+                     {"ticks", agent.ticks}};
   result["disagreements"] = json::array();
-  for (const auto& found : counters.disagreements) {
+  for (const auto& found : agent.disagreements) {
     result["disagreements"].push_back(disagreementFields(found));
   }
   if (const auto newest = ledger.newestCommitted()) {
@@ -152,18 +154,18 @@ std::string statusJson(const Options& options, RankTable& ranks, const CommitLed
     if (const auto* vault = rank.readable()) {
       entry["vault"] = {
           {"bytes", vault->bytes()}, {"path", rank.vault_path}, {"slots", slotsJson(*vault)}};
-      if (const auto progress = readProgress(rank)) {
+      if (const auto log = opLogOf(rank)) {
+        const auto progress = progressOf(*log);
         entry["op_log"] = {
-            {"ops", progress->ops},
+            {"ops", progress.ops},
             {"heartbeat_age_sec",
-             progress->heartbeat_ns == 0
+             progress.heartbeat_ns == 0
                  ? -1.0
-                 : static_cast<double>(now_ns - static_cast<int64_t>(progress->heartbeat_ns)) /
-                       1e9},
-            {"pending", progress->pending}};
+                 : static_cast<double>(now_ns - static_cast<int64_t>(progress.heartbeat_ns)) / 1e9},
+            {"pending", progress.pending}};
       }
       const auto& stats = vault->stats();
-      // -1: never set, or not known; the slowdown may be below nothing by noise.
+      // -1: never set, or unknown; noise may make the overhead negative.
 #define REFT_STATS_JSON(name) \
   entry["stats"][#name] = static_cast<int64_t>(stats.name.load(std::memory_order_relaxed));
       REFT_RANK_STATS(REFT_STATS_JSON)
@@ -189,26 +191,24 @@ std::string inventoryJson(RankTable& ranks) {
   return dumpJson({{"vaults", vaults}});
 }
 
-std::string metricsText(const Options& options, RankTable& ranks, const CommitLedger& ledger,
-                        const AgentCounters& counters) {
+std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent) {
   std::ostringstream out;
   out.precision(std::numeric_limits<double>::max_digits10);  // a machine that is up for weeks still
                                                              // counts microseconds
-  const auto node =
-      "job=\"" + label(options.job) + "\",node=\"" + std::to_string(options.node) + "\"";
-  const auto agent = [&](const char* name, const char* type, const char* help, uint64_t value) {
+  const auto node = "job=\"" + label(agent.job) + "\",node=\"" + std::to_string(agent.node) + "\"";
+  const auto sample = [&](const char* name, const char* type, const char* help, uint64_t value) {
     out << "# HELP reft_agent_" << name << ' ' << help << "\n# TYPE reft_agent_" << name << ' '
         << type << "\nreft_agent_" << name << '{' << node << "} " << value << '\n';
   };
-  agent("commits_total", "counter", "Snapshots that every rank sealed.",
-        ledger.counters().committed);
-  agent("aborts_total", "counter", "Snapshots that some rank dropped.", ledger.counters().aborted);
-  agent("hang_reports_total", "counter", "Hang reports written.", counters.hang_reports);
-  agent("op_disagreements_total", "counter",
-        "Collectives that ranks of the node called differently.", counters.op_disagreements);
-  agent("refused_peers_total", "counter", "Connections closed for what they sent or who they were.",
-        counters.refused_peers);
-  agent("connections", "gauge", "Open connections.", counters.connections);
+  sample("commits_total", "counter", "Snapshots that every rank sealed.",
+         ledger.counters().committed);
+  sample("aborts_total", "counter", "Snapshots that some rank dropped.", ledger.counters().aborted);
+  sample("hang_reports_total", "counter", "Hang reports written.", agent.hang_reports);
+  sample("op_disagreements_total", "counter",
+         "Collectives that ranks of the node called differently.", agent.op_disagreements);
+  sample("refused_peers_total", "counter",
+         "Connections closed for what they sent or who they were.", agent.refused_peers);
+  sample("connections", "gauge", "Open connections.", agent.connections);
 
   struct Sample {
     int rank;
@@ -252,13 +252,13 @@ std::string metricsText(const Options& options, RankTable& ranks, const CommitLe
         << "\n# TYPE " << name << ' ' << type << '\n';
     for (const auto& sample : samples) {
       if (sample.value == UINT64_MAX) {
-        continue;  // never set, or not known
+        continue;  // never set, or unknown
       }
       out << name << '{' << node << ",rank=\"" << sample.rank << "\"} ";
       if (time) {
         out << static_cast<double>(sample.value) / 1e9 << '\n';
       } else if (field == "overhead_ppm") {
-        out << static_cast<int64_t>(sample.value) << '\n';  // below nothing by noise
+        out << static_cast<int64_t>(sample.value) << '\n';  // noise may make it negative
       } else {
         out << sample.value << '\n';
       }

@@ -1,10 +1,9 @@
-// What the agent tells people and machines: status JSON and Prometheus text.
+// What the agent reports to people and machines: status JSON and Prometheus text.
 //
 // Status:
 //   {"job", "node", "agent_pid", "version", "uptime_sec", "world",
 //    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "inconsistent_cuts",
-//    "hang_reports", "op_disagreements",
-//              "refused_peers", "connections"},
+//              "hang_reports", "op_disagreements", "refused_peers", "connections", "ticks"},
 //    "disagreements": as in hang reports; of ops, the first of a group,
 //    "newest_committed": {"step", "incarnation"} or null,
 //    "open_votes": [{"step", "incarnation", "votes"}],
@@ -24,7 +23,6 @@
 #include <string>
 #include <vector>
 
-#include "agent/peers/options.h"
 #include "agent/peers/rank_table.h"
 #include "hang_detect/verdict/verdict.h"
 #include "snapshot/commit/commit_ledger.h"
@@ -33,20 +31,22 @@ namespace reft::agent {
 
 constexpr const char* kAgentVersion = REFT_VERSION;  // declared in pyproject.toml
 
-struct AgentCounters {
+struct AgentState {
+  std::string job;
+  int node = 0;
   uint64_t hang_reports = 0;
   uint64_t op_disagreements = 0;
-  std::vector<Disagreement> disagreements;  // the first ones of this attempt
+  std::vector<Disagreement> disagreements;  // the first ones of the newest incarnation
   uint64_t refused_peers = 0;
   uint64_t connections = 0;
   int64_t started_ns = 0;
+  uint64_t ticks = 0;  // of the agent's timer
 };
 
-std::string statusJson(const Options& options, RankTable& ranks, const CommitLedger& ledger,
-                       const AgentCounters& counters, int64_t now_ns);
+std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
+                       int64_t now_ns);
 std::string inventoryJson(RankTable& ranks);
-std::string metricsText(const Options& options, RankTable& ranks, const CommitLedger& ledger,
-                        const AgentCounters& counters);
+std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent);
 
 std::string dumpJson(const nlohmann::json& value);  // never throws on text that is not UTF-8
 

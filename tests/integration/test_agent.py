@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import json
+import mmap
 import os
 import socket
 import struct
@@ -86,19 +87,40 @@ def memfd(data: bytes, sealed: bool = True) -> int:
     return fd
 
 
+class TestClock:
+    """The clock of an agent that is started with `--test-clock`: real time, and what advance() adds."""
+
+    __test__ = False
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.write_bytes(bytes(8))
+        with path.open("r+b") as file:
+            self._page = mmap.mmap(file.fileno(), 8)
+
+    def advance(self, seconds: float) -> None:
+        (ahead_ns,) = struct.unpack("<q", self._page[:])
+        self._page[:] = struct.pack("<q", ahead_ns + int(seconds * 1e9))
+
+
 class Node:
     """One started agent."""
 
-    def __init__(self, root: Path, *options: str, job: str = "demo", linger: float = 60, node: int = 0) -> None:
+    def __init__(self, root: Path, *, job: str = "demo", linger: float = 60, node: int = 0, **settings: str) -> None:
         self.root, self.job = root, job
         self.directory = root / "run" / job / f"node-{node}"
         self.socket = self.directory / "agent.sock"
+        self.clock = TestClock(root / f"clock-{node}")
         self.arguments = [str(BINARY), "--run-dir", str(root / "run"), "--job", job, "--node", str(node)]
-        self.arguments += ["--linger-sec", str(linger), *options]
+        self.arguments += ["--test-clock", str(self.clock.path)]
+        self.environment = {name: value for name, value in os.environ.items() if not name.startswith("REFT_")}
+        self.environment |= {"REFT_AGENT_LINGER_SEC": str(linger), **settings}
         self.pid = 0
 
     def start(self) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(self.arguments, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            self.arguments, env=self.environment, capture_output=True, text=True, timeout=60, check=False
+        )
         if done.returncode == 0:
             with self.tool() as tool:
                 self.pid = int(tool.welcome["agent_pid"])
@@ -116,6 +138,15 @@ class Node:
         with self.tool() as tool:
             return tool.request(protocol.STATUS_REQUEST)[1]
 
+    def settle(self) -> None:
+        """Returns when the agent has acted on all that it was sent before: it has checked since whether to end."""
+        self.status()
+
+    def wait_ticks(self, count: int) -> None:
+        """Returns when the agent's own timer has run so many times more (four times a second), however slow it is."""
+        end = self.status()["agent"]["ticks"] + count
+        wait_for(lambda: self.status()["agent"]["ticks"] >= end, 60)
+
     def alive(self) -> bool:
         try:
             os.kill(self.pid, 0)
@@ -132,8 +163,8 @@ class Node:
 def make(tmp_path: Path) -> Iterator[Callable[..., Node]]:
     nodes: list[Node] = []
 
-    def start(*options: str, **settings: Any) -> Node:
-        node = Node(tmp_path, *options, **settings)
+    def start(**settings: Any) -> Node:
+        node = Node(tmp_path, **settings)
         done = node.start()
         assert done.returncode == 0, done.stderr + node.log()
         nodes.append(node)
@@ -171,7 +202,7 @@ def test_start_returns_when_it_listens_and_leaves_a_session_of_its_own(make: Cal
 def test_closes_what_it_inherited(tmp_path: Path, make: Callable[..., Node]) -> None:
     node = Node(tmp_path)
     read_end, write_end = os.pipe()
-    subprocess.run(node.arguments, pass_fds=[write_end], stdout=subprocess.DEVNULL, timeout=60, check=True)
+    subprocess.run(node.arguments, env=node.environment, pass_fds=[write_end], stdout=subprocess.DEVNULL, timeout=60, check=True)
     os.close(write_end)
     assert os.read(read_end, 1) == b""  # nobody holds the other end
     os.close(read_end)
@@ -189,7 +220,7 @@ def test_second_starter_finds_the_first(make: Callable[..., Node]) -> None:
 
 def test_race_of_starters_leaves_one_agent(tmp_path: Path, make: Callable[..., Node]) -> None:
     node = Node(tmp_path)
-    starters = [subprocess.Popen(node.arguments, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    starters = [subprocess.Popen(node.arguments, env=node.environment, stdout=subprocess.PIPE, text=True) for _ in range(6)]
     outputs = [starter.communicate(timeout=120)[0] for starter in starters]
     assert [starter.returncode for starter in starters] == [0] * 6
     assert sum(text.startswith("listening") for text in outputs) == 1
@@ -217,7 +248,7 @@ def test_open_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--job", "../x"], ["--linger-sec", "soon"], ["--nonsense", "1"], ["--run-dir", "relative"]]
+    "arguments", [["--job", "../x"], ["--node", "soon"], ["--nonsense", "1"], ["--run-dir", "relative"]]
 )
 def test_wrong_options_are_usage_errors(tmp_path: Path, arguments: list[str]) -> None:
     done = subprocess.run(
@@ -333,7 +364,7 @@ def test_vault_files_are_found_again_and_deleted_on_a_clean_end(tmp_path: Path, 
     (folder / "rank-1.vault").write_bytes(vault_bytes(1)[:5000])
     (folder / "rank-5.vault").write_bytes(vault_bytes(2, world=8))
     (folder / "notes.txt").write_text("mine")
-    node = make("--vault-dir", str(tmp_path / "vaults"))
+    node = make(REFT_VAULT_DIR=str(tmp_path / "vaults"))
     with node.tool() as tool:
         vaults = tool.request(protocol.VAULT_LIST)[1]["vaults"]
         assert [(v["rank"], v["path"], v["live"]) for v in vaults] == [(0, str(folder / "rank-0.vault"), False)]
@@ -432,7 +463,7 @@ def test_ends_at_once_when_all_ranks_said_bye(make: Callable[..., Node]) -> None
     node = make()
     with node.rank(0) as first, node.rank(1) as second:
         first.send(protocol.BYE, {})
-        time.sleep(0.5)
+        node.settle()
         assert node.alive()
         second.send(protocol.BYE, {})
         wait_for(lambda: not node.alive())
@@ -450,36 +481,44 @@ def test_waits_after_good_bye_where_ranks_may_be_started_again(make: Callable[..
 
 
 def test_waits_after_good_bye_no_longer_than_it_lingers(make: Callable[..., Node]) -> None:
-    node = make(linger=1)
+    node = make(linger=20)
     with node.rank(0, world=1, restarts_left=1) as rank:
         rank.send(protocol.BYE, {})
+    node.settle()
+    assert node.alive()
+    node.clock.advance(21)
     wait_for(lambda: not node.alive())
     assert not node.directory.exists()
 
 
 def dead_rank(node: Node, rank: int) -> None:
-    """A rank whose process hands over a vault and is killed."""
+    """A rank whose process is killed; returns when the agent knows."""
     script = (
         "import os, sys; from reft._link import agent_protocol as p\n"
         f"p.AgentConnection(sys.argv[1], {{'role': 'rank', 'rank': {rank}, 'local_rank': {rank}, 'world': 2, "
         "'local_world': 2, 'incarnation': '77', 'attempt': 0})\nos.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, str(node.socket)], timeout=60, check=False)
+    wait_for(lambda: [entry["alive"] for entry in node.status()["ranks"] if entry["rank"] == rank] == [False])
 
 
 def test_lingers_for_killed_ranks_and_then_ends(make: Callable[..., Node]) -> None:
-    node = make(linger=1.5)
+    node = make(linger=3600)
     dead_rank(node, 0)
+    node.clock.advance(1800)
+    node.wait_ticks(2)
     assert node.alive()
+    node.clock.advance(1801)
     wait_for(lambda: not node.alive())
     assert not node.socket.exists()
 
 
 def test_restarted_rank_stops_the_linger_clock(make: Callable[..., Node]) -> None:
-    node = make(linger=1)
+    node = make(linger=3600)
     dead_rank(node, 0)
     with node.rank(0):
-        time.sleep(2)
+        node.clock.advance(2 * 3600)
+        node.wait_ticks(2)
         assert node.alive()
         entry = node.status()["ranks"][0]
         assert entry["alive"] and entry["pid"] == os.getpid()
@@ -493,7 +532,7 @@ def test_status_and_metrics_show_every_rank(make: Callable[..., Node]) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    node = make("--metrics-port", str(port))
+    node = make(REFT_METRICS_PORT=str(port))
     with node.rank(0) as rank:
         data = bytearray(vault_bytes(0))
         struct.pack_into("<4Q", data, 4096, os.getpid(), INCARNATION, 0, 412)  # pid incarnation attempt steps
@@ -533,13 +572,13 @@ def test_stacks_on_request_name_ranks_that_do_not_answer(make: Callable[..., Nod
 
 
 def test_hang_is_reported_once_an_episode(make: Callable[..., Node]) -> None:
-    node = make("--hang-suspect-sec", "1")
+    node = make(REFT_HANG_SUSPECT_SEC="1")
     with node.rank(0) as rank:
         put(rank, 0, vault_bytes(0, pending_op_age_ns=2_000_000_000))
         assert rank.receive()[0] == protocol.STACK_REQUEST
         found = wait_for(lambda: list((node.directory / "verdicts").glob("*.txt")))
         assert "all_reduce" in found[0].read_text()
         json.loads(found[0].with_suffix(".json").read_text())
-        time.sleep(2.5)
+        node.wait_ticks(12)  # three times what makes it suspicious
         assert len(list((node.directory / "verdicts").glob("*.txt"))) == 1
         assert node.status()["agent"]["hang_reports"] == 1

@@ -75,7 +75,7 @@ def verdicts(node: Node) -> list[dict[str, Any]]:
 
 
 def test_the_first_node_names_a_rank_of_another(make: Callable[..., Node]) -> None:  # noqa: F811
-    node = make("--hang-suspect-sec", "1")
+    node = make(REFT_HANG_SUSPECT_SEC="1")
     with Carrier(node, 0) as carrier:
         asks = carrier.until(protocol.GATHER)
         assert asks["kind"] == "evidence" and asks["seconds"] > 0
@@ -90,7 +90,7 @@ def test_the_first_node_names_a_rank_of_another(make: Callable[..., Node]) -> No
 
 
 def test_a_silent_node_is_listed_and_asked_again(make: Callable[..., Node]) -> None:  # noqa: F811
-    node = make("--hang-suspect-sec", "1")
+    node = make(REFT_HANG_SUSPECT_SEC="1")
     with Carrier(node, 0) as carrier:
         asks = carrier.until(protocol.GATHER)
         carrier.connection.send(protocol.GATHERED, {"id": asks["id"], "silent": [1], "error": ""})
@@ -105,7 +105,7 @@ def test_a_silent_node_is_listed_and_asked_again(make: Callable[..., Node]) -> N
 
 
 def test_a_rank_that_does_not_come_back_with_evidence_is_told(make: Callable[..., Node]) -> None:  # noqa: F811
-    node = make("--hang-suspect-sec", "1")
+    node = make(REFT_HANG_SUSPECT_SEC="1")
     with Carrier(node, 0) as carrier:
         assert carrier.until(protocol.GATHER)["kind"] == "evidence"
         (verdict,) = wait_for(lambda: verdicts(node), 60)
@@ -114,7 +114,7 @@ def test_a_rank_that_does_not_come_back_with_evidence_is_told(make: Callable[...
 
 
 def test_another_node_asks_the_first_to_look_and_then_looks_itself(make: Callable[..., Node]) -> None:  # noqa: F811
-    node = make("--hang-suspect-sec", "1", node=1)
+    node = make(REFT_HANG_SUSPECT_SEC="1", node=1)
     with Carrier(node, 1) as carrier:
         assert carrier.until(protocol.GATHER)["kind"] == "please"
         assert not verdicts(node)
@@ -126,7 +126,7 @@ def test_another_node_asks_the_first_to_look_and_then_looks_itself(make: Callabl
 
 
 def test_another_node_gives_its_evidence_and_leaves_the_verdict_to_the_first(make: Callable[..., Node]) -> None:  # noqa: F811
-    node = make("--hang-suspect-sec", "1", node=1)
+    node = make(REFT_HANG_SUSPECT_SEC="1", node=1)
     with Carrier(node, 1) as carrier:
         carrier.connection.send(protocol.EVIDENCE_REQUEST, {"id": 5, "node": 0, "kind": "evidence"})
         answer = carrier.until(protocol.EVIDENCE)
@@ -135,12 +135,12 @@ def test_another_node_gives_its_evidence_and_leaves_the_verdict_to_the_first(mak
         assert (rank["rank"], rank["node"], rank["pid"], rank["answered"]) == (1, 1, os.getpid(), True)
         assert len(rank["tail"]) == 1
         carrier.connection.send(protocol.EVIDENCE_REQUEST, {"id": 6, "node": 0, "kind": "hold"})
-        assert wait_for(lambda: node.status()["uptime_sec"] > 4)  # four times what makes it suspicious
+        node.wait_ticks(16)  # four times what makes it suspicious
         assert not verdicts(node), node.log()
 
 
 def test_the_first_node_looks_when_another_asks_it_to(make: Callable[..., Node]) -> None:  # noqa: F811
-    node = make("--hang-suspect-sec", "1")
+    node = make(REFT_HANG_SUSPECT_SEC="1")
     with Carrier(node, 0, waits_sec=None) as carrier:  # no rank here waits, so nothing looks hung
         carrier.connection.send(protocol.EVIDENCE_REQUEST, {"id": 5, "node": 1, "kind": "please"})
         assert carrier.until(protocol.GATHER)["kind"] == "evidence"

@@ -129,14 +129,8 @@ def connect(env: dict[str, Any], job: job_identity.Job, store: Any, run_dir: Pat
 
 def _agent_argv(env: dict[str, Any], job: job_identity.Job, run_dir: Path) -> list[str]:
     binary = env["agent_path"] or str(Path(_C.__file__).parent / "bin" / "reft-agent")
-    argv = [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
-    argv += ["--linger-sec", str(env["agent_linger_sec"]), "--hang-suspect-sec", str(env["hang_suspect_sec"])]
-    argv += ["--hang-action", env["hang_action"]]
-    if env["vault_dir"]:
-        argv += ["--vault-dir", env["vault_dir"]]
-    if env["metrics_port"]:
-        argv += ["--metrics-port", str(env["metrics_port"])]
-    return argv
+    # Its settings are in the environment that it inherits.
+    return [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
 
 
 def vault_path(env: dict[str, Any], job: job_identity.Job, rank: int) -> str:

@@ -13,25 +13,25 @@ constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kSuspect = 4 * kSecond;
 constexpr uint64_t kRun = 7;  // incarnation
 
-Report hang() {
-  Report report{};
+Finding hang() {
+  Finding report{};
   report.state = VerdictState::kHang;
   report.confidence = Confidence::kCertain;
-  report.finding = "user_code 2 train.py:12";
+  report.summary = "user_code 2 train.py:12";
   return report;
 }
 
-Report undecided() {
-  Report report = hang();
+Finding undecided() {
+  Finding report = hang();
   report.confidence = Confidence::kUndecidable;
-  report.finding = "cycle";
+  report.summary = "cycle";
   return report;
 }
 
 // A report 5 s after the newest mark; ticks say how long after that mark they come.
 class AbortPolicyTest : public ::testing::Test {
  protected:
-  std::string report(const Report& report) { return policy.reported(report, kRun, 5 * kSecond); }
+  std::string report(const Finding& report) { return policy.reported(report, kRun, 5 * kSecond); }
   Act at(int64_t second, bool debugged = false, uint64_t incarnation = kRun) {
     return policy.tick(second * kSecond, second * kSecond, incarnation, debugged);
   }
@@ -51,11 +51,11 @@ TEST_F(AbortPolicyTest, EndsRanksWhenASecondLookFindsTheSame) {
 }
 
 TEST_F(AbortPolicyTest, ASecondLookThatFindsSomethingElseLeavesTheCap) {
-  Report elsewhere = hang(), busy = hang(), slow = hang();
-  elsewhere.finding = "user_code 2 train.py:13";
+  Finding elsewhere = hang(), busy = hang(), slow = hang();
+  elsewhere.summary = "user_code 2 train.py:13";
   busy.at_work = true;
   slow.state = VerdictState::kSlow;
-  for (const Report& second : {elsewhere, busy, slow, undecided()}) {
+  for (const Finding& second : {elsewhere, busy, slow, undecided()}) {
     report(hang());
     EXPECT_EQ(at(7), Act::kLookAgain);
     policy.lookedAgain(second);
@@ -65,9 +65,9 @@ TEST_F(AbortPolicyTest, ASecondLookThatFindsSomethingElseLeavesTheCap) {
 }
 
 TEST_F(AbortPolicyTest, WhatIsUndecidableOrAtWorkWaitsForTheCap) {
-  Report busy = hang();
+  Finding busy = hang();
   busy.at_work = true;
-  for (const Report& first : {undecided(), busy}) {
+  for (const Finding& first : {undecided(), busy}) {
     EXPECT_THAT(report(first), HasSubstr("for 40 s, the ranks end"));
     EXPECT_EQ(at(39), Act::kNothing);
     EXPECT_EQ(at(40), Act::kAbort);
@@ -93,7 +93,7 @@ TEST_F(AbortPolicyTest, ADebuggerThatComesAfterTheSecondLookIsRespectedToo) {
 }
 
 TEST_F(AbortPolicyTest, APromptIsNeverTakenAway) {
-  Report prompt = hang();
+  Finding prompt = hang();
   prompt.prompt = true;
   EXPECT_THAT(report(prompt), HasSubstr("not ended"));
   EXPECT_EQ(at(400), Act::kNothing);
@@ -118,11 +118,11 @@ TEST_F(AbortPolicyTest, NewRanksAreNotEndedForOldOnes) {
 }
 
 TEST_F(AbortPolicyTest, WhatHappensOnOtherNodesIsSeenByALookAtTheCap) {
-  Report far = undecided(), traced = undecided(), moving = undecided();
+  Finding far = undecided(), traced = undecided(), moving = undecided();
   far.nodes = traced.nodes = moving.nodes = 2;
   traced.traced = true;
   moving.state = VerdictState::kSlow;
-  for (const Report& second : {traced, moving}) {
+  for (const Finding& second : {traced, moving}) {
     report(far);
     EXPECT_EQ(at(39), Act::kNothing);
     EXPECT_EQ(at(40), Act::kLookAgain);
@@ -137,7 +137,7 @@ TEST_F(AbortPolicyTest, WhatHappensOnOtherNodesIsSeenByALookAtTheCap) {
 }
 
 TEST_F(AbortPolicyTest, ALauncherHasItsTimeToEndWhatADeadRankLeft) {
-  Report dead = hang();
+  Finding dead = hang();
   dead.somebody_died = true;
   report(dead);
   EXPECT_EQ(at(39), Act::kNothing);

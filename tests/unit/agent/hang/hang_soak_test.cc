@@ -52,9 +52,8 @@ void playDay(uint64_t seed, int64_t suspect_ns, int64_t ns, RealHang kind, Total
     return;
   }
   ASSERT_TRUE(outcome.found) << "not found within " << 2 * outcome.within_sec << " s; it was rank "
-                             << outcome.victim << "\n"
-                             << hangReportText(day.lastLook(), decide(day.lastLook()));
-  const SimulatedAgent::Hang& found = day.hangs()[0];
+                             << outcome.victim << "; REFT_LOG=info prints the verdict of each look";
+  const SimulatedNode::Hang& found = day.hangs()[0];
   EXPECT_LE(outcome.after_sec, outcome.within_sec) << verdictText(found.evidence, found.verdict);
   EXPECT_TRUE(outcome.named_right) << "it was rank " << outcome.victim << "\n"
                                    << verdictText(found.evidence, found.verdict);

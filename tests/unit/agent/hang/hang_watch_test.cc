@@ -67,8 +67,8 @@ TEST(HangWatch, IsHalfwayOnceAnEpisode) {
   EXPECT_TRUE(watch.halfway(1130));
 }
 
-Report reportOf(VerdictState state, bool excused, bool could_come) {
-  Report report{};
+Finding reportOf(VerdictState state, bool excused, bool could_come) {
+  Finding report{};
   report.state = state;
   report.excused = excused;
   report.could_come = could_come;
@@ -76,8 +76,8 @@ Report reportOf(VerdictState state, bool excused, bool could_come) {
 }
 
 TEST(HangWatch, WhoHasJustBeenAtWorkIsGivenOneMoreLook) {
-  const Report works = reportOf(VerdictState::kSlow, true, true),
-               hangs = reportOf(VerdictState::kHang, false, true);
+  const Finding works = reportOf(VerdictState::kSlow, true, true),
+                hangs = reportOf(VerdictState::kHang, false, true);
   HangWatch watch(100);
   watch.suspect({{0, {5, 1000, true}}}, 1100);
   EXPECT_FALSE(watch.credible(works));
@@ -126,15 +126,6 @@ TEST(HangWatch, IdleRanksAreNotHung) {
   EXPECT_FALSE(watch.suspect({}, 5000));
   EXPECT_FALSE(watch.suspect({{0, {5, 1000, false}}}, 5000));
   EXPECT_FALSE(watch.suspect({{0, {0, 0, true}}}, 5000));
-}
-
-TEST(StackCollection, IsCompleteWhenEveryRankAnswered) {
-  StackCollection collection;
-  EXPECT_TRUE(collection.complete());
-  collection.replies[0];
-  EXPECT_FALSE(collection.complete());
-  collection.replies[0] = "{}";
-  EXPECT_TRUE(collection.complete());
 }
 
 }  // namespace

@@ -59,11 +59,11 @@ TEST(NativeReaders, GiveWhatTheReaderPrintsOnce) {
 TEST(NativeReaders, SayWhyThereIsNoAnswer) {
   NativeReaders nobody("/nonexistent/reft-agent");
   nobody.start(5, 1);
-  EXPECT_THAT(answerOf(nobody), HasSubstr("cannot be started"));
+  EXPECT_THAT(answerOf(nobody), HasSubstr("cannot start"));
   const FakeReader broken("echo '{'");
   NativeReaders readers(broken.path());
   readers.start(5, 1);
-  EXPECT_THAT(answerOf(readers), HasSubstr("has failed"));
+  EXPECT_THAT(answerOf(readers), HasSubstr("failed"));
 }
 
 TEST(NativeReaders, DoNotWaitForOneThatHangs) {

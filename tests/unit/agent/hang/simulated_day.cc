@@ -138,7 +138,7 @@ const char* nameOf(RealHang kind) {
 }
 
 SimulatedDay::SimulatedDay(uint64_t seed, int64_t suspect_ns)
-    : random_(seed), suspect_ns_(suspect_ns), agent_(suspect_ns, clock_, seed) {
+    : random_(seed), suspect_ns_(suspect_ns), node_(suspect_ns, clock_, seed) {
   start();
 }
 
@@ -201,7 +201,7 @@ void SimulatedDay::start() {
   straggles_ = rollouts_ = new_group_steps_ = 0;
   begun_ = ending_ = false;
   ranks_ = std::make_unique<SimulatedRanks>(layout_, clock_, [this] { step(); });
-  agent_.join(ranks_.get());
+  node_.join(ranks_.get());
   next_look_alike_ = steps_ + 20;
 }
 
@@ -238,18 +238,18 @@ void SimulatedDay::run(int64_t until_ns) {
     const int64_t suspend_ns = std::max(suspend_at_ns_, clock_.now_ns);
     const int64_t stop_ns = std::max(stop_agent_at_ns_, clock_.now_ns);
     const int64_t next =
-        std::min({std::max(agent_.nextNs(), clock_.now_ns), until_ns, suspend_ns, stop_ns});
+        std::min({std::max(node_.nextNs(), clock_.now_ns), until_ns, suspend_ns, stop_ns});
     ranks_->play(next);
     if (next == suspend_ns) {
       suspend_at_ns_ = kNever;
       clock_.now_ns += still_ns_;
       ranks_->stoodStill(still_ns_);
-      agent_.stoodStill(still_ns_ - static_cast<int64_t>(uniform() * 200 * kMs));
+      node_.stoodStill(still_ns_ - static_cast<int64_t>(uniform() * 200 * kMs));
     } else if (next == stop_ns) {
       stop_agent_at_ns_ = kNever;
-      agent_.stoodStill(still_ns_);
+      node_.stoodStill(still_ns_);
     } else {
-      agent_.wake();
+      node_.wake();
     }
     bool anybody = false;
     for (int r = 0; r < layout_.world(); ++r) {
@@ -521,7 +521,7 @@ void SimulatedDay::goWrong() {
 SimulatedDay::Outcome SimulatedDay::hang(RealHang kind) {
   constexpr int kOrdinarySteps = 40;
   // The agent is to be there.
-  while (agent_.nextNs() > clock_.now_ns + kSec || suspend_at_ns_ != kNever ||
+  while (node_.nextNs() > clock_.now_ns + kSec || suspend_at_ns_ != kNever ||
          stop_agent_at_ns_ != kNever) {
     train(kSec);
   }
@@ -531,7 +531,7 @@ SimulatedDay::Outcome SimulatedDay::hang(RealHang kind) {
   while (wrong_ns_ == kNever) {
     train(kSec);
   }
-  const size_t before = agent_.hangs().size();
+  const size_t before = node_.hangs().size();
   // Nothing excuses these; the others are taken for slow where nobody has waited before, or where
   // that is not known.
   const bool plain = kind == RealHang::kStopped || kind == RealHang::kShutsDown ||
@@ -559,11 +559,11 @@ SimulatedDay::Outcome SimulatedDay::hang(RealHang kind) {
     outcome.within_sec += std::min(10 * suspect_sec, 4 * step_sec) + suspect_sec;
   }
   const auto give_up_ns = wrong_ns_ + static_cast<int64_t>(outcome.within_sec * 2e9);
-  while (clock_.now_ns < give_up_ns && agent_.hangs().size() == before) {
+  while (clock_.now_ns < give_up_ns && node_.hangs().size() == before) {
     run(clock_.now_ns + kSec / 4);
   }
-  if (agent_.hangs().size() > before) {
-    const SimulatedAgent::Hang& found = agent_.hangs()[before];
+  if (node_.hangs().size() > before) {
+    const SimulatedNode::Hang& found = node_.hangs()[before];
     outcome.found = true;
     outcome.after_sec = static_cast<double>(found.at_ns - wrong_ns_) * 1e-9;
     outcome.verdict = found.verdict;

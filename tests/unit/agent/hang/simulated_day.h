@@ -15,7 +15,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/unit/agent/hang/simulated_agent.h"
+#include "tests/unit/agent/hang/simulated_node.h"
 
 namespace reft::agent {
 
@@ -91,10 +91,9 @@ class SimulatedDay {
   // Some ordinary steps, then one rank goes wrong for good, until that is found or twice the bar is
   // over.
   Outcome hang(RealHang kind);
-  const std::vector<SimulatedAgent::Hang>& hangs() const { return agent_.hangs(); }
+  const std::vector<SimulatedNode::Hang>& hangs() const { return node_.hangs(); }
   const std::map<LookAlike, int>& played() const { return played_; }
-  const HangEvidence& lastLook() const { return agent_.lastLook(); }
-  int looks() const { return agent_.looks(); }
+  int looks() const { return node_.looks(); }
   uint64_t steps() const { return steps_; }
   // The job, and what it was at last.
   std::string describe() const;
@@ -130,7 +129,7 @@ class SimulatedDay {
   std::mt19937_64 random_;
   int64_t suspect_ns_;
   SimulatedClock clock_;
-  SimulatedAgent agent_;
+  SimulatedNode node_;
 
   // The job that runs.
   Layout layout_;

@@ -211,9 +211,9 @@ bool SimulatedRanks::live(int rank) const {
   return ranks_[static_cast<size_t>(rank)].alive;
 }
 
-Progress SimulatedRanks::progress(int rank) const {
+OpLogReader SimulatedRanks::log(int rank) const {
   const OpLog& log = *ranks_[static_cast<size_t>(rank)].log;
-  return progressOf(OpLogReader(log.area(), log.areaBytes()));
+  return {log.area(), log.areaBytes()};
 }
 
 ProcessCounters SimulatedRanks::used(int rank) const {

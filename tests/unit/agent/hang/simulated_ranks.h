@@ -16,7 +16,6 @@
 #include <string>
 #include <vector>
 
-#include "agent/hang/hang_watch.h"
 #include "hang_detect/evidence/evidence.h"
 #include "hang_detect/evidence/process_state.h"
 #include "tests/unit/hang_detect/verdict/simulated_job.h"
@@ -89,7 +88,7 @@ class SimulatedRanks {
   bool live(int rank) const;
   bool alive(int rank) const { return ranks_[static_cast<size_t>(rank)].alive; }
   bool saidBye(int rank) const { return ranks_[static_cast<size_t>(rank)].said_bye; }
-  Progress progress(int rank) const;
+  OpLogReader log(int rank) const;
   ProcessCounters used(int rank) const;
   const Doing& doing(int rank) const;
   // What is known about the process and the op log of a rank; its stacks are not.

@@ -42,31 +42,12 @@ def test_the_first_rank_of_each_node_starts_an_agent(
     assert len(native.clients) == 4
 
 
-def test_the_agent_gets_its_settings(
-    native: FakeNative, settings: Settings, tmp_path: Path
-) -> None:
-    env = settings(
-        REFT_VAULT_DIR=str(tmp_path),
-        REFT_METRICS_PORT="9400",
-        REFT_HANG_ACTION="abort",
-        REFT_AGENT_LINGER_SEC="77",
-        REFT_AGENT_PATH="/opt/agent",
-    )
-    connect(env, job(0), dist.HashStore())
-    argv = native.client.agent_argv
-    assert argv[0] == "/opt/agent"
-    given = dict(zip(argv[1::2], argv[2::2], strict=True))
-    assert given["--run-dir"] == str(RUN_DIR) and (given["--job"], given["--node"]) == ("job", "0")
-    assert given["--vault-dir"] == str(tmp_path) and given["--metrics-port"] == "9400"
-    assert given["--hang-action"] == "abort" and float(given["--linger-sec"]) == 77
-
-
-def test_without_them_the_agent_gets_no_folder_and_no_port(
+def test_the_agent_is_told_who_it_is_and_reads_settings_itself(
     native: FakeNative, settings: Settings
 ) -> None:
-    connect(settings(), job(0), dist.HashStore())
-    assert "--vault-dir" not in native.client.agent_argv
-    assert "--metrics-port" not in native.client.agent_argv
+    connect(settings(REFT_AGENT_PATH="/opt/agent"), job(0), dist.HashStore())
+    argv = native.client.agent_argv
+    assert argv == ["/opt/agent", "--run-dir", str(RUN_DIR), "--job", "job", "--node", "0"]
 
 
 @pytest.mark.parametrize(("local_rank", "reports"), [(1, True), (2, False)])

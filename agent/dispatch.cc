@@ -1,0 +1,254 @@
+#include "agent/dispatch.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "agent/peers/messages.h"
+#include "intercept/base/error.h"
+#include "intercept/base/log.h"
+#include "snapshot/cost/cadence.h"
+
+namespace reft::agent {
+
+namespace {
+
+constexpr size_t kMaxStackReply = 4u << 20;
+
+}  // namespace
+
+Dispatch::Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
+                   InvestigationRunner& investigation,
+                   std::function<void(RankState&, uint64_t)> joined, int64_t now_ns)
+    : options_(options),
+      ranks_(ranks),
+      connections_(connections),
+      investigation_(investigation),
+      joined_(std::move(joined)),
+      ledger_([this](int rank, const CommitKey& key) -> std::optional<CommitLedger::Held> {
+        auto* state = ranks_.find(rank);
+        if (state == nullptr || state->readable() == nullptr) {
+          return std::nullopt;
+        }
+        const auto keys = ranks_.sealed(*state);
+        const auto found = std::find_if(keys.begin(), keys.end(),
+                                        [&](const auto& entry) { return entry.first == key; });
+        return found == keys.end() ? CommitLedger::Held{} : found->second;
+      }) {
+  state_.job = options.job;
+  state_.node = options.node;
+  state_.started_ns = now_ns;
+}
+
+void Dispatch::refuse(Connection& peer, const std::string& what, const std::string& hint) {
+  ++state_.refused_peers;
+  logWarn("agent", "connection ", peer.id(), " of pid ", peer.pid(), " refused: ", what);
+  peer.send(wire::Type::kError, errorPayload(what, hint));
+  peer.closeAfterFlush();
+}
+
+void Dispatch::handle(Connection& peer, wire::Frame frame, int64_t now_ns) {
+  if (!peer.greeted) {
+    if (frame.type != wire::Type::kHello) {
+      throw InvalidArgument("first message", std::to_string(static_cast<int>(frame.type)),
+                            "hello (1)");
+    }
+    hello(peer, frame);
+    return;
+  }
+  if (auto* rank = peer.rank >= 0 ? ranks_.ofConnection(peer.id()) : nullptr) {
+    fromRank(peer, *rank, frame, now_ns);
+  } else {
+    fromAnybody(peer, frame, now_ns);
+  }
+}
+
+void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
+  const auto hello = parseHello(frame.payload);
+  if (hello.job != options_.job || hello.node != options_.node) {
+    refuse(peer,
+           "this is the agent of job " + options_.job + ", node " + std::to_string(options_.node),
+           "set REFT_JOB_ID and REFT_RUN_DIR alike on all ranks");
+    return;
+  }
+  if (hello.is_rank) {
+    const auto* before = ranks_.find(hello.rank);
+    const auto old_connection = before == nullptr ? 0 : before->connection;
+    try {
+      ranks_.join(hello, peer.pid() > 0 ? peer.pid() : hello.pid, peer.id());
+    } catch (const InvalidArgument&) {
+      const auto* live = ranks_.find(hello.rank);
+      refuse(peer,
+             "job id '" + options_.job + "' is already used by a live job (pid " +
+                 std::to_string(live == nullptr ? 0 : live->pid) + " is its rank " +
+                 std::to_string(hello.rank) + ")",
+             "if that is another job, set REFT_JOB_ID to different names; if it is what is left of "
+             "this one, end it");
+      return;
+    }
+    peer.rank = hello.rank;
+    auto& rank = *ranks_.find(hello.rank);
+    rank.notes.clear();
+    rank.pid_is_own = peer.pid() > 0;
+    joined_(rank, old_connection);
+    logInfo("agent", "rank ", hello.rank, " joined, pid ", rank.pid, " attempt ", hello.attempt);
+  }
+  peer.greeted = true;
+  peer.send(wire::Type::kWelcome, dumpJson({{"agent_pid", ::getpid()},
+                                            {"version", kAgentVersion},
+                                            {"run_dir", options_.directory()},
+                                            {"linger_sec", options_.linger_sec}}));
+  if (hello.is_rank) {
+    investigation_.rankJoined(peer, *ranks_.find(hello.rank));
+    act(ledger_.expect(hello.incarnation, hello.local_world, hello.world > hello.local_world));
+  }
+}
+
+void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, int64_t now_ns) {
+  switch (frame.type) {
+    case wire::Type::kVaultPut:
+      ranks_.putVault(rank, parseVaultPut(frame.payload), std::move(frame.fd));
+      logDebug("agent", "rank ", rank.hello.rank, " handed over its vault");
+      peer.send(wire::Type::kVaultAck, dumpJson({{"rank", rank.hello.rank}}));
+      act(ledger_.vaultHolds(rank.hello.rank, ranks_.sealed(rank)));
+      return;
+    case wire::Type::kVote:
+    case wire::Type::kJobOutcome: vote(rank, frame, now_ns); return;
+    case wire::Type::kStackReply:
+      if (frame.payload.size() > kMaxStackReply) {
+        throw InvalidArgument("stack_reply", std::to_string(frame.payload.size()) + " bytes",
+                              "up to 4 MiB");
+      }
+      investigation_.stackReply(rank, std::move(frame.payload));
+      return;
+    case wire::Type::kNotes: rank.notes = parseNotes(frame.payload); return;
+    case wire::Type::kEvidenceRequest:
+      investigation_.evidenceRequested(peer, parseEvidenceRequest(frame.payload), now_ns);
+      return;
+    case wire::Type::kGathered:
+      investigation_.gathered(peer, parseGathered(frame.payload), now_ns);
+      return;
+    case wire::Type::kBye:
+      rank.said_bye = true;
+      logInfo("agent", "rank ", rank.hello.rank, " ended cleanly");
+      return;
+    default: fromAnybody(peer, frame, now_ns);
+  }
+}
+
+void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
+  const auto ballot = wire::decodeBallot(frame.payload);
+  if (!ballot || ballot->step < 0 || ballot->yes > 1 || ballot->wish > Cadence::kMostWish) {
+    throw InvalidArgument(
+        "ballot", std::to_string(frame.payload.size()) + " bytes",
+        "32 bytes, step 0 or more, yes 0|1, wish 0.." + std::to_string(Cadence::kMostWish));
+  }
+  const CommitKey key{ballot->step, ballot->incarnation};
+  if (frame.type == wire::Type::kVote) {
+    if (ballot->incarnation != rank.hello.incarnation) {
+      throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation),
+                            "that of hello");
+    }
+    act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut, ballot->wish));
+    if (rank.hello.local_rank == 0) {
+      investigation_.rankVoted(rank, now_ns);
+    }
+  } else if (rank.hello.local_rank != 0) {
+    throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank),
+                          "local rank 0");
+  } else {
+    act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut, ballot->wish));
+  }
+}
+
+void Dispatch::fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns) {
+  switch (frame.type) {
+    case wire::Type::kVaultList:
+      peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_));
+      return;
+    case wire::Type::kVaultGet: giveVault(peer, parseVaultGet(frame.payload)); return;
+    case wire::Type::kStatusRequest:
+      peer.send(wire::Type::kStatus, statusJson(ranks_, ledger_, state(), now_ns));
+      return;
+    case wire::Type::kMetricsRequest: peer.send(wire::Type::kMetrics, metrics()); return;
+    case wire::Type::kStacksRequest: {
+      const auto request = parseStacksRequest(frame.payload);
+      if (request.native) {
+        readNative(peer, request.ranks[0]);
+      } else {
+        investigation_.toolAsks(peer, request.ranks, now_ns);
+      }
+      return;
+    }
+    default:
+      throw InvalidArgument("message type", std::to_string(static_cast<int>(frame.type)),
+                            "those of a " + std::string(peer.rank >= 0 ? "rank" : "tool"));
+  }
+}
+
+void Dispatch::giveVault(Connection& peer, int number) {
+  auto* rank = ranks_.find(number);
+  const auto* vault = rank == nullptr ? nullptr : rank->readable();
+  if (vault == nullptr) {
+    // Not the peer's fault: the rank may be new, so the connection stays.
+    peer.send(wire::Type::kError,
+              errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
+    return;
+  }
+  peer.send(wire::Type::kVaultFd, dumpJson({{"rank", number}, {"bytes", vault->bytes()}}),
+            rank->vault_fd.get());
+}
+
+void Dispatch::readNative(Connection& peer, int number) {
+  const auto* rank = ranks_.find(number);
+  if (rank == nullptr || !rank->alive || rank->pid <= 0) {
+    peer.send(wire::Type::kStacks,
+              dumpJson({{"error", rank == nullptr ? "not a rank of this node" : "it has ended"}}));
+  } else {
+    native_readers_.start(peer.id(), rank->pid);
+  }
+}
+
+void Dispatch::sendNativeStacks() {
+  for (const auto& [requester, answer] : native_readers_.finished()) {
+    if (auto* peer = connections_.find(requester)) {
+      peer->send(wire::Type::kStacks, answer);
+    }
+  }
+}
+
+const AgentState& Dispatch::state() {
+  const auto& investigation = investigation_.investigation();
+  state_.hang_reports = investigation.hangReports();
+  state_.op_disagreements = investigation.opDisagreements();
+  state_.disagreements = investigation.disagreements();
+  state_.connections = connections_.size();
+  return state_;
+}
+
+std::string Dispatch::metrics() {
+  return metricsText(ranks_, ledger_, state());
+}
+
+void Dispatch::act(const std::vector<CommitLedger::Action>& actions) {
+  for (const auto& action : actions) {
+    const wire::Ballot ballot{action.key.step, action.key.incarnation,
+                              action.cut,      static_cast<uint8_t>(action.yes),
+                              action.wish,     {}};
+    const bool of_node = action.kind == CommitLedger::Action::kNodeVote;
+    for (auto& [number, rank] : ranks_.all()) {
+      const bool meant = of_node                                        ? rank.hello.local_rank == 0
+                         : action.kind == CommitLedger::Action::kAnswer ? number == action.rank
+                                                                        : true;
+      auto* peer = meant && rank.hello.incarnation == action.key.incarnation
+                       ? connections_.find(rank.connection)
+                       : nullptr;
+      if (peer != nullptr) {
+        peer->send(of_node ? wire::Type::kNodeVote : wire::Type::kOutcome, ballot);
+      }
+    }
+  }
+}
+
+}  // namespace reft::agent

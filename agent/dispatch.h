@@ -1,0 +1,58 @@
+// What each message of a peer does: ranks hand over vaults, vote and answer; tools ask.
+//
+// Threads: the agent's loop only.
+// Errors:  handle() throws reft::Error for a message that is not what it should be; the caller
+// refuses the peer then.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "agent/hang/investigation_runner.h"
+#include "agent/hang/native_readers.h"
+#include "agent/options.h"
+#include "agent/peers/connection.h"
+#include "agent/peers/rank_table.h"
+#include "agent/serve/status.h"
+#include "snapshot/commit/commit_ledger.h"
+
+namespace reft::agent {
+
+class Dispatch {
+ public:
+  // `joined`: called for each rank that has joined, with its old connection (0: none).
+  Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
+           InvestigationRunner& investigation,
+           std::function<void(RankState&, uint64_t old_connection)> joined, int64_t now_ns);
+
+  void handle(Connection& peer, wire::Frame frame, int64_t now_ns);
+  // Sends an error and closes the connection.
+  void refuse(Connection& peer, const std::string& what, const std::string& hint);
+  // Sends the native stacks that are there by now.
+  void sendNativeStacks();
+  void tick() { ++state_.ticks; }
+  std::string metrics();
+
+ private:
+  void hello(Connection& peer, const wire::Frame& frame);
+  void fromRank(Connection& peer, RankState& rank, wire::Frame& frame, int64_t now_ns);
+  void fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns);
+  void vote(RankState& rank, const wire::Frame& frame, int64_t now_ns);
+  void giveVault(Connection& peer, int number);
+  void readNative(Connection& peer, int number);
+  void act(const std::vector<CommitLedger::Action>& actions);
+  const AgentState& state();
+
+  const AgentOptions& options_;
+  RankTable& ranks_;
+  Connections& connections_;
+  InvestigationRunner& investigation_;
+  std::function<void(RankState&, uint64_t)> joined_;
+  CommitLedger ledger_;
+  NativeReaders native_readers_;
+  AgentState state_;
+};
+
+}  // namespace reft::agent

@@ -1,0 +1,471 @@
+#include "agent/hang/investigation.h"
+
+#include <algorithm>
+
+#include "hang_detect/evidence/oom_kills.h"
+#include "hang_detect/rank/verdict_notice.h"
+#include "hang_detect/report/wrap.h"
+#include "intercept/base/error.h"
+#include "intercept/base/log.h"
+
+namespace reft::agent {
+
+namespace {
+
+constexpr int64_t kSecond = 1'000'000'000;
+// Time that ranks have to answer for their stacks.
+constexpr int64_t kStackWaitNs = 2 * kSecond;
+// A launcher ends or restarts the other ranks within this time after a death; then there is nothing
+// to report.
+constexpr int64_t kDeathNs = 2 * kSecond;
+// torchrun checks its processes every 100 ms.
+constexpr int64_t kAfterCrashNs = kSecond / 5;
+constexpr size_t kMaxChildStacks = 32;   // processes of a rank whose stacks are read
+constexpr size_t kMaxDisagreements = 8;  // reported in an incarnation; later ones are counted
+constexpr int kMoreLooksForSilent = 3;   // after a report without some nodes
+constexpr size_t kMaxNodeRequests = 16;  // at a time
+
+int64_t nanoseconds(double seconds) {
+  return static_cast<int64_t>(seconds * 1e9);
+}
+
+}  // namespace
+
+Investigation::Investigation(const Settings& settings)
+    : settings_(settings),
+      hang_watch_(nanoseconds(settings.suspect_sec), settings.tick_ns),
+      leader_(settings.node, nanoseconds(settings.suspect_sec)),
+      abort_policy_(settings.abort_on_hang, nanoseconds(settings.suspect_sec)) {}
+
+// ---- time
+
+void Investigation::tick(const std::vector<RankLog>& logs, bool traced, int64_t now_ns) {
+  std::map<int, Progress> live;
+  for (const auto& entry : logs) {
+    live[entry.rank] = progressOf(*entry.log);
+  }
+  compareOps(logs, now_ns);
+  hang_watch_.look(now_ns);
+  // The answers to an earlier look may still be on their way.
+  if (!looking() && hang_watch_.suspect(live, now_ns) && leader_.suspect(facts_.nodes, now_ns)) {
+    logInfo("agent", "no rank made progress for ", settings_.suspect_sec, " s: collecting stacks");
+    start(Look::Kind::kSuspected, {}, now_ns);
+  }
+  watchOtherNodes(now_ns);
+  if (hang_watch_.halfway(now_ns)) {
+    add(action::Count{});
+  }
+  if (hang_watch_.early(now_ns)) {
+    start(Look::Kind::kEarly, {}, now_ns);
+  }
+  checkAbort(traced, now_ns);
+  if (death_due_ns_ != 0 && now_ns >= death_due_ns_) {
+    death_due_ns_ = 0;
+    if (facts_.anyLive()) {  // else the launcher has ended the job, and reports why
+      start(Look::Kind::kSuspected, {}, now_ns);
+    }
+  }
+}
+
+void Investigation::advance(int64_t now_ns) {
+  hang_watch_.look(now_ns);  // an answer may come before the first tick after an absence
+  std::erase_if(looks_, [this](const Look& look) { return discarded(look); });
+  for (auto& look : looks_) {
+    for (const int rank : look.overdue(facts_, now_ns)) {
+      // It may hang in C, or its process may have no time.
+      if (auto pids = look.toRead({facts_.ranks.at(rank).pid}); !pids.empty()) {
+        add(action::ReadOutside{look.id(), std::move(pids)});
+      }
+    }
+    if (look.ready(facts_, now_ns)) {
+      add(action::Examine{look.id(), look.ranks()});
+    }
+  }
+}
+
+// Ranks that were started again make a look at their predecessors worthless.
+bool Investigation::discarded(const Look& look) const {
+  const bool old = look.kind() != Look::Kind::kTool && look.incarnation() != facts_.incarnation;
+  if (old) {
+    logDebug("agent", "look ", look.id(), " discarded: the ranks were started again");
+  }
+  return old;
+}
+
+// Reports ops that ranks of this node disagree about: without a hang they give wrong values.
+void Investigation::compareOps(const std::vector<RankLog>& logs, int64_t now_ns) {
+  if (compared_incarnation_ != facts_.incarnation) {
+    compared_incarnation_ = facts_.incarnation;
+    agreement_watch_.reset();
+    disagreements_.clear();
+  }
+  for (const auto& entry : logs) {
+    if (entry.newest) {
+      agreement_watch_.read(entry.rank, *entry.log, now_ns);
+    }
+  }
+  while (const auto found = agreement_watch_.next(now_ns)) {
+    // The report on ranks that died of it gives more.
+    if (found->text.empty() || disagreements_.size() >= kMaxDisagreements ||
+        crash_incarnation_ == compared_incarnation_) {
+      continue;
+    }
+    const auto text = "ranks disagree about an op: " + found->text;
+    logWarn("agent", text);
+    disagreements_.push_back(*found);
+    if (const auto speaker = speakerOf(nullptr)) {
+      add(action::Show{
+          speaker, wrapText("reft: job " + settings_.job + ": " + text, 2) +
+                       "\nreft: may not hang, but results are wrong (reported once per group)\n"});
+    }
+  }
+}
+
+void Investigation::watchOtherNodes(int64_t now_ns) {
+  if (facts_.nodes <= 1) {
+    return;
+  }
+  if (hang_watch_.episode() != leader_episode_) {
+    leader_episode_ = hang_watch_.episode();
+    leader_.progress();
+  }
+  switch (leader_.tick(now_ns)) {
+    case Leader::Act::kNothing: break;
+    case Leader::Act::kAskFirst: add(action::AskNodes{0, 0, NodeRequest::kPlease}); break;
+    case Leader::Act::kLead:
+      logInfo("agent",
+              "no rank made progress, and no node before this one investigates: collecting stacks");
+      if (!looking()) {
+        start(Look::Kind::kSuspected, {}, now_ns);
+      }
+      break;
+  }
+  // Without announcements the other nodes would investigate, too.
+  if (hang_watch_.reportedStillNs(now_ns) > 0 && now_ns >= announce_due_ns_) {
+    announce_due_ns_ = now_ns + leader_.announceNs();
+    add(action::AskNodes{0, 0, NodeRequest::kHold});
+  }
+}
+
+bool Investigation::wantsTracers(int64_t now_ns) const {
+  return settings_.abort_on_hang && hang_watch_.reportedStillNs(now_ns) > 0;
+}
+
+void Investigation::checkAbort(bool traced, int64_t now_ns) {
+  const auto still_ns = hang_watch_.reportedStillNs(now_ns);
+  switch (abort_policy_.tick(now_ns, still_ns, facts_.incarnation, traced)) {
+    case AbortPolicy::Act::kNothing: break;
+    case AbortPolicy::Act::kLookAgain: start(Look::Kind::kConfirm, {}, now_ns); break;
+    case AbortPolicy::Act::kAbort:
+      aborted_incarnation_ = abort_policy_.incarnation();
+      add(action::Abort{abort_policy_.incarnation(), speaker_, abort_policy_.why()});
+      break;
+  }
+}
+
+// ---- events
+
+void Investigation::ended(int rank, bool oom, int64_t now_ns) {
+  ended_ns_[rank] = now_ns;
+  const auto known = facts_.ranks.find(rank);
+  if (known == facts_.ranks.end() || known->second.said_bye) {
+    return;
+  }
+  const auto& facts = known->second;
+  if (death_due_ns_ == 0 && facts.incarnation != aborted_incarnation_ &&
+      facts.incarnation != crash_incarnation_) {
+    death_due_ns_ = now_ns + kDeathNs;
+    // At once: the ranks that replace these begin new op logs.
+    start(Look::Kind::kCrash, {}, now_ns);
+  }
+  if (oom) {
+    last_words_ =
+        wrapText("reft: rank " + std::to_string(rank) + " pid " + std::to_string(facts.pid) +
+                     " is gone; " + kOomKillText +
+                     ": give the ranks of this node more host memory, or let them need less",
+                 2) +
+        "\n";
+    last_words_incarnation_ = facts.incarnation;
+  }
+}
+
+void Investigation::voted(int rank) {
+  const auto known = facts_.ranks.find(rank);
+  if (last_words_.empty() || known == facts_.ranks.end() ||
+      known->second.incarnation == last_words_incarnation_) {
+    return;
+  }
+  add(action::Show{known->second.connection, "reft: why the ranks ended before:\n" + last_words_});
+  last_words_.clear();
+}
+
+void Investigation::toolAsks(uint64_t connection, const std::vector<int>& ranks, int64_t now_ns) {
+  if (looks_.size() >= kMaxLooks) {
+    throw InvalidArgument("stacks_request", "the " + std::to_string(kMaxLooks) + "th at a time",
+                          "fewer");
+  }
+  start(Look::Kind::kTool, {ranks.begin(), ranks.end()}, now_ns).requesters = {connection};
+}
+
+void Investigation::nodeAsks(uint64_t connection, const EvidenceRequest& request, int64_t now_ns) {
+  if (request.node == settings_.node) {
+    return;
+  }
+  if (request.kind != NodeRequest::kPlease) {
+    leader_.ledBy(request.node, now_ns);
+  }
+  if (request.kind == NodeRequest::kPlease && settings_.node == 0 && !looking()) {
+    if (hang_watch_.reportedStillNs(now_ns) > 0) {
+      announce_due_ns_ = now_ns;
+    } else {
+      logInfo("agent", "the ranks of node ", request.node, " make no progress: collecting stacks");
+      start(Look::Kind::kSuspected, {}, now_ns);
+    }
+  }
+  if (request.kind != NodeRequest::kEvidence) {
+    return;
+  }
+  size_t open = 0;
+  for (auto& look : looks_) {
+    open += look.kind() == Look::Kind::kNode ? 1 : 0;
+    if (look.kind() == Look::Kind::kNode && look.request == request.id) {
+      look.requesters.push_back(connection);  // another carrier of this node
+      return;
+    }
+  }
+  if (open < kMaxNodeRequests && looks_.size() < kMaxLooks) {
+    Look& look = start(Look::Kind::kNode, {}, now_ns);
+    look.requesters = {connection};
+    look.request = request.id;
+    look.asked_ns = now_ns;
+  }
+}
+
+// ---- looks
+
+Look& Investigation::start(Look::Kind kind, const std::set<int>& only, int64_t now_ns) {
+  const int64_t wait_ns = kind == Look::Kind::kCrash ? 0
+                          : kind == Look::Kind::kEarly
+                              ? std::min(kStackWaitNs, hang_watch_.earlyWaitNs())
+                              : kStackWaitNs;
+  Look& look = looks_.emplace_back(kind, next_look_++, facts_, only, now_ns, wait_ns);
+  logDebug("agent", "look ", look.id(), " of kind ", static_cast<int>(kind), " begins");
+  if (look.withOtherNodes()) {
+    look.nodes.expect(facts_.nodes, settings_.node);
+  }
+  add(action::Sample{look.id(), look.ranks(), look.thorough()});
+  if (look.withOtherNodes() && facts_.nodes > 1) {
+    add(action::AskNodes{look.id(), static_cast<double>(kGatherNs) * 1e-9, NodeRequest::kEvidence});
+  }
+  return look;
+}
+
+Look* Investigation::find(uint64_t id) {
+  const auto found = std::find_if(looks_.begin(), looks_.end(),
+                                  [id](const Look& look) { return look.id() == id; });
+  return found == looks_.end() ? nullptr : &*found;
+}
+
+bool Investigation::looking() const {
+  return std::any_of(looks_.begin(), looks_.end(), [](const Look& look) {
+    return look.own() && look.kind() != Look::Kind::kEarly;
+  });
+}
+
+void Investigation::sampled(uint64_t id, const std::vector<ProcessSample>& samples,
+                            int64_t now_ns) {
+  Look* look = find(id);
+  if (look == nullptr) {
+    return;
+  }
+  action::AskForStacks ask{id, {}};
+  std::vector<Action> reads;
+  const auto read = [&](const std::vector<int>& pids) {
+    if (auto fresh = look->toRead(pids); !fresh.empty()) {
+      reads.emplace_back(action::ReadOutside{id, std::move(fresh)});
+    }
+  };
+  for (const auto& sample : samples) {
+    look->sampled(sample, now_ns);
+    const auto rank = facts_.ranks.find(sample.rank);
+    if (look->kind() == Look::Kind::kCrash || rank == facts_.ranks.end()) {
+      continue;
+    }
+    const RankFacts& facts = rank->second;
+    if (facts.connection != 0) {
+      ask.connections.push_back(facts.connection);
+    }
+    if (facts.alive && (facts.connection == 0 || sample.stopped)) {
+      read({facts.pid});  // it will not answer
+    }
+    if (facts.alive && look->thorough()) {
+      auto children = sample.children;
+      children.resize(std::min(children.size(), kMaxChildStacks));
+      read(children);
+    }
+  }
+  if (!ask.connections.empty()) {
+    add(std::move(ask));
+  }
+  actions_.insert(actions_.end(), std::make_move_iterator(reads.begin()),
+                  std::make_move_iterator(reads.end()));
+}
+
+void Investigation::counted(const std::map<int, ProcessCounters>& counters, int64_t now_ns) {
+  uses_.clear();
+  for (const auto& [rank, used] : counters) {
+    uses_[rank] = {now_ns, used};
+  }
+}
+
+void Investigation::replied(uint64_t id, int rank, std::string payload) {
+  if (Look* look = find(id)) {
+    look->replied(rank, std::move(payload));
+  }
+}
+
+void Investigation::readOutside(uint64_t id, int pid, RemoteStacks stacks) {
+  if (Look* look = find(id)) {
+    look->read(pid, std::move(stacks));
+  }
+}
+
+void Investigation::gathering(uint64_t id, uint64_t carrier, int64_t now_ns) {
+  if (Look* look = find(id)) {
+    look->nodes.asked(carrier, now_ns);
+  }
+}
+
+void Investigation::gathered(uint64_t carrier, Gathered message, int64_t now_ns) {
+  if (Look* look = find(message.id)) {
+    look->nodes.gathered(carrier, std::move(message), now_ns);
+  }
+}
+
+// ---- evidence and verdict
+
+HangEvidence Investigation::evidenceOf(const Look& look, std::vector<RankEvidence> ranks,
+                                       int64_t now_ns) const {
+  HangEvidence evidence;
+  evidence.job = settings_.job;
+  evidence.node = settings_.node;
+  evidence.world = facts_.world;
+  evidence.nodes = facts_.nodes;
+  evidence.now_ns = now_ns;
+  evidence.suspect_sec =
+      look.own() && look.kind() != Look::Kind::kCrash ? settings_.suspect_sec : 0;
+  evidence.away_sec = static_cast<double>(hang_watch_.awayNs()) * 1e-9;
+  for (auto& entry : ranks) {
+    const auto known = facts_.ranks.find(entry.rank);
+    if (known == facts_.ranks.end() || !look.hasRank(entry.rank)) {
+      continue;
+    }
+    if (!known->second.alive) {
+      const auto ended = ended_ns_.find(entry.rank);
+      entry.gone_ns = ended == ended_ns_.end() ? 0 : ended->second;
+    }
+    look.addTo(entry, known->second,
+               look.kind() == Look::Kind::kTool ? std::map<int, Use>{} : uses_);
+    evidence.ranks.push_back(std::move(entry));
+  }
+  return evidence;
+}
+
+void Investigation::examined(uint64_t id, std::vector<RankEvidence> ranks, int64_t now_ns) {
+  const auto look = std::find_if(looks_.begin(), looks_.end(),
+                                 [id](const Look& entry) { return entry.id() == id; });
+  if (look == looks_.end()) {
+    return;
+  }
+  auto evidence = evidenceOf(*look, std::move(ranks), now_ns);
+  if (look->thorough() && look->kind() != Look::Kind::kTool) {
+    add(action::Count{});  // for the next look
+  }
+  switch (look->kind()) {
+    case Look::Kind::kNode:
+      add(action::AnswerNode{look->request, look->requesters, look->asked_ns, std::move(evidence),
+                             facts_.nodes});
+      break;
+    case Look::Kind::kEarly: hang_watch_.lookedEarly(decide(evidence)); break;
+    case Look::Kind::kTool:
+      add(action::AnswerTool{look->requesters.at(0), judge(evidence).json});
+      break;
+    case Look::Kind::kCrash:
+    case Look::Kind::kSuspected:
+    case Look::Kind::kConfirm: {
+      look->nodes.addTo(evidence, settings_.boot);
+      auto finding = judge(evidence);
+      // The other ranks may be about to begin the op, and the launcher has not ended them yet.
+      if ((!finding.disagreement || finding.confidence == Confidence::kUndecidable) &&
+          look->againAfter(kAfterCrashNs, now_ns)) {
+        return;
+      }
+      conclude(*look, std::move(evidence), std::move(finding), now_ns);
+      break;
+    }
+  }
+  looks_.erase(look);
+}
+
+void Investigation::conclude(const Look& look, HangEvidence evidence, Finding finding,
+                             int64_t now_ns) {
+  const bool crash = look.kind() == Look::Kind::kCrash;
+  if (look.kind() == Look::Kind::kConfirm) {
+    abort_policy_.lookedAgain(finding);
+    logInfo("agent", "second look:\n", finding.screen);
+  } else if (crash && !finding.disagreement) {
+    logInfo("agent", "the ranks did not disagree about an op when one of them ended");
+  } else if (!hang_watch_.credible(finding)) {
+    logInfo("agent",
+            finding.state == VerdictState::kHang ? "a hang if the next look finds it, too:\n"
+                                                 : "no hang:\n",
+            finding.screen);
+  } else if (hang_watch_.reportedStillNs(now_ns) > 0 &&
+             finding.confidence == Confidence::kUndecidable) {
+    logInfo("agent", "looked again, still inconclusive:\n", finding.screen);
+  } else {
+    hang_watch_.reported(
+        finding.silent && finding.confidence == Confidence::kUndecidable ? kMoreLooksForSilent : 0);
+    if (crash) {
+      death_due_ns_ = 0;
+      crash_incarnation_ = look.incarnation();
+    }
+    ++hang_reports_;
+    add(action::WriteReport{look.incarnation(), speakerOf(&look), crash, std::move(finding),
+                            std::move(evidence)});
+  }
+}
+
+void Investigation::written(const action::WriteReport& report, const std::string& path,
+                            bool on_disk, int64_t now_ns) {
+  const auto next =
+      on_disk ? abort_policy_.reported(report.finding, report.incarnation, now_ns) : "";
+  const auto notice = terminalText(report.finding.screen, path + ".txt", next);
+  if (report.speaker != 0) {
+    speaker_ = report.speaker;
+    add(action::Show{report.speaker, notice});
+  }
+  if (report.crash) {
+    last_words_ = notice;
+    last_words_incarnation_ = report.incarnation;
+  }
+}
+
+// The connection that speaks for the job: that of the first rank that has answered, whose threads
+// run; else that of the first rank. 0: no rank is connected.
+uint64_t Investigation::speakerOf(const Look* look) const {
+  const bool of_all = look == nullptr || look->ranks().empty();
+  uint64_t silent = 0;
+  for (const auto& [number, rank] : facts_.ranks) {
+    if (rank.connection == 0 || (!of_all && !look->hasRank(number))) {
+      continue;
+    }
+    if (!of_all && look->answered(number)) {
+      return rank.connection;
+    }
+    silent = silent == 0 ? rank.connection : silent;
+  }
+  return silent;
+}
+
+}  // namespace reft::agent

@@ -1,0 +1,281 @@
+#include "agent/hang/investigation_runner.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <variant>
+
+#include "hang_detect/evidence/evidence_json.h"
+#include "hang_detect/evidence/oom_kills.h"
+#include "hang_detect/evidence/process_state.h"
+#include "hang_detect/rank/verdict_notice.h"
+#include "intercept/base/log.h"
+#include "intercept/base/unique_fd.h"
+#include "intercept/link/wire.h"
+
+namespace reft::agent {
+
+namespace {
+
+// Evidence of all nodes together, which passes through one store and one process.
+constexpr size_t kMaxGathered = 128u << 20;
+
+// True if the file was written whole and, with `durably`, is on disk; a failure is logged.
+bool writeWhole(const std::string& path, const std::string& text, bool durably) {
+  const UniqueFd file(
+      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
+  size_t done = 0;
+  while (file && done < text.size()) {
+    const ssize_t count = ::write(file.get(), text.data() + done, text.size() - done);
+    if (count <= 0) {
+      break;
+    }
+    done += static_cast<size_t>(count);
+  }
+  if (!file || done < text.size() || (durably && ::fsync(file.get()) != 0)) {
+    logWarn("agent", "cannot write ", path, ": ", std::strerror(errno));
+    return false;
+  }
+  return true;
+}
+
+// Name of a report: the time of day.
+std::string utcName() {
+  const auto now = std::chrono::system_clock::now();
+  const auto seconds = std::chrono::system_clock::to_time_t(now);
+  const auto ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
+  tm parts{};
+  ::gmtime_r(&seconds, &parts);
+  std::array<char, 48> text{};
+  const auto length = std::strftime(text.data(), text.size(), "%Y%m%dT%H%M%S", &parts);
+  std::snprintf(text.data() + length, text.size() - length, ".%03dZ", static_cast<int>(ms));
+  return text.data();
+}
+
+}  // namespace
+
+std::string bootId() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  file >> id;
+  return id.size() <= 64 ? id : "";
+}
+
+InvestigationRunner::InvestigationRunner(const Investigation::Settings& settings,
+                                         std::string directory, RankTable& ranks,
+                                         Connections& connections, int wake)
+    : settings_(settings),
+      directory_(std::move(directory)),
+      ranks_(ranks),
+      connections_(connections),
+      investigation_(settings),
+      outside_stacks_(wake),
+      aborter_(settings.job, ranks, connections) {}
+
+// ---- inputs
+
+void InvestigationRunner::tick(int64_t now_ns) {
+  std::vector<std::pair<const RankState*, OpLogReader>> readers;
+  for (auto& [number, rank] : ranks_.all()) {
+    if (rank.live()) {
+      if (const auto log = opLogOf(rank)) {
+        readers.emplace_back(&rank, *log);
+      }
+    }
+  }
+  std::vector<Investigation::RankLog> logs;
+  for (const auto& [rank, log] : readers) {
+    const bool newest = rank->hello.incarnation == ranks_.incarnation() &&
+                        log.writerPid() == static_cast<uint32_t>(rank->hello.pid);
+    logs.push_back({rank->hello.rank, &log, newest});
+  }
+  learn();
+  investigation_.tick(logs, investigation_.wantsTracers(now_ns) && traced(), now_ns);
+  execute(now_ns);
+  aborter_.tick(now_ns);
+}
+
+void InvestigationRunner::step(int64_t now_ns) {
+  for (auto& result : outside_stacks_.finished()) {
+    investigation_.readOutside(result.look, result.pid, std::move(result.stacks));
+  }
+  learn();
+  investigation_.advance(now_ns);
+  execute(now_ns);
+}
+
+void InvestigationRunner::rankJoined(Connection& connection, const RankState& rank) {
+  aborter_.joined(connection, rank.hello.incarnation);
+}
+
+void InvestigationRunner::rankEnded(const RankState& rank, int64_t now_ns) {
+  const bool oom = rank.oomKillsSince() > 0;
+  if (!rank.said_bye) {
+    logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end",
+            oom ? std::string("; ") + kOomKillText : "", "; its vault is kept");
+  }
+  learn();
+  investigation_.ended(rank.hello.rank, oom, now_ns);
+  execute(now_ns);
+}
+
+void InvestigationRunner::rankVoted(const RankState& rank, int64_t now_ns) {
+  learn();
+  investigation_.voted(rank.hello.rank);
+  execute(now_ns);
+}
+
+void InvestigationRunner::stackReply(const RankState& rank, std::string payload) {
+  const auto id = parseStackReplyId(payload);
+  investigation_.replied(id, rank.hello.rank, std::move(payload));
+}
+
+void InvestigationRunner::evidenceRequested(const Connection& connection,
+                                            const EvidenceRequest& request, int64_t now_ns) {
+  learn();
+  investigation_.nodeAsks(connection.id(), request, now_ns);
+  execute(now_ns);
+}
+
+void InvestigationRunner::gathered(const Connection& connection, Gathered message, int64_t now_ns) {
+  investigation_.gathered(connection.id(), std::move(message), now_ns);
+}
+
+void InvestigationRunner::toolAsks(const Connection& connection, const std::vector<int>& ranks,
+                                   int64_t now_ns) {
+  learn();
+  investigation_.toolAsks(connection.id(), ranks, now_ns);
+  execute(now_ns);
+}
+
+// ---- actions
+
+void InvestigationRunner::execute(int64_t now_ns) {
+  for (auto actions = investigation_.takeActions(); !actions.empty();
+       actions = investigation_.takeActions()) {
+    for (const auto& action : actions) {
+      std::visit([&](const auto& kind) { execute(kind, now_ns); }, action);
+    }
+  }
+}
+
+void InvestigationRunner::send(uint64_t connection, wire::Type type, std::string_view payload) {
+  if (auto* peer = connections_.find(connection)) {
+    peer->send(type, payload);
+  }
+}
+
+void InvestigationRunner::execute(const action::Sample& action, int64_t now_ns) {
+  std::vector<ProcessSample> samples;
+  for (const int number : action.ranks) {
+    if (const auto* rank = ranks_.find(number)) {
+      samples.push_back(sampleOf(*rank, action.children));
+    }
+  }
+  investigation_.sampled(action.look, samples, now_ns);
+}
+
+void InvestigationRunner::execute(const action::Count&, int64_t now_ns) {
+  std::map<int, ProcessCounters> counters;
+  for (const auto& [number, rank] : ranks_.all()) {
+    if (rank.live()) {
+      counters[number] = processCounters(rank.pid);
+    }
+  }
+  investigation_.counted(counters, now_ns);
+}
+
+void InvestigationRunner::execute(const action::AskForStacks& action, int64_t) {
+  const auto request = "{\"id\":" + std::to_string(action.look) + "}";
+  for (const auto connection : action.connections) {
+    send(connection, wire::Type::kStackRequest, request);
+  }
+}
+
+void InvestigationRunner::execute(const action::ReadOutside& action, int64_t) {
+  outside_stacks_.read(action.look, action.pids);
+}
+
+void InvestigationRunner::execute(const action::Examine& action, int64_t now_ns) {
+  std::vector<RankEvidence> evidence;
+  for (const int number : action.ranks) {
+    if (auto* rank = ranks_.find(number)) {
+      evidence.push_back(examine(*rank, settings_.node, now_ns));
+    }
+  }
+  investigation_.examined(action.look, std::move(evidence), now_ns);
+}
+
+// A rank that can ask other nodes, or answer them.
+Connection* InvestigationRunner::carrier() {
+  for (auto& [number, rank] : ranks_.all()) {
+    if (rank.live() && rank.hello.incarnation == ranks_.incarnation() &&
+        rank.hello.local_rank < wire::kEvidenceCarriers && !processIsStopped(rank.pid)) {
+      if (auto* connection = connections_.find(rank.connection)) {
+        return connection;
+      }
+    }
+  }
+  return nullptr;
+}
+
+void InvestigationRunner::execute(const action::AskNodes& action, int64_t now_ns) {
+  auto* connection = carrier();
+  if (connection != nullptr) {
+    connection->send(wire::Type::kGather, gatherPayload(action.look, action.seconds, action.kind));
+  }
+  if (action.kind == NodeRequest::kEvidence) {
+    investigation_.gathering(action.look, connection == nullptr ? 0 : connection->id(), now_ns);
+  }
+}
+
+void InvestigationRunner::execute(const action::AnswerNode& action, int64_t) {
+  const size_t limit =
+      std::min(wire::kMaxEvidence, kMaxGathered / static_cast<size_t>(std::max(1, action.nodes)));
+  const auto payload = evidencePayload(action.request, settings_.node, action.asked_ns,
+                                       settings_.boot, evidenceJson(action.evidence, limit));
+  for (const auto connection : action.connections) {
+    send(connection, wire::Type::kEvidence, payload);
+  }
+}
+
+void InvestigationRunner::execute(const action::AnswerTool& action, int64_t) {
+  send(action.connection, wire::Type::kStacks, action.json);
+}
+
+void InvestigationRunner::execute(const action::WriteReport& action, int64_t now_ns) {
+  const auto folder = directory_ + "/verdicts";
+  ::mkdir(folder.c_str(), 0700);
+  const auto path = folder + "/" + utcName();
+  // On disk before ranks are ended for it.
+  const bool on_disk = writeWhole(path + ".json", action.finding.json, settings_.abort_on_hang);
+  writeWhole(path + ".txt", action.finding.text, false);
+  logWarn("agent", "hang report written: ", path, ".txt\n", action.finding.screen);
+  investigation_.written(action, path, on_disk, now_ns);
+}
+
+void InvestigationRunner::execute(const action::Show& action, int64_t) {
+  send(action.connection, wire::Type::kVerdict, verdictNoticeJson(action.text));
+}
+
+void InvestigationRunner::execute(const action::Abort& action, int64_t now_ns) {
+  aborter_.abort(action, now_ns);
+}
+
+// Whether a debugger or tracer is attached to a rank of this node.
+bool InvestigationRunner::traced() {
+  return std::any_of(ranks_.all().begin(), ranks_.all().end(), [](const auto& entry) {
+    return entry.second.live() && tracerOf(entry.second.pid) > 0;
+  });
+}
+
+}  // namespace reft::agent
