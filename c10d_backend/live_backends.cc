@@ -2,18 +2,18 @@
 
 #include <exception>
 #include <map>
-#include <mutex>
 #include <utility>
 
 #include "intercept/base/log.h"
+#include "intercept/base/mutex.h"
 
 namespace reft {
 
 namespace {
 
 struct Live {
-  std::mutex mutex;
-  std::map<const void*, std::function<void()>> backends;
+  Mutex mutex;
+  std::map<const void*, std::function<void()>> backends GUARDED_BY(mutex);
 };
 
 Live& live() {
@@ -24,18 +24,21 @@ Live& live() {
 }  // namespace
 
 void addLiveBackend(const void* backend, std::function<void()> abort) {
-  const std::lock_guard<std::mutex> lock(live().mutex);
-  live().backends[backend] = std::move(abort);
+  Live& all = live();
+  const MutexLock lock(all.mutex);
+  all.backends[backend] = std::move(abort);
 }
 
 void removeLiveBackend(const void* backend) {
-  const std::lock_guard<std::mutex> lock(live().mutex);
-  live().backends.erase(backend);
+  Live& all = live();
+  const MutexLock lock(all.mutex);
+  all.backends.erase(backend);
 }
 
 void abortBackends() {
-  const std::lock_guard<std::mutex> lock(live().mutex);
-  for (const auto& [backend, abort] : live().backends) {
+  Live& all = live();
+  const MutexLock lock(all.mutex);
+  for (const auto& [backend, abort] : all.backends) {
     try {
       abort();
     } catch (const std::exception& error) {

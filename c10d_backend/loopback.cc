@@ -36,7 +36,7 @@ void copyMessage(const at::Tensor& to, const at::Tensor& from) {
 WorkPtr Loopback::send(const at::Tensor& tensor, int tag) {
   auto work = c10::make_intrusive<Message>(rank_, c10d::OpType::SEND, at::Tensor(),
                                            std::chrono::milliseconds(0));
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   auto& awaited = awaited_[tag];
   if (awaited.empty()) {
     at::NoGradGuard no_grad;
@@ -58,7 +58,7 @@ WorkPtr Loopback::send(const at::Tensor& tensor, int tag) {
 
 WorkPtr Loopback::recv(const at::Tensor& tensor, int tag, std::chrono::milliseconds timeout) {
   auto work = c10::make_intrusive<Message>(rank_, c10d::OpType::RECV, tensor, timeout);
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   auto& sent = sent_[tag];
   if (sent.empty()) {
     awaited_[tag].push_back(work);

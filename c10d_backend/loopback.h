@@ -1,26 +1,26 @@
 // Messages from a rank to itself, which gloo refuses. A send is buffered: it never waits for its
 // recv.
 //
-// Matched by tag, first in first out. Not matched by recv-from-any.
+// Matched by tag, first in first out. A recv-from-any does not match.
 //
 // Threads: any.
-// Errors:  send and recv throw if shape or dtype of the pair differ in bytes; a recv that nobody
-// answers throws from wait
-//          after its timeout.
+// Errors:  send and recv throw if the two tensors differ in bytes; a recv without a send throws
+// from
+//          wait() after its timeout.
 #pragma once
 
 #include <chrono>
 #include <deque>
 #include <map>
-#include <mutex>
 
 #include "c10d_backend/work.h"
+#include "intercept/base/mutex.h"
 
 namespace reft {
 
 class Loopback {
  public:
-  // A Work that is over when complete() says so.
+  // A Work that is done once complete() ran.
   class Message final : public c10d::Work {
    public:
     Message(int rank, c10d::OpType type, at::Tensor tensor, std::chrono::milliseconds timeout)
@@ -43,9 +43,10 @@ class Loopback {
 
  private:
   const int rank_;
-  std::mutex mutex_;
-  std::map<int, std::deque<at::Tensor>> sent_;                      // copies, waiting for a recv
-  std::map<int, std::deque<c10::intrusive_ptr<Message>>> awaited_;  // recvs, waiting for a send
+  Mutex mutex_;
+  // By tag: copies that wait for a recv, and recvs that wait for a send.
+  std::map<int, std::deque<at::Tensor>> sent_ GUARDED_BY(mutex_);
+  std::map<int, std::deque<c10::intrusive_ptr<Message>>> awaited_ GUARDED_BY(mutex_);
 };
 
 }  // namespace reft

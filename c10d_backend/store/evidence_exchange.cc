@@ -4,9 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <set>
 #include <thread>
 #include <utility>
@@ -15,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "intercept/base/log.h"
+#include "intercept/base/mutex.h"
 
 namespace reft {
 
@@ -27,7 +26,7 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 constexpr milliseconds kAfterFailure{5000};
 constexpr milliseconds kJoin{2000};
 constexpr double kLongestGatherSec = 600;
-constexpr int64_t kMostRequests = 64;  // looked at, of those that came while this rank did not run
+constexpr int64_t kMostRequests = 64;  // newest requests handled after a pause of this rank
 constexpr size_t kMostInbox = 64;
 
 template <typename Number>
@@ -57,7 +56,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
 
   void receive(wire::Type type, std::string payload) {
     {
-      const std::lock_guard lock(mutex_);
+      const MutexLock lock(mutex_);
       if (inbox_.size() >= kMostInbox) {
         return;
       }
@@ -67,13 +66,11 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
   }
 
   void stop() {
-    std::unique_lock lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
     arrived_.notify_all();
-    if (!ended_.wait_for(lock, kJoin, [this] { return over_; })) {
-      logWarn(
-          "c10d_backend",
-          "the store does not answer; the thread that carries evidence of hangs is left behind");
+    if (!ended_.wait_for(mutex_, kJoin, [this]() REQUIRES(mutex_) { return over_; })) {
+      logWarn("backend", "the store does not answer; abandoned the thread reft-evidence");
     }
   }
 
@@ -89,7 +86,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
   struct Written {
     int64_t number = 0;
     SteadyTime until;
-    std::set<int> late;  // nodes whose answers nobody will read
+    std::set<int> late;  // nodes whose answers arrive too late to be read
   };
 
   std::string key(const char* what, int64_t number) const {
@@ -114,8 +111,9 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
     while (true) {
       std::deque<std::pair<wire::Type, std::string>> messages;
       {
-        std::unique_lock lock(mutex_);
-        arrived_.wait_until(lock, next, [this] { return stopping_ || !inbox_.empty(); });
+        const MutexLock lock(mutex_);
+        arrived_.wait_until(mutex_, next,
+                            [this]() REQUIRES(mutex_) { return stopping_ || !inbox_.empty(); });
         if (stopping_) {
           break;
         }
@@ -140,7 +138,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
         // The store lives in the launcher or in rank 0: without it the job is ending, or about to
         // be started again.
         if (!warned) {
-          logWarn("c10d_backend",
+          logWarn("backend",
                   "evidence of hangs does not reach other nodes: the store failed: ", error.what());
         }
         warned = true;
@@ -148,11 +146,10 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
         next = next_requests_ = std::chrono::steady_clock::now() + kAfterFailure;
       }
     }
-    // Here and not with the last reference: that may be dropped when nothing of this may be used
-    // any more.
+    // Here and not with the last reference, which may be dropped when these may no longer be used.
     store_.reset();
     send_ = nullptr;
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     over_ = true;
     ended_.notify_all();
   }
@@ -169,7 +166,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
     }
   }
 
-  // Of this node's agent.
+  // A request of this node's agent.
   void gather(const json& message) {
     const double seconds =
         std::clamp(number<double>(message, "seconds", 0), 0.0, kLongestGatherSec);
@@ -182,7 +179,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
         gathering.missing.insert(node);
       }
     }
-    // Listed before the store is asked, so that a failure of that is told.
+    // Listed before the first call to the store, so that a failure reaches the agent.
     gatherings_.push_back(gathering);
     const int64_t count = store_->add(prefix_ + "count", 1);
     put(key("request", count),
@@ -190,17 +187,17 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
     written_.push_back({count, std::chrono::steady_clock::now() + pace_.kept, {}});
     gatherings_.back().number = count;
     if (seconds <= 0) {
-      gatherings_.pop_back();  // nobody answers
+      gatherings_.pop_back();  // no answer is wanted
     }
   }
 
-  // Of the other nodes.
+  // Passes on the requests of other nodes.
   void requests() {
     const int64_t count = store_->add(prefix_ + "count", 0);
     seen_ = std::max(seen_, count - kMostRequests);
     while (seen_ < count) {
       const int64_t request = ++seen_;
-      // Who asked counts first and writes then: it may be there a moment later, but not much.
+      // The sender counts first and writes then: the request follows within moments.
       if (!there(key("request", request))) {
         continue;
       }
@@ -220,13 +217,13 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
       if (store_->check({name})) {
         return true;
       }
-      std::unique_lock lock(mutex_);
-      arrived_.wait_for(lock, pause, [this] { return stopping_; });
+      const MutexLock lock(mutex_);
+      arrived_.wait_for(mutex_, pause, [this]() REQUIRES(mutex_) { return stopping_; });
     }
     return false;
   }
 
-  // Of this node's agent, for another.
+  // This node's agent answers another.
   void answer(const json& message) {
     const auto request = number<int64_t>(message, "id", -1);
     const std::string value = dumped(message.value("answer", json()));
@@ -237,7 +234,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
     }
     put(answerKey(request, place_.node), value);
     if (!store_->check({asked})) {
-      store_->deleteKey(answerKey(request, place_.node));  // too late: nobody would
+      store_->deleteKey(answerKey(request, place_.node));  // too late: the reader is gone
     }
   }
 
@@ -301,11 +298,12 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
   Send send_;
   const Pace pace_;
   const std::string prefix_;
-  std::mutex mutex_;
-  std::condition_variable arrived_, ended_;
-  std::deque<std::pair<wire::Type, std::string>> inbox_;
-  bool stopping_ = false, over_ = false;
-  // Of the thread:
+  Mutex mutex_;
+  ConditionVariable arrived_, ended_;
+  std::deque<std::pair<wire::Type, std::string>> inbox_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  bool over_ GUARDED_BY(mutex_) = false;
+  // Used by the thread only.
   SteadyTime next_requests_ = std::chrono::steady_clock::now();
   int64_t seen_ = 0;
   std::vector<Gathering> gatherings_;

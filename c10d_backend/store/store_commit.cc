@@ -41,7 +41,7 @@ StoreCommit::StoreCommit(const c10::intrusive_ptr<c10d::Store>& store, int nodes
 
 StoreCommit::~StoreCommit() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stopping_ = true;
   }
   arrived_.notify_all();
@@ -50,7 +50,7 @@ StoreCommit::~StoreCommit() {
 
 void StoreCommit::vote(const wire::Ballot& node_vote) {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     votes_.push_back(node_vote);
   }
   arrived_.notify_all();
@@ -86,8 +86,8 @@ void StoreCommit::cast(const wire::Ballot& ballot) {
 void StoreCommit::await(wire::Ballot ballot) {
   const microseconds longest =
       std::max(kLeastLongPause, microseconds(1000 * nodes_ / kNodesPerPauseMs));
-  microseconds pause = kFirstPause;
-  while (!stopping_.load()) {
+  microseconds pause{0};
+  while (!stopsWithin(pause)) {
     if (store_->check({key("outcome", ballot)})) {
       const std::vector<uint8_t> found = store_->get(key("outcome", ballot));
       ballot.yes = !found.empty() && found[0] == '1' ? 1 : 0;
@@ -96,10 +96,14 @@ void StoreCommit::await(wire::Ballot ballot) {
       decided_(ballot);
       return;
     }
-    std::unique_lock lock(mutex_);
-    arrived_.wait_for(lock, pause, [this] { return stopping_.load(); });
-    pause = std::min(pause * 3 / 2, longest);
+    pause = std::clamp(pause * 3 / 2, kFirstPause, longest);
   }
+}
+
+// Waits for `pause`, or until the destructor runs: then true.
+bool StoreCommit::stopsWithin(microseconds pause) {
+  const MutexLock lock(mutex_);
+  return arrived_.wait_for(mutex_, pause, [this]() REQUIRES(mutex_) { return stopping_; });
 }
 
 void StoreCommit::run() {
@@ -107,9 +111,9 @@ void StoreCommit::run() {
   while (true) {
     wire::Ballot ballot{};
     {
-      std::unique_lock lock(mutex_);
-      arrived_.wait(lock, [this] { return stopping_.load() || !votes_.empty(); });
-      if (stopping_.load()) {
+      const MutexLock lock(mutex_);
+      arrived_.wait(mutex_, [this]() REQUIRES(mutex_) { return stopping_ || !votes_.empty(); });
+      if (stopping_) {
         return;
       }
       ballot = votes_.front();
@@ -121,7 +125,7 @@ void StoreCommit::run() {
     } catch (const std::exception& error) {
       // The store lives in the launcher or in rank 0: without it the job is ending, or about to be
       // started again.
-      logWarn("c10d_backend", "commit of step ", ballot.step, ": the store failed: ", error.what());
+      logWarn("backend", "commit of step ", ballot.step, ": the store failed: ", error.what());
     }
   }
 }

@@ -14,15 +14,14 @@
 // alarm says so).
 #pragma once
 
-#include <atomic>
-#include <condition_variable>
+#include <chrono>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "intercept/base/mutex.h"
 #include "intercept/link/wire.h"
 
 namespace reft {
@@ -43,14 +42,15 @@ class StoreCommit {
   void run();
   void cast(const wire::Ballot& ballot);
   void await(wire::Ballot ballot);
+  bool stopsWithin(std::chrono::microseconds pause) EXCLUDES(mutex_);
 
   c10::intrusive_ptr<c10d::Store> store_;
   const int nodes_;
   Decided decided_;
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<wire::Ballot> votes_;
-  std::atomic<bool> stopping_{false};
+  Mutex mutex_;
+  ConditionVariable arrived_;
+  std::deque<wire::Ballot> votes_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

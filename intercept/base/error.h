@@ -1,6 +1,6 @@
 // The errors that reft raises, with what each carries in its message.
 //
-// python/bindings/errors.cc maps every class to the Python exception of the same name.
+// python/bindings/base.cc maps every class to the Python exception of the same name.
 // Threads: values, freely copied. Errors: none.
 #pragma once
 

@@ -38,7 +38,7 @@ Milliseconds until(SteadyTime deadline) {
                   std::chrono::ceil<Milliseconds>(deadline - std::chrono::steady_clock::now()));
 }
 
-// Who listened at the other end of a connected socket.
+// The process that listened at the other end of a connected socket.
 ucred listenerOf(int socket) {
   ucred peer{};
   socklen_t size = sizeof(peer);
@@ -48,7 +48,7 @@ ucred listenerOf(int socket) {
   return peer;
 }
 
-// What the agent answers when it refuses, {"what", "hint"}, as a sentence.
+// The agent's refusal, {"what", "hint"}, as a sentence.
 std::string refusalText(const std::string& payload) {
   const auto fields = nlohmann::json::parse(payload, nullptr, false);
   if (!fields.is_object() || !fields.contains("what") || !fields["what"].is_string()) {
@@ -62,17 +62,17 @@ std::string refusalText(const std::string& payload) {
   return text;
 }
 
-// An empty descriptor means that nobody listens (yet).
+// Returns an empty descriptor if no agent listens (yet).
 UniqueFd tryConnect(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   UniqueFd directory;
   std::string name = path;
-  if (name.size() >= sizeof(address.sun_path)) {  // too long for the kernel: by way of its folder
+  if (name.size() >= sizeof(address.sun_path)) {  // too long for the kernel: through its folder
     const size_t slash = path.rfind('/');
     directory.reset(::open(path.substr(0, slash).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
     if (!directory) {
-      return UniqueFd();  // nobody has made it (yet)
+      return UniqueFd();  // not made yet
     }
     name = "/proc/self/fd/" + std::to_string(directory.get()) + path.substr(slash);
   }
@@ -90,7 +90,7 @@ UniqueFd tryConnect(const std::string& path) {
   }
   const ucred peer = listenerOf(socket.get());
   if (peer.uid != ::geteuid()) {
-    throw Corruption(path + ": whoever listens runs as user " + std::to_string(peer.uid) +
+    throw Corruption(path + ": the listener runs as user " + std::to_string(peer.uid) +
                      ", expected " + std::to_string(::geteuid()));
   }
   return socket;
@@ -129,12 +129,16 @@ void AgentClient::handle(wire::Type type, Handler handler) {
   if (!ownProcess()) {
     return;
   }
-  // A handler that registers handlers already holds the lock.
-  std::unique_lock<std::mutex> running(dispatching_, std::defer_lock);
-  if (dispatching_client != this) {
-    running.lock();
+  if (dispatching_client == this) {  // a handler that registers handlers holds the lock already
+    setHandler(type, std::move(handler));
+    return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock running(dispatching_);
+  setHandler(type, std::move(handler));
+}
+
+void AgentClient::setHandler(wire::Type type, Handler handler) {
+  const MutexLock lock(mutex_);
   handlers_[type] = std::move(handler);
 }
 
@@ -146,9 +150,9 @@ bool AgentClient::sendLocked(wire::Type type, std::string_view payload, int fd) 
     wire::sendFrame(socket_.get(), type, payload, fd);
     return true;
   } catch (const Error& error) {
-    // Part of the frame may be out, so the stream is of no more use. `reft-agent-io` sees the end
-    // and connects again.
-    logDebug("intercept", "connection to the agent given up: ", error.what());
+    // Part of the frame may be out, so the stream is useless. `reft-agent-io` sees its end and
+    // connects again.
+    logDebug("intercept", "closed the connection to the agent: ", error.what());
     ::shutdown(socket_.get(), SHUT_RDWR);
     connected_ = false;
     return false;
@@ -159,7 +163,7 @@ bool AgentClient::send(wire::Type type, std::string_view payload) {
   if (!ownProcess()) {
     return false;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return sendLocked(type, payload);
 }
 
@@ -171,7 +175,7 @@ void AgentClient::putVault(int fd, const std::string& payload) {
   if (!duplicate) {
     throw SystemError("fcntl F_DUPFD_CLOEXEC");
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   vault_ = std::move(duplicate);
   vault_payload_ = payload;
   sendLocked(wire::Type::kVaultPut, vault_payload_, vault_.get());
@@ -181,7 +185,7 @@ void AgentClient::vote(const wire::Ballot& ballot) {
   if (!ownProcess()) {
     return;
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   if (open_votes_.size() == kMostOpenVotes) {
     open_votes_.erase(open_votes_.begin());
   }
@@ -196,10 +200,11 @@ wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire
     throw PeerFailure("the connection to the agent belongs to the parent process");
   }
   const SteadyTime deadline = std::chrono::steady_clock::now() + timeout;
-  std::unique_lock<std::mutex> lock(mutex_);
-  // Answers carry no id, so one request per kind of answer is under way at a time.
-  if (!answered_.wait_until(lock, deadline,
-                            [&] { return stopping_ || (connected_ && waiting_[answer] == 0); })) {
+  const MutexLock lock(mutex_);
+  // Answers carry no id, so one request per type of answer is in flight at a time.
+  if (!answered_.wait_until(mutex_, deadline, [&]() REQUIRES(mutex_) {
+        return stopping_ || (connected_ && waiting_[answer] == 0);
+      })) {
     throw Timeout("no connection to the agent within " + std::to_string(timeout.count()) + " ms");
   }
   answers_.erase(wire::Type::kError);
@@ -207,16 +212,16 @@ wire::Frame AgentClient::request(wire::Type type, std::string_view payload, wire
     throw PeerFailure("the connection to the agent is down");
   }
   waiting_[answer] = 1;
-  const uint64_t connection = reconnects_;
-  const bool ended = answered_.wait_until(lock, deadline, [&] {
+  const uint64_t connection = connections_;
+  const bool ended = answered_.wait_until(mutex_, deadline, [&]() REQUIRES(mutex_) {
     return answers_.count(answer) != 0 || answers_.count(wire::Type::kError) != 0 || stopping_ ||
-           !connected_ || reconnects_ != connection;
+           !connected_ || connections_ != connection;
   });
   waiting_[answer] = 0;
   auto node = answers_.extract(answer);
   const auto refusal = answers_.extract(wire::Type::kError);
   if (!node && !ended && connected_) {
-    // A late answer would be taken for the next one's: start over with a new stream.
+    // A late answer would be taken for the answer to the next request: start a new stream.
     ::shutdown(socket_.get(), SHUT_RDWR);
     connected_ = false;
   }
@@ -235,7 +240,7 @@ UniqueFd AgentClient::connection() const {
   if (!ownProcess()) {
     return {};
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return UniqueFd(connected_ && socket_ ? ::fcntl(socket_.get(), F_DUPFD_CLOEXEC, 3) : -1);
 }
 
@@ -243,15 +248,15 @@ std::string AgentClient::welcome() const {
   if (!ownProcess()) {
     return "";
   }
-  std::lock_guard<std::mutex> lock(mutex_);
+  const MutexLock lock(mutex_);
   return welcome_;
 }
 
-// Connects, says hello, waits for the welcome, and hands over vault and open votes. Throws when
-// `timeout` has passed.
+// Connects, sends hello, waits for the welcome, and hands over vault and open votes. Throws after
+// `timeout`.
 void AgentClient::connectOnce(Milliseconds timeout) {
   const SteadyTime deadline = std::chrono::steady_clock::now() + timeout;
-  std::string why = "nobody listens";
+  std::string why = "no agent listens";
   for (Milliseconds backoff = kFirstBackoff;; backoff = std::min(backoff * 2, kLongestBackoff)) {
     try {
       UniqueFd socket = tryConnect(options_.socket_path);
@@ -262,8 +267,7 @@ void AgentClient::connectOnce(Milliseconds timeout) {
       if (socket && greet(std::move(socket), std::max(until(deadline), kFirstBackoff))) {
         return;
       }
-    } catch (const PeerFailure&
-                 error) {  // an agent that is just ending, or that died before its welcome
+    } catch (const PeerFailure& error) {  // an agent that ends, or died before its welcome
       why = error.what();
     }
     if (until(deadline).count() == 0) {
@@ -278,7 +282,7 @@ void AgentClient::connectOnce(Milliseconds timeout) {
   }
 }
 
-// False if the new connection broke while it was filled.
+// Returns false if the new connection broke before everything was handed over.
 bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
   decoder_ = wire::FrameDecoder();
   wire::sendFrame(socket.get(), wire::Type::kHello, options_.hello);
@@ -288,7 +292,7 @@ bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
   } catch (const Timeout&) {
     const std::string pid = std::to_string(listenerOf(socket.get()).pid);
     throw Timeout("the agent at " + options_.socket_path + " (pid " + pid +
-                  ") does not answer; if it is stopped, `kill -CONT " + pid + "` lets it go on");
+                  ") does not answer; if it is stopped, `kill -CONT " + pid + "` continues it");
   }
   if (frame.type == wire::Type::kError) {
     throw Unavailable("the agent refuses this rank: " + refusalText(frame.payload));
@@ -297,8 +301,7 @@ bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
     throw Corruption("the agent at " + options_.socket_path + " answered hello with message " +
                      std::to_string(static_cast<int>(frame.type)) + ", expected welcome (2)");
   }
-  std::lock_guard<std::mutex> lock(mutex_);
-  const bool again = !welcome_.empty();
+  const MutexLock lock(mutex_);
   welcome_ = std::move(frame.payload);
   socket_ = std::move(socket);
   answers_.clear();
@@ -311,16 +314,21 @@ bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
   }
   if (!whole) {
     socket_.reset();
-  } else if (again) {
-    ++reconnects_;
+  } else {
+    ++connections_;
   }
   answered_.notify_all();
   return whole;
 }
 
+int AgentClient::socket() const {
+  const MutexLock lock(mutex_);
+  return socket_.get();
+}
+
 void AgentClient::disconnect() {
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     connected_ = false;
     socket_.reset();
   }
@@ -332,7 +340,7 @@ void AgentClient::run() {
   bool warned = false;  // one line for one outage
   while (!stopping_) {
     try {
-      if (!socket_) {  // written by this thread only, once it runs
+      if (socket() < 0) {
         connectOnce(options_.connect_timeout);
         logInfo("intercept", "connected to the agent again");
         warned = false;
@@ -341,7 +349,7 @@ void AgentClient::run() {
         backoff = kFirstBackoff;
         dispatch(std::move(*frame));
       }
-      pollfd pollers[2] = {{socket_.get(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
+      pollfd pollers[2] = {{socket(), POLLIN, 0}, {wake_.get(), POLLIN, 0}};
       if (::poll(pollers, 2, -1) < 0 && errno != EINTR) {
         throw SystemError("poll");
       }
@@ -349,7 +357,7 @@ void AgentClient::run() {
         break;
       }
       if ((pollers[0].revents & (POLLIN | POLLHUP | POLLERR)) != 0 &&
-          !wire::receiveInto(socket_.get(), decoder_)) {
+          !wire::receiveInto(pollers[0].fd, decoder_)) {
         throw PeerFailure("the agent closed the connection");
       }
     } catch (const std::exception& error) {
@@ -359,7 +367,7 @@ void AgentClient::run() {
       dispatching_client = nullptr;  // a handler may have thrown
       logAt("intercept", warned ? LogLevel::kDebug : LogLevel::kWarn,
             "no connection to the agent: ", error.what(),
-            "; snapshots are not committed meanwhile");
+            "; no snapshot is committed until it is back");
       warned = true;
       disconnect();
       pollfd poller{wake_.get(), POLLIN, 0};
@@ -371,13 +379,13 @@ void AgentClient::run() {
 }
 
 void AgentClient::dispatch(wire::Frame frame) {
-  std::lock_guard<std::mutex> running(dispatching_);
+  const MutexLock running(dispatching_);
   Handler handler;
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const MutexLock lock(mutex_);
     if (frame.type == wire::Type::kOutcome) {
       if (const auto outcome = wire::decodeBallot(frame.payload)) {
-        // A commit settles what is older, too: those slots may be reused whatever becomes of them.
+        // A commit settles older votes, too: their slots may be reused, whatever their outcome.
         std::erase_if(open_votes_, [&](const wire::Ballot& vote) {
           return vote.incarnation == outcome->incarnation &&
                  (vote.step == outcome->step || (outcome->yes != 0 && vote.step < outcome->step));

@@ -1,30 +1,30 @@
 // A rank's connection to the agent of its node: one thread that receives, reconnects, and calls
 // handlers.
 //
-// When the agent dies, the thread connects again (the restart hook may start a new agent), says
-// hello and hands over what was put() before, so a new agent ends up with every live vault. Votes
-// that were not answered are sent again.
+// When the agent dies, the thread connects again (start_agent may start a new agent), greets it and
+// hands over the vault, so a new agent receives every live vault. Unanswered votes are sent again.
 //
-// Threads: send(), put(), request() from any thread. Handlers run on `reft-agent-io`, must not
-// block and must not take the GIL. Errors:  the constructor throws Timeout or Corruption if no
-// agent answers in time, or what answers is not one, Unavailable if
-//          start_agent cannot start one or the agent refuses. Later only request() throws:
-//          connected() says how it is. In a forked child every method does nothing (request()
-//          throws).
+// Threads: send(), putVault(), vote() and request() from any thread. Handlers run on
+// `reft-agent-io`,
+//          must not block and must not take the GIL. In a forked child no method does anything
+//          (request() throws).
+// Errors:  the constructor throws Timeout if no agent answers in time, Corruption if the listener
+// is
+//          not an agent, Unavailable if start_agent fails or the agent refuses. Later only
+//          request() throws; connected() reports the state.
 #pragma once
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include <sys/types.h>
 
+#include "intercept/base/mutex.h"
 #include "intercept/link/wire.h"
 
 namespace reft {
@@ -37,32 +37,30 @@ class AgentClient {
     std::string socket_path;
     std::string hello;  // JSON payload of kHello
     std::chrono::milliseconds connect_timeout{10000};
-    std::function<void()> start_agent;  // called when nobody listens (local rank 0), may be empty
+    std::function<void()>
+        start_agent;  // for local rank 0: called if no agent listens; may be empty
   };
 
   explicit AgentClient(Options options);
-  ~AgentClient();  // says nothing: a rank that ends cleanly says good-bye on what connection() gave
+  ~AgentClient();  // sends nothing: a rank that ends cleanly sends kBye on what connection() gave
 
-  // Registers before messages of that type may arrive; later calls replace, and return when the old
-  // handler has returned.
+  // Register a type before its messages may arrive. A later call replaces the handler, and returns
+  // when the old one has returned.
   void handle(wire::Type type, Handler handler);
 
-  // Sends or queues; returns false if the connection is down (the message is lost unless it is a
-  // vote).
+  // Returns false if the connection is down; the message is then lost.
   bool send(wire::Type type, std::string_view payload);
   // Hands over the vault's descriptor now and after every reconnect. The client keeps a duplicate.
   void putVault(int fd, const std::string& payload);
-  // Sends a vote; repeated after a reconnect until an outcome for its step arrived.
+  // Sends a vote, and again after each reconnect until the outcome of its step arrives.
   void vote(const wire::Ballot& ballot);
   // Sends and waits for a frame of type `answer`. Throws Timeout, PeerFailure.
   wire::Frame request(wire::Type type, std::string_view payload, wire::Type answer,
                       std::chrono::milliseconds timeout);
-  // A duplicate of the connection, to say good-bye on it when this object is gone; none if there is
-  // no connection.
+  // A duplicate of the connection, for a kBye when this object is gone; empty if not connected.
   UniqueFd connection() const;
 
   bool connected() const { return connected_.load(); }
-  uint64_t reconnects() const { return reconnects_.load(); }
   std::string welcome() const;  // JSON payload of the newest kWelcome
 
  private:
@@ -70,31 +68,34 @@ class AgentClient {
   bool greet(UniqueFd socket, std::chrono::milliseconds timeout);
   void run();
   void dispatch(wire::Frame frame);
-
-  bool sendLocked(wire::Type type, std::string_view payload, int fd = -1);
-  void disconnect();
-  bool ownProcess()
-      const;  // false in a forked child, which has no thread and must leave the connection alone
+  void setHandler(wire::Type type, Handler handler) EXCLUDES(mutex_);
+  bool sendLocked(wire::Type type, std::string_view payload, int fd = -1) REQUIRES(mutex_);
+  void disconnect() EXCLUDES(mutex_);
+  // Of the thread `reft-agent-io`, which alone closes the socket; -1: not connected.
+  int socket() const EXCLUDES(mutex_);
+  // False in a forked child, which has no thread and must leave the connection alone.
+  bool ownProcess() const;
 
   Options options_;
   const pid_t owner_;
-  std::mutex dispatching_;  // held while a handler runs, so that handle() returns only when the old
-                            // one is done
+  UniqueFd wake_;               // eventfd
   wire::FrameDecoder decoder_;  // of the newest connection; constructor, then `reft-agent-io` only
-  mutable std::mutex mutex_;
-  std::condition_variable answered_;
-  UniqueFd socket_;
-  UniqueFd wake_;  // eventfd
-  UniqueFd vault_;
-  std::string vault_payload_;
-  std::vector<wire::Ballot> open_votes_;
-  std::map<wire::Type, Handler> handlers_;
-  std::map<wire::Type, wire::Frame> answers_;
-  std::map<wire::Type, int> waiting_;
-  std::string welcome_;
-  std::atomic<bool> connected_{false};
+
+  // Held while a handler runs, so that handle() returns only after the old one. Before mutex_.
+  Mutex dispatching_;
+  mutable Mutex mutex_;
+  ConditionVariable answered_;
+  UniqueFd socket_ GUARDED_BY(mutex_);
+  uint64_t connections_ GUARDED_BY(mutex_) = 0;  // made so far
+  UniqueFd vault_ GUARDED_BY(mutex_);
+  std::string vault_payload_ GUARDED_BY(mutex_);
+  std::vector<wire::Ballot> open_votes_ GUARDED_BY(mutex_);
+  std::map<wire::Type, Handler> handlers_ GUARDED_BY(mutex_);
+  std::map<wire::Type, wire::Frame> answers_ GUARDED_BY(mutex_);
+  std::map<wire::Type, int> waiting_ GUARDED_BY(mutex_);
+  std::string welcome_ GUARDED_BY(mutex_);
+  std::atomic<bool> connected_{false};  // written with mutex_ held
   std::atomic<bool> stopping_{false};
-  std::atomic<uint64_t> reconnects_{0};
   std::thread thread_;
 };
 

@@ -126,7 +126,7 @@ void OpLog::moveTo(void* area, uint32_t capacity) {
 uint32_t OpLog::addGroup(const std::string& name, int rank, int size) {
   OpLogHeader* header = header_.load(std::memory_order_acquire);
   // A reader that sees the number finds the group.
-  const std::lock_guard<std::mutex> lock(groups_mutex_);
+  const MutexLock lock(adding_group_);
   const uint32_t index = std::min(header->groups.load(), OpLogHeader::kMaxGroups - 1);
   OpGroup& group = groupsOf(header)[index];
   std::memset(group.name, 0, OpGroup::kNameBytes);

@@ -1,15 +1,14 @@
-// The op log: a ring of fixed-size records in shared memory, one per rank, that says what the
-// rank's collectives are doing. It lies in the vault's memfd, so it outlives a SIGKILL of its
-// writer and any process of the same user can read it while the rank runs, hangs or is dead.
+// The op log of a rank: a ring of fixed-size records in shared memory, one per collective. It lies
+// in the vault's memfd, so it survives a SIGKILL of its writer, and any process of the same user
+// can read it while the rank runs, hangs or is dead.
 //
-// One record is one op; its phases are filled in as they happen (begin → enqueued → wait-begin →
-// wait-end → done), so a record shows at a glance how far the op came. Cost target: < 200 ns per op
-// record, no lock, no allocation, no system call besides reading the clock (vDSO).
+// One record is one op. Its phases are filled in as they happen (begin → enqueued → wait-begin →
+// wait-end → done), so a record shows how far the op came. Cost target: < 200 ns per record, no
+// lock, no allocation, no system call besides reading the clock (vDSO).
 //
-// Threads: begin() may be called from several threads at once (a slot is claimed by fetch_add); the
-// marks
-//          of one op may come from any thread. OpLogReader may run in any process at any time; a
-//          record that was overwritten while it was read is left out.
+// Threads: any may begin() at the same time (fetch_add claims a slot); the marks of one op may come
+//          from any thread. OpLogReader may run in any process at any time; it skips a record that
+//          was overwritten while it was read.
 // Errors:  the writer cannot fail. OpLogReader throws Corruption if the area is not an op log.
 #pragma once
 
@@ -17,12 +16,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "intercept/base/clock.h"
+#include "intercept/base/mutex.h"
 
 namespace reft {
 
@@ -55,17 +54,16 @@ enum class OpKind : uint8_t {
                // into steps
 };
 
-// A collective of no more bytes takes the latency of the link, not the link: who waits in it, waits
-// for other ranks (the norm that gradients are clipped by, a barrier).
+// A collective of at most so many bytes costs the latency of the link and no bandwidth: a long wait
+// in it is a wait for other ranks (a barrier, the norm for gradient clipping).
 constexpr uint64_t kLatencyBytes = uint64_t{64} << 10;
 
-const char* opKindName(
-    OpKind kind);  // "all_reduce", "send", …; "unknown" for values it does not know
+// "all_reduce", "send", …; "unknown" for other values.
+const char* opKindName(OpKind kind);
 
 // 96 bytes. Times are CLOCK_MONOTONIC nanoseconds; 0 = has not happened.
 struct OpRecord {
-  std::atomic<uint64_t>
-      ticket;  // 1 + index of the op in this log; 0 while the record is being (re)written
+  std::atomic<uint64_t> ticket;  // 1 + index of the op in this log; 0 while the record is rewritten
   uint64_t begin_ns;
   std::atomic<uint64_t> enqueued_ns;
   std::atomic<uint64_t> wait_begin_ns;
@@ -74,9 +72,9 @@ struct OpRecord {
   uint64_t bytes;      // input bytes of this rank
   uint64_t signature;  // hash of op, dtype, reduce op, element counts: equal on ranks that agree
   uint32_t group;      // index into the group table
-  uint32_t seq;        // number of this op in its group, from 1; collectives and p2p counted apart
+  uint32_t seq;        // number of the op in its group, from 1; collectives and p2p counted apart
   int32_t peer;        // p2p: group rank of the other side; rooted ops: root; else -1
-  uint32_t call_site;  // id from callSiteId(), 0 = unknown
+  uint32_t call_site;  // OpCallSite::id of the caller (c10d_backend/call_site.h); 0 = unknown
   OpKind kind;
   uint8_t dtype;                // c10::ScalarType; 255 = none or mixed
   uint8_t reduce_op;            // c10d::ReduceOp::RedOpType; 255 = none
@@ -94,11 +92,12 @@ struct OpGroup {
 };
 static_assert(sizeof(OpGroup) == 96);
 
-// A place in the user's code. A program has few; those that do not fit have an id and no text.
+// A place in the user's code. A program has few; a place that does not fit has an id without a
+// text.
 struct OpCallSite {
   static constexpr size_t kTextBytes = 124;
   std::atomic<uint32_t> id;  // OpRecord::call_site; 0: not written yet
-  char text[kTextBytes];     // "train.py:88 load_batch", NUL-terminated; of a long one the end
+  char text[kTextBytes];     // "train.py:88 load_batch", NUL-terminated; a long text keeps its end
 };
 static_assert(sizeof(OpCallSite) == 128);
 
@@ -114,7 +113,7 @@ struct OpLogHeader {
   std::atomic<uint64_t> next_ticket;  // ops begun so far
   std::atomic<uint32_t> groups;
   uint32_t pid;
-  std::atomic<uint64_t> heartbeat_ns;  // moved on every mark: the age of the newest progress
+  std::atomic<uint64_t> heartbeat_ns;  // time of the newest mark
   std::atomic<uint32_t> call_sites;
   uint8_t reserved[20];
 };
@@ -141,30 +140,28 @@ class OpLog {
   // Bytes of an area for `capacity` records (rounded up to a power of two).
   static size_t areaBytes(uint32_t capacity);
 
-  // Formats `area` (≥ areaBytes(capacity), 64-byte aligned, must outlive the log). With `area ==
-  // nullptr` the log keeps a private area: the backend works the same without a vault.
+  // Formats `area` (≥ areaBytes(capacity), 64-byte aligned, must outlive the log). nullptr: the log
+  // allocates a private area, so that the backend works the same without a vault.
   OpLog(void* area, uint32_t capacity, const Clock& clock = SteadyClock::instance());
   ~OpLog();
   OpLog(const OpLog&) = delete;
   OpLog& operator=(const OpLog&) = delete;
 
-  // Moves the log into another area (records so far are copied); nullptr: back into the private
-  // area, which only a log that was made with one has. The caller makes sure that no mark is under
-  // way.
+  // Moves the log, with its records, into another area; nullptr: back into the private area of a
+  // log that was made with one. The caller makes sure that no begin or mark runs meanwhile.
   void moveTo(void* area, uint32_t capacity);
 
   // The area in use, for an OpLogReader in this process; valid until the next moveTo().
   const void* area() const { return header_.load(std::memory_order_acquire); }
   size_t areaBytes() const { return areaBytes(header_.load(std::memory_order_acquire)->capacity); }
 
-  // From now on every begin and mark is told to `events` as well (nullptr: no more), which must
-  // outlive the log.
+  // Passes every later begin and mark on to `events`, which must outlive the log; nullptr: none.
   void tell(OpEvents* events) { events_.store(events, std::memory_order_release); }
 
   // Registers a group once; returns its index. More than kMaxGroups share the last index.
   uint32_t addGroup(const std::string& name, int rank, int size);
 
-  // Tells readers what an OpRecord::call_site means; once for each.
+  // Publishes the text of an OpRecord::call_site; call it once per id.
   void nameCallSite(uint32_t id, std::string_view text) noexcept;
 
   // Returns the op's ticket, the handle of the marks.
@@ -174,8 +171,8 @@ class OpLog {
   void markWaitEnd(uint64_t ticket) noexcept;
   void markDone(uint64_t ticket, bool failed = false) noexcept;
 
-  // Fills in what `event` tells of an op (kind to signature). False: its record was overwritten
-  // meanwhile.
+  // Fills in the op's fields of `event` (kind to signature). Returns false if the record was
+  // overwritten meanwhile.
   bool describe(uint64_t ticket, OpEvent& event) const noexcept;
 
  private:
@@ -187,7 +184,7 @@ class OpLog {
   std::atomic<OpLogHeader*> header_{nullptr};
   std::atomic<OpEvents*> events_{nullptr};
   void* own_area_ = nullptr;
-  std::mutex groups_mutex_;
+  Mutex adding_group_;  // one addGroup() at a time; readers take no lock
 };
 
 // The op log of this process: private until the runtime moves it into the vault. Never destroyed,

@@ -1,11 +1,9 @@
-// The tensor table of a snapshot: which regions a rank has, which of them its sharding groups
-// share, and which pieces of them lie where in the payload. Typed and without code: a reader never
-// unpickles.
+// The tensor table of a snapshot: the regions of a rank, which of them its sharding groups share, and
+// where their pieces lie in the payload. Typed and without code: a reader never unpickles.
 //
-// Sharding follows REFT (papers/000, "global parameter sharding"): a sharding group of D members
-// cuts the concatenation of its regions into D shards. Cuts fall on rows of dim 0, so every piece
-// is a box in global coordinates and shards differ by at most one row. `arc` adds the next member's
-// shard from own memory (REFT, ARC).
+// A sharding group of D members cuts the concatenation of its regions into D shards, one per member.
+// Cuts fall on rows of dim 0, so every piece is a box in global coordinates and shards differ by at
+// most one row. `arc` adds the next member's shard, copied from own memory.
 //
 // Threads: values. Errors: fromJson throws Corruption; buildTable throws InvalidArgument.
 #pragma once
@@ -22,7 +20,7 @@ struct RegionInfo {
   std::string dtype;  // "float32", …
   std::vector<int64_t> shape;
   uint64_t bytes = 0;
-  uint64_t row_bytes = 0;  // unit of cutting; == bytes: not to be cut
+  uint64_t row_bytes = 0;  // unit of cuts; == bytes: the region is not cut
   int32_t group = -1;      // index into groups; -1: private to this rank
   bool early = false;      // copied before the optimizer step returns
 };
