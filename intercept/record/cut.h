@@ -17,6 +17,8 @@
 #include <cstdint>
 #include <string_view>
 
+#include "intercept/base/hash.h"
+
 namespace reft {
 
 // "Not known": a receive from any source does not say whom it belongs to. Such a cut is not
@@ -60,14 +62,8 @@ class CutCounter {
   }
 
  private:
-  static uint64_t mixed(uint64_t x) {  // the finaliser of splitmix64
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-  }
   static uint64_t term(uint64_t group, int a, int b) {
-    return mixed(mixed(group + static_cast<uint64_t>(a) * 0x9E3779B97F4A7C15ull) +
-                 static_cast<uint64_t>(b));
+    return mixed(mixed(group + static_cast<uint64_t>(a) * kGoldenRatio) + static_cast<uint64_t>(b));
   }
 
   std::atomic<uint64_t> sum_{0};

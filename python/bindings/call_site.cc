@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "c10d_backend/call_site.h"
+#include "intercept/base/hash.h"
 #include "python/bindings/backend.h"
 
 // Note [frames without the GIL]: torch releases the GIL before it calls a backend. The calling
@@ -118,10 +119,8 @@ uint32_t provide() noexcept {
       continue;
     }
     const int instruction = instructionOf(frame, code);
-    uint64_t hash = (reinterpret_cast<uintptr_t>(code) >> 4) * 0x9E3779B97F4A7C15ULL +
-                    static_cast<uint64_t>(instruction);
-    hash = (hash ^ (hash >> 29)) * 0xBF58476D1CE4E5B9ULL;
-    auto id = static_cast<uint32_t>(hash >> 32);
+    const uint64_t place = (reinterpret_cast<uintptr_t>(code) >> 4) * kGoldenRatio;
+    auto id = static_cast<uint32_t>(mixed(place + static_cast<uint64_t>(instruction)) >> 32);
     id = id == 0 ? 1 : id;
     if (!callSiteKnown(id)) {
       try {

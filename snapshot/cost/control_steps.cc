@@ -2,19 +2,13 @@
 
 #include <algorithm>
 
+#include "intercept/base/hash.h"
+
 namespace reft {
 
 namespace {
 
 constexpr int kBlockBits = 40;  // of a block's number, below that of its beginning
-
-// splitmix64
-uint64_t scrambled(uint64_t value) {
-  value += 0x9E3779B97F4A7C15ull;
-  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ull;
-  value = (value ^ (value >> 27)) * 0x94D049BB133111EBull;
-  return value ^ (value >> 31);
-}
 
 }  // namespace
 
@@ -44,8 +38,8 @@ bool ControlSteps::drawn(int64_t step) const {
     return false;
   }
   const Place place = placeOf(step);
-  const auto draw = scrambled(static_cast<uint64_t>(begin_) * 0x100000001B3ull +
-                              static_cast<uint64_t>(place.block));
+  const auto draw = splitmix64(static_cast<uint64_t>(begin_) * 0x100000001B3ull +
+                               static_cast<uint64_t>(place.block));
   return every_ == 1 || place.at == static_cast<int64_t>(draw % static_cast<uint64_t>(place.steps));
 }
 

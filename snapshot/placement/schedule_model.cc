@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "intercept/base/hash.h"
+
 namespace reft {
 
 namespace {
@@ -28,11 +30,6 @@ int64_t plus(int64_t sum, int64_t value) {
   return std::min(sum + value, kMaxSpanNs);
 }
 
-uint64_t mix(uint64_t hash, uint64_t value) {
-  hash = (hash ^ value) * 0x9E3779B97F4A7C15ull;
-  return hash ^ (hash >> 29);
-}
-
 template <typename T>
 T medianOf(std::vector<T>& values) {
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
@@ -54,9 +51,10 @@ bool isMessage(OpKind kind) {
 ScheduleOp scheduleOp(OpKind kind, uint32_t group, int32_t peer, uint32_t tag, uint64_t bytes,
                       uint64_t signature) {
   ScheduleOp op;
-  op.structure =
-      mix(mix(mix(static_cast<uint64_t>(kind) + 1, group), static_cast<uint64_t>(peer)), tag);
-  op.shape = mix(mix(op.structure, bytes), signature);
+  op.structure = hashCombine(
+      hashCombine(hashCombine(static_cast<uint64_t>(kind) + 1, group), static_cast<uint64_t>(peer)),
+      tag);
+  op.shape = hashCombine(hashCombine(op.structure, bytes), signature);
   op.fills_link = !isMessage(kind) && bytes > kLatencyBytes;
   return op;
 }
@@ -198,7 +196,7 @@ void ScheduleModel::account(int64_t now_ns) {
 
 void ScheduleModel::opBegin(const ScheduleOp& op, int64_t now_ns) {
   account(now_ns);
-  ops_shape_ += mix(op.shape, 1);  // a sum: ops of two threads may change places
+  ops_shape_ += hashCombine(op.shape, 1);  // a sum: ops of two threads may change places
   if (op.fills_link) {
     ++in_flight_;
   }
@@ -231,8 +229,8 @@ const ForecastSpan* ScheduleModel::waitBegin(const ScheduleOp& op, int64_t now_n
     follow(nullptr);
     return nullptr;
   }
-  prefix_structure_ = mix(prefix_structure_, op.structure);
-  prefix_shape_ = mix(prefix_shape_, op.shape);
+  prefix_structure_ = hashCombine(prefix_structure_, op.structure);
+  prefix_shape_ = hashCombine(prefix_shape_, op.shape);
   waits_.push_back({op.structure, prefix_structure_, prefix_shape_, compute_ns_, communication_ns_,
                     0, open_bubble_});
   compute_ns_ = communication_ns_ = 0;
@@ -379,8 +377,8 @@ void ScheduleModel::closeStep(int64_t now_ns, bool learn) {
   const int64_t period = std::max<int64_t>(0, elapsed(step_begin_ns_, now_ns) - stalled_ns_);
   const int64_t until_gate =
       gate_ns_ < 0 ? period : std::max<int64_t>(0, elapsed(step_begin_ns_, gate_ns_) - stalled_ns_);
-  const uint64_t structure = mix(prefix_structure_, waits_.size());
-  const uint64_t real_shape = mix(prefix_shape_, ops_shape_);
+  const uint64_t structure = hashCombine(prefix_structure_, waits_.size());
+  const uint64_t real_shape = hashCombine(prefix_shape_, ops_shape_);
 
   same_shape_in_a_row_ = real_shape == last_shape_ ? same_shape_in_a_row_ + 1 : 0;
   last_shape_ = real_shape;

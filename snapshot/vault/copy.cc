@@ -7,6 +7,7 @@
 
 #include <xxhash.h>
 
+#include "intercept/base/hash.h"
 #include "snapshot/vault/hash_avx2.h"
 
 #if defined(__SSE2__)
@@ -51,12 +52,6 @@ void streamCopy(std::byte* dst, const std::byte* src, size_t bytes, size_t ahead
   (void)ahead;
   std::memcpy(dst, src, bytes);
 #endif
-}
-
-uint64_t mix(uint64_t value) {  // splitmix64's finaliser
-  value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9ull;
-  value = (value ^ (value >> 27)) * 0x94D049BB133111EBull;
-  return value ^ (value >> 31);
 }
 
 }  // namespace
@@ -118,13 +113,13 @@ uint64_t sampleHash(const std::byte* data, uint64_t bytes, uint32_t samples, uin
       // One line in each of `samples` equal strata, so that no long stretch goes unseen.
       const uint64_t next = lines * (i + 1) / samples;
       const auto at = static_cast<uint64_t>(
-          (static_cast<unsigned __int128>(mix(seed + i)) * (next - from)) >> 64);
+          (static_cast<unsigned __int128>(mixed(seed + i)) * (next - from)) >> 64);
       block[count] = data + (from + at) * kLine;
       __builtin_prefetch(block[count]);
       from = next;
     }
     for (size_t k = 0; k < count; ++k) {
-      folded = mix(folded ^ XXH3_64bits(block[k], kLine));
+      folded = mixed(folded ^ XXH3_64bits(block[k], kLine));
     }
   }
   return folded;

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "intercept/base/error.h"
+#include "intercept/base/hash.h"
 
 namespace reft::simulate {
 
@@ -15,18 +16,11 @@ constexpr int64_t kUnknown = -1;
 constexpr uint32_t kPipelineGroup = 0;
 constexpr uint32_t kReplicaGroup = 1;
 
-uint64_t scramble(uint64_t x) {
-  x += 0x9E3779B97F4A7C15ull;
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
-  return x ^ (x >> 31);
-}
-
 // Near enough to a normal distribution, the same on every machine.
 double normal(uint64_t seed) {
   double sum = -6;
   for (uint64_t i = 0; i < 12; ++i) {
-    sum += static_cast<double>(scramble(seed + i * 0x632BE59BD9B4E019ull) >> 11) * 0x1.0p-53;
+    sum += static_cast<double>(splitmix64(seed + i * 0x632BE59BD9B4E019ull) >> 11) * 0x1.0p-53;
   }
   return sum;
 }
@@ -257,10 +251,10 @@ class Simulation {
                         ? options_.change_factor
                         : 1.0;
     if (options_.jitter > 0) {
-      const uint64_t place = scramble(options_.seed * 1000003 + static_cast<uint64_t>(step_)) ^
-                             scramble(static_cast<uint64_t>(rank.replica) * 65537 +
-                                      static_cast<uint64_t>(rank.stage)) ^
-                             scramble(rank.next_action * 8191 + 7);
+      const uint64_t place = splitmix64(options_.seed * 1000003 + static_cast<uint64_t>(step_)) ^
+                             splitmix64(static_cast<uint64_t>(rank.replica) * 65537 +
+                                        static_cast<uint64_t>(rank.stage)) ^
+                             splitmix64(rank.next_action * 8191 + 7);
       factor *= std::clamp(1 + options_.jitter * normal(place), 0.5, 2.0);
     }
     return static_cast<int64_t>(static_cast<double>(work_ns) * factor);
