@@ -1,10 +1,9 @@
-// Every environment variable of reft, in one table: name, type, default, sentence. The docs page is
-// generated from it
-// (`tools/gen_env_docs`), and a REFT_* name that is not in it is warned about.
+// Every environment variable of reft, in one table: name, type, default, sentence.
+// `tools/gen_env_docs` writes docs/environment.md from it. A REFT_* name that is not in the table
+// causes a warning.
 //
-// Threads: environment() parses once, then it is read-only.
-// Errors:  Env::parse throws InvalidArgument that names the variable, its value and what is
-// allowed.
+// Threads: an Env is read-only after parse().
+// Errors:  Env::parse throws InvalidArgument with the variable, its value and the allowed values.
 #pragma once
 
 #include <cstdint>
@@ -12,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace reft {
@@ -19,40 +19,92 @@ namespace reft {
 // X(member, NAME, kind, default, allowed, sentence)
 //   kind: kFlag (0|1) · kInt · kSeconds (float) · kBytes (integer with optional K/M/G/T, binary) ·
 //   kChoice · kText
-//   sentence: "Internal: " and "Testing: " mark what tests and benchmarks set; the docs list it apart
+//   sentence: "Internal: " and "Testing: " mark settings of tests and benchmarks, which the docs
+//   list apart
 // clang-format off
-#define REFT_ENV_TABLE(X)                                                                                            \
-  X(disable, "REFT_DISABLE", kFlag, "0", "0|1", "1: `backend=\"reft\"` is plain gloo/NCCL; nothing else runs. Beats every other setting.") \
-  X(strict, "REFT_STRICT", kFlag, "0", "0|1", "1: a failure of reft, or a snapshot that cannot be begun, ends training; one that is dropped later is still counted.") \
-  X(log, "REFT_LOG", kText, "warn", "level[,logger=level…]", "Log levels: error, warn, info, debug, trace; per folder as `reft.snapshot=debug`.") \
-  X(job_id, "REFT_JOB_ID", kText, "", "letters, digits, . _ -", "Name of the job. Default: from torchrun, Slurm or the launcher's process. Set it to find vaults again after the launcher itself was restarted.") \
-  X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", "Sockets and reports go here. Default: `$XDG_RUNTIME_DIR/reft` or `/tmp/reft-<uid>`.") \
-  X(vault_dir, "REFT_VAULT_DIR", kText, "", "a directory", "Vaults are files here (tmpfs or local disk) instead of anonymous memory: they outlive the agent.") \
-  X(snapshot, "REFT_SNAPSHOT", kFlag, "1", "0|1", "0: the backend and the op log only, no snapshots.") \
-  X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", "Full snapshots that a vault holds.") \
-  X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", "What is kept beside the own shard: nothing (survives killed processes), or a copy of the next member's shard (survives a lost node).") \
-  X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", "Snapshot every so many steps.") \
-  X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", "Above 0: snapshots become rarer (every 2nd, 4th, … 64th step) while they make training slower by more than so many percent, measured, and frequent again when it is well less; a restart then loses up to as many steps. 0: never rarer.") \
-  X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", "Internal: one step in so many runs with no copy beside it, to measure what snapshots cost: its snapshot is copied before it begins (on a CUDA device: at its end, one step in eight times as many). 0: none.") \
-  X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", "Internal: unit of copying and of checksums.") \
-  X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", "Internal: copy threads per rank.") \
-  X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "gap", "gap|eager|sync", "When copies run: while the rank waits for others and what does not fit there beside its work; all as soon as possible, at low priority; or before training goes on.") \
-  X(snapshot_verify, "REFT_SNAPSHOT_VERIFY", kChoice, "sampled", "sampled|full", "How writes that bypass version counters (`.data`) are looked for: hashes of samples, or of everything.") \
-  X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or bytes", "Most host memory that the vaults of this node may take; 0: nine tenths of what is available.") \
-  X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", "How long a step waits, when its optimizers have returned, for a free slot before it skips (and counts) its snapshot.") \
-  X(snapshot_alarm_sec, "REFT_SNAPSHOT_ALARM_SEC", kSeconds, "120", "1..86400", "Say aloud that training is unprotected when collectives progress but nothing was committed for so long.") \
-  X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", "What a restarted job gets back: everything and its place in the loop, tensors and random state only, or nothing.") \
-  X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", "What all variables of the loop may take together; what does not fit is named and not put back.") \
-  X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", "How long the agent keeps the vaults when all ranks are gone without a clean end.") \
-  X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", "The agent to start. Default: the one in the package.") \
-  X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", "Serve Prometheus text on 127.0.0.1 at this port; 0: only over the agent's socket.") \
-  X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "20", "1..86400", "No progress of any rank for so long: write a hang report.") \
-  X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", "After the report on a hang: nothing, or end the ranks so that the launcher starts them again and memory is restored. Needs a launcher with restarts (`--max-restarts`).") \
-  X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", "Internal: records in a rank's op log.") \
-  X(connect_sec, "REFT_CONNECT_SEC", kSeconds, "10", "0.1..600", "How long a rank waits for the agent of its node before it trains without snapshots.") \
-  X(fault_attempt, "REFT_FAULT_ATTEMPT", kInt, "0", "0..1000000", "Testing: the restart count in which REFT_FAULT fires.") \
-  X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
-  X(banner, "REFT_BANNER", kFlag, "1", "0|1", "Internal: the two lines at start.")
+#define REFT_ENV_TABLE(X) \
+  X(disable, "REFT_DISABLE", kFlag, "0", "0|1", \
+    "1: `backend=\"reft\"` is plain gloo/NCCL and nothing else runs. Beats every other " \
+    "setting.") \
+  X(strict, "REFT_STRICT", kFlag, "0", "0|1", \
+    "1: training ends if reft fails or cannot begin a snapshot. A snapshot that is dropped " \
+    "later is only counted.") \
+  X(log, "REFT_LOG", kText, "warn", "level[,reft.logger=level…]", \
+    "Log levels: error, warn, info, debug, trace. For one logger: `reft.snapshot=debug`; " \
+    "loggers are intercept, snapshot, hang, agent, backend, python.") \
+  X(job_id, "REFT_JOB_ID", kText, "", "letters, digits, . _ -", \
+    "Name of the job. Default: from torchrun, Slurm or the launcher's process. Set it to " \
+    "find the vaults again after a restart of the launcher itself.") \
+  X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", \
+    "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
+    "`/tmp/reft-<uid>`.") \
+  X(vault_dir, "REFT_VAULT_DIR", kText, "", "a directory", \
+    "Keep vaults as files in this directory (tmpfs or local disk), not in anonymous memory. " \
+    "Files survive the agent.") \
+  X(snapshot, "REFT_SNAPSHOT", kFlag, "1", "0|1", \
+    "0: no snapshots; the backend and the op log only.") \
+  X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
+    "Full snapshots per vault.") \
+  X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", \
+    "What a rank stores beside its own shard. none: nothing; survives killed processes. " \
+    "arc: a copy of the next member's shard; survives a lost node.") \
+  X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
+    "Steps per snapshot.") \
+  X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \
+    "Limit of the measured slowdown, in percent. Above it, snapshots become rarer (every " \
+    "2nd, 4th, … 64th step); well below it, more frequent. A restart repeats at most as " \
+    "many steps. 0: no limit.") \
+  X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", \
+    "Internal: one step in this many runs without a concurrent copy, to measure the " \
+    "overhead of snapshots. Its snapshot is copied before the step begins; on a CUDA " \
+    "device, at the end of one step in eight times as many. 0: no such steps.") \
+  X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", \
+    "Internal: unit of copies and checksums.") \
+  X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", \
+    "Internal: copy threads per rank.") \
+  X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "gap", "gap|eager|sync", \
+    "When copies run. gap: while the rank is idle, and the rest overlaps with compute. " \
+    "eager: at once, at low priority. sync: before training continues.") \
+  X(snapshot_verify, "REFT_SNAPSHOT_VERIFY", kChoice, "sampled", "sampled|full", \
+    "How reft detects writes that bypass version counters (`.data`): by hashes of samples, " \
+    "or of everything.") \
+  X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or bytes", \
+    "Limit of the host memory that the vaults of this node take. 0: nine tenths of the " \
+    "available memory.") \
+  X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", \
+    "Longest wait for a free slot after the optimizers return. Then the step skips its " \
+    "snapshot, and the skip is counted.") \
+  X(snapshot_alarm_sec, "REFT_SNAPSHOT_ALARM_SEC", kSeconds, "120", "1..86400", \
+    "Warn that training is unprotected if collectives progress and nothing is committed for " \
+    "this long.") \
+  X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", \
+    "What a restarted job restores. exact: everything, and its place in the loop. state: " \
+    "tensors and random state. off: nothing.") \
+  X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", \
+    "Limit for all variables of the loop together. reft names those that do not fit and " \
+    "does not restore them.") \
+  X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", \
+    "How long the agent keeps the vaults after all ranks are gone without a clean end.") \
+  X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", \
+    "The agent to start. Default: the one in the package.") \
+  X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", \
+    "Serve Prometheus text on 127.0.0.1 at this port. 0: only over the agent's socket.") \
+  X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "20", "1..86400", \
+    "Write a hang report if no rank makes progress for this long.") \
+  X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", \
+    "What follows the report of a hang. report: nothing. abort: end the ranks, so that the " \
+    "launcher restarts them and memory is restored; needs a launcher with restarts " \
+    "(`--max-restarts`).") \
+  X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", \
+    "Internal: records in the op log of a rank.") \
+  X(connect_sec, "REFT_CONNECT_SEC", kSeconds, "10", "0.1..600", \
+    "How long a rank waits for the agent of its node. Then it trains without snapshots.") \
+  X(fault_attempt, "REFT_FAULT_ATTEMPT", kInt, "0", "0..1000000", \
+    "Testing: the restart count in which REFT_FAULT fires.") \
+  X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", \
+    "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
+  X(banner, "REFT_BANNER", kFlag, "1", "0|1", \
+    "Internal: print the two lines at start.")
 // clang-format on
 
 struct EnvRow {
@@ -71,20 +123,19 @@ class Env {
 
   static const std::vector<EnvRow>& table();
 
-  // Parses everything; throws InvalidArgument at the first malformed value.
+  // Parses all variables. Throws InvalidArgument at the first malformed value.
   static Env parse(const Lookup& lookup);
-  // From the process environment.
+  // Parses the environment of the process.
   static Env parse();
-  // REFT_* names in `names` that the table does not know, each with the nearest known name ("" if
-  // none is near).
+  // The REFT_* names in `names` that are not in the table, each with the nearest one that is, or
+  // "".
   static std::vector<std::pair<std::string, std::string>> unknown(
       const std::vector<std::string>& names);
 
   bool flag(std::string_view member) const;
   int64_t integer(std::string_view member) const;  // kInt and kBytes
   double seconds(std::string_view member) const;
-  const std::string& text(
-      std::string_view member) const;  // kChoice and kText; other kinds: as given
+  const std::string& text(std::string_view member) const;  // every kind, as given
 
  private:
   struct Value {

@@ -1,8 +1,9 @@
 #include "intercept/base/log.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdlib>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <optional>
 
 #include <spdlog/sinks/stdout_sinks.h>
@@ -12,92 +13,100 @@ namespace reft {
 
 namespace {
 
-constexpr const char* kLevelNames[] = {"trace", "debug", "info", "warn", "error"};
+constexpr std::array<std::string_view, 5> kLevelNames{"trace", "debug", "info", "warn", "error"};
+constexpr std::string_view kPrefix = "reft.";
 
-std::optional<LogLevel> levelOf(const std::string& name) {
-  for (size_t i = 0; i < std::size(kLevelNames); ++i) {
-    if (name == kLevelNames[i]) {
-      return static_cast<LogLevel>(i);
-    }
-  }
-  return std::nullopt;
+template <size_t kSize>
+std::optional<size_t> indexOf(const std::array<std::string_view, kSize>& names,
+                              std::string_view name) {
+  const auto found = std::find(names.begin(), names.end(), name);
+  return found == names.end() ? std::nullopt
+                              : std::optional(static_cast<size_t>(found - names.begin()));
 }
 
-// Loggers are made by hand and kept out of spdlog's registry: nothing of the process's own spdlog
-// is touched.
-class Loggers {
+// `reft.snapshot` → its index.
+std::optional<size_t> loggerOf(std::string_view name) {
+  return name.starts_with(kPrefix) ? indexOf(kLoggers, name.substr(kPrefix.size())) : std::nullopt;
+}
+
+// Threads: levels are relaxed atomics; spdlog's sink has a lock of its own. Loggers are made by
+// hand and kept out of spdlog's registry, so that the process's own spdlog is left alone.
+class Log {
  public:
-  Loggers() : sink_(std::make_shared<spdlog::sinks::stderr_sink_mt>()) {
+  Log() {
+    const auto sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
+    for (size_t i = 0; i < kLoggers.size(); ++i) {
+      const std::string name = std::string(kPrefix) + std::string(kLoggers[i]);
+      loggers_[i] = std::make_unique<spdlog::logger>(name, sink);
+      loggers_[i]->set_level(spdlog::level::trace);  // enabled() decides
+      loggers_[i]->set_pattern("%v");
+    }
     const char* spec = std::getenv("REFT_LOG");
     configure(spec == nullptr ? "" : spec);
   }
 
-  void configure(const std::string& spec) {
+  void configure(std::string_view spec) {
+    LogLevel all = LogLevel::kWarn;
+    std::array<std::optional<LogLevel>, kLoggers.size()> one;
     std::string wrong;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      default_ = LogLevel::kWarn;
-      levels_.clear();
-      size_t begin = 0;
-      while (begin <= spec.size()) {
-        size_t end = std::min(spec.find(',', begin), spec.size());
-        const std::string part = spec.substr(begin, end - begin);
-        begin = end + 1;
-        if (part.empty()) {
-          continue;
-        }
-        const size_t equals = part.find('=');
-        const auto level = levelOf(equals == std::string::npos ? part : part.substr(equals + 1));
-        if (!level) {
-          wrong += (wrong.empty() ? "" : ",") + part;
-        } else if (equals == std::string::npos) {
-          default_ = *level;
-        } else {
-          levels_[part.substr(0, equals)] = *level;
-        }
+    for (size_t begin = 0; begin <= spec.size();) {
+      const size_t end = std::min(spec.find(',', begin), spec.size());
+      const std::string_view part = spec.substr(begin, end - begin);
+      begin = end + 1;
+      if (part.empty()) {
+        continue;
       }
+      const size_t equals = part.find('=');
+      const bool names_one = equals != std::string_view::npos;
+      const auto level = indexOf(kLevelNames, names_one ? part.substr(equals + 1) : part);
+      const auto logger = names_one ? loggerOf(part.substr(0, equals)) : std::nullopt;
+      if (!level || (names_one && !logger)) {
+        wrong.append(wrong.empty() ? "" : ",").append(part);
+      } else if (names_one) {
+        one[*logger] = static_cast<LogLevel>(*level);
+      } else {
+        all = static_cast<LogLevel>(*level);
+      }
+    }
+    for (size_t i = 0; i < one.size(); ++i) {
+      levels_[i].store(one[i].value_or(all), std::memory_order_relaxed);
     }
     if (!wrong.empty()) {
-      write("intercept", LogLevel::kWarn,
-            "REFT_LOG has '" + wrong +
-                "'; allowed: level[,logger=level…] with trace, debug, info, warn, error");
+      write("intercept", LogLevel::kWarn, "REFT_LOG has '" + wrong + "'; allowed: " + allowed());
     }
   }
 
-  bool enabled(const char* folder, LogLevel level) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = levels_.find(std::string("reft.") + folder);
-    return level >= (found == levels_.end() ? default_ : found->second);
+  bool enabled(Logger logger, LogLevel level) const {
+    return level >= levels_[logger.index()].load(std::memory_order_relaxed);
   }
 
-  void write(const char* folder, LogLevel level, const std::string& message) {
-    std::shared_ptr<spdlog::logger> logger;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      auto& slot = loggers_[folder];
-      if (!slot) {
-        slot = std::make_shared<spdlog::logger>(std::string("reft.") + folder, sink_);
-        slot->set_level(spdlog::level::trace);  // enabled() decides
-        slot->set_pattern("%v");
-      }
-      logger = slot;
-    }
-    logger->log(static_cast<spdlog::level::level_enum>(level),
-                spdlog::string_view_t(std::string("reft ") +
-                                      kLevelNames[static_cast<size_t>(level)] + " " + message));
+  void write(Logger logger, LogLevel level, const std::string& message) {
+    spdlog::logger& target = *loggers_[logger.index()];
+    const std::string line =
+        target.name() + " " + std::string(kLevelNames[static_cast<size_t>(level)]) + " " + message;
+    target.log(static_cast<spdlog::level::level_enum>(level), spdlog::string_view_t(line));
   }
 
  private:
-  std::shared_ptr<spdlog::sinks::stderr_sink_mt> sink_;
-  std::mutex mutex_;
-  LogLevel default_ = LogLevel::kWarn;
-  std::map<std::string, LogLevel> levels_;
-  std::map<std::string, std::shared_ptr<spdlog::logger>> loggers_;
+  static std::string allowed() {
+    std::string text = "<level> or reft.<logger>=<level>, separated by commas; levels:";
+    for (const std::string_view name : kLevelNames) {
+      text.append(" ").append(name);
+    }
+    text += "; loggers:";
+    for (const std::string_view name : kLoggers) {
+      text.append(" ").append(name);
+    }
+    return text;
+  }
+
+  std::array<std::unique_ptr<spdlog::logger>, kLoggers.size()> loggers_;
+  std::array<std::atomic<LogLevel>, kLoggers.size()> levels_{};
 };
 
 // Never destroyed: threads may log after static destructors ran.
-Loggers& loggers() {
-  static auto* instance = new Loggers;
+Log& log() {
+  static auto* instance = new Log;
   return *instance;
 }
 
@@ -105,23 +114,23 @@ Loggers& loggers() {
 
 void configureLog(const std::string& spec) noexcept {
   try {
-    loggers().configure(spec);
-  } catch (...) {
+    log().configure(spec);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): no memory; the levels stay
   }
 }
 
-bool logEnabled(const char* folder, LogLevel level) noexcept {
+bool logEnabled(Logger logger, LogLevel level) noexcept {
   try {
-    return loggers().enabled(folder, level);
-  } catch (...) {
+    return log().enabled(logger, level);
+  } catch (...) {  // no memory for the loggers
     return false;
   }
 }
 
-void logWrite(const char* folder, LogLevel level, const std::string& message) noexcept {
+void logWrite(Logger logger, LogLevel level, const std::string& message) noexcept {
   try {
-    loggers().write(folder, level, message);
-  } catch (...) {
+    log().write(logger, level, message);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): the line is lost
   }
 }
 
