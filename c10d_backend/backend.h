@@ -1,63 +1,44 @@
 // The backend "reft": forwards every operation to gloo (CPU tensors) or NCCL (CUDA tensors) and
-// writes it into the op log.
+// records it in the op log.
 //
-// torch registers one object for all devices, so this one chooses by the tensor. The inner backends
-// are made by Python and reached through c10d::Backend's virtuals alone: no gloo, NCCL or CUDA
-// header is needed, and one build serves CPU and CUDA. What the wrapper adds to gloo: AVG of
-// integers (sum, then division that truncates, as NCCL does), all_to_all of lists, send and recv to
-// self, coalescing.
+// torch registers one object for all devices, so this one chooses by the tensor. Python makes the
+// inner backends, and only c10d::Backend's virtuals reach them: no gloo, NCCL or CUDA header is
+// needed, and one build serves CPU and CUDA. The wrapper adds to gloo: AVG of integers (sum, then a
+// division that truncates, as NCCL does), all_to_all of lists, send and recv to self, coalescing.
 //
-// Note [coalescing]: startCoalescing() does not say for which device. NCCL's region is opened by
-// the first CUDA op in it; CPU ops are issued at once and their Works collected; inside a region
-// every op returns null, as NCCL's do; endCoalescing() returns one Work for all. Regions belong to
-// the backend, not to a thread, as in NCCL.
+// Note [coalescing]: startCoalescing() does not name a device. The first CUDA op opens NCCL's
+// region; CPU ops are issued at once and their Works collected. Inside a region every op returns
+// null, as NCCL's do; endCoalescing() returns one Work for all. Regions belong to the backend, not
+// to a thread, as in NCCL.
 //
 // Note [lazy state]: torch 2.11 sets the description and the bound device of a group without a
-// virtual call, after the creator has returned. They are handed on to the inner backends at the
-// next op that reaches NCCL.
+// virtual call, after the creator has returned. The next op that reaches NCCL passes them on to the
+// inner backends.
 //
 // Threads: as c10d::Backend: ops of one group from one thread at a time; Works, abort() and
-// shutdown() from any. Errors:  exceptions of the inner backends pass unchanged, and mark the op as
-// failed in the log.
+//          shutdown() from any.
+// Errors:  exceptions of the inner backends pass unchanged; the op log marks the op as failed.
 #pragma once
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "c10d_backend/compat.h"
+#include "c10d_backend/group_family.h"
 #include "c10d_backend/loopback.h"
+#include "c10d_backend/op_shape.h"
 #include "c10d_backend/work.h"
+#include "intercept/base/mutex.h"
 #include "intercept/record/op_log.h"
 
 namespace reft {
 
-using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
-using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
-using TensorList = std::vector<at::Tensor>;
-using TensorLists = std::vector<std::vector<at::Tensor>>;
-
 class ReftBackend final : public c10d::Backend {
  public:
-  // Makes the CPU backend of a child group where it cannot be split off the parent's.
-  using CpuFactory =
-      std::function<BackendPtr(const StorePtr& store, int rank, int size,
-                               std::chrono::milliseconds timeout, const std::string& group)>;
-
-  struct Parts {
-    BackendPtr cpu;  // one of both may be null: the other then gets all tensors
-    BackendPtr cuda;
-    StorePtr store;  // of the inner backends: keys that no other attempt of the job sees
-    std::string
-        store_prefix;  // that makes such a store of one that is handed in later (split, merge)
-    std::string group_name;
-    CpuFactory make_cpu;
-  };
+  using Parts = BackendParts;
 
   // `log` must outlive the backend and all its Works.
   ReftBackend(Parts parts, int rank, int size, OpLog& log = processOpLog());
@@ -66,10 +47,9 @@ class ReftBackend final : public c10d::Backend {
   const BackendPtr& cpu() const { return parts_.cpu; }
   const BackendPtr& cuda() const { return parts_.cuda; }
   uint32_t groupIndex() const { return group_; }
-  // Idempotent; also for those who reach the backend around a wrapper that does not forward
-  // shutdown().
+  // Whether abort() or shutdown() ran, for callers behind a wrapper that forwards neither.
   bool closed() const { return closed_.load(); }
-  uint64_t splitCount() const { return split_count_.load(); }
+  uint64_t splitCount() const { return family_.splitCount(); }
 
   const std::string getBackendName() const override { return "reft"; }
   bool supportsSplitting() const override;
@@ -191,38 +171,41 @@ class ReftBackend final : public c10d::Backend {
     c10d::Backend* backend;
     ReftWork::Where where;
   };
-  struct Shape;  // what of an op goes into the log
 
   Target targetOf(const at::Tensor& tensor);
   Target hostTarget() const;
-  // The one that has what only NCCL has, else the other.
+  // NCCL's, for what only NCCL has; without NCCL the other.
   c10d::Backend& main() const {
     return parts_.cuda ? *parts_.cuda : *parts_.cpu;
   }
   template <typename Body>
-  void each(Body body) const;
+  void each(Body body) const {
+    for (const BackendPtr* inner : {&parts_.cuda, &parts_.cpu}) {
+      if (*inner) {
+        body(**inner);
+      }
+    }
+  }
 
-  void countForCut(const Shape& shape, c10d::OpType type) const;
+  void countForCut(const OpShape& shape, c10d::OpType type) const;
   template <typename Call>
-  WorkPtr issue(const Target& target, const Shape& shape, c10d::OpType type, Call&& call);
+  WorkPtr issue(const Target& target, const OpShape& shape, c10d::OpType type, Call&& call);
   WorkPtr intoRegion(const Target& target, WorkPtr work, uint64_t ticket, c10d::OpType type);
   void openRegion(const Target& target);
   void syncLazyState();
-  std::string prefixed(const std::string& key) const {
-    return parts_.store_prefix + key;
-  }
   std::chrono::milliseconds hostTimeout();
-  bool integerAverage(const Target& target, const c10d::ReduceOp& op,
-                      const at::Tensor& tensor) const;
-  WorkPtr divided(WorkPtr sum, TensorList tensors, c10d::OpType type) const;
-  BackendPtr child(BackendPtr cpu, BackendPtr cuda, int rank, int size, StorePtr store,
-                   const std::string& name) const;
+  std::chrono::milliseconds childTimeout(const OptionsPtr& opts);
+  template <typename Options, typename Results, typename Call>
+  WorkPtr averaged(const Target& target, c10d::OpType type, const Options& opts,
+                   const at::Tensor& first, const Results& results, Call&& call,
+                   bool here = true) const;
 
   Parts parts_;
   OpLog& log_;
   const uint32_t group_;
-  const uint64_t cut_key_;         // of the group in the consistent-cut check
-  const uint64_t collective_cut_;  // what one collective adds to it
+  GroupFamily family_;
+  const uint64_t cut_key_;         // the group's key in the consistent-cut check
+  const uint64_t collective_cut_;  // what one collective adds to that check
   std::atomic<uint32_t> collectives_{0};
   std::atomic<uint32_t> messages_{0};
   Loopback loopback_;
@@ -230,23 +213,18 @@ class ReftBackend final : public c10d::Backend {
   std::atomic<bool> coalescing_{false};
   struct Region {
     bool on_device = false;      // NCCL's own region is open
-    std::vector<WorkPtr> works;  // of CPU ops
+    std::vector<WorkPtr> works;  // Works of CPU ops
     std::vector<uint64_t> device_tickets;
   };
-  std::mutex region_mutex_;
-  Region region_;
+  Mutex region_mutex_;
+  Region region_ GUARDED_BY(region_mutex_);
 
-  std::mutex lazy_mutex_;
+  Mutex syncing_;  // one sync of the lazy state at a time; the two marks are also read without it
   std::atomic<bool> description_synced_{false};
-  std::optional<at::Device> device_synced_;
+  std::atomic<int32_t> device_synced_{0};
 
-  std::mutex children_mutex_;
-  std::map<std::string, c10::weak_intrusive_ptr<c10d::Backend>>
-      children_;  // split() is called once per device type
-  std::atomic<uint64_t> split_count_{0};
-  std::atomic<uint64_t> shrink_count_{0};
   std::atomic<bool> closed_{false};
-  // The own timeout for messages to self, which no inner backend sees.
+  // Timeout of messages to self, which no inner backend sees; 0: not known yet.
   std::atomic<int64_t> host_timeout_ms_{0};
 };
 

@@ -39,9 +39,8 @@ std::optional<ProcStat> parseProcStat(std::string_view line) noexcept {
   std::memcpy(rest, after.data(), after.size());
   rest[after.size()] = '\0';
   long long user = 0, system = 0, children_user = 0, children_system = 0;
-  const int found = std::sscanf(
-      rest, "%d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lld %lld %lld %lld", &stat.parent, &user,
-      &system, &children_user, &children_system);
+  const int found = std::sscanf(rest, "%d %*d %*d %*d %*d %*u %*u %*u %*u %*u %lld %lld %lld %lld",
+                                &stat.parent, &user, &system, &children_user, &children_system);
   if (found == 5) {
     stat.cpu_ticks = user + system + children_user + children_system;
   }

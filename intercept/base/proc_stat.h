@@ -1,8 +1,8 @@
 // /proc/<pid>/stat of a process or a thread.
 //
-// Threads: re-entrant. No allocation, no lock: callers look at processes, their own included, that may
-// be stuck anywhere.
-// Errors:  none; nullopt if the process is gone or the line cannot be understood.
+// Threads: re-entrant. No allocation, no lock: callers look at processes, their own included, that
+// may be stuck anywhere. Errors:  none; nullopt if the process is gone or the line cannot be
+// understood.
 #pragma once
 
 #include <cstddef>
