@@ -4,6 +4,7 @@
 #include <string>
 
 #include "intercept/base/error.h"
+#include "intercept/base/log.h"
 #include "intercept/record/cut.h"
 
 namespace reft {
@@ -49,6 +50,9 @@ void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool
                     newest_committed_->step < step)) {
     newest_committed_ = key;
   }
+  logDebug("snapshot", "step ", step, " incarnation ", inc.id,
+           committed ? " committed" : " aborted",
+           committed || cut == 0 ? "" : ": inconsistent cut");
   actions.push_back({Action::kBroadcast, key, committed, -1, committed ? 0 : cut, ballots.wish});
 }
 
@@ -70,6 +74,8 @@ void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& a
   }
   if (inc.multi_node) {
     ballots.node_voted = true;
+    logDebug("snapshot", "step ", step, " incarnation ", inc.id, " node votes ",
+             any_dropped ? "dropped" : "sealed");
     actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut, wish});
   } else {
     const bool inconsistent = !any_dropped && !CutCounter::consistent(cut);

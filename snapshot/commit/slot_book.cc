@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "intercept/base/error.h"
+#include "intercept/base/log.h"
 
 namespace reft {
 
@@ -30,6 +31,7 @@ void SlotBook::adopt(int slot, int64_t step, uint64_t incarnation) {
     throw InvalidArgument("adopted slots", std::to_string(taken + 1), "one slot must stay free");
   }
   target = Slot{State::kSealed, true, false, {step, incarnation}};
+  logDebug("snapshot", "step ", step, " kept in slot ", slot, " of an earlier incarnation");
 }
 
 bool SlotBook::reusable(const Slot& slot) const {
@@ -77,6 +79,10 @@ std::optional<int> SlotBook::acquire(int64_t step, uint64_t incarnation) {
     slots_[static_cast<size_t>(*best)] = Slot{State::kWriting, false, false, {step, incarnation}};
     incarnation_ = incarnation;
     last_acquired_ = step;
+    logDebug("snapshot", "step ", step, " acquired slot ", *best);
+  } else {
+    logDebug("snapshot", "step ", step, " found no free slot: ", undecided(),
+             " without an outcome");
   }
   return best;
 }
@@ -91,10 +97,14 @@ SlotBook::Slot& SlotBook::writing(int slot) {
 void SlotBook::sealed(int slot) {
   auto& target = writing(slot);
   target.state = target.aborted_early ? State::kAborted : State::kSealed;
+  logDebug("snapshot", "step ", target.key.step, " sealed in slot ", slot,
+           target.aborted_early ? ", aborted meanwhile" : "");
 }
 
 void SlotBook::dropped(int slot) {
-  writing(slot).state = State::kEmpty;
+  Slot& target = writing(slot);
+  target.state = State::kEmpty;
+  logDebug("snapshot", "step ", target.key.step, " dropped, slot ", slot, " is free");
 }
 
 void SlotBook::outcome(int64_t step, uint64_t incarnation, bool committed) {
@@ -105,6 +115,8 @@ void SlotBook::outcome(int64_t step, uint64_t incarnation, bool committed) {
     if (slot.adopted || slot.key != CommitKey{step, incarnation}) {
       continue;
     }
+    logDebug("snapshot", "step ", step, committed ? " committed" : " aborted", ", slot ",
+             &slot - slots_.data());
     if (slot.state == State::kWriting) {
       slot.aborted_early = slot.aborted_early || !committed;
     } else if (slot.state == State::kSealed && committed) {

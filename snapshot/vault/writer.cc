@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "intercept/base/error.h"
+#include "intercept/base/log.h"
 #include "intercept/record/op_log.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/reader.h"
@@ -196,6 +197,8 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
     header->generation.store(this->header(index)->generation.load() + 1);
     clearSlot(index);
   }
+  logDebug("snapshot", "slot ", index, " gets ", extent.bytes, " bytes at ", extent.offset,
+           " of the vault, had ", old.bytes);
   extent.check = checkOf(extent, index);
   published = extent;
   unused_from_ = 0;
