@@ -18,7 +18,7 @@ from rich.text import Text
 
 from reft._cli import agents, stale, words
 from reft._link import agent_protocol as protocol
-from reft._link import job_identity
+from reft._link import host_memory, job_identity
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the NUL
@@ -237,33 +237,8 @@ def check_run_dir(given: str | None) -> list[Finding]:
     )
 
 
-def _number_in(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def available_bytes() -> int | None:
-    """Host memory that vaults can take: free memory, or less if a control group limits it."""
-    found = []
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-    except (OSError, ValueError, IndexError):
-        pass
-    limit, used = (
-        _number_in("/sys/fs/cgroup/memory.max"),
-        _number_in("/sys/fs/cgroup/memory.current"),
-    )
-    if limit is not None and used is not None:
-        found.append(max(0, limit - used))
-    return min(found, default=None)
-
-
 def check_memory() -> list[Finding]:
-    available = available_bytes()
+    available = host_memory.available_bytes()
     if available is None:
         return [Finding(WARN, "memory", "cannot read free memory from /proc/meminfo")]
     text = f"{words.size(available)} available; a vault holds two snapshots of a rank's share of the state"

@@ -6,14 +6,12 @@ node; what the engine raises.
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from reft import _C, _voice
-from reft._link import job_identity
+from reft._link import host_memory, job_identity
 from reft._state import discovery, replica_groups
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
@@ -133,7 +131,10 @@ class Planner:
             per_rank += region.tensor.nbytes * copies / shares
         have = self._engine.stats()["slot_bytes"]
         need = max(0, per_rank * env["snapshot_slots"] - have) * job.local_world
-        limit = env["snapshot_host_bytes"] or _MEMORY_SHARE * _available_bytes(env["vault_dir"])
+        limit = env["snapshot_host_bytes"]
+        if not limit:
+            available = host_memory.available_bytes(env["vault_dir"])
+            limit = float("inf") if available is None else _MEMORY_SHARE * available
         if need > limit:
             raise _C.Unavailable(
                 f"snapshots need {_voice.size(need)} of host memory on this node"
@@ -147,21 +148,3 @@ class Planner:
 
 def _layout(state: discovery.State) -> list[tuple[str, tuple[int, ...]]]:
     return [(region.name, tuple(region.tensor.shape)) for region in state.regions]
-
-
-def _available_bytes(vault_dir: str) -> float:
-    """Bytes that this node could give to vaults."""
-    if vault_dir:
-        return float(shutil.disk_usage(vault_dir).free)
-    available = float("inf")
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = 1024.0 * int(line.split()[1])
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit.isdigit():
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-            available = min(available, float(int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return available

@@ -9,13 +9,10 @@ import pytest
 import torch
 
 from reft import _C
-from reft._link import job_identity
-from reft._session import planner
+from reft._link import host_memory, job_identity
 from reft._session.planner import Planner
 from reft._state import discovery, replica_groups
 from tests.fakes.native import FakeEngine
-
-GIB = 1 << 30
 
 
 class Plans:
@@ -223,16 +220,8 @@ def test_the_default_limit_is_a_share_of_what_is_available(
 ) -> None:
     made = plans()
     made.regions = [("o0.p0", torch.zeros(512), (0, 1))]
-    monkeypatch.setattr(planner, "_available_bytes", lambda vault_dir: 4096 / 0.9 - 1)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda vault_dir: 4096 / 0.9 - 1)
     with pytest.raises(_C.Unavailable):
         made.refresh()
-    monkeypatch.setattr(planner, "_available_bytes", lambda vault_dir: 4096 / 0.9 + 1)
+    monkeypatch.setattr(host_memory, "available_bytes", lambda vault_dir: 4096 / 0.9 + 1)
     assert made.refresh()
-
-
-def test_a_vault_on_a_disk_is_limited_by_the_disk(tmp_path: Any) -> None:
-    import shutil
-
-    free = shutil.disk_usage(tmp_path).free
-    assert abs(planner._available_bytes(str(tmp_path)) - free) < GIB
-    assert 0 < planner._available_bytes("") < float("inf")
