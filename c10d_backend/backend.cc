@@ -198,15 +198,15 @@ WorkPtr ReftBackend::endCoalescing() {
 
 // NCCL averages integers, gloo does not: sums, then divides and truncates, as NCCL does. `results`
 // is a tensor or a list; `here` is false where they are scratch (a reduce, outside of its root).
-template <typename Options, typename Results, typename Call>
-WorkPtr ReftBackend::averaged(const Target& target, OpType type, const Options& opts,
+template <typename OpOptions, typename Results, typename Call>
+WorkPtr ReftBackend::averaged(const Target& target, OpType type, const OpOptions& opts,
                               const at::Tensor& first, const Results& results, Call&& call,
                               bool here) const {
   if (target.where != ReftWork::Where::kHost || opts.reduceOp.op_ != c10d::ReduceOp::AVG ||
       !at::isIntegralType(first.scalar_type(), /*includeBool=*/false)) {
     return call(opts);
   }
-  Options sum_options = opts;
+  OpOptions sum_options = opts;
   sum_options.reduceOp = c10d::ReduceOp::SUM;
   WorkPtr sum = call(sum_options);
   if (!sum || !here) {

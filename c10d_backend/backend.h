@@ -195,8 +195,8 @@ class ReftBackend final : public c10d::Backend {
   void syncLazyState();
   std::chrono::milliseconds hostTimeout();
   std::chrono::milliseconds childTimeout(const OptionsPtr& opts);
-  template <typename Options, typename Results, typename Call>
-  WorkPtr averaged(const Target& target, c10d::OpType type, const Options& opts,
+  template <typename OpOptions, typename Results, typename Call>
+  WorkPtr averaged(const Target& target, c10d::OpType type, const OpOptions& opts,
                    const at::Tensor& first, const Results& results, Call&& call,
                    bool here = true) const;
 
