@@ -42,20 +42,18 @@ extern "C" __attribute__((weak)) const char* _Py_DumpTracebackThreads(int fd,
 extern "C" __attribute__((weak)) struct pyruntimestate _PyRuntime;
 
 // Note [stacks without the GIL]
-// 1. politely: a pending call asks the main thread to print all stacks between two bytecodes, with
-// the GIL held.
-//    Nothing can change or go away meanwhile. CPython up to 3.12 notices a pending call of another
-//    thread when it next takes the GIL, which a training loop does all the time.
-// 2. forcibly, when the main thread does not come by in time. If it is on a CPU, faulthandler
-// prints from a real-time
-//    signal sent to it, so that it stands still while its frames are read (and no system call of
-//    its is interrupted). If it is blocked in C, the usual case in a hang, its frames stand still
-//    anyway, and CPython's own printer runs on the calling thread; 3.13 and newer do not export
-//    that, so there the signal is the only way.
-// After 2, who holds the GIL is read from this process's own memory
-// (hang_detect/stacks/gil_text.h). After 1, the asked thread did. All print at most 100 threads and
-// 100 frames of each (CPython's limits). Forcible printing reads the frames of other threads than
-// the main one while they may run.
+// 1. Politely: a pending call asks the main thread to print all stacks between two bytecodes, with
+//    the GIL held, so that nothing changes meanwhile. CPython up to 3.12 runs the pending call of
+//    another thread when the main thread next takes the GIL, which a training loop does all the
+//    time.
+// 2. Forcibly, if the main thread does not run the call in time. If it is on a CPU, a real-time
+//    signal makes faulthandler print from its handler: the thread stands still while its frames are
+//    read, and no system call is interrupted. If it is blocked in C, as in most hangs, its frames
+//    stand still anyway, and CPython's own printer runs on the calling thread. 3.13 and newer do
+//    not export that printer, so that there the signal is the only way.
+// After 1, the main thread held the GIL. After 2, gilText() reads the holder from this process's
+// memory. Each way prints at most 100 threads with 100 frames (CPython's limits). A forcible dump
+// reads the frames of threads other than the main one while they may run.
 
 namespace reft {
 
@@ -185,7 +183,7 @@ const char* printBySignal(int fd, steady_clock::time_point deadline) {
     return "the main thread executes no Python and no stack signal is set up";
   }
   if (!rewind(printer.memory.get())) {
-    return "stack signal: its memory cannot be reset";
+    return "stack signal: cannot reset its memory";
   }
   const uint64_t before = printer.printed;
   const auto pid = ::getpid();
@@ -224,7 +222,7 @@ const char* printForcibly(int fd, steady_clock::time_point deadline) {
       return nullptr;
     }
     if (!rewind(fd)) {
-      return "the memory for stacks cannot be reset";
+      return "cannot reset the memory for stacks";
     }
   }
   return _Py_DumpTracebackThreads(fd, nullptr, nullptr);
@@ -255,9 +253,9 @@ const char* printStacks(int fd, milliseconds timeout) {
   if (printPolitely(fd, begin + std::min(kPoliteWait, timeout / 4))) {
     return nullptr;
   }
-  // What a polite try that failed half way has left does not belong to the text.
+  // Drop the partial text of a polite try that failed.
   if (!rewind(fd)) {
-    return "the memory for stacks cannot be reset";
+    return "cannot reset the memory for stacks";
   }
   const char* problem = printForcibly(fd, begin + timeout);
   const std::string gil = gilOfThisProcess();
@@ -311,8 +309,9 @@ void bindHang(py::module_& module) {
         return py::make_tuple(text, dump.error);
       },
       py::arg("timeout_ms") = 1000, py::arg("by_signal") = false,
-      "(text, error) with the Python stacks of all threads of this process. `by_signal`: only so; "
-      "main thread only.");
+      "(text, error) with the Python stacks of all threads of this process, for tests. "
+      "`by_signal`: "
+      "by that way only; call on the main thread.");
   module.def(
       "parse_stacks",
       [](const std::string& text) {
@@ -343,9 +342,8 @@ void bindHang(py::module_& module) {
         return threads;
       },
       py::arg("text"),
-      "Threads of a faulthandler-style text: thread, name, main, truncated, holds_gil, "
-      "awaits_gil_of, frames (newest "
-      "first).");
+      "Threads of a faulthandler-style text, for tests: thread, name, main, truncated, holds_gil, "
+      "awaits_gil_of, frames (newest first).");
   module.def(
       "python_layout",
       [](int minor) {
@@ -360,8 +358,7 @@ void bindHang(py::module_& module) {
         }
         return fields;
       },
-      py::arg("minor"),
-      "Offsets of fields of CPython 3.`minor`, as far as they are in the table; for its test.");
+      py::arg("minor"), "Offsets of fields of CPython 3.`minor` that the table has, for its test.");
   module.attr("verdict_version") = kVerdictVersion;
   module.def(
       "replay_verdict",
@@ -378,9 +375,8 @@ void bindHang(py::module_& module) {
         return py::bytes(result);
       },
       py::arg("report"),
-      "The JSON of a hang report, made anew from the evidence in `report` (JSON, too). Raises "
-      "Corruption if that is "
-      "none.");
+      "Recomputes a hang report (JSON) from the evidence in `report` (JSON). Raises Corruption if "
+      "`report` is not a hang report of this version.");
 }
 
 }  // namespace reft
