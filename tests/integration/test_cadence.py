@@ -81,7 +81,7 @@ def test_rarer_on_all_ranks_at_the_same_step_and_resumed_from_the_newest(root: P
     # A restart begins with a snapshot at every step again. Its loop's counter is put back too.
     after = taken(out, 1, 0)
     assert after[1:6] == list(range(committed + 1, committed + 6)), after[:10]
-    assert re.search(r"from step \d+ on a snapshot every \d+ steps, for about .* \(measured\)", said), said[-4000:]
+    assert re.search(r"from step \d+ on: a snapshot every \d+ steps costs .* \(measured\)", said), said[-4000:]
     for end in ends(out):
         assert end["status"]["errors"] == end["status"]["dropped"] == 0, end["status"]
         assert end["status"]["steps"] == STEPS
