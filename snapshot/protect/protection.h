@@ -1,0 +1,60 @@
+// A protection decides what a rank stores beside its own shard, and how a lost shard comes back.
+//
+// The members of a sharding group are numbered from 0 in ascending order of their ranks. Shard k is
+// the own shard of member k. Every other file asks this interface; none compares names. A new
+// protection is one file in this folder and one line in protection.cc.
+//
+// Threads: immutable. Errors: named() throws InvalidArgument.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace reft {
+
+// How the stored parts of a recipe become a shard.
+enum class Decode : uint8_t {
+  kCopy,  // one part, which is the shard
+};
+
+// What one member stores: a shard of its group.
+struct StoredPart {
+  uint32_t member = 0;
+  uint32_t shard = 0;
+  bool operator==(const StoredPart&) const = default;
+};
+
+// One way to get a shard back; it needs all of its parts.
+struct Recipe {
+  Decode decode = Decode::kCopy;
+  std::vector<StoredPart> parts;
+  bool operator==(const Recipe&) const = default;
+};
+
+// Per member of a group, the shards that its vault holds intact, ascending; empty: a lost member.
+using StoredShards = std::vector<std::vector<uint32_t>>;
+
+class Protection {
+ public:
+  virtual ~Protection() = default;
+
+  // The protection that REFT_SNAPSHOT_PROTECTION or a snapshot's table names.
+  static const Protection& named(std::string_view name);
+
+  virtual std::string_view name() const = 0;
+  // The losses that a job survives, as the banner prints them.
+  virtual std::string_view survivedLosses() const = 0;
+  // How many of the following members' shards a rank stores beside its own. buildTable() takes it.
+  virtual uint32_t furtherShards() const = 0;
+  // All ways to get `shard` back from what the vaults hold; empty: it is lost.
+  virtual std::vector<Recipe> recipes(uint32_t shard, const StoredShards& stored) const = 0;
+
+  // The shards that `member` of `members` stores, ascending.
+  std::vector<uint32_t> storedBy(uint32_t member, uint32_t members) const;
+  // Whether every shard comes back after the loss of the vaults of the members in `lost`.
+  bool survives(const std::vector<bool>& lost) const;
+};
+
+}  // namespace reft

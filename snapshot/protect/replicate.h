@@ -1,0 +1,30 @@
+// Protection by whole copies: a rank stores the shards of the next members of its group, too.
+//
+// `none` stores no copies: it survives killed processes, whose vaults the agent keeps. `arc` stores
+// one (REFT, "arc"): it survives every loss in which no two neighbouring members of a group are
+// lost.
+//
+// Threads: immutable. Errors: none.
+#pragma once
+
+#include "snapshot/protect/protection.h"
+
+namespace reft {
+
+class Replicate final : public Protection {
+ public:
+  Replicate(std::string_view name, uint32_t copies, std::string_view survived_losses)
+      : name_(name), copies_(copies), survived_losses_(survived_losses) {}
+
+  std::string_view name() const override { return name_; }
+  std::string_view survivedLosses() const override { return survived_losses_; }
+  uint32_t furtherShards() const override { return copies_; }
+  std::vector<Recipe> recipes(uint32_t shard, const StoredShards& stored) const override;
+
+ private:
+  const std::string_view name_;
+  const uint32_t copies_;
+  const std::string_view survived_losses_;
+};
+
+}  // namespace reft
