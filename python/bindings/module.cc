@@ -6,17 +6,21 @@
 #include "python/bindings/evidence_exchange.h"
 #include "python/bindings/frames.h"
 #include "python/bindings/hang.h"
+#include "python/bindings/restore.h"
 #include "python/bindings/sets.h"
 #include "python/bindings/simulate.h"
 #include "python/bindings/snapshot.h"
 #include "python/bindings/tensors.h"
 #include "python/bindings/timeline.h"
+#include "python/bindings/vaults.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Native part of reft.";
   reft::bindBase(module);  // first: it registers the exceptions
   reft::bindBackend(module);
   reft::bindSnapshot(module);
+  reft::bindRestore(module);
+  reft::bindVaults(module);
   reft::bindEvidenceExchange(module);
   reft::bindHang(module);
   reft::bindFrames(module);

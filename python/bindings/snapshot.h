@@ -1,6 +1,5 @@
-// Binds snapshot/: the engine of a rank, readers of vaults, the agreement. The only place where
-// tensors become regions. Requires the GIL; long calls release it. Errors: as
-// intercept/base/error.h.
+// Binds python/rank/: the native parts of one rank, and what planning needs to know of tensors.
+// Requires the GIL; long calls release it. Errors: as intercept/base/error.h.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -51,12 +51,14 @@ def worker(args: argparse.Namespace) -> None:
     assert state is not None
     tensors = [r.current() for r in state.regions]
     wanted = [t.clone() for t in tensors]
-    # The agreement of a restart, taken here from the live vaults.
+    # The plan of a restart, made here from the live vaults.
     dist.barrier()
     text, faults = _C.inventory_of(session.engine.fd, 0)
+    assert not faults
     texts: list[str | None] = [None] * world
     dist.all_gather_object(texts, text)
-    point = restorer.RestorePoint.from_agreement(_C.agree(texts, world))
+    plan, rejected, _ = _C.plan_restore(_C.merge_inventories(texts), world, world)
+    assert plan is not None, rejected
     total = sum(t.nbytes for t in tensors)
     own = total // world
     source = torch.empty(own, dtype=torch.uint8).fill_(3)
@@ -74,8 +76,7 @@ def worker(args: argparse.Namespace) -> None:
             t.detach().fill_(7)
         dist.barrier()
         begin = time.perf_counter()
-        sources = restorer.Sources(session.client, point, rank, 0)
-        restorer.restore_regions(sources, point, state, rank, world)
+        restorer.restore(_C.Restorer(session.client, plan, rank), state, 1)
         ours.append(time.perf_counter() - begin)
         assert all(torch.equal(a, b) for a, b in zip(tensors, wanted, strict=True))
     if rank == 0:

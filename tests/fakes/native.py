@@ -19,7 +19,7 @@ import torch
 from torch.distributed.distributed_c10d import Store
 
 from reft import _C
-from reft._link import agent_protocol
+from reft._link import agent_protocol, gather
 
 
 class FakeAgentClient:
@@ -81,7 +81,7 @@ class FakeEngine:
     Attributes:
         options: what the constructor got.
         calls: names of the calls, in their order; `capture` with what it returned.
-        tables: what `set_table` got: (regions, groups, protection, copies).
+        tables: what `set_table` got: (regions, groups).
         captures: see `Capture`.
         results: what the next captures return; "taken" once it is empty.
         errors: exceptions by name of the method that raises them.
@@ -93,9 +93,8 @@ class FakeEngine:
     def __init__(self, **options: Any) -> None:
         self.options = options
         self.calls: list[str] = []
-        self.tables: list[tuple[list[Any], list[Any], str, int]] = []
+        self.tables: list[tuple[list[Any], list[Any]]] = []
         self.captures: list[Capture] = []
-        self.adopted: tuple[int, int, int] | None = None
         self.results: list[str] = []
         self.errors: dict[str, Exception] = {}
         self.late: list[int] = []
@@ -107,7 +106,7 @@ class FakeEngine:
             "vault_bytes": 0,
             "note": "",
         }
-        self.rhythm = (int(options.get("every", 1)), 0, -1)
+        self.rhythm = (1, 0, -1)
         self.newest = -1
 
     def _called(self, name: str, detail: str = "") -> None:
@@ -115,21 +114,13 @@ class FakeEngine:
         if name in self.errors:
             raise self.errors[name]
 
-    def adopt(self, slot: int, step: int, incarnation: int) -> None:
-        self._called("adopt")
-        self.adopted = slot, step, incarnation
-
     def set_table(
         self,
         regions: Sequence[tuple[str, torch.Tensor, int, bool]],
         groups: Sequence[tuple[str, Sequence[int]]],
-        rank: int,
-        world: int,
-        protection: str,
-        copies: int,
     ) -> None:
         self._called("set_table")
-        self.tables.append((list(regions), list(groups), protection, copies))
+        self.tables.append((list(regions), list(groups)))
 
     def capture(
         self,
@@ -178,7 +169,7 @@ class FakeEngine:
     def cadence(self) -> tuple[int, int, int]:
         return self.rhythm
 
-    def set_restore_ns(self, nanoseconds: int, /) -> None:
+    def set_restore_ns(self, nanoseconds: int) -> None:
         self.restore_ns = nanoseconds
 
     def stats(self) -> dict[str, Any]:
@@ -199,7 +190,7 @@ class FakeEvidenceExchange:
 # Name in `_C` → stand-in.
 CLASSES: dict[str, type[Any]] = {
     "AgentClient": FakeAgentClient,
-    "SnapshotEngine": FakeEngine,
+    "Rank": FakeEngine,
     "EvidenceExchange": FakeEvidenceExchange,
 }
 
@@ -233,7 +224,7 @@ class FakeNative:
         """Puts the stand-ins into `_C`, until the test ends."""
         made = {
             "AgentClient": self.clients,
-            "SnapshotEngine": self.engines,
+            "Rank": self.engines,
             "EvidenceExchange": self.exchanges,
         }
 
@@ -256,6 +247,13 @@ class FakeNative:
         )
         monkeypatch.setattr(_C, "install_verdict_notices", lambda client: None)
         return self
+
+
+def answer_for_all(
+    store: Store, name: str, text: str = "", refusals: dict[int, str] | None = None
+) -> None:
+    """Puts the result of a round (`_link/gather.py`) into a store, as rank 0 does."""
+    store.set(f"{name}/job", gather._pack(gather.Gathered(text, refusals or {})))
 
 
 def store_of(store: Store) -> dict[str, str]:

@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "intercept/base/error.h"
-#include "snapshot/restore/agreement.h"
+#include "snapshot/restore/inventory.h"
 #include "snapshot/state/table.h"
 
 namespace {

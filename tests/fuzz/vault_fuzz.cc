@@ -20,7 +20,7 @@
 #include "intercept/base/error.h"
 #include "intercept/base/unique_fd.h"
 #include "intercept/record/op_log.h"
-#include "snapshot/restore/agreement.h"
+#include "snapshot/restore/inventory.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/reader.h"
 #include "snapshot/vault/writer.h"

@@ -79,28 +79,18 @@ class Checker:
             if step not in self.clones:
                 continue
             try:
-                source = _C.SlotSource(session.engine.fd, slot["slot"], step, int(slot["incarnation"], 16))
-                found = self._compare(source, step)
+                regions = _C.read_slot(session.engine.fd, slot["slot"], step, int(slot["incarnation"], 16))
+                found = self._compare(regions, step)
             except _C.Corruption as error:
                 self.wrong.append(f"step {step}: {error}")
                 continue
             self.verified[step] = max(self.verified.get(step, 0), found)
 
-    def _compare(self, source: Any, step: int) -> int:
+    def _compare(self, regions: list[Any], step: int) -> int:
         """Bytes of the snapshot that were compared."""
-        clones, regions = self.clones[step], source.regions
-        spans: dict[int, list[tuple[int, int]]] = {}
-        images: dict[int, torch.Tensor] = {}
-        moves = []
-        for index, _, begin, end, offset in source.pieces:
-            _, _, _, nbytes, _ = regions[index]
-            image = images.setdefault(index, torch.zeros(nbytes, dtype=torch.uint8))
-            moves.append((offset, end - begin, image, begin))
-            spans.setdefault(index, []).append((begin, end))
-        source.copy_into([move for move in moves if move[1]])
+        clones = self.clones[step]
         compared = 0
-        for index, image in images.items():
-            name, dtype, shape, nbytes, _ = regions[index]
+        for name, dtype, shape, nbytes, pieces in regions:
             hit = False
             for clone in clones:
                 if not hit and clone.nbytes == nbytes and list(clone.shape) == list(shape):
@@ -109,12 +99,13 @@ class Checker:
                         if clone.numel()
                         else clone.new_zeros(0, dtype=torch.uint8)
                     )
-                    hit = all(torch.equal(flat[b:e], image[b:e]) for b, e in spans[index])
+                    found = flat.numpy()
+                    hit = all(found[b : b + len(saved)].tobytes() == saved for b, saved in pieces)
             if not hit:
                 self.wrong.append(
                     f"step {step}: region {name} {dtype}{list(shape)} equals no tensor at its program point"
                 )
-            compared += sum(e - b for b, e in spans[index])
+            compared += sum(len(saved) for _, saved in pieces)
         return compared
 
 

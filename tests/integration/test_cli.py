@@ -502,36 +502,35 @@ def test_nobody_waits_for_the_writer_of_a_fifo(folder: Path, command: str) -> No
     assert done.returncode in (1, 3) and "node.vault" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-def snapshot_engine(run_dir: Path, path: Path, policy: str = "eager") -> Any:
+def snapshot_engine(run_dir: Path, path: Path, policy: str = "eager", **more: str) -> Any:
     """The engine of rank 0, with its vault at `path`."""
     native = native_module()
     path.parent.mkdir(parents=True, exist_ok=True)
     client = native.AgentClient(
         str(run_dir / "demo" / "node-0" / "agent.sock"), json.dumps({"role": "rank", "rank": 0}), 10000
     )
-    return native.SnapshotEngine(
-        client=client,
-        job="demo",
-        rank=0,
-        world=1,
-        slots=2,
-        op_log_records=256,
-        path=str(path),
-        adopt_fd=-1,
-        incarnation=5,
-        attempt=0,
-        store=None,
-        nodes=1,
-        threads=1,
-        verify_full=False,
-        slot_wait_sec=5.0,
-        alarm_sec=0.0,
-        chunk_bytes=65536,
-        policy=policy,
-        every=1,
-        overhead_percent=0.0,
-        control_every=0,
-    )
+    settings = {
+        "REFT_OP_LOG_RECORDS": "256",
+        "REFT_SNAPSHOT_CHUNK_BYTES": "64K",
+        "REFT_SNAPSHOT_CONTROL_EVERY": "0",
+        "REFT_SNAPSHOT_POLICY": policy,
+        "REFT_SNAPSHOT_THREADS": "1",
+    } | more
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in settings.items():
+            patch.setenv(name, value)
+        return native.Rank(
+            client=client,
+            job="demo",
+            rank=0,
+            world=1,
+            nodes=1,
+            attempt=0,
+            incarnation=5,
+            overhead_percent=0,
+            store=None,
+            path=str(path),
+        )
 
 
 @pytest.fixture
@@ -543,7 +542,7 @@ def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
     path = folder / "vaults" / "demo" / "rank-0.vault"
     engine = snapshot_engine(run_dir, path)
     tensor = torch.arange(262144, dtype=torch.float32)
-    engine.set_table([("weight", tensor, -1, False)], [], 0, 1, "none", 0)
+    engine.set_table([("weight", tensor, -1, False)], [])
     engine.capture(7, [tensor], b"objects", [], [])
     engine.gate()
     engine.drain(10000)
@@ -619,3 +618,22 @@ def test_ls_and_verify_ask_the_agent(vault: Path, agent: FakeAgent, run_dir: Pat
     assert listed.returncode == 0, listed.stderr
     assert "sealed" in listed.stdout
     assert "step 7: ok" in reft("verify", run_dir=run_dir).stdout
+
+
+@pytest.mark.parametrize("protection", ["none", "arc"])
+def test_the_protection_of_the_setting_is_that_of_the_snapshot(
+    agent: FakeAgent, run_dir: Path, folder: Path, protection: str
+) -> None:
+    native = native_module()
+    import torch
+
+    engine = snapshot_engine(
+        run_dir, folder / "rank-0.vault", REFT_SNAPSHOT_PROTECTION=protection
+    )
+    tensor = torch.ones(16)
+    engine.set_table([("weight", tensor, -1, False)], [])
+    engine.capture(1, [tensor], b"", [], [])
+    engine.gate()
+    engine.drain(10000)
+    (slot,) = native.list_vault(engine.fd)["slots"]
+    assert slot["protection"] == protection

@@ -4,7 +4,7 @@ snapshot is sealed, not at the capture.
 Reading a device's memory on the spot would make the host wait for everything that the device was
 asked for, at every step, and the device then idles until the host has asked for more. So a capture
 has room for their contents, and the snapshot engine copies them there
-(`_C.SnapshotEngine.capture(…, parts, writers)`) while the host goes on.
+(`_C.Rank.capture(…, parts, writers)`) while the host goes on.
 
 What other streams than the one that trains may write (a batch that is fetched ahead, a running sum)
 is copied behind what they were asked for before the capture, and in front of what they are asked

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from reft import _voice
+from reft import _C, _voice
 from reft._link import job_identity
 from reft._session import notes
 from reft._state import discovery, registry
@@ -50,9 +50,7 @@ class Announcer:
         place = "host memory held by reft-agent"
         if env["vault_dir"]:
             place = f"files in {env['vault_dir']}"
-        survives = "killed processes"
-        if env["snapshot_protection"] != "none":
-            survives += " and one lost node"
+        survives = _C.survived_losses(env["snapshot_protection"])
         _voice.say(
             f"{head}, snapshot {rhythm} into {place};"
             f" protection {env['snapshot_protection']} (survives {survives})"

@@ -25,7 +25,7 @@ class Planner:
     """
 
     def __init__(
-        self, env: dict[str, Any], job: job_identity.Job, store: Any, engine: _C.SnapshotEngine
+        self, env: dict[str, Any], job: job_identity.Job, store: Any, engine: _C.Rank
     ) -> None:
         self._env, self._job, self._store, self._engine = env, job, store, engine
         self._fingerprint: tuple[int, ...] = ()
@@ -65,15 +65,10 @@ class Planner:
         else:
             self._groups = self._confirm(state)
         self._check_memory(state)
-        protection = self._env["snapshot_protection"]
         index_of = {ranks: i for i, (_, ranks) in enumerate(self._groups)}
         self._engine.set_table(
             [(r.name, r.current(), index_of.get(r.ranks, -1), r.early) for r in state.regions],
             [(gid, list(ranks)) for gid, ranks in self._groups],
-            self._job.rank,
-            self._job.world,
-            protection,
-            1 if protection == "arc" else 0,
         )
         self.state = state
         shared = sum(1 for region in state.regions if region.ranks)
@@ -127,8 +122,8 @@ class Planner:
         per_rank = 0.0
         for region in state.regions:
             shares = len(region.ranks) or 1
-            copies = min(shares, 2 if env["snapshot_protection"] == "arc" else 1)
-            per_rank += region.tensor.nbytes * copies / shares
+            stored = _C.stored_shards(env["snapshot_protection"], shares)
+            per_rank += region.tensor.nbytes * stored / shares
         have = self._engine.stats()["slot_bytes"]
         need = max(0, per_rank * env["snapshot_slots"] - have) * job.local_world
         limit = env["snapshot_host_bytes"]

@@ -10,13 +10,14 @@ state half restored; the rank must end then.
 from __future__ import annotations
 
 import gc
+import json
 import time
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, cast
 
 from reft import _C, _continuation, _voice
-from reft._link import job_identity
+from reft._link import gather, job_identity
 from reft._resume import own_checkpoints, restorer
 from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
@@ -46,7 +47,7 @@ class Resumer:
     Args:
         job: identity of the rank.
         store: keys that no other attempt sees.
-        agreed: what the ranks resume from; it has a point.
+        agreed: what the ranks resume from; it has a plan.
         exact: whether the place in the loop is restored too.
         found: collects what is not restored.
     """
@@ -59,9 +60,9 @@ class Resumer:
         exact: bool,
         found: notes.Notes,
     ) -> None:
-        assert agreed.point is not None and agreed.sources is not None
+        assert agreed.plan is not None and agreed.restorer is not None
         assert agreed.saved is not None
-        self.point, self._sources = agreed.point, agreed.sources
+        self.plan, self._restorer = agreed.plan, agreed.restorer
         self.saved = cast(small_state.Saved, agreed.saved)
         self._job, self._store, self._exact, self._notes = job, store, exact, found
 
@@ -80,13 +81,13 @@ class Resumer:
         Returns:
             None if training starts from its beginning; nothing was written then.
         """
-        point, saved, job = self.point, self.saved, self._job
+        plan, saved, job = self.plan, self.saved, self._job
         began = time.monotonic_ns()
         known = boundary.optimizers
         boundary.know(discovery.not_yet_stepped(known, saved["optimizers"][len(known) :]))
         state = discovery.discover(boundary.optimizers)
         missing = restorer.MissingState(saved["state_keys"])
-        if missing.make(self._sources, point, state, job.rank, saved["strided"]):
+        if missing.make(self._restorer.regions, state, saved["strided"]):
             state = discovery.discover(boundary.optimizers)
         if not self._all_match(state):
             missing.unmake()
@@ -94,8 +95,8 @@ class Resumer:
         # From here on a failure ends this rank: others have resumed, and a rank that has not would
         # train something else.
         discovery.wait_for_devices(state)  # streams of other optimizers may still write
-        written = restorer.restore_regions(self._sources, point, state, job.rank, job.local_world)
-        _C.fault_point("restore_copy", point.step)
+        written = restorer.restore(self._restorer, state, job.nodes)
+        _C.fault_point("restore_copy", plan.step)
         small_state.restore_optimizers(saved, state)
         self._restore_state_dicts("scheduler", state.schedulers, saved["schedulers"])
         self._restore_state_dicts("gradient scaler", state.scalers, saved["scalers"])
@@ -106,16 +107,16 @@ class Resumer:
         discovery.wait_for_devices(state)  # other streams may read before this one has written
         _continuation.restore_rng(saved["rng"])
         spent = time.monotonic_ns() - began
-        _C.fault_point("restore_done", point.step)
+        _C.fault_point("restore_done", plan.step)
         if job.rank == 0:
             donors = ""
-            if point.donor:
+            if plan.donor:
                 donors = (
-                    f"; {_voice.ranks(point.donor)} lost their vaults and took small state from"
+                    f"; {_voice.ranks(plan.donor)} lost their vaults and took small state from"
                     " replicas"
                 )
             _voice.say(
-                f"resumed at step {point.step}: {what}, {_voice.size(written)} per rank in"
+                f"resumed at step {plan.step}: {what}, {_voice.size(written)} per rank in"
                 f" {spent / 1e6:.0f} ms{donors}"
             )
         uncaptured = saved["frames"]["uncaptured"] if self._has_frames else []
@@ -132,7 +133,7 @@ class Resumer:
         frames = self.saved["frames"]
         uncaptured: list[notes.Note] = frames["uncaptured"]
         self._notes.add(notes.NOT_RESTORABLE, uncaptured)  # reported before the restart
-        is_replica = self._job.rank in self.point.donor
+        is_replica = self._job.rank in self.plan.donor
         try:
             done = _continuation.restore(
                 frame, frames, is_replica, small_state.storages_of(state), self.saved["room"]
@@ -168,25 +169,25 @@ class Resumer:
 
     def _all_match(self, state: discovery.State) -> bool:
         """Whether every rank can restore its snapshot: all ranks resume or none."""
-        job, step = self._job, self.point.step
-        self._store.set(f"match/{job.rank}", self._problem(state))
-        answers = [bytes(self._store.get(f"match/{r}")).decode() for r in range(job.world)]
-        problems = {rank: text for rank, text in enumerate(answers) if text}
+        job, problem = self._job, self._problem(state)
+        answer = json.dumps({job.rank: problem} if problem else {})
+        gathered = gather.gather(job, self._store, startup.MATCH, answer, _merge_problems)
+        problems = {int(rank): text for rank, text in json.loads(gathered.text or "{}").items()}
+        problems |= gathered.refusals
         if not problems:
             return True
         first = min(problems)
-        # A rank that gave up before this, whose answer begins with "!", reports nothing here.
-        present = [rank for rank, text in enumerate(answers) if not text.startswith("!")]
-        if job.rank == (first if first in present else present[0]):
-            why = problems[first].removeprefix("!")
-            _voice.say(f"rank {first}: step {step} is not resumed, {why}")
+        # A rank that gave up before this has reported it already.
+        present = (rank for rank in range(job.world) if rank not in gathered.refusals)
+        if job.rank == (next(present) if first in gathered.refusals else first):
+            _voice.say(f"rank {first}: step {self.plan.step} is not resumed, {problems[first]}")
         return False
 
     def _problem(self, state: discovery.State) -> str:
         """Why this rank cannot resume, "" if it can."""
         saved = self.saved
         try:
-            restorer.check(self._sources, self.point, state, self._job.rank)
+            restorer.check(self._restorer, state)
             _check_groups(saved["groups"], state)
         except Exception as error:
             return (
@@ -201,6 +202,13 @@ class Resumer:
         if newer:
             return f"the script has loaded a newer checkpoint of its own, which is kept: {newer}"
         return ""
+
+
+def _merge_problems(texts: list[str]) -> str:
+    merged: dict[str, str] = {}
+    for text in texts:
+        merged |= json.loads(text)
+    return json.dumps(merged)
 
 
 def _check_groups(saved: list[list[dict[str, Any]]], state: discovery.State) -> None:

@@ -60,7 +60,7 @@ class Session:
         self.step = 0
         self.enabled = True
         self.client: _C.AgentClient | None = None
-        self.engine: _C.SnapshotEngine | None = None
+        self.engine: _C.Rank | None = None
         self.planner: Planner | None = None
         self._store = store
         self._exact = env["resume"] == "exact"
@@ -78,7 +78,7 @@ class Session:
     @property
     def resuming_at(self) -> int | None:
         """Step that the first program point restores, None if training starts anew."""
-        return None if self._resumer is None else self._resumer.point.step
+        return None if self._resumer is None else self._resumer.plan.step
 
     @property
     def registered(self) -> dict[str, Any]:
@@ -97,16 +97,12 @@ class Session:
         found = notes.Notes(self.client)
         agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
         try:
-            self.engine = self._make_engine(agreed.own_fd, incarnation, overhead_percent)
+            self.engine = self._make_engine(agreed, incarnation, overhead_percent)
         finally:
             if agreed.own_fd >= 0:
                 os.close(agreed.own_fd)
-        if agreed.point is not None:
+        if agreed.plan is not None:
             self._resumer = Resumer(self.job, self._store, agreed, self._exact, found)
-            if agreed.own_fd >= 0:
-                point = agreed.point
-                slot = point.slot_of_rank[self.job.rank]
-                self.engine.adopt(slot, point.step, point.incarnation)
         self._answer_hangs(incarnation)
         self._announcer = Announcer(self.env, self.job, found)
         if self._snapshots:
@@ -162,36 +158,27 @@ class Session:
         )
 
     def _make_engine(
-        self, own_fd: int, incarnation: int, overhead_percent: int
-    ) -> _C.SnapshotEngine:
+        self, agreed: startup.Agreed, incarnation: int, overhead_percent: int
+    ) -> _C.Rank:
         env, job = self.env, self.job
         path = ""
         if env["vault_dir"]:
             path = startup.vault_path(env, job, job.rank)
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         assert self.client is not None
-        return _C.SnapshotEngine(
+        return _C.Rank(
             client=self.client,
             job=job.id,
             rank=job.rank,
             world=job.world,
-            slots=env["snapshot_slots"],
-            op_log_records=env["op_log_records"],
-            path=path,
-            adopt_fd=own_fd,
-            incarnation=incarnation,
-            attempt=job.attempt,
-            store=self._store,
             nodes=job.nodes,
-            threads=env["snapshot_threads"],
-            verify_full=env["snapshot_verify"] == "full",
-            slot_wait_sec=env["snapshot_wait_sec"],
-            alarm_sec=env["snapshot_alarm_sec"] if self._snapshots else 0.0,
-            chunk_bytes=env["snapshot_chunk_bytes"],
-            policy=env["snapshot_policy"],
-            every=env["snapshot_every"],
+            attempt=job.attempt,
+            incarnation=incarnation,
             overhead_percent=overhead_percent,
-            control_every=env["snapshot_control_every"],
+            store=self._store,
+            path=path,
+            adopt_fd=agreed.own_fd,
+            plan=agreed.plan,
         )
 
     def _answer_hangs(self, incarnation: int) -> None:

@@ -1,8 +1,11 @@
-"""How a rank begins: it finds or starts its node's agent, and decides with all other ranks what to
-resume from.
+"""How a rank starts: it finds or starts its node's agent, and all ranks agree on what to resume
+from.
 
-Threads: the training thread, before training. Errors: `_C.Unavailable` without an agent; what is
-wrong with a vault is said and another source used.
+Each rank checks its own vault; the inventories are merged per node, then for the job
+(`_link/gather.py`), and every rank computes the same plan from that one inventory.
+
+Threads: the training thread, before training. Errors: `_C.Unavailable` without an agent; a damaged
+vault is reported and another source used.
 """
 
 from __future__ import annotations
@@ -10,15 +13,17 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from reft import _C, _voice
-from reft._link import agent_protocol, job_identity
-from reft._resume import restorer
+from reft._link import agent_protocol, gather, job_identity
 
+INVENTORY = "inventory"  # the rounds in which all ranks take part
+MATCH = "match"
 _REASON_CHARS = 300
 _FIRST_SEC = 5.0  # how long a rank that gave up waits for what the first one says
 
@@ -43,14 +48,14 @@ class Agreed:
     Attributes:
         own_fd: descriptor of this rank's vault, which the caller closes; -1 if there is none to go
             on with.
-        point: None: training starts from its beginning, and there are neither `sources` nor
-            `saved`.
+        plan: None: training starts from its beginning, and `restorer` and `saved` are None too.
+        restorer: carries out the plan on this rank.
         saved: the rank's small state.
     """
 
     own_fd: int = -1
-    point: restorer.RestorePoint | None = None
-    sources: restorer.Sources | None = None
+    plan: _C.RestorePlan | None = None
+    restorer: _C.Restorer | None = None
     saved: dict[str, Any] | None = None
 
 
@@ -59,56 +64,65 @@ def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
     never raises.
 
     Without it they would wait as long as the process group allows, and then end. What this rank has
-    said already stays: some may have read it.
+    written already stays: some may have read it.
     """
-    refusal = _refusal(reason)
-    reason = refusal[1:]
-    # The second one for those that have read an inventory: a step that they agreed on is resumed by
-    # all or by none.
-    answers = {f"inventory/{job.rank}": refusal, f"match/{job.rank}": refusal}
+    reason = _shortened(reason)
+
+    def tell(key: str, answer: str) -> None:
+        if not store.check([key]):
+            store.set(key, answer)
+
+    answers: list[Callable[[], None]] = [lambda: gather.refuse(job, store, INVENTORY, reason)]
+    # For those that have read the inventories: a step that they agreed on is resumed by all or by
+    # none.
+    answers.append(lambda: gather.refuse(job, store, MATCH, reason))
     if job.rank == 0:
-        answers["incarnation"] = "1 0"  # as Session.start publishes it: the incarnation, and the limit of the overhead
+        # As Session publishes it: the incarnation, and the limit of the overhead.
+        answers.append(lambda: tell("incarnation", "1 0"))
     if job.local_rank == 0:
-        answers[f"agent/{job.node}"] = f"rank {job.rank}: {reason}"
-    for key, answer in answers.items():
+        answers.append(lambda: tell(f"agent/{job.node}", f"rank {job.rank}: {reason}"))
+    for answer in answers:
         try:
-            if not store.check([key]):
-                store.set(key, answer)
+            answer()
         except Exception as error:  # noqa: BLE001  # training must go on
             _voice.warn_once(
-                "give up", f"rank {job.rank}: other ranks cannot be told that it has no snapshots: {error}"
+                "give up",
+                f"rank {job.rank}: cannot tell the other ranks to train without snapshots: {error}",
             )
 
 
 def said_by_the_first(job: job_identity.Job, store: Any, reason: str) -> bool:
-    """Whether rank 0 gave up for the same reason, which it says: settings are the same on all ranks, most of the time."""
+    """Whether rank 0 gave up for the same reason, which it reports: settings are the same on all
+    ranks, most of the time."""
     if job.rank == 0:
         return False
     try:
-        store.wait(["inventory/0"], timedelta(seconds=_FIRST_SEC))
-        return bool(bytes(store.get("inventory/0")).decode() == _refusal(reason))
-    except Exception:  # noqa: BLE001  # it says nothing at all: reft is disabled there
+        store.wait([gather.first_key(INVENTORY)], timedelta(seconds=_FIRST_SEC))
+        return gather.refusal_of_the_first(store, INVENTORY) == _shortened(reason)
+    except Exception:  # noqa: BLE001  # it writes nothing at all: reft is disabled there
         return False
 
 
-def _refusal(reason: str) -> str:
-    return "!" + " ".join(reason.split())[:_REASON_CHARS]
+def _shortened(reason: str) -> str:
+    return " ".join(reason.split())[:_REASON_CHARS]
 
 
-def _all_take_part(inventories: list[str], rank: int) -> None:
-    """Raises OthersGaveUp if a rank has published that it gave up."""
-    refusals = {other: text[1:] for other, text in enumerate(inventories) if text.startswith("!")}
+def _all_take_part(job: job_identity.Job, refusals: dict[int, str]) -> None:
+    """Raises OthersGaveUp if a rank has refused."""
     if not refusals:
         return
     first = min(refusals)
     others = f", and so {len(refusals) - 1} more" if len(refusals) > 1 else ""
-    taking_part = [other for other in range(len(inventories)) if other not in refusals]
+    taking_part = [rank for rank in range(job.world) if rank not in refusals]
     raise OthersGaveUp(
-        f"rank {first} cannot take part ({refusals[first]}){others}", rank == min(taking_part, default=rank)
+        f"rank {first} cannot take part ({refusals[first]}){others}",
+        job.rank == min(taking_part, default=job.rank),
     )
 
 
-def connect(env: dict[str, Any], job: job_identity.Job, store: Any, run_dir: Path, hello: str) -> Any:
+def connect(
+    env: dict[str, Any], job: job_identity.Job, store: Any, run_dir: Path, hello: str
+) -> Any:
     """The first rank of a node starts the agent if there is none, and tells the others at once if that failed."""
     socket = str(run_dir / job.id / f"node-{job.node}" / "agent.sock")
     timeout = float(env["connect_sec"])
@@ -131,6 +145,14 @@ def _agent_argv(env: dict[str, Any], job: job_identity.Job, run_dir: Path) -> li
     binary = env["agent_path"] or str(Path(_C.__file__).parent / "bin" / "reft-agent")
     # Its settings are in the environment that it inherits.
     return [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
+
+
+def vault_of(client: _C.AgentClient, rank: int) -> tuple[str, int]:
+    """What the agent answers about a rank's vault, and its descriptor, -1 if there is none; the
+    caller closes it."""
+    return client.request(
+        agent_protocol.VAULT_GET, json.dumps({"rank": rank}), agent_protocol.VAULT_FD
+    )
 
 
 def vault_path(env: dict[str, Any], job: job_identity.Job, rank: int) -> str:
@@ -177,7 +199,7 @@ def _found_at(path: str, job: job_identity.Job) -> str:
 
 def _agent_has(client: Any, path: str, rank: int) -> bool:
     """Whether the vault that the agent keeps for a rank is the file at `path`, and not memory or another file."""
-    _, fd = restorer.vault_of(client, rank)
+    _, fd = vault_of(client, rank)
     if fd < 0:
         return False
     try:
@@ -199,14 +221,18 @@ def _keep_what_is_no_vault(path: str, job: job_identity.Job) -> None:
     try:
         os.rename(path, kept)
     except OSError as error:
-        raise _C.Unavailable(f"{path} is in the way ({found}) and cannot be moved: {error}") from error
+        raise _C.Unavailable(
+            f"{path} is in the way ({found}) and cannot be moved: {error}"
+        ) from error
     _voice.say(
         f"rank {job.rank}: {path} is not usable ({found}) and is kept as {Path(kept).name}; training starts from its"
         " beginning unless another source has the state"
     )
 
 
-def agree(env: dict[str, Any], job: job_identity.Job, store: Any, client: Any, session: int) -> Agreed:
+def agree(
+    env: dict[str, Any], job: job_identity.Job, store: Any, client: _C.AgentClient, session: int
+) -> Agreed:
     """Publishes what this node has of this rank, and decides with all others.
 
     Args:
@@ -216,10 +242,33 @@ def agree(env: dict[str, Any], job: job_identity.Job, store: Any, client: Any, s
     Raises:
         OthersGaveUp: a rank cannot take part.
     """
-    own_fd = -1
+    inventory, own_fd = _inventory(env, job, client)
+    agreed = Agreed()
+    try:
+        _C.fault_point("restore_agree", 0)
+        gathered = gather.gather(job, store, INVENTORY, inventory, _C.merge_inventories)
+        _all_take_part(job, gathered.refusals)
+        plan = _plan(env, job, gathered.text)
+        if plan is not None:
+            restorer = _C.Restorer(client, plan, job.rank)
+            saved = pickle.loads(_small_state(job, store, plan, restorer))
+            if _is_of(session, saved, plan, job):
+                own = own_fd if plan.is_near(job.rank, job.rank) else -1
+                agreed = Agreed(own, plan, restorer, saved)
+        return agreed
+    finally:
+        if own_fd >= 0 and agreed.own_fd < 0:
+            os.close(own_fd)
+
+
+def _inventory(
+    env: dict[str, Any], job: job_identity.Job, client: _C.AgentClient
+) -> tuple[str, int]:
+    """What the vaults offer that this rank answers for, and the descriptor of its own, -1 if it has
+    none."""
     payload, _ = client.request(agent_protocol.VAULT_LIST, "{}", agent_protocol.VAULT_INVENTORY)
     ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
-    if env["vault_dir"]:  # before anything is published: once a rank has done so, the others count on it
+    if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
         Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if job.rank not in ranks_here or not _agent_has(client, own_path, job.rank):
@@ -227,82 +276,73 @@ def agree(env: dict[str, Any], job: job_identity.Job, store: Any, client: Any, s
     wanted = {job.rank}
     if job.local_rank == 0:  # vaults of ranks that live on other nodes now
         wanted |= {r for r in ranks_here if r // job.local_world != job.node}
+    own_fd = -1
     texts = []
     for rank in sorted(wanted & ranks_here):
-        _, fd = restorer.vault_of(client, rank)
+        _, fd = vault_of(client, rank)
         if fd < 0:
             continue
         try:
             text, faults = _C.inventory_of(fd, job.node)
-            texts += json.loads(text)
+            texts.append(text)
             for fault in [*faults, *_damaged_headers(fd, rank)]:
                 _voice.say(f"damaged snapshot: {fault}; another source is used if there is one")
         except _C.Corruption as error:
             place = f" ({vault_path(env, job, rank)})" if env["vault_dir"] else ""
-            _voice.say(f"vault of rank {rank}{place} is not usable: {error}; another source is used if there is one")
+            _voice.say(
+                f"vault of rank {rank}{place} is not usable: {error}; another source is used if there is one"
+            )
         finally:
             if rank == job.rank:
                 own_fd = fd
             else:
                 os.close(fd)
-    inventory = json.dumps(texts)
-    _C.fault_point("restore_agree", 0)
-    store.set(f"inventory/{job.rank}", inventory)
-    keys = [f"inventory/{r}" for r in range(job.world)]
-    inventories = [bytes(store.get(key)).decode() for key in keys]
-    try:
-        _all_take_part(inventories, job.rank)
-    except OthersGaveUp:
-        if own_fd >= 0:
-            os.close(own_fd)
-        raise
-    agreement: dict[str, Any] = {"step": None, "vaults": 0}
-    if env["resume"] != "off":
-        agreement = _C.agree(inventories, job.world)
-    if agreement["step"] is None:
-        if agreement["vaults"] and job.rank == 0:
-            reasons = "; ".join(agreement["rejected"]) or "nothing is sealed by all ranks yet"
-            _voice.say(f"no step can be resumed ({reasons}); training starts from its beginning")
-        elif job.attempt > 0 and job.rank == 0 and env["resume"] != "off" and env["snapshot"]:
-            _voice.say(
-                "nothing that earlier attempts saved is left: the agents that kept it are gone too; training starts from its"
-                " beginning. Snapshots in REFT_VAULT_DIR outlive the agent"
-            )
-        if own_fd >= 0:
-            os.close(own_fd)
-        return Agreed()
-    point = restorer.RestorePoint.from_agreement(agreement)
-    sources = restorer.Sources(client, point, job.rank, job.node)
-    saved = pickle.loads(_saved_objects(job, store, point, sources))
-    if saved["session"] != session:
-        if job.rank == 0 and saved["session"] > session:
-            _voice.say(
-                f"step {point.step} of the script's process group number {saved['session']} is not resumed in number {session},"
-                " which starts from its beginning"
-            )
-        if own_fd >= 0:
-            os.close(own_fd)
-        return Agreed()
-    if point.node_of_rank[job.rank] != job.node and own_fd >= 0:
-        os.close(own_fd)
-        own_fd = -1
-    return Agreed(own_fd, point, sources, saved)
+    return _C.merge_inventories(texts), own_fd
 
 
-def _saved_objects(job: job_identity.Job, store: Any, point: restorer.RestorePoint, sources: restorer.Sources) -> bytes:
-    """Own small state from the own node, else through the store from whoever has it."""
-    needed = {}
-    for rank in range(job.world):
-        owner = point.donor.get(rank, rank)
-        if point.node_of_rank[owner] != rank // job.local_world:
-            needed[rank] = owner
-    for owner in sorted(set(needed.values())):
-        if job.rank == point.sender(owner, job.local_world):
-            slot = sources.slot(owner)
-            store.set(f"table/{owner}", json.dumps([slot.regions, slot.groups, slot.pieces]))
-            store.set(f"objects/{owner}", bytes(slot.objects))
-    if job.rank in needed:
-        owner = needed[job.rank]
-        sources.tables[owner] = restorer.Table(*json.loads(bytes(store.get(f"table/{owner}"))))
-        return bytes(store.get(f"objects/{owner}"))
-    return restorer.saved_objects(sources, point, job.rank)
+def _plan(env: dict[str, Any], job: job_identity.Job, inventory: str) -> _C.RestorePlan | None:
+    """The same plan on every rank; None if training starts from its beginning."""
+    if env["resume"] == "off":
+        return None
+    plan, rejected, found = _C.plan_restore(inventory, job.world, job.local_world)
+    if plan is not None or job.rank != 0:
+        return plan
+    if found:
+        reasons = "; ".join(rejected) or "nothing is sealed by all ranks yet"
+        _voice.say(f"no step can be resumed ({reasons}); training starts from its beginning")
+    elif job.attempt > 0 and env["snapshot"]:
+        _voice.say(
+            "nothing that earlier attempts saved is left: the agents that kept it are gone too; training starts from its"
+            " beginning. Snapshots in REFT_VAULT_DIR outlive the agent"
+        )
+    return None
+
+
+def _is_of(
+    session: int, saved: dict[str, Any], plan: _C.RestorePlan, job: job_identity.Job
+) -> bool:
+    """Whether the snapshot is of the process group that this session is for."""
+    if saved["session"] > session and job.rank == 0:
+        _voice.say(
+            f"step {plan.step} of the script's process group number {saved['session']} is not resumed in number {session},"
+            " which starts from its beginning"
+        )
+    return bool(saved["session"] == session)
+
+
+def _small_state(
+    job: job_identity.Job, store: Any, plan: _C.RestorePlan, restorer: _C.Restorer
+) -> bytes:
+    """The small state that this rank resumes with: from a vault of its node, else through the store
+    from the rank that reads that vault."""
+    owners = {rank: plan.owner(rank) for rank in range(job.world)}
+    away = {owner for rank, owner in owners.items() if not plan.is_near(owner, rank)}
+    for owner in sorted(away):
+        if job.rank == plan.reader(owner):
+            store.set(f"table/{owner}", restorer.table_of(owner))
+            store.set(f"objects/{owner}", restorer.objects_of(owner))
+    own = owners[job.rank]
+    if plan.is_near(own, job.rank):
+        return restorer.objects_of(own)
+    restorer.put_table(bytes(store.get(f"table/{own}")).decode())
+    return bytes(store.get(f"objects/{own}"))

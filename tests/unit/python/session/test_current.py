@@ -152,7 +152,7 @@ def test_strict_raises_what_keeps_a_session_from_starting(
 
 
 def test_an_engine_that_cannot_be_made_leaves_no_connection(native: FakeNative) -> None:
-    native.fail["SnapshotEngine"] = _C.SystemError("no memory")
+    native.fail["Rank"] = _C.SystemError("no memory")
     current.on_default_group(dist.HashStore(), 0, 1)
     assert current.session() is None and len(native.clients) == 1 and not native.client.left
 

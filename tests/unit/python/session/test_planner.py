@@ -104,7 +104,7 @@ def test_what_was_found_to_differ_stays_private(
     made.refresh()
     made.replace_state()
     made.refresh()
-    for regions, groups, _, _ in made.engine.tables:
+    for regions, groups in made.engine.tables:
         assert [(name, group) for name, _, group, _ in regions] == [("o0.p0", 0), ("m0.mean", -1)]
         assert groups == [("g0-1", [0, 1])]
     said = capsys.readouterr().err.splitlines()
@@ -121,15 +121,6 @@ def test_other_ranks_do_not_repeat_what_differs(
     made.different = ["o0.p0"]
     made.refresh()
     assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize(("protection", "copies"), [("none", 0), ("arc", 1)])
-def test_protection_reaches_the_table(
-    plans: Callable[..., Plans], protection: str, copies: int
-) -> None:
-    made = plans(REFT_SNAPSHOT_PROTECTION=protection)
-    made.refresh()
-    assert made.engine.tables[0][2:] == (protection, copies)
 
 
 def test_the_last_copy_ends_before_the_vault_is_laid_out(plans: Callable[..., Plans]) -> None:

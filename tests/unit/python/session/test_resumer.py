@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 
 from reft import _C, _continuation
-from reft._link import job_identity
+from reft._link import gather, job_identity
 from reft._resume import restorer
 from reft._session import notes, startup
 from reft._session.boundary import Boundary
 from reft._session.resumer import Resumed, Resumer
 from reft._session.session import Session
 from reft._state import discovery, registry
-from tests.fakes.native import FakeAgentClient
+from tests.fakes.native import FakeAgentClient, answer_for_all
 
 
 def here() -> FrameType:
@@ -78,18 +78,17 @@ class Restart:
         self.restored: list[discovery.State] = []
         self.unmade = 0
         self.client = FakeAgentClient("", "{}", 1)
-        point = restorer.RestorePoint(7, 1, [0] * world, {}, donor or {}, {})
         agreed = startup.Agreed(
             -1,
-            point,
-            SimpleNamespace(),
+            SimpleNamespace(step=7, donor=donor or {}),  # type: ignore[arg-type]
+            SimpleNamespace(regions=[]),  # type: ignore[arg-type]
             saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
         )
         job = job_identity.identify(rank, world, "job", {})
         self.resumer = Resumer(job, self.store, agreed, exact, notes.Notes(self.client))
         self.boundary = SimpleNamespace(optimizers=[self.optimizer], know=lambda others: None)
         monkeypatch.setattr(restorer, "check", lambda *_: None)
-        monkeypatch.setattr(restorer, "restore_regions", self._restore)
+        monkeypatch.setattr(restorer, "restore", self._restore)
         monkeypatch.setattr(
             restorer.MissingState, "unmake", lambda _: setattr(self, "unmade", self.unmade + 1)
         )
@@ -99,7 +98,7 @@ class Restart:
             discovery, "discover", lambda optimizers: discovery.State(optimizers=list(optimizers))
         )
 
-    def _restore(self, sources: Any, point: Any, state: discovery.State, *_: Any) -> int:
+    def _restore(self, native: Any, state: discovery.State, nodes: int) -> int:
         self.restored.append(state)
         return 1536
 
@@ -150,9 +149,12 @@ def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int, reports: bool
 ) -> None:
     restart = Restart(monkeypatch, world=3, rank=rank)
-    restart.store.set("match/0", "")
-    restart.store.set("match/1", "!cannot take part")  # it gave up and reports nothing
-    restart.store.set("match/2", "")
+    if rank == 0:  # which merges
+        second = job_identity.identify(1, 3, "job", {})  # it gave up and reports nothing
+        gather.refuse(second, restart.store, startup.MATCH, "cannot take part")
+        restart.store.set("match/2", gather._pack(gather.Gathered("{}", {})))
+    else:
+        answer_for_all(restart.store, startup.MATCH, "{}", {1: "cannot take part"})
     assert restart.resume() is None and restart.restored == []
     wanted = ["reft: rank 1: step 7 is not resumed, cannot take part"] if reports else []
     assert lines(capsys) == wanted
@@ -160,9 +162,9 @@ def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
 
 def test_each_rank_publishes_whether_it_matches(monkeypatch: pytest.MonkeyPatch) -> None:
     restart = Restart(monkeypatch, world=2, rank=1)
-    restart.store.set("match/0", "")
+    answer_for_all(restart.store, startup.MATCH, "{}")
     assert restart.resume() is not None
-    assert restart.store.get("match/1") == b""
+    assert gather._read(restart.store, "match/1") == gather.Gathered("{}", {})
 
 
 def test_a_newer_checkpoint_of_the_script_is_kept(
@@ -248,7 +250,7 @@ def test_only_the_first_rank_reports_what_is_equal_on_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     restart = Restart(monkeypatch, world=2, rank=1, schedulers=[("StepLR", {})])
-    restart.store.set("match/0", "")
+    answer_for_all(restart.store, startup.MATCH, "{}")
     assert restart.resume() is not None
     assert lines(capsys) == []
 
@@ -312,7 +314,6 @@ def test_a_refused_resume_starts_training_from_its_beginning(
     resuming: Callable[..., tuple[Session, Restart]], native: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, restart = resuming()
-    restart.store.set("match/0", "")
 
     def check(*_: Any) -> None:
         raise restorer.Mismatch("other")
@@ -332,7 +333,7 @@ def test_a_restore_that_fails_halfway_ends_the_rank(
     def fail(*_: Any) -> int:
         raise _C.Corruption("chunk 3 of rank 0")
 
-    monkeypatch.setattr(restorer, "restore_regions", fail)
+    monkeypatch.setattr(restorer, "restore", fail)
     with pytest.raises(RuntimeError, match="rank 0: restore failed: chunk 3 of rank 0"):
         restart.optimizer.step()
 

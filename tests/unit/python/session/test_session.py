@@ -68,13 +68,6 @@ def test_all_ranks_take_incarnation_and_limit_from_the_first(
             session.stop(at_exit=False)
 
 
-def test_settings_reach_the_engine(start: Start, native: FakeNative) -> None:
-    start(REFT_SNAPSHOT_SLOTS="3", REFT_SNAPSHOT_VERIFY="full", REFT_SNAPSHOT_EVERY="4")
-    options = native.engine.options
-    assert (options["slots"], options["verify_full"], options["every"]) == (3, True, 4)
-    assert options["alarm_sec"] > 0
-
-
 def test_an_error_of_stack_dumps_leaves_snapshots_alone(
     start: Start,
     native: FakeNative,
@@ -155,7 +148,6 @@ def test_snapshots_off_hooks_nothing(
     session = start(REFT_SNAPSHOT="0")
     train(2)
     assert native.engine.calls == [] and session.step == 0
-    assert native.engine.options["alarm_sec"] == 0
     assert lines(capsys) == [
         "reft: job job: 1 rank; snapshots are off (REFT_SNAPSHOT=0), collectives are logged"
     ]

@@ -1,0 +1,147 @@
+#include "python/bindings/restore.h"
+
+#include <pybind11/stl.h>
+
+#include <nlohmann/json.hpp>
+
+#include "c10d_backend/snapshot_transport.h"
+#include "intercept/base/error.h"
+#include "intercept/link/agent_client.h"
+#include "python/bindings/tensor_arguments.h"
+#include "python/rank/live_tensors.h"
+#include "snapshot/restore/inventory.h"
+#include "snapshot/restore/plan.h"
+#include "snapshot/restore/restorer.h"
+#include "snapshot/vault/reader.h"
+
+namespace py = pybind11;
+
+namespace reft {
+
+namespace {
+
+constexpr std::chrono::seconds kVaultWait{10};
+
+using Rows = std::vector<std::pair<std::string, py::object>>;
+
+std::vector<NamedTensor> tensorsOf(const Rows& rows) {
+  std::vector<NamedTensor> tensors;
+  for (const auto& [name, handle] : rows) {
+    tensors.emplace_back(name, tensorOf(handle));
+  }
+  return tensors;
+}
+
+// A duplicate of a vault's descriptor, from the agent of this node.
+UniqueFd vaultOf(AgentClient& client, int rank) {
+  wire::Frame frame = client.request(wire::Type::kVaultGet, nlohmann::json{{"rank", rank}}.dump(),
+                                     wire::Type::kVaultFd, kVaultWait);
+  if (!frame.fd) {
+    throw Unavailable("the agent has no vault of rank " + std::to_string(rank) + ": " +
+                      frame.payload);
+  }
+  return std::move(frame.fd);
+}
+
+py::tuple inventoryOf(int fd, int node) {
+  std::vector<std::string> faults;
+  std::string text;
+  {
+    const py::gil_scoped_release release;
+    const VaultReader reader(fd);
+    text = inventoryJson({{reader.identity().rank, node, summarizeVerified(reader, faults)}});
+  }
+  return py::make_tuple(text, faults);
+}
+
+std::string mergeInventories(const std::vector<std::string>& texts) {
+  return inventoryJson(parseInventories(texts));
+}
+
+// (plan or None, why newer steps were passed over, whether any vault was found).
+py::tuple planOf(const std::string& inventory, int world, int local_world) {
+  RestoreDecision decision;
+  bool found = false;
+  {
+    const py::gil_scoped_release release;
+    const std::vector<VaultSummary> vaults = parseInventories({inventory});
+    found = !vaults.empty();
+    decision = planRestore(vaults, {world, local_world});
+  }
+  return py::make_tuple(decision.plan ? py::cast(std::move(*decision.plan)) : py::none(),
+                        decision.rejected, found);
+}
+
+std::shared_ptr<Restorer> makeRestorer(std::shared_ptr<AgentClient> client, const RestorePlan& plan,
+                                       int rank) {
+  return std::make_shared<Restorer>(
+      plan, rank, [client = std::move(client)](int vault) { return vaultOf(*client, vault); });
+}
+
+py::list regionsOf(Restorer& self) {
+  py::list result;
+  for (const RegionInfo& region : self.table().regions) {
+    result.append(py::make_tuple(region.name, region.dtype, region.shape));
+  }
+  return result;
+}
+
+// Returns the bytes written. `backend` moves what crosses nodes.
+uint64_t restore(Restorer& self, const Rows& rows,
+                 const c10::intrusive_ptr<c10d::Backend>& backend) {
+  const std::vector<NamedTensor> tensors = tensorsOf(rows);
+  const py::gil_scoped_release release;
+  std::unique_ptr<SnapshotTransport> transport;
+  if (backend) {
+    transport = std::make_unique<SnapshotTransport>(backend);
+  }
+  return self.restore(liveRegions(tensors), transport.get(),
+                      [&](size_t region, uint64_t begin, std::span<const std::byte> bytes) {
+                        uploadTo(tensors[region].second, begin, bytes);
+                      });
+}
+
+}  // namespace
+
+void bindRestore(py::module_& module) {
+  module.def("inventory_of", &inventoryOf, py::arg("fd"), py::arg("node"),
+             "(inventory of one vault, its damages in words). Reads all of it.");
+  module.def("merge_inventories", &mergeInventories, py::arg("texts"));
+  module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("world"),
+             py::arg("local_world"),
+             "(plan or None, why newer steps were passed over, whether any vault was found).");
+  py::class_<RestorePlan>(module, "RestorePlan")
+      .def_readonly("step", &RestorePlan::step)
+      .def_readonly("donor", &RestorePlan::donor)
+      .def("owner", &RestorePlan::ownerFor, py::arg("rank"),
+           "The rank whose small state and private regions a rank takes.")
+      .def("is_near", &RestorePlan::isNear, py::arg("vault"), py::arg("rank"))
+      .def("reader", &RestorePlan::readerOf, py::arg("vault"),
+           "The rank that reads a vault for ranks of other nodes.");
+  py::class_<Restorer, std::shared_ptr<Restorer>>(module, "Restorer")
+      .def(py::init(&makeRestorer), py::arg("client"), py::arg("plan"), py::arg("rank"))
+      .def(
+          "objects_of",
+          [](Restorer& self, int vault) { return py::bytes(self.slot(vault).objects()); },
+          py::arg("vault"))
+      .def(
+          "table_of", [](Restorer& self, int vault) { return self.slot(vault).table().toJson(); },
+          py::arg("vault"))
+      .def(
+          "put_table",
+          [](Restorer& self, const std::string& text) {
+            self.putTable(SnapshotTable::fromJson(text));
+          },
+          py::arg("text"), "The table of the owner's vault, if that lies on another node.")
+      .def_property_readonly("regions", &regionsOf, "(name, dtype, shape) of each saved region.")
+      .def(
+          "difference",
+          [](Restorer& self, const Rows& rows) {
+            return self.difference(liveRegions(tensorsOf(rows)));
+          },
+          py::arg("tensors"), "How (name, tensor) rows differ from the saved ones; '' if not.")
+      .def("restore", &restore, py::arg("tensors"), py::arg("backend"),
+           "Writes all (name, tensor) rows; returns the bytes. Collective between nodes.");
+}
+
+}  // namespace reft

@@ -1,0 +1,266 @@
+#include "python/rank/rank.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdio>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "c10d_backend/store/store_commit.h"
+#include "intercept/base/error.h"
+#include "intercept/record/cut.h"
+#include "intercept/record/device_marks.h"
+#include "intercept/record/op_events.h"
+#include "intercept/record/op_log.h"
+
+namespace reft {
+
+namespace {
+
+// Small states get small chunks, because early regions are padded to a whole one.
+constexpr uint64_t kLeastChunkBytes = uint64_t{64} << 10;
+constexpr uint64_t kChunksOfAState = 64;
+
+std::atomic<Rank*> current_rank{nullptr};
+
+void printAlarm(int rank, std::chrono::nanoseconds limit, bool unprotected) {
+  if (unprotected) {
+    std::fprintf(stderr,
+                 "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no "
+                 "snapshot was committed for %.0f s. If no torch.optim optimizer steps (foreign "
+                 "optimizer, captured graph), call reft.step() after each training step; `reft "
+                 "top` shows why\n",
+                 rank, std::chrono::duration<double>(limit).count());
+  } else {
+    std::fprintf(stderr, "reft: rank %d: training is protected again\n", rank);
+  }
+}
+
+// The vault's op log area was sized when the vault was made; an adopted one may differ from today's
+// setting.
+uint32_t fittingRecords(const Vault& vault, uint32_t wanted) {
+  uint32_t fits = wanted;
+  while (fits > 1 && OpLog::areaBytes(fits) > vault.opLogBytes()) {
+    fits /= 2;
+  }
+  return fits;
+}
+
+}  // namespace
+
+class Rank::OnlyOne {
+ public:
+  explicit OnlyOne(Rank* rank) {
+    Rank* none = nullptr;
+    if (!claimed_.compare_exchange_strong(none, rank)) {
+      throw Unavailable(
+          "this process has a snapshot engine already, and cannot have a second one: end the first "
+          "session before");
+    }
+  }
+  ~OnlyOne() { claimed_.store(nullptr); }
+  OnlyOne(const OnlyOne&) = delete;
+  OnlyOne& operator=(const OnlyOne&) = delete;
+
+ private:
+  static inline std::atomic<Rank*> claimed_{nullptr};
+};
+
+Rank* Rank::current() {
+  return current_rank.load();
+}
+
+Rank::Rank(Start start)
+    : only_one_(std::make_unique<OnlyOne>(this)),
+      client_(start.client),
+      identity_(start.identity),
+      chunk_bytes_(start.options.chunk_bytes),
+      protection_(start.options.protection) {
+  const VaultIdentity vault_identity{identity_.job, identity_.rank, identity_.world};
+  const bool adopts = static_cast<bool>(start.adopted);
+  vault_ = adopts ? Vault::adopt(std::move(start.adopted), vault_identity)
+                  : Vault::create(vault_identity, start.options.slots, start.options.op_log_records,
+                                  start.vault_path);
+  try {
+    processOpLog().moveTo(vault_->opLogArea(),
+                          fittingRecords(*vault_, start.options.op_log_records));
+    processCut().restart();
+    RankStats& stats = vault_->stats();
+    std::memset(static_cast<void*>(&stats), 0, sizeof(stats));
+    stats.pid.store(static_cast<uint64_t>(::getpid()));
+    stats.attempt.store(identity_.attempt);
+    stats.restored_step.store(static_cast<uint64_t>(-1));
+    engine_ = std::make_unique<SnapshotEngine>(
+        engineOptions(start), *vault_,
+        [client = client_.get()](const wire::Ballot& ballot) { client->vote(ballot); });
+    processOpLog().tell(&processOpEvents());
+    startVotes(start);
+    client_->putVault(vault_->fd(),
+                      nlohmann::json{{"rank", identity_.rank}, {"bytes", vault_->bytes()}}.dump());
+    if (adopts && start.plan != nullptr) {
+      const VaultPlace& place = start.plan->vaults.at(static_cast<size_t>(identity_.rank));
+      engine_->adopt(place.slot, start.plan->step, start.plan->incarnation);
+      stats.restored_step.store(static_cast<uint64_t>(start.plan->step));
+    }
+  } catch (...) {
+    stop();
+    throw;
+  }
+  current_rank.store(this);  // last: an engine that could not be made is not checked
+}
+
+Rank::~Rank() {
+  current_rank.store(nullptr);
+  stop();
+}
+
+void Rank::stop() {
+  client_->handle(wire::Type::kOutcome, [](const wire::Frame&) {});
+  client_->handle(wire::Type::kNodeVote, [](const wire::Frame&) {});
+  commit_.reset();
+  processOpLog().tell(nullptr);
+  engine_.reset();
+  // Back to private memory: ops may still be logged after the vault is unmapped.
+  processOpLog().moveTo(nullptr, 0);
+}
+
+EngineOptions Rank::engineOptions(const Start& start) const {
+  const RankOptions& from = start.options;
+  EngineOptions options;
+  options.rank = identity_.rank;
+  options.incarnation = identity_.incarnation;
+  options.copy_threads = from.copy_threads;
+  options.policy = from.policy;
+  options.events = &processOpEvents();
+  options.device_marks = &processDeviceMarks();
+  options.ask_check = start.ask_check;
+  options.verify_full = from.verify_full;
+  options.slot_wait = from.slot_wait;
+  options.alarm = from.alarm;
+  options.cadence.base = from.every;
+  options.cadence.limit_ppm = int64_t{from.overhead_percent} * 10'000;
+  options.cadence.decides = identity_.rank == 0;
+  if (from.alarm.count() > 0) {
+    options.cadence.longest_ns =
+        from.alarm.count() / 4;  // rare snapshots are no reason for an alarm
+  }
+  options.control_every = from.control_every;
+  options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()] {
+    return OpLogReader(area, bytes).opsBegun();
+  };
+  options.on_alarm = [rank = identity_.rank, limit = from.alarm](bool unprotected) {
+    printAlarm(rank, limit, unprotected);
+  };
+  return options;
+}
+
+void Rank::startVotes(const Start& start) {
+  client_->handle(wire::Type::kOutcome, [this](const wire::Frame& frame) {
+    if (const auto ballot = wire::decodeBallot(frame.payload)) {
+      engine_->outcome(*ballot);
+    }
+  });
+  if (identity_.nodes == 1) {
+    return;
+  }
+  // Agents do not know each other: the first rank of each node carries their votes through the
+  // job's store.
+  commit_ = std::make_unique<StoreCommit>(
+      start.store, identity_.nodes, [client = client_.get()](const wire::Ballot& outcome) {
+        client->send(wire::Type::kJobOutcome,
+                     {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
+      });
+  client_->handle(wire::Type::kNodeVote, [this](const wire::Frame& frame) {
+    if (const auto ballot = wire::decodeBallot(frame.payload)) {
+      commit_->vote(*ballot);
+    }
+  });
+}
+
+void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups) {
+  std::vector<RegionInfo> infos;
+  region_bytes_.clear();
+  uint64_t total = 0;
+  for (const Region& region : regions) {
+    RegionInfo info = regionInfo(region.name, region.tensor);
+    info.group = region.group;
+    info.early = region.early;
+    region_bytes_.push_back(info.bytes);
+    total += info.bytes;
+    infos.push_back(std::move(info));
+  }
+  const uint64_t chunk =
+      std::min(chunk_bytes_, std::max(kLeastChunkBytes, std::bit_ceil(total / kChunksOfAState)));
+  engine_->setTable(buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
+                               std::string(protection_->name()), protection_->furtherShards(),
+                               chunk));
+}
+
+CaptureResult Rank::capture(const Point& point) {
+  if (point.tensors.size() != region_bytes_.size()) {
+    return CaptureResult::kNoTable;
+  }
+  auto versions = std::make_shared<TensorVersions>();
+  std::vector<const void*> addresses;
+  std::vector<int> devices;
+  addresses.reserve(point.tensors.size());
+  for (size_t i = 0; i < point.tensors.size(); ++i) {
+    const at::Tensor& tensor = point.tensors[i];
+    if (tensor.nbytes() != region_bytes_[i] || !isDense(tensor)) {
+      return CaptureResult::kNoTable;
+    }
+    addresses.push_back(tensor.const_data_ptr());
+    devices.push_back(deviceOf(tensor));
+    versions->add(tensor);
+  }
+  std::vector<ObjectPart> parts;
+  for (const Part& part : point.parts) {
+    if (!part.tensor.is_cuda() || !part.tensor.is_contiguous()) {
+      throw InvalidArgument("part", "on the host, or not contiguous",
+                            "contiguous tensors on CUDA devices");
+    }
+    parts.push_back(
+        {part.tensor.const_data_ptr(), deviceOf(part.tensor), part.offset, part.tensor.nbytes()});
+    versions->keep(part.tensor);
+  }
+  const std::vector<DeviceStream> streams = currentStreams(devices);
+  CaptureInput input;
+  input.step = point.step;
+  input.addresses = addresses;
+  input.devices = devices;
+  input.streams = streams;
+  input.versions = versions;
+  input.objects = point.objects;
+  input.parts = parts;
+  input.writers = point.writers;
+  input.cut = processCut().value();
+  input.gated = point.gated;
+  input.checkable = ::gettid() == ::getpid();  // the main thread is the one that can be asked
+  const CaptureResult result = engine_->capture(input);
+  // A snapshot that was not taken may have left an earlier one under way, which still reads what it
+  // holds.
+  if (result == CaptureResult::kTaken || !engine_->busyOnDevice()) {
+    dropped_ = std::move(held_);
+    held_ = std::move(versions);
+    devices_ = std::move(devices);
+  } else {
+    dropped_ = std::move(versions);
+  }
+  return result;
+}
+
+int64_t Rank::gate() {
+  return engine_->gate(streams());
+}
+
+void Rank::freeCopied() {
+  dropped_.reset();
+  if (!engine_->busyOnDevice()) {
+    held_.reset();
+  }
+}
+
+}  // namespace reft

@@ -1,0 +1,112 @@
+// Puts the native parts of one rank together: vault, op log, snapshot engine, and the votes between
+// nodes.
+//
+// The vault takes over the op log of the process; the engine votes through the agent's client; the
+// first rank of a node carries the node's votes through the job's store. One Rank in a process at a
+// time.
+//
+// Threads: the training thread; check() from the thread that ask_check asked; nothing here takes
+// the GIL. Errors: Unavailable for a second Rank; the constructor also throws what making or
+// adopting a vault throws.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "intercept/base/unique_fd.h"
+#include "intercept/link/agent_client.h"
+#include "python/rank/live_tensors.h"
+#include "python/rank/rank_options.h"
+#include "snapshot/engine/engine.h"
+#include "snapshot/restore/plan.h"
+#include "snapshot/vault/writer.h"
+
+namespace reft {
+
+class StoreCommit;
+
+class Rank {
+ public:
+  struct Start {
+    RankIdentity identity;
+    RankOptions options;
+    std::shared_ptr<AgentClient> client;
+    c10::intrusive_ptr<c10d::Store> store;  // keys that no other attempt of the job sees
+    std::string vault_path;                 // "": anonymous memory
+    UniqueFd adopted;                   // the rank's vault of an earlier attempt, if there is one
+    const RestorePlan* plan = nullptr;  // what the job resumes from
+    // Asks the main thread to call check() between two bytecodes; false: it could not be asked.
+    std::function<bool()> ask_check;
+  };
+  // A region of the snapshot, as the script has it.
+  struct Region {
+    std::string name;
+    at::Tensor tensor;
+    int32_t group = -1;
+    bool early = false;
+  };
+  // A contiguous tensor on a device whose contents belong into the objects at `offset`.
+  struct Part {
+    at::Tensor tensor;
+    uint64_t offset = 0;
+  };
+  struct Point {
+    int64_t step = 0;
+    std::vector<at::Tensor> tensors;  // of the regions, in the table's order
+    std::string_view objects;
+    std::vector<Part> parts;
+    std::vector<DeviceStream> writers;  // streams that may write tensors or parts
+    bool gated = true;
+  };
+
+  explicit Rank(Start start);
+  ~Rank();
+  Rank(const Rank&) = delete;
+  Rank& operator=(const Rank&) = delete;
+
+  static Rank* current();  // nullptr: this process has none
+  void check() { engine_->check(); }
+
+  void setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups);
+  // kNoTable: a tensor changed its size, setTable() has to come first.
+  CaptureResult capture(const Point& point);
+  int64_t gate();
+  // Free tensors that no copy reads any more: after capture() those of the snapshot before, after
+  // gate() all. With the GIL held: the last reference to a storage may free Python objects.
+  void freeReplaced() { dropped_.reset(); }
+  void freeCopied();
+
+  SnapshotEngine& engine() { return *engine_; }
+  const SnapshotEngine& engine() const { return *engine_; }
+  Vault& vault() { return *vault_; }
+  const Vault& vault() const { return *vault_; }
+  const Protection& protection() const { return *protection_; }
+  std::vector<DeviceStream> streams() const { return currentStreams(devices_); }
+
+ private:
+  class OnlyOne;  // the claim that this is the only Rank of the process
+  EngineOptions engineOptions(const Start& start) const;
+  void startVotes(const Start& start);
+  void stop();
+
+  std::unique_ptr<OnlyOne> only_one_;
+  std::shared_ptr<AgentClient> client_;
+  const RankIdentity identity_;
+  const uint64_t chunk_bytes_;
+  const Protection* protection_;
+  std::unique_ptr<Vault> vault_;
+  std::unique_ptr<SnapshotEngine> engine_;
+  std::unique_ptr<StoreCommit> commit_;
+  std::shared_ptr<TensorVersions> held_;     // tensors of the newest snapshot
+  std::shared_ptr<TensorVersions> dropped_;  // no longer read; freed where the GIL is held
+  std::vector<uint64_t> region_bytes_;
+  std::vector<int> devices_;  // of the regions of the newest snapshot
+};
+
+}  // namespace reft

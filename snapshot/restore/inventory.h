@@ -1,0 +1,49 @@
+// What a vault has to offer to a restart, and how the nodes of a job tell each other.
+//
+// Each node publishes the inventory of its vaults as JSON; merging those of all nodes gives the
+// inventory of the job. A group's ranks stand in it once, however many vaults share the group, so
+// it grows with the number of ranks and not with its square.
+//
+// Threads: re-entrant. Errors: parseInventories throws Corruption for text that is not an
+// inventory.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace reft {
+
+class VaultReader;
+
+// A sharding group as one vault has it.
+struct GroupSummary {
+  std::string id;
+  std::vector<int> ranks;
+  std::vector<uint32_t> shards;  // intact ones, ascending
+  uint64_t digest = 0;           // of sampled contents; 0: not recorded
+};
+
+struct SlotSummary {
+  uint32_t slot = 0;
+  int64_t step = 0;
+  uint64_t incarnation = 0;
+  uint64_t cut = 0;
+  std::vector<GroupSummary> groups;
+  std::string protection = "none";
+};
+
+struct VaultSummary {
+  int rank = 0;
+  int node = 0;
+  std::vector<SlotSummary> slots;
+};
+
+// Sealed slots of one vault after hashing all of their bytes. A damaged shard is left out of its
+// group, a slot with a damaged private part altogether; each damage is named in `faults`.
+std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
+                                           std::vector<std::string>& faults);
+std::string inventoryJson(const std::vector<VaultSummary>& vaults);
+std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts);
+
+}  // namespace reft

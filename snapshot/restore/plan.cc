@@ -1,0 +1,343 @@
+#include "snapshot/restore/plan.h"
+
+#include <algorithm>
+#include <set>
+
+#include "intercept/base/error.h"
+#include "intercept/record/cut.h"
+
+namespace reft {
+
+namespace {
+
+using Key = std::pair<int64_t, uint64_t>;  // step, incarnation
+
+// One (step, incarnation) as found: rank → its slot.
+using Found = std::map<int, std::pair<const VaultSummary*, const SlotSummary*>>;
+
+std::string listOf(const std::vector<int>& ranks) {
+  std::string text;
+  for (const int rank : ranks) {
+    text += (text.empty() ? "" : " ") + std::to_string(rank);
+  }
+  return text;
+}
+
+// A group while its members' summaries are gathered.
+struct Gathered {
+  std::vector<int> ranks;
+  std::string protection;
+  std::optional<uint64_t> digest;
+  StoredShards stored;
+};
+
+using Groups = std::map<std::string, Gathered>;
+
+// The highest rank that the snapshot knows of.
+int highestRank(const Found& found) {
+  int highest = found.rbegin()->first;
+  for (const auto& [rank, where] : found) {
+    for (const GroupSummary& group : where.second->groups) {
+      for (const int member : group.ranks) {
+        highest = std::max(highest, member);
+      }
+    }
+  }
+  return highest;
+}
+
+// Fills `groups` or returns why the members do not fit together.
+std::optional<std::string> gather(const Found& found, Groups& groups) {
+  for (const auto& [rank, where] : found) {
+    for (const GroupSummary& group : where.second->groups) {
+      const auto [at, added] = groups.try_emplace(group.id);
+      Gathered& gathered = at->second;
+      if (added) {
+        gathered.ranks = group.ranks;
+        gathered.protection = where.second->protection;
+        gathered.stored.resize(group.ranks.size());
+      } else if (gathered.ranks != group.ranks) {
+        return "members disagree about who shares group " + group.id;
+      }
+      if (group.digest == 0) {
+        // Not recorded: a vault keeps the digests of its first groups only.
+      } else if (!gathered.digest) {
+        gathered.digest = group.digest;
+      } else if (*gathered.digest != group.digest) {
+        return "replicas of group " + group.id + " differed at that step (rank " +
+               std::to_string(rank) +
+               " against another member): silent data corruption or state that is not a replica";
+      }
+      const auto member = std::find(group.ranks.begin(), group.ranks.end(), rank);
+      if (member == group.ranks.end()) {
+        return "rank " + std::to_string(rank) + " is not a member of its group " + group.id;
+      }
+      gathered.stored[static_cast<size_t>(member - group.ranks.begin())] = group.shards;
+    }
+  }
+  return std::nullopt;
+}
+
+// Fills the plan's groups or names what is lost.
+std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) {
+  for (const auto& [id, gathered] : groups) {
+    GroupPlan& group = plan.groups[id];
+    group.ranks = gathered.ranks;
+    const Protection* protection = nullptr;
+    try {
+      protection = &Protection::named(gathered.protection);
+    } catch (const InvalidArgument& error) {
+      return "group " + id + ": " + error.what();
+    }
+    for (uint32_t shard = 0; shard < gathered.ranks.size(); ++shard) {
+      group.recipes.push_back(protection->recipes(shard, gathered.stored));
+      if (group.recipes.back().empty()) {
+        return "shard " + std::to_string(shard) + " of group " + id + " is not sealed anywhere";
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// A lost rank comes back if every group that a surviving member shares with it is whole; the lowest
+// such member is its donor.
+std::optional<std::string> findDonors(const std::vector<int>& missing, const Found& found,
+                                      const Groups& groups, RestorePlan& plan) {
+  for (const int rank : missing) {
+    int donor = -1;
+    for (const auto& [id, group] : groups) {
+      if (!std::binary_search(group.ranks.begin(), group.ranks.end(), rank)) {
+        continue;
+      }
+      for (const int member : group.ranks) {
+        if (found.contains(member) && (donor < 0 || member < donor)) {
+          donor = member;
+        }
+      }
+    }
+    if (donor < 0) {
+      return "nothing of rank(s) " + listOf(missing) + " is sealed anywhere";
+    }
+    plan.donor[rank] = donor;
+  }
+  return std::nullopt;
+}
+
+// Fills `plan` or returns why not. `found` may hold ranks that the job has no longer.
+std::optional<std::string> tryPlan(const Found& found, const std::set<int>& present,
+                                   RestorePlan& plan) {
+  const int world = plan.shape.world;
+  if (const int highest = highestRank(found); highest >= world) {
+    return "it was made by at least " + std::to_string(int64_t{highest} + 1) +
+           " ranks, and there are " + std::to_string(world) +
+           " now: start as many as before to resume from it";
+  }
+  plan.vaults.assign(static_cast<size_t>(world), {});
+  std::vector<int> missing;
+  uint64_t cut = 0;
+  for (int rank = 0; rank < world; ++rank) {
+    const auto at = found.find(rank);
+    if (at == found.end()) {
+      missing.push_back(rank);
+      continue;
+    }
+    plan.vaults[static_cast<size_t>(rank)] = {at->second.first->node, at->second.second->slot};
+    cut = CutCounter::combine(cut, at->second.second->cut);
+  }
+  // A rank whose vault is there but without this step was killed before it sealed: only an older
+  // step is exact for it.
+  for (const int rank : missing) {
+    if (present.contains(rank)) {
+      return "rank " + std::to_string(rank) + " has not sealed it";
+    }
+  }
+  if (missing.empty() && !CutCounter::consistent(cut)) {
+    return "the ranks were at different points of the program (a message was under way, or they "
+           "count steps "
+           "differently)";
+  }
+  Groups groups;
+  if (auto reason = gather(found, groups)) {
+    return reason;
+  }
+  if (auto reason = findRecipes(groups, plan)) {
+    return reason;
+  }
+  return findDonors(missing, found, groups, plan);
+}
+
+// The recipe by which `receiver` gets a shard: from its owner's vault, else from vaults of its
+// node, else from other nodes. Receivers are spread over the sources.
+const Recipe& choose(const RestorePlan& plan, const GroupPlan& group, uint32_t shard,
+                     int receiver) {
+  const std::vector<Recipe>& recipes = group.recipes[shard];
+  const int owner = plan.ownerFor(receiver);
+  std::vector<const Recipe*> near;
+  for (const Recipe& recipe : recipes) {
+    const auto lies_near = [&](const StoredPart& part) {
+      return plan.isNear(group.ranks[part.member], receiver);
+    };
+    if (std::all_of(recipe.parts.begin(), recipe.parts.end(), lies_near)) {
+      if (recipe.parts.size() == 1 && group.ranks[recipe.parts[0].member] == owner) {
+        return recipe;
+      }
+      near.push_back(&recipe);
+    }
+  }
+  return near.empty() ? recipes[static_cast<size_t>(receiver) % recipes.size()]
+                      : *near[shard % near.size()];
+}
+
+MoveSource sourceOf(const RestorePlan& plan, int receiver, int vault, uint32_t shard,
+                    uint32_t& tag) {
+  MoveSource source;
+  source.vault = vault;
+  source.slot = plan.vaults[static_cast<size_t>(vault)].slot;
+  source.shard = shard;
+  if (plan.isNear(vault, receiver)) {
+    source.kind = vault == receiver ? MoveSource::Kind::kOwnVault : MoveSource::Kind::kLocalVault;
+    source.reader = receiver;
+  } else {
+    source.kind = MoveSource::Kind::kPeer;
+    source.reader = plan.readerOf(vault);
+    source.tag = tag++;
+  }
+  return source;
+}
+
+// Calls fn(group id, group, shard, recipe) for each shard that `receiver` takes, in the order of
+// all ranks.
+template <typename Fn>
+void forEachShard(const RestorePlan& plan, int receiver, Fn fn) {
+  const int owner = plan.ownerFor(receiver);
+  for (const auto& [id, group] : plan.groups) {
+    if (!std::binary_search(group.ranks.begin(), group.ranks.end(), owner)) {
+      continue;
+    }
+    for (uint32_t shard = 0; shard < group.recipes.size(); ++shard) {
+      fn(id, group, shard, choose(plan, group, shard, receiver));
+    }
+  }
+}
+
+}  // namespace
+
+int RestorePlan::ownerFor(int rank) const {
+  const auto at = donor.find(rank);
+  return at == donor.end() ? rank : at->second;
+}
+
+bool RestorePlan::isNear(int vault, int rank) const {
+  return vaults[static_cast<size_t>(vault)].node == shape.nodeOf(rank);
+}
+
+int RestorePlan::readerOf(int vault) const {
+  const int node = vaults[static_cast<size_t>(vault)].node;
+  return shape.nodeOf(vault) == node ? vault : node * shape.local_world;
+}
+
+RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape) {
+  RestoreDecision result;
+  std::map<Key, Found> candidates;
+  std::set<int> present;
+  for (const VaultSummary& vault : vaults) {
+    present.insert(vault.rank);
+    for (const SlotSummary& slot : vault.slots) {
+      if (vault.rank >= 0) {
+        // Two nodes may show a vault of one rank (it moved): the lower node number is taken on
+        // every rank alike.
+        auto [at, added] =
+            candidates[{slot.step, slot.incarnation}].try_emplace(vault.rank, &vault, &slot);
+        if (!added && vault.node < at->second.first->node) {
+          at->second = {&vault, &slot};
+        }
+      }
+    }
+  }
+  for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
+    RestorePlan plan;
+    plan.step = candidate->first.first;
+    plan.incarnation = candidate->first.second;
+    plan.shape = shape;
+    if (const auto reason = tryPlan(candidate->second, present, plan)) {
+      result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
+    } else {
+      result.plan = std::move(plan);
+      return result;
+    }
+  }
+  return result;
+}
+
+std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& group,
+                                 uint32_t shard) {
+  std::vector<ShardRange> ranges;
+  if (group.empty()) {
+    for (uint32_t region = 0; region < table.regions.size(); ++region) {
+      if (table.regions[region].group < 0 && table.regions[region].bytes > 0) {
+        ranges.push_back({region, 0, table.regions[region].bytes});
+      }
+    }
+    return ranges;
+  }
+  for (size_t g = 0; g < table.groups.size(); ++g) {
+    if (table.groups[g].id == group) {
+      return shardRanges(table.regions, static_cast<int32_t>(g), shard,
+                         static_cast<uint32_t>(table.groups[g].ranks.size()));
+    }
+  }
+  return ranges;
+}
+
+std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable& table) {
+  std::vector<Move> moves;
+  uint32_t tag = 0;
+  moves.push_back({-1,
+                   0,
+                   Decode::kCopy,
+                   {sourceOf(plan, rank, plan.ownerFor(rank), 0, tag)},
+                   rangesOf(table, "", 0)});
+  std::map<std::string, int32_t> index_of;
+  for (size_t g = 0; g < table.groups.size(); ++g) {
+    index_of.emplace(table.groups[g].id, static_cast<int32_t>(g));
+  }
+  forEachShard(
+      plan, rank,
+      [&](const std::string& id, const GroupPlan& group, uint32_t shard, const Recipe& recipe) {
+        Move move{index_of.contains(id) ? index_of.at(id) : -1,
+                  shard,
+                  recipe.decode,
+                  {},
+                  rangesOf(table, id, shard)};
+        for (const StoredPart& part : recipe.parts) {
+          move.sources.push_back(sourceOf(plan, rank, group.ranks[part.member], part.shard, tag));
+        }
+        moves.push_back(std::move(move));
+      });
+  return moves;
+}
+
+std::vector<Transfer> transfersOf(const RestorePlan& plan, int rank) {
+  std::vector<Transfer> transfers;
+  for (int receiver = 0; receiver < plan.shape.world; ++receiver) {
+    uint32_t tag = 0;
+    const auto add = [&](const std::string& group, int vault, uint32_t shard) {
+      const MoveSource source = sourceOf(plan, receiver, vault, shard, tag);
+      if (source.kind == MoveSource::Kind::kPeer && (source.reader == rank || receiver == rank)) {
+        transfers.push_back(
+            {source.reader, receiver, vault, source.slot, group, shard, source.tag});
+      }
+    };
+    add("", plan.ownerFor(receiver), 0);
+    forEachShard(
+        plan, receiver,
+        [&](const std::string& id, const GroupPlan& group, uint32_t, const Recipe& recipe) {
+          for (const StoredPart& part : recipe.parts) {
+            add(id, group.ranks[part.member], part.shard);
+          }
+        });
+  }
+  return transfers;
+}
+
+}  // namespace reft

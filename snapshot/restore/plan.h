@@ -1,0 +1,110 @@
+// Decides what a restarted job resumes from, and which bytes each rank takes from where.
+//
+// Pure: the same inventories give the same plan on every rank, so the ranks need no vote.
+// planRestore() takes the newest step for which all of these hold:
+//   - every rank's private part, and every shard of every sharding group, can be had from vaults
+//     that sealed the same (step, incarnation); a group's protection says how;
+//   - the digests that the members of a group recorded are equal (they differ when replicas
+//     diverged: silent data corruption);
+//   - no message was under way between the ranks' program points (intercept/record/cut.h; with a
+//     vault lost, this is not known).
+// movesOf() and transfersOf() expand the plan for one rank.
+//
+// Threads: re-entrant. Errors: none; a step that cannot be resumed is rejected with the reason.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "snapshot/protect/protection.h"
+#include "snapshot/restore/inventory.h"
+#include "snapshot/state/table.h"
+
+namespace reft {
+
+// How many ranks a job has, and how many live on each node.
+struct JobShape {
+  int world = 1;
+  int local_world = 1;
+  int nodeOf(int rank) const { return rank / local_world; }
+};
+
+// Where the vault of a rank lies, and which of its slots holds the step.
+struct VaultPlace {
+  int node = -1;  // -1: lost
+  uint32_t slot = 0;
+};
+
+struct GroupPlan {
+  std::vector<int> ranks;                    // members, ascending
+  std::vector<std::vector<Recipe>> recipes;  // per shard; never empty
+};
+
+struct RestorePlan {
+  int64_t step = -1;
+  uint64_t incarnation = 0;
+  JobShape shape;
+  std::vector<VaultPlace> vaults;  // by rank
+  // Per lost rank: a member of the same groups whose small state stands in. Groups come back bit
+  // for bit; random state, buffers and loop position are the donor's.
+  std::map<int, int> donor;
+  std::map<std::string, GroupPlan> groups;  // by id
+
+  // The rank whose small state, private regions and groups `rank` takes: itself, or its donor.
+  int ownerFor(int rank) const;
+  bool isNear(int vault, int rank) const;  // the vault lies on the node of `rank`
+  // The rank that reads a vault for ranks of other nodes: its own rank, or the first rank of the
+  // node that has it.
+  int readerOf(int vault) const;
+};
+
+struct RestoreDecision {
+  std::optional<RestorePlan> plan;
+  std::vector<std::string> rejected;  // newer steps that were passed over, each with the reason
+};
+
+RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape);
+
+// The vault that a part is read from.
+struct MoveSource {
+  enum class Kind : uint8_t { kOwnVault, kLocalVault, kPeer };
+  Kind kind = Kind::kOwnVault;
+  int vault = 0;   // rank whose vault it is
+  int reader = 0;  // rank that reads it: another one for kPeer, which sends the part
+  uint32_t slot = 0;
+  uint32_t shard = 0;  // the part as that vault stores it
+  uint32_t tag = 0;    // kPeer: of the message
+};
+
+// One shard of a group, or all private regions, of one rank.
+struct Move {
+  int32_t group = -1;  // index into the groups of the owner's table; -1: private regions
+  uint32_t shard = 0;
+  Decode decode = Decode::kCopy;
+  std::vector<MoveSource> sources;  // as many as the decoding needs
+  std::vector<ShardRange> ranges;   // of the owner's regions, in the order of the parts' bytes
+};
+
+// A part that one rank reads and another one receives.
+struct Transfer {
+  int sender = 0, receiver = 0;
+  int vault = 0;
+  uint32_t slot = 0;
+  std::string group;   // "": private regions
+  uint32_t shard = 0;  // the part as the vault stores it
+  uint32_t tag = 0;    // unique among the receiver's messages
+};
+
+// What `rank` writes into its live regions. `table`: of its owner's slot.
+std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable& table);
+// What `rank` sends or receives. All ranks keep one order (by receiver, then by tag), so posting
+// transfers in it and waiting for the oldest never deadlocks.
+std::vector<Transfer> transfersOf(const RestorePlan& plan, int rank);
+// Ranges of a table's regions that one shard of a group covers; group "": its private regions.
+std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& group,
+                                 uint32_t shard);
+
+}  // namespace reft

@@ -1,0 +1,74 @@
+// Carries out a restore plan on one rank: writes the snapshot's bytes into its live regions.
+//
+// Parts that lie on the rank's node are copied from the vaults there (slot_source.h). The others
+// come through the PeerTransport, several in flight; their readers check them before they send.
+//
+// Threads: one at a time. Errors: Unavailable when a vault or the small state is not on this node;
+// Corruption and the transport's errors as they come. After an error in restore() the live regions
+// are partly written: the rank must end.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "intercept/base/unique_fd.h"
+#include "snapshot/peer_transport.h"
+#include "snapshot/restore/plan.h"
+#include "snapshot/restore/slot_source.h"
+
+namespace reft {
+
+// A region as the running script has it.
+struct LiveRegion {
+  std::string name;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  uint64_t bytes = 0;
+  std::byte* memory = nullptr;  // nullptr: on a device; Restorer's `upload` writes it
+};
+
+class Restorer {
+ public:
+  // Gives a descriptor of the vault of a rank, which lies on this node.
+  using OpenVault = std::function<UniqueFd(int rank)>;
+  // Writes bytes to `begin` of a live region on a device before it returns.
+  using Upload =
+      std::function<void(size_t region, uint64_t begin, std::span<const std::byte> bytes)>;
+
+  Restorer(RestorePlan plan, int rank, OpenVault open);
+
+  const RestorePlan& plan() const { return plan_; }
+  // Whether the owner's vault lies on this node; if not, putTable() must come before table().
+  bool hasOwnersVault() const { return plan_.isNear(owner_, rank_); }
+  void putTable(SnapshotTable table) { sent_table_ = std::move(table); }
+  const SnapshotTable& table();  // of the owner's slot
+  std::string objects();         // the owner's small state
+
+  // The slot of a vault on this node.
+  SlotSource& slot(int vault);
+
+  // How the live regions differ from the saved ones: the first difference, in words; "" if they do
+  // not.
+  std::string difference(const std::vector<LiveRegion>& live);
+  // Writes all of `live`, which difference() has accepted on every rank. Returns the bytes written.
+  // `transport` is used where parts cross nodes, and may then not be nullptr.
+  uint64_t restore(const std::vector<LiveRegion>& live, PeerTransport* transport,
+                   const Upload& upload);
+
+ private:
+  class Writing;
+
+  RestorePlan plan_;
+  int rank_;
+  int owner_;
+  OpenVault open_;
+  std::map<int, std::unique_ptr<SlotSource>> slots_;
+  std::optional<SnapshotTable> sent_table_;
+};
+
+}  // namespace reft

@@ -1,0 +1,85 @@
+#include "snapshot/restore/slot_source.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "intercept/base/error.h"
+
+namespace reft {
+
+SlotSource::SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation) : reader_(fd) {
+  const std::vector<SlotView> views = reader_.slots();
+  const auto found = std::find_if(views.begin(), views.end(), [&](const SlotView& view) {
+    return view.index == slot && view.step == step && view.incarnation == incarnation;
+  });
+  if (found == views.end()) {
+    throw Corruption("slot " + std::to_string(slot) + " of rank " +
+                     std::to_string(reader_.identity().rank) + " no longer holds step " +
+                     std::to_string(step));
+  }
+  view_ = *found;
+  table_ = reader_.table(view_);
+  for (const Piece& piece : table_.pieces) {
+    offsets_.emplace(Place(table_.regions[piece.region].name, piece.shard, piece.begin, piece.end),
+                     piece.payload_offset);
+  }
+}
+
+uint64_t SlotSource::offsetOf(const std::string& region, uint32_t shard, uint64_t begin,
+                              uint64_t end) const {
+  const auto at = offsets_.find(Place(region, shard, begin, end));
+  if (at == offsets_.end()) {
+    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
+                     std::to_string(view_.step) + ": bytes " + std::to_string(begin) + " to " +
+                     std::to_string(end) + " of " + region + " are not stored as part of shard " +
+                     std::to_string(shard));
+  }
+  return at->second;
+}
+
+void SlotSource::copy(std::vector<Copy> copies) const {
+  for (const Copy& copy : copies) {
+    if (copy.from > view_.payload_bytes || copy.bytes > view_.payload_bytes - copy.from) {
+      throw InvalidArgument("payload range",
+                            std::to_string(copy.from) + " + " + std::to_string(copy.bytes),
+                            "ranges within " + std::to_string(view_.payload_bytes) + " bytes");
+    }
+  }
+  std::sort(copies.begin(), copies.end(),
+            [](const Copy& a, const Copy& b) { return a.from < b.from; });
+  const std::byte* payload = reader_.payload(view_);
+  size_t first = 0;
+  for (uint64_t chunk = 0; chunk < view_.chunk_count; ++chunk) {
+    const uint64_t begin = chunk * view_.chunk_bytes;
+    const uint64_t end = begin + view_.chunk_bytes;
+    while (first < copies.size() && copies[first].from + copies[first].bytes <= begin) {
+      ++first;
+    }
+    if (first == copies.size()) {
+      break;
+    }
+    if (copies[first].from >= end) {
+      continue;
+    }
+    if (!reader_.verify(view_, begin, end).empty()) {
+      throw Corruption("step " + std::to_string(view_.step) + " of rank " +
+                       std::to_string(reader_.identity().rank) +
+                       ": checksum of the bytes at payload offset " + std::to_string(begin) +
+                       " does not match");
+    }
+    for (size_t i = first; i < copies.size() && copies[i].from < end; ++i) {
+      const uint64_t a = std::max(copies[i].from, begin);
+      const uint64_t b = std::min(copies[i].from + copies[i].bytes, end);
+      if (a < b) {
+        std::memcpy(copies[i].to + (a - copies[i].from), payload + a, b - a);
+      }
+    }
+  }
+  if (!reader_.stillSealed(view_)) {
+    throw Corruption("step " + std::to_string(view_.step) + " of rank " +
+                     std::to_string(reader_.identity().rank) +
+                     ": its slot was overwritten while it was read");
+  }
+}
+
+}  // namespace reft

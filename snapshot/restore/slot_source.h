@@ -1,0 +1,48 @@
+// Reads one sealed slot of a vault into live memory, checked.
+//
+// copy() hashes every chunk before it uses a byte of it, and afterwards checks that the writer has
+// not begun to overwrite the slot.
+//
+// Threads: one at a time. Errors: Corruption when the slot holds another step, a checksum does not
+// match, or the slot is overwritten meanwhile; destinations are then partly written.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "snapshot/state/table.h"
+#include "snapshot/vault/reader.h"
+
+namespace reft {
+
+class SlotSource {
+ public:
+  // Bytes of the payload and where they go.
+  struct Copy {
+    uint64_t from = 0, bytes = 0;
+    std::byte* to = nullptr;
+  };
+
+  // Keeps a duplicate of `fd`.
+  SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation);
+
+  const SnapshotTable& table() const { return table_; }
+  std::string objects() const { return reader_.objects(view_); }
+  // Payload offset of bytes [begin, end) of a region, which this slot stores as part of `shard`.
+  uint64_t offsetOf(const std::string& region, uint32_t shard, uint64_t begin, uint64_t end) const;
+  void copy(std::vector<Copy> copies) const;
+
+ private:
+  using Place = std::tuple<std::string, uint32_t, uint64_t, uint64_t>;
+
+  VaultReader reader_;
+  SlotView view_;
+  SnapshotTable table_;
+  std::map<Place, uint64_t> offsets_;
+};
+
+}  // namespace reft

@@ -1,0 +1,216 @@
+"""Simulates the start and the restore of a whole job of many ranks on one store that counts.
+
+Every rank is a thread that runs the product's own steps: it takes the incarnation, connects to the
+agent of its node, publishes what its vault holds, plans, compares its state and confirms its
+replica groups. Agents, vaults and tensors are stand-ins; what is counted is the traffic to the
+store.
+
+Threads: one a rank, on small stacks. Errors: those of a rank are raised when all have ended.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from reft import _C
+from reft._link import gather
+from reft._link.job_identity import Job
+from reft._session import resumer, startup
+from reft._state import replica_groups
+from reft._state.discovery import Region
+
+_PATIENCE_SEC = 300.0  # of a rank that waits for others
+
+
+class CountingStore:
+    """A c10d store in memory, shared by the threads of all ranks.
+
+    Attributes:
+        operations: calls by rank; a call with n keys counts n times.
+        bytes_read: in all.
+    """
+
+    def __init__(self) -> None:
+        self.operations: Counter[int] = Counter()
+        self.bytes_read = 0
+        self._values: dict[str, bytes] = {}
+        self._there: dict[str, threading.Event] = {}  # by key: one that waits wakes for its own
+        self._lock = threading.Lock()
+        self._rank = threading.local()
+
+    def act_as(self, rank: int) -> None:
+        """Counts what this thread does from now on for `rank`."""
+        self._rank.number = rank
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self._lock:
+            self._count()
+            self._put(key, value.encode() if isinstance(value, str) else value)
+
+    def get(self, key: str) -> bytes:
+        self._await(key, _PATIENCE_SEC)
+        with self._lock:
+            self._count()
+            value = self._values[key]
+            self.bytes_read += len(value)
+            return value
+
+    def check(self, keys: list[str]) -> bool:
+        with self._lock:
+            self._count(len(keys))
+            return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        with self._lock:
+            self._count(len(keys))
+        for key in keys:
+            self._await(key, timeout.total_seconds())
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        with self._lock:
+            self._count()
+            if self._values.get(key, b"") == expected.encode():
+                self._put(key, desired.encode())
+            return self._values[key]
+
+    def _count(self, keys: int = 1) -> None:
+        self.operations[self._rank.number] += keys
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+        self._there.setdefault(key, threading.Event()).set()
+
+    def _await(self, key: str, seconds: float) -> None:
+        with self._lock:
+            there = self._there.setdefault(key, threading.Event())
+        if not there.wait(seconds):
+            raise RuntimeError(f"store: {key} did not come")
+
+
+class FirstPlan(dict[str, int]):
+    """`replica_groups._times` of ranks that plan once each: as ranks are processes, they share none."""
+
+    def get(self, key: str, default: int = 0) -> int:  # type: ignore[override]
+        return 0
+
+    def __getitem__(self, key: str) -> int:
+        return 1
+
+
+class OneVaultAgent:
+    """A client of an agent that has one vault of each rank of its node."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one phase took.
+
+    Attributes:
+        total: operations in the whole job.
+        busiest: most operations of a rank.
+        busiest_rank: which one.
+        bytes_read: from the store, in the whole job.
+    """
+
+    total: int
+    busiest: int
+    busiest_rank: int
+    bytes_read: int
+
+
+def inventory(job: Job) -> str:
+    """What a rank publishes that was killed at step 41: two steps of one group of all ranks."""
+    ranks = list(range(job.world))
+    held = [[0, [job.rank], 7]]
+    slots = [[slot, 40 + slot, 9, 0, "none", held] for slot in (0, 1)]
+    vault = {"rank": job.rank, "node": job.node, "slots": slots}
+    group = ["g" + "-".join(map(str, ranks)), ranks]
+    return json.dumps({"groups": [group], "vaults": [vault]})
+
+
+def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
+    """Runs the phases of a start with a restore. Returns the traffic of each."""
+    world = nodes * local_world
+    store = CountingStore()
+    jobs = [
+        Job("job", r // local_world, r, world, r % local_world, local_world, 1, 0)
+        for r in range(world)
+    ]
+    real_client, real_times, real_wait = (
+        _C.AgentClient,
+        replica_groups._times,
+        replica_groups._WAIT,
+    )
+    stack_bytes = threading.stack_size(256 << 10)
+    traffic: dict[str, Traffic] = {}
+    _C.AgentClient = OneVaultAgent  # type: ignore[assignment,misc]
+    replica_groups._times = FirstPlan()
+    replica_groups._WAIT = timedelta(seconds=_PATIENCE_SEC)  # threads take turns
+    try:
+        with ThreadPoolExecutor(world) as pool:
+            for name, phase in PHASES.items():
+                store.operations.clear()
+                store.bytes_read = 0
+
+                def run(job: Job, phase: Any = phase) -> None:
+                    store.act_as(job.rank)
+                    phase(job, store)
+
+                for done in [pool.submit(run, job) for job in jobs]:
+                    done.result()
+                rank, most = store.operations.most_common(1)[0]
+                traffic[name] = Traffic(
+                    sum(store.operations.values()), most, rank, store.bytes_read
+                )
+    finally:
+        _C.AgentClient = real_client  # type: ignore[misc]
+        replica_groups._times, replica_groups._WAIT = real_times, real_wait
+        threading.stack_size(stack_bytes)
+    return traffic
+
+
+def _connect(job: Job, store: CountingStore) -> None:
+    if job.rank == 0:
+        store.set("incarnation", "5 0")
+    store.get("incarnation")
+    env = {"connect_sec": 60, "agent_path": "reft-agent", "agent_linger_sec": 60}
+    env |= {"hang_suspect_sec": 60, "hang_action": "report", "vault_dir": "", "metrics_port": 0}
+    startup.connect(env, job, store, startup.Path("/run"), "{}")
+
+
+def _agree(job: Job, store: CountingStore) -> None:
+    gathered = gather.gather(job, store, startup.INVENTORY, inventory(job), _C.merge_inventories)
+    plan, rejected, _ = _C.plan_restore(gathered.text, job.world, job.local_world)
+    assert plan is not None and plan.step == 41, rejected
+
+
+def _match(job: Job, store: CountingStore) -> None:
+    gathered = gather.gather(job, store, startup.MATCH, "{}", resumer._merge_problems)
+    assert gathered == gather.Gathered("{}", {})
+
+
+def _confirm(job: Job, store: CountingStore) -> None:
+    ranks = tuple(range(job.world))
+    pair = (job.rank // 2 * 2, job.rank // 2 * 2 + 1)
+    regions = [Region("o0.p0", torch.ones(4), ranks), Region("o0.p1", torch.ones(4), pair)]
+    groups, different = replica_groups.confirm(regions, store, job.rank)
+    assert not different and [members for _, members in groups] == sorted([ranks, pair])
+
+
+PHASES = {
+    "incarnation and agents": _connect,
+    "inventories and plan": _agree,
+    "do the states match": _match,
+    "replica groups": _confirm,
+}

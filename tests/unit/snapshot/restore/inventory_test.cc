@@ -1,0 +1,135 @@
+#include "snapshot/restore/inventory.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "intercept/base/error.h"
+#include "intercept/record/cut.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
+#include "snapshot/vault/writer.h"
+
+namespace reft {
+namespace {
+
+constexpr uint64_t kInc = 5;
+
+// A job of one sharding group over all ranks; `copies` further shards per rank.
+std::vector<VaultSummary> replicas(int world, int64_t step, uint32_t copies,
+                                   uint64_t incarnation = kInc) {
+  std::vector<VaultSummary> vaults;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.push_back(rank);
+  }
+  for (int rank = 0; rank < world; ++rank) {
+    GroupSummary group{"g", ranks, {}, 99};
+    for (uint32_t k = 0; k <= copies; ++k) {
+      group.shards.push_back((static_cast<uint32_t>(rank) + k) % static_cast<uint32_t>(world));
+    }
+    std::sort(group.shards.begin(), group.shards.end());
+    vaults.push_back({rank, rank / 2, {{0, step, incarnation, 0, {group}}}});
+  }
+  return vaults;
+}
+
+TEST(Inventory, RoundTripKeepsEverything) {
+  auto vaults = replicas(3, 11, 1);
+  vaults[1].slots[0].cut = kUnknownCut;
+  vaults[0].slots[0].groups[0].digest = ~uint64_t{0};
+  const auto again =
+      parseInventories({inventoryJson({vaults[0]}), inventoryJson({vaults[1], vaults[2]})});
+  EXPECT_EQ(inventoryJson(again), inventoryJson(vaults));
+}
+
+TEST(Inventory, RejectsOtherText) {
+  for (const char* text :
+       {"", "{", "3", "[]", "{}", "{\"groups\":[],\"vaults\":[3]}",
+        "{\"groups\":[[3,[0]]],\"vaults\":[]}",
+        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]}",
+        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,"
+        "\"slots\":[[0,1,2,3,\"none\",[[0,[],0]]]]}]}",
+        "{\"groups\":[],\"vaults\":[{\"rank\":4e26,\"node\":0,\"slots\":[]}]}",
+        "{\"groups\":[],\"vaults\":[{\"rank\":4294967296,\"node\":0,\"slots\":[]}]}"}) {
+    EXPECT_THROW(parseInventories({text}), Corruption) << text;
+  }
+}
+
+TEST(Inventory, NamesTheRanksOfAGroupOnce) {
+  const std::string text = inventoryJson(replicas(8, 11, 1));
+  const std::string ranks = "[0,1,2,3,4,5,6,7]";
+  const size_t first = text.find(ranks);
+  ASSERT_NE(first, std::string::npos);
+  EXPECT_EQ(text.find(ranks, first + 1), std::string::npos) << text;
+}
+
+class SummarizeVerified : public testing::Test {
+ protected:
+  static constexpr uint64_t kChunk = 4096;
+  SummarizeVerified() : vault_(Vault::create({"job", 0, 2}, 2, 64)) {
+    table_ = buildTable(0, 2,
+                        {{"shared", "uint8", {4 * kChunk}, 4 * kChunk, kChunk, 0, false},
+                         {"mine", "uint8", {kChunk}, kChunk, kChunk, -1, false}},
+                        {{"g", {0, 1}}}, "arc", 1, kChunk);
+    const std::string json = table_.toJson();
+    const uint64_t chunks = table_.payload_bytes / kChunk;
+    vault_->reserveSlot(0, json.size(), 100, chunks, table_.payload_bytes);
+    vault_->beginSlot(0, 3, kInc, json, hashBytes(json.data(), json.size()), kChunk,
+                      table_.payload_bytes, chunks);
+    vault_->putObjects(0, "o");
+    for (uint64_t i = 0; i < chunks; ++i) {
+      vault_->chunkHashes(0)[i] = hashBytes(vault_->payload(0) + i * kChunk, kChunk);
+    }
+    vault_->sealSlot(0, std::vector<uint64_t>{42}, 1);
+  }
+  void damage(int32_t region, uint32_t shard) {
+    for (const Piece& piece : table_.pieces) {
+      if (piece.region == static_cast<uint32_t>(region) && piece.shard == shard) {
+        vault_->payload(0)[piece.payload_offset + 5] ^= std::byte{1};
+        return;
+      }
+    }
+    FAIL() << "no such piece";
+  }
+  std::vector<SlotSummary> summarize() {
+    return summarizeVerified(VaultReader(vault_->fd()), faults_);
+  }
+
+  std::unique_ptr<Vault> vault_;
+  SnapshotTable table_;
+  std::vector<std::string> faults_;
+};
+
+TEST_F(SummarizeVerified, IntactVaultOffersAllOfItsShards) {
+  const auto slots = summarize();
+  ASSERT_EQ(slots.size(), 1u);
+  EXPECT_EQ(slots[0].step, 3);
+  ASSERT_EQ(slots[0].groups.size(), 1u);
+  EXPECT_EQ(slots[0].groups[0].shards, std::vector<uint32_t>({0, 1}));
+  EXPECT_EQ(slots[0].groups[0].digest, 42u);
+  EXPECT_EQ(slots[0].protection, "arc");
+  EXPECT_TRUE(faults_.empty());
+}
+
+TEST_F(SummarizeVerified, DamagedShardIsLeftOutAndNamed) {
+  damage(0, 1);
+  const auto slots = summarize();
+  ASSERT_EQ(slots.size(), 1u);
+  EXPECT_EQ(slots[0].groups[0].shards, std::vector<uint32_t>({0}));
+  ASSERT_EQ(faults_.size(), 1u);
+  EXPECT_NE(faults_[0].find("rank 0 step 3"), std::string::npos);
+}
+
+TEST_F(SummarizeVerified, DamagedPrivatePartTakesTheSlotAway) {
+  damage(1, 0);
+  EXPECT_TRUE(summarize().empty());
+  EXPECT_EQ(faults_.size(), 1u);
+}
+
+}  // namespace
+}  // namespace reft

@@ -1,0 +1,287 @@
+#include "snapshot/restore/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "intercept/record/cut.h"
+
+namespace reft {
+namespace {
+
+constexpr uint64_t kInc = 5;
+
+// A job of one sharding group over all ranks; `copies` further shards per rank.
+std::vector<VaultSummary> replicas(int world, int64_t step, uint32_t copies,
+                                   uint64_t incarnation = kInc) {
+  std::vector<VaultSummary> vaults;
+  std::vector<int> ranks;
+  for (int rank = 0; rank < world; ++rank) {
+    ranks.push_back(rank);
+  }
+  for (int rank = 0; rank < world; ++rank) {
+    GroupSummary group{"g", ranks, {}, 99};
+    for (uint32_t k = 0; k <= copies; ++k) {
+      group.shards.push_back((static_cast<uint32_t>(rank) + k) % static_cast<uint32_t>(world));
+    }
+    std::sort(group.shards.begin(), group.shards.end());
+    vaults.push_back({rank, rank / 2, {{0, step, incarnation, 0, {group}}}});
+  }
+  return vaults;
+}
+
+void addStep(std::vector<VaultSummary>& vaults, const std::vector<VaultSummary>& more) {
+  for (size_t i = 0; i < vaults.size(); ++i) {
+    vaults[i].slots.insert(vaults[i].slots.end(), more[i].slots.begin(), more[i].slots.end());
+  }
+}
+
+std::vector<int> nodesOf(const RestorePlan& plan) {
+  std::vector<int> nodes;
+  for (const VaultPlace& place : plan.vaults) {
+    nodes.push_back(place.node);
+  }
+  return nodes;
+}
+
+// Per shard: the ranks whose vaults hold it.
+std::vector<std::vector<int>> holdersOf(const RestorePlan& plan, const std::string& id) {
+  const GroupPlan& group = plan.groups.at(id);
+  std::vector<std::vector<int>> holders(group.recipes.size());
+  for (size_t shard = 0; shard < holders.size(); ++shard) {
+    for (const Recipe& recipe : group.recipes[shard]) {
+      holders[shard].push_back(group.ranks[recipe.parts.at(0).member]);
+    }
+  }
+  return holders;
+}
+
+TEST(PlanRestore, NothingSealedMeansNoPlanAndNoComplaint) {
+  EXPECT_FALSE(planRestore({}, {4, 2}).plan);
+  EXPECT_TRUE(planRestore({{0, 0, {}}, {1, 0, {}}}, {2, 2}).rejected.empty());
+}
+
+TEST(PlanRestore, SaysThatThereAreFewerRanksThanBefore) {
+  for (const auto& vaults :
+       {replicas(2, 10, 0), std::vector<VaultSummary>{replicas(2, 10, 0)[0]}}) {
+    const RestoreDecision result = planRestore(vaults, {1, 2});
+    EXPECT_FALSE(result.plan);
+    ASSERT_EQ(result.rejected.size(), 1u);
+    EXPECT_NE(result.rejected[0].find("made by at least 2 ranks, and there are 1 now"),
+              std::string::npos)
+        << result.rejected[0];
+  }
+}
+
+TEST(PlanRestore, TakesTheNewestStepThatEverybodyHas) {
+  auto vaults = replicas(4, 10, 0);
+  addStep(vaults, replicas(4, 11, 0));
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(result.plan->step, 11);
+  EXPECT_EQ(result.plan->incarnation, kInc);
+  EXPECT_EQ(nodesOf(*result.plan), std::vector<int>({0, 0, 1, 1}));
+  EXPECT_TRUE(result.plan->donor.empty());
+  EXPECT_EQ(holdersOf(*result.plan, "g"), (std::vector<std::vector<int>>{{0}, {1}, {2}, {3}}));
+  EXPECT_TRUE(result.rejected.empty());
+}
+
+TEST(PlanRestore, FallsBackToAnOlderStepAndSaysWhy) {
+  auto vaults = replicas(4, 10, 0);
+  addStep(vaults, replicas(4, 11, 0));
+  vaults[2].slots.pop_back();  // killed before it sealed step 11
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(result.plan->step, 10);
+  ASSERT_EQ(result.rejected.size(), 1u);
+  EXPECT_EQ(result.rejected[0], "step 11: rank 2 has not sealed it");
+}
+
+TEST(PlanRestore, DoesNotRebuildARankThatIsThereFromACopy) {
+  auto vaults = replicas(4, 11, 1);
+  vaults[2].slots.clear();
+  EXPECT_FALSE(planRestore(vaults, {4, 2}).plan);
+}
+
+TEST(PlanRestore, RebuildsALostRankFromTheCopyOfItsShard) {
+  auto vaults = replicas(4, 11, 1);
+  vaults.erase(vaults.begin() + 2);
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(nodesOf(*result.plan), std::vector<int>({0, 0, -1, 1}));
+  EXPECT_EQ(result.plan->donor, (std::map<int, int>{{2, 0}}));
+  EXPECT_EQ(holdersOf(*result.plan, "g")[2], std::vector<int>({1}));
+}
+
+TEST(PlanRestore, WithoutCopiesALostShardIsNamed) {
+  auto vaults = replicas(4, 11, 0);
+  vaults.erase(vaults.begin() + 2);
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  EXPECT_FALSE(result.plan);
+  EXPECT_EQ(result.rejected.at(0), "step 11: shard 2 of group g is not sealed anywhere");
+}
+
+TEST(PlanRestore, ArcSurvivesEveryLossThatLeavesEveryShardSomewhere) {
+  for (unsigned lost = 0; lost < 1u << 5; ++lost) {
+    const auto all = replicas(5, 11, 1);
+    std::vector<VaultSummary> vaults;
+    bool covered = lost != 31;
+    for (unsigned rank = 0; rank < 5; ++rank) {
+      if ((lost >> rank & 1) == 0) {
+        vaults.push_back(all[rank]);
+      }
+      // The shard of `rank` is held by itself and by the member before.
+      covered = covered && !((lost >> rank & 1) != 0 && (lost >> ((rank + 4) % 5) & 1) != 0);
+    }
+    EXPECT_EQ(planRestore(vaults, {5, 2}).plan.has_value(), covered) << "lost set " << lost;
+  }
+}
+
+TEST(PlanRestore, RefusesReplicasThatDiffer) {
+  auto vaults = replicas(3, 11, 0);
+  vaults[1].slots[0].groups[0].digest = 98;
+  const RestoreDecision result = planRestore(vaults, {3, 2});
+  EXPECT_FALSE(result.plan);
+  EXPECT_NE(result.rejected.at(0).find("silent data corruption"), std::string::npos);
+}
+
+// A vault records the digests of 64 groups; a further one is 0 = not known, which is not a
+// difference.
+TEST(PlanRestore, AnUnknownDigestIsNoDifference) {
+  auto vaults = replicas(3, 11, 0);
+  vaults[0].slots[0].groups[0].digest = 0;
+  EXPECT_TRUE(planRestore(vaults, {3, 2}).plan);
+  vaults = replicas(3, 11, 0);
+  vaults[1].slots[0].groups[0].digest = 0;
+  EXPECT_TRUE(planRestore(vaults, {3, 2}).plan);
+  vaults[2].slots[0].groups[0].digest = 98;
+  EXPECT_FALSE(planRestore(vaults, {3, 2}).plan) << "the two that are known differ";
+}
+
+TEST(PlanRestore, RefusesMembersThatDisagreeAboutTheirGroup) {
+  auto vaults = replicas(3, 11, 0);
+  vaults[1].slots[0].groups[0].ranks = {0, 1};
+  EXPECT_FALSE(planRestore(vaults, {3, 2}).plan);
+}
+
+TEST(PlanRestore, NeverMixesIncarnations) {
+  auto vaults = replicas(2, 11, 0, 1);
+  vaults[1].slots[0].incarnation = 2;
+  EXPECT_FALSE(planRestore(vaults, {2, 2}).plan);
+  addStep(vaults, replicas(2, 9, 0, 1));
+  ASSERT_TRUE(planRestore(vaults, {2, 2}).plan);
+  EXPECT_EQ(planRestore(vaults, {2, 2}).plan->step, 9);
+}
+
+TEST(PlanRestore, TakesTheLowerNodeWhenTwoShowTheSameRank) {
+  auto vaults = replicas(2, 11, 0);
+  vaults.push_back(vaults[0]);
+  vaults.back().node = 7;
+  std::mt19937 random(1);
+  for (int i = 0; i < 10; ++i) {
+    std::shuffle(vaults.begin(), vaults.end(), random);
+    EXPECT_EQ(nodesOf(*planRestore(vaults, {2, 2}).plan), std::vector<int>({0, 0}));
+  }
+}
+
+TEST(PlanRestore, RanksOutsideOfTheWorldCountForNothing) {
+  auto vaults = replicas(2, 11, 0);
+  vaults.push_back({9, 0, {{0, 12, kInc, 0, {}}}});
+  vaults.push_back({-1, 0, {{0, 12, kInc, 0, {}}}});
+  ASSERT_TRUE(planRestore(vaults, {2, 2}).plan);
+  EXPECT_EQ(planRestore(vaults, {2, 2}).plan->step, 11);
+}
+
+TEST(PlanRestore, PrivateRanksNeedTheirOwnVault) {
+  std::vector<VaultSummary> vaults = {{0, 0, {{0, 4, kInc, 0, {}}}}, {1, 0, {{0, 4, kInc, 0, {}}}}};
+  EXPECT_TRUE(planRestore(vaults, {2, 2}).plan);
+  vaults.pop_back();
+  EXPECT_FALSE(planRestore(vaults, {2, 2}).plan);
+}
+
+TEST(PlanRestore, RefusesPointsOfTheProgramThatDoNotBelongTogether) {
+  auto vaults = replicas(3, 11, 0);
+  vaults[0].slots[0].cut = 40;
+  vaults[1].slots[0].cut = 2;
+  vaults[2].slots[0].cut = 0 - uint64_t{42};
+  EXPECT_TRUE(planRestore(vaults, {3, 2}).plan);
+  vaults[1].slots[0].cut = 3;
+  const RestoreDecision result = planRestore(vaults, {3, 2});
+  EXPECT_FALSE(result.plan);
+  EXPECT_NE(result.rejected.at(0).find("different points of the program"), std::string::npos);
+  vaults[2].slots[0].cut = kUnknownCut;
+  EXPECT_TRUE(planRestore(vaults, {3, 2}).plan);
+}
+
+TEST(PlanRestore, RefusesAProtectionThatThisVersionDoesNotKnow) {
+  auto vaults = replicas(2, 11, 0);
+  vaults[0].slots[0].protection = "raid";
+  const RestoreDecision result = planRestore(vaults, {2, 2});
+  EXPECT_FALSE(result.plan);
+  EXPECT_EQ(result.rejected.at(0), "step 11: group g: protection is 'raid'; allowed: none, arc");
+}
+
+TEST(PlanRestore, RefusesAVaultOutsideOfItsOwnGroup) {
+  auto vaults = replicas(3, 11, 0);
+  vaults[2].slots[0].groups[0].id = "other";
+  vaults[2].slots[0].groups[0].ranks = {0, 1};
+  EXPECT_EQ(planRestore(vaults, {3, 2}).rejected.at(0),
+            "step 11: rank 2 is not a member of its group other");
+}
+
+TEST(TransfersOf, NothingCrossesWhenEveryNodeHasEveryShard) {
+  const RestorePlan plan = *planRestore(replicas(2, 11, 0), {2, 2}).plan;
+  EXPECT_TRUE(transfersOf(plan, 0).empty());
+  EXPECT_TRUE(transfersOf(plan, 1).empty());
+}
+
+using Row = std::tuple<int, uint32_t, int, int, std::string, uint32_t>;
+
+Row rowOf(const Transfer& t) {
+  return {t.receiver, t.tag, t.sender, t.vault, t.group, t.shard};
+}
+
+// Random jobs with random losses: what one rank sends, another one receives, in one order.
+TEST(TransfersOf, SendsAndReceivesOfAllRanksPairUpInOneOrder) {
+  std::mt19937 random(8);
+  int planned = 0;
+  for (int round = 0; round < 300; ++round) {
+    const int world = 1 + static_cast<int>(random() % 12);
+    const JobShape shape{world, 2};  // replicas() puts two ranks on a node
+    auto vaults = replicas(world, 11, 1);
+    std::erase_if(vaults, [&](const VaultSummary&) { return random() % 6 == 0; });
+    if (!vaults.empty() && random() % 4 == 0) {
+      vaults[random() % vaults.size()].node = 0;  // it moved
+    }
+    const auto decision = planRestore(vaults, shape);
+    if (!decision.plan) {
+      continue;
+    }
+    ++planned;
+    std::vector<Row> sends, receives;
+    for (int rank = 0; rank < world; ++rank) {
+      std::vector<Row> own;
+      for (const Transfer& transfer : transfersOf(*decision.plan, rank)) {
+        ASSERT_NE(transfer.sender, transfer.receiver);
+        ASSERT_EQ(decision.plan->vaults[static_cast<size_t>(transfer.vault)].node,
+                  shape.nodeOf(transfer.sender))
+            << "the sender cannot read it";
+        own.push_back(rowOf(transfer));
+        (transfer.sender == rank ? sends : receives).push_back(own.back());
+      }
+      ASSERT_TRUE(std::is_sorted(own.begin(), own.end()));
+      ASSERT_EQ(std::adjacent_find(own.begin(), own.end()), own.end());
+    }
+    std::sort(sends.begin(), sends.end());
+    std::sort(receives.begin(), receives.end());
+    ASSERT_EQ(sends, receives);
+  }
+  EXPECT_GT(planned, 100);
+}
+
+}  // namespace
+}  // namespace reft
