@@ -1,7 +1,6 @@
-// Who calls a collective: a cheap id per place in the user's code, and the text behind each id.
+// The caller of a collective: a cheap id per place in the user's code, and the text of each id.
 //
-// The floor of the backend knows no Python: the bindings install a provider that looks at the
-// calling thread.
+// This folder knows no Python: the bindings install a provider that inspects the calling thread.
 //
 // Threads: all functions from any thread; currentCallSite() takes no lock.
 // Errors:  none; an unknown place is 0.
@@ -13,7 +12,7 @@
 
 namespace reft {
 
-// Returns 0 if there is no place to name. Must not block and must not take the GIL.
+// Returns 0 for an unknown place. Must not block and must not take the GIL.
 using CallSiteProvider = uint32_t (*)() noexcept;
 
 void setCallSiteProvider(CallSiteProvider provider) noexcept;
@@ -27,9 +26,10 @@ inline uint32_t currentCallSite() noexcept {
   return provide == nullptr ? 0 : provide();
 }
 
-// True if the text of `id` is known already: a few loads.
+// Whether the text of `id` is known; costs a few loads.
 bool callSiteKnown(uint32_t id) noexcept;
-// "train.py:88 load_batch"; the first text of an id stays. It goes to the op log of the process.
+// Sets the text of an id, as "train.py:88 load_batch", and writes it to the op log of the process.
+// The first text stays.
 void nameCallSite(uint32_t id, std::string_view text) noexcept;
 
 }  // namespace reft

@@ -2,7 +2,7 @@
 //
 // A function that only some versions have is declared in ReftBackend and ReftWork for all of them,
 // with REFT_OVERRIDES_IF_NEW in place of `override`: where torch has the virtual, the declaration
-// overrides it; where it has not, nobody calls it. Its body reaches the inner backend through
+// overrides it; elsewhere it has no caller. Its body reaches the inner backend through
 // REFT_FORWARD, which throws where this torch lacks the function. Functions whose types are new are
 // guarded by torch's own feature macros.
 //
@@ -31,7 +31,7 @@
 
 namespace reft::compat_detail {
 
-// What an absent function gives back: anything, but it throws first.
+// The result of an absent function, of any type; absent() throws before it is used.
 struct Absent {
   template <typename T>
   operator T() const {
@@ -54,7 +54,7 @@ T* pointer(const c10::intrusive_ptr<T>& object) {
 
 }  // namespace reft::compat_detail
 
-// Calls `object->name(…)` if this torch has such a function, else throws what torch itself says.
+// Calls `object->name(…)` if this torch has the function, else throws.
 #define REFT_FORWARD(object, name, ...)                           \
   [&](auto* reft_object) -> decltype(auto) {                      \
     if constexpr (requires { reft_object->name(__VA_ARGS__); }) { \

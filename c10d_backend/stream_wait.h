@@ -1,7 +1,7 @@
-// Marks, around a wait for an op of a device or an op on the current stream itself, where that
-// stream begins and ends to wait (intercept/record/device_marks.h).
+// Marks the begin and the end of a stream's wait (intercept/record/device_marks.h), around a wait
+// for an op of a device, or around an op on the current stream itself.
 //
-// Threads: any. Errors: none: what cannot be marked is not.
+// Threads: any. Errors: none; a mark that cannot be made is missing.
 #pragma once
 
 #include <cstdint>

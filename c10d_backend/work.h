@@ -22,9 +22,10 @@ using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 // One op: marks wait-begin, wait-end and done in the op log. Holds no tensors: a Work dropped
 // without wait is legal.
 //
-// When is an op done? On the host it is when wait returns, isCompleted says so, or the inner future
-// completes (asked for only if the user asks for it, or drops the Work early). On a device, wait
-// only orders streams, so done comes from the inner result future, where the inner backend has one.
+// When is an op done? On the host, when wait() returns, isCompleted() is true, or the inner future
+// completes; that future is requested only if the user requests it or drops the Work early. On a
+// device, wait() only orders streams, so the inner result future decides, if the inner backend has
+// one.
 class ReftWork final : public c10d::Work {
  public:
   enum class Where : uint8_t { kHost, kDevice };
@@ -66,12 +67,11 @@ class ReftWork final : public c10d::Work {
   const std::vector<uint64_t> also_;
 };
 
-// An inner Work that still needs something done on the host when it has completed (a division, a
-// copy). The action runs once: in the thread that notices first, and whoever waits returns after
-// it.
+// An inner Work with an action on the host after its completion (a division, a copy). The action
+// runs once, in the first thread that notices; every wait returns after it.
 class FinishingWork final : public c10d::Work {
  public:
-  // `outputs`: what result() and the future give; empty: what the inner gives.
+  // `outputs`: the value of result() and of the future; empty: the inner Work's.
   FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs,
                 int rank, c10d::OpType type);
 

@@ -135,8 +135,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
                    : std::min(next_requests_, std::chrono::steady_clock::now() + pace_.answers);
         warned = false;
       } catch (const std::exception& error) {
-        // The store lives in the launcher or in rank 0: without it the job is ending, or about to
-        // be started again.
+        // The store lives in the launcher or in rank 0: without it the job ends or restarts.
         if (!warned) {
           logWarn("backend",
                   "evidence of hangs does not reach other nodes: the store failed: ", error.what());

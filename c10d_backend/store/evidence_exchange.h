@@ -1,22 +1,22 @@
 // Carries evidence of a hang between the agents of a job's nodes, which do not know each other,
 // through the job's store.
 //
-// An agent that wants to know about the other nodes tells a rank of its node (kGather). That rank
+// An agent that needs evidence of the other nodes sends kGather to a rank of its node. That rank
 // counts `evidence/<incarnation>/count` up to K and writes `request/K`. The carriers of all nodes
-// (wire::kEvidenceCarriers ranks of each, so that another steps in where one is stopped) look at
-// the counter now and then, pass the request to their agents (kEvidenceRequest) and put what those
-// answer (kEvidence) under `answer/K/<node>`. The rank that asked hands over each answer as it
-// comes, and at the end says which nodes are silent (kGathered). Payloads: agent/peers/messages.h.
+// (wire::kEvidenceCarriers ranks of each, in case one is stopped) poll the counter, pass the
+// request to their agents (kEvidenceRequest) and write the answers (kEvidence) to
+// `answer/K/<node>`. The requesting rank passes on each answer as it arrives, and at the end lists
+// the silent nodes (kGathered). Payloads: agent/peers/messages.h.
 //
-// Answers are deleted when they are read; requests a minute later, as somebody may be about to read
-// them.
+// An answer is deleted when it is read; a request a minute later, because a node may still read it.
 //
-// Threads: receive() from any, it never blocks. One thread, `reft-evidence`, talks to the store,
-// over a connection of its own. The
-//          destructor waits for it, but not for long: a store whose process is stopped answers
-//          nobody, and the thread is left behind then. In a forked child nothing happens.
-// Errors:  none leave the thread. Without the store other nodes are silent, and the agent is told
-// why.
+// Threads: receive() from any; it never blocks. One thread, `reft-evidence`, uses the store over a
+//          connection of its own. The destructor waits for it a short time: a store whose process
+//          is stopped never answers, and the thread is then abandoned. In a forked child nothing
+//          happens.
+// Errors:  none leave the thread. Without the store other nodes are silent, and the agent receives
+// the
+//          reason.
 #pragma once
 
 #include <chrono>
@@ -45,11 +45,11 @@ class EvidenceExchange {
     uint64_t incarnation = 0;
   };
   struct Pace {
-    std::chrono::milliseconds requests{500};  // looks for those of other nodes
-    std::chrono::milliseconds answers{50};    // looks for answers, while some are wanted
-    std::chrono::milliseconds kept{60'000};   // a request stays so long
+    std::chrono::milliseconds requests{500};  // between two polls for other nodes' requests
+    std::chrono::milliseconds answers{50};  // between two polls for answers, while some are missing
+    std::chrono::milliseconds kept{60'000};  // lifetime of a request
   };
-  // Not so often that all nodes together would bother the store.
+  // Slower with more nodes, to bound the load of the store.
   static Pace paceOf(int nodes);
 
   // `store`: keys that no other attempt of the job sees.
@@ -60,7 +60,7 @@ class EvidenceExchange {
 
   // A message of the agent.
   void receive(wire::Type type, std::string payload) const { receiver()(type, std::move(payload)); }
-  // The same, for a handler that may outlive this.
+  // The same, for a handler that may outlive this object.
   std::function<void(wire::Type, std::string)> receiver() const;
 
  private:

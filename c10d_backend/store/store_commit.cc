@@ -17,7 +17,7 @@ using std::chrono::microseconds;
 
 constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
-constexpr int kNodesPerPauseMs = 25;  // bounds what all nodes together ask of the store
+constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
 constexpr int64_t kKeptSteps = 8;
 constexpr int kWishShift = 32;  // of the counter `marks`: below it are nodes whose cut is not known
 constexpr uint64_t kCutMask =
@@ -123,8 +123,7 @@ void StoreCommit::run() {
       cast(ballot);
       await(ballot);
     } catch (const std::exception& error) {
-      // The store lives in the launcher or in rank 0: without it the job is ending, or about to be
-      // started again.
+      // The store lives in the launcher or in rank 0: without it the job ends or restarts.
       logWarn("backend", "commit of step ", ballot.step, ": the store failed: ", error.what());
     }
   }

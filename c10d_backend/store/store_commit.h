@@ -1,17 +1,17 @@
 // The commit exchange between nodes: one vote per node and step, counted in the job's store.
 //
-// `sealed/<step>` counts nodes whose ranks all sealed; the node that completes the count writes
-// `outcome/<step>` = 1, a node with a dropped snapshot writes 0 (every node votes once, so both
-// cannot happen). Everybody reads the outcome, and beside it the wish for the cadence that one of
-// the nodes voted with (`marks/<step>`, only while there is a limit on the overhead). Keys of old
-// steps are deleted by the node that completed them, so the store does not grow.
+// `sealed/<step>` counts nodes whose ranks all sealed. The node that completes the count writes
+// `outcome/<step>` = 1; a node with a dropped snapshot writes 0. Every node votes once, so both
+// cannot happen. All nodes read the outcome, and with it the cadence that one node wished for
+// (`marks/<step>`, only with a limit on the overhead). The node that completed a step deletes the
+// keys of old steps, so the store does not grow.
 //
-// Threads: vote() from any; one thread `reft-commit` talks to the store over a connection of its
-// own, because a store client
-//          serves one request at a time and training must not wait behind ours. The destructor
-//          joins.
-// Errors:  none leave the thread: without the store nothing is committed, and training goes on (the
-// alarm says so).
+// Threads: vote() from any. One thread, `reft-commit`, uses the store over a connection of its own,
+//          because a store client serves one request at a time and training must not queue behind
+//          it. The destructor joins.
+// Errors:  none leave the thread: without the store nothing is committed and training continues;
+// the
+//          alarm reports it.
 #pragma once
 
 #include <chrono>

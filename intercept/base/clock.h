@@ -1,4 +1,4 @@
-// Time as an argument: everything that waits or measures takes a Clock, so that tests never sleep.
+// Time as an argument: code that waits or measures takes a Clock, so that tests never sleep.
 //
 // Threads: all methods are thread-safe. Errors: none.
 #pragma once

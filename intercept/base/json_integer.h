@@ -1,7 +1,7 @@
-// Integers out of JSON that somebody else wrote.
+// Integers out of foreign JSON.
 //
-// nlohmann's get<int>() converts whatever number stands there: 4e26 is undefined behaviour, 2^32 +
-// 5 becomes 5. Here a number that is no integer of the type is an error.
+// nlohmann's get<int>() converts any number: 4e26 is undefined behaviour, 2^32 + 5 becomes 5. Here
+// a number that is not an integer of the type is an error.
 //
 // Threads: any. Errors: InvalidArgument.
 #pragma once

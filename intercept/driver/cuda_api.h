@@ -1,11 +1,13 @@
-// The CUDA driver functions that reft calls, filled from libcuda.so.1 at run time. No driver and no
-// device are states.
+// The CUDA driver functions that reft calls, loaded from libcuda.so.1 at run time. A machine
+// without a driver or a device is a state, not an error.
 //
-// Declared here rather than included, so that reft builds without CUDA; the ABI of these functions
-// does not change, as the _v2 names show. REFT_WITH_CUDA=OFF leaves the table empty for good.
+// Declared here and not included, so that reft builds without CUDA. The ABI of these functions does
+// not change, as the _v2 names show. REFT_WITH_CUDA=OFF leaves the table empty.
 //
-// Threads: cudaApi() fills once; then read-only. Errors: none; a function that this driver lacks is
-// nullptr, and available() is false if any is missing or there is no device.
+// Threads: cudaApi() fills the table once; it is read-only afterwards.
+// Errors:  none. A function that the driver lacks is nullptr; available() is false if one is
+// missing,
+//          or without a device.
 #pragma once
 
 #include <cstddef>
@@ -93,7 +95,7 @@ struct CudaApi {
   static CudaApi from(const DynamicLibrary& library);
 };
 
-// Of the driver of this process, at the first call.
+// The table of this process, filled at the first call.
 const CudaApi& cudaApi();
 
 }  // namespace reft

@@ -1,5 +1,9 @@
-// Starts the agent of a node. Threads: re-entrant. Errors: Unavailable (no such executable, or it
-// exits without having said that it listens; with its reason if it gave one), Timeout.
+// Starts the agent of a node.
+//
+// Threads: re-entrant.
+// Errors:  Unavailable if the executable is absent or exits before it listens, with its reason if
+// it
+//          printed one; Timeout.
 #pragma once
 
 #include <chrono>
@@ -9,11 +13,11 @@
 
 namespace reft {
 
-// How the line of an agent begins that cannot start; what follows is the reason.
+// Prefix of the line that an agent prints if it cannot start; the reason follows.
 inline constexpr std::string_view kAgentFailed = "failed: ";
 
-// Runs argv[0] (which daemonises itself) and returns when it has printed its first line, which says
-// that it listens. Losing the race against another starter is success: some agent listens.
+// Runs argv[0], which daemonises itself, and returns after its first line, which reports that it
+// listens. Losing the race against another starter is success: an agent listens.
 void startAgent(const std::vector<std::string>& argv, std::chrono::milliseconds timeout);
 
 }  // namespace reft

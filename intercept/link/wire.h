@@ -3,9 +3,8 @@
 //
 // Threads: a FrameDecoder belongs to one connection; free functions are re-entrant.
 // Errors:  FrameDecoder throws Corruption on a foreign magic, an unknown version or an oversized
-// payload: the peer is not
-//          one of ours, close it. sendFrame/receiveFrame throw SystemError, PeerFailure (end of
-//          stream) or Timeout.
+//          payload: the peer is not reft, close the connection. sendFrame and receiveFrame throw
+//          SystemError, PeerFailure (end of stream) or Timeout.
 #pragma once
 
 #include <chrono>
@@ -24,10 +23,10 @@ namespace reft::wire {
 constexpr uint32_t kMagic = 0x57544652;  // "RFTW"
 constexpr uint16_t kVersion = 2;
 constexpr uint32_t kMaxPayload = 64u << 20;
-// So many of the first ranks of a node carry evidence of hangs between nodes: another steps in
-// where one is stopped.
+// The first ranks of a node carry evidence of hangs between nodes; the second takes over if the
+// first is stopped.
 constexpr int kEvidenceCarriers = 2;
-// Of one node.
+// Bytes of one node's evidence.
 constexpr size_t kMaxEvidence = 4u << 20;
 
 // Values are on the wire: append only.
@@ -76,11 +75,11 @@ static_assert(sizeof(Header) == 16);
 struct Ballot {
   int64_t step;
   uint64_t incarnation;
-  uint64_t cut;  // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if
-                 // aborted for it
+  // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if the cut is why
+  // the step was aborted.
+  uint64_t cut;
   uint8_t yes;   // sealed / committed
-  uint8_t wish;  // how often snapshots shall be taken, see snapshot/cost/cadence.h; outcomes: of a
-                 // committed step; 0: nothing said
+  uint8_t wish;  // wished cadence (snapshot/cost/cadence.h); outcomes: of a committed step; 0: none
   uint8_t reserved[6];
 };
 static_assert(sizeof(Ballot) == 32);
@@ -95,11 +94,11 @@ std::string encode(Type type, std::string_view payload);
 std::string encode(Type type, const Ballot& ballot);
 std::optional<Ballot> decodeBallot(std::string_view payload);  // nullopt if the size is wrong
 
-// Takes bytes as they arrive, gives whole frames.
+// Takes bytes as they arrive and returns whole frames.
 class FrameDecoder {
  public:
-  // Appends received bytes and descriptors (kept in order; one belongs to the first frame that
-  // arrives with or after it and whose type carries one: kVaultPut, kVaultFd).
+  // Appends received bytes. A descriptor belongs to the first frame that arrives with or after it
+  // and whose type carries one (kVaultPut, kVaultFd); the order is kept.
   void feed(const void* data, size_t bytes);
   void feedFd(UniqueFd fd) { fds_.push_back(std::move(fd)); }
   std::optional<Frame> next();
@@ -112,7 +111,7 @@ class FrameDecoder {
 
 // Blocking helpers for clients. `fd_to_send` = -1: none.
 void sendFrame(int socket, Type type, std::string_view payload, int fd_to_send = -1);
-// Reads what is there into the decoder; false at end of stream.
+// Reads the available bytes into the decoder; returns false at the end of the stream.
 bool receiveInto(int socket, FrameDecoder& decoder);
 Frame receiveFrame(int socket, FrameDecoder& decoder, std::chrono::milliseconds timeout);
 

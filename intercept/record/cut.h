@@ -3,12 +3,11 @@
 // Otherwise the states of the ranks belong to different moments, and a job resumed from them would
 // hang or train something else.
 //
-// Every op adds a term to a counter of its rank, such that the terms of all who take part add up to
+// Every op adds a term to a counter of its rank, such that the terms of all participants add up to
 // 0 (mod 2^64): a send +h(group, from, to), its receive -h; a collective h(group, i) - h(group,
-// i+1) on member i of a ring. The sum over all ranks of what the counters said at step s is 0 if
-// the cut is consistent, and almost surely not if it is not. So the votes of the commit carry it,
-// and no rank needs to know another one's ops. (Consistent cuts: Chandy, Lamport: Distributed
-// Snapshots, 1985.)
+// i+1) on member i of a ring. The sum of all ranks' counters at step s is 0 if the cut is
+// consistent, and almost surely not 0 otherwise. The votes of the commit carry it, so no rank needs
+// to know the ops of another. (Consistent cuts: Chandy, Lamport: Distributed Snapshots, 1985.)
 //
 // Threads: any; one relaxed atomic addition per op. Errors: none.
 #pragma once
@@ -21,13 +20,12 @@
 
 namespace reft {
 
-// "Not known": a receive from any source does not say whom it belongs to. Such a cut is not
-// checked.
+// Unknown: a receive from any source does not name its sender. Such a cut is not checked.
 constexpr uint64_t kUnknownCut = UINT64_MAX;
 
 class CutCounter {
  public:
-  // A group as all of its members call it.
+  // From the name that all members of a group use.
   static uint64_t groupKey(std::string_view name) {
     uint64_t hash = 0xCBF29CE484222325ull;  // FNV-1a
     for (const char c : name) {
@@ -43,7 +41,7 @@ class CutCounter {
   void add(uint64_t term) { sum_.fetch_add(term, std::memory_order_relaxed); }
   void addUnknown() { unknown_.store(true, std::memory_order_relaxed); }
 
-  // A new set of ranks begins to work together: what was done with others counts no more.
+  // For a new set of ranks: forgets all ops so far.
   void restart() {
     sum_.store(0, std::memory_order_relaxed);
     unknown_.store(false, std::memory_order_relaxed);
@@ -53,7 +51,7 @@ class CutCounter {
                                                     : sum_.load(std::memory_order_relaxed);
   }
 
-  // Adds what two sets of ranks said.
+  // The value of two sets of ranks together.
   static uint64_t combine(uint64_t a, uint64_t b) {
     return a == kUnknownCut || b == kUnknownCut ? kUnknownCut : a + b;
   }
@@ -70,7 +68,7 @@ class CutCounter {
   std::atomic<bool> unknown_{false};
 };
 
-// Of this process.
+// The counter of this process.
 CutCounter& processCut();
 
 }  // namespace reft

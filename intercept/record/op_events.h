@@ -1,12 +1,12 @@
-// What happens to the ops of this process, told to one listener as it happens: a bounded ring that
-// the op log writes (OpLog::tell) and the copy thread reads, to know when the host stands idle.
+// The ops of this process as events for one listener: a bounded ring that the op log writes
+// (OpLog::tell) and the copy thread reads, to detect when the host is idle.
 //
-// push() takes no lock, allocates nothing and makes no system call, but for waking a listener that
-// sleeps and has asked for this kind of event. A full ring loses the event and counts it: the
-// listener has to live with what it did not hear.
+// push() takes no lock and allocates nothing. Its only system call wakes a listener that sleeps and
+// waits for this kind of event. A full ring loses the event and counts it: the listener must
+// tolerate gaps.
 //
-// Threads: push() and wake() from any thread; poll() and sleep() from one at a time, the
-// listener's. Errors:  none.
+// Threads: push() and wake() from any; poll() and sleep() from one at a time, the listener's.
+// Errors:  none.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,14 @@ namespace reft {
 
 struct OpEvent {
   enum What : uint8_t {
-    kBegin,  // an op, or a step boundary (kind kStep); the other fields of an op are set here only
+    kBegin,  // an op, or a step boundary (kind kStep); only this event has the other fields of an
+             // op
     kWaitBegin,  // the host waits for the op
     kWaitEnd,
     kDone,
-    kSnapshot,  // of the snapshot engine: one of step `ticket` has begun, see
-                // snapshot/placement/op_listener.h
-    kGate,      // of the snapshot engine: the optimizer is about to write
+    // From the snapshot engine (snapshot/placement/op_listener.h):
+    kSnapshot,  // the snapshot of step `ticket` begins
+    kGate,      // the optimizer is about to write
   };
   What what = kBegin;
   OpKind kind = OpKind::kUnknown;
@@ -38,7 +39,7 @@ struct OpEvent {
   int64_t at_ns = 0;
   uint64_t bytes = 0;
   uint64_t signature = 0;
-  uint32_t mark = 0;  // of DeviceMarks only: where in its pool the event is that was recorded
+  uint32_t mark = 0;  // from DeviceMarks only: index of the recorded event in its pool
 };
 
 class OpEvents {
@@ -53,22 +54,21 @@ class OpEvents {
   void push(const OpEvent& event) noexcept;
   // Ends the listener's sleep.
   void wake() noexcept;
-  // As push() does, for something that the listener hears of in another way: ends its sleep if it
-  // sleeps for that kind of event.
+  // Ends the listener's sleep if it waits for that kind of event, which it receives in another way.
   void nudge(OpEvent::What what) noexcept {
     if ((wanted_.load(std::memory_order_seq_cst) & bit(what)) != 0) {
       wake();
     }
   }
 
-  // The oldest event that was not yet polled. False: there is none, or its writer has not finished
-  // it.
+  // Takes the oldest event. Returns false if the ring is empty, or the event is still being
+  // written.
   bool poll(OpEvent& event) noexcept;
-  bool pending() const;  // whether there is one
+  bool pending() const;  // whether poll() has something to take
   // Sleeps until an event of the kinds in `mask` is pushed, the ring is half full, wake() is called
-  // or the clock stands at `until_ns` (INT64_MAX: never). Returns at once if there is something to
-  // poll and `mask` is not 0, or if `ready()`, which is asked after the listener can be woken, so
-  // that nothing is missed that wakes it.
+  // or the clock reaches `until_ns` (INT64_MAX: never). Returns at once if an event is pending and
+  // `mask` is not 0, or if `ready()` returns true. It calls ready() after the listener can be
+  // woken, so that no wake-up is missed.
   template <typename Ready>
   void sleep(uint32_t mask, int64_t until_ns, const Clock& clock, Ready ready) {
     wanted_.store(mask | kHalfFull, std::memory_order_seq_cst);
@@ -94,12 +94,12 @@ class OpEvents {
   std::unique_ptr<Slot[]> slots_;
   alignas(64) std::atomic<uint64_t> head_{0};  // next to be written
   std::atomic<uint64_t> lost_{0};
-  alignas(64) std::atomic<uint64_t> tail_{0};  // next to be read; moved by the listener alone
-  alignas(64) std::atomic<uint32_t> wanted_{
-      0};  // 0: the listener is awake; else what ends its sleep
+  alignas(64) std::atomic<uint64_t> tail_{0};  // next to be read; only the listener moves it
+  // 0: the listener is awake; else the kinds that end its sleep.
+  alignas(64) std::atomic<uint32_t> wanted_{0};
 };
 
-// Of this process. Never destroyed, as the op log is.
+// The events of this process. Never destroyed, as the op log.
 OpEvents& processOpEvents();
 
 }  // namespace reft

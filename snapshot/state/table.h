@@ -1,9 +1,9 @@
-// The tensor table of a snapshot: the regions of a rank, which of them its sharding groups share, and
-// where their pieces lie in the payload. Typed and without code: a reader never unpickles.
+// The tensor table of a snapshot: the regions of a rank, which of them its sharding groups share,
+// and where their pieces lie in the payload. Typed and without code: a reader never unpickles.
 //
-// A sharding group of D members cuts the concatenation of its regions into D shards, one per member.
-// Cuts fall on rows of dim 0, so every piece is a box in global coordinates and shards differ by at
-// most one row. `arc` adds the next member's shard, copied from own memory.
+// A sharding group of D members cuts the concatenation of its regions into D shards, one per
+// member. Cuts fall on rows of dim 0, so every piece is a box in global coordinates and shards
+// differ by at most one row. `arc` adds the next member's shard, copied from own memory.
 //
 // Threads: values. Errors: fromJson throws Corruption; buildTable throws InvalidArgument.
 #pragma once

@@ -1,8 +1,9 @@
-// Copies bytes into a vault and hashes them on the way.
+// Copies bytes into a vault and computes the checksum of each chunk on the way.
 //
-// Copy and hash share one pass over the source: a block is hashed (which brings it into the cache)
-// and then stored past the cache, so the training process keeps its working set. Threads:
-// re-entrant. Errors: none.
+// Copy and hash share one pass over the source: a block is hashed, which brings it into the cache,
+// and then stored past the cache, so the training process keeps its working set.
+//
+// Threads: re-entrant. Errors: none.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +21,7 @@ class ChunkHasher {
   void reset();
   // dst and src do not overlap. `dst` 64-byte aligned is fastest.
   void copy(std::byte* dst, const std::byte* src, size_t bytes);
-  // Hashes what is there already.
+  // Hashes bytes that are in place.
   void hash(const std::byte* data, size_t bytes);
   // Writes zeros (padding between pieces) and hashes them.
   void zero(std::byte* dst, size_t bytes);
@@ -31,9 +32,8 @@ class ChunkHasher {
   void* state_;
 };
 
-// Where samples lie: the same positions for equal (bytes, seed), so that capture, copy and other
-// members agree. Folds `samples` cache lines (everything if bytes ≤ 4096 or samples == 0) into one
-// value.
+// Hash of `samples` cache lines, or of everything if bytes ≤ 4096 or samples == 0. Equal (bytes,
+// seed) select the same positions, so that capture, copy and other members agree.
 uint64_t sampleHash(const std::byte* data, uint64_t bytes, uint32_t samples, uint64_t seed);
 
 }  // namespace reft

@@ -1,6 +1,6 @@
-// Compiled with -mavx2 (snapshot/CMakeLists.txt). No header of the standard library with code in
-// it: its inline functions would be compiled for AVX2 here, and the linker might keep this copy for
-// everybody.
+// Compiled with -mavx2 (snapshot/CMakeLists.txt). Includes no header of the standard library that
+// has code: its inline functions would be compiled for AVX2 here, and the linker might keep this
+// copy for all callers.
 #include "snapshot/vault/hash_avx2.h"
 
 #if defined(REFT_HAVE_AVX2)

@@ -10,7 +10,7 @@
 namespace reft::avx2 {
 
 #if defined(REFT_HAVE_AVX2)
-// Asked of the processor, once.
+// Whether the processor has AVX2.
 inline bool available() {
   static const bool found = __builtin_cpu_supports("avx2") != 0;
   return found;

@@ -11,15 +11,15 @@ namespace reft {
 
 // X(name) in the order of the file: append only.
 // clang-format off
-#define REFT_RANK_STATS(X)                                                                                          \
-  X(pid) X(incarnation) X(attempt) X(steps) X(step_ns) X(step_end_ns) X(captured) X(sealed) X(dropped)              \
-  X(skipped) X(sealed_step) X(committed_step) X(commit_ns) X(bytes_copied) X(copy_ns) X(gate_ns)                    \
-  X(gate_last_ns) X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) X(state_bytes) X(slot_bytes)     \
-  X(plans) X(restored_step) X(unprotected) X(errors) X(gate_copied_bytes) X(object_bytes) X(restore_ns)  \
-  X(at_once_copied_bytes) X(gap_copied_bytes) X(compute_copied_bytes) X(communication_copied_bytes)                 \
-  X(forecast_error_ppm) X(op_events_lost) X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm)       \
-  X(foretold_gap_ns) X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns)      \
-  X(on_device)
+#define REFT_RANK_STATS(X) \
+  X(pid) X(incarnation) X(attempt) X(steps) X(step_ns) X(step_end_ns) X(captured) X(sealed) \
+  X(dropped) X(skipped) X(sealed_step) X(committed_step) X(commit_ns) X(bytes_copied) X(copy_ns) \
+  X(gate_ns) X(gate_last_ns) X(capture_ns) X(capture_last_ns) X(early_bytes) X(payload_bytes) \
+  X(state_bytes) X(slot_bytes) X(plans) X(restored_step) X(unprotected) X(errors) \
+  X(gate_copied_bytes) X(object_bytes) X(restore_ns) X(at_once_copied_bytes) X(gap_copied_bytes) \
+  X(compute_copied_bytes) X(communication_copied_bytes) X(forecast_error_ppm) X(op_events_lost) \
+  X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm) X(foretold_gap_ns) \
+  X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns) X(on_device)
 // clang-format on
 
 struct RankStats {

@@ -1,15 +1,14 @@
-// The span log: a ring of fixed-size records in the vault that says when the engine captured,
+// The span log: a ring of fixed-size records in the vault that shows when the engine captured,
 // copied, waited at the gate and sealed, and when a device worked and waited. With the op log
-// beside it, the timeline of a rank can be drawn from outside, while the rank runs or when it is
-// dead.
+// beside it, other processes can draw the timeline of a rank while it runs or after its death.
 //
-// Chunks that one thread copies one after the other are one span that grows, so that the ring holds
-// hundreds of steps of a small state and still several of a large one. Cost: no lock, no
-// allocation, no system call.
+// Consecutive chunks that one thread copies are one span that grows, so the ring holds hundreds of
+// steps of a small state and still several of a large one. Cost: no lock, no allocation, no system
+// call.
 //
-// Threads: SpanLog: begin() from any thread, extend() and end() of a span from the thread that
-// began it. SpanLogReader may run in
-//          any process at any time; a record that was overwritten while it was read is left out.
+// Threads: SpanLog: begin() from any thread, extend() from the thread that began the span.
+//          SpanLogReader may run in any process at any time; it skips a record that was overwritten
+//          while it was read.
 // Errors:  the writer cannot fail. SpanLogReader throws Corruption if the area is not a span log.
 #pragma once
 
@@ -27,24 +26,23 @@ enum class SpanKind : uint8_t {
   kCopy = 2,     // one thread, chunk after chunk
   kGate = 3,     // the training thread waits before the optimizer
   kSeal = 4,     // verification of the copy, and the seal; bytes: 1 = sealed, 0 = dropped
-  // By a device's own clock; told when its step has ended. Copies from the device are, too.
+  // By the device's own clock, written after its step ended; so are copies from the device.
   kDeviceStep = 5,  // from program point to program point
-  kDeviceWait =
-      6,  // the stream that trains waits for `op`; tier: what a copy beside it is; bytes: of the op
+  // The stream that trains waits for `op`; tier: that of a concurrent copy; bytes: those of the op.
+  kDeviceWait = 6,
   kDeviceGate = 7,  // the stream waits for copies before the optimizer
 };
 const char* spanKindName(SpanKind kind);
 
 // 64 bytes. Times are CLOCK_MONOTONIC nanoseconds.
 struct SpanRecord {
-  std::atomic<uint64_t>
-      ticket;  // 1 + index of the span in this log; 0 while the record is being (re)written
+  std::atomic<uint64_t> ticket;  // 1 + index of the span in this log; 0 while it is rewritten
   std::atomic<int64_t> step;
   std::atomic<int64_t> begin_ns;
-  std::atomic<int64_t> end_ns;  // 0: under way
+  std::atomic<int64_t> end_ns;  // 0: not ended
   std::atomic<uint64_t> bytes;
   std::atomic<SpanKind> kind;
-  std::atomic<uint8_t> tier;  // of a copy, or of what would be copied meanwhile
+  std::atomic<uint8_t> tier;  // tier of the copy, or of a concurrent copy
   std::atomic<uint8_t> op;    // OpKind
   uint8_t reserved[21];
 };
@@ -74,7 +72,7 @@ class SpanLog {
   // Returns the handle of the span.
   uint64_t begin(SpanKind kind, int64_t step, int64_t begin_ns, uint8_t tier = 0,
                  uint8_t op = 0) noexcept;
-  // The span has gone on until `end_ns`, with so many bytes more.
+  // The span continued until `end_ns`, with `more_bytes` more.
   void extend(uint64_t ticket, int64_t end_ns, uint64_t more_bytes) noexcept;
 
  private:
@@ -98,7 +96,7 @@ class SpanLogReader {
   // `bytes` of a mapped area, possibly of a foreign, dying or malicious writer. Throws Corruption.
   SpanLogReader(const void* area, size_t bytes);
 
-  // The newest `count` records in the order in which they were begun by the writer.
+  // The newest `count` records, in the order of their begin.
   std::vector<Span> tail(size_t count) const;
 
  private:

@@ -31,7 +31,7 @@ struct SlotExtent {
   uint64_t check;
 };
 
-// Page 0. Written once, before anybody else sees the vault; only `extents` changes later.
+// Page 0. Written once, before other processes see the vault; only `extents` changes later.
 struct Superblock {
   uint64_t magic;
   uint32_t version;
@@ -61,8 +61,7 @@ struct SlotHeader {
   uint64_t magic;
   uint32_t version;
   std::atomic<uint32_t> state;
-  std::atomic<uint64_t>
-      generation;  // +1 before each overwrite: a reader that sees it move starts again
+  std::atomic<uint64_t> generation;  // +1 before each overwrite; a reader that sees it move retries
   uint64_t check;
   int64_t step;
   uint64_t incarnation;
@@ -73,9 +72,9 @@ struct SlotHeader {
   int64_t sealed_ns;
   uint64_t cut;  // this rank's part of the consistent-cut check (intercept/record/cut.h)
   uint32_t group_count;
-  uint32_t wish;  // that this rank's vote carried (snapshot/cost/cadence.h)
-  uint64_t group_digests[kMaxGroupDigests];  // sampled content hash of each sharding group, in
-                                             // table order
+  uint32_t wish;  // wished cadence in this rank's vote (snapshot/cost/cadence.h)
+  // Sampled content hash of each sharding group, in table order.
+  uint64_t group_digests[kMaxGroupDigests];
 };
 static_assert(sizeof(SlotHeader) <= kPage);
 
