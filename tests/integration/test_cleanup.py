@@ -17,9 +17,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from reft._link import agent_protocol as protocol
+from tests.integration.test_agent import BINARY, TestClock, wait_for
 from tests.support.launchers import Forkrun, Torchrun, TrainJob, agent_pids, kill_all, rank_pids
 
 HERE = Path(__file__).resolve().parent
@@ -111,13 +114,30 @@ def test_nothing_remains(folder: Path, ending: str, files: bool) -> None:
 
 
 @pytest.mark.timeout(120)
+@pytest.mark.skipif(BINARY is None, reason="needs reft-agent")
 def test_snapshots_outlive_a_crash_for_the_linger(folder: Path) -> None:
-    """The agent does not leave at once when ranks fail: somebody may come back."""
+    """The agent does not leave at once when ranks fail: a launcher may start them again."""
+    clock = TestClock(folder / "clock")
+    agent = folder / "reft-agent"
+    agent.write_text(f'#!/bin/sh\nexec "{BINARY}" "$@" --test-clock "{clock.path}"\n')
+    agent.chmod(0o755)
     job = TrainJob(Torchrun(), folder, "cleanup-linger")
+
+    def status() -> dict[str, Any]:
+        socket = job.run / job.job / "node-0" / "agent.sock"
+        with protocol.AgentConnection(socket, timeout_sec=30) as tool:
+            return tool.request(protocol.STATUS_REQUEST)[1]
+
     try:
-        assert job.start("--crash-at", "8", REFT_AGENT_LINGER_SEC="8").wait() != 0
-        time.sleep(1)
+        environment = {"REFT_AGENT_PATH": str(agent), "REFT_AGENT_LINGER_SEC": "3600"}
+        assert job.start("--crash-at", "8", **environment).wait() != 0
+        wait_for(lambda: not any(rank["alive"] for rank in status()["ranks"]))
+        clock.advance(1800)
+        ticks = status()["agent"]["ticks"]
+        wait_for(lambda: status()["agent"]["ticks"] >= ticks + 2)
         assert len(job.agents) == 1
+        clock.advance(1801)
+        wait_for(lambda: not job.agents)
     finally:
         kill_all(job.agents)
 

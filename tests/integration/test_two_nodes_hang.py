@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from reft._link import agent_protocol as protocol
 from tests.support.launchers import (
     agent_pids,
     free_port,
@@ -78,6 +79,16 @@ class Job:
         self._until(lambda: bool(found()), "no verdict")
         return found()[0]
 
+    def until_ticks(self, node: int, count: int) -> None:
+        """Returns when the timer of the node's agent has run so many times more (four times a second)."""
+
+        def ticks() -> int:
+            with protocol.AgentConnection(self.folder(node) / "agent.sock", timeout_sec=30) as tool:
+                return int(tool.request(protocol.STATUS_REQUEST)[1]["agent"]["ticks"])
+
+        end = ticks() + count
+        self._until(lambda: ticks() >= end, f"the agent of node {node} stands still")
+
     def _until(self, condition: Any, what: str) -> None:
         deadline = time.monotonic() + 180
         while not condition():
@@ -123,7 +134,8 @@ def test_a_rank_of_the_other_node_that_sleeps_is_named_with_host_pid_and_line(tm
     assert Path(culprit["frame"]["file"]).name == WORKER.name and culprit["frame"]["line"] == CULPRIT_LINE
     assert verdict["state"] == "hang" and verdict["victims"] == [0, 1, 2]
     assert [entry["node"] for entry in verdict["ranks"]] == [0, 0, 1, 1] and verdict["silent_nodes"] == []
-    time.sleep(2 * SUSPECT_SEC)  # in which the other agent would look for itself, were it not told
+    # Without the first agent's announcements the other one would investigate within this time.
+    job.until_ticks(1, 4 * 2 * SUSPECT_SEC)
     assert not job.verdicts(1) and len(job.verdicts(0)) == 1, job.said
 
 
