@@ -1,4 +1,4 @@
-"""Registers the backend "reft" with ``torch.distributed``; torch calls :func:`register` by itself at
+"""Registers the backend "reft" with ``torch.distributed``; torch calls :func:`register` at
 ``import torch``.
 
 This module stands outside the package ``reft``, so that neither import can depend on the other. An

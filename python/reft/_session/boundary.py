@@ -227,8 +227,8 @@ class Boundary:
         )
 
     def _choose(self) -> None:
-        """Chooses the closing optimizer: the one that stepped last, or the last of those whose steps
-        are not crossed."""
+        """Chooses the closing optimizer: the one that stepped last, or the last one whose steps are
+        not crossed."""
         before = self.closing
         if before is not None:
             # One that rests because others are crossed comes back; it may be gone if it takes much
@@ -245,8 +245,8 @@ class Boundary:
             self._report_lengthening(self._last)
 
     def _cross(self, index: int) -> None:
-        """Steps of an optimizer are crossed by a graph or by gradients: they end no iteration as long
-        as those of another one do."""
+        """Steps of an optimizer are crossed by a graph or by gradients: they end no iteration while
+        those of another one do."""
         self._crossed.add(index)
         free = self._not_crossed()
         if free and self.closing == index:
@@ -265,8 +265,8 @@ class Boundary:
             self._listener.iteration_lengthened(one, other)
 
     def _forget_replaced(self) -> None:
-        """Drops optimizers that did not step in this round and that only this object refers to: their
-        state is not saved any more."""
+        """Drops optimizers that did not step in this round and that only this object refers to:
+        their state is not saved any more."""
         self._listener.optimizers_replaced()
         idle = {
             i: weakref.ref(o)

@@ -135,7 +135,8 @@ class Planner:
                 f"snapshots need {_voice.size(need)} of host memory on this node"
                 f" ({_voice.size(per_rank)} per rank, {env['snapshot_slots']} slots,"
                 f" {_voice.plural(job.local_world, 'rank')}),"
-                f" but the limit is {_voice.size(limit)}. Training continues without snapshots. To make them fit, use more data-parallel"
+                f" but the limit is {_voice.size(limit)}. Training continues without snapshots."
+                " To make them fit, use more data-parallel"
                 " ranks (smaller shares), set REFT_VAULT_DIR (vaults on a disk), or raise"
                 " REFT_SNAPSHOT_HOST_BYTES"
             )

@@ -106,7 +106,7 @@ def live(*classes: _Class) -> list[list[Any]]:
 
 
 def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """The tensor whose memory this rank holds, and the ranks that hold equal bytes by its placement."""
+    """The tensor whose memory this rank holds, and the ranks that its placement calls equal."""
     if not isinstance(tensor, DTensor):
         return tensor, ()
     mesh = tensor.device_mesh

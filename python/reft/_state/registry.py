@@ -1,4 +1,4 @@
-"""Objects that scripts registered by name: state that is not reachable from optimizers and modules."""
+"""Objects that scripts register by name: state that no optimizer or module leads to."""
 
 from __future__ import annotations
 

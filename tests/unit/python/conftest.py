@@ -35,7 +35,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def native(monkeypatch: pytest.MonkeyPatch) -> FakeNative:
-    """The native module on stand-ins. Optimizers of other tests, which may be alive, do not count."""
+    """The native module on stand-ins. Optimizers that other tests left alive do not count."""
     monkeypatch.setattr(Boundary, "_alone", staticmethod(lambda optimizer: True))
     return FakeNative().install(monkeypatch)
 

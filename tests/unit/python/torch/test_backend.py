@@ -30,7 +30,7 @@ class Made:
 
 @pytest.fixture
 def create(monkeypatch: pytest.MonkeyPatch) -> Iterator[Create]:
-    """Creates a backend of one rank without gloo: `create(ranks=[0])` for one that is no default group."""
+    """Creates a backend of one rank without gloo; `create(ranks=[0])`: not the default group."""
     monkeypatch.setattr(backend._C, "ReftBackend", Made)
     monkeypatch.setattr(backend, "_make_gloo", lambda *_: "gloo")
     monkeypatch.setattr(backend, "_once", lambda: None)
