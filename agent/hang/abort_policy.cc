@@ -3,22 +3,18 @@
 #include <algorithm>
 
 // Note [when ranks are ended]
-// To end a job that would have gone on is worse than to let one hang for some minutes more, as its
-// own timeouts end that in the end. So ranks are ended
-// - at once (that is, after a second look that found the same ranks at the same lines) only if the
-// verdict is certain or
-//   likely, and nobody who is named is seen at work: uses a processor, reads or writes, has
-//   children that do, compiles. One rank that evaluates while the others are in the next step's
-//   all_reduce looks like a hang in all other respects.
-// - else when nothing has moved for kHardCapFactor times the time after which the user calls it
-// suspicious.
-// - never while somebody debugs a rank, and for a while after: a debugger makes hangs. On other
-// nodes only a look at them can tell,
-//   so one comes before ranks are ended at that time. Somebody who sits at a Python
-//   debugger's prompt is not to lose it at all.
+// Ending a job that would have gone on is worse than letting one hang for some minutes more,
+// because the job's own timeouts end that at last. So ranks are ended
+// - early, after a second look that found the same ranks at the same lines, only if the verdict is
+//   certain or likely, and no culprit is seen at work: using a processor, reading or writing,
+//   compiling, or with children that do. In all other respects, a rank that evaluates while the
+//   others are in the next step's all_reduce looks like a hang;
+// - else when nothing has moved for kHardCapFactor times REFT_HANG_SUSPECT_SEC;
+// - never while a debugger is attached to a rank, and for a while after, because debuggers make
+//   hangs. On other nodes only a look can find one, so a look comes before the cap ends ranks. A
+//   Python debugger's prompt is never ended;
 // - not by the agent where a rank is dead: launchers end the rest themselves, and give handlers of
-// SIGTERM their time.
-//   Only a launcher that does nothing within kLauncherNs is helped.
+//   SIGTERM their time. The agent acts only if the launcher does nothing within kLauncherNs.
 // Progress, a rank that comes or goes, and a new incarnation each end the matter.
 
 namespace reft::agent {

@@ -1,7 +1,5 @@
-// Whether and when a reported hang ends the ranks (REFT_HANG_ACTION=abort).
-//
-// See Note [when ranks are ended], abort_policy.cc. Who is ended, and how, is the agent's: this
-// decides only.
+// Decides whether and when a reported hang ends the ranks (REFT_HANG_ACTION=abort): Note [when
+// ranks are ended], abort_policy.cc. Aborter ends them.
 //
 // Threads: the agent's loop only. Errors: none.
 #pragma once
@@ -40,16 +38,15 @@ class AbortPolicy {
   bool enabled_;
   int64_t suspect_ns_;
   bool pending_ = false;    // a hang is reported, and its ranks may be ended for it
-  bool decided_ = false;    // it need not last until the cap
+  bool decided_ = false;    // the ranks may be ended before the cap
   bool looking_ = false;    // the second look is under way
-  bool confirmed_ = false;  // and has found the same
-  bool far_ =
-      false;  // ranks of other nodes hang with these: what happens there shows in a look only
-  bool seen_ = false;    // such a look came when the cap was reached
-  bool spared_ = false;  // and found a debugger, or progress
-  int64_t next_ns_ = 0;  // not before
+  bool confirmed_ = false;  // the second look found the same
+  bool far_ = false;        // the job has other nodes, whose state only a look shows
+  bool seen_ = false;       // a look was taken at the cap
+  bool spared_ = false;     // the last look found a debugger, or progress
+  int64_t next_ns_ = 0;     // time of the next act
   uint64_t incarnation_ = 0;
-  std::string summary_;
+  std::string summary_;  // Finding::summary of the report
   std::string why_;
 };
 
