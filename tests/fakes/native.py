@@ -254,8 +254,3 @@ def answer_for_all(
 ) -> None:
     """Puts the result of a round (`_link/gather.py`) into a store, as rank 0 does."""
     store.set(f"{name}/job", gather._pack(gather.Gathered(text, refusals or {})))
-
-
-def store_of(store: Store) -> dict[str, str]:
-    """Contents of a `HashStore`, for assertions. Waits for nothing."""
-    return {key: store.get(key).decode() for key in store.list_keys()}
