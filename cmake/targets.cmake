@@ -28,6 +28,16 @@ function(reft_folder_library name)
   target_link_libraries(${name} PUBLIC reft_intercept reft_third_party)
 endfunction()
 
+# Precompiles headers that take longer to parse than a target's own sources.
+function(reft_precompile target)
+  if(REFT_PCH)
+    target_precompile_headers(${target} PRIVATE ${ARGN})
+    if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+      target_compile_options(${target} PRIVATE -Xclang -fno-pch-timestamp)  # ccache goes by contents
+    endif()
+  endif()
+endfunction()
+
 # Only reft's own names leave a shared library: what is header-only stays inside.
 function(reft_hide_third_party target)
   target_link_options(${target} PRIVATE -Wl,--version-script=${CMAKE_SOURCE_DIR}/intercept/exports.map)
