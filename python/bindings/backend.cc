@@ -45,7 +45,7 @@ std::shared_ptr<py::object> shared(py::object callable) {
           }};
 }
 
-ReftBackend::CpuFactory cpuFactory(const py::object& callable) {
+BackendParts::CpuFactory cpuFactory(const py::object& callable) {
   if (callable.is_none()) {
     return nullptr;
   }
