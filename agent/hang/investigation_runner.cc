@@ -121,7 +121,7 @@ void InvestigationRunner::rankEnded(const RankState& rank, int64_t now_ns) {
   const bool oom = rank.oomKillsSince() > 0;
   if (!rank.said_bye) {
     logWarn("agent", "rank ", rank.hello.rank, " pid ", rank.pid, " is gone without a clean end",
-            oom ? std::string("; ") + kOomKillText : "", "; its vault is kept");
+            oom ? "; " : "", oom ? kOomKillText : "", "; its vault is kept");
   }
   learn();
   investigation_.ended(rank.hello.rank, oom, now_ns);

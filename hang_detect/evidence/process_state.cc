@@ -102,8 +102,8 @@ void addProcessState(RankEvidence& rank) noexcept {
     rank.wait_channel = procFile(rank.pid, "wchan", 64);
     for (const int child : childrenOf(rank.pid)) {
       const auto stat = procStat(child);
-      rank.children.push_back({child, stat ? std::string(1, stat->state) : "",
-                               stat ? std::string(stat->name()) : ""});
+      rank.children.push_back(
+          {child, stat ? std::string(1, stat->state) : "", stat ? std::string(stat->name()) : ""});
     }
   } catch (const std::exception& problem) {
     rank.error +=

@@ -41,7 +41,7 @@ TEST(RankOptions, DefaultsTakeASnapshotEveryStepAndSurviveKilledProcesses) {
   const RankOptions options = optionsOf({});
   EXPECT_EQ(options.every, 1u);
   EXPECT_FALSE(options.verify_full);
-  EXPECT_EQ(options.policy, PlacementPolicy::kEager);
+  EXPECT_EQ(options.policy, PlacementPolicy::kGap);
   EXPECT_EQ(options.protection->name(), "none");
   EXPECT_EQ(options.protection->furtherShards(), 0u);
   EXPECT_GT(options.alarm, 0s);
