@@ -33,8 +33,6 @@ endif()
 if(REFT_CCACHE)
   find_program(REFT_CCACHE_PROGRAM ccache)
   if(REFT_CCACHE_PROGRAM)
-    # ccache caches what uses a precompiled header under these two settings only.
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
-        ${REFT_CCACHE_PROGRAM})
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${REFT_CCACHE_PROGRAM})
   endif()
 endif()

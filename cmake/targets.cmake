@@ -28,13 +28,11 @@ function(reft_folder_library name)
   target_link_libraries(${name} PUBLIC reft_intercept reft_third_party)
 endfunction()
 
-# Precompiles headers that take longer to parse than a target's own sources.
+# Precompiles headers that take longer to parse than a target's own sources. Not with ccache: it
+# preprocesses sources, and gcc 12 has crashed there on a precompiled header.
 function(reft_precompile target)
-  if(REFT_PCH)
+  if(REFT_PCH AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
     target_precompile_headers(${target} PRIVATE ${ARGN})
-    if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
-      target_compile_options(${target} PRIVATE -Xclang -fno-pch-timestamp)  # ccache goes by contents
-    endif()
   endif()
 endfunction()
 
