@@ -321,8 +321,11 @@ TEST_F(EngineDeviceTimes, RareSnapshotsAreCopiedInGapsToo) {
 // that trains.
 TEST_F(EngineDeviceTimes, OnlySoManyCopiesAreAskedForBeforeSomeHaveLanded) {
   start(1000 * kChunk);
-  driver_.device_ns =
-      -1;  // not even at the program point, for which the copy thread looks again and again
+  {
+    // Not even at the program point, for which the copy thread polls. It reads the clock already.
+    const std::lock_guard lock(driver_.mutex);
+    driver_.device_ns = -1;
+  }
   ASSERT_TRUE(engine_->beginPoint(1, {&kStream, 1}));
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
   engine_->endPoint();
