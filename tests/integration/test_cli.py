@@ -502,8 +502,10 @@ def test_nobody_waits_for_the_writer_of_a_fifo(folder: Path, command: str) -> No
     assert done.returncode in (1, 3) and "node.vault" in done.stdout + done.stderr, done.stdout + done.stderr
 
 
-def snapshot_engine(run_dir: Path, path: Path, policy: str = "eager", **more: str) -> Any:
-    """The engine of rank 0, with its vault at `path`."""
+def snapshot_engine(
+    run_dir: Path, path: Path, policy: str = "eager", store: Any = None, **more: str
+) -> Any:
+    """The engine of rank 0, with its vault at `path`; with a store, of a job of two nodes."""
     native = native_module()
     path.parent.mkdir(parents=True, exist_ok=True)
     client = native.AgentClient(
@@ -524,11 +526,11 @@ def snapshot_engine(run_dir: Path, path: Path, policy: str = "eager", **more: st
             job="demo",
             rank=0,
             world=1,
-            nodes=1,
+            nodes=1 if store is None else 2,
             attempt=0,
             incarnation=5,
             overhead_percent=0,
-            store=None,
+            store=store,
             path=str(path),
         )
 
@@ -562,8 +564,14 @@ def test_a_second_engine_in_one_process_is_refused(agent: FakeAgent, run_dir: Pa
 def test_an_engine_that_cannot_be_made_is_left_by_the_op_log(agent: FakeAgent, run_dir: Path, folder: Path) -> None:
     """Its vault, into which the log had moved, is no longer mapped."""
     native = native_module()
-    with pytest.raises(native.InvalidArgument, match="policy"):
-        snapshot_engine(run_dir, folder / "vaults" / "rank-0.vault", policy="none")
+    import torch.distributed as dist
+
+    class Unclonable(dist.Store):  # type: ignore[misc]
+        def clone(self) -> Any:
+            raise RuntimeError("this store has no second connection")
+
+    with pytest.raises(RuntimeError, match="no second connection"):
+        snapshot_engine(run_dir, folder / "vaults" / "rank-0.vault", store=Unclonable())
     native.log_step(0, 1)
     snapshot_engine(run_dir, folder / "vaults" / "rank-1.vault")
 
