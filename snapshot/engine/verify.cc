@@ -4,6 +4,7 @@
 #include <numeric>
 #include <utility>
 
+#include "intercept/base/hash.h"
 #include "snapshot/vault/copy.h"
 
 namespace reft {
@@ -19,7 +20,7 @@ bool isOnDevice(std::span<const int> devices, uint32_t region) {
 }  // namespace
 
 uint64_t sampleSeed(int64_t step) {
-  return static_cast<uint64_t>(step) * 0x9E3779B97F4A7C15ull;
+  return static_cast<uint64_t>(step) * kGoldenRatio;
 }
 
 Verify::Verify(std::shared_ptr<const SnapshotPlan> plan, int64_t step, bool full)

@@ -9,30 +9,10 @@
 #include <vector>
 
 #include "intercept/record/cut.h"
+#include "tests/unit/snapshot/restore/replicas.h"
 
 namespace reft {
 namespace {
-
-constexpr uint64_t kInc = 5;
-
-// A job of one sharding group over all ranks; `copies` further shards per rank.
-std::vector<VaultSummary> replicas(int world, int64_t step, uint32_t copies,
-                                   uint64_t incarnation = kInc) {
-  std::vector<VaultSummary> vaults;
-  std::vector<int> ranks;
-  for (int rank = 0; rank < world; ++rank) {
-    ranks.push_back(rank);
-  }
-  for (int rank = 0; rank < world; ++rank) {
-    GroupSummary group{"g", ranks, {}, 99};
-    for (uint32_t k = 0; k <= copies; ++k) {
-      group.shards.push_back((static_cast<uint32_t>(rank) + k) % static_cast<uint32_t>(world));
-    }
-    std::sort(group.shards.begin(), group.shards.end());
-    vaults.push_back({rank, rank / 2, {{0, step, incarnation, 0, {group}}}});
-  }
-  return vaults;
-}
 
 void addStep(std::vector<VaultSummary>& vaults, const std::vector<VaultSummary>& more) {
   for (size_t i = 0; i < vaults.size(); ++i) {
