@@ -12,6 +12,7 @@
 #include <cerrno>
 #include <memory>
 
+#include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -23,7 +24,6 @@ enum Token : uint64_t { kListener = 1, kTimer = 2, kWake = 3, kMetrics = 4, kFir
 
 constexpr size_t kMaxPeers = 4096;
 constexpr int kMaxAccepts = 64;  // in one pass of the loop
-constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTickNs = kSecond / 4;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30 * kSecond;

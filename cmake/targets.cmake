@@ -28,12 +28,9 @@ function(reft_folder_library name)
   target_link_libraries(${name} PUBLIC reft_intercept reft_third_party)
 endfunction()
 
-# Precompiles headers that take longer to parse than a target's own sources. Not with ccache: it
-# preprocesses sources, and gcc 12 has crashed there on a precompiled header.
-function(reft_precompile target)
-  if(REFT_PCH AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-    target_precompile_headers(${target} PRIVATE ${ARGN})
-  endif()
+# Compiles `size` sources of a target as one: parsing torch's headers, or JSON's, takes longer than most sources.
+function(reft_batch target size)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${REFT_BATCH} UNITY_BUILD_BATCH_SIZE ${size})
 endfunction()
 
 # Only reft's own names leave a shared library: what is header-only stays inside.

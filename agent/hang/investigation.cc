@@ -5,6 +5,7 @@
 #include "hang_detect/evidence/oom_kills.h"
 #include "hang_detect/rank/verdict_notice.h"
 #include "hang_detect/report/wrap.h"
+#include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 
@@ -12,7 +13,6 @@ namespace reft::agent {
 
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
 // Time that ranks have to answer for their stacks.
 constexpr int64_t kStackWaitNs = 2 * kSecond;
 // A launcher ends or restarts the other ranks within this time after a death; then there is nothing

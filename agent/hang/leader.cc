@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "intercept/base/clock.h"
+
 namespace reft::agent {
 
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
 // A request reaches a node within a second, unless the machine is overloaded.
 constexpr int64_t kAskNs = kSecond * 3 / 2;
 constexpr int64_t kLeadNs = 6 * kSecond;

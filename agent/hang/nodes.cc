@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
+#include "intercept/base/clock.h"
+
 namespace reft::agent {
 
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
 // Time that the carrier has, after kGatherNs, to report the end.
 constexpr int64_t kGatherEndNs = 2 * kSecond;
 

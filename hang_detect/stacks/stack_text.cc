@@ -9,8 +9,8 @@ namespace reft {
 
 namespace {
 
-constexpr size_t kMaxThreads = 1024;
-constexpr size_t kMaxFrames = 1024;
+constexpr size_t kMostThreadsOfText = 1024;
+constexpr size_t kMostFramesOfText = 1024;
 constexpr size_t kMaxLineBytes = 4096;
 constexpr size_t kMaxGils = 16;  // one an interpreter
 
@@ -125,7 +125,7 @@ Stacks parseStacks(std::string_view text) {
     std::pair<std::string, std::string> gil;
     if (indented && in_thread && parseFrame(line, frame)) {
       auto& frames = stacks.threads.back().frames;
-      if (frames.size() < kMaxFrames) {
+      if (frames.size() < kMostFramesOfText) {
         frames.push_back(std::move(frame));
       } else {
         stacks.threads.back().truncated = stacks.truncated = true;
@@ -135,7 +135,7 @@ Stacks parseStacks(std::string_view text) {
     } else if (!indented && line == "...") {
       stacks.truncated = true;
     } else if (!indented && parseThread(line, thread)) {
-      in_thread = stacks.threads.size() < kMaxThreads;
+      in_thread = stacks.threads.size() < kMostThreadsOfText;
       if (in_thread) {
         stacks.threads.push_back(std::move(thread));
       } else {
@@ -146,7 +146,7 @@ Stacks parseStacks(std::string_view text) {
     } else if (!indented && gils.size() < kMaxGils && parseGil(line, gil)) {
       gils.push_back(std::move(gil));
     } else if (!indented && parseNative(line, native)) {
-      if (stacks.native.size() < kMaxThreads) {
+      if (stacks.native.size() < kMostThreadsOfText) {
         stacks.native.push_back(std::move(native));
       } else {
         stacks.truncated = true;

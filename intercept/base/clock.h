@@ -9,6 +9,8 @@
 
 namespace reft {
 
+inline constexpr int64_t kSecond = 1'000'000'000;  // in nanoseconds, as all times are
+
 class Clock {
  public:
   virtual ~Clock() = default;

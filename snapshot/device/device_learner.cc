@@ -7,7 +7,7 @@ namespace reft {
 
 namespace {
 
-constexpr size_t kMostSteps = 1024;  // that nobody takes
+constexpr size_t kMostLearnt = 1024;  // that nobody takes
 
 bool trainingWaits(Tier tier) {
   return tier == Tier::kAtOnce || tier == Tier::kGate;
@@ -82,7 +82,7 @@ void DeviceLearner::endStep(const Begun& next, int64_t at_ns) {
     one.begin_ns = clock_.hostNs(one.begin_ns);
     one.end_ns = clock_.hostNs(one.end_ns);
   }
-  if (steps_.size() < kMostSteps) {
+  if (steps_.size() < kMostLearnt) {
     steps_.push_back(std::move(record_));
   }
 }

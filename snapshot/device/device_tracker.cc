@@ -8,7 +8,7 @@ namespace reft {
 
 namespace {
 
-constexpr size_t kMostSteps = 1024;  // that wait for the next program point
+constexpr size_t kMostWaiting = 1024;  // that wait for the next program point
 
 bool contains(std::span<const DeviceStream> streams, const DeviceStream& one) {
   return std::find(streams.begin(), streams.end(), one) != streams.end();
@@ -139,7 +139,7 @@ void DeviceTracker::learn(const std::function<void(const Learned&)>& report) {
   report(learned);
   const MutexLock lock(mutex_);
   for (DeviceStep& step : learned.steps) {
-    if (step.whole && steps_.size() < kMostSteps) {
+    if (step.whole && steps_.size() < kMostWaiting) {
       steps_.push_back(std::move(step));
     }
   }

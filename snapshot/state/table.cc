@@ -7,6 +7,7 @@
 
 #include "intercept/base/error.h"
 #include "intercept/base/json_integer.h"
+#include "snapshot/state/align.h"
 
 namespace reft {
 
@@ -16,10 +17,6 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPieceAlign = 64;
 constexpr size_t kMaxItems = 10'000'000;
-
-uint64_t alignUp(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 [[noreturn]] void corrupt(const std::string& what) {
   throw Corruption("snapshot table: " + what);

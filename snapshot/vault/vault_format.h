@@ -72,7 +72,7 @@ struct SlotHeader {
   int64_t sealed_ns;
   uint64_t cut;  // this rank's part of the consistent-cut check (intercept/record/cut.h)
   uint32_t group_count;
-  uint32_t wish;  // wished cadence in this rank's vote (snapshot/cost/cadence.h)
+  uint32_t proposal;  // proposed cadence in this rank's vote (snapshot/cost/cadence.h)
   // Sampled content hash of each sharding group, in table order.
   uint64_t group_digests[kMaxGroupDigests];
 };
@@ -86,9 +86,5 @@ uint64_t checkOf(const SlotHeader& header);
 // Whether the extent is whole and lies between the fixed part (of `fixed_bytes`) and the end of the
 // file.
 bool isValid(const SlotExtent& extent, uint32_t index, uint64_t fixed_bytes, uint64_t file_bytes);
-
-constexpr uint64_t alignUp(uint64_t value, uint64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 }  // namespace reft

@@ -10,6 +10,7 @@
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "intercept/record/op_log.h"
+#include "snapshot/state/align.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/reader.h"
 
@@ -266,9 +267,9 @@ void Vault::hashObjects(uint32_t index, uint64_t bytes) {
       hashBytes(slot.mapping.data() + slot.objectsAt(), std::min(bytes, slot.object_capacity));
 }
 
-void Vault::setBallot(uint32_t index, uint64_t cut, uint8_t wish) {
+void Vault::setBallot(uint32_t index, uint64_t cut, uint8_t proposal) {
   header(index)->cut = cut;
-  header(index)->wish = wish;
+  header(index)->proposal = proposal;
 }
 
 void Vault::sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns) {

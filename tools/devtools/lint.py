@@ -33,7 +33,7 @@ def checks(counts: Counts) -> None:
 
 def clang_tree() -> Path:
     """A configured tree whose compile commands are clang's, for its analyses. Nothing is built."""
-    return configure_plain("clang", "-DREFT_PCH=OFF", "-DREFT_CCACHE=OFF", *clang_definitions())
+    return configure_plain("clang", "-DREFT_BATCH=OFF", "-DREFT_CCACHE=OFF", *clang_definitions())
 
 
 def compile_commands(tree: Path) -> list[dict[str, str]]:

@@ -3,13 +3,14 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "intercept/base/clock.h"
+
 namespace reft::agent {
 namespace {
 
 using Act = AbortPolicy::Act;
 using ::testing::HasSubstr;
 
-constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kSuspect = 4 * kSecond;
 constexpr uint64_t kRun = 7;  // incarnation
 

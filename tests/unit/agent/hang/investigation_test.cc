@@ -17,7 +17,6 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kTick = kSecond / 4;
 constexpr int64_t kStart = 1000 * kSecond;
 constexpr double kSuspectSec = 4;

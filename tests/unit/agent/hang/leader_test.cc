@@ -2,10 +2,11 @@
 
 #include <gtest/gtest.h>
 
+#include "intercept/base/clock.h"
+
 namespace reft::agent {
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kStart = 100 * kSecond;
 using Act = Leader::Act;
 

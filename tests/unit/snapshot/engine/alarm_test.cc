@@ -2,11 +2,12 @@
 
 #include <gtest/gtest.h>
 
+#include "intercept/base/clock.h"
+
 namespace reft {
 namespace {
 
 using namespace std::chrono_literals;
-constexpr int64_t kSecond = 1'000'000'000;
 
 // Ops go on, a step a second, and nothing is committed.
 TEST(AlarmTest, OpsWithoutACommitRaiseItAfterTheLimit) {
