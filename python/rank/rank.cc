@@ -5,12 +5,13 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cstdio>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <string>
 
 #include "c10d_backend/store/store_commit.h"
 #include "intercept/base/error.h"
+#include "intercept/base/voice.h"
 #include "intercept/record/cut.h"
 #include "intercept/record/device_marks.h"
 #include "intercept/record/op_events.h"
@@ -26,17 +27,17 @@ constexpr uint64_t kChunksOfAState = 64;
 
 std::atomic<Rank*> current_rank{nullptr};
 
-void printAlarm(int rank, std::chrono::nanoseconds limit, bool unprotected) {
-  if (unprotected) {
-    std::fprintf(stderr,
-                 "reft: warning: rank %d: training is UNPROTECTED: collectives progress, but no "
-                 "snapshot was committed for %.0f s. If no torch.optim optimizer steps (foreign "
-                 "optimizer, captured graph), call reft.step() after each training step; `reft "
-                 "top` shows why\n",
-                 rank, std::chrono::duration<double>(limit).count());
-  } else {
-    std::fprintf(stderr, "reft: rank %d: training is protected again\n", rank);
+void sayAlarm(int rank, std::chrono::nanoseconds limit, bool unprotected) {
+  const std::string who = "rank " + std::to_string(rank) + ": training is ";
+  if (!unprotected) {
+    say(who + "protected again");
+    return;
   }
+  const auto seconds = std::chrono::round<std::chrono::seconds>(limit).count();
+  warn(who + "UNPROTECTED: collectives progress, but no snapshot was committed for " +
+       std::to_string(seconds) +
+       " s. If no torch.optim optimizer steps (foreign optimizer, captured graph), call "
+       "reft.step() after each training step; `reft top` shows why");
 }
 
 // The vault's op log area was sized when the vault was made; an adopted one may differ from today's
@@ -152,7 +153,7 @@ EngineOptions Rank::engineOptions(const Start& start) const {
     return OpLogReader(area, bytes).opsBegun();
   };
   options.on_alarm = [rank = identity_.rank, limit = from.alarm](bool unprotected) {
-    printAlarm(rank, limit, unprotected);
+    sayAlarm(rank, limit, unprotected);
   };
   return options;
 }

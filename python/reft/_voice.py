@@ -1,7 +1,8 @@
 """The one voice of a rank on the terminal: lines, warnings, and how figures are written in them.
 
 Every line goes to standard error and begins with `reft: `. Details for developers go to the log
-instead (`debug`), which REFT_LOG governs (`REFT_LOG=reft.python=debug`).
+instead (`debug`), which REFT_LOG governs (`REFT_LOG=reft.python=debug`). Threads of C++ that must
+not wait for the interpreter write through `intercept/base/voice.h`.
 
 Threads: any. Errors: none; a line that cannot be written is lost.
 """
@@ -85,9 +86,11 @@ def overhead(every: int, overhead_ppm: int, noise_ppm: int) -> str:
     snapshots = f"a snapshot {rhythm(every)}"
     if noise_ppm < 0:
         return f"{snapshots}; overhead not measured yet"
-    known = "measured" if overhead_ppm > noise_ppm else "measured: within noise"
-    figure = f"{percent(overhead_ppm)} ± {percent(noise_ppm)} of the mean step"
-    return f"{snapshots} costs {figure} ({known})"
+    if overhead_ppm <= noise_ppm:
+        most = max(overhead_ppm + noise_ppm, noise_ppm)
+        return f"{snapshots} costs at most {percent(most)} of the mean step (too small to measure)"
+    figure = f"{percent(overhead_ppm)} ± {percent(noise_ppm)}"
+    return f"{snapshots} costs {figure} of the mean step (measured)"
 
 
 def percent(ppm: int) -> str:
