@@ -139,10 +139,10 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
 
 void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
   const auto ballot = wire::decodeBallot(frame.payload);
-  if (!ballot || ballot->step < 0 || ballot->yes > 1 || ballot->wish > Cadence::kMostWish) {
+  if (!ballot || ballot->step < 0 || ballot->yes > 1 || ballot->proposal > Cadence::kMostProposal) {
     throw InvalidArgument(
         "ballot", std::to_string(frame.payload.size()) + " bytes",
-        "32 bytes, step 0 or more, yes 0|1, wish 0.." + std::to_string(Cadence::kMostWish));
+        "32 bytes, step 0 or more, yes 0|1, proposal 0.." + std::to_string(Cadence::kMostProposal));
   }
   const CommitKey key{ballot->step, ballot->incarnation};
   if (frame.type == wire::Type::kVote) {
@@ -150,7 +150,7 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
       throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation),
                             "that of hello");
     }
-    act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut, ballot->wish));
+    act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut, ballot->proposal));
     if (rank.hello.local_rank == 0) {
       investigation_.rankVoted(rank, now_ns);
     }
@@ -158,7 +158,7 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
     throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank),
                           "local rank 0");
   } else {
-    act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut, ballot->wish));
+    act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut, ballot->proposal));
   }
 }
 
@@ -235,7 +235,7 @@ void Dispatch::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
     const wire::Ballot ballot{action.key.step, action.key.incarnation,
                               action.cut,      static_cast<uint8_t>(action.yes),
-                              action.wish,     {}};
+                              action.proposal, {}};
     const bool of_node = action.kind == CommitLedger::Action::kNodeVote;
     for (auto& [number, rank] : ranks_.all()) {
       const bool meant = of_node                                        ? rank.hello.local_rank == 0

@@ -227,7 +227,7 @@ std::vector<std::pair<CommitKey, CommitLedger::Held>> RankTable::sealed(RankStat
   if (const auto* vault = rank.readable()) {
     for (const RawSlot& slot : vault->rawSlots()) {
       if (slot.state == SlotState::kSealed) {
-        keys.push_back({{slot.step, slot.incarnation}, {true, slot.cut, slot.wish}});
+        keys.push_back({{slot.step, slot.incarnation}, {true, slot.cut, slot.proposal}});
       }
     }
   }

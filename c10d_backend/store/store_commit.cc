@@ -19,7 +19,8 @@ constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
 constexpr int64_t kKeptSteps = 8;
-constexpr int kWishShift = 32;  // of the counter `marks`: below it are nodes whose cut is not known
+constexpr int kProposalShift =
+    32;  // of the counter `marks`: below it are nodes whose cut is not known
 constexpr uint64_t kCutMask =
     (uint64_t{1} << 48) - 1;  // sums of 32,768 nodes stay within the store's signed counter
 
@@ -63,18 +64,19 @@ void StoreCommit::cast(const wire::Ballot& ballot) {
     return;
   }
   const bool unknown_cut = ballot.cut == kUnknownCut;
-  if (unknown_cut || ballot.wish != 0) {  // one node has a wish at most
-    store_->add(key("marks", ballot), (int64_t{ballot.wish} << kWishShift) + (unknown_cut ? 1 : 0));
+  if (unknown_cut || ballot.proposal != 0) {  // one node has a proposal at most
+    store_->add(key("marks", ballot),
+                (int64_t{ballot.proposal} << kProposalShift) + (unknown_cut ? 1 : 0));
   }
   if (!unknown_cut && ballot.cut != 0) {
     store_->add(key("cut", ballot), static_cast<int64_t>(ballot.cut & kCutMask));
   }
   if (store_->add(key("sealed", ballot), 1) == nodes_) {
     const auto marks = static_cast<uint64_t>(store_->add(key("marks", ballot), 0));
-    const bool unknown = (marks & ((uint64_t{1} << kWishShift) - 1)) != 0;
+    const bool unknown = (marks & ((uint64_t{1} << kProposalShift) - 1)) != 0;
     const auto cut = static_cast<uint64_t>(store_->add(key("cut", ballot), 0)) & kCutMask;
     std::vector<uint8_t> outcome = value(unknown || cut == 0 ? '1' : 'c');
-    outcome.push_back(static_cast<uint8_t>(marks >> kWishShift));
+    outcome.push_back(static_cast<uint8_t>(marks >> kProposalShift));
     store_->set(key("outcome", ballot), outcome);
     for (const char* counter : {"sealed", "marks", "cut"}) {
       store_->deleteKey(key(counter, ballot));
@@ -92,7 +94,7 @@ void StoreCommit::await(wire::Ballot ballot) {
       const std::vector<uint8_t> found = store_->get(key("outcome", ballot));
       ballot.yes = !found.empty() && found[0] == '1' ? 1 : 0;
       ballot.cut = !found.empty() && found[0] == 'c' ? 1 : 0;
-      ballot.wish = ballot.yes != 0 && found.size() > 1 ? found[1] : 0;
+      ballot.proposal = ballot.yes != 0 && found.size() > 1 ? found[1] : 0;
       decided_(ballot);
       return;
     }

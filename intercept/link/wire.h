@@ -78,8 +78,9 @@ struct Ballot {
   // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if the cut is why
   // the step was aborted.
   uint64_t cut;
-  uint8_t yes;   // sealed / committed
-  uint8_t wish;  // wished cadence (snapshot/cost/cadence.h); outcomes: of a committed step; 0: none
+  uint8_t yes;       // sealed / committed
+  uint8_t proposal;  // proposed cadence (snapshot/cost/cadence.h); outcomes: of a committed step;
+                     // 0: none
   uint8_t reserved[6];
 };
 static_assert(sizeof(Ballot) == 32);

@@ -40,10 +40,10 @@ std::vector<CommitLedger::Action> CommitLedger::expect(uint64_t id, int local_wo
 }
 
 void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed,
-                          uint64_t cut, uint8_t wish, std::vector<Action>& actions) {
+                          uint64_t cut, uint8_t proposal, std::vector<Action>& actions) {
   const CommitKey key{step, inc.id};
   ballots.outcome = committed;
-  ballots.wish = committed ? wish : 0;
+  ballots.proposal = committed ? proposal : 0;
   ++(committed ? counters_.committed : counters_.aborted);
   counters_.inconsistent += !committed && cut != 0;
   if (committed && (!newest_committed_ || newest_committed_->incarnation != inc.id ||
@@ -53,7 +53,8 @@ void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool
   logDebug("snapshot", "step ", step, " incarnation ", inc.id,
            committed ? " committed" : " aborted",
            committed || cut == 0 ? "" : ": inconsistent cut");
-  actions.push_back({Action::kBroadcast, key, committed, -1, committed ? 0 : cut, ballots.wish});
+  actions.push_back(
+      {Action::kBroadcast, key, committed, -1, committed ? 0 : cut, ballots.proposal});
 }
 
 void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& actions) {
@@ -67,19 +68,19 @@ void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& a
     return;
   }
   uint64_t cut = 0;
-  uint8_t wish = 0;
+  uint8_t proposal = 0;
   for (const auto& [rank, vote] : ballots.votes) {
     cut = CutCounter::combine(cut, vote.cut);
-    wish = std::max(wish, vote.wish);
+    proposal = std::max(proposal, vote.proposal);
   }
   if (inc.multi_node) {
     ballots.node_voted = true;
     logDebug("snapshot", "step ", step, " incarnation ", inc.id, " node votes ",
              any_dropped ? "dropped" : "sealed");
-    actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut, wish});
+    actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut, proposal});
   } else {
     const bool inconsistent = !any_dropped && !CutCounter::consistent(cut);
-    settle(inc, step, ballots, !any_dropped && !inconsistent, inconsistent ? cut : 0, wish,
+    settle(inc, step, ballots, !any_dropped && !inconsistent, inconsistent ? cut : 0, proposal,
            actions);
   }
 }
@@ -93,21 +94,21 @@ void CommitLedger::record(Incarnation& inc, int rank, int64_t step, const Held& 
 }
 
 std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key, bool sealed,
-                                                     uint64_t cut, uint8_t wish) {
+                                                     uint64_t cut, uint8_t proposal) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   const bool repeated = ballots.votes.count(rank) != 0;
   counters_.repeated += repeated;
   if (ballots.outcome) {
-    ballots.votes.emplace(rank, Held{sealed, cut, wish});
-    actions.push_back({Action::kAnswer, key, *ballots.outcome, rank, 0, ballots.wish});
+    ballots.votes.emplace(rank, Held{sealed, cut, proposal});
+    actions.push_back({Action::kAnswer, key, *ballots.outcome, rank, 0, ballots.proposal});
   } else if (repeated && ballots.node_voted) {
     // The connection may have broken before local rank 0 got the node's vote.
     ballots.node_voted = false;
     decide(inc, key.step, actions);
   } else {
-    record(inc, rank, key.step, {sealed, cut, wish}, actions);
+    record(inc, rank, key.step, {sealed, cut, proposal}, actions);
   }
   if (holds_sealed_) {
     for (auto& [step, earlier] : inc.steps) {
@@ -147,14 +148,14 @@ std::vector<CommitLedger::Action> CommitLedger::vaultHolds(
 }
 
 std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key, bool committed,
-                                                           uint64_t cut, uint8_t wish) {
+                                                           uint64_t cut, uint8_t proposal) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   if (!ballots.outcome) {
-    settle(inc, key.step, ballots, committed, cut, wish, actions);
+    settle(inc, key.step, ballots, committed, cut, proposal, actions);
   } else {
-    actions.push_back({Action::kBroadcast, key, *ballots.outcome, -1, 0, ballots.wish});
+    actions.push_back({Action::kBroadcast, key, *ballots.outcome, -1, 0, ballots.proposal});
   }
   while (inc.steps.size() > kRemembered) {
     inc.steps.erase(inc.steps.begin());

@@ -42,16 +42,16 @@ class CommitLedger {
     // kNodeVote: the ranks' parts combined; outcomes: not 0 if the cut is why the step was aborted.
     uint64_t cut = 0;
     // kNodeVote: the greatest of the node's ranks; outcomes: the job's, for a committed step.
-    uint8_t wish = 0;
+    uint8_t proposal = 0;
   };
 
   // What a vault holds for a key: whether it is sealed, and what the vote carried, which is the
-  // rank's part of the consistent-cut check and its wish for the cadence (snapshot/cost/cadence.h;
-  // here it is a number that one rank sets and all ranks receive).
+  // rank's part of the consistent-cut check and its proposal for the cadence
+  // (snapshot/cost/cadence.h; here it is a number that one rank sets and all ranks receive).
   struct Held {
     bool sealed = false;
     uint64_t cut = 0;
-    uint8_t wish = 0;
+    uint8_t proposal = 0;
   };
   // What the vault of `rank` holds for `key` now; nullopt if the vault is unknown or unreadable.
   // The ledger calls it only for ranks whose vote is missing.
@@ -70,14 +70,14 @@ class CommitLedger {
   // dropped. `cut` is the rank's part of the consistent-cut check (intercept/record/cut.h): a step
   // whose ranks sealed at points of the program that do not belong together is aborted.
   std::vector<Action> vote(int rank, const CommitKey& key, bool sealed, uint64_t cut,
-                           uint8_t wish = 0);
+                           uint8_t proposal = 0);
 
   // The sealed slots of a vault that this agent received: votes that an earlier agent may have had.
   std::vector<Action> vaultHolds(int rank, const std::vector<std::pair<CommitKey, Held>>& sealed);
 
-  // The decision of a job of several nodes; `cut` and `wish` as in Action.
+  // The decision of a job of several nodes; `cut` and `proposal` as in Action.
   std::vector<Action> jobOutcome(const CommitKey& key, bool committed, uint64_t cut = 0,
-                                 uint8_t wish = 0);
+                                 uint8_t proposal = 0);
 
   struct Counters {
     uint64_t committed = 0, aborted = 0, repeated = 0, inferred = 0, inconsistent = 0;
@@ -93,7 +93,7 @@ class CommitLedger {
     std::map<int, Held> votes;  // by rank
     bool node_voted = false;
     std::optional<bool> outcome;
-    uint8_t wish = 0;  // wish that goes with the outcome
+    uint8_t proposal = 0;  // proposal that goes with the outcome
   };
   struct Incarnation {
     uint64_t id = 0;
@@ -106,7 +106,7 @@ class CommitLedger {
               std::vector<Action>& actions);
   void decide(Incarnation& inc, int64_t step, std::vector<Action>& actions);
   void settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut,
-              uint8_t wish, std::vector<Action>& actions);
+              uint8_t proposal, std::vector<Action>& actions);
 
   HoldsSealed holds_sealed_;
   std::deque<Incarnation> incarnations_;  // newest last

@@ -41,17 +41,17 @@ Cadence::Answer Cadence::ask(int64_t step, bool outcomes_known) {
   return isMultiple(step, doublings_) ? Answer::kTake : Answer::kLeave;
 }
 
-void Cadence::committed(int64_t step, uint8_t wish) {
-  if (options_.limit_ppm > 0 && step > agreed_at_ && wish >= 1 && wish <= kMostWish) {
+void Cadence::committed(int64_t step, uint8_t proposal) {
+  if (options_.limit_ppm > 0 && step > agreed_at_ && proposal >= 1 && proposal <= kMostProposal) {
     agreed_at_ = step;
-    if (agreed_ != wish - 1) {
-      agreed_ = static_cast<uint8_t>(wish - 1);
+    if (agreed_ != proposal - 1) {
+      agreed_ = static_cast<uint8_t>(proposal - 1);
       agreed_since_ = step;
     }
   }
 }
 
-uint8_t Cadence::wish() const {
+uint8_t Cadence::proposal() const {
   return options_.limit_ppm > 0 && options_.decides ? static_cast<uint8_t>(wanted_ + 1) : 0;
 }
 
@@ -68,7 +68,7 @@ uint8_t Cadence::least(int64_t ppm, double limit_ppm) const {
 }
 
 void Cadence::learn(const Overhead& overhead) {
-  // What was measured under another interval than the wished one says nothing about that yet.
+  // What was measured under another interval than the proposed one says nothing about that yet.
   if (!overhead.known || options_.limit_ppm <= 0 || wanted_ != doublings_) {
     return;
   }

@@ -6,17 +6,17 @@
 // more than `longest_ns` apart.
 //
 // **Agreement.** Ranks that disagreed on which steps have a snapshot would vote on different ones
-// and commit none. One rank decides (rank 0 of the job). Its wish rides on its vote, is stored
-// beside the snapshot, and comes back to every rank with the outcome; a wish counts once the
+// and commit none. One rank decides (rank 0 of the job). Its proposal rides on its vote, is stored
+// beside the snapshot, and comes back to every rank with the outcome; a proposal counts once the
 // snapshot that carried it is *committed*. A rank decides about a step only when it knows the
 // outcomes of all steps that it has voted to have sealed. A committed step was sealed by every
-// rank, so two ranks that decide about the same step know the same commits, hence the same wish. A
-// rank that knows too little votes against the step, and no other rank has to wait for it; only at
-// steps that every possible interval contains may it take part all the same. A new incarnation
-// begins with n = 0.
+// rank, so two ranks that decide about the same step know the same commits, hence the same
+// proposal. A rank that knows too little votes against the step, and no other rank has to wait for
+// it; only at steps that every possible interval contains may it take part all the same. A new
+// incarnation begins with n = 0.
 //
-// Threads: one at a time (the engine's mutex). No clock, no allocation. Errors: none; wishes out of
-// range are ignored.
+// Threads: one at a time (the engine's mutex). No clock, no allocation. Errors: none; proposals out
+// of range are ignored.
 #pragma once
 
 #include <cstdint>
@@ -36,8 +36,8 @@ struct CadenceOptions {
 class Cadence {
  public:
   static constexpr uint8_t kMostDoublings = 6;
-  // On the wire and in vaults: 0 = no wish, n = base·2^(n-1).
-  static constexpr uint8_t kMostWish = kMostDoublings + 1;
+  // On the wire and in vaults: 0 = no proposal, n = base·2^(n-1).
+  static constexpr uint8_t kMostProposal = kMostDoublings + 1;
 
   explicit Cadence(CadenceOptions options) : options_(options) {}
 
@@ -47,10 +47,10 @@ class Cadence {
   enum class Answer : uint8_t { kTake, kLeave, kVoteAgainst };
   // Whether `step` has a snapshot. Call it once for each step, in order.
   Answer ask(int64_t step, bool outcomes_known);
-  void committed(int64_t step, uint8_t wish);
+  void committed(int64_t step, uint8_t proposal);
 
   // What the vote of this rank carries.
-  uint8_t wish() const;
+  uint8_t proposal() const;
   void learn(const Overhead& overhead);
 
   uint64_t every() const { return uint64_t{options_.base} << doublings_; }

@@ -60,10 +60,10 @@ class Cost {
   void expectReplays();
   bool replays() const { return replays_; }
 
-  // The job committed `step` with this wish.
-  void committed(int64_t step, uint8_t wish) { cadence_.committed(step, wish); }
+  // The job committed `step` with this proposal.
+  void committed(int64_t step, uint8_t proposal) { cadence_.committed(step, proposal); }
   // What this rank's vote carries.
-  uint8_t wish() const { return cadence_.wish(); }
+  uint8_t proposal() const { return cadence_.proposal(); }
   uint64_t every() const { return cadence_.every(); }
   // When the program point began at which the thread that trains is; nullopt: it is at none.
   std::optional<int64_t> pointBegan() const;

@@ -227,7 +227,7 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
     place.plan = plan_;
     if (hindrance.empty()) {
       patience_.starve(!awaitOutcome([this]() REQUIRES(mutex_) { return book_.canAcquire(); }));
-      place.wish = cost_.wish();
+      place.proposal = cost_.proposal();
       slot = book_.acquire(input.step, options_.incarnation);
     }
     newest_captured_ = input.step;
@@ -295,7 +295,7 @@ std::shared_ptr<SnapshotJob> SnapshotEngine::makeJob(const CaptureInput& input,
   vault_.beginSlot(slot, input.step, options_.incarnation, plan.json, plan.json_hash,
                    plan.table.chunk_bytes, plan.table.payload_bytes, plan.chunk_count);
   vault_.putObjects(slot, input.objects);
-  vault_.setBallot(slot, input.cut, place.wish);
+  vault_.setBallot(slot, input.cut, place.proposal);
   auto job = std::make_shared<SnapshotJob>(place, input, options_.verify_full);
   const bool on_device = input.onDevice();
   if (on_device) {
@@ -373,13 +373,13 @@ void SnapshotEngine::skip(int64_t step, const std::string& why) {
   vote(step, 0, false);
 }
 
-void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish) {
+void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed, uint8_t proposal) {
   wire::Ballot ballot{};
   ballot.step = step;
   ballot.incarnation = options_.incarnation;
   ballot.cut = cut;
   ballot.yes = sealed ? 1 : 0;
-  ballot.wish = wish;
+  ballot.proposal = proposal;
   vote_(ballot);
   faultPoint(FaultPoint::after_vote, step);
 }
@@ -484,7 +484,7 @@ void SnapshotEngine::finish(SnapshotJob& job) {
     }
     late_.insert(late_.end(), late.begin(), late.end());
   }
-  vote(job.step, job.cut, good, job.wish);
+  vote(job.step, job.cut, good, job.proposal);
   threads_.retire(job);
   job.finish(good);
   changed_.notify_all();
@@ -506,7 +506,7 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
     }
     newest_settled_ = std::max(newest_settled_, ballot.step);
     if (committed) {
-      cost_.committed(ballot.step, ballot.wish);
+      cost_.committed(ballot.step, ballot.proposal);
     } else {
       telemetry_.notCommitted(ballot.step, ballot.cut != 0);
     }

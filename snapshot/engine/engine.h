@@ -108,7 +108,7 @@ class SnapshotEngine {
   bool settleWithin(std::chrono::nanoseconds most);
   void finish(SnapshotJob& job);
   void skip(int64_t step, const std::string& why);
-  void vote(int64_t step, uint64_t cut, bool sealed, uint8_t wish = 0);
+  void vote(int64_t step, uint64_t cut, bool sealed, uint8_t proposal = 0);
 
   // -- first copy thread --
   void learnOfDevice();

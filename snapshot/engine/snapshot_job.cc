@@ -56,7 +56,7 @@ SnapshotJob::SnapshotJob(const Place& place, const CaptureInput& input, bool ver
     : plan(place.plan),
       step(input.step),
       slot(static_cast<uint32_t>(place.slot)),
-      wish(place.wish),
+      proposal(place.proposal),
       cut(input.cut),
       node(NodeAffinity::currentNode()),
       checkable(input.checkable),

@@ -49,7 +49,7 @@ class SnapshotJob {
   struct Place {
     std::shared_ptr<const SnapshotPlan> plan;
     int slot = -1;
-    uint8_t wish = 0;  // that its vote carries
+    uint8_t proposal = 0;  // that its vote carries
   };
 
   // Takes the samples of the program point.
@@ -61,7 +61,7 @@ class SnapshotJob {
   const std::shared_ptr<const SnapshotPlan> plan;
   const int64_t step;
   const uint32_t slot;
-  const uint8_t wish;
+  const uint8_t proposal;
   const uint64_t cut;
   const int node;  // NUMA node of the thread that trains
   const bool checkable;

@@ -41,7 +41,7 @@ struct RawSlot {
   int64_t step = -1;
   uint64_t incarnation = 0;
   uint64_t cut = 0;
-  uint8_t wish = 0;
+  uint8_t proposal = 0;
 };
 
 struct ChunkFault {

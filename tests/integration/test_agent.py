@@ -390,20 +390,20 @@ def test_commits_when_all_sealed_and_aborts_when_one_dropped(make: Callable[...,
             assert (kind, outcome["step"], outcome["yes"]) == (protocol.OUTCOME, 5, True)
         second.vote(6, INCARNATION, False)
         for rank in (first, second):
-            assert rank.receive()[1] == {"step": 6, "incarnation": INCARNATION, "digest": 0, "yes": False, "wish": 0}
+            assert rank.receive()[1] == {"step": 6, "incarnation": INCARNATION, "digest": 0, "yes": False, "proposal": 0}
         assert node.status()["newest_committed"]["step"] == 5
 
 
-def test_what_one_rank_wishes_comes_back_with_the_commit_alone(make: Callable[..., Node]) -> None:
+def test_what_one_rank_proposes_comes_back_with_the_commit_alone(make: Callable[..., Node]) -> None:
     node = make()
     with node.rank(0) as first, node.rank(1) as second:
         for step, sealed in ((5, True), (6, False)):
-            first.vote(step, INCARNATION, True, wish=3)
+            first.vote(step, INCARNATION, True, proposal=3)
             second.vote(step, INCARNATION, sealed)
             for rank in (first, second):
                 _, outcome, _ = rank.receive()
-                assert (outcome["step"], outcome["yes"], outcome["wish"]) == (step, sealed, 3 if sealed else 0)
-        first.vote(7, INCARNATION, True, wish=8)  # no such interval
+                assert (outcome["step"], outcome["yes"], outcome["proposal"]) == (step, sealed, 3 if sealed else 0)
+        first.vote(7, INCARNATION, True, proposal=8)  # no such interval
         kind, answer, _ = first.receive()
         while (
             kind == protocol.OUTCOME and answer["step"] == 6
@@ -443,14 +443,14 @@ def test_new_agent_decides_from_votes_sent_again(make: Callable[..., Node]) -> N
 def test_several_nodes_ask_local_rank_0_first(make: Callable[..., Node]) -> None:
     node = make()
     with node.rank(0, world=4, local_world=2) as first, node.rank(1, world=4, local_world=2) as second:
-        first.vote(5, INCARNATION, True, digest=9, wish=2)
+        first.vote(5, INCARNATION, True, digest=9, proposal=2)
         second.vote(5, INCARNATION, True, digest=8)
         kind, vote, _ = first.receive()
-        assert (kind, vote["yes"], vote["wish"]) == (protocol.NODE_VOTE, True, 2)
+        assert (kind, vote["yes"], vote["proposal"]) == (protocol.NODE_VOTE, True, 2)
         first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(5, INCARNATION, 0, 1, 2))
         for rank in (first, second):
             kind, outcome, _ = rank.receive()
-            assert (kind, outcome["yes"], outcome["wish"]) == (protocol.OUTCOME, True, 2)
+            assert (kind, outcome["yes"], outcome["proposal"]) == (protocol.OUTCOME, True, 2)
         second.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(6, INCARNATION, 0, 1, 0))
         assert second.receive()[0] == protocol.ERROR  # not its business
 

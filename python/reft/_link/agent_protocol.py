@@ -123,17 +123,17 @@ class AgentConnection:
             self._socket.sendall(frame)
 
     def vote(
-        self, step: int, incarnation: int, sealed: bool, digest: int = 0, wish: int = 0
+        self, step: int, incarnation: int, sealed: bool, digest: int = 0, proposal: int = 0
     ) -> None:
         """Votes on a snapshot, as a rank."""
-        self.send(VOTE, BALLOT.pack(step, incarnation, digest, int(sealed), wish))
+        self.send(VOTE, BALLOT.pack(step, incarnation, digest, int(sealed), proposal))
 
     def receive(self) -> tuple[int, dict[str, Any], int | None]:
         """Waits for the next frame.
 
         Returns:
-            Its type, its payload (ballots as `{step, incarnation, digest, yes, wish}`, metrics as
-            `{text}`), and a descriptor if one came with it; the caller closes it.
+            Its type, its payload (ballots as `{step, incarnation, digest, yes, proposal}`,
+            metrics as `{text}`), and a descriptor if one came with it; the caller closes it.
         """
         header = self._take(HEADER.size)
         magic, version, kind, size, _ = HEADER.unpack(header)
@@ -142,13 +142,13 @@ class AgentConnection:
         body = self._take(size)
         fd = self._fds.pop(0) if kind in (VAULT_PUT, VAULT_FD) and self._fds else None
         if kind in _BALLOTS:
-            step, incarnation, digest, yes, wish = BALLOT.unpack(body)
+            step, incarnation, digest, yes, proposal = BALLOT.unpack(body)
             ballot = {
                 "step": step,
                 "incarnation": incarnation,
                 "digest": digest,
                 "yes": bool(yes),
-                "wish": wish,
+                "proposal": proposal,
             }
             return kind, ballot, fd
         if kind == METRICS:

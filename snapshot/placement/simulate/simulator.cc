@@ -16,7 +16,7 @@ constexpr int64_t kUnknown = -1;
 constexpr uint32_t kPipelineGroup = 0;
 constexpr uint32_t kReplicaGroup = 1;
 
-// Near enough to a normal distribution, the same on every machine.
+// Approximates a normal distribution, with the same values on every machine.
 double normal(uint64_t seed) {
   double sum = -6;
   for (uint64_t i = 0; i < 12; ++i) {
@@ -38,7 +38,7 @@ struct Rank {
   Placer placer;
   int64_t now_ns = 0;
   size_t next_action = 0;
-  bool waiting = false;  // for a collective; its begin was told already
+  bool waiting = false;  // for a collective; the placer knows of its begin
   int64_t wait_begin_ns = 0;
 
   bool copying = false;
@@ -47,8 +47,8 @@ struct Rank {
   Tier chunk_tier = Tier::kCompute;
   int64_t chunk_begin_ns = 0;
   int64_t retry_ns = 0;
-  uint32_t in_flight = 0;            // collectives
-  std::vector<CopySpan> copy_spans;  // of this step
+  uint32_t in_flight = 0;            // collectives in flight
+  std::vector<CopySpan> copy_spans;  // copies of this step
 
   int64_t counted_from_ns = 0;
   double bubble_ns = 0, exposed_ns = 0, stall_ns = 0;
@@ -59,7 +59,7 @@ struct Rank {
 struct Collective {
   int started = 0;
   int waiting = 0;
-  int64_t start_ns = 0;  // all members have begun it
+  int64_t start_ns = 0;  // time when all members have started it
   int64_t end_ns = kUnknown;
   int64_t work_ns = 0;
 };
@@ -109,7 +109,8 @@ class Simulation {
       runStep();
       result.step_ns.push_back(static_cast<double>(ranks_.front()->now_ns - before));
       const ScheduleModel::Errors errors = tracedRank().placer.model().errors();
-      // The model closes a step at the next program point: its errors are those of the step before.
+      // The model closes a step at the next program point, so its errors are those of the previous
+      // step.
       if (step_ > 0) {
         const bool foretold = errors.foretold_gaps > foretold_before_;
         result.step_errors.push_back(foretold ? errors.last_weighted : -1);
@@ -169,7 +170,7 @@ class Simulation {
     }
   }
 
-  // Rank 0 measures and decides; what it says is heard by all at once.
+  // Rank 0 measures and decides; all ranks apply its decision at once.
   void chooseCadence() {
     if (options_.overhead_limit <= 0) {
       return;
@@ -179,7 +180,7 @@ class Simulation {
       meter_.step(control_steps_.block(step_ - 1),
                   now_ns - (taken_ && !control_ ? point_ns_ : begun_ns_), taken_ && !control_);
       cadence_.learn(meter_.overhead());
-      cadence_.committed(step_, cadence_.wish());
+      cadence_.committed(step_, cadence_.proposal());
     } else {
       control_steps_.beginAt(0);
     }
@@ -219,7 +220,7 @@ class Simulation {
     rank.bytes[static_cast<size_t>(Tier::kAtOnce)] += static_cast<double>(at_once);
   }
 
-  // Runs the rank until it waits for something that is not known yet, or its step is over.
+  // Runs the rank until it waits for an event whose time is still unknown, or its step is over.
   void advance(Rank& rank) {
     const auto& actions = actionsOf(rank);
     while (rank.next_action < actions.size()) {
@@ -310,7 +311,7 @@ class Simulation {
            std::max<int64_t>(1, static_cast<int64_t>(std::ceil(rank.chunk_left / bytes_per_ns_)));
   }
 
-  // `work_ns` of undisturbed work, beside copies.
+  // Runs work that takes `work_ns` without copies, while copies may run.
   void work(Rank& rank, Activity activity, double work_ns) {
     const double slowdown = activity == Activity::kCompute ? options_.compute_slowdown
                                                            : options_.communication_slowdown;
@@ -359,9 +360,8 @@ class Simulation {
     return options_.schedule.kind == ScheduleKind::kFsdp ? OpKind::kAllgatherBase
                                                          : OpKind::kAllreduce;
   }
-  static uint64_t stamp(int64_t now_ns) {
-    return static_cast<uint64_t>(now_ns) + 1;
-  }  // 0 in a record: has not happened
+  // 0 in a record means that the event has not happened.
+  static uint64_t stamp(int64_t now_ns) { return static_cast<uint64_t>(now_ns) + 1; }
 
   void trace(const Rank& rank, OpKind kind, const Action& action, uint32_t number) {
     if (&rank != &tracedRank()) {
@@ -442,7 +442,8 @@ class Simulation {
     collective.work_ns = action.work_ns;
   }
 
-  // Undisturbed work that the link has done for a member from `from_ns` to `to_ns`.
+  // Transfer work, as time without copies, that the link has done for a member from `from_ns` to
+  // `to_ns`.
   double linkWork(const Rank& rank, int64_t from_ns, int64_t to_ns) const {
     if (to_ns <= from_ns) {
       return 0;
@@ -457,8 +458,8 @@ class Simulation {
     return free_ns + static_cast<double>(copying_ns) / options_.communication_slowdown;
   }
 
-  // Where the link of the group is free for collective `id`: earlier ones that nobody waits for yet
-  // are settled by what their members have copied so far.
+  // Returns when the group's link is free for collective `id`. Sets the end of earlier collectives
+  // that no rank waits for yet, from the copies of their members so far.
   int64_t settleBefore(Rank& member, uint32_t id) {
     int64_t free_ns = 0;
     for (uint32_t earlier = 0; earlier < id; ++earlier) {
@@ -493,7 +494,7 @@ class Simulation {
       if (collective.end_ns == kUnknown) {
         settle(rank, action.id, collective);
       }
-      // This rank goes on here, the others when their turn comes.
+      // This rank continues here; the others continue when their turn comes.
       for (int replica = 0; replica < replicas_; ++replica) {
         if (replica != rank.replica) {
           ready_.push_back(&rankAt(replica, rank.stage));
@@ -513,8 +514,8 @@ class Simulation {
     return true;
   }
 
-  // All members wait: each does what is left of the transfer beside its own copies; the slowest
-  // ends it.
+  // All members wait. Each finishes the rest of the transfer while its own copies run; the slowest
+  // member sets the end.
   void settle(Rank& last, uint32_t id, Collective& collective) {
     const int64_t start_ns = std::max(collective.start_ns, settleBefore(last, id));
     int64_t end_ns = start_ns;
@@ -567,7 +568,7 @@ class Simulation {
   ControlSteps control_steps_;
   OverheadMeter meter_;
   int64_t point_ns_ = 0;  // rank 0's newest program point
-  int64_t begun_ns_ = 0;  // and when its step went on
+  int64_t begun_ns_ = 0;  // time when its step continued after that
   bool taken_ = true;     // this step has a snapshot
   bool control_ = false;
   std::vector<OpEntry> trace_;

@@ -32,7 +32,7 @@ std::vector<int64_t> take(Cadence& cadence, int64_t first, int64_t steps) {
   for (int64_t step = first; step < first + steps; ++step) {
     if (cadence.ask(step, true) == Cadence::Answer::kTake) {
       taken.push_back(step);
-      cadence.committed(step, cadence.wish());
+      cadence.committed(step, cadence.proposal());
     }
   }
   return taken;
@@ -41,7 +41,7 @@ std::vector<int64_t> take(Cadence& cadence, int64_t first, int64_t steps) {
 TEST(Cadence, WithoutALimitNoStepIsLeftOut) {
   Cadence cadence({.base = 1, .limit_ppm = 0, .decides = true});
   cadence.learn(costs(900'000));
-  EXPECT_EQ(cadence.wish(), 0);
+  EXPECT_EQ(cadence.proposal(), 0);
   cadence.committed(1, 5);
   for (int64_t step = 2; step < 100; ++step) {
     EXPECT_FALSE(cadence.decidesAt(step));
@@ -60,14 +60,14 @@ TEST(Cadence, BecomesAsRareAsTheLimitAsksForAndFrequentAgain) {
   Cadence cadence(limited());
   EXPECT_EQ(take(cadence, 1, 10).size(), 10u);
   cadence.learn(costs(35'000));  // 3.5 %: every 4th step
-  EXPECT_EQ(cadence.wish(), 3);
-  const std::vector<int64_t> expected{11, 12, 16, 20, 24, 28};  // 11 carries the wish
+  EXPECT_EQ(cadence.proposal(), 3);
+  const std::vector<int64_t> expected{11, 12, 16, 20, 24, 28};  // 11 carries the proposal
   EXPECT_EQ(take(cadence, 11, 20), expected);
   EXPECT_EQ(cadence.every(), 4u);
   cadence.learn(costs(20'000));  // every 2nd would do, but only just
-  EXPECT_EQ(cadence.wish(), 3);
+  EXPECT_EQ(cadence.proposal(), 3);
   cadence.learn(costs(3'000));
-  EXPECT_EQ(cadence.wish(), 1);
+  EXPECT_EQ(cadence.proposal(), 1);
   const std::vector<int64_t> again{32, 36, 37, 38, 39, 40};
   EXPECT_EQ(take(cadence, 31, 10), again);
 }
@@ -75,29 +75,29 @@ TEST(Cadence, BecomesAsRareAsTheLimitAsksForAndFrequentAgain) {
 TEST(Cadence, NoiseDoesNotMakeSnapshotsRarer) {
   Cadence cadence(limited());
   cadence.learn(costs(25'000, 16'000));
-  EXPECT_EQ(cadence.wish(), 1);
+  EXPECT_EQ(cadence.proposal(), 1);
   cadence.learn({});
-  EXPECT_EQ(cadence.wish(), 1);
+  EXPECT_EQ(cadence.proposal(), 1);
 }
 
 TEST(Cadence, IsBoundedByStepsAndByTime) {
   Cadence steps(limited());
   steps.learn(costs(90'000'000));
-  EXPECT_EQ(steps.wish(), Cadence::kMostWish);
+  EXPECT_EQ(steps.proposal(), Cadence::kMostProposal);
   CadenceOptions options = limited();
   options.longest_ns = 9'000'000;  // nine steps
   Cadence time(options);
   time.learn(costs(90'000'000));
-  EXPECT_EQ(time.wish(), 4);  // every 8th
+  EXPECT_EQ(time.proposal(), 4);  // every 8th
 }
 
-TEST(Cadence, WhoDoesNotDecideWishesNothingAndFollows) {
+TEST(Cadence, WhoDoesNotDecideProposesNothingAndFollows) {
   Cadence cadence(limited(/*decides=*/false));
   cadence.learn(costs(90'000));
-  EXPECT_EQ(cadence.wish(), 0);
+  EXPECT_EQ(cadence.proposal(), 0);
   cadence.committed(1, 2);
-  cadence.committed(2, 0);                       // nothing said
-  cadence.committed(3, Cadence::kMostWish + 1);  // nonsense
+  cadence.committed(2, 0);                           // nothing said
+  cadence.committed(3, Cadence::kMostProposal + 1);  // nonsense
   EXPECT_EQ(cadence.ask(4, true), Cadence::Answer::kTake);
   EXPECT_EQ(cadence.ask(5, true), Cadence::Answer::kLeave);
   cadence.committed(0, 1);  // an older commit that comes late
@@ -161,16 +161,16 @@ class Cluster {
   struct Vote {
     int64_t step;
     bool sealed;
-    uint8_t wish;
+    uint8_t proposal;
   };
   struct Outcome {
     int64_t step;
     bool committed;
-    uint8_t wish;
+    uint8_t proposal;
   };
   struct Held {
     int64_t step = SlotBook::kNone;
-    uint8_t wish = 0;
+    uint8_t proposal = 0;
   };
   struct Rank {
     Rank(int slots, bool decides)
@@ -181,7 +181,7 @@ class Cluster {
     std::deque<Vote> to_agent, unanswered;
     std::deque<Outcome> from_agent;
     int64_t step = 0;
-    uint8_t wish = 0;
+    uint8_t proposal = 0;
     std::optional<int> writing;
   };
 
@@ -189,13 +189,13 @@ class Cluster {
     if (rank.writing) {
       const bool good = random_() % 10 != 0;
       if (good) {
-        rank.vault[static_cast<size_t>(*rank.writing)] = {rank.step, rank.wish};
+        rank.vault[static_cast<size_t>(*rank.writing)] = {rank.step, rank.proposal};
         rank.book.sealed(*rank.writing);
       } else {
         rank.book.dropped(*rank.writing);
       }
       rank.writing.reset();
-      vote(rank, good, good ? rank.wish : uint8_t{0});
+      vote(rank, good, good ? rank.proposal : uint8_t{0});
       return;
     }
     // A step ends on all ranks together: nobody is two steps ahead.
@@ -211,7 +211,7 @@ class Cluster {
     const Cadence::Answer answer = rank.cadence.ask(rank.step, known);
     answers_[rank.step].insert(answer);
     if (answer == Cadence::Answer::kTake) {
-      rank.wish = rank.cadence.wish();
+      rank.proposal = rank.cadence.proposal();
       rank.writing = rank.book.acquire(rank.step, 7);
       if (rank.writing) {
         rank.vault[static_cast<size_t>(*rank.writing)] = {};
@@ -223,9 +223,9 @@ class Cluster {
     }
   }
 
-  static void vote(Rank& rank, bool sealed, uint8_t wish) {
-    rank.to_agent.push_back({rank.step, sealed, wish});
-    rank.unanswered.push_back({rank.step, sealed, wish});
+  static void vote(Rank& rank, bool sealed, uint8_t proposal) {
+    rank.to_agent.push_back({rank.step, sealed, proposal});
+    rank.unanswered.push_back({rank.step, sealed, proposal});
   }
 
   void deliverVote(Rank& rank) {
@@ -233,7 +233,7 @@ class Cluster {
       const Vote vote = rank.to_agent.front();
       rank.to_agent.pop_front();
       act(ledger_->vote(static_cast<int>(&rank - ranks_.data()), {vote.step, 7}, vote.sealed, 0,
-                        vote.wish));
+                        vote.proposal));
     }
   }
 
@@ -243,7 +243,7 @@ class Cluster {
       rank.from_agent.pop_front();
       rank.book.outcome(outcome.step, 7, outcome.committed);
       if (outcome.committed) {
-        rank.cadence.committed(outcome.step, outcome.wish);
+        rank.cadence.committed(outcome.step, outcome.proposal);
       }
       // As the agent's client does.
       std::erase_if(rank.unanswered, [&](const Vote& vote) {
@@ -259,7 +259,7 @@ class Cluster {
       }
       for (size_t i = 0; i < ranks_.size(); ++i) {
         if (action.kind == CommitLedger::Action::kBroadcast || action.rank == static_cast<int>(i)) {
-          ranks_[i].from_agent.push_back({action.key.step, action.yes, action.wish});
+          ranks_[i].from_agent.push_back({action.key.step, action.yes, action.proposal});
         }
       }
     }
@@ -270,7 +270,7 @@ class Cluster {
     ledger_.emplace([this](int rank, const CommitKey& key) {
       for (const Held& held : ranks_[static_cast<size_t>(rank)].vault) {
         if (held.step == key.step) {
-          return CommitLedger::Held{true, 0, held.wish};
+          return CommitLedger::Held{true, 0, held.proposal};
         }
       }
       return CommitLedger::Held{};
@@ -284,7 +284,7 @@ class Cluster {
       std::vector<std::pair<CommitKey, CommitLedger::Held>> keys;
       for (const Held& held : ranks_[i].vault) {
         if (held.step != SlotBook::kNone) {
-          keys.push_back({{held.step, 7}, {true, 0, held.wish}});
+          keys.push_back({{held.step, 7}, {true, 0, held.proposal}});
         }
       }
       act(ledger_->vaultHolds(static_cast<int>(i), keys));

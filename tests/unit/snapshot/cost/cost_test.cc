@@ -22,7 +22,7 @@ class CostTest : public testing::Test {
       controls_ += control ? 1 : 0;
       if (taken) {
         cost.beginSnapshot(control);
-        cost.committed(step_, cost.wish());
+        cost.committed(step_, cost.proposal());
       }
       now_ns_ += kPointNs;
       cost.endPoint(now_ns_);

@@ -352,12 +352,12 @@ TEST_F(CadenceEngineTest, VotesAgainstAStepThatItCannotDecideOn) {
   EXPECT_FALSE(engine_->beginPoint(2))
       << "the outcome of step 1 is not known, though a slot is free";
   ASSERT_EQ(votes().size(), 2u);
-  EXPECT_EQ(votes()[0].wish, 1);
+  EXPECT_EQ(votes()[0].proposal, 1);
   EXPECT_EQ(votes()[1].step, 2);
   EXPECT_EQ(votes()[1].yes, 0);
   EXPECT_EQ(vault_->stats().skipped.load(), 1u);
   wire::Ballot told = votes()[0];
-  told.wish = 3;  // every 4th
+  told.proposal = 3;  // every 4th
   engine_->outcome(told);
   EXPECT_FALSE(engine_->beginPoint(3));
   EXPECT_EQ(votes().size(), 2u) << "known to have no snapshot: nobody votes";
@@ -365,15 +365,15 @@ TEST_F(CadenceEngineTest, VotesAgainstAStepThatItCannotDecideOn) {
   EXPECT_EQ(vault_->stats().every.load(), 4u);
 }
 
-TEST_F(CadenceEngineTest, TheWishLiesBesideTheSnapshot) {
+TEST_F(CadenceEngineTest, TheProposalLiesBesideTheSnapshot) {
   startMeasured(0, 10'000);
   ASSERT_TRUE(engine_->beginPoint(1));
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
   gateAndSettle();
   const auto slots = VaultReader(vault_->fd()).rawSlots();
-  EXPECT_EQ(
-      std::count_if(slots.begin(), slots.end(), [](const RawSlot& slot) { return slot.wish == 1; }),
-      1);
+  EXPECT_EQ(std::count_if(slots.begin(), slots.end(),
+                          [](const RawSlot& slot) { return slot.proposal == 1; }),
+            1);
 }
 
 // --- when chunks are copied: time stands still unless the test moves it, so that what the copy
