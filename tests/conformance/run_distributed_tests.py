@@ -2,12 +2,11 @@
 """Does the backend pass what gloo passes? Runs torch's own distributed tests under both and
 compares.
 
-    tests/conformance/run_distributed_tests.py                     every test, 2 ranks, gloo first,
-    then reft tests/conformance/run_distributed_tests.py --world 3           with the tests of
-    subgroups tests/conformance/run_distributed_tests.py --only 'all_reduce' tests whose name
-    matches tests/conformance/run_distributed_tests.py --shard 1/4         every fourth test (what
-    CI runs on a commit) tests/conformance/run_distributed_tests.py --state DIR         continue
-    there where a run was interrupted
+    tests/conformance/run_distributed_tests.py      every test, 2 ranks, gloo first, then reft
+        --world 3           with the tests of subgroups
+        --only all_reduce   tests whose name matches
+        --shard 1/4         every fourth test (what CI runs on a commit)
+        --state DIR         continue where a run was interrupted
 
 Everything runs on the CPU, one test at a time. A test that fails is run once more, and said to be
 flaky if it passes then. Exit codes: 0 the backend is nowhere behind the reference, 1 a test that

@@ -197,7 +197,7 @@ def test_replay_of_what_is_no_report_is_one_clear_error(written: Path, tmp_path:
         "has an entry that is not a rank": json.dumps({**older, "version": 2, "ranks": [1, 2]}).encode(),
         "not a hang report: no JSON": b"\x80\x04 pickle",
         "is not a hang report; those are": b'{"loss": 3}',
-        "holds no report": b'{"agents": []}',
+        "contains no report": b'{"agents": []}',
         "of version 1; this reft reads": json.dumps(older).encode(),
         "without evidence": json.dumps(bare).encode(),
         "is not a hang report": b"[" * 100_000,

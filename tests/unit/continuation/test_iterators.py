@@ -313,8 +313,8 @@ C_LOOPS = {
     "functools.reduce(lambda a, i: a + work(i), range(6))": "reduce",
     "collections.deque(map(work, range(6)))": "deque",
     "[].extend(map(work, range(6)))": "list.extend",
-    "[*map(work, range(6))]": "taken apart",
-    "7 in map(work, range(6))": "taken apart",
+    "[*map(work, range(6))]": "consumes an iterable",
+    "7 in map(work, range(6))": "consumes an iterable",
     "Rows(map(work, range(6)))": "Rows",
     "[x for x in filter(work, range(6))]": "filter",
     "[x for x in zip(range(9), steps())]": "zip",
@@ -472,7 +472,7 @@ main()
 """
     )
     result = run_script(source, 5, any_python)
-    assert "Block stands around the loop" in result.restored["mismatch"]
+    assert "Block, and is inside one of" in result.restored["mismatch"]
     run_script(source, 2, any_python).check()
 
 

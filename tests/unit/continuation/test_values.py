@@ -689,7 +689,7 @@ main()
     result = run_script(HEADER + script, 3)
     said = {place: reason for place, _, reason in result.captured["uncaptured"]}
     assert set(said) == {"main:filled", "main:pipe"}
-    assert "what is in it stays" in said["main:filled"] and "only moves forward" in said["main:pipe"]
+    assert "items of a queue" in said["main:filled"] and "not seekable" in said["main:pipe"]
     assert result.restored["lines"] == result.expected["lines"]
 
 

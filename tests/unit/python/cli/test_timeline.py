@@ -161,7 +161,7 @@ def test_a_devices_own_clock_is_taken_where_there_is_one() -> None:
     said = report.sentence([rank])
     assert "90 % of the bytes were copied while the device waited" in said
     assert (
-        "the device waited 1.0 ms a step for copies at the gate on average (1.0 %; the host, ahead of its device, spent 2.0 ms"
+        "the device waited 1.0 ms per step for copies at the gate on average (1.0 %; the host, ahead of its device, spent 2.0 ms"
         in said
     )
     drawn = timeline_page.page("demo", said, (STEP, 5 * STEP), [rank], (["rank"], [["0"]]))
@@ -243,7 +243,7 @@ def test_the_summary_says_what_it_comes_to() -> None:
     }
     assert "90 % of the bytes" in report.sentence(
         ranks
-    ) and "6.0 ms a step for reft on average (6.0 %)" in report.sentence(ranks)
+    ) and "6.0 ms per step for reft on average (6.0 %)" in report.sentence(ranks)
     nothing = vault()
     nothing["spans"] = []
     assert report.sentence([timeline.of_vault(nothing)]).startswith("Nothing was copied")

@@ -60,13 +60,13 @@ def state(**more: Any) -> discovery.State:
         ),
         (
             {"REFT_SNAPSHOT_OVERHEAD_PERCENT": "3"},
-            "snapshot every step (fewer if they cost more than 3 %) into host memory",
+            "snapshot every step (less often if the overhead exceeds 3 %) into host memory",
         ),
         (
             {"REFT_SNAPSHOT_PROTECTION": "arc"},
-            "protection arc (survives killed processes and one lost node)",
+            "survives killed processes and one lost node (REFT_SNAPSHOT_PROTECTION=arc)",
         ),
-        ({"REFT_VAULT_DIR": "/data/vaults"}, "into files in /data/vaults; protection none"),
+        ({"REFT_VAULT_DIR": "/data/vaults"}, "into files in /data/vaults; survives "),
     ],
 )
 def test_the_first_line_says_what_is_asked_for(
@@ -174,8 +174,16 @@ def test_without_a_banner_only_changes_are_said(terminal: Callable[..., Terminal
 @pytest.mark.parametrize(
     ("graph", "why"),
     [
-        ("main:fake", "main:fake is computed before that step and differentiated after it"),
-        (None, "its gradients are older than that step"),
+        (
+            "main:fake",
+            "main:fake is computed before a step of optimizer 0 (object) and differentiated after"
+            " it",
+        ),
+        (
+            None,
+            "gradients of optimizer 1 (object) are computed before a step of optimizer 0 (object)"
+            " and used after it",
+        ),
     ],
 )
 def test_longer_iterations_are_explained(

@@ -85,7 +85,7 @@ def test_an_error_in_an_explicit_step_is_reported(
     train(1)
     native.engine.errors["begin_point"] = ValueError("odd")
     reft.step()
-    assert "reft: warning: rank 0: step: odd" in lines(capsys)
+    assert "reft: warning: rank 0: error in step: odd" in lines(capsys)
 
 
 def test_a_typing_error_in_a_setting_gets_a_hint(

@@ -109,8 +109,8 @@ def test_what_was_found_to_differ_stays_private(
         assert groups == [("g0-1", [0, 1])]
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "reft: warning: 1 tensor that ranks should hold equal copies of differ (first: m0.mean);"
-        " each rank saves its own"
+        "reft: warning: 1 replicated tensor not equal on all ranks (first: m0.mean); each rank saves"
+        " its own"
     ]
 
 

@@ -81,7 +81,7 @@ def test_an_error_of_stack_dumps_leaves_snapshots_alone(
     monkeypatch.setattr(_C, "install_stack_replies", fail)
     start()
     train()
-    assert "reft: warning: rank 0: stack dumps: no signal is free" in lines(capsys)
+    assert "reft: warning: rank 0: error in stack dumps: no signal is free" in lines(capsys)
     assert len(native.engine.captures) == 1
 
 
@@ -90,7 +90,7 @@ def test_the_banner_is_two_lines(start: Start, capsys: pytest.CaptureFixture[str
     said = lines(capsys)
     assert said == [
         "reft: job job: 1 rank, snapshot every step into host memory held by reft-agent;"
-        " protection none (survives killed processes)",
+        " survives killed processes (REFT_SNAPSHOT_PROTECTION=none)",
         "reft: protection summary follows the first step; overhead once measured;"
         " `reft top` shows both live",
     ]
@@ -202,7 +202,7 @@ def test_a_region_written_between_steps_is_copied_early_from_then_on(
     assert early == {"o0.p0.exp_avg"}
     assert len(native.engine.tables) == 2, "one new plan"
     said = [line for line in lines(capsys) if "written between" in line]
-    assert len(said) == 1 and "o0.p0.exp_avg is written between optimizer steps" in said[0]
+    assert len(said) == 1 and "o0.p0.exp_avg was written between optimizer steps" in said[0]
 
 
 # -- what goes wrong
@@ -251,7 +251,7 @@ def test_another_error_costs_one_snapshot(
     native.engine.errors.clear()
     train(1, optimizer)
     assert [one.step for one in native.engine.captures] == [3]
-    assert lines(capsys).count("reft: warning: rank 0: step: odd") == 1
+    assert lines(capsys).count("reft: warning: rank 0: error in step: odd") == 1
 
 
 def test_an_error_in_the_gate_does_not_reach_training(
@@ -260,7 +260,7 @@ def test_an_error_in_the_gate_does_not_reach_training(
     start()
     native.engine.errors["gate"] = _C.Timeout("copy takes too long")
     train()
-    assert "reft: warning: rank 0: gate: copy takes too long" in lines(capsys)
+    assert "reft: warning: rank 0: error in gate: copy takes too long" in lines(capsys)
 
 
 def test_a_failed_restore_is_never_swallowed(start: Start) -> None:
@@ -283,7 +283,7 @@ def test_loop_state_that_cannot_be_captured_costs_the_place_in_the_loop_only(
     start()
     train()
     assert "frames" not in pickle.loads(native.engine.captures[0].objects)
-    assert "reft: warning: rank 0: loop state: frame of unknown kind" in lines(capsys)
+    assert "reft: warning: rank 0: error in loop state: frame of unknown kind" in lines(capsys)
 
 
 # -- explicit steps

@@ -100,7 +100,7 @@ def test_device_tensors_are_not_saved_without_a_driver(monkeypatch: pytest.Monke
     monkeypatch.setattr(_C, "cuda_absent", lambda: "libcuda.so.1 is missing")
     found = discovery.discover([optimizer])
     assert found.missed == [
-        ("o0.p0", "tensor on cuda:0, and reft has no CUDA: libcuda.so.1 is missing")
+        ("o0.p0", "tensor on cuda:0, but reft has no CUDA: libcuda.so.1 is missing")
     ]
 
 

@@ -53,7 +53,7 @@ def test_a_single_rank_needs_no_store() -> None:
 
 
 def test_the_first_rank_names_those_that_do_not_come() -> None:
-    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not come before the timeout"):
+    with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not join before the timeout"):
         attempt.agree_on_prefix(dist.HashStore(), 0, 3, SHORT)
 
 
