@@ -24,8 +24,8 @@ namespace reft {
 // clang-format off
 #define REFT_ENV_TABLE(X) \
   X(disable, "REFT_DISABLE", kFlag, "0", "0|1", \
-    "1: `backend=\"reft\"` is plain gloo/NCCL and nothing else runs. Beats every other " \
-    "setting.") \
+    "1: `backend=\"reft\"` is plain gloo/NCCL and nothing else runs. Takes precedence over " \
+    "every other setting.") \
   X(strict, "REFT_STRICT", kFlag, "0", "0|1", \
     "1: training ends if reft fails or cannot begin a snapshot. A snapshot that is dropped " \
     "later is only counted.") \
@@ -33,8 +33,8 @@ namespace reft {
     "Log levels: error, warn, info, debug, trace. For one logger: `reft.snapshot=debug`; " \
     "loggers are intercept, snapshot, hang, agent, backend, python.") \
   X(job_id, "REFT_JOB_ID", kText, "", "letters, digits, . _ -", \
-    "Name of the job. Default: from torchrun, Slurm or the launcher's process. Set it to " \
-    "find the vaults again after a restart of the launcher itself.") \
+    "Name of the job. Default: derived from torchrun, Slurm or the launcher's process. Set it " \
+    "to find the vaults again after a restart of the launcher itself.") \
   X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", \
     "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
     "`/tmp/reft-<uid>`.") \
@@ -46,18 +46,19 @@ namespace reft {
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
     "Full snapshots per vault.") \
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", \
-    "What a rank stores beside its own shard. none: nothing; survives killed processes. " \
+    "What a rank stores besides its own shard. none: nothing; survives killed processes. " \
     "arc: a copy of the next member's shard; survives a lost node.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
     "Steps per snapshot.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \
     "Limit of the measured slowdown, in percent. Above it, snapshots become rarer (every " \
-    "2nd, 4th, … 64th step); well below it, more frequent. A restart repeats at most as " \
-    "many steps. 0: no limit.") \
+    "2nd, 4th, … 64th step); well below it, more frequent. A restart then repeats at most " \
+    "that many steps. 0: no limit.") \
   X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", \
     "Internal: one step in this many runs without a concurrent copy, to measure the " \
-    "overhead of snapshots. Its snapshot is copied before the step begins; on a CUDA " \
-    "device, at the end of one step in eight times as many. 0: no such steps.") \
+    "overhead of snapshots. Its snapshot is copied before the step begins. On a CUDA device, " \
+    "it is one step in eight times as many, and its snapshot is copied at its end. 0: no " \
+    "such steps.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", \
     "Internal: unit of copies and checksums.") \
   X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", \
@@ -72,17 +73,17 @@ namespace reft {
     "Limit of the host memory that the vaults of this node take. 0: nine tenths of the " \
     "available memory.") \
   X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", \
-    "Longest wait for a free slot after the optimizers return. Then the step skips its " \
-    "snapshot, and the skip is counted.") \
+    "Longest wait for a free slot after the optimizers return. If none is free by then, the " \
+    "step skips its snapshot, and the skip is counted.") \
   X(snapshot_alarm_sec, "REFT_SNAPSHOT_ALARM_SEC", kSeconds, "120", "1..86400", \
-    "Warn that training is unprotected if collectives progress and nothing is committed for " \
-    "this long.") \
+    "Warn that training is unprotected if collectives progress but no snapshot is committed " \
+    "for this long.") \
   X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", \
     "What a restarted job restores. exact: everything, and its place in the loop. state: " \
     "tensors and random state. off: nothing.") \
   X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", \
-    "Limit for all variables of the loop together. reft names those that do not fit and " \
-    "does not restore them.") \
+    "Limit for all variables of the loop together. reft does not restore variables that do " \
+    "not fit, and names them.") \
   X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", \
     "How long the agent keeps the vaults after all ranks are gone without a clean end.") \
   X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", \
@@ -92,19 +93,20 @@ namespace reft {
   X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "20", "1..86400", \
     "Write a hang report if no rank makes progress for this long.") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", \
-    "What follows the report of a hang. report: nothing. abort: end the ranks, so that the " \
-    "launcher restarts them and memory is restored; needs a launcher with restarts " \
+    "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
+    "that the launcher restarts them and they resume; needs a launcher with restarts " \
     "(`--max-restarts`).") \
   X(op_log_records, "REFT_OP_LOG_RECORDS", kInt, "16384", "256..16777216", \
     "Internal: records in the op log of a rank.") \
   X(connect_sec, "REFT_CONNECT_SEC", kSeconds, "10", "0.1..600", \
-    "How long a rank waits for the agent of its node. Then it trains without snapshots.") \
+    "How long a rank waits for the agent of its node. After that, it trains without " \
+    "snapshots.") \
   X(fault_attempt, "REFT_FAULT_ATTEMPT", kInt, "0", "0..1000000", \
     "Testing: the restart count in which REFT_FAULT fires.") \
   X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", \
     "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
   X(banner, "REFT_BANNER", kFlag, "1", "0|1", \
-    "Internal: print the two lines at start.")
+    "Internal: print the lines at start, and those on protection and overhead.")
 // clang-format on
 
 struct EnvRow {
