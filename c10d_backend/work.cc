@@ -9,7 +9,7 @@ namespace reft {
 
 namespace {
 
-// The result future of NCCL ends with a WorkResult as number; an ordinary one with tensors.
+// NCCL's result future completes with a WorkResult as an integer, an ordinary future with tensors.
 bool endedBadly(c10::ivalue::Future& future) noexcept {
   try {
     return future.hasError() || (future.constValue().isInt() && future.constValue().toInt() != 0);
@@ -31,7 +31,7 @@ ReftWork::ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int 
   if (where_ == Where::kDevice) {
     try {
       watch(inner_->getFutureResult());
-    } catch (...) {  // not every backend has one
+    } catch (...) {  // not every backend has a result future
     }
   }
 }
@@ -40,7 +40,7 @@ ReftWork::~ReftWork() {
   if (where_ == Where::kDevice || done_.load(std::memory_order_relaxed)) {
     return;
   }
-  // Dropped before anybody knew the end: the op log should still learn it.
+  // Dropped before its end was known: still record the end in the op log.
   try {
     if (inner_->isCompleted()) {
       markDone(inner_->exception() != nullptr);
@@ -66,7 +66,7 @@ void ReftWork::watch(const FuturePtr& future) noexcept {
     return;
   }
   try {
-    // Holds the log, which outlives every backend, and numbers; not this Work.
+    // Captures the log, which outlives every backend, and the tickets, but not this Work.
     future->addCallback(
         [&log = log_, ticket = ticket_, also = also_](c10::ivalue::Future& ended) {
           const bool failed = endedBadly(ended);
@@ -80,7 +80,7 @@ void ReftWork::watch(const FuturePtr& future) noexcept {
   }
 }
 
-// Functional collectives register the Work that they got, and the inner Work takes only itself out.
+// Functional collectives register the outer Work, but the inner Work unregisters only itself.
 void ReftWork::unregister() {
   if (c10d::allow_inflight_collective_as_graph_input()) {
     c10d::unregister_work(c10::intrusive_ptr<ReftWork>::unsafe_reclaim_from_nonowning(this));
@@ -122,7 +122,8 @@ bool ReftWork::wait(std::chrono::milliseconds timeout) {
 FuturePtr ReftWork::getFuture() {
   FuturePtr future = inner_->getFuture();
   if (where_ == Where::kHost) {
-    // Who takes the future (DDP does) never waits: without this the op would stay open in the log.
+    // A caller that takes the future (DDP does) never calls wait(). Without this, the op would stay
+    // open in the log.
     watch(future);
   }
   return future;
@@ -143,7 +144,7 @@ void FinishingWork::Action::operator()() {
     } catch (...) {
       failure = std::current_exception();
     }
-    run = nullptr;  // lets go of the tensors
+    run = nullptr;  // releases the tensors
   });
   if (failure) {
     std::rethrow_exception(failure);
@@ -166,7 +167,7 @@ bool FinishingWork::isCompleted() {
   if (!inner_->exception()) {
     try {
       (*action_)();
-    } catch (...) {  // exception() tells
+    } catch (...) {  // exception() returns it
     }
   }
   return true;

@@ -1,8 +1,8 @@
 // The Works that ReftBackend returns. Each forwards to an inner Work and never uses the state of
 // c10d::Work itself.
 //
-// Threads: as c10d::Work: any thread, several at once.
-// Errors:  what the inner Work throws, unchanged.
+// Threads: any thread, several at once, as for c10d::Work.
+// Errors:  those of the inner Work, unchanged; FinishingWork also throws its action's.
 #pragma once
 
 #include <atomic>
@@ -19,18 +19,19 @@ namespace reft {
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// One op: marks wait-begin, wait-end and done in the op log. Holds no tensors: a Work dropped
-// without wait is legal.
+// One op: marks wait-begin, wait-end and done in the op log. Holds no tensors, because a Work may
+// be dropped without wait().
 //
-// When is an op done? On the host, when wait() returns, isCompleted() is true, or the inner future
-// completes; that future is requested only if the user requests it or drops the Work early. On a
-// device, wait() only orders streams, so the inner result future decides, if the inner backend has
-// one.
+// When is an op done? On the host: when wait() returns, isCompleted() returns true, or the inner
+// future completes. The Work requests that future only if the user requests it or drops the Work
+// early. On a device, wait() only orders streams, so the op is done when the inner result future
+// completes (if the inner backend has one) or isCompleted() returns true. A wait() that throws also
+// marks the op done, as failed.
 class ReftWork final : public c10d::Work {
  public:
   enum class Where : uint8_t { kHost, kDevice };
 
-  // `also`: further tickets that are done when this one is (the ops of a coalesced region).
+  // `also`: further tickets to mark done together with this one (the ops of a coalesced region).
   ReftWork(WorkPtr inner, OpLog& log, uint64_t ticket, Where where, int rank, c10d::OpType type,
            std::vector<uint64_t> also = {});
   ~ReftWork() override;
@@ -67,11 +68,11 @@ class ReftWork final : public c10d::Work {
   const std::vector<uint64_t> also_;
 };
 
-// An inner Work with an action on the host after its completion (a division, a copy). The action
-// runs once, in the first thread that notices; every wait returns after it.
+// An inner Work followed by an action on the host (a division, a copy). The action runs once, in
+// the first thread that notices the completion; every wait() returns after it.
 class FinishingWork final : public c10d::Work {
  public:
-  // `outputs`: the value of result() and of the future; empty: the inner Work's.
+  // `outputs`: value of result() and of the future; if empty, those of the inner Work are used.
   FinishingWork(WorkPtr inner, std::function<void()> action, std::vector<at::Tensor> outputs,
                 int rank, c10d::OpType type);
 
@@ -94,14 +95,14 @@ class FinishingWork final : public c10d::Work {
     std::once_flag once;
     std::function<void()> run;
     std::exception_ptr failure;
-    void operator()();  // throws the failure, every time
+    void operator()();  // a failure is thrown on every call
   };
   const WorkPtr inner_;
   const std::shared_ptr<Action> action_;
   const std::vector<at::Tensor> outputs_;
 };
 
-// Several Works as one.
+// Combines several Works into one.
 class CompositeWork final : public c10d::Work {
  public:
   CompositeWork(std::vector<WorkPtr> works, int rank);

@@ -14,7 +14,7 @@ namespace reft::agent {
 
 namespace {
 
-// A rank that has not ended by then is stopped, or its threads do not run.
+// A rank that has not ended by then is stopped, or its threads do not get to run.
 constexpr int64_t kEndNs = 5'000'000'000;
 
 }  // namespace

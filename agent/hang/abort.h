@@ -1,4 +1,4 @@
-// Ends the ranks of an incarnation for REFT_HANG_ACTION=abort: tells them first, and kills those
+// Ends the ranks of an incarnation for REFT_HANG_ACTION=abort: orders them to end, then kills those
 // that have not ended in time. AbortPolicy decides whether and when.
 //
 // Threads: the agent's loop only. Errors: none.
@@ -20,7 +20,8 @@ class Aborter {
       : job_(std::move(job)), ranks_(ranks), connections_(connections) {}
 
   void abort(const action::Abort& abort, int64_t now_ns);
-  // A rank has joined; if the others of its incarnation were told to end, it is told, too.
+  // Call when a rank has joined. If the other ranks of its incarnation were ordered to end, the new
+  // rank is, too.
   void joined(Connection& connection, uint64_t incarnation);
   // Call at each tick: kills the ranks that have not ended in time.
   void tick(int64_t now_ns);
@@ -31,8 +32,8 @@ class Aborter {
   std::string job_;
   RankTable& ranks_;
   Connections& connections_;
-  int64_t kill_due_ns_ = 0;              // 0: no ranks are being ended
-  std::optional<uint64_t> incarnation_;  // of the ranks that were told to end
+  int64_t kill_due_ns_ = 0;              // time of the kill; 0: no abort in progress
+  std::optional<uint64_t> incarnation_;  // incarnation of the ranks that were ordered to end
 };
 
 }  // namespace reft::agent

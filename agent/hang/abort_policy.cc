@@ -2,29 +2,30 @@
 
 #include <algorithm>
 
+#include "intercept/base/clock.h"
+
 // Note [when ranks are ended]
-// Ending a job that would have gone on is worse than letting one hang for some minutes more,
-// because the job's own timeouts end that at last. So ranks are ended
-// - early, after a second look that found the same ranks at the same lines, only if the verdict is
-//   certain or likely, and no culprit is seen at work: using a processor, reading or writing,
-//   compiling, or with children that do. In all other respects, a rank that evaluates while the
-//   others are in the next step's all_reduce looks like a hang;
-// - else when nothing has moved for kHardCapFactor times REFT_HANG_SUSPECT_SEC;
-// - never while a debugger is attached to a rank, and for a while after, because debuggers make
-//   hangs. On other nodes only a look can find one, so a look comes before the cap ends ranks. A
+// Ending a job that would have recovered is worse than letting a job hang for a few more minutes:
+// the job's own timeouts end a hang in the end. So the agent ends ranks
+// - early, if the verdict is certain or likely, a second look found the same ranks at the same
+//   lines, and no culprit is at work: using a processor, reading or writing, compiling, or with
+//   children that do. Without that last condition, a rank that runs an evaluation while the others
+//   are in the next step's all_reduce is indistinguishable from a hang;
+// - else once nothing has moved for kHardCapFactor times REFT_HANG_SUSPECT_SEC;
+// - never while a debugger is attached to a rank, or shortly after, because debuggers cause hangs.
+//   On other nodes only a second look can find a debugger, so one precedes the cap. A rank at a
 //   Python debugger's prompt is never ended;
-// - not by the agent where a rank is dead: launchers end the rest themselves, and give handlers of
-//   SIGTERM their time. The agent acts only if the launcher does nothing within kLauncherNs.
-// Progress, a rank that comes or goes, and a new incarnation each end the matter.
+// - not at once if a rank is dead: launchers end the other ranks themselves, and give SIGTERM
+//   handlers time to run. The agent acts only if the launcher does nothing within kLauncherNs.
+// Progress, a rank that joins or leaves, and a new incarnation each cancel the abort.
 
 namespace reft::agent {
 
 namespace {
 
-constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kHardCapFactor = 10;
 constexpr int64_t kLongestConfirmNs = 5 * kSecond;
-// torchrun kills the ranks that are left 30 s after it has asked them to end.
+// torchrun kills the remaining ranks 30 s after it has asked them to end.
 constexpr int64_t kLauncherNs = 35 * kSecond;
 
 std::string secondsOf(int64_t ns) {
@@ -57,14 +58,14 @@ std::string AbortPolicy::reported(const Finding& finding, uint64_t incarnation, 
 
 void AbortPolicy::lookedAgain(const Finding& finding) {
   if (!looking_) {
-    return;  // of an earlier report
+    return;  // result for an earlier report
   }
   looking_ = false;
   spared_ = far_ && (finding.traced || finding.state != VerdictState::kHang);
   confirmed_ = finding.state == VerdictState::kHang &&
                finding.confidence != Confidence::kUndecidable && !finding.at_work && !spared_ &&
                finding.summary == summary_;
-  decided_ = confirmed_;  // else the cap is left
+  decided_ = confirmed_;  // else only the cap remains
   pending_ = pending_ && !finding.prompt;
   why_ = "the verdict is " + std::string(confidenceName(finding.confidence)) +
          ", and so it is on a second look";

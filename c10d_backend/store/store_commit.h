@@ -2,7 +2,7 @@
 //
 // `sealed/<step>` counts nodes whose ranks all sealed. The node that completes the count writes
 // `outcome/<step>` = 1; a node with a dropped snapshot writes 0. Every node votes once, so both
-// cannot happen. All nodes read the outcome, and with it the cadence that one node wished for
+// cannot happen. All nodes read the outcome, and with it the cadence that one node proposed
 // (`marks/<step>`, only with a limit on the overhead). The node that completed a step deletes the
 // keys of old steps, so the store does not grow.
 //

@@ -16,15 +16,15 @@
 
 #include <libunwind.h>
 
-// The search in a table of call frame information (.eh_frame_hdr) of another process. Exported, and
-// used by perf in the same way, but in no header.
+// Searches a table of call frame information (.eh_frame_hdr) of another process. libunwind exports
+// it without a header; perf uses it in the same way.
 extern "C" int _Ux86_64_dwarf_search_unwind_table(unw_addr_space_t space, unw_word_t ip,
                                                   unw_dyn_info_t* table, unw_proc_info_t* into,
                                                   int need_unwind_info, void* argument);
 
-// libunwind lets a thread of its own process go on with this function, which an unwinder of other
-// processes never does. The library that has it also has an unwinder for C++ exceptions, which must
-// not take the place of the compiler's in a static link.
+// Stub. libunwind calls this function to resume a thread of its own process, which an unwinder of
+// other processes never does. The library that defines it also contains an unwinder for C++
+// exceptions, which must not replace the compiler's in a static link.
 extern "C" __attribute__((weak)) void _Ux86_64_setcontext() {
   std::abort();
 }
@@ -44,20 +44,20 @@ constexpr uint8_t kFourBytes = 0x03;     // DW_EH_PE_udata4
 constexpr uint8_t kRelativeWord = 0x1b;  // DW_EH_PE_pcrel | DW_EH_PE_sdata4
 constexpr const char* kEvalFunction = "_PyEval_EvalFrameDefault";
 
-// A file, as it is loaded.
+// A mapped file.
 struct Image {
   std::string path;
   uint64_t inode = 0;
   uint64_t begin = 0, end = 0;
-  bool known = false;          // its header was read
+  bool known = false;          // the header has been read
   uint64_t bias = 0;           // memory - file
-  uint64_t table = 0;          // .eh_frame_hdr; 0 = none that can be searched
+  uint64_t table = 0;          // .eh_frame_hdr; 0 = no searchable table
   uint64_t table_entries = 0;  // 8 bytes each
 };
 
 struct RawFrame {
-  uint64_t address = 0;    // of the instruction
-  uint64_t procedure = 0;  // where the function that holds it begins; 0 = not known
+  uint64_t address = 0;    // address of the instruction
+  uint64_t procedure = 0;  // start of the function; 0 = unknown
   Image* image = nullptr;
 };
 
@@ -74,7 +74,7 @@ std::string demangled(const std::string& name) {
   int status = 0;
   char* text = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
   std::string result = status == 0 && text != nullptr ? text : name;
-  std::free(text);  // its contract
+  std::free(text);  // __cxa_demangle allocates with malloc
   if (result.size() > kMaxDemangled) {
     result.resize(kMaxDemangled);
     result += "...";
@@ -112,7 +112,7 @@ class Unwinder::Space {
                                    void* self) {
       return static_cast<Space*>(self)->findProcedure(ip, info, need);
     };
-    // What it has is a few words from a pool that ends with the process.
+    // Frees nothing: the information is a few words from a pool that lives as long as the process.
     accessors_.put_unwind_info = [](unw_addr_space_t, unw_proc_info_t*, void*) {};
     accessors_.get_dyn_info_list_addr = [](unw_addr_space_t, unw_word_t*, void*) {
       return -UNW_ENOINFO;
@@ -154,7 +154,7 @@ class Unwinder::Space {
       stack.problem = "libunwind cannot begin";
       return stack;
     }
-    bool exact = true;  // the instruction itself; else the one after a call
+    bool exact = true;  // `ip` is the instruction itself, not the one after a call
     for (;;) {
       unw_word_t ip = 0;
       if (unw_get_reg(&cursor, UNW_REG_IP, &ip) != 0 || ip == 0) {
@@ -188,7 +188,8 @@ class Unwinder::Space {
         break;
       }
     }
-    // libunwind then follows frame pointers, which such code need not have.
+    // Without call frame information, libunwind follows frame pointers, which the code need not
+    // have.
     if (guessed_) {
       stack.complete = false;
       if (stack.problem.empty()) {
@@ -223,7 +224,8 @@ class Unwinder::Space {
           const auto& of_image = names[raw.image];
           if (const auto name = of_image.find(frame.offset); name != of_image.end()) {
             const std::string& plain = name->second.name;
-            // Compilers put the rare parts of a function elsewhere: "….cold".
+            // Compilers move rarely executed parts of a function into a symbol of their own,
+            // "….cold".
             frame.evaluates |=
                 plain == kEvalFunction || plain.rfind(std::string(kEvalFunction) + ".", 0) == 0;
             frame.function = demangled(plain);
@@ -259,8 +261,8 @@ class Unwinder::Space {
     return &image;
   }
 
-  // Bias and table of call frame information, from the header that is at the beginning of the image
-  // in memory.
+  // Reads the bias and the table of call frame information, from the ELF header at the start of the
+  // image in memory.
   void readHeader(Image& image) {
     image.bias = image.begin;
     Elf64_Ehdr header;
@@ -299,7 +301,8 @@ class Unwinder::Space {
     image.table_entries = head.entries;
   }
 
-  // Of the file on disk, if it is the one that is in memory.
+  // Returns a reader of the file on disk, if it is the file in memory. The reader of any other
+  // image fails, except for the vDSO, which it reads from memory.
   ReadAt readerOf(const Image& image) {
     std::vector<uint8_t> here(sizeof(Elf64_Ehdr)), there(here.size());
     auto file = std::make_shared<UniqueFd>(image.path[0] == '/' ? openMapped(pid_, image.path)
@@ -309,10 +312,10 @@ class Unwinder::Space {
              ::pread(file->get(), into, count, static_cast<off_t>(offset)) ==
                  static_cast<ssize_t>(count);
     };
-    // Its header has the places of all sections, so another build of it differs.
+    // The header has the offset of the section table, so another build is very likely to differ.
     if (!bytes(image.begin, here.data(), here.size()) || !read(0, there.data(), there.size()) ||
         here != there) {
-      // The kernel's own one has its symbols in memory.
+      // The vDSO has no file; its symbols are in memory.
       return [this, begin = image.begin, size = image.end - image.begin,
               vdso = image.path == "[vdso]"](uint64_t offset, void* into, size_t count) {
         return vdso && offset <= size && count <= size - offset &&
@@ -363,7 +366,8 @@ class Unwinder::Space {
     }
   }
 
-  // As it was when the thread was held, where it was copied.
+  // Reads a word of the copied stack, as it was when the thread was held. Other words come from
+  // memory.
   bool word(uint64_t address, unw_word_t& value) {
     const auto& stack = thread_->stack;
     if (address >= thread_->stack_begin && stack.size() >= sizeof(value) &&
@@ -374,7 +378,8 @@ class Unwinder::Space {
     return bytes(address, &value, sizeof(value));
   }
 
-  // Pages are kept: code and its description do not change. Other threads' stacks are not read.
+  // Caches pages: code and its call frame information do not change, and other threads' stacks are
+  // not read.
   bool bytes(uint64_t address, void* into, size_t count) {
     auto* to = static_cast<uint8_t*>(into);
     while (count > 0) {
@@ -413,7 +418,7 @@ class Unwinder::Space {
   std::vector<Image> images_;
   uint64_t eval_function_;
   ProcessMemory memory_;
-  std::map<uint64_t, std::vector<uint8_t>> pages_;  // empty: it cannot be read
+  std::map<uint64_t, std::vector<uint8_t>> pages_;  // empty: not readable
   unw_accessors_t accessors_{};
   unw_addr_space_t space_ = nullptr;
   const CopiedThread* thread_ = nullptr;

@@ -1,20 +1,19 @@
-// Native frames from a copy of a thread's registers and stack, while the process runs on, stands
-// still, or has ended.
+// Unwinds native frames from a copy of a thread's registers and stack, while the process runs, is
+// stopped, or has ended.
 //
-// libunwind does the work (REFT_WITH_UNWIND), with the call frame information that the files of the
-// process have mapped into its memory. Without libunwind builtWithUnwinder() is false and stacks
-// are empty.
+// libunwind does the work (REFT_WITH_UNWIND), with the call frame information in the files that the
+// process has mapped. Without libunwind, builtWithUnwinder() returns false and stacks are empty.
 //
-// Why not elfutils' libdwfl, whose memory callbacks are public, where this file needs a symbol that
-// libunwind exports without a header: reft-agent links its unwinder statically, to run on hosts
-// without that library. libunwind's licence (MIT) permits that without conditions; libdw's (LGPLv3+
-// or GPLv2+) obliges every distributor of such a binary to make it relinkable. libdwfl also wants
-// an ELF file for each module, and would need callbacks of ours for files that are deleted or in
-// another mount namespace, so most of this code would stay. Nobody has tried it.
+// Why not elfutils' libdwfl? Its memory callbacks are public, while this file needs a symbol that
+// libunwind exports without a header. But reft-agent links its unwinder statically, to run on hosts
+// without that library. libunwind's licence (MIT) asks only for a copyright notice; libdw's
+// (LGPLv3+ or GPLv2+) obliges every distributor of such a binary to make it relinkable. libdwfl
+// also needs an ELF file for each module, and custom callbacks for files that are deleted or in
+// another mount namespace, so most of this code would stay. We have not tried it.
 //
-// Threads: an Unwinder belongs to one thread. May block as ProcessMemory does.
-// Errors:  none: NativeStack::problem. Damaged memory shortens a stack or slows its unwinding:
-//          callers bound the time.
+// Threads: an Unwinder belongs to one thread. May block, as ProcessMemory does.
+// Errors:  reported in NativeStack::problem. Damaged memory shortens a stack or slows its
+//          unwinding, so callers set a deadline.
 #pragma once
 
 #include <chrono>
@@ -39,7 +38,7 @@ class Unwinder {
   Unwinder(const Unwinder&) = delete;
   Unwinder& operator=(const Unwinder&) = delete;
 
-  // The stack of each thread, in order, with names of functions.
+  // Returns the stack of each thread, in order, with function names.
   std::vector<NativeStack> unwind(const std::vector<CopiedThread>& threads,
                                   std::chrono::steady_clock::time_point deadline);
 

@@ -100,8 +100,9 @@ void OpLog::moveTo(void* area, uint32_t capacity) {
   auto* to = static_cast<OpLogHeader*>(area);
   to->version = kVersion;
   to->capacity = std::bit_ceil(capacity);
-  to->pid =
-      static_cast<uint32_t>(::getpid());  // the process may be a fork of the one that made the log
+  // This process may be a fork of the one that constructed the log.
+  to->pid = static_cast<uint32_t>(::getpid());
+  // Groups are registered by index, so the table moves, too.
   to->groups.store(from->groups.load());
   std::memcpy(static_cast<void*>(groupsOf(to)), groupsOf(from),
               OpLogHeader::kMaxGroups * sizeof(OpGroup));
@@ -118,14 +119,13 @@ void OpLog::moveTo(void* area, uint32_t capacity) {
   to->next_ticket.store(next);
   to->heartbeat_ns.store(from->heartbeat_ns.load());
   to->magic = OpLogHeader::kMagic;
-  // Groups are registered by index, so the table has to move as well. The private area is kept
-  // until the destructor: a mark that raced with this call still writes to live memory.
+  // The private area is kept until the destructor: a mark that races with this call still writes to
+  // live memory.
   header_.store(to, std::memory_order_release);
 }
 
 uint32_t OpLog::addGroup(const std::string& name, int rank, int size) {
   OpLogHeader* header = header_.load(std::memory_order_acquire);
-  // A reader that sees the number finds the group.
   const MutexLock lock(adding_group_);
   const uint32_t index = std::min(header->groups.load(), OpLogHeader::kMaxGroups - 1);
   OpGroup& group = groupsOf(header)[index];
@@ -133,6 +133,7 @@ uint32_t OpLog::addGroup(const std::string& name, int rank, int size) {
   std::memcpy(group.name, name.data(), std::min(name.size(), OpGroup::kNameBytes - 1));
   group.rank = rank;
   group.size = size;
+  // Last, so that a reader that sees the count finds the group.
   header->groups.store(index + 1, std::memory_order_release);
   return index;
 }
@@ -150,7 +151,7 @@ void OpLog::nameCallSite(uint32_t id, std::string_view text) noexcept {
   size_t length = std::min(text.size(), OpCallSite::kTextBytes - 1);
   while (length < text.size() && length > 0 &&
          (static_cast<unsigned char>(text[text.size() - length]) & 0xC0) == 0x80) {
-    --length;  // no character of UTF-8 is cut in two
+    --length;  // do not split a UTF-8 character
   }
   std::memcpy(site.text, text.data() + (text.size() - length), length);
   site.text[length] = '\0';
@@ -228,8 +229,7 @@ void OpLog::mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase, int64_
   }
 }
 
-// Also when the record was overwritten meanwhile: a wait that begins has to end for the listener,
-// too.
+// Called even if the record has been overwritten: a listener that saw a wait begin must see it end.
 void OpLog::tellMark(int what, uint64_t ticket, int64_t now_ns) noexcept {
   if (OpEvents* events = events_.load(std::memory_order_acquire)) {
     events->push({.what = static_cast<OpEvent::What>(what), .ticket = ticket, .at_ns = now_ns});

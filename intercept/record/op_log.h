@@ -1,15 +1,16 @@
-// The op log of a rank: a ring of fixed-size records in shared memory, one per collective. It lies
-// in the vault's memfd, so it survives a SIGKILL of its writer, and any process of the same user
-// can read it while the rank runs, hangs or is dead.
+// The op log of a rank: a ring of fixed-size records in shared memory, one per op. It is in the
+// vault's memfd, so it survives a SIGKILL of its writer. Any process of the same user can read it
+// while the rank runs, hangs or is dead.
 //
-// One record is one op. Its phases are filled in as they happen (begin → enqueued → wait-begin →
-// wait-end → done), so a record shows how far the op came. Cost target: < 200 ns per record, no
-// lock, no allocation, no system call besides reading the clock (vDSO).
+// The writer fills in an op's phases as they happen (begin → enqueued → wait-begin → wait-end →
+// done), so the record shows how far the op got. Cost target: < 200 ns per record, no lock, no
+// allocation, no system call except reading the clock (vDSO).
 //
-// Threads: any may begin() at the same time (fetch_add claims a slot); the marks of one op may come
-//          from any thread. OpLogReader may run in any process at any time; it skips a record that
-//          was overwritten while it was read.
-// Errors:  the writer cannot fail. OpLogReader throws Corruption if the area is not an op log.
+// Threads: any threads may call begin() concurrently (fetch_add claims a slot) and mark any op.
+//          OpLogReader may run in any process at any time; it skips a record that is overwritten
+//          during the read.
+// Errors:  begin() and the marks cannot fail. OpLog's constructor may throw std::bad_alloc;
+//          OpLogReader throws Corruption if the area is not an op log.
 #pragma once
 
 #include <atomic>
@@ -50,12 +51,11 @@ enum class OpKind : uint8_t {
   kCoalesced = 20,
   kAllreduceSparse = 21,
   kGatherSingle = 22,
-  kStep = 30,  // not a collective: an optimizer step (seq = step number), so that a log can be cut
-               // into steps
+  kStep = 30,  // not a collective: an optimizer step (seq = step number), to split a log into steps
 };
 
-// A collective of at most so many bytes costs the latency of the link and no bandwidth: a long wait
-// in it is a wait for other ranks (a barrier, the norm for gradient clipping).
+// A collective of at most this many bytes costs link latency but no bandwidth, so a long wait in it
+// is a wait for other ranks (a barrier, the norm for gradient clipping).
 constexpr uint64_t kLatencyBytes = uint64_t{64} << 10;
 
 // "all_reduce", "send", …; "unknown" for other values.
@@ -63,7 +63,7 @@ const char* opKindName(OpKind kind);
 
 // 96 bytes. Times are CLOCK_MONOTONIC nanoseconds; 0 = has not happened.
 struct OpRecord {
-  std::atomic<uint64_t> ticket;  // 1 + index of the op in this log; 0 while the record is rewritten
+  std::atomic<uint64_t> ticket;  // 1 + index of the op in this log; 0 while being rewritten
   uint64_t begin_ns;
   std::atomic<uint64_t> enqueued_ns;
   std::atomic<uint64_t> wait_begin_ns;
@@ -72,7 +72,7 @@ struct OpRecord {
   uint64_t bytes;      // input bytes of this rank
   uint64_t signature;  // hash of op, dtype, reduce op, element counts: equal on ranks that agree
   uint32_t group;      // index into the group table
-  uint32_t seq;        // number of the op in its group, from 1; collectives and p2p counted apart
+  uint32_t seq;        // number of the op in its group, from 1; separate for collectives and p2p
   int32_t peer;        // p2p: group rank of the other side; rooted ops: root; else -1
   uint32_t call_site;  // OpCallSite::id of the caller (c10d_backend/call_site.h); 0 = unknown
   OpKind kind;
@@ -92,8 +92,8 @@ struct OpGroup {
 };
 static_assert(sizeof(OpGroup) == 96);
 
-// A place in the user's code. A program has few; a place that does not fit has an id without a
-// text.
+// A place in the user's code. A program has few. If the table is full, further places have an id
+// but no text.
 struct OpCallSite {
   static constexpr size_t kTextBytes = 124;
   std::atomic<uint32_t> id;  // OpRecord::call_site; 0: not written yet
@@ -101,8 +101,8 @@ struct OpCallSite {
 };
 static_assert(sizeof(OpCallSite) == 128);
 
-// Lies at the start of the area; then kMaxGroups OpGroup; then kMaxCallSites OpCallSite; then
-// `capacity` OpRecord.
+// The area holds this header, kMaxGroups OpGroup, kMaxCallSites OpCallSite, and `capacity`
+// OpRecord, in this order.
 struct OpLogHeader {
   static constexpr uint64_t kMagic = 0x31474F4C54464552;  // "REFTLOG1"
   static constexpr uint32_t kMaxGroups = 1024;
@@ -140,43 +140,45 @@ class OpLog {
   // Bytes of an area for `capacity` records (rounded up to a power of two).
   static size_t areaBytes(uint32_t capacity);
 
-  // Formats `area` (≥ areaBytes(capacity), 64-byte aligned, must outlive the log). nullptr: the log
-  // allocates a private area, so that the backend works the same without a vault.
+  // Formats `area` (≥ areaBytes(capacity), 64-byte aligned, must outlive the log). If `area` is
+  // nullptr, the log allocates a private one, so that the backend also works without a vault.
   OpLog(void* area, uint32_t capacity, const Clock& clock = SteadyClock::instance());
   ~OpLog();
   OpLog(const OpLog&) = delete;
   OpLog& operator=(const OpLog&) = delete;
 
-  // Moves the log, with its records, into another area; nullptr: back into the private area of a
-  // log that was made with one. The caller makes sure that no begin or mark runs meanwhile.
+  // Moves the log and its records into another area. nullptr moves a log that was constructed with
+  // a private area back into it. The caller ensures that no begin() or mark runs meanwhile.
   void moveTo(void* area, uint32_t capacity);
 
   // The area in use, for an OpLogReader in this process; valid until the next moveTo().
   const void* area() const { return header_.load(std::memory_order_acquire); }
   size_t areaBytes() const { return areaBytes(header_.load(std::memory_order_acquire)->capacity); }
 
-  // Passes every later begin and mark on to `events`, which must outlive the log; nullptr: none.
+  // Forwards every later begin(), markWaitBegin(), markWaitEnd() and markDone() to `events`, which
+  // must outlive the log; nullptr: to no listener.
   void tell(OpEvents* events) { events_.store(events, std::memory_order_release); }
 
-  // Registers a group once; returns its index. More than kMaxGroups share the last index.
+  // Registers a group and returns its index; call it once per group. Groups beyond kMaxGroups share
+  // the last index.
   uint32_t addGroup(const std::string& name, int rank, int size);
 
   // Publishes the text of an OpRecord::call_site; call it once per id.
   void nameCallSite(uint32_t id, std::string_view text) noexcept;
 
-  // Returns the op's ticket, the handle of the marks.
+  // Returns the op's ticket, which the marks take.
   uint64_t begin(const Op& op) noexcept;
   void markEnqueued(uint64_t ticket) noexcept;
   void markWaitBegin(uint64_t ticket) noexcept;
   void markWaitEnd(uint64_t ticket) noexcept;
   void markDone(uint64_t ticket, bool failed = false) noexcept;
 
-  // Fills in the op's fields of `event` (kind to signature). Returns false if the record was
-  // overwritten meanwhile.
+  // Fills in the op's fields of `event` (kind to signature). Returns false if the record has been
+  // overwritten.
   bool describe(uint64_t ticket, OpEvent& event) const noexcept;
 
  private:
-  OpRecord* recordOf(uint64_t ticket) const noexcept;  // nullptr if it was overwritten meanwhile
+  OpRecord* recordOf(uint64_t ticket) const noexcept;  // nullptr if overwritten
   void mark(uint64_t ticket, std::atomic<uint64_t> OpRecord::*phase, int64_t now_ns) noexcept;
   void tellMark(int what, uint64_t ticket, int64_t now_ns) noexcept;
 
@@ -187,8 +189,8 @@ class OpLog {
   Mutex adding_group_;  // one addGroup() at a time; readers take no lock
 };
 
-// The op log of this process: private until the runtime moves it into the vault. Never destroyed,
-// because an op may be marked by a thread that outlives static destructors.
+// The op log of this process, in a private area until the runtime moves it into the vault. Never
+// destroyed, because a thread that outlives static destructors may still mark an op.
 OpLog& processOpLog();
 
 // A copy of one record, as plain values.
@@ -205,7 +207,8 @@ struct OpEntry {
 
 class OpLogReader {
  public:
-  // `bytes` of a mapped area, possibly of a foreign, dying or malicious writer. Throws Corruption.
+  // Reads a mapped area of `bytes` bytes. Its writer may be foreign, dying or malicious. Throws
+  // Corruption.
   OpLogReader(const void* area, size_t bytes);
 
   uint64_t opsBegun() const;

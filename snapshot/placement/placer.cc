@@ -12,24 +12,25 @@ constexpr double kMostGuard = 8.0;
 constexpr double kGuardUp = 1.3;
 constexpr double kGuardDown = 0.995;
 constexpr double kRateGain = 0.2;
-// A gap that nobody foretold and that has lasted so many chunks is expected to last another one.
+// A gap that lasts this many chunk times beyond its forecast, or without one, is expected to last
+// for another chunk.
 constexpr int64_t kSurpriseChunks = 2;
-// A step that is so much longer than foretold is another one: nothing is kept back for its gaps.
+// A step that takes more than this percentage of its forecast time to the gate is of another kind:
+// hold nothing back for its gaps.
 constexpr double kLatePercent = 110;
-// Compute that is kept free at the end when copies are spread over it, in parts of the whole:
-// training must not wait at the gate because this step was a little shorter than usual.
+// Fraction of the step's compute that stays free at its end when copies are spread over compute, so
+// that a slightly shorter step does not stall at the gate.
 constexpr double kReserve = 0.15;
-// When the time to the gate is so many times what the rest needs, nothing is kept back for gaps any
-// more.
+// When the time to the gate is less than this many times the copy time of the remaining bytes, hold
+// nothing back for gaps.
 constexpr double kLastCall = 2.0;
 
-// A part of `bytes`, in proportion to `room` of `all`, in whole chunks, rounded up.
+// The share of `bytes` in proportion to `room` / `all`, rounded up to whole chunks.
 uint64_t chunksFor(uint64_t bytes, uint64_t room, uint64_t all, uint64_t chunk_bytes) {
   const double part =
       all == 0 ? 0
                : static_cast<double>(bytes) * static_cast<double>(room) / static_cast<double>(all);
-  constexpr double kRounding =
-      1e-6;  // of a chunk: the quotient of exact numbers may lie a little above
+  constexpr double kRounding = 1e-6;  // in chunks: rounding may put an exact quotient too high
   return static_cast<uint64_t>(std::ceil(part / static_cast<double>(chunk_bytes) - kRounding)) *
          chunk_bytes;
 }
@@ -76,8 +77,8 @@ bool Placer::isGap() const {
   return model_.inBubble() || (model_.waiting() && !options_.shared_link);
 }
 
-// Whole chunks that fit into a foretold gap less its guard of so many standard deviations: copies
-// are planned to end before it.
+// Bytes, in whole chunks, that fit into a forecast gap minus a guard of `guard_jitters` standard
+// deviations. Copies are planned to end before the guard.
 uint64_t Placer::roomIn(const ForecastSpan& span, double guard_jitters) const {
   if (!span.gap || (!span.bubble && options_.shared_link)) {
     return 0;
@@ -111,8 +112,8 @@ void Placer::rebuild() {
   }
 }
 
-// Adds up to `bytes` to what the gaps are to take, in proportion to the room that is left in them.
-// Returns how many it added.
+// Distributes up to `bytes` over the gaps in proportion to their remaining room, and adds them to
+// `gap_bytes`. Returns the number of bytes added.
 uint64_t Placer::fillGaps(const Forecast& forecast, double guard_jitters, uint64_t bytes,
                           std::vector<uint64_t>& gap_bytes) const {
   const auto left_in = [&](size_t gap) {
@@ -183,8 +184,8 @@ void Placer::makePlan() {
     plan_.bytes[static_cast<size_t>(tier)] += bytes;
   };
   if (options_.policy == PlacementPolicy::kPaper) {
-    // T_bubble of the paper; W[:N * T_bubble / T_snapshot] is launched in bubbles, the rest in
-    // computation time.
+    // The paper's T_bubble: W[:N * T_bubble / T_snapshot] goes into bubbles, the rest into compute
+    // time.
     const double stages = options_.stages;
     const double bubble_ns = (0.8 * stages + 2 * stages - options_.stage - 2) *
                              static_cast<double>(options_.micro_batch_ns);
@@ -214,7 +215,7 @@ void Placer::beginStep(int64_t now_ns, uint64_t bytes, uint64_t at_once_bytes, b
   gap_budget_ = 0;
   paper_gap_left_ = 0;
   last_gap_end_ns_ = -1;
-  rebuild();  // also for another guard and other rates
+  rebuild();  // the guard and the rates may have changed, too
   makePlan();
   if (snapshot_) {
     plan_.bytes[static_cast<size_t>(Tier::kAtOnce)] = bytes - left_;
@@ -253,8 +254,8 @@ void Placer::waitBegin(const ScheduleOp& op, int64_t now_ns) {
   }
 }
 
-// Of what is left, for a gap that begins: all that fits if the gaps will not hold everything, else
-// its part.
+// Share of the remaining bytes for a gap that begins: as many as fit if the gaps cannot take all of
+// them, else a part in proportion to the room.
 uint64_t Placer::shareOf(const ForecastSpan& gap) const {
   const size_t next = model_.waitsBegun();
   if (next >= gap_room_from_.size()) {
@@ -279,7 +280,7 @@ void Placer::openGap(const ForecastSpan* foretold, int64_t now_ns) {
   }
   const auto guard = static_cast<int64_t>(guard_ * static_cast<double>(foretold->jitter_ns));
   gap_until_ns_ = now_ns + std::max<int64_t>(0, foretold->wait_ns - guard);
-  // Past its length and the guard again it is no gap of the kind that was learnt.
+  // Past its length plus the guard, this is not the gap that was learned.
   gap_surprise_ns_ = now_ns + foretold->wait_ns + std::max(guard, surprise);
   if (options_.policy == PlacementPolicy::kPaper && paper_gap_ns_ > 0) {
     gap_budget_ += static_cast<uint64_t>(
@@ -315,8 +316,8 @@ void Placer::copied(uint64_t bytes, Tier tier, int64_t begin_ns, int64_t end_ns)
   const bool past_the_end = !gap_open_ && last_gap_end_ns_ >= begin_ns && end_ns > last_gap_end_ns_;
   if (past_the_end) {
     longest_overrun_ns_ = std::max(longest_overrun_ns_, end_ns - last_gap_end_ns_);
-    // The gap was shorter than foretold, by more than the guard. A copy that was slower than
-    // expected says nothing about that.
+    // Widen the guard only if the gap was shorter than forecast by more than the guard. A copy that
+    // was slower than expected is no evidence for that.
     const bool gap_was_short =
         last_gap_end_ns_ < gap_until_ns_ && begin_ns + expected_ns > last_gap_end_ns_;
     if (gap_was_short && !overran_) {
@@ -332,11 +333,11 @@ void Placer::learnRate(Tier tier, uint64_t bytes, int64_t span_ns) {
   if (span_ns <= 0 || bytes == 0) {
     return;
   }
-  // Times are cut to what a sane machine can do, so that one wrong reading does not stop copying.
+  // Clamp times to plausible rates, so that one bad measurement does not stop copying.
   const double measured =
       std::clamp(static_cast<double>(span_ns) / static_cast<double>(bytes), 1e-4, 1e4);
   if (!any_measured_) {
-    ns_per_byte_.fill(measured);  // also for the other tiers: nearer than a guess
+    ns_per_byte_.fill(measured);  // also for the other tiers: better than the default
     any_measured_ = true;
   }
   double& known = ns_per_byte_[static_cast<size_t>(tier)];
@@ -367,8 +368,7 @@ Grant Placer::ask(int64_t now_ns) {
     return give(chunk, Grant::kNever);
   }
   if (options_.policy == PlacementPolicy::kPaper) {
-    // What was assigned to a bubble is launched in it and runs on after its end: nothing calls it
-    // back.
+    // Bytes assigned to a bubble are launched in it and run on after its end; nothing stops them.
     const uint64_t in_bubbles = plan_.bytes[static_cast<size_t>(Tier::kGap)];
     if (gap_budget_ > 0) {
       return give(std::min(chunk, gap_budget_), Grant::kNever);
@@ -381,7 +381,7 @@ Grant Placer::ask(int64_t now_ns) {
     return no_gap_left ? give(chunk, Grant::kNever) : grant;
   }
 
-  // What the gaps that are still to come will not hold.
+  // kGap from here on. First, how much the remaining gaps can take.
   const size_t next_gap = model_.waitsBegun();
   const int64_t late_ns =
       step_begin_ns_ +
@@ -405,7 +405,7 @@ Grant Placer::ask(int64_t now_ns) {
           options_.chunk_bytes;
       return give(std::max<uint64_t>(fits, 1) * options_.chunk_bytes, gap_until_ns_);
     }
-    // The guard is worth keeping only while what it keeps out has a better place.
+    // Keep the guard only while the bytes that it holds back have a better place.
     if (now_ns >= gap_surprise_ns_ || left_ > to_come) {
       if (now_ns >= gap_surprise_ns_ || gap_until_ns_ > gap_begin_ns_) {
         return give(chunk, now_ns + chunk_ns);
@@ -416,11 +416,11 @@ Grant Placer::ask(int64_t now_ns) {
   if (left_ <= to_come) {
     return known ? later(late_ns) : grant;
   }
-  // A step without gaps, or of which nothing is known.
+  // A step without gaps or without a forecast: copy now.
   if (tier == Tier::kCompute && (!known || gap_room_from_.front() == 0)) {
     return give(chunk, now_ns + chunkNs(Tier::kCompute));
   }
-  // The compute that is left, from this span on, less what of it has passed.
+  // Remaining compute from this span on, less its elapsed part and the reserve.
   int64_t compute_ns = 0;
   if (known) {
     const Forecast& forecast = *model_.forecast();
@@ -434,8 +434,8 @@ Grant Placer::ask(int64_t now_ns) {
   if (tier == Tier::kCommunication) {
     return needed_ns > compute_ns ? give(chunk, Grant::kNever) : later(late_ns);
   }
-  // Evenly over the compute that is left: gaps may hold more than is foretold, and what was copied
-  // beside work by then is not theirs.
+  // Spread the copies evenly over the remaining compute. Gaps may turn out to hold more than
+  // forecast, and bytes already copied during compute cannot use that room.
   if (now_ns < next_compute_copy_ns_) {
     return later(next_compute_copy_ns_);
   }
@@ -444,14 +444,15 @@ Grant Placer::ask(int64_t now_ns) {
           ? 1.0
           : std::max(1.0, static_cast<double>(compute_ns) / static_cast<double>(needed_ns));
   const auto chunk_ns = static_cast<double>(chunkNs(Tier::kCompute));
-  // Without room to spare there is no pause, however fast the copy was.
+  // Without spare compute there is no pause, however fast the copy was.
   next_compute_copy_ns_ =
       spacing > 1.0 ? now_ns + static_cast<int64_t>(spacing * chunk_ns) : now_ns;
   return give(chunk, now_ns + static_cast<int64_t>(spacing * chunk_ns));
 }
 
 uint64_t Placer::gate(int64_t now_ns) {
-  // Counted as part of the schedule until gateDone() says what of it was waiting for copies.
+  // This time counts as part of the schedule until gateDone() reports how much of it was a stall
+  // for copies.
   (void)now_ns;
   return left_;
 }

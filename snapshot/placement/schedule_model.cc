@@ -9,14 +9,14 @@ namespace reft {
 
 namespace {
 
-constexpr int64_t kMaxSpanNs =
-    1'000'000'000'000'000;  // lengths are cut here, so that sums of nonsense stay in range
+// Cap on lengths, so that sums of bad input stay in range.
+constexpr int64_t kMaxSpanNs = 1'000'000'000'000'000;
 constexpr int64_t kMaxTimeNs = int64_t{1} << 62;
 constexpr int kShapesUntilIgnored = 4;
 constexpr int kShapesUntilTrusted = 16;
 constexpr uint64_t kSlowPercent = 150;
 constexpr uint32_t kSamplesForJitter = 4;
-constexpr double kWorstError = 10;  // of one gap, relative
+constexpr double kWorstError = 10;  // cap on the relative error of one gap
 
 int64_t elapsed(int64_t from_ns, int64_t to_ns) {
   if (to_ns <= from_ns) {
@@ -79,7 +79,7 @@ const char* stepClassName(StepClass step_class) {
 void RecentSamples::add(int64_t value) {
   value = std::clamp<int64_t>(value, 0, kMaxSpanNs);
   if (count_ >= 3) {
-    // Two in a row that agree with each other and not with the rest: the level has moved.
+    // Two values in a row agree with each other, but not with the rest: the level has moved.
     const int64_t before = values_[count_ - 1];
     const int64_t off = value - expected_;
     const int64_t off_before = before - expected_;
@@ -101,20 +101,20 @@ void RecentSamples::add(int64_t value) {
     std::sort(sorted.begin(), sorted.begin() + count_);
     return count_ % 2 == 1 ? sorted[count_ / 2] : (sorted[count_ / 2 - 1] + sorted[count_ / 2]) / 2;
   };
-  // Of two, the newer: the first step of a sequence often pays for what later ones find ready.
+  // With two samples, take the newer: the first step of a sequence often pays one-time costs.
   expected_ = count_ == 2 ? value : middle();
   for (uint32_t i = 0; i < count_; ++i) {
     sorted[i] = std::abs(values_[i] - expected_);
   }
   const int64_t deviation = middle() * 3 / 2;  // 1.48 for a normal distribution
-  // Few samples say little about the spread. One says enough to be foretold by (min_gap_jitters
-  // times its floor is less than itself).
+  // Few samples give a poor estimate of the spread, so a floor applies. One sample is still enough
+  // for a forecast: min_gap_jitters times its floor is less than the sample.
   const bool few = count_ < kSamplesForJitter;
   const int64_t floor = expected_ / (count_ == 1 ? 5 : few ? 20 : 100);
   jitter_ = std::max({deviation, floor, few ? carried_jitter_ : 0, int64_t{1}});
 }
 
-// One sequence of waits, and what its steps were like.
+// One sequence of waits, with statistics over its steps.
 struct ScheduleModel::Pattern {
   struct Span {
     uint64_t structure = 0, prefix_structure = 0, prefix_shape = 0;
@@ -127,12 +127,12 @@ struct ScheduleModel::Pattern {
   RecentSamples tail_compute, tail_communication, period, until_gate;
   size_t steps = 0;
   uint64_t last_use = 0;
-  Pattern* successor = nullptr;  // what mostly comes after it
+  Pattern* successor = nullptr;  // pattern that usually follows
   int successor_votes = 0;
   Forecast forecast;
 
-  // The step that began it took longer than the next: it warmed up (allocations, first launches),
-  // and its lengths say nothing.
+  // Discards the lengths of the pattern's first step, a warm-up: allocations and first launches
+  // made it longer than the second.
   void forgetWarmUp() {
     for (Span& span : spans) {
       span.compute = span.communication = span.wait = {};
@@ -147,7 +147,7 @@ struct ScheduleModel::Pattern {
       work.push_back(span.compute.jitter());
     }
     work.push_back(tail_compute.jitter());
-    const int64_t noise_ns = period.count() > 1 ? medianOf(work) : 0;  // one step does not show any
+    const int64_t noise_ns = period.count() > 1 ? medianOf(work) : 0;  // one step shows no noise
     forecast.period_ns = period.expected();
     forecast.until_gate_ns = until_gate.expected();
     forecast.steps_seen = steps;
@@ -196,7 +196,7 @@ void ScheduleModel::account(int64_t now_ns) {
 
 void ScheduleModel::opBegin(const ScheduleOp& op, int64_t now_ns) {
   account(now_ns);
-  ops_shape_ += hashCombine(op.shape, 1);  // a sum: ops of two threads may change places
+  ops_shape_ += hashCombine(op.shape, 1);  // a sum, because ops of two threads may swap order
   if (op.fills_link) {
     ++in_flight_;
   }
@@ -236,7 +236,8 @@ const ForecastSpan* ScheduleModel::waitBegin(const ScheduleOp& op, int64_t now_n
   compute_ns_ = communication_ns_ = 0;
   bool exact = active_ != nullptr && matchesSoFar(*active_, true);
   if (!exact) {
-    // Another known step? With the same sizes if there is one, else with others, the newest first.
+    // Look for another known step: one with the same sizes, else one with other sizes. The most
+    // recently used wins.
     Pattern* best = nullptr;
     for (const bool with_shape : {true, false}) {
       for (const auto& pattern : patterns_) {
@@ -256,15 +257,15 @@ const ForecastSpan* ScheduleModel::waitBegin(const ScheduleOp& op, int64_t now_n
     return nullptr;
   }
   foretold_copy_ = active_->forecast.spans[waits_begun_ - 1];
-  // After a step that was never seen before: was it an exception, or is this another one? Until
-  // that shows, the shorter wait of the two.
+  // The previous step was of a new kind. This step may repeat it or return to the usual kind. Until
+  // the waits differ, use the shorter forecast of the two.
   if (last_ != nullptr && last_ != active_ && last_->steps == 1 && matchesSoFar(*last_, true)) {
     const ForecastSpan& other = last_->forecast.spans[waits_begun_ - 1];
     if (other.wait_ns < foretold_copy_.wait_ns) {
       foretold_copy_ = other;
     }
   }
-  if (!exact) {  // other sizes: nothing to rely on
+  if (!exact) {  // other sizes: the length is not reliable
     foretold_copy_.gap = false;
   }
   if (foretold_copy_.gap) {
@@ -287,8 +288,7 @@ void ScheduleModel::waitEnd(int64_t now_ns) {
     foretold_ns_ = plus(foretold_ns_, foretold_->wait_ns);
     const int64_t off_ns = std::abs(foretold_->wait_ns - wait.wait_ns);
     off_ns_ = plus(off_ns_, off_ns);
-    // A gap that hardly came about is not foretold a million times worse than one that was missed
-    // by ten times its length.
+    // Cap the error: if the gap hardly occurred, the relative error would be meaninglessly large.
     const double error =
         static_cast<double>(off_ns) / static_cast<double>(std::max<int64_t>(wait.wait_ns, 1));
     step_errors_.push_back(static_cast<float>(std::min(error, kWorstError)));
@@ -302,7 +302,7 @@ void ScheduleModel::gate(int64_t now_ns, int64_t stalled_ns) {
   account(now_ns);
   stalled_ns = std::clamp<int64_t>(stalled_ns, 0, kMaxSpanNs);
   if (gate_ns_ < 0) {
-    // The stall came last.
+    // The stall is the last part of the current span.
     int64_t& sum = in_flight_ > 0 ? communication_ns_ : compute_ns_;
     sum = std::max<int64_t>(0, sum - stalled_ns);
     gate_ns_ = std::max<int64_t>(now_ns, 0);
@@ -459,14 +459,14 @@ void ScheduleModel::closeStep(int64_t now_ns, bool learn) {
     if (last_->successor == pattern) {
       last_->successor_votes = std::min(last_->successor_votes + 1, 3);
     } else if (last_->successor_votes > 0 && --last_->successor_votes > 0) {
-      // an exception, so far
+      // an exception so far: keep the successor
     } else {
       last_->successor = pattern;
       last_->successor_votes = 1;
     }
   }
-  // After a step never seen before, the usual one is likelier than another strange one: waits
-  // correct it at once.
+  // After a new kind of step, the usual kind is likelier than another new one. If it is not, the
+  // first waits correct the choice.
   Pattern* next = pattern->successor;
   if (next == nullptr) {
     next = is_new && last_ != nullptr ? last_ : pattern;

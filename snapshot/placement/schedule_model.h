@@ -1,21 +1,21 @@
 // Learns from a rank's ops when the device will idle in the next step.
 //
-// A step reaches from one program point (the return of the closing optimizer step) to the next. The
-// model sees it as a sequence of waits with the work between them. It keeps a few such sequences
-// with the recent lengths of every wait (training steps, last batches, steps with an evaluation in
-// them), and forecasts at each wait how long it will last and how sure that is. It compares each
-// forecast with what came, so it knows its own error.
+// A step runs from one program point (the return of the closing optimizer step) to the next. The
+// model represents it as a sequence of waits with work between them. It keeps a few such sequences
+// (training steps, last batches, steps with an evaluation), with the recent lengths of every wait.
+// At each wait it forecasts how long the wait will last, and how reliable that forecast is. It
+// compares each forecast with the outcome, so it knows its own error.
 //
-// A wait is a bubble (the other side of a message is not ready, other ranks have not come to a
-// small collective) or communication (a large collective: the device idles, but the link is at
-// work). Overlapping waits of several threads count as one.
+// A wait is a bubble (the other side of a message is not ready, or other ranks have not reached a
+// small collective) or communication (a large collective: the device idles, but the link is busy).
+// Overlapping waits of several threads count as one.
 //
-// No clock inside: time is an argument, nanoseconds of any monotonic clock, so a log can be
-// replayed. Events may come in any order and with any time; nonsense only makes forecasts bad.
-// Marks cost O(1), beginStep() O(waits of a step).
+// The model reads no clock. Time is an argument, in nanoseconds of any monotonic clock, so a log
+// can be replayed. Events may arrive in any order and with any time; bad input only makes forecasts
+// bad. Marks cost O(1), beginStep() O(waits of a step).
 //
-// Threads: one at a time. Errors: none are thrown besides std::bad_alloc; memory is bounded
-// (kMaxPatterns, kMaxWaits).
+// Threads: one at a time. Errors: throws only std::bad_alloc; memory is bounded (kMaxPatterns,
+// kMaxWaits).
 #pragma once
 
 #include <array>
@@ -39,97 +39,97 @@ ScheduleOp scheduleOp(const OpEntry& entry);
 ScheduleOp scheduleOp(OpKind kind, uint32_t group, int32_t peer, uint32_t tag, uint64_t bytes,
                       uint64_t signature = 0);
 
-// The newest few observations of one length: what to expect, and how far off that may be. A level
-// that two observations in a row agree on replaces the old one.
+// The newest observations of one length: the expected value and its jitter. Two observations in a
+// row that agree with each other, but not with the rest, replace all older ones.
 class RecentSamples {
  public:
   static constexpr size_t kCapacity = 8;
   void add(int64_t value);
   size_t count() const { return count_; }
-  int64_t expected() const { return expected_; }  // median; of two, the newer
-  int64_t jitter() const {
-    return jitter_;
-  }  // one standard deviation, robustly; never 0 once something was added
+  int64_t expected() const { return expected_; }  // median; the newer of two
+  // Robust estimate of one standard deviation; never 0 after the first add().
+  int64_t jitter() const { return jitter_; }
 
  private:
   std::array<int64_t, kCapacity> values_{};  // oldest first
   uint32_t count_ = 0;
   int64_t expected_ = 0;
   int64_t jitter_ = 0;
-  int64_t carried_jitter_ = 0;  // of the level before, until this one has shown its own
+  int64_t carried_jitter_ = 0;  // jitter of the replaced samples, used while new ones are few
 };
 
-// One span of the step that is forecast: work up to a wait, and the wait. The last one has no wait.
+// One span of a forecast step: the work before a wait, and the wait. The last span has no wait.
 struct ForecastSpan {
-  int64_t compute_ns = 0;        // before the wait, nothing in flight
-  int64_t communication_ns = 0;  // before the wait, with a large collective in flight
+  int64_t compute_ns = 0;        // work before the wait, no large collective in flight
+  int64_t communication_ns = 0;  // work before the wait, a large collective in flight
   int64_t wait_ns = 0;
-  int64_t jitter_ns = 0;  // of wait_ns
-  bool bubble = false;    // else the wait is for a large collective
-  bool gap = false;       // the wait is long and regular enough to be relied on
+  int64_t jitter_ns = 0;  // jitter of wait_ns
+  bool bubble = false;    // false: the wait is for a large collective
+  bool gap = false;       // the wait is long and regular enough to plan copies in it
 };
 
 struct Forecast {
   int64_t period_ns = 0;      // program point to program point
   int64_t until_gate_ns = 0;  // program point to the next optimizer step
   std::vector<ForecastSpan> spans;
-  size_t steps_seen = 0;  // that this is learnt from
+  size_t steps_seen = 0;  // steps that the forecast was learned from
 };
 
-// How a step that ended compares with what is known.
+// How a finished step compares with the known sequences.
 enum class StepClass : uint8_t {
-  kFirst,     // nothing to compare with
+  kFirst,     // no known sequence yet
   kKnown,     // one of the known sequences
-  kSlow,      // known, but took more than half as long again
+  kSlow,      // a known sequence that took over 1.5 times its usual time
   kReshaped,  // a known sequence with other sizes: a last batch, another sequence length
-  kShort,     // the beginning of a known sequence
-  kExtended,  // a known sequence and more before or after it: an evaluation
+  kShort,     // only the start of a known sequence
+  kExtended,  // a known sequence with extra waits before or after it: an evaluation
   kNew,
 };
 const char* stepClassName(StepClass step_class);
 
 struct ScheduleModelOptions {
-  int64_t min_gap_ns = 100'000;  // shorter waits are no gaps
-  // A gap is foretold only if it is longer than so many times its jitter and that of the step's
-  // work: shorter ones are noise between ranks.
+  int64_t min_gap_ns = 100'000;  // shorter waits are not gaps
+  // A wait counts as a gap only if it is longer than this many times its own jitter, and this many
+  // times the median jitter of the step's compute. Shorter waits are noise between ranks.
   double min_gap_jitters = 4.0;
 };
 
 class ScheduleModel {
  public:
   static constexpr size_t kMaxPatterns = 8;
-  static constexpr size_t kMaxWaits = 8192;  // of a step; longer ones are not learnt
+  static constexpr size_t kMaxWaits = 8192;  // per step; longer steps are not learned
 
   explicit ScheduleModel(ScheduleModelOptions options = {});
   ~ScheduleModel();
   ScheduleModel(ScheduleModel&&) noexcept;
   ScheduleModel& operator=(ScheduleModel&&) noexcept;
 
-  // The program point: ends a step and begins the next. `learn` false: the step that ends was not
-  // as usual (a restore, say); it is compared, not learnt.
+  // The program point: ends a step and begins the next. Pass `learn` false if the step that ends
+  // was unusual (a restore, say): the model compares it, but does not learn from it.
   void beginStep(int64_t now_ns, bool learn = true);
-  // Before the closing optimizer step; what follows is not room for copies. `stalled_ns` of the
-  // time before were spent waiting for the snapshot itself, and are not part of the schedule.
+  // Call before the optimizer overwrites the weights; the time after it is no room for copies. The
+  // last `stalled_ns` before it were a stall for the snapshot itself, and are not part of the
+  // schedule.
   void gate(int64_t now_ns, int64_t stalled_ns);
   void opBegin(const ScheduleOp& op, int64_t now_ns);
   void opDone(const ScheduleOp& op, int64_t now_ns);
-  // What the wait is expected to be; nullptr if it is not foretold (unknown, or too short). Valid
-  // until the next call.
+  // Returns the forecast of the wait, or nullptr if it is not forecast as a gap (unknown, too short
+  // or too irregular). Valid until the next call.
   const ForecastSpan* waitBegin(const ScheduleOp& op, int64_t now_ns);
   void waitEnd(int64_t now_ns);
 
   // Replays records, oldest first, as the calls above; kStep records are program points. A wait
-  // that has not ended stays open. Calls may follow one another with the parts of one log; a part
-  // must not begin before the end of the one before.
+  // without an end stays open. A log may be replayed in parts, one call per part; a part must not
+  // begin before the previous part ends.
   void replay(std::span<const OpEntry> records);
 
-  // The step that has begun; nullptr while nothing is known. It is replaced during the step when
-  // the waits show that this is another known step than was expected (forecastChanges() then
-  // grows), and becomes nullptr when none fits.
+  // Forecast of the current step; nullptr if nothing is known. When the waits of the step no longer
+  // match it, the model switches to another known step, or to nullptr if none matches. Each switch
+  // increments forecastChanges().
   const Forecast* forecast() const;
   uint64_t forecastChanges() const { return changes_; }
-  // Waits of this step that have begun: the index of the forecast's span that comes next, or whose
-  // wait is open.
+  // Number of waits begun in this step. It is the index of the forecast span whose work is running,
+  // or, during a wait, of the span after it.
   size_t waitsBegun() const { return waits_begun_; }
   bool waiting() const { return depth_ > 0; }
   bool inBubble() const { return depth_ > 0 && open_bubble_; }
@@ -137,15 +137,15 @@ class ScheduleModel {
 
   struct Errors {
     StepClass last_class = StepClass::kFirst;
-    uint64_t steps = 0;          // ended
-    uint64_t foretold_gaps = 0;  // that came, over all steps
-    double last_median =
-        0;  // |foretold - real| / real over the foretold gaps of the last step with one
-    double last_weighted =
-        0;  // of the last step: sum of |foretold - real| over sum of foretold; 0 without any
-    double recent_median = 0;   // the same over the newest kRecentErrors gaps
-    int64_t foretold_ns = 0;    // of the last step
-    int64_t unforetold_ns = 0;  // waits of the last step that were gaps and not foretold
+    uint64_t steps = 0;          // finished steps
+    uint64_t foretold_gaps = 0;  // forecast gaps that occurred, over all steps
+    // Median of |forecast - actual| / actual over the gaps of the last step with a forecast gap.
+    double last_median = 0;
+    // Last step: sum of |forecast - actual| / sum of forecasts; 0 without forecasts.
+    double last_weighted = 0;
+    double recent_median = 0;   // as last_median, over the newest kRecentErrors gaps
+    int64_t foretold_ns = 0;    // forecast gap time of the last step
+    int64_t unforetold_ns = 0;  // last step: waits of at least min_gap_ns without a forecast
   };
   static constexpr size_t kRecentErrors = 512;
   Errors errors() const;
@@ -167,15 +167,15 @@ class ScheduleModel {
 
   ScheduleModelOptions options_;
   std::vector<std::unique_ptr<Pattern>> patterns_;
-  Pattern* active_ = nullptr;  // what the running step is taken for
-  Pattern* last_ = nullptr;    // of the step before
+  Pattern* active_ = nullptr;  // pattern that the current step matches so far
+  Pattern* last_ = nullptr;    // pattern of the previous step
   uint64_t changes_ = 0;
   uint64_t steps_ = 0;
   uint64_t next_use_ = 0;
   int new_shapes_in_a_row_ = 0;
   int same_shape_in_a_row_ = 0;
   uint64_t last_shape_ = 0;
-  bool ignore_shapes_ = false;  // sizes change at every step: they tell nothing
+  bool ignore_shapes_ = false;  // sizes change at every step, so they identify nothing
 
   bool in_step_ = false;
   bool overfull_ = false;
@@ -194,7 +194,7 @@ class ScheduleModel {
   size_t waits_begun_ = 0;
   uint64_t prefix_structure_ = 0;
   uint64_t prefix_shape_ = 0;
-  uint64_t ops_shape_ = 0;  // of all ops begun, in any order
+  uint64_t ops_shape_ = 0;  // hash of all ops begun, independent of their order
   std::vector<Wait> waits_;
 
   std::vector<float> step_errors_;

@@ -79,7 +79,8 @@ class Agent:
                 answer, reply, fd = connection.request(kind, payload or {})
         except ConnectionRefusedError as error:
             raise Failure(
-                f"the agent of job {self.job} (node {self.node}) is gone; it left {self.path}",
+                f"the agent of job {self.job} (node {self.node}) has ended; its socket remains:"
+                f" {self.path}",
                 EXIT_NO_ANSWER,
             ) from error
         except (OSError, ValueError) as error:
@@ -89,7 +90,7 @@ class Agent:
             ) from error
         if answer == protocol.ERROR:
             raise Failure(
-                f"the agent of job {self.job} says: {reply.get('what', reply)}", EXIT_NO_ANSWER
+                f"the agent of job {self.job} reports: {reply.get('what', reply)}", EXIT_NO_ANSWER
             )
         return reply, fd
 

@@ -154,9 +154,9 @@ def agent_path() -> Path:
 def check_agent() -> list[Finding]:
     path = agent_path()
     todo = (
-        "unset REFT_AGENT_PATH or let it name reft-agent"
+        "unset REFT_AGENT_PATH or set it to the path of reft-agent"
         if os.environ.get("REFT_AGENT_PATH")
-        else "install reft again"
+        else "reinstall reft"
     )
     if not os.access(path, os.X_OK):
         return [Finding(FAIL, "agent", f"{path} is missing or not executable", todo)]
@@ -241,7 +241,10 @@ def check_memory() -> list[Finding]:
     available = host_memory.available_bytes()
     if available is None:
         return [Finding(WARN, "memory", "cannot read free memory from /proc/meminfo")]
-    text = f"{words.size(available)} available; a vault holds two snapshots of a rank's share of the state"
+    text = (
+        f"{words.size(available)} available; by default, a vault holds two snapshots of a rank's"
+        " share of the state"
+    )
     if available < _LOW_MEMORY:
         return [Finding(WARN, "memory", text, "free memory, or raise the container's limit")]
     return [Finding(OK, "memory", text)]
@@ -265,8 +268,9 @@ def check_environment() -> list[Finding]:
         findings.append(Finding(FAIL, "settings", str(error), "correct or unset it"))
     job = os.environ.get("REFT_JOB_ID", "")
     if job and job_identity.safe_id(job) != job:
-        text = f"REFT_JOB_ID={job!r} cannot name a folder: the job is called {job_identity.safe_id(job)}"
-        todo = f"use at most {job_identity.ID_CHARS} letters, digits, . _ - and no dot at the beginning"
+        safe = job_identity.safe_id(job)
+        text = f"REFT_JOB_ID={job!r} is not a valid name; the job is named {safe}"
+        todo = f"use at most {job_identity.ID_CHARS} letters, digits, . _ - and no leading dot"
         findings.append(Finding(WARN, "settings", text, todo))
     if os.environ.get("REFT_DISABLE") == "1":
         findings.append(Finding(WARN, "settings", "REFT_DISABLE=1 switches reft off", "unset it"))
@@ -381,12 +385,12 @@ def examine(run_dir: str | None) -> list[Finding]:
 @click.option(
     "--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR."
 )
-@click.option("--clean", is_flag=True, help="Remove what dead agents left; list it.")
+@click.option("--clean", is_flag=True, help="Remove and list what dead agents left.")
 def command(as_json: bool, run_dir: str | None, clean: bool) -> None:
-    """Checks this machine and its settings, and says how to fix what is wrong.
+    """Checks this machine and its settings, and prints how to fix each problem.
 
-    --clean first removes what dead agents of this user left in the run directory, and lists it:
-    sockets, locks, logs, empty directories. Hang reports stay, with the logs beside them.
+    --clean first removes, and lists, what dead agents of this user left in the run directory:
+    sockets, locks, logs, empty directories. It keeps hang reports and the logs next to them.
 
     --json prints {"result": ok|warn|fail, "findings": [{result, check, text, todo}, ...],
     "removed": [path, ...]}. Exit code 1 if a check fails; warnings alone leave 0.

@@ -27,7 +27,7 @@ def add_to(report: dict[str, Any], agent: agents.Agent) -> bool:
 
 def _of_rank(rank: dict[str, Any], agent: agents.Agent) -> dict[str, Any]:
     if not rank.get("alive"):
-        return {"threads": [], "error": "it has ended"}
+        return {"threads": [], "error": "the rank has ended"}
     try:
         answer, _ = agent.ask(protocol.STACKS_REQUEST, {"ranks": [rank["rank"]], "native": True})
     except agents.Failure as failure:
@@ -36,7 +36,7 @@ def _of_rank(rank: dict[str, Any], agent: agents.Agent) -> dict[str, Any]:
         return dict(answer["native"])
     return {
         "threads": [],
-        "error": str(answer.get("error") or "its agent is of a version without native frames"),
+        "error": str(answer.get("error") or "the version of its agent has no native frames"),
     }
 
 
@@ -85,7 +85,7 @@ def _line_of(frame: dict[str, Any]) -> str:
     name: str = frame["function"]
     where = frame["object"].rsplit("/", 1)[-1]
     if not name:
-        return f"~ {where or 'memory that is no file'}+{frame['offset']}"
+        return f"~ {where or 'anonymous memory'}+{frame['offset']}"
     if len(name) > _MAX_NAME:
         name = name[:_MAX_NAME] + "..."
     return f"~ {name} ({where})"

@@ -16,5 +16,5 @@ class Number(click.FloatRange):
     ) -> float:
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value} is no number.", param, ctx)
+            self.fail(f"{value} is not a finite number.", param, ctx)
         return number

@@ -55,7 +55,7 @@ def read(path: Path) -> list[dict[str, Any]]:
         else [value]
     )
     if not reports:
-        raise agents.Failure(f"{path} holds no report", agents.EXIT_WRONG)
+        raise agents.Failure(f"{path} contains no report", agents.EXIT_WRONG)
     for report in reports:
         _check(path, report)
     return reports
@@ -89,7 +89,7 @@ def _check(path: Path, report: Any) -> None:
         )
     if not isinstance(report.get("ranks"), list):
         raise agents.Failure(
-            f"{path} holds a verdict without evidence (ranks[])", agents.EXIT_WRONG
+            f"{path} contains a verdict without evidence (ranks[])", agents.EXIT_WRONG
         )
     if not all(isinstance(rank, dict) for rank in report["ranks"]):
         raise agents.Failure(
@@ -134,11 +134,11 @@ def _write_pages(path: Path, reports: list[dict[str, Any]]) -> None:
 def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
     """Recomputes a hang verdict from a saved report.
 
-    EVIDENCE is a verdict that an agent wrote, or the output of `reft stack --json`. The command
-    reads that file alone, so it works on any machine and long after the job. Exit code 1 if the
-    file is not a report, or if the verdict differs from the one in it: another version of reft
-    wrote it, or somebody changed it. --json prints the new report, or {"agents": [...]} if
-    EVIDENCE has that form. --html writes one file that loads nothing.
+    EVIDENCE is a report that an agent wrote, or the output of `reft stack --json`. The command
+    reads only that file, so it works on any machine and long after the job. Exit code 1 if the
+    file is not a report, or if the new verdict differs from the one in the file: another version
+    of reft wrote the file, or somebody changed it. --json prints the new report, or
+    {"agents": [...]} if EVIDENCE has that form. --html writes one file that loads nothing.
     """
     import torch  # noqa: F401  (the native module needs its libraries)
 

@@ -46,7 +46,7 @@ def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str
         ranks = jobs.setdefault(str(read["job"]), {})
         rank = timeline.of_vault(read)
         if rank.rank in ranks:
-            problems.append(f"{vault.name}: a second vault of rank {rank.rank}, left out")
+            problems.append(f"{vault.name}: ignored, a second vault of rank {rank.rank}")
         else:
             ranks[rank.rank] = rank
     if len(jobs) > 1:
@@ -86,10 +86,15 @@ def sentence(ranks: list[timeline.Rank]) -> str:
     stalled = (
         gated if devices else captured + gated
     )  # a host that is ahead of its device takes nothing from it
-    waited = f"training waited {words.nanoseconds(stalled / len(steps))} a step for reft on average"
+    waited = (
+        f"training waited {words.nanoseconds(stalled / len(steps))} per step for reft on average"
+    )
     share = f"{100 * stalled / sum(step.end - step.begin for step in steps):.1f} %"
     if devices:
-        waited = f"the device waited {words.nanoseconds(gated / len(steps))} a step for copies at the gate on average"
+        waited = (
+            f"the device waited {words.nanoseconds(gated / len(steps))} per step for copies at the"
+            " gate on average"
+        )
         share += f"; the host, ahead of its device, spent {words.nanoseconds(captured / len(steps))} at the program point"
     known = sorted(
         (rank for rank in ranks if rank.cost), key=lambda rank: rank.cost["overhead_ppm"]
@@ -131,9 +136,9 @@ def _row(rank: timeline.Rank) -> list[str]:
     default=6,
     show_default=True,
     metavar="N",
-    help="How many of the newest steps.",
+    help="Number of newest steps to show.",
 )
-@click.option("--html", "page", metavar="FILE", help="Draw them as one page.")
+@click.option("--html", "page", metavar="FILE", help="Draw the steps as one page.")
 @click.option(
     "--trace", metavar="FILE", help="Write a trace for ui.perfetto.dev or chrome://tracing."
 )
@@ -154,36 +159,36 @@ def command(
     meanwhile.
 
     \b
-    waiting    share of the step in which the host waits for others: the gaps
-               (on a device with its waits for large collectives)
-    capture    what the optimizer step takes longer, because a snapshot begins
-               (on a device: of the host, which is ahead of it);
-               that of a control step, one in 64, is the whole copy
-               (on a device one in 512, and at the gate)
-    gate       what the next optimizer step waited for the copy (a device's
-               waits at the program point, as for `sync`, are not in it)
+    waiting    share of the step in which the host waits for other ranks: the
+               gaps (on a device, waits for large collectives count too)
+    capture    time that a snapshot adds to the optimizer step when it begins.
+               In a control step (one in 64), this is the whole copy
+    gate       time that the next optimizer step waits for the copy
 
-    Times are medians over the steps; shares and bytes are of all of them.
+    Times are medians over the steps; shares and bytes cover all of them.
 
-    Where state lies on a CUDA device, all but `capture` is told by the clock of
-    the device.
+    \b
+    Where state lies on a CUDA device, the clock of the device gives all times
+    except `capture`:
+    capture    time of the host, which runs ahead of the device
+    gate       contains the whole copy in a control step (one in 512), but not
+               the waits at the program point (as under `sync`)
 
     \b
     in gaps, compute, comm., stalling
-               when the bytes were copied: in gaps, beside computing, beside
-               communication, or while training waited for it
-    snapshot   bytes that the rank copies in a step
+               when the bytes were copied: in gaps, during compute, during
+               communication, or while training waited for the copy
+    snapshot   bytes that the rank copies per step
 
-    Reads what the ranks of this machine have left in their vaults; a job that has ended in good
-    order has left nothing.
-    --json prints {"job", "ranks": [{"rank", "summary", "steps": [...]}]}. Exit code 1 if a vault
-    cannot be read or a rank is not shown, 3 if no rank has ended two steps.
+    Reads the vaults of the ranks of this machine. A job that ended cleanly leaves no vaults.
+    --json prints {"job", "ranks": [{"rank", "summary", "steps": [...]}], "problems"}. Exit code 1
+    if a vault cannot be read or a rank is not shown, 3 if no rank has completed two steps.
     """
     name, all_ranks, problems = _read(vaults.find(vault_dir, job, run_dir))
     begin, end, ranks = timeline.newest(all_ranks, steps)
     shown = {rank.rank for rank in ranks}
     problems += [
-        f"rank {rank.rank} is not shown: it has no step in the time of the others'"
+        f"rank {rank.rank} is not shown: it has no step in the time range of the other ranks"
         for rank in all_ranks
         if rank.rank not in shown and rank.steps
     ]
@@ -212,7 +217,7 @@ def command(
     if problems:
         raise SystemExit(agents.EXIT_WRONG)
     if not ranks:
-        raise agents.Failure("no rank has ended two steps yet", agents.EXIT_NOTHING)
+        raise agents.Failure("no rank has completed two steps yet", agents.EXIT_NOTHING)
 
 
 def _print(name: str, ranks: list[timeline.Rank]) -> None:

@@ -58,7 +58,7 @@ def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
     """Runs SCRIPT under torchrun, which restarts the ranks when one dies (--max-restarts 3 unless
     given).
 
-    The script resumes by itself if it says init_process_group(backend="reft"). Options before
+    The script resumes by itself if it calls init_process_group(backend="reft"). Options before
     SCRIPT are torchrun's. The exit code is that of torchrun.
     """
     rest, script = torchrun_arguments(arguments)
@@ -67,12 +67,12 @@ def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
         agents.print_json({"argv": argv}) if as_json else click.echo(shlex.join(argv))
         return
     if script is not None and not script.is_file():
-        raise agents.Failure(f"there is no script {script}", agents.EXIT_NOTHING)
+        raise agents.Failure(f"script not found: {script}", agents.EXIT_NOTHING)
     if os.environ.get("REFT_DISABLE") == "1":
         click.echo("reft: REFT_DISABLE=1 is set: this run has no snapshots", err=True)
     elif script is not None and "reft" not in script.read_text(errors="replace"):
         click.echo(
-            f'reft: {script} does not say "reft": is backend="reft" set elsewhere?', err=True
+            f'reft: {script} does not contain "reft": is backend="reft" set elsewhere?', err=True
         )
     sys.stdout.flush()
     os.execv(argv[0], argv)

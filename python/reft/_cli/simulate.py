@@ -169,9 +169,10 @@ def paper_report(most_ranks: int) -> Report:
         compare.add("eager, not sharded", "eager", state)
         replicas *= 4
     report.notes = [
-        "Simulated. The paper's figures are measurements of real clusters; beside them stand numbers of a model.",
-        "Assumed, as the paper's text does not say: micro-batches and their times, the split of the 512 V100, 14 bytes of state per"
-        " parameter, copies at 6 GB/s (V100) and 20 GB/s (MI250X), work beside a full-rate copy 1.5 times slower, 2 % jitter.",
+        "Simulated. The paper measured its figures on real clusters; all others come from a model.",
+        "Assumed, because the paper does not state it: micro-batches and their times, the split of"
+        " the 512 V100, 14 bytes of state per parameter, copies at 6 GB/s (V100) and 20 GB/s"
+        " (MI250X), work 1.5 times slower during a full-rate copy, 2 % jitter.",
         "A snapshot is taken at every step in all rows; the limit on overhead that would make them rarer is off.",
     ]
     return report
@@ -211,7 +212,7 @@ _HEADINGS = [
     "cost, %",
     *(f"{tier}, %" for tier in TIERS),
     "error, %",
-    "the paper says",
+    "the paper's figure",
 ]
 
 
@@ -247,7 +248,7 @@ def print_report(report: Report) -> None:
                 console.print(f"the paper, {row.variant}: {row.paper}", style="dim")
         if worst := max(row.error_median for row in rows):
             console.print(
-                f"gaps were mispredicted by up to {100 * worst:.1f} % (median of a row's gaps)",
+                f"prediction error of gaps: up to {100 * worst:.1f} % (median over a row's gaps)",
                 style="dim",
             )
     console.print()
@@ -293,14 +294,14 @@ _RATE = Number(min=1e-3, max=1e6)
 @click.option(
     "--paper",
     is_flag=True,
-    help="Instead of the job below: the comparisons of REFT's paper, with its figures.",
+    help="Simulate the comparisons of REFT's paper, with its figures, and no job of your own.",
 )
 @click.option(
     "--most-ranks",
     type=click.IntRange(8, _MOST_RANKS),
     default=512,
     show_default=True,
-    help="Largest job of --paper's scaling.",
+    help="Largest job of the weak scaling in --paper, in ranks.",
 )
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True)
 @click.option(
@@ -323,7 +324,7 @@ _RATE = Number(min=1e-3, max=1e6)
     type=_MSEC,
     default=10,
     show_default=True,
-    help="One micro-batch through one rank.",
+    help="Time of one micro-batch on one rank.",
 )
 @click.option("--backward-ms", type=_MSEC, default=20, show_default=True)
 @click.option(
@@ -338,7 +339,7 @@ _RATE = Number(min=1e-3, max=1e6)
     type=_SIZE_GIB,
     default=0.25,
     show_default=True,
-    help="Reduced over the replicas.",
+    help="Gradients reduced over the replicas.",
 )
 @click.option("--copy-gb-per-sec", type=_RATE, default=10, show_default=True)
 @click.option("--link-gb-per-sec", type=_RATE, default=10, show_default=True)
@@ -347,14 +348,14 @@ _RATE = Number(min=1e-3, max=1e6)
     type=Number(min=1, max=1000),
     default=1.3,
     show_default=True,
-    help="Of work and links beside a copy at full rate.",
+    help="Slowdown factor of work and links during a copy at full rate.",
 )
 @click.option(
     "--jitter",
     type=Number(min=0, max=1),
     default=0.02,
     show_default=True,
-    help="Of each piece of work, relative.",
+    help="Relative jitter of each piece of work.",
 )
 @click.option("--chunk-mib", type=Number(min=1 / 16, max=1024), default=4, show_default=True)
 @click.option("--steps", type=click.IntRange(12, 100000), default=40, show_default=True)
@@ -363,7 +364,7 @@ _RATE = Number(min=1e-3, max=1e6)
     "--html",
     "html_file",
     type=click.Path(dir_okay=False),
-    help="Also write a page with a plot there.",
+    help="Also write a page with a plot to this file.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -404,14 +405,15 @@ def command(
             if given.get_parameter_source(name) is ParameterSource.COMMANDLINE
         ]:
             raise click.UsageError(
-                f"--paper has jobs of its own; --{wrong[0].replace('_', '-')} has no effect on them"
+                f"--paper simulates fixed jobs; --{wrong[0].replace('_', '-')} has no effect"
             )
         report = paper_report(most_ranks)
     else:
         stages = 1 if schedule in ("ddp", "fsdp") else stages
         if (ranks := stages * replicas) > _MOST_RANKS:
             raise click.UsageError(
-                f"{stages} stages x {replicas} replicas are {ranks} ranks; at most {_MOST_RANKS} can be simulated"
+                f"{stages} stages x {replicas} replicas are {ranks} ranks,"
+                f" but the limit is {_MOST_RANKS}"
             )
         job = {
             "schedule": schedule,

@@ -37,12 +37,12 @@ _STATES = {
     "--pid",
     type=click.IntRange(min=1),
     metavar="PID",
-    help="Any process of CPython 3.11 to 3.13 instead of a job, with or without reft, even stopped.",
+    help="Not a job but any process of CPython 3.11 to 3.13: with or without reft, even stopped.",
 )
 @click.option(
     "--native",
     is_flag=True,
-    help="With native frames, also of threads that run no Python. Holds each thread for a moment.",
+    help="Add native frames, also of threads that run no Python. Holds each thread for a moment.",
 )
 @agents.common_options
 def command(
@@ -56,8 +56,8 @@ def command(
     """Prints open collectives and the Python stacks of all threads of every rank, and who waits for
     whom.
 
-    Works on running and on hanging jobs; nothing is stopped, except by --native, and then for less
-    than a millisecond.
+    Works on running and on hanging jobs. Only --native holds threads, one at a time, usually for
+    less than a millisecond.
     --json prints {"agents": [report, ...]}.
     """
     if pid is not None:
@@ -107,7 +107,7 @@ def _process(pid: int, native: bool, as_json: bool) -> None:
         if native:
             read.setdefault(
                 "native",
-                {"threads": [], "error": f"{binary} is of a version without native frames"},
+                {"threads": [], "error": f"this version of {binary} has no native frames"},
             )
     except subprocess.TimeoutExpired:
         reader.kill()  # and it is not waited for: it may be where no signal reaches it
@@ -115,7 +115,7 @@ def _process(pid: int, native: bool, as_json: bool) -> None:
             f"the memory of process {pid} cannot be read within {_READ_SEC} s", agents.EXIT_WRONG
         ) from None
     except (OSError, ValueError) as error:
-        raise agents.Failure(f"{binary} cannot be used: {error}", agents.EXIT_WRONG) from error
+        raise agents.Failure(f"cannot run {binary}: {error}", agents.EXIT_WRONG) from error
     state = next((thread["state"] for thread in read["native_threads"] if thread["tid"] == pid), "")
     found: dict[str, Any] = {**read, "command": _command_of(pid), "state": state}
     # Both say the same where there is no right to read it.

@@ -133,7 +133,7 @@ def _spans(read: dict[str, Any]) -> dict[str, list[tuple[Interval, int, str]]]:
         elif what == "device wait":
             name = str(span["op"])
             details += f", the device waits for it, {span['bytes']:,} bytes"
-            details += ": its link is busy, too" if tier == "communication" else ""
+            details += ": its link is busy too" if tier == "communication" else ""
         interval = Interval(
             int(span["begin_ns"]), int(span["end_ns"]), name, details, int(span["bytes"])
         )
@@ -294,7 +294,7 @@ def _events(ranks: Sequence[Rank], job: str) -> Iterator[dict[str, Any]]:
             (f"copies {number}" if number else "copies", row)
             for number, row in enumerate(lanes([*copies, *rank.seals]))
         ]
-        ops = "ops: asked for" if rank.device else "ops"
+        ops = "ops: enqueued" if rank.device else "ops"
         rows += [
             (f"{ops} {number}" if number else ops, row)
             for number, row in enumerate(lanes(rank.ops))

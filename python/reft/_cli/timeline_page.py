@@ -26,8 +26,8 @@ _COPY_CLASS = {
 _MEANING = {
     "at once": "before the program point returned (training waited)",
     "gap": "while the rank waited anyway",
-    "compute": "beside computing",
-    "communication": "beside communication",
+    "compute": "during compute",
+    "communication": "during communication",
     "gate": "at the gate, because time had run out (training waited)",
 }
 
@@ -131,12 +131,12 @@ def page(
         "<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in table[1]
     )
     who = " or ".join(sorted({rank.waits for rank in ranks}, reverse=True)) or "host"
-    asked = "a collective or message is under way"
+    asked = "a collective or message is in flight"
     if any(rank.device for rank in ranks):
         asked = (
-            "the host asks for a collective or message"
+            "the host enqueues a collective or message"
             if all(rank.device for rank in ranks)
-            else f"{asked} (of a device: is asked for)"
+            else f"{asked} (on a device: the host enqueues it)"
         )
     swatches = [
         ("busy", "the rank computes"),

@@ -64,7 +64,7 @@ def _cost(ranks: list[dict[str, Any]]) -> str:
     if errors := sorted(
         error for stats in told if (error := int(stats.get("forecast_error_ppm", 0)))
     ):
-        text += f"; gaps foretold with an error of {errors[len(errors) // 2] / 1e4:.0f} %"
+        text += f"; gap prediction error {errors[len(errors) // 2] / 1e4:.0f} %"
     return text
 
 
@@ -187,24 +187,23 @@ def command(
     """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.
 
     \b
-    stall      what the last snapshot cost the training thread; where state
-               lies on a device, what that waited for copies at the gate
-               (not at the program point)
+    stall      time that the last snapshot cost the training thread; where
+               state lies on a device, time that the device waited for copies
+               at the gate (not at the program point)
     copied     bytes copied into the vault so far
-    copied in  where they fell: gaps (the rank waited for others), work,
-               collectives (one was under way), gate (training waited for the
+    copied in  when they were copied: gaps (the rank waited for others), work,
+               collectives (one was in flight), gate (training waited for the
                copy), program point (before an optimizer step returned)
-    cost       how much longer the mean step takes for snapshots, of the middle
-               rank: steps beside a copy against control steps (docs/placement.md)
-    drop/skip  snapshots given up (most often: tensors were written meanwhile),
-               and those not begun (no slot free, a captured step, an error
-               of the device)
+    costs      slowdown of the mean step by snapshots, of the median rank:
+               steps with a copy against control steps (docs/placement.md)
+    drop/skip  snapshots given up (most often because tensors were written
+               before their copy), and snapshots not begun (no free slot, an
+               optimizer step captured into a graph, an error of the device)
     state      protected, starting, UNPROTECTED (training runs, but nothing is
-               committed), gone, ended (said goodbye)
+               committed), gone, ended (cleanly)
 
-    --json prints {"agents": [status, ...]} once. Output that goes to no terminal is as with --once.
-    Exit code 1 with
-    --once or --json if a rank is unprotected or gone.
+    --json prints {"agents": [status, ...]} once. Without a terminal, the output is that of --once.
+    Exit code 1 with --once or --json if a rank is unprotected or gone.
     """
     directory = agents.run_dir(run_dir)
     if not once and not as_json and sys.stdout.isatty():  # nobody would see it change

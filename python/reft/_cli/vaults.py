@@ -65,7 +65,8 @@ def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Va
             ]
         if not paths:
             raise agents.Failure(
-                f"no *.vault under {root}" + (f" of job {job}" if job else ""), agents.EXIT_NOTHING
+                "no *.vault" + (f" of job {job}" if job else "") + f" under {root}",
+                agents.EXIT_NOTHING,
             )
         return [Vault(str(path), path=path) for path in paths]
     found = []

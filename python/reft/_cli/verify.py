@@ -49,11 +49,11 @@ def check(vault: vaults.Vault) -> dict[str, Any]:
 )
 @agents.common_options
 def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
-    """Hashes all chunks of all sealed snapshots again and compares with the hashes taken while
-    copying.
+    """Hashes all chunks of all sealed snapshots again and compares the hashes with those taken
+    during the copy.
 
-    A running job goes on meanwhile; a snapshot that it overwrites while it is read is said to be
-    overwritten. --json prints {"vaults": [...]}. Exit code 1 if anything is corrupt.
+    A running job continues meanwhile; a snapshot that it overwrites during the check is listed as
+    overwritten. --json prints {"ok", "vaults": [...]}. Exit code 1 if anything is corrupt.
     """
     results = [check(vault) for vault in vaults.find(vault_dir, job, run_dir)]
     corrupt = any(
@@ -71,7 +71,7 @@ def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json
                 )
                 continue
             if not result["slots"]:
-                console.print(Text(f"rank {result['rank']}: nothing is sealed", style="yellow"))
+                console.print(Text(f"rank {result['rank']}: no sealed snapshot", style="yellow"))
             for slot in result["slots"]:
                 _print_slot(console, result["rank"], slot)
     if corrupt:

@@ -70,7 +70,7 @@ def blocker(point: Point, stack: list[Any], unbound: object) -> str | None:
         None if nothing is kept there.
     """
     if point.name in _ITERATING:
-        return f"an iterable is taken apart while its code trains: {_HINT}"
+        return f"the training step runs while C code consumes an iterable: {_HINT}"
     if point.name in _STEPPING:
         return _iterator_blocker(stack[point.stack_depth - 1] if point.stack_depth else unbound)
     first, second = point.callables
@@ -95,8 +95,8 @@ def _iterator_blocker(iterator: Any) -> str | None:
     if not _is_known(kind.__module__):
         return None
     return (
-        f"the code behind `{kind.__name__}` trains, and what `{kind.__name__}` has taken is kept in"
-        f" C: {_HINT} around that code"
+        f"the training step runs inside an iterable of `{kind.__name__}`, and the items that"
+        f" `{kind.__name__}` has taken are kept in C: {_HINT} around that iterable"
     )
 
 

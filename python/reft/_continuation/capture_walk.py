@@ -159,7 +159,7 @@ class CaptureWalk:
         except Exception as error:
             # A user's object may do anything when it is looked at. The others are still worth
             # having.
-            why = f"looking at it failed: {type(error).__name__}: {error}"
+            why = f"cannot inspect it: {type(error).__name__}: {error}"
             node = self.lost(place, type_name(kind), why)
         graph.nodes[index] = node
         return ref(index)
@@ -214,7 +214,7 @@ class CaptureWalk:
     @staticmethod
     def too_big(size: int) -> str:
         """Says that a value of `size` bytes is left out, and what would make room for it."""
-        return f"{size} bytes are more than what is left of the limit REFT_RESUME_FRAME_BYTES"
+        return f"{size} bytes exceed what is left of the limit REFT_RESUME_FRAME_BYTES"
 
     def no_room(self, value: Any, place: str, size: int) -> Lost:
         """Reports a value that is larger than the budget and makes its node."""

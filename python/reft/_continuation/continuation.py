@@ -95,7 +95,7 @@ class Continuation:
             raise FrameMismatch(str(error)) from error
         handled = sys.exc_info()[1]
         if handled is not None:
-            why = "the exception that is handled is the restarted script's"
+            why = "the exception being handled stays that of the restarted script"
             walk.lost("except block", type(handled).__name__, why)
         self.graphs.watch(walk.graphs)
         refused = walk.refused or _others_run()

@@ -284,8 +284,8 @@ def plan_generator(walk: RestoreWalk, record: dict[str, Any], generator: Any, pl
         )
         if value is KEEP or value is UNBOUND:
             raise FrameMismatch(
-                f"{place}: it stands at another yield, and what it was doing there cannot be put"
-                " back"
+                f"{place}: it is suspended at another `yield`, and a value that it holds there"
+                " cannot be restored"
             )
         stack.append(value)
     unit, state = record["position"]
@@ -359,7 +359,7 @@ def compare_paths(path: list[dict[str, Any]], live: Path) -> None:
     # better name.
     for record, (frame, user, _) in zip(reversed(path), reversed(live), strict=True):
         if record["user"] != user:
-            raise FrameMismatch(f"{record['name']} is of another module")
+            raise FrameMismatch(f"{record['name']} is defined in another module")
         if user:
             where = _compare_frame(record, frame)
             if record["refused"]:
@@ -414,7 +414,7 @@ def plan_frame(walk: RestoreWalk, record: dict[str, Any], frame: Any, place: str
             raise FrameMismatch(str(error)) from error
         if value is KEEP and walk.is_position(encoded):
             raise FrameMismatch(
-                f"{where}: the position of {type(there).__name__} cannot be put back"
+                f"{where}: the position of {type(there).__name__} cannot be restored"
             )
 
 

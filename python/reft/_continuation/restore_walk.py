@@ -295,8 +295,8 @@ class RestoreWalk:
         if here == there:
             return None
         return (
-            f"a `with` block of {there} stands around the loop, in the restarted script one of"
-            f" {here}"
+            f"the loop was inside a `with` block of {there}, and is inside one of {here} in the"
+            " restarted script"
         )
 
     def _lasting(self, index: int) -> Any:

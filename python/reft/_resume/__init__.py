@@ -1,1 +1,1 @@
-"""Putting a restarted script back."""
+"""Restores the state of a restarted script."""

@@ -1,7 +1,6 @@
-"""The explicit form of resuming: named values that a script keeps beside its tensors.
+"""Explicit resume: named values that a script saves along with its tensors.
 
-Threads: the training thread. Errors: `ValueError` for a name that cannot be an attribute of its
-    own.
+Threads: the training thread. Errors: `ValueError` for a name that `Resumed` reserves.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ NAME = "reft.resume"
 
 
 class Resumed:
-    """Values by name, as attributes; what they are at the end of a step is saved with the step's snapshot."""
+    """Named values as attributes; a step's snapshot saves their values at the end of the step."""
 
     def __init__(self) -> None:
         self.__dict__: dict[str, Any] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Gives the values, for the snapshot."""
+        """Returns the values for the snapshot."""
         return dict(self.__dict__)
 
     def load_state_dict(self, values: dict[str, Any]) -> None:
-        """Takes the values of the snapshot."""
+        """Sets the values from the snapshot."""
         self.__dict__.update(values)
 
     def __repr__(self) -> str:
@@ -35,8 +34,8 @@ def resume(defaults: dict[str, Any], saved: dict[str, Any]) -> Resumed:
     """See :func:`reft.resume`.
 
     Args:
-        defaults: Values for names that no snapshot has.
-        saved: What the snapshot to resume from has registered, by name; empty if there is none.
+        defaults: Values for names that the snapshot does not have.
+        saved: Registered state in the snapshot to resume from, by name; empty without one.
     """
     for name in defaults:
         if name.startswith("_") or hasattr(Resumed, name):

@@ -1,10 +1,10 @@
-"""Tells whether a script has loaded a checkpoint of its own that is newer than reft's snapshot.
+"""Detects whether a script has loaded a checkpoint of its own that is newer than reft's snapshot.
 
-A script that saves by itself loads its file at its start, before reft puts the snapshot back.
-Usually the snapshot is newer, and wins. It is not if the snapshot is left over from before: then
-what the script loaded has to stay. Optimizers and schedulers count their steps; the count that is
-ahead is the newer state. An optimizer without a count (plain SGD) and without a scheduler tells
-nothing, and the snapshot wins.
+A script that saves its own checkpoints loads its file at startup, before reft restores the
+snapshot. Usually the snapshot is newer, and wins. If the snapshot is left over from an earlier run,
+the state that the script loaded must stay. Optimizers and schedulers count their steps; the state
+with the higher count is newer. An optimizer without a count (plain SGD) and without a scheduler
+gives no evidence, and the snapshot wins.
 
 Threads: the training thread. Errors: none; a count that cannot be read is not compared.
 """
@@ -19,23 +19,23 @@ import torch
 from reft._continuation.device_parts import DeviceParts, contents
 
 Counts = dict[str, float]
-Later = tuple[str, tuple[int, int]]  # dtype, and what DeviceParts.take() returned
+Later = tuple[str, tuple[int, int]]  # dtype, and result of DeviceParts.take()
 
 
 def counts(
     optimizers: Iterable[Any], schedulers: Iterable[Any], parts: DeviceParts | None = None
 ) -> dict[str, float | Later]:
-    """Reads how many steps optimizers and schedulers have counted. Cheap: one number of each.
+    """Reads the step counts of optimizers and schedulers. Cheap: one number each.
 
     Args:
-        optimizers: `torch.optim.Optimizer` objects in the order in which both processes know them.
+        optimizers: `torch.optim.Optimizer` objects, in the same order in both processes.
         schedulers: Learning rate schedulers, likewise.
-        parts: Takes counts that lie on a device, for which the host would wait; without it, the
-            host does.
+        parts: Collects counts in device memory, so that the host does not wait for the device. If
+            None, the host waits.
 
     Returns:
-        Count by name, for `arrived` where it was taken by `parts`; optimizers that do not count are
-        absent.
+        Counts by name. `arrived` resolves those that `parts` has collected. Optimizers without a
+        count are absent.
     """
     found: dict[str, float | Later] = {}
     for index, optimizer in enumerate(optimizers):
@@ -50,12 +50,12 @@ def counts(
 
 
 def arrived(saved: dict[str, float | Later], room: bytes) -> Counts:
-    """Gives the counts with those that have come into the room of `parts`."""
+    """Returns the counts, with those that `parts` has collected read from `room`."""
     return {name: count if isinstance(count, float) else _read(*count, room) for name, count in saved.items()}
 
 
 def newer(live: Counts, saved: Counts) -> str | None:
-    """Says why the live state is newer than the saved one.
+    """Explains why the live state is newer than the saved one, if it is.
 
     Args:
         live: `counts` at the first program point of the restarted script, after its first optimizer
@@ -63,14 +63,15 @@ def newer(live: Counts, saved: Counts) -> str | None:
         saved: `counts` at the program point of the snapshot.
 
     Returns:
-        None if the snapshot is at least as new, or nothing can be compared. One step is what the
-        restarted script has taken since it loaded its file: only more than that is ahead. At the
-        same count the snapshot wins, because it has the random state and the place in the loop too.
+        None if the snapshot is at least as new, or nothing can be compared. The restarted script
+        has taken one step since it loaded its file, so only a lead of more than one step counts. At
+        equal counts the snapshot wins, because it also has the random state and the place in the
+        loop.
     """
     ahead = [name for name, count in saved.items() if name in live and live[name] > count + 1]
     behind = [name for name, count in saved.items() if name in live and live[name] < count]
     if not ahead or behind:
-        return None  # undecided: the snapshot is whole, a mixture of both would not be
+        return None  # not newer, or contradictory: the snapshot is consistent
     name = ahead[0]
     return f"{name} counts {live[name]:.0f} steps after the script's own checkpoint, {saved[name]:.0f} in the snapshot"
 

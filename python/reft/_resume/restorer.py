@@ -1,8 +1,8 @@
-"""Hands the live tensors to the native restore (snapshot/restore/), which puts a snapshot's bytes
-into them.
+"""Passes the live tensors to the native restore (snapshot/restore/), which writes a snapshot's
+bytes into them.
 
-Own shards come from the own vault, others from vaults of the node or, over the inner backend, from
-other nodes. Every chunk is hashed before a byte of it is used.
+A rank's own shards come from its own vault; others from other vaults on the node or, over the inner
+backend, from other nodes. The restore hashes every chunk before it uses a byte of it.
 
 Threads: the training thread. Errors: see `check` and `restore`.
 """
@@ -23,18 +23,19 @@ from reft._state.discovery import State
 
 
 class Mismatch(Exception):
-    """The live state does not look like the saved one: names, shapes or types differ."""
+    """The live state does not match the saved state: names, shapes or types differ."""
 
 
 class MissingState:
-    """Optimizer state that was saved and does not exist yet: an optimizer makes its own at its
-    first step, which may come later in the script than the first step of another one, or, for a
-    parameter that begins to train in mid-run, later than its own.
+    """Saved optimizer state that does not exist yet.
 
-    `make` adds it, with values that `restore` overwrites; `unmake` takes it out again.
+    An optimizer creates its state at its first step, which may come after the first step of another
+    optimizer. For a parameter that starts to train mid-run, it creates the state even later.
+
+    `make` adds the state, with values that `restore` overwrites; `unmake` removes it.
 
     Args:
-        orders: of each optimizer, the orders of names in the saved state.
+        orders: for each optimizer, the orders of names in the saved state.
     """
 
     def __init__(self, orders: list[list[tuple[str, ...]]]) -> None:
@@ -47,14 +48,14 @@ class MissingState:
         state: State,
         strided: dict[str, torch.Tensor],
     ) -> bool:
-        """Makes what is missing.
+        """Adds the missing state.
 
         Args:
             saved: regions of the snapshot: name, dtype, shape.
-            strided: tensors of the snapshot that are no regions.
+            strided: tensors of the snapshot that are not regions.
 
         Returns:
-            Whether there was any: the state is to be discovered anew then.
+            Whether any state was missing; if so, the caller must discover the state again.
         """
         there = {region.name for region in state.regions} | set(state.strided)
         for name, dtype, shape in saved:
@@ -101,7 +102,7 @@ def _copy_of(saved: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
 
 
 def _put_in_order(entries: dict[str, Any], orders: list[tuple[str, ...]]) -> None:
-    """As the optimizer would have it: what a script saves of it is the same then, byte for byte."""
+    """Orders entries as the optimizer does, so that a script's own checkpoint is byte-identical."""
     order = next((names for names in orders if set(names) == set(entries)), ())
     for name in order:
         entries[name] = entries.pop(name)
@@ -111,7 +112,10 @@ _STATE_NAME = re.compile(r"o(\d+)\.p(\d+)\.([^\W\d]\w*)")
 
 
 def _empty_state(parameter: torch.Tensor, dtype: str, shape: list[int]) -> torch.Tensor | None:
-    """A tensor for an optimizer's state of a parameter: laid out like it if it has its shape, as torch's optimizers do it."""
+    """Returns a tensor for an optimizer's state of a parameter, None if the dtype is unknown.
+
+    If it has the parameter's shape, it gets the parameter's layout, as in torch's optimizers.
+    """
     found = next((d for d in _DTYPES if _C.dtype_name(torch.empty(0, dtype=d)) == dtype), None)
     if found is None:
         return None
@@ -120,7 +124,7 @@ def _empty_state(parameter: torch.Tensor, dtype: str, shape: list[int]) -> torch
         return torch.zeros_like(
             parameter, dtype=found, memory_format=torch.preserve_format
         ).detach()
-    # Scalars (step counts) stay on the host, as torch's optimizers keep them there.
+    # Scalars (step counts) stay on the host, as in torch's optimizers.
     return torch.zeros(shape, dtype=found, device=local.device if shape else "cpu")
 
 
@@ -141,18 +145,18 @@ def check(restorer: _C.Restorer, state: State) -> None:
 
 
 def restore(restorer: _C.Restorer, state: State, nodes: int) -> int:
-    """Writes every region of `state`, which `check` has accepted on all ranks. Collective where
-    parts lie on other nodes.
+    """Writes every region of `state`, which `check` has accepted on all ranks. Collective if parts
+    are on other nodes.
 
     Args:
-        nodes: how many the job has.
+        nodes: number of nodes of the job.
 
     Returns:
         Bytes written.
 
     Raises:
-        Corruption: a chunk's checksum does not match; regions are then partly written and training
-            must not go on.
+        Corruption: a chunk's checksum does not match; regions are then partly written, and training
+            must not continue.
     """
     live = _live(state)
     written = restorer.restore(live, _host_backend() if nodes > 1 else None)
@@ -166,7 +170,7 @@ def _live(state: State) -> list[tuple[str, torch.Tensor]]:
 
 
 def _host_backend() -> Any:
-    """What moves host memory between ranks: gloo, without the op log."""
+    """Returns the backend that moves host memory between ranks: gloo, without the op log."""
     group = dist.distributed_c10d._get_default_group()
     backend = group._get_backend(torch.device("cpu"))
     return backend.inner("cpu") if isinstance(backend, _C.ReftBackend) else backend

@@ -46,14 +46,14 @@ class Announcer:
         rhythm = _voice.rhythm(env["snapshot_every"])
         if env["snapshot_overhead_percent"]:
             limit = env["snapshot_overhead_percent"]
-            rhythm += f" (fewer if they cost more than {limit} %)"
+            rhythm += f" (less often if the overhead exceeds {limit} %)"
         place = "host memory held by reft-agent"
         if env["vault_dir"]:
             place = f"files in {env['vault_dir']}"
         survives = _C.survived_losses(env["snapshot_protection"])
         _voice.say(
             f"{head}, snapshot {rhythm} into {place};"
-            f" protection {env['snapshot_protection']} (survives {survives})"
+            f" survives {survives} (REFT_SNAPSHOT_PROTECTION={env['snapshot_protection']})"
         )
         if resuming_at is None:
             _voice.say(
@@ -132,8 +132,8 @@ class Announcer:
         """A region was written between steps, and the snapshot dropped for it."""
         _voice.warn_once(
             f"late {name}",
-            f"{name} is written between optimizer steps. reft dropped that snapshot and now copies"
-            f" {name} before the step returns",
+            f"{name} was written between optimizer steps, before its copy. reft dropped that"
+            f" snapshot; from now on, it copies {name} before the optimizer step returns",
         )
 
     def iteration_lengthened(
@@ -145,9 +145,9 @@ class Announcer:
         one, other = (
             f"optimizer {optimizers.index(o)} ({type(o).__name__})" for o in (crossed, closing)
         )
-        why = "its gradients are older than that step"
+        why = f"gradients of {other} are computed before a step of {one} and used after it"
         if graph:
-            why = f"{graph} is computed before that step and differentiated after it"
+            why = f"{graph} is computed before a step of {one} and differentiated after it"
         _voice.say(f"an iteration now ends when {other} steps, not at each step of {one}: {why}")
 
     def resumed(self) -> None:

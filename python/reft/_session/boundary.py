@@ -1,13 +1,15 @@
 """Finds the program point: the return of the last optimizer step of an iteration.
 
-A loop may step several optimizers (GAN: discriminator, then generator) or one of them several
-times. The *closing* optimizer is the one whose step came right before the first optimizer stepped
-again: from then on each of its steps ends an iteration. With a single optimizer alive that is known
-at once. When a round goes by without it, it is chosen anew; not among those whose steps are
-*crossed*, by a graph that is built before such a step and used after it (`fake = G(z)`, the step of
-D, then G's loss on `fake`), or by gradients (one backward for two optimizers): a restarted script
-cannot resume between the two. Every optimizer step, closing or not, is a gate: it may overwrite
-what is being copied.
+A loop may step several optimizers (GAN: discriminator, then generator), or one of them several
+times. The *closing* optimizer is the one that stepped right before the first optimizer stepped
+again: from then on each of its steps ends an iteration. If only one optimizer is alive, it is the
+closing one at once. If a round passes without a step of the closing optimizer, `Boundary` chooses a
+new one.
+
+It avoids optimizers whose steps are *crossed*: a graph is built before such a step and used after
+it (`fake = G(z)`, the step of D, then G's loss on `fake`), or gradients are (one backward for two
+optimizers). A restarted script cannot resume between the two. Every optimizer step, closing or not,
+is a gate: it may overwrite memory that is being copied.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.optim.optimizer import (
 
 from reft._state import discovery
 
-# Rounds without the closing optimizer, after which crossed steps end iterations too.
+# Rounds without the closing optimizer, after which crossed steps may end iterations, too.
 _PATIENCE = 64
 
 
@@ -39,31 +41,31 @@ def _first_gradient(optimizer: Optimizer) -> Any:
 
 
 class Listener(Protocol):
-    """What a `Boundary` reports to. Every method runs on the training thread, inside a hook."""
+    """Receives the reports of a `Boundary`, on the training thread, inside a hook."""
 
     def gate(self) -> None:
         """An optimizer is about to write."""
 
     def program_point(self, frame: FrameType) -> None:
-        """An iteration has ended; `frame` is that of the optimizer's step."""
+        """An iteration has ended; `frame` is the frame of the optimizer's step."""
 
     def possible_point(self, frame: FrameType) -> None:
         """This step may turn out to be the first one that ends an iteration."""
 
     def failed(self, what: str, error: Exception) -> None:
-        """Another method has raised `error`; `what` is "gate" or "step"."""
+        """A hook has failed with `error`; `what` is "gate" or "step"."""
 
     def expected_closing(self) -> int | None:
-        """Returns `closing_position` of the process that this one continues, or None."""
+        """Returns the `closing_position` of the process that this one resumes, or None."""
 
     def optimizers_replaced(self) -> None:
-        """Optimizers may be gone: the listener drops its references to them."""
+        """Optimizers may have been replaced: the listener must drop its references to them."""
 
     def graph_crosses(self) -> bool:
-        """Whether a graph was used that stood in the frames at the last point or possible point."""
+        """Returns whether a graph in the frames of the last point or possible point was used."""
 
     def step_crossed(self, instead: int) -> None:
-        """The steps at which that was are crossed, by a graph or by gradients.
+        """Steps like the last point or possible point are crossed, by a graph or by gradients.
 
         Args:
             instead: index of the last optimizer whose steps are not crossed, -1 if all are.
@@ -74,9 +76,9 @@ class Listener(Protocol):
 
 
 class Boundary:
-    """Tells its listener about gates and program points.
+    """Reports gates and program points to its listener.
 
-    Threads: the training thread. Errors: hooks never raise; what the listener raises goes to its
+    Threads: the training thread. Errors: hooks never raise; exceptions go to the listener's
     `failed`.
 
     Attributes:
@@ -85,11 +87,11 @@ class Boundary:
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        # None: an optimizer that was replaced and is gone. The others keep their index.
+        # None: an optimizer that was replaced and freed. The others keep their index.
         self._known: list[Optimizer | None] = []
         self.closing: int | None = None
         self._crossed: set[int] = set()
-        # One gradient of each other optimizer at the last look, and its version then.
+        # One gradient of each other optimizer at the last `_look`, and its version then.
         self._gradients: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._looked_at = -1  # the optimizer whose step was the last point or possible point
         self._waited = 0  # rounds without the closing optimizer
@@ -111,17 +113,17 @@ class Boundary:
 
     @property
     def closing_position(self) -> int | None:
-        """Where the closing one is in `optimizers`."""
+        """Index of the closing optimizer in `optimizers`, None until it is known."""
         if self.closing is None:
             return None
         return sum(optimizer is not None for optimizer in self._known[: self.closing])
 
     def know(self, others: list[Optimizer]) -> None:
-        """Adds optimizers that have not stepped in this process, but had in the one before."""
+        """Adds optimizers that have not stepped in this process, but did in the previous one."""
         self._known += others
 
     def remove(self) -> None:
-        """Takes the hooks out."""
+        """Removes the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -130,7 +132,7 @@ class Boundary:
         try:
             begun = self._nesting.count(id(optimizer))
             if begun and begun != self._running_steps(optimizer, sys._getframe(1)):
-                # An earlier step raised and never came to its post-hook.
+                # An earlier step raised and never reached its post-hook.
                 del self._nesting[self._nesting.index(id(optimizer)) :]
             self._nesting.append(id(optimizer))
             self._listener.gate()
@@ -155,8 +157,8 @@ class Boundary:
 
     @staticmethod
     def _running_steps(optimizer: Optimizer, hook_caller: FrameType) -> int:
-        """How many steps of it are running around this one: a class may call its base's step, which
-        is hooked, too."""
+        """Counts the running steps of `optimizer` around this one: a class may call its base's
+        step, which is hooked, too."""
         running, frame = 0, hook_caller.f_back
         while frame is not None:
             running += (
@@ -177,10 +179,10 @@ class Boundary:
                 elif index == 0 and self._alone(optimizer):
                     self.closing = 0
         elif self._is_to_come():
-            pass  # the one that closed before the restart has not stepped yet
+            pass  # the closing optimizer of the previous process has not stepped yet
         elif self.closing is None or (index in self._round and self.closing not in self._round):
-            # `optimizer` begins the second round, or a whole round went by without the closing one:
-            # it was replaced, or rests.
+            # `optimizer` begins the second round, or a whole round passed without the closing one,
+            # which was replaced or is idle.
             self._choose()
         self._last = index
         self._steps = [i for i in self._steps if i != index] + [index]
@@ -205,7 +207,7 @@ class Boundary:
         return self._waited < _PATIENCE
 
     def _look(self) -> None:
-        """Notes which gradients stand at this step, of optimizers that may step next."""
+        """Notes the gradients that the other optimizers have at this step."""
         self._looked_at = self._last
         self._gradients = {}
         for i, other in enumerate(self._known):
@@ -214,8 +216,8 @@ class Boundary:
                 self._gradients[i] = (weakref.ref(gradient), gradient._version)
 
     def _is_old(self, index: int) -> bool:
-        """Whether an optimizer has stepped with gradients from before the step at which frames were
-        looked at last: a restarted script has those of its first iteration there."""
+        """Returns whether an optimizer has stepped with gradients from before the last `_look`: a
+        restarted script would have those of its first iteration instead."""
         noted, optimizer = self._gradients.get(index), self._known[index]
         if noted is None or optimizer is None:
             return False
@@ -231,8 +233,8 @@ class Boundary:
         not crossed."""
         before = self.closing
         if before is not None:
-            # One that rests because others are crossed comes back; it may be gone if it takes much
-            # longer.
+            # After a lengthening, the closing optimizer normally pauses and returns. Only a much
+            # longer pause suggests that it was replaced.
             if not self._lengthening_reported or self._waited == _PATIENCE // 8:
                 self._forget_replaced()
             self._waited += 1
@@ -245,8 +247,8 @@ class Boundary:
             self._report_lengthening(self._last)
 
     def _cross(self, index: int) -> None:
-        """Steps of an optimizer are crossed by a graph or by gradients: they end no iteration while
-        those of another one do."""
+        """Marks an optimizer's steps as crossed, by a graph or by gradients: they end no iteration
+        while steps of another one do."""
         self._crossed.add(index)
         free = self._not_crossed()
         if free and self.closing == index:
@@ -265,8 +267,8 @@ class Boundary:
             self._listener.iteration_lengthened(one, other)
 
     def _forget_replaced(self) -> None:
-        """Drops optimizers that did not step in this round and that only this object refers to:
-        their state is not saved any more."""
+        """Drops optimizers that did not step in this round and that only this object refers to.
+        Snapshots no longer save their state."""
         self._listener.optimizers_replaced()
         idle = {
             i: weakref.ref(o)
@@ -275,7 +277,7 @@ class Boundary:
         }
         for i in idle:
             self._known[i] = None
-        gc.collect()  # on all ranks the same ones are left then
+        gc.collect()  # so that all ranks keep the same ones
         for i, reference in idle.items():
             self._known[i] = reference()
 
@@ -287,11 +289,11 @@ class Boundary:
             found = [
                 o for o in discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner
             ]
-            # One that wraps it (Accelerate's) steps nothing of its own.
+            # A wrapper of it (Accelerate's) steps no parameters of its own.
             found = [o for o in found if all(value is not optimizer for value in vars(o).values())]
             return any(group["params"] for other in found for group in other.param_groups)
 
         if not others():
             return True
-        gc.collect()  # one that was replaced may be dead and not yet collected
+        gc.collect()  # a replaced one may be garbage that is not collected yet
         return not others()

@@ -53,7 +53,7 @@ class _Owner:
             try:
                 session.stop(at_exit=True)
             except Exception as error:
-                _voice.say(f"at exit: {error}")
+                _voice.say(f"error at exit: {error}")
 
     def _in_child(self) -> None:
         session, self.session = self.session, None

@@ -111,8 +111,8 @@ class Planner:
         if different and self._job.rank == 0:
             _voice.warn_once(
                 "different",
-                f"{_voice.plural(len(different), 'tensor')} that ranks should hold equal copies of"
-                f" differ (first: {different[0]}); each rank saves its own",
+                f"{_voice.plural(len(different), 'replicated tensor')} not equal on all ranks"
+                f" (first: {different[0]}); each rank saves its own",
             )
         return groups
 

@@ -141,7 +141,7 @@ class Resumer:
         except Exception as error:
             _voice.say(
                 f"rank {self._job.rank}: place in the loop not restored ({error}); tensors,"
-                " optimizer, schedulers and random state are. Loop counters start again"
+                " optimizer, schedulers and random state are restored. Loop counters start again"
             )
             return "state"
         there = {where for where, _, _ in done.problems}

@@ -239,7 +239,9 @@ class Session:
             raise error
         if isinstance(error, (_C.Unavailable, _C.SystemError)) and what == "step":
             self._snapshots = False
-        _voice.warn_once(f"{what} {type(error).__name__}", f"rank {self.job.rank}: {what}: {error}")
+        _voice.warn_once(
+            f"{what} {type(error).__name__}", f"rank {self.job.rank}: error in {what}: {error}"
+        )
 
     def expected_closing(self) -> int | None:
         """The closing optimizer of the process before."""

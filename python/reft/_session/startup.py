@@ -87,7 +87,8 @@ def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
         except Exception as error:  # noqa: BLE001  # training must go on
             _voice.warn_once(
                 "give up",
-                f"rank {job.rank}: cannot tell the other ranks to train without snapshots: {error}",
+                f"rank {job.rank}: cannot inform the other ranks that it trains without snapshots:"
+                f" {error}",
             )
 
 
@@ -112,7 +113,7 @@ def _all_take_part(job: job_identity.Job, refusals: dict[int, str]) -> None:
     if not refusals:
         return
     first = min(refusals)
-    others = f", and so {len(refusals) - 1} more" if len(refusals) > 1 else ""
+    others = f", nor can {len(refusals) - 1} more" if len(refusals) > 1 else ""
     taking_part = [rank for rank in range(job.world) if rank not in refusals]
     raise OthersGaveUp(
         f"rank {first} cannot take part ({refusals[first]}){others}",
@@ -186,7 +187,7 @@ def _found_at(path: str, job: job_identity.Job) -> str:
     if os.path.isdir(path):
         return "a directory"
     if not os.path.isfile(path):
-        return "no regular file"
+        return "not a regular file"
     try:
         with open(path, "rb") as file:
             listing = _C.list_vault(file.fileno())
@@ -222,7 +223,7 @@ def _keep_what_is_no_vault(path: str, job: job_identity.Job) -> None:
         os.rename(path, kept)
     except OSError as error:
         raise _C.Unavailable(
-            f"{path} is in the way ({found}) and cannot be moved: {error}"
+            f"cannot make the vault: {path} exists ({found}) and cannot be moved: {error}"
         ) from error
     _voice.say(
         f"rank {job.rank}: {path} is not usable ({found}) and is kept as {Path(kept).name}; training starts from its"
@@ -286,11 +287,12 @@ def _inventory(
             text, faults = _C.inventory_of(fd, job.node)
             texts.append(text)
             for fault in [*faults, *_damaged_headers(fd, rank)]:
-                _voice.say(f"damaged snapshot: {fault}; another source is used if there is one")
+                _voice.say(f"damaged snapshot: {fault}; reft uses another source, if any")
         except _C.Corruption as error:
             place = f" ({vault_path(env, job, rank)})" if env["vault_dir"] else ""
             _voice.say(
-                f"vault of rank {rank}{place} is not usable: {error}; another source is used if there is one"
+                f"vault of rank {rank}{place} is not usable: {error};"
+                " reft uses another source, if any"
             )
         finally:
             if rank == job.rank:
@@ -308,12 +310,13 @@ def _plan(env: dict[str, Any], job: job_identity.Job, inventory: str) -> _C.Rest
     if plan is not None or job.rank != 0:
         return plan
     if found:
-        reasons = "; ".join(rejected) or "nothing is sealed by all ranks yet"
+        reasons = "; ".join(rejected) or "no step is sealed by all ranks yet"
         _voice.say(f"no step can be resumed ({reasons}); training starts from its beginning")
     elif job.attempt > 0 and env["snapshot"]:
         _voice.say(
-            "nothing that earlier attempts saved is left: the agents that kept it are gone too; training starts from its"
-            " beginning. Snapshots in REFT_VAULT_DIR outlive the agent"
+            "no snapshot of an earlier attempt is left, because the agents that kept them ended"
+            " too; training starts from its beginning. Snapshots in REFT_VAULT_DIR survive the"
+            " agent"
         )
     return None
 
@@ -324,8 +327,9 @@ def _is_of(
     """Whether the snapshot is of the process group that this session is for."""
     if saved["session"] > session and job.rank == 0:
         _voice.say(
-            f"step {plan.step} of the script's process group number {saved['session']} is not resumed in number {session},"
-            " which starts from its beginning"
+            f"step {plan.step} is not resumed: it belongs to default process group"
+            f" {saved['session']} of the script, but this is group {session}, which starts from its"
+            " beginning"
         )
     return bool(saved["session"] == session)
 

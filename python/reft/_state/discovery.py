@@ -160,7 +160,7 @@ def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Modul
             )
             return
         if local.is_cuda and (absent := _C.cuda_absent()):
-            state.missed.append((name, f"tensor on {local.device}, and reft has no CUDA: {absent}"))
+            state.missed.append((name, f"tensor on {local.device}, but reft has no CUDA: {absent}"))
             return
         if local.numel() == 0:
             return

@@ -1,1 +1,1 @@
-"""What torch.distributed needs of a backend."""
+"""The backend "reft" for torch.distributed."""

@@ -1,6 +1,6 @@
-"""What the ranks of one attempt share in the launcher's store: a key prefix of their own.
+"""Separates the ranks of one attempt from earlier attempts in the launcher's store.
 
-Threads: the training thread. Errors: `RuntimeError` if a rank does not come in time.
+Threads: the training thread. Errors: `RuntimeError` if a rank does not join in time.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _LONGEST_PAUSE = 0.05
 def agree_on_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> str:
     """Agrees on a key prefix that no earlier attempt of the job has used.
 
-    torchrun keeps one store over restarts, with the addresses of dead ranks in it, and its restart
-    count is neither equal on all nodes nor changed by every restart (elastic membership). So rank 0
-    draws a number, and sends it to each rank in answer to a number that this rank has drawn: no
-    rank takes an answer to a dead rank for its own.
+    torchrun keeps one store across restarts, with the addresses of dead ranks in it. Its restart
+    count may differ between nodes, and not every restart changes it (elastic membership). So rank 0
+    draws a random number. Each other rank draws one of its own, and rank 0 sends its number in
+    reply to that: no rank mistakes a reply to a dead rank for its own.
 
     Raises:
-        RuntimeError: some rank did not come before the timeout.
+        RuntimeError: some rank did not join before the timeout.
     """
     if size == 1:
         return f"reft/{secrets.token_hex(8)}/"
@@ -58,7 +58,7 @@ def _answer(keys: Any, size: int, deadline: float) -> str:
     pause = _SHORTEST_PAUSE
     while keys.add(f"taken/{number}", 0) < size - 1:
         for other in range(1, size):
-            # Read again in each round: a dead rank may have left what was read.
+            # Read again in each round: the value read may be left over from a dead rank.
             if keys.check([f"ask/{other}"]):
                 question = bytes(keys.get(f"ask/{other}"))
                 if answered.get(other) != question:
@@ -69,7 +69,7 @@ def _answer(keys: Any, size: int, deadline: float) -> str:
         _pause(
             deadline,
             pause,
-            f"ranks {missing} did not come" if missing else "some ranks did not take the answer",
+            f"ranks {missing} did not join" if missing else "some ranks did not take the answer",
         )
         pause = min(pause * 1.5, _LONGEST_PAUSE)
     return number
@@ -79,18 +79,18 @@ def _pause(deadline: float, seconds: float, what: str) -> None:
     if time.monotonic() > deadline:
         raise RuntimeError(
             f"backend reft: {what} before the timeout of the process group. Check that every rank"
-            " runs, with the same REFT_DISABLE"
+            " runs and has the same REFT_DISABLE"
         )
     time.sleep(seconds)
 
 
 def withdraw_signals(store: Any) -> None:
-    """Deletes what the watchdogs of an earlier attempt have left in the launcher's store, before
-    the watchdogs of this attempt read it.
+    """Deletes failure signals of an earlier attempt from the launcher's store, before the watchdogs
+    of this attempt read them.
 
-    ProcessGroupNCCL reports a failure to all ranks under one key, past every prefix, so torchrun's
-    store still has it after the restart: each rank would dump its flight recorder and end 8 minutes
-    later (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC), whatever it does.
+    ProcessGroupNCCL signals a failure to all ranks under keys without any prefix, so torchrun's
+    store still has them after the restart. Each rank would dump its flight recorder and exit 8
+    minutes later (TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC), whatever it does.
     """
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store

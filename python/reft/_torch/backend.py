@@ -1,7 +1,8 @@
-"""Builds the backend "reft" out of torch's own.
+"""Builds the backend "reft" from torch's own backends.
 
-Threads: the training thread. Errors: what torch's own backends raise; a failure of the rest of reft
-never prevents a group, unless REFT_STRICT=1.
+Threads: the training thread. Errors: those of torch's own backends, and `RuntimeError` if a rank
+does not join in time. A failure of snapshots or hang detection never prevents a group, unless
+REFT_STRICT=1.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from torch.distributed import distributed_c10d as c10d
 from reft import _C, _voice
 from reft._torch import attempt, patches
 
-# torch 2.14 made gloo and NCCL plugins like any other; before that the classes are called directly.
+# From torch 2.14 on, gloo and NCCL are plugins; for older versions, call their classes directly.
 _BUILTIN_PLUGINS = "GLOO" in getattr(c10d.Backend, "_plugins", {})
 
 
 class _Prefix:
-    """Prefix of the store keys of the present default group; other groups use it too.
+    """Prefix of the store keys of the current default group; other groups use it, too.
 
     Attributes:
-        value: None where the default group is not of backend "reft".
+        value: None if the backend of the default group is not "reft".
     """
 
     value: str | None = None
@@ -43,7 +44,7 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     Args:
         options: torch's ``_DistributedBackendOptions``; ``global_ranks_in_group`` is empty for the
             default group.
-        pg_options: the user's; options of NCCL go to NCCL, those of gloo to gloo.
+        pg_options: the user's options. Those of NCCL go to NCCL; others have no effect.
 
     Returns:
         A ``c10d.Backend`` that serves CPU tensors through gloo and, where there is a GPU, CUDA
@@ -89,7 +90,7 @@ def _timedelta(timeout: Any) -> timedelta:
 
 
 def _copied(options: Any, store: Any, timeout: timedelta) -> Any:
-    """Options for one inner backend; nothing of an earlier group is split for it."""
+    """Returns options for one inner backend, without those that split it off an earlier group."""
     copy = c10d._DistributedBackendOptions()
     for name in (
         "group_rank",
@@ -117,15 +118,15 @@ def _make_gloo(options: Any, pg_options: Any, store: Any, timeout: timedelta) ->
 
 
 def _plain_gloo(store: Any, rank: int, size: int, timeout: timedelta, group: str) -> Any:
-    """CPU half of a group that was split off another."""
+    """Returns the CPU backend of a group that was split off another."""
     gloo = c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
     gloo.options.group_name = group
     return gloo
 
 
 def _make_nccl(options: Any, pg_options: Any, store: Any, timeout: timedelta) -> Any:
-    # torch gives 10 minutes to a group of name "nccl" and 30 to any other. 30 that were asked for
-    # cannot be told from these.
+    # torch's default timeout is 10 minutes for backend "nccl" and 30 for any other. An explicit 30
+    # is indistinguishable from the default.
     if timeout == c10d.default_pg_timeout and isinstance(c10d.default_pg_nccl_timeout, timedelta):
         timeout = c10d.default_pg_nccl_timeout
     nccl_options = pg_options if isinstance(pg_options, c10d.ProcessGroupNCCL.Options) else None
@@ -145,7 +146,7 @@ def _make_nccl(options: Any, pg_options: Any, store: Any, timeout: timedelta) ->
 
 
 def _start_session(store: Any, rank: int, size: int) -> None:
-    """Everything beyond the backend. Its failure leaves a working group."""
+    """Starts everything beyond the backend. If that fails, the group still works."""
     try:
         from reft._session import current
 
@@ -160,14 +161,14 @@ def _start_session(store: Any, rank: int, size: int) -> None:
 
 @functools.cache
 def _once() -> None:
-    """What the first group of this process needs."""
+    """Sets up what the first group of this process needs."""
     torch_folder = str(Path(torch.__file__).parent) + "/"
     own_folder = str(Path(__file__).parent) + "/"
     _C.install_call_sites(
         [torch_folder, own_folder, str(contextlib.__file__), str(functools.__file__)]
     )
-    # The inner backends record into torch's flight recorder; a second recording by torch's hook
-    # would double it.
+    # The inner backends already record into torch's flight recorder. Without this, torch's hook
+    # would record each op again.
     recording = getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", None)
     if (
         recording is not None

@@ -1,8 +1,8 @@
-"""Mends the places in torch that know backends by name, so that they accept backend "reft".
+"""Patches the places in torch that know backends by name, so that they accept backend "reft".
 
 Groups of other backends see no change.
 
-Threads: the training thread. Errors: a place that this torch does not have is left alone.
+Threads: the training thread. Errors: none; skips places that this torch does not have.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.distributed import distributed_c10d as c10d
 from reft import _C
 
 NAME = "reft"
-_WORKERS = "pt_gloo"  # how the names of gloo's threads begin
+_WORKERS = "pt_gloo"  # prefix of the names of gloo's threads
 
 
 def backend_of(group: Any) -> Any:
-    """The `ReftBackend` of a process group (None: the default one), None if it has none.
+    """Returns the `ReftBackend` of a process group (None: the default group), or None without one.
 
-    torch may have wrapped the backend for its debug level.
+    Unwraps it first: torch wraps backends at some debug levels.
     """
     group = group or c10d._get_default_group()
     if not isinstance(group, c10d.ProcessGroup):
@@ -53,7 +53,7 @@ def _unwrapped(backend: Any) -> Any:
 
 
 def _wrap(owner: Any, name: str, make: Callable[[Any], Any], *others: Any) -> None:
-    """Replaces `owner.name` once, and the same object wherever `others` have it under that name."""
+    """Replaces `owner.name` once, and in `others` the same object under the same name."""
     original = getattr(owner, name, None)
     if original is None or hasattr(original, "_reft_original"):
         return
@@ -89,14 +89,14 @@ def _watch_exit() -> None:
 def _let_workers_finish() -> None:
     """At exit, gives gloo's threads time to release the tensors of finished ops.
 
-    A thread that drops the last reference to a tensor which Python has seen takes the GIL. When the
-    interpreter ends, Python ends such a thread inside a destructor, and that aborts the process:
-    training that has succeeded then fails, and is restarted. Plain gloo has the same fault if
-    something still refers to the group (a device mesh, a cycle).
+    A thread that drops the last reference to a tensor with a Python object takes the GIL. At
+    interpreter shutdown, Python terminates such a thread inside a destructor, which aborts the
+    process: a successful training run then fails and is restarted. Plain gloo has the same bug if
+    something still refers to the group (a device mesh, a reference cycle).
     """
     end, quiet = time.monotonic() + 2, 0
     while quiet < 3 and time.monotonic() < end:
-        time.sleep(0.001)  # without the GIL: now they can have it
+        time.sleep(0.001)  # releases the GIL, so that they can take it
         quiet = (
             0
             if any(_is_runnable(task) for task in Path("/proc/self/task").iterdir())
@@ -148,7 +148,7 @@ def _add_ephemeral_timeout(original: Any) -> Any:
     def _add_ephemeral_timeout_for_all_pgs(timeout: timedelta) -> None:
         original(timeout)
         for group in c10d._world.pg_map:
-            # Newer torch calls a virtual of every backend, which the original has just done.
+            # In newer torch, the original has already called a virtual method of every backend.
             if (
                 not hasattr(c10d.ProcessGroup, "_add_ephemeral_timeout")
                 and (backend := backend_of(group)) is not None
@@ -191,7 +191,7 @@ def _closing(name: str, original: Any) -> Any:
 def _ddp_logging_data(original: Any) -> Any:
     def _get_ddp_logging_data(self: Any) -> dict[str, Any]:
         data: dict[str, Any] = original(self)
-        # C++ calls every backend that it does not know "custom".
+        # C++ reports every unknown backend as "custom".
         if data.get("backend_name") == "custom" and backend_of(self.process_group) is not None:
             data["backend_name"] = NAME
         return data
@@ -231,7 +231,7 @@ def _patch_all_gather_base() -> None:
 
 
 def _patch_gloo_options() -> None:
-    """split_group() copies the parent's options deeply; those of gloo do not know how."""
+    """Adds deep copy to gloo's options: split_group() deep-copies those of the parent."""
     options = c10d.ProcessGroupGloo._Options
     if "__deepcopy__" in vars(options):
         return

@@ -51,7 +51,7 @@ Action action(Action::Kind kind, int64_t work_ns = 0, uint64_t bytes = 0, uint32
   return result;
 }
 
-// Builds the lists of a pipeline. Model chunk c of rank p is virtual stage c * P + p.
+// Builds the action lists of a pipeline. Model chunk c of rank p is virtual stage c * P + p.
 class Pipeline {
  public:
   explicit Pipeline(const ScheduleSpec& spec) : spec_(spec), stages_(spec.stages) {
@@ -164,9 +164,8 @@ class Pipeline {
     }
   }
 
-  // 1F1B whose weight gradients lag behind: stage p computes those of a micro-batch p micro-batches
-  // later, so that gradients travel on early and the cool-down is filled with what has been put
-  // off.
+  // 1F1B with delayed weight gradients: stage p computes them p micro-batches late. Input gradients
+  // are sent on early, and the delayed work fills the cool-down.
   void zeroBubble(int p) {
     const int64_t inputs_ns = spec_.backward_ns / 2;
     const int64_t weights_ns = spec_.backward_ns - inputs_ns;
@@ -206,7 +205,7 @@ Schedule makeDdp(const ScheduleSpec& spec) {
   auto& list = result.stages.emplace_back();
   const int64_t layers = spec.layers;
   const uint64_t bytes = spec.gradient_bytes / static_cast<uint64_t>(layers);
-  for (int i = 0; i + 1 < spec.micro_batches; ++i) {  // accumulation: nothing is reduced
+  for (int i = 0; i + 1 < spec.micro_batches; ++i) {  // gradient accumulation: no reduction
     list.push_back(action(Action::kCompute, spec.forward_ns + spec.backward_ns));
   }
   list.push_back(action(Action::kCompute, spec.forward_ns));
@@ -229,7 +228,7 @@ Schedule makeFsdp(const ScheduleSpec& spec) {
   auto& list = result.stages.emplace_back();
   const int64_t layers = spec.layers;
   const uint64_t bytes = spec.gradient_bytes / static_cast<uint64_t>(layers);
-  const bool alone = spec.replicas == 1;  // nobody to gather from
+  const bool alone = spec.replicas == 1;  // no replica to gather from
   const auto start = [&] {
     if (alone) {
       return 0u;

@@ -1,11 +1,11 @@
-// Training steps as lists of actions, one list per pipeline stage: what the simulator runs.
+// Training steps as lists of actions, one list per pipeline stage. The simulator runs them.
 //
-// A job is `stages` x `replicas` ranks. Ranks of a stage are data-parallel replicas of each other;
-// ranks of a replica pass activations and gradients along. Tensor parallelism is not a dimension
-// here: its ranks do the same at the same time, so one stands for all of them, and its collectives
-// are part of the compute times.
+// A job has `stages` x `replicas` ranks. Ranks of a stage are data-parallel replicas of each other;
+// ranks of a replica pass activations and gradients to each other. Tensor parallelism is not
+// modelled as a dimension: its ranks run in lockstep, so one stands for all of them, and its
+// collectives are part of the compute times.
 //
-// Threads: none. Errors: a specification that makes no sense throws InvalidArgument.
+// Threads: none. Errors: an invalid specification throws InvalidArgument.
 #pragma once
 
 #include <cstdint>
@@ -17,10 +17,10 @@ namespace reft::simulate {
 enum class ScheduleKind : uint8_t {
   kGpipe,
   kOneFOneB,
-  kInterleaved,  // several model chunks per rank, in the order of Megatron-LM
+  kInterleaved,  // several model chunks per rank, in Megatron-LM's order
   kZeroBubble,   // backward in two halves; weight gradients fill the cool-down (the memory-neutral
                  // variant, H1)
-  kDdp,          // one stage; gradients are reduced in buckets while backward goes on
+  kDdp,          // one stage; gradient buckets are reduced during the backward pass
   kFsdp,         // one stage; parameters are gathered one layer ahead, gradients reduce-scattered
 };
 const char* scheduleName(ScheduleKind kind);
@@ -32,12 +32,12 @@ struct ScheduleSpec {
   int replicas = 1;
   int micro_batches = 8;
   int chunks_per_rank = 2;  // kInterleaved
-  // Of one micro-batch through all that a rank holds.
+  // Forward and backward of one micro-batch through all layers of a rank.
   int64_t forward_ns = 10'000'000;
   int64_t backward_ns = 20'000'000;
   int64_t optimizer_ns = 5'000'000;
-  uint64_t activation_bytes = uint64_t{8} << 20;  // of one micro-batch between two stages
-  uint64_t gradient_bytes = uint64_t{256} << 20;  // of a rank, reduced over its replicas
+  uint64_t activation_bytes = uint64_t{8} << 20;  // per micro-batch, between two stages
+  uint64_t gradient_bytes = uint64_t{256} << 20;  // per rank, reduced over its replicas
   int layers = 8;                                 // kDdp: buckets; kFsdp: units
   double link_bytes_per_sec = 10e9;
   int64_t link_latency_ns = 10'000;
@@ -48,15 +48,15 @@ struct Action {
     kCompute,
     kSend,     // returns at once
     kReceive,  // waits
-    kStart,    // of a collective over the replicas; returns at once
-    kWait,     // for it
+    kStart,    // starts a collective over the replicas; returns at once
+    kWait,     // waits for a collective
     kGate,     // before the optimizer step
   };
   Kind kind = kCompute;
-  int peer = -1;        // stage, of messages
+  int peer = -1;        // messages: stage of the other side
   uint32_t id = 0;      // message: the same at sender and receiver; collective: number within the
                         // stage, in order of start
-  int64_t work_ns = 0;  // kCompute; kSend, kStart: how long the link is at work
+  int64_t work_ns = 0;  // kCompute: length of the work; kSend, kStart: time on the link
   uint64_t bytes = 0;
 };
 
@@ -68,12 +68,12 @@ struct Schedule {
 
 Schedule makeSchedule(const ScheduleSpec& spec);
 
-// Lengths of the gaps of stage `stage` of 1F1B with even stages, at least as many micro-batches, no
-// jitter and no link time, from program point to program point; their sum is (stages-1)(t_f+t_b) at
-// every stage. Nothing holds a stage up between its last backward and the next step, so what it
-// idles there is part of the gap before its first forward.
+// Returns the gap lengths of stage `stage` in one step of 1F1B, for equal stages, at least as many
+// micro-batches as stages, no jitter and no link time. Their sum is (stages-1)(t_f+t_b) at every
+// stage. A stage does not wait between its last backward and the next step, so its idle time there
+// is part of the gap before its first forward.
 std::vector<int64_t> oneFOneBGaps(const ScheduleSpec& spec, int stage);
-// REFT's printed estimate of their sum.
+// REFT's published estimate of the sum of the gaps.
 double paperBubbleNs(const ScheduleSpec& spec, int stage);
 
 }  // namespace reft::simulate

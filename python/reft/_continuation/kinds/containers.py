@@ -188,9 +188,7 @@ class Mapping(Node):
                 before = live.default_factory if isinstance(live, defaultdict) else MISSING
                 factory = walk.resolve(self.factory, before, f"{place}<factory>")
                 if factory is KEEP and before in (MISSING, None):
-                    return walk.problem(
-                        at, "what makes its missing items was made after the first step"
-                    )
+                    return walk.problem(at, "its default_factory was made after the first step")
                 target.default_factory = before if factory is KEEP else factory
         walk.stands(at, target)
         there = target if target else live if isinstance(live, dict) else {}

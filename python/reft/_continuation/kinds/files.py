@@ -30,7 +30,7 @@ class File(Node):
             return OWNED
         name = type_name(type(value))
         if not value.seekable():
-            return walk.lost(place, name, "what is read from it only moves forward")
+            return walk.lost(place, name, "not seekable, so its position cannot be restored")
         try:
             position = value.tell()
         except OSError:  # of text that a `for` loop reads
@@ -80,7 +80,7 @@ class Buffer(Node):
 def capture_queue(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     """Leaves an empty queue alone and reports any other one."""
     if not walk.note_births and not value.empty():
-        why = "queue: what is in it stays as it is; a list or deque comes back"
+        why = "the items of a queue are not restored; use a list or deque"
         return walk.lost(place, type_name(type(value)), why)
     return OWNED
 
@@ -89,5 +89,5 @@ def capture_future(value: Any, place: str, depth: int, walk: CaptureWalk) -> Nod
     """Reports a future: what another thread computes cannot be captured."""
     if walk.note_births:
         return OWNED
-    why = "what another thread computes is the restarted script's"
+    why = "keeps the result that the restarted script computes in another thread"
     return walk.lost(place, type_name(type(value)), why)

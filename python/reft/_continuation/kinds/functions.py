@@ -75,7 +75,7 @@ class Function(Node):
         if target is MISSING:
             return walk.problem(at, "function made after the first step")
         if _which(target) != self.which:
-            return walk.problem(at, "another function than after the first step")
+            return walk.problem(at, "refers to another function than after the first step")
         walk.stands(at, target)
         closure = target.__closure__ or ()
         for name, cell, item in zip(target.__code__.co_freevars, closure, self.cells, strict=True):
@@ -242,7 +242,10 @@ def _which(function: Any) -> str:
 
 
 def _not_by_name(qualname: str) -> str:
-    return f"another one than after the first step, and {qualname} cannot be found by its name"
+    return (
+        "refers to another function or class than after the first step, and"
+        f" {qualname} cannot be found by its name"
+    )
 
 
 def _set_default(function: FunctionType, name: str, value: Any) -> None:

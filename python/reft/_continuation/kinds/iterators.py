@@ -134,7 +134,7 @@ class Iterator(Node):
             if walk.is_position(argument):
                 current = there[i] if i < len(there) else MISSING
                 if walk.resolve(argument, current, f"{place}[{i}]") is KEEP:
-                    return walk.problem(at, "the iterator inside cannot be put back")
+                    return walk.problem(at, "the iterator inside it cannot be restored")
         built = walk.children(self.arguments, there, place)
         if built is None:
             return walk.problem(at, "its source was made after the first step")

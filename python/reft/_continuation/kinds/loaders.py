@@ -306,7 +306,7 @@ class LoaderIterator(Node):
         if mark is not None and mark != capture_rng(cuda=False):
             remarks.append(
                 "its sampler draws from a global generator in mid-iteration:"
-                " what follows has another order"
+                " the batches that follow have another order"
             )
 
 
@@ -317,7 +317,7 @@ def _unrestorable(iterator: Any) -> str | None:
         return f"DataLoader iterator of unknown kind {type(iterator).__qualname__}"
     origin: Origin | None = getattr(iterator, ORIGIN, None)
     if origin is None:
-        return "DataLoader iterator made before reft was there"
+        return "DataLoader iterator made before reft started"
     if flavor == "stateful":
         return None
     from torch.utils.data import IterDataPipe, MapDataPipe
@@ -325,15 +325,13 @@ def _unrestorable(iterator: Any) -> str | None:
     if isinstance(iterator._dataset, (IterDataPipe, MapDataPipe)):
         return "DataLoader over a DataPipe: use torchdata's StatefulDataLoader"
     if origin.parts.is_resized(origin.begun_with):
-        return (
-            "the batch size was changed in the middle of an epoch, so how far it is cannot be told"
-        )
+        return "the batch size was changed in the middle of an epoch, so its position is unknown"
     if (
         flavor == "multi"
         and ORIGIN in iterator.__dict__
         and not hasattr(iterator, "_worker_queue_idx_cycle")
     ):
-        return "DataLoader with workers of another torch release"
+        return "DataLoader with workers of an unknown torch release"
     return None
 
 
@@ -342,12 +340,12 @@ def _remark(iterator: Any) -> str | None:
     if kind_of(iterator) != "multi":
         return None
     if not getattr(iterator, "_in_order", True):
-        return "approximated: with in_order=False the order of batches is chance in any run"
+        return "approximated: with in_order=False, the order of batches is random in any run"
     is_iterable = iterator._dataset_kind != 0
     if is_iterable and iterator._persistent_workers and getattr(iterator, ORIGIN).epochs > 1:
         return (
-            "approximated: what the dataset kept in persistent workers from earlier epochs"
-            " starts anew"
+            "approximated: state of the dataset in persistent workers from earlier epochs"
+            " starts from scratch"
         )
     return None
 

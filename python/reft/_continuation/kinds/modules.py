@@ -82,7 +82,7 @@ class Module(Node):
         walk.stands(at, target)
         tree = tree_of(target)
         if len(tree.modules) != self.count or len(tree.tensors) != len(self.requires_grad):
-            raise Stray(f"{place}: a module that has other parts than the saved one")
+            raise Stray(f"{place}: the module has other parts than the saved one")
         # What is written now is not what this process began with.
         tree.changed = tree.changed or any(
             isinstance(walk.graph.node(item), Tensor) for _, item in self.tensors
@@ -147,7 +147,10 @@ def _changed_tensors(value: Any, tree: Tree, place: str, depth: int, walk: Captu
         return []
     size = sum(tree.tensors[i].nbytes for i in unowned)
     if size > walk.bytes_left:
-        why = f'weights of no optimizer, {walk.too_big(size)}; or reft.register("name", it)'
+        why = (
+            f"weights of no optimizer: {walk.too_big(size)}; raise it, or call"
+            ' reft.register("name", module)'
+        )
         walk.lost(place, type_name(type(value)), why)
         return []
     return [

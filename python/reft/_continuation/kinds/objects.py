@@ -90,7 +90,7 @@ def capture_foreign(value: Any, place: str, depth: int, walk: CaptureWalk) -> No
     name = type(value).__name__
     if name in _COMMUNICATE and value is not sys.modules["torch"].distributed.group.WORLD:
         walk.refuse(f"{place}: a {name} that was made after the first step")
-    why = "another one than after the first step, of a kind that is not copied"
+    why = "refers to another object than after the first step, of a kind that reft does not copy"
     return walk.lost(place, type_name(type(value)), why)
 
 

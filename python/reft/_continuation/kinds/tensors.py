@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..restore_walk import RestoreWalk
 
 _FLAGS = frozenset({bool, str, type(None)})
-_BORROWED = "view of a weight, and comes back as a copy of its own"
+_BORROWED = "view of a weight, restored as a separate copy"
 
 
 @kind
@@ -341,7 +341,7 @@ def capture_subclass(value: Any, place: str, depth: int, walk: CaptureWalk) -> N
     """Leaves the weights of an optimizer alone and reports any other subclass of a tensor."""
     if walk.note_births or walk.is_owned(value):
         return OWNED
-    return walk.lost(place, type_name(type(value)), "tensor of a class that is not known")
+    return walk.lost(place, type_name(type(value)), "tensor of an unknown class")
 
 
 def tags_of(tensor: Any) -> list[tuple[str, Any]]:
