@@ -9,12 +9,24 @@ elseif(Python_EXECUTABLE AND NOT Python3_EXECUTABLE)
 endif()
 find_package(Python3 REQUIRED COMPONENTS Interpreter Development.Module)
 
-execute_process(
-  COMMAND ${Python3_EXECUTABLE} -c
-    "import os, torch; print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep=';')"
-  OUTPUT_VARIABLE reft_torch OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE reft_torch_error RESULT_VARIABLE reft_torch_result)
+# Asks Python for its torch, without backends that extend it: an older reft may be one.
+function(reft_ask_for_torch)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env ${ARGN} TORCH_DEVICE_BACKEND_AUTOLOAD=0 ${Python3_EXECUTABLE} -c
+      "import os, torch; print(os.path.dirname(torch.__file__), torch.__version__, int(torch.compiled_with_cxx11_abi()), sep=';')"
+    OUTPUT_VARIABLE answer OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_VARIABLE error RESULT_VARIABLE result)
+  set(reft_torch "${answer}" PARENT_SCOPE)
+  set(reft_torch_error "${error}" PARENT_SCOPE)
+  set(reft_torch_result "${result}" PARENT_SCOPE)
+endfunction()
+reft_ask_for_torch()
 if(NOT reft_torch_result EQUAL 0)
-  message(FATAL_ERROR "${Python3_EXECUTABLE} cannot import torch: set -DREFT_PYTHON to a Python that has it, "
+  # pip builds in an isolated environment, which it makes by PYTHONPATH: look into the one that reft is installed into.
+  reft_ask_for_torch(--unset=PYTHONPATH --unset=PYTHONNOUSERSITE)
+endif()
+if(NOT reft_torch_result EQUAL 0)
+  message(FATAL_ERROR "${Python3_EXECUTABLE} cannot import torch, for which reft is compiled. Install torch first; with uv or "
+    "`python -m build`, whose isolated builds hide it, add --no-build-isolation. Else set -DREFT_PYTHON to a Python that has torch, "
     "or build without it (-DREFT_WITH_TORCH=OFF)\n${reft_torch_error}")
 endif()
 list(GET reft_torch 0 REFT_TORCH_DIR)

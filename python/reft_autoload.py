@@ -119,8 +119,8 @@ def _create(options: Any, pg_options: Any) -> Any:
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     version = (int(found[1]), int(found[2])) if found else _OLDEST_TORCH
     remedy = (
-        "Reinstall it for this torch (`pip install --force-reinstall --no-deps reft`), or set"
-        " REFT_DISABLE=1 for plain gloo/NCCL"
+        "Install it again for this torch (`pip install --force-reinstall --no-deps .` in its"
+        " checkout), or set REFT_DISABLE=1 for plain gloo/NCCL"
     )
     if version < _OLDEST_TORCH:
         raise RuntimeError(
@@ -128,10 +128,16 @@ def _create(options: Any, pg_options: Any) -> Any:
             " torch, or set REFT_DISABLE=1 for plain gloo/NCCL"
         )
     try:
+        from reft import _C
         from reft._torch import backend
     except ImportError as error:
         raise RuntimeError(
             f'backend "reft" cannot load its native library with torch {torch.__version__}:'
             f" {error}. {remedy}"
         ) from error
+    built_for = ".".join(_C.torch_version.split(".")[:2])
+    if built_for != ".".join(map(str, version)):
+        raise RuntimeError(
+            f'backend "reft" was built for torch {built_for}, this is {torch.__version__}. {remedy}'
+        )
     return backend.create_backend(options, pg_options)

@@ -1,5 +1,6 @@
 // The Python module `reft._C`: one function per folder binds what that folder gives.
 #include <torch/csrc/utils/pybind.h>
+#include <torch/headeronly/version.h>
 
 #include "python/bindings/backend.h"
 #include "python/bindings/base.h"
@@ -16,6 +17,7 @@
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Native part of reft.";
+  module.attr("torch_version") = TORCH_VERSION;  // that it was compiled for
   reft::bindBase(module);  // first: it registers the exceptions
   reft::bindBackend(module);
   reft::bindSnapshot(module);

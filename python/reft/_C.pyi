@@ -9,6 +9,10 @@ from typing import Any
 import torch
 from torch.distributed.distributed_c10d import Store
 
+# module.cc
+
+torch_version: str
+
 # base.cc
 
 class Error(RuntimeError): ...

@@ -186,7 +186,18 @@ def test_a_library_that_cannot_be_loaded_is_refused_with_a_remedy(
 ) -> None:
     monkeypatch.setitem(sys.modules, "reft._torch.backend", None)
     monkeypatch.delattr(sys.modules["reft._torch"], "backend")
-    with pytest.raises(RuntimeError, match="cannot load its native library .* Reinstall it"):
+    with pytest.raises(RuntimeError, match="cannot load its native library .* Install it again"):
+        reft_autoload._create(SimpleNamespace(), None)
+
+
+def test_a_library_for_another_torch_is_refused_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    monkeypatch.setattr(backend._C, "torch_version", "2.98.1")
+    with pytest.raises(
+        RuntimeError, match=r"was built for torch 2.98, this is 2.99.0. Install it again"
+    ):
         reft_autoload._create(SimpleNamespace(), None)
 
 
