@@ -88,7 +88,7 @@ def overhead(every: int, overhead_ppm: int, noise_ppm: int) -> str:
         return f"{snapshots}; overhead not measured yet"
     if overhead_ppm <= noise_ppm:
         most = max(overhead_ppm + noise_ppm, noise_ppm)
-        return f"{snapshots} costs at most {percent(most)} of the mean step (too small to measure)"
+        return f"{snapshots} costs at most {percent(most)} of the mean step (within noise)"
     figure = f"{percent(overhead_ppm)} ± {percent(noise_ppm)}"
     return f"{snapshots} costs {figure} of the mean step (measured)"
 

@@ -42,7 +42,7 @@ def test_the_sentence_about_the_overhead() -> None:
         "a snapshot every step costs 1.2 % ± 0.30 % of the mean step (measured)"
     )
     assert _voice.overhead(8, 500, 900).endswith(
-        "costs at most 0.14 % of the mean step (too small to measure)"
+        "costs at most 0.14 % of the mean step (within noise)"
     )
     assert "at most 10.0 % of" in _voice.overhead(1, -300_000, 100_000)
     assert _voice.overhead(8, 500, -1) == "a snapshot every 8 steps; overhead not measured yet"
