@@ -63,7 +63,7 @@ def test_what_does_not_come_back_is_told_everywhere(forkrun: Forkrun, tmp_path: 
     later = [line for line in lines if "not restorable from step" in line]
     assert (
         len(later) == 1
-        and "not restorable from step 4 on: <module>:waiting (queue.Queue): queue" in later[0]
+        and "not restorable from step 4 on: <module>:waiting (queue.Queue): the items of a queue" in later[0]
     ), run.said
     told = [json.loads(line.removeprefix("doctor ")) for line in lines if line.startswith("doctor ")]
     assert told, run.said
