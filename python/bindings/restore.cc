@@ -9,6 +9,7 @@
 #include "intercept/link/agent_client.h"
 #include "python/bindings/tensor_arguments.h"
 #include "python/rank/live_tensors.h"
+#include "snapshot/restore/comparison.h"
 #include "snapshot/restore/inventory.h"
 #include "snapshot/restore/plan.h"
 #include "snapshot/restore/restorer.h"
@@ -59,14 +60,14 @@ std::string mergeInventories(const std::vector<std::string>& texts) {
 }
 
 // (plan or None, why newer steps were passed over, whether any vault was found).
-py::tuple planOf(const std::string& inventory, int world, int local_world) {
+py::tuple planOf(const std::string& inventory, int world, int local_world, int64_t below) {
   RestoreDecision decision;
   bool found = false;
   {
     const py::gil_scoped_release release;
     const std::vector<VaultSummary> vaults = parseInventories({inventory});
     found = !vaults.empty();
-    decision = planRestore(vaults, {world, local_world});
+    decision = planRestore(vaults, {world, local_world}, below);
   }
   return py::make_tuple(decision.plan ? py::cast(std::move(*decision.plan)) : py::none(),
                         decision.rejected, found);
@@ -101,6 +102,25 @@ uint64_t restore(Restorer& self, const Rows& rows,
                       });
 }
 
+// (bytes compared, bytes left out, [(region, begin, end, first, saved bytes)] of what differs).
+py::tuple compareWithVault(Restorer& self, int vault, const Rows& rows) {
+  const std::vector<NamedTensor> tensors = tensorsOf(rows);
+  Comparison found;
+  {
+    const py::gil_scoped_release release;
+    found = compare(self.slot(vault), liveRegions(tensors),
+                    [&](size_t region, uint64_t begin, std::span<std::byte> into) {
+                      downloadFrom(tensors[region].second, begin, into);
+                    });
+  }
+  py::list differences;
+  for (const PieceDifference& one : found.differences) {
+    differences.append(
+        py::make_tuple(one.region, one.begin, one.end, one.first, py::bytes(one.saved)));
+  }
+  return py::make_tuple(found.compared_bytes, found.left_out_bytes, differences);
+}
+
 }  // namespace
 
 void bindRestore(py::module_& module) {
@@ -108,7 +128,7 @@ void bindRestore(py::module_& module) {
              "(inventory of one vault, its damages in words). Reads all of it.");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
   module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("world"),
-             py::arg("local_world"),
+             py::arg("local_world"), py::arg("below") = INT64_MAX,
              "(plan or None, why newer steps were passed over, whether any vault was found).");
   py::class_<RestorePlan>(module, "RestorePlan")
       .def_readonly("step", &RestorePlan::step)
@@ -140,6 +160,9 @@ void bindRestore(py::module_& module) {
             return self.difference(liveRegions(tensorsOf(rows)));
           },
           py::arg("tensors"), "How (name, tensor) rows differ from the saved ones; '' if not.")
+      .def("compare", &compareWithVault, py::arg("vault"), py::arg("tensors"),
+           "Compares (name, tensor) rows with what a rank's vault on this node stores: (bytes "
+           "compared, bytes left out, [(name, begin, end, first byte that differs, saved bytes)]).")
       .def("restore", &restore, py::arg("tensors"), py::arg("backend"),
            "Writes all (name, tensor) rows; returns the bytes. Collective between nodes.");
 }

@@ -81,14 +81,29 @@ std::vector<LiveRegion> liveRegions(const std::vector<NamedTensor>& tensors) {
   return regions;
 }
 
-void uploadTo(const at::Tensor& tensor, uint64_t begin, std::span<const std::byte> bytes) {
+namespace {
+
+// `count` bytes of a tensor's memory, from `begin` on, as a tensor of bytes.
+at::Tensor bytesOf(const at::Tensor& tensor, uint64_t begin, size_t count) {
   const at::Tensor all = at::empty({0}, tensor.options().dtype(at::kByte)).set_(tensor.storage());
   const auto at = tensor.storage_offset() * static_cast<int64_t>(tensor.itemsize()) +
                   static_cast<int64_t>(begin);
-  const auto count = static_cast<int64_t>(bytes.size());
+  return all.narrow(0, at, static_cast<int64_t>(count));
+}
+
+}  // namespace
+
+void uploadTo(const at::Tensor& tensor, uint64_t begin, std::span<const std::byte> bytes) {
   // From pageable memory: read before copy_() returns.
-  all.narrow(0, at, count)
-      .copy_(at::from_blob(const_cast<std::byte*>(bytes.data()), {count}, at::kByte));
+  bytesOf(tensor, begin, bytes.size())
+      .copy_(at::from_blob(const_cast<std::byte*>(bytes.data()),
+                           {static_cast<int64_t>(bytes.size())}, at::kByte));
+}
+
+void downloadFrom(const at::Tensor& tensor, uint64_t begin, std::span<std::byte> bytes) {
+  // Into pageable memory: written before copy_() returns.
+  at::from_blob(bytes.data(), {static_cast<int64_t>(bytes.size())}, at::kByte)
+      .copy_(bytesOf(tensor, begin, bytes.size()));
 }
 
 }  // namespace reft

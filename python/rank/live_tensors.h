@@ -49,4 +49,7 @@ std::vector<LiveRegion> liveRegions(const std::vector<NamedTensor>& tensors);
 // Writes to `begin` of a tensor's bytes on a device before it returns.
 void uploadTo(const at::Tensor& tensor, uint64_t begin, std::span<const std::byte> bytes);
 
+// Reads from `begin` of a tensor's bytes on a device.
+void downloadFrom(const at::Tensor& tensor, uint64_t begin, std::span<std::byte> bytes);
+
 }  // namespace reft

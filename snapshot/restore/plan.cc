@@ -236,14 +236,15 @@ int RestorePlan::readerOf(int vault) const {
   return shape.nodeOf(vault) == node ? vault : node * shape.local_world;
 }
 
-RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape) {
+RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape,
+                            int64_t below) {
   RestoreDecision result;
   std::map<Key, Found> candidates;
   std::set<int> present;
   for (const VaultSummary& vault : vaults) {
     present.insert(vault.rank);
     for (const SlotSummary& slot : vault.slots) {
-      if (vault.rank >= 0) {
+      if (vault.rank >= 0 && slot.step < below) {
         // Two nodes may show a vault of one rank (it moved): the lower node number is taken on
         // every rank alike.
         auto [at, added] =

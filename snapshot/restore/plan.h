@@ -66,7 +66,9 @@ struct RestoreDecision {
   std::vector<std::string> rejected;  // newer steps that were passed over, each with the reason
 };
 
-RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape);
+// Takes steps below `below` alone.
+RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape,
+                            int64_t below = INT64_MAX);
 
 // The vault that a part is read from.
 struct MoveSource {

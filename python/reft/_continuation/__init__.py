@@ -18,6 +18,7 @@ Where things are:
 
 from __future__ import annotations
 
+from .comparison import Difference
 from .continuation import Continuation, RestoreReport
 from .device_parts import DeviceParts
 from .frames import FrameMismatch
@@ -26,14 +27,17 @@ from .rng import capture_rng, restore_rng
 
 _process = Continuation()
 capture, observe, restore = _process.capture, _process.observe, _process.restore
+compare = _process.compare
 graphs = _process.graphs
 
 __all__ = [
     "DeviceParts",
+    "Difference",
     "FrameMismatch",
     "RestoreReport",
     "capture",
     "capture_rng",
+    "compare",
     "graphs",
     "install",
     "observe",

@@ -55,6 +55,7 @@ class CaptureWalk:
         owned: Ids of tensors that are saved elsewhere (parameters, optimizer state), and of the
             optimizers.
         owned_storages: Addresses of their memory.
+        owned_groups: Ids of the parameter groups of these optimizers.
         note_births: Only note where objects stand: this is the first program point of the process.
         device_parts: Takes contents that lie on a device and are copied later.
 
@@ -76,6 +77,7 @@ class CaptureWalk:
         capture_generator: CaptureGenerator,
         owned: Iterable[int] = (),
         owned_storages: frozenset[int] = frozenset(),
+        owned_groups: frozenset[int] = frozenset(),
         note_births: bool = False,
         device_parts: DeviceParts | None = None,
     ) -> None:
@@ -87,6 +89,7 @@ class CaptureWalk:
         self.births = births
         self.owned = owned if isinstance(owned, (set, frozenset)) else frozenset(owned)
         self.owned_storages = owned_storages
+        self.owned_groups = owned_groups
         self.note_births = note_births
         self.device_parts = device_parts or DeviceParts()
         self.is_outside = 0

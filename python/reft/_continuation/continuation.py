@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from . import frames, plain
+from . import comparison, frames, plain
 from .births import Births
-from .bytecode import Unsupported
+from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
 from .device_parts import DeviceParts
 from .frames import FrameMismatch
@@ -60,6 +60,7 @@ class Continuation:
         owned_tensors: Iterable[int] = (),
         owned_storages: frozenset[int] = frozenset(),
         parts: DeviceParts | None = None,
+        owned_groups: frozenset[int] = frozenset(),
     ) -> dict[str, Any]:
         """Copies the state of the loop that calls the optimizer.
 
@@ -70,6 +71,7 @@ class Continuation:
                 them.
             owned_storages: Addresses of their memory.
             parts: Takes contents that lie on a device and are copied later.
+            owned_groups: Ids of the parameter groups of these optimizers.
 
         Returns:
             A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type,
@@ -86,6 +88,7 @@ class Continuation:
             frames.capture_generator,
             owned_tensors,
             owned_storages,
+            owned_groups,
             device_parts=parts,
         )
         try:
@@ -139,6 +142,7 @@ class Continuation:
         foreign: bool = False,
         owned_storages: frozenset[int] = frozenset(),
         room: bytes = b"",
+        again: bool = False,
     ) -> RestoreReport:
         """Writes a captured loop into the live frames.
 
@@ -149,6 +153,8 @@ class Continuation:
                 variables and attributes called `rank` or `…_rank` keep their live values.
             owned_storages: As for `capture`, of this process.
             room: What has come into the room of `capture`'s parts.
+            again: This process has restored a loop before, and this is not its first program point:
+                objects are known by the places that they had then.
 
         Returns:
             What was written and what could not be.
@@ -167,9 +173,10 @@ class Continuation:
         path, outside, changed, packed = rest
         graph = Graph.unpacked(packed)
         put_in(graph, room)
-        births = Births()
+        births = self._births if again else Births()
         births.hold()
-        self._note_births(start_frame, births)
+        if not again:
+            self._note_births(start_frame, births)
         try:
             walk = RestoreWalk(
                 graph, births.by_place(), frames.plan_generator, foreign, owned_storages
@@ -180,6 +187,29 @@ class Continuation:
         walk.write(lambda: self._settings.restore(changed))
         walk.apply()
         return RestoreReport(frames=user, problems=walk.problems)
+
+    def compare(
+        self,
+        start_frame: FrameType,
+        saved: tuple[dict[str, Any], bytes],
+        live: tuple[dict[str, Any], bytes],
+    ) -> list[comparison.Difference]:
+        """Compares two captures of one program point.
+
+        Args:
+            start_frame: As for `capture`; its frames name the variables.
+            saved: What `capture` returned in the process that died, and its room.
+            live: What it returned now, likewise.
+        """
+        slots = [
+            list(analyse(frame.f_code).slot_names)
+            for frame, _, _ in frames.frames_from(start_frame)
+        ]
+        return comparison.frames(
+            (saved[0]["frames"], saved[1]),
+            (live[0]["frames"], live[1]),
+            lambda position: slots[position] if position < len(slots) else [],
+        )
 
     def _note_births(self, start_frame: FrameType, births: Births) -> None:
         self._births = births

@@ -181,7 +181,7 @@ class Tree:
         found += [
             (i, name, held[name]) for i, name, held in self._attached_attributes() if name in held
         ]
-        return found
+        return [one for one in found if not one[1].startswith(_OF_THIS_PROCESS)]
 
     def _attached_attributes(self) -> list[tuple[int, str, dict[str, Any]]]:
         count = sum([len(held) for _, _, held in self._stock])
@@ -211,6 +211,9 @@ def tree_of(root: Any) -> Tree:
     return tree
 
 
+# Where torch keeps the state of FSDP2 and the like: a name with a random number, beside an object of
+# its own that the restarted script makes, too.
+_OF_THIS_PROCESS = "__composable_api_state_key_"
 _trees: dict[int, tuple[weakref.ref[Any], Tree]] = {}
 _own_code: dict[type, bool] = {}
 _standard: frozenset[str] = frozenset()

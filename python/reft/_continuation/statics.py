@@ -56,6 +56,10 @@ class _Module:
             ):
                 self.functions.append((key, value))
 
+    def still_has(self, key: str, function: FunctionType) -> bool:
+        """Whether a function is still what its name means: one that a loop defines anew is not."""
+        return "." in key or self.namespace.get(key) is function
+
     def _add_class(self, kind: type, depth: int) -> None:
         if issubclass(kind, enum.Enum):
             return
@@ -134,7 +138,7 @@ class Statics:
                 functions = [
                     (key, walk.encode(function, f"{name}:{key}"))
                     for key, function in module.functions
-                    if has_state(function, walk)
+                    if has_state(function, walk) and module.still_has(key, function)
                 ]
                 if names or classes or functions:
                     found.append((name, names, classes, functions))

@@ -165,6 +165,16 @@ def restore(restorer: _C.Restorer, state: State, nodes: int) -> int:
     return written
 
 
+def compare(restorer: _C.Restorer, rank: int, state: State) -> tuple[int, int, list[Any]]:
+    """Compares the live tensors with what the vault of `rank`, on this node, holds of them.
+
+    Returns:
+        Bytes compared; bytes that could not be, because they are damaged or have no counterpart;
+        (region, begin, end, first byte that differs, saved bytes) of each piece that differs.
+    """
+    return restorer.compare(rank, _live(state))
+
+
 def _live(state: State) -> list[tuple[str, torch.Tensor]]:
     return [(region.name, region.current()) for region in state.regions]
 

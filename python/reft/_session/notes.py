@@ -18,6 +18,7 @@ from reft._link import agent_protocol
 NOT_PROTECTED = "not protected:"
 NOT_RESTORABLE = "not restorable:"
 NOT_RESTORED = "not restored:"
+NOT_VERIFIED = "not verified:"
 
 Note = tuple[str, str, str]  # where, kind, why
 

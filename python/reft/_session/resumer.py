@@ -1,7 +1,8 @@
-"""Puts a restarted script back at the program point of the snapshot that all ranks agreed on.
+"""Puts a restarted script back at the program point of a snapshot that all ranks agreed on.
 
-This runs once, at the first program point of the script: everything exists by then. All ranks
-compare their live state with the snapshot first, and resume only if it matches on every rank.
+This runs at the first program point of the script: everything exists by then. All ranks compare
+their live state with the snapshot first (`prepare`), and resume (`write`) only if it matches on
+every rank.
 
 Threads: the training thread. Errors: whatever is raised after the ranks have agreed leaves the
 state half restored; the rank must end then.
@@ -23,6 +24,8 @@ from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
 from reft._state import discovery
 
+_WITH_PLACE = "state and place in the loop"
+
 
 @dataclass(frozen=True)
 class Resumed:
@@ -33,67 +36,103 @@ class Resumed:
         state: the live state.
         uncaptured: values that the snapshot has not.
         nanoseconds: how long it took.
+        what: what was restored, in words.
+        written: bytes.
     """
 
     step: int
     state: discovery.State
     uncaptured: list[notes.Note]
     nanoseconds: int
+    what: str
+    written: int
+
+    @property
+    def has_place(self) -> bool:
+        """Whether the place in the loop was restored."""
+        return self.what.startswith(_WITH_PLACE)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A script that has built what the snapshot holds.
+
+    Attributes:
+        state: the live state, with what optimizers make at their first step.
+        missing: what of that was added for the restore.
+    """
+
+    state: discovery.State
+    missing: restorer.MissingState
 
 
 class Resumer:
-    """One resume.
+    """Restores one step.
 
     Args:
         job: identity of the rank.
         store: keys that no other attempt sees.
-        agreed: what the ranks resume from; it has a plan.
+        source: what is restored.
         exact: whether the place in the loop is restored too.
         found: collects what is not restored.
+        quiet: whether another `Resumer` reports what cannot be restored.
+
+    Attributes:
+        lost: what `write` could not restore.
     """
 
     def __init__(
         self,
         job: job_identity.Job,
         store: Any,
-        agreed: startup.Agreed,
+        source: startup.Source,
         exact: bool,
         found: notes.Notes,
+        quiet: bool = False,
     ) -> None:
-        assert agreed.plan is not None and agreed.restorer is not None
-        assert agreed.saved is not None
-        self.plan, self._restorer = agreed.plan, agreed.restorer
-        self.saved = cast(small_state.Saved, agreed.saved)
+        self.plan, self._restorer = source.plan, source.restorer
+        self.saved = cast(small_state.Saved, source.saved)
         self._job, self._store, self._exact, self._notes = job, store, exact, found
+        self._quiet = quiet
+        self.lost: list[notes.Note] = []
 
     @property
     def closing(self) -> int | None:
         """Position of the optimizer that ended iterations before the restart."""
         return self.saved["closing"]
 
-    def resume(self, frame: FrameType, boundary: Boundary) -> Resumed | None:
-        """Restores everything, if the script has built on all ranks what the snapshot holds.
+    def prepare(self, boundary: Boundary, name: str) -> Ready | None:
+        """Looks whether the script has built on all ranks what the snapshot holds.
 
         Args:
-            frame: frame of the optimizer step whose end is the program point.
             boundary: learns of optimizers that have not stepped yet in this process.
+            name: of the round in which the ranks agree, used once.
 
         Returns:
-            None if training starts from its beginning; nothing was written then.
+            None if it has not, and nothing was written.
         """
-        plan, saved, job = self.plan, self.saved, self._job
-        began = time.monotonic_ns()
+        saved = self.saved
         known = boundary.optimizers
         boundary.know(discovery.not_yet_stepped(known, saved["optimizers"][len(known) :]))
         state = discovery.discover(boundary.optimizers)
         missing = restorer.MissingState(saved["state_keys"])
         if missing.make(self._restorer.regions, state, saved["strided"]):
             state = discovery.discover(boundary.optimizers)
-        if not self._all_match(state):
+        if not self._all_match(state, name):
             missing.unmake()
             return None
-        # From here on a failure ends this rank: others have resumed, and a rank that has not would
-        # train something else.
+        return Ready(state, missing)
+
+    def write(self, ready: Ready, frame: FrameType, again: bool = False) -> Resumed:
+        """Restores everything. From here on a failure ends this rank: others have resumed, and a
+        rank that has not would train something else.
+
+        Args:
+            frame: frame of the optimizer step whose end is the program point.
+            again: this process has restored another step before.
+        """
+        plan, saved, job, state = self.plan, self.saved, self._job, ready.state
+        began = time.monotonic_ns()
         discovery.wait_for_devices(state)  # streams of other optimizers may still write
         written = restorer.restore(self._restorer, state, job.nodes)
         _C.fault_point("restore_copy", plan.step)
@@ -101,32 +140,46 @@ class Resumer:
         self._restore_state_dicts("scheduler", state.schedulers, saved["schedulers"])
         self._restore_state_dicts("gradient scaler", state.scalers, saved["scalers"])
         small_state.restore_registered(saved)
-        what = self._restore_frames(frame, state)
+        what = self._restore_frames(frame, state, again)
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
         gc.collect()
         discovery.wait_for_devices(state)  # other streams may read before this one has written
         _continuation.restore_rng(saved["rng"])
         spent = time.monotonic_ns() - began
         _C.fault_point("restore_done", plan.step)
-        if job.rank == 0:
-            donors = ""
-            if plan.donor:
-                donors = (
-                    f"; {_voice.ranks(plan.donor)} lost their vaults and took small state from"
-                    " replicas"
-                )
-            _voice.say(
-                f"resumed at step {plan.step}: {what}, {_voice.size(written)} per rank in"
-                f" {spent / 1e6:.0f} ms{donors}"
-            )
         uncaptured = saved["frames"]["uncaptured"] if self._has_frames else []
-        return Resumed(int(saved["step"]), state, uncaptured, spent)
+        return Resumed(int(saved["step"]), state, uncaptured, spent, what, written)
+
+    def report(self, resumed: Resumed, verified: str) -> None:
+        """Says that the step was restored.
+
+        Args:
+            verified: what is known about it, "" for nothing.
+        """
+        if self._job.rank != 0:
+            return
+        donors = ""
+        if self.plan.donor:
+            donors = (
+                f"; {_voice.ranks(self.plan.donor)} lost their vaults and took small state from"
+                " replicas"
+            )
+        _voice.say(
+            f"resumed at step {self.plan.step}: {resumed.what},"
+            f" {_voice.size(resumed.written)} per rank in {resumed.nanoseconds / 1e6:.0f}"
+            f" ms{donors}{'; ' if verified else ''}{verified}"
+        )
+
+    def compare(self, state: discovery.State) -> tuple[int, int, list[Any]]:
+        """Compares the live tensors with what this rank's vault holds of the step: bytes compared,
+        bytes left out, differing pieces."""
+        return restorer.compare(self._restorer, self._job.rank, state)
 
     @property
     def _has_frames(self) -> bool:
         return self._exact and "frames" in self.saved
 
-    def _restore_frames(self, frame: FrameType, state: discovery.State) -> str:
+    def _restore_frames(self, frame: FrameType, state: discovery.State, again: bool) -> str:
         """Restores the place in the loop. Returns what was restored in all, for the terminal."""
         if not self._has_frames:
             return "state"
@@ -136,19 +189,26 @@ class Resumer:
         is_replica = self._job.rank in self.plan.donor
         try:
             done = _continuation.restore(
-                frame, frames, is_replica, small_state.storages_of(state), self.saved["room"]
+                frame,
+                frames,
+                is_replica,
+                small_state.storages_of(state),
+                self.saved["room"],
+                again,
             )
         except Exception as error:
-            _voice.say(
-                f"rank {self._job.rank}: place in the loop not restored ({error}); tensors,"
-                " optimizer, schedulers and random state are restored. Loop counters start again"
-            )
+            if not self._quiet:
+                _voice.say(
+                    f"rank {self._job.rank}: place in the loop not restored ({error}); tensors,"
+                    " optimizer, schedulers and random state are restored. Loop counters start"
+                    " again"
+                )
             return "state"
         there = {where for where, _, _ in done.problems}
         lost = [*done.problems, *(note for note in uncaptured if note[0] not in there)]
         self._report_lost(lost)
         exceptions = f" except {_voice.plural(len(lost), 'value')}" if lost else ""
-        return f"state and place in the loop{exceptions}"
+        return f"{_WITH_PLACE}{exceptions}"
 
     def _restore_state_dicts(
         self, kind: str, objects: list[Any], saved: list[tuple[str, dict[str, Any]]]
@@ -163,15 +223,16 @@ class Resumer:
     def _report_lost(self, lost: list[notes.Note]) -> None:
         if not lost:
             return
+        self.lost += lost
         self._notes.add(notes.NOT_RESTORED, lost)
-        if self._job.rank == 0:
+        if self._job.rank == 0 and not self._quiet:
             _voice.say(f"not restored: {notes.line(lost)}")
 
-    def _all_match(self, state: discovery.State) -> bool:
+    def _all_match(self, state: discovery.State, name: str) -> bool:
         """Whether every rank can restore its snapshot: all ranks resume or none."""
         job, problem = self._job, self._problem(state)
         answer = json.dumps({job.rank: problem} if problem else {})
-        gathered = gather.gather(job, self._store, startup.MATCH, answer, _merge_problems)
+        gathered = gather.gather(job, self._store, name, answer, _merge_problems)
         problems = {int(rank): text for rank, text in json.loads(gathered.text or "{}").items()}
         problems |= gathered.refusals
         if not problems:
@@ -179,6 +240,8 @@ class Resumer:
         first = min(problems)
         # A rank that gave up before this has reported it already.
         present = (rank for rank in range(job.world) if rank not in gathered.refusals)
+        if self._quiet:
+            return False
         if job.rank == (next(present) if first in gathered.refusals else first):
             _voice.say(f"rank {first}: step {self.plan.step} is not resumed, {problems[first]}")
         return False

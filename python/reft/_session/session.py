@@ -26,8 +26,9 @@ from reft._session import notes, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
 from reft._session.planner import Planner
-from reft._session.resumer import Resumer
+from reft._session.resumer import Resumed, Resumer
 from reft._session.small_state import Captured, SmallState
+from reft._session.verification import VerifiedResume, capture_with, circumstances
 from reft._state import discovery
 from reft._state.constructions import of_process
 
@@ -70,7 +71,8 @@ class Session:
         )
         self._boundary: Boundary | None = None
         self._announcer: Announcer | None = None
-        self._resumer: Resumer | None = None
+        self._resume: VerifiedResume | None = None
+        self._circumstances = ""
         self._evidence: _C.EvidenceExchange | None = None
         self._streams_known = False  # whether the engine has seen on which streams optimizers step
         self._crossing_graph: str | None = None
@@ -78,13 +80,12 @@ class Session:
     @property
     def resuming_at(self) -> int | None:
         """Step that the first program point restores, None if training starts anew."""
-        return None if self._resumer is None else self._resumer.plan.step
+        return None if self._resume is None else self._resume.newest.plan.step
 
     @property
     def registered(self) -> dict[str, Any]:
         """Registered objects of the snapshot that is yet to be restored, by name."""
-        registered: dict[str, Any] = self._resumer.saved["registered"] if self._resumer else {}
-        return registered
+        return {} if self._resume is None else self._resume.newest.saved["registered"]
 
     # -- start
 
@@ -95,14 +96,17 @@ class Session:
             self.env, self.job, self._store, self._run_dir(), self._hello(incarnation)
         )
         found = notes.Notes(self.client)
-        agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
+        self._circumstances = circumstances()
+        agreed = startup.agree(
+            self.env, self.job, self._store, self.client, self.number, self._circumstances
+        )
         try:
             self.engine = self._make_engine(agreed, incarnation, overhead_percent)
         finally:
             if agreed.own_fd >= 0:
                 os.close(agreed.own_fd)
-        if agreed.plan is not None:
-            self._resumer = Resumer(self.job, self._store, agreed, self._exact, found)
+        if agreed.newest is not None:
+            self._resume = self._make_resume(agreed, agreed.newest, found)
         self._answer_hangs(incarnation)
         self._announcer = Announcer(self.env, self.job, found)
         if self._snapshots:
@@ -178,7 +182,29 @@ class Session:
             store=self._store,
             path=path,
             adopt_fd=agreed.own_fd,
-            plan=agreed.plan,
+            plan=None if agreed.newest is None else agreed.newest.plan,
+        )
+
+    def _make_resume(
+        self, agreed: startup.Agreed, newest: startup.Source, found: notes.Notes
+    ) -> VerifiedResume:
+        base = None
+        if agreed.base is not None:
+            base = Resumer(self.job, self._store, agreed.base, self._exact, found, quiet=True)
+        self._small_state.verified = newest.saved.get("verified", "")
+
+        def boundary() -> Boundary:
+            assert self._boundary is not None
+            return self._boundary
+
+        return VerifiedResume(
+            self.job,
+            self._store,
+            Resumer(self.job, self._store, newest, self._exact, found),
+            base,
+            agreed.unverified,
+            capture_with(self.number, int(self.env["resume_frame_bytes"]), boundary),
+            found,
         )
 
     def _answer_hangs(self, incarnation: int) -> None:
@@ -211,8 +237,8 @@ class Session:
             frame: frame of the step.
             gated: whether `gate` is called before the state is written again.
         """
-        if self._resumer is not None:
-            self._resume(self._resumer, frame)
+        if self._resume is not None:
+            self._resume_at(self._resume, frame)
             return
         assert self.engine is not None and self._announcer is not None
         self.step += 1
@@ -245,7 +271,7 @@ class Session:
 
     def expected_closing(self) -> int | None:
         """The closing optimizer of the process before."""
-        return None if self._resumer is None else self._resumer.closing
+        return None if self._resume is None else self._resume.newest.closing
 
     def optimizers_replaced(self) -> None:
         """Lets go of their state; the next snapshot is planned anew."""
@@ -326,16 +352,23 @@ class Session:
 
     # -- resume
 
-    def _resume(self, resumer: Resumer, frame: FrameType) -> None:
-        assert self._boundary is not None and self._announcer is not None
-        assert self.engine is not None and self.planner is not None
+    def _resume_at(self, resume: VerifiedResume, frame: FrameType) -> None:
+        assert self._boundary is not None
         try:
-            resumed = resumer.resume(frame, self._boundary)
+            is_over, resumed = resume.point(frame, self._boundary)
         except Exception as error:
             raise RestoreFailed(f"rank {self.job.rank}: restore failed: {error}") from error
-        self._resumer = None
-        if resumed is None:
+        if not is_over:
             return
+        self._resume = None
+        if resumed is not None:
+            if resume.verified:
+                self._small_state.verified = self._circumstances
+            self._resumed(resumed)
+
+    def _resumed(self, resumed: Resumed) -> None:
+        assert self._boundary is not None and self._announcer is not None
+        assert self.engine is not None and self.planner is not None
         self.step = resumed.step
         self._small_state.uncaptured = resumed.uncaptured
         self.planner.keep_restored(self._boundary.optimizers, resumed.state)
@@ -359,7 +392,7 @@ class Session:
         # A reference to the client keeps it connected, and it would compete for the agent with the
         # next session of this process.
         self.engine = self.planner = self._evidence = None
-        self._boundary = self._announcer = self._resumer = None
+        self._boundary = self._announcer = self._resume = None
         self.client = None
 
     def abandon(self) -> None:

@@ -27,8 +27,9 @@ class Saved(TypedDict, total=False):
     """The pickled dictionary.
 
     `closing` is the place of the closing optimizer; `optimizers` are signatures; `room` holds the
-    contents of small tensors on devices, which other entries refer to; `frames` is missing where
-    the place in the loop is not saved.
+    contents of small tensors on devices, which other entries refer to; `verified` is under what
+    (`verification.circumstances`) a resume of this job was found to be right; `frames` is missing
+    where the place in the loop is not saved.
     """
 
     step: int
@@ -44,6 +45,7 @@ class Saved(TypedDict, total=False):
     strided: dict[str, torch.Tensor]
     registered: dict[str, dict[str, Any]]
     rng: Any
+    verified: str
     frames: dict[str, Any]
     room: bytes
 
@@ -62,6 +64,15 @@ class Captured:
     parts: list[tuple[torch.Tensor, int]]
     writers: list[tuple[int, int]]
 
+    def read(self) -> Saved:
+        """Waits for the devices and returns what a restarted process would read."""
+        data = bytearray(self.pickled)
+        for tensor, offset in self.parts:
+            contents = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            data[offset : offset + contents.numel()] = contents.numpy().tobytes()
+        saved: Saved = pickle.loads(bytes(data))
+        return saved
+
 
 class SmallState:
     """Captures the small state of one session.
@@ -74,6 +85,7 @@ class SmallState:
 
     Attributes:
         uncaptured: values that the newest capture left out.
+        verified: see `Saved`.
     """
 
     def __init__(
@@ -91,6 +103,7 @@ class SmallState:
         self._owned: set[int] = set()
         self._storages: frozenset[int] = frozenset()
         self.uncaptured: list[Note] = []
+        self.verified = ""
 
     def planned(self, state: discovery.State, optimizers: list[torch.optim.Optimizer]) -> None:
         """Derives what every step needs of a new plan."""
@@ -136,19 +149,25 @@ class SmallState:
                 if hasattr(obj, "state_dict") and not isinstance(obj, torch.nn.Module)
             },
             "rng": _continuation.capture_rng(),
+            "verified": self.verified,
         }
         if self._exact:
-            self._capture_frames(saved, frame, parts)
+            self._capture_frames(saved, frame, parts, state)
         saved["room"] = parts.room()
         pickled = self._pickle(saved)
         return Captured(pickled, parts.placed(pickled), parts.writers())
 
     def _capture_frames(
-        self, saved: Saved, frame: FrameType, parts: _continuation.DeviceParts
+        self,
+        saved: Saved,
+        frame: FrameType,
+        parts: _continuation.DeviceParts,
+        state: discovery.State,
     ) -> None:
+        groups = frozenset(id(group) for o in state.optimizers for group in o.param_groups)
         try:
             captured = _continuation.capture(
-                frame, self._frame_bytes, self._owned, self._storages, parts
+                frame, self._frame_bytes, self._owned, self._storages, parts, groups
             )
         except Exception as error:
             self._failed("loop state", error)

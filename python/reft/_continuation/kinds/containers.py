@@ -154,8 +154,8 @@ class Mapping(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if "__builtins__" in value:
-            return OWNED  # the globals of a module
+        if "__builtins__" in value or id(value) in walk.owned_groups:
+            return OWNED  # the globals of a module; a parameter group
         if not walk.take(16 * len(value)):
             return walk.no_room(value, place, 16 * len(value))
         below = depth + 1

@@ -18,6 +18,7 @@ from reft._session import notes, startup
 from reft._session.boundary import Boundary
 from reft._session.resumer import Resumed, Resumer
 from reft._session.session import Session
+from reft._session.verification import VerifiedResume
 from reft._state import discovery, registry
 from tests.fakes.native import FakeAgentClient, answer_for_all
 
@@ -78,14 +79,17 @@ class Restart:
         self.restored: list[discovery.State] = []
         self.unmade = 0
         self.client = FakeAgentClient("", "{}", 1)
-        agreed = startup.Agreed(
-            -1,
+        source = startup.Source(
             SimpleNamespace(step=7, donor=donor or {}),  # type: ignore[arg-type]
             SimpleNamespace(regions=[]),  # type: ignore[arg-type]
             saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
         )
         job = job_identity.identify(rank, world, "job", {})
-        self.resumer = Resumer(job, self.store, agreed, exact, notes.Notes(self.client))
+        found = notes.Notes(self.client)
+        self.resumer = Resumer(job, self.store, source, exact, found)
+        self.whole = VerifiedResume(
+            job, self.store, self.resumer, None, "", lambda *_: {}, found  # type: ignore[arg-type]
+        )
         self.boundary = SimpleNamespace(optimizers=[self.optimizer], know=lambda others: None)
         monkeypatch.setattr(restorer, "check", lambda *_: None)
         monkeypatch.setattr(restorer, "restore", self._restore)
@@ -103,7 +107,9 @@ class Restart:
         return 1536
 
     def resume(self) -> Resumed | None:
-        return self.resumer.resume(here(), self.boundary)  # type: ignore[arg-type]
+        is_over, resumed = self.whole.point(here(), self.boundary)  # type: ignore[arg-type]
+        assert is_over
+        return resumed
 
 
 def test_a_resume_restores_tensors_hyperparameters_and_the_number_of_the_step(
@@ -279,7 +285,7 @@ def resuming(
     def make() -> tuple[Session, Restart]:
         restart = Restart(monkeypatch)  # before the session's hooks see its first step
         session = start(REFT_RESUME="state")
-        session._resumer = restart.resumer
+        session._resume = restart.whole
         return session, restart
 
     return make
@@ -346,6 +352,6 @@ def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.M
     restart.resumer.saved["plain_state"].append([])
     boundary = Boundary.__new__(Boundary)
     boundary._known = [restart.optimizer]
-    assert restart.resumer.resume(here(), boundary) is not None
+    assert restart.whole.point(here(), boundary)[1] is not None
     assert boundary.optimizers == [restart.optimizer, late]
     assert late.param_groups[0]["lr"] == 3.0

@@ -178,15 +178,21 @@ def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> 
     seen: list[Any] = []
 
     def capture(
-        frame: Any, limit: int, owned: set[int], storages: frozenset[int], parts: Any
+        frame: Any,
+        limit: int,
+        owned: set[int],
+        storages: frozenset[int],
+        parts: Any,
+        groups: frozenset[int],
     ) -> Any:
-        seen.append((limit, owned, storages))
+        seen.append((limit, owned, storages, groups))
         return {"uncaptured": []}
 
     monkeypatch.setattr(small_state._continuation, "capture", capture)
     weight = next(module.parameters())
     state = state_of(optimizer, regions=[discovery.Region("o0.p0", weight.detach())])
     captured(state, [], exact=True)
-    ((limit, owned, storages),) = seen
+    ((limit, owned, storages, groups),) = seen
+    assert groups == {id(group) for group in optimizer.param_groups}
     assert limit == 1 << 20 and {id(weight), id(optimizer)} <= owned
     assert storages == {weight.untyped_storage().data_ptr()}

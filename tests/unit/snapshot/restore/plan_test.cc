@@ -57,6 +57,16 @@ TEST(PlanRestore, SaysThatThereAreFewerRanksThanBefore) {
   }
 }
 
+TEST(PlanRestore, TakesTheStepBeforeIfAsked) {
+  std::vector<VaultSummary> vaults = replicas(2, 10, 0);
+  addStep(vaults, replicas(2, 11, 1));
+  EXPECT_EQ(planRestore(vaults, {2, 2}).plan->step, 11);
+  EXPECT_EQ(planRestore(vaults, {2, 2}, 11).plan->step, 10);
+  const RestoreDecision none = planRestore(vaults, {2, 2}, 10);
+  EXPECT_FALSE(none.plan);
+  EXPECT_TRUE(none.rejected.empty());
+}
+
 TEST(PlanRestore, TakesTheNewestStepThatEverybodyHas) {
   auto vaults = replicas(4, 10, 0);
   addStep(vaults, replicas(4, 11, 0));

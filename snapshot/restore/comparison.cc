@@ -1,0 +1,66 @@
+#include "snapshot/restore/comparison.h"
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+
+namespace reft {
+
+namespace {
+
+// Device memory is compared in parts of this size.
+constexpr uint64_t kStageBytes = uint64_t{4} << 20;
+
+// Offset of the first byte that differs; `bytes` if none does.
+uint64_t firstDifference(const std::byte* a, const std::byte* b, uint64_t bytes) {
+  if (std::memcmp(a, b, bytes) == 0) {
+    return bytes;
+  }
+  return static_cast<uint64_t>(std::mismatch(a, a + bytes, b).first - a);
+}
+
+}  // namespace
+
+Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
+                   const Download& download) {
+  Comparison result;
+  std::unordered_map<std::string, size_t> by_name;
+  for (size_t i = 0; i < live.size(); ++i) {
+    by_name.emplace(live[i].name, i);
+  }
+  std::vector<std::byte> stage;
+  for (const Piece& piece : saved.table().pieces) {
+    const RegionInfo& region = saved.table().regions[piece.region];
+    const uint64_t bytes = piece.end - piece.begin;
+    const auto at = by_name.find(region.name);
+    if (at == by_name.end() || live[at->second].bytes != region.bytes ||
+        live[at->second].dtype != region.dtype || !saved.intact(piece.payload_offset, bytes)) {
+      result.left_out_bytes += bytes;
+      continue;
+    }
+    const std::byte* const payload = saved.bytesAt(piece.payload_offset);
+    const std::byte* const memory = live[at->second].memory;
+    uint64_t first = bytes;
+    for (uint64_t done = 0; done < bytes && first == bytes;) {
+      const uint64_t part = std::min(bytes - done, memory == nullptr ? kStageBytes : bytes);
+      const std::byte* now = memory == nullptr ? nullptr : memory + piece.begin + done;
+      if (now == nullptr) {
+        stage.resize(part);
+        download(at->second, piece.begin + done, stage);
+        now = stage.data();
+      }
+      const uint64_t same = firstDifference(payload + done, now, part);
+      first = same == part ? bytes : done + same;
+      done += part;
+    }
+    result.compared_bytes += bytes;
+    if (first < bytes && result.differences.size() < kMostDifferences) {
+      result.differences.push_back(
+          {region.name, piece.begin, piece.end, piece.begin + first,
+           std::string(reinterpret_cast<const char*>(payload), std::min(bytes, kMostSavedBytes))});
+    }
+  }
+  return result;
+}
+
+}  // namespace reft

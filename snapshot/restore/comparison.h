@@ -1,0 +1,46 @@
+// Compares live regions with what a sealed slot holds of them, byte for byte.
+//
+// A rank that has computed a step again tells by this whether the restore before it was right
+// (python/reft/_session/verification.py). Only the slot's own pieces are compared: the members of a
+// sharding group compare their shards, so together they compare everything once.
+//
+// Threads: re-entrant. Errors: none for damaged chunks, which are counted and left out; what
+// `download` throws.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "snapshot/restore/restorer.h"
+#include "snapshot/restore/slot_source.h"
+
+namespace reft {
+
+// A piece of a region whose bytes differ.
+struct PieceDifference {
+  std::string region;
+  uint64_t begin = 0, end = 0;  // of the piece, in the region's bytes
+  uint64_t first = 0;           // offset in the region of the first byte that differs
+  std::string saved;            // the piece's saved bytes, from its begin; at most kMostSavedBytes
+};
+
+struct Comparison {
+  uint64_t compared_bytes = 0;
+  uint64_t left_out_bytes = 0;  // of damaged chunks, and of regions that do not exist now
+  std::vector<PieceDifference> differences;
+};
+
+inline constexpr uint64_t kMostSavedBytes = uint64_t{1} << 20;
+inline constexpr size_t kMostDifferences = 1000;
+
+// Reads bytes [begin, begin + into.size()) of a live region on a device.
+using Download = std::function<void(size_t region, uint64_t begin, std::span<std::byte> into)>;
+
+Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
+                   const Download& download);
+
+}  // namespace reft

@@ -1,0 +1,101 @@
+"""A resume computes the resumed step again, and tells the truth about it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.launchers import agent_pids, job_environment, kill_all, torchrun
+
+pytestmark = pytest.mark.exact
+WORKER = Path(__file__).with_name("verification_worker.py")
+
+
+def run(folder: Path, ranks: int = 2, **env: str) -> str:
+    environment = job_environment(folder, REFT_AGENT_LINGER_SEC="60", **env)
+    try:
+        done = subprocess.run(
+            [*torchrun(WORKER, ranks=ranks, options=("--standalone", "--max-restarts=2"))],
+            env=environment, capture_output=True, text=True, timeout=180, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+    finally:
+        kill_all(agent_pids(folder / "run"))
+
+
+def finals(said: str) -> list[str]:
+    return sorted(re.findall(r"^(r\d+ final .*)$", said, re.MULTILINE))
+
+
+def resumed(said: str) -> str:
+    (line,) = re.findall(r"reft: (resumed at step .*)", said)
+    return str(line)
+
+
+def warning(said: str) -> str:
+    (line,) = re.findall(r"reft: warning: (the resume is not exact.*)", said)
+    return str(line)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return finals(run(tmp_path_factory.mktemp("undisturbed"), REFT_DISABLE="1"))
+
+
+def test_a_resume_that_is_exact_says_so_and_is(tmp_path: Path, undisturbed: list[str]) -> None:
+    said = run(tmp_path, KILL="20", REFT_RESUME_VERIFY="always")
+    assert "verifying the resume: step 20 is computed again" in said
+    assert resumed(said).endswith("step 20 was computed again from step 19 and is bit-identical")
+    assert "reft: warning: the resume" not in said
+    assert finals(said) == undisturbed
+
+
+def test_without_the_step_before_it_is_not_verified_and_says_so(
+    tmp_path: Path, undisturbed: list[str]
+) -> None:
+    said = run(tmp_path, REFT_FAULT="0:20:capture:kill", REFT_RESUME_VERIFY="always")
+    assert "; not verified: no step before it is left" in resumed(said)
+    assert finals(said) == undisturbed
+
+
+def test_off_verifies_nothing(tmp_path: Path, undisturbed: list[str]) -> None:
+    said = run(tmp_path, KILL="20", REFT_RESUME_VERIFY="off")
+    assert "verifying the resume" not in said and "computed again" not in said
+    assert finals(said) == undisturbed
+
+
+# What is made wrong in the restarted process → what the warning names first.
+PLANTED = {
+    "random": r"random state global\['(python|numpy|torch)'\]",
+    "tensor": r"tensor o0\.p0 on ranks? .*items differ, max \|Δ\|",
+    "position": r"data order main<stack \d> .*yielded was 19, is 20",
+    "variable": r"variable main:total .*was 1\.\d+, is 0\.0",
+    "scheduler": r"variable scheduler\[0\]\[1\]\['last_epoch'\]",
+    "optimizer": r"variable optimizer settings\[0\]\[0\]\['lr'\]",
+    "hidden": r"tensor o0\.p0 .*computed twice, it differs each time",
+}
+
+
+@pytest.mark.parametrize("plant", sorted(PLANTED))
+def test_a_resume_that_is_wrong_is_never_called_exact(tmp_path: Path, plant: str) -> None:
+    said = run(tmp_path, KILL="20", REFT_RESUME_VERIFY="always", PLANT=plant)
+    assert "bit-identical" not in said
+    assert resumed(said).endswith("DIFFERS, see below")
+    named = warning(said)
+    first = named.split("differs from the saved one: ")[1]
+    assert re.match(PLANTED[plant], first), named
+    assert len(named) < 1200 and os.linesep not in named
+
+
+def test_auto_verifies_the_first_resume_alone(tmp_path: Path, undisturbed: list[str]) -> None:
+    said = run(tmp_path, KILL="20 30", REFT_RESUME_VERIFY="auto")
+    first, second = re.findall(r"reft: (resumed at step .*)", said)
+    assert first.startswith("resumed at step 20:") and "bit-identical" in first
+    assert second.startswith("resumed at step 30:")
+    assert "verified" not in second and "computed again" not in second
+    assert finals(said) == undisturbed

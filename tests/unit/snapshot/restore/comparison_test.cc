@@ -1,0 +1,118 @@
+#include "snapshot/restore/comparison.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/writer.h"
+
+namespace reft {
+namespace {
+
+constexpr uint64_t kChunk = 4096;
+constexpr int64_t kStep = 7;
+constexpr uint64_t kIncarnation = 5;
+
+// One rank with two private regions, sealed, and its live memory, which is equal at first.
+class ComparisonTest : public ::testing::Test {
+ protected:
+  ComparisonTest() {
+    for (size_t i = 0; i < 2; ++i) {
+      memory_.emplace_back(10'000 + i * 8);
+      for (size_t at = 0; at < memory_[i].size(); ++at) {
+        memory_[i][at] = static_cast<std::byte>(at * 7 + i);
+      }
+    }
+    std::vector<RegionInfo> infos;
+    for (size_t i = 0; i < 2; ++i) {
+      const uint64_t bytes = memory_[i].size();
+      infos.push_back({name(i), "uint8", {static_cast<int64_t>(bytes)}, bytes, 1, -1, false});
+    }
+    table_ = buildTable(0, 1, infos, {}, "none", 0, kChunk);
+    const std::string json = table_.toJson();
+    const uint64_t chunks = (table_.payload_bytes + kChunk - 1) / kChunk;
+    vault_ = Vault::create({"job", 0, 1}, 2, 64);
+    vault_->reserveSlot(0, json.size(), 100, chunks, table_.payload_bytes);
+    vault_->beginSlot(0, kStep, kIncarnation, json, hashBytes(json.data(), json.size()), kChunk,
+                      table_.payload_bytes, chunks);
+    vault_->putObjects(0, "small state");
+    for (const Piece& piece : table_.pieces) {
+      std::memcpy(vault_->payload(0) + piece.payload_offset,
+                  memory_[piece.region].data() + piece.begin, piece.end - piece.begin);
+    }
+    for (uint64_t i = 0; i < chunks; ++i) {
+      const uint64_t begin = i * kChunk;
+      vault_->chunkHashes(0)[i] =
+          hashBytes(vault_->payload(0) + begin, std::min(kChunk, table_.payload_bytes - begin));
+    }
+    vault_->sealSlot(0, {}, 1);
+  }
+
+  static std::string name(size_t i) { return "region" + std::to_string(i); }
+
+  Comparison compareNow(bool on_device = false) {
+    std::vector<LiveRegion> live;
+    for (size_t i = 0; i < memory_.size(); ++i) {
+      const uint64_t bytes = memory_[i].size();
+      live.push_back({name(i),
+                      "uint8",
+                      {static_cast<int64_t>(bytes)},
+                      bytes,
+                      on_device ? nullptr : memory_[i].data()});
+    }
+    const SlotSource saved(vault_->fd(), 0, kStep, kIncarnation);
+    return compare(saved, live, [&](size_t region, uint64_t begin, std::span<std::byte> into) {
+      std::memcpy(into.data(), memory_[region].data() + begin, into.size());
+    });
+  }
+
+  std::vector<std::vector<std::byte>> memory_;
+  SnapshotTable table_;
+  std::unique_ptr<Vault> vault_;
+};
+
+TEST_F(ComparisonTest, EqualMemoryHasNoDifferences) {
+  for (const bool on_device : {false, true}) {
+    const Comparison found = compareNow(on_device);
+    EXPECT_TRUE(found.differences.empty());
+    EXPECT_EQ(found.compared_bytes, memory_[0].size() + memory_[1].size());
+    EXPECT_EQ(found.left_out_bytes, 0u);
+  }
+}
+
+TEST_F(ComparisonTest, OneByteIsFoundAndItsPlaceIsTold) {
+  for (const size_t at : {size_t{0}, size_t{4095}, size_t{4096}, memory_[1].size() - 1}) {
+    memory_[1][at] ^= std::byte{1};
+    for (const bool on_device : {false, true}) {
+      const Comparison found = compareNow(on_device);
+      ASSERT_EQ(found.differences.size(), 1u);
+      const PieceDifference& one = found.differences[0];
+      EXPECT_EQ(one.region, "region1");
+      EXPECT_EQ(one.first, at);
+      EXPECT_EQ(one.end - one.begin, one.saved.size());
+    }
+    memory_[1][at] ^= std::byte{1};
+  }
+}
+
+TEST_F(ComparisonTest, DamagedChunksAreLeftOutAndCounted) {
+  for (const Piece& piece : table_.pieces) {
+    if (piece.region == 0) {
+      vault_->payload(0)[piece.payload_offset] ^= std::byte{1};
+    }
+  }
+  const Comparison found = compareNow();
+  EXPECT_TRUE(found.differences.empty());
+  EXPECT_GE(found.left_out_bytes, memory_[0].size());
+}
+
+TEST_F(ComparisonTest, RegionsOfAnotherSizeAreLeftOut) {
+  memory_[0].resize(memory_[0].size() - 8);
+  const Comparison found = compareNow();
+  EXPECT_TRUE(found.differences.empty());
+  EXPECT_EQ(found.compared_bytes, memory_[1].size());
+}
+
+}  // namespace
+}  // namespace reft
