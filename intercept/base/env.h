@@ -89,8 +89,9 @@ namespace reft {
     "results. auto: at the first resume of a job, and after the script, torch, Python or the " \
     "host of rank 0 has changed. always: at every resume. off: never.") \
   X(resume_verify_sec, "REFT_RESUME_VERIFY_SEC", kSeconds, "60", "0..86400", \
-    "Longest time that a verification may take, as the steps took before. A resume that would " \
-    "need longer is not verified, and its line says so.") \
+    "Longest time for the steps that a verification computes again, estimated from how long " \
+    "they took before the restart. If it would take longer, reft prints that the resume is " \
+    "not verified.") \
   X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", \
     "How long the agent keeps the vaults after all ranks are gone without a clean end.") \
   X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", \

@@ -102,7 +102,7 @@ uint64_t restore(Restorer& self, const Rows& rows,
                       });
 }
 
-// (bytes compared, bytes left out, [(region, begin, end, first, saved bytes)] of what differs).
+// (bytes compared, bytes left out, [(region, first, sample_at, sample)] of what differs).
 py::tuple compareWithVault(Restorer& self, int vault, const Rows& rows) {
   const std::vector<NamedTensor> tensors = tensorsOf(rows);
   Comparison found;
@@ -115,8 +115,7 @@ py::tuple compareWithVault(Restorer& self, int vault, const Rows& rows) {
   }
   py::list differences;
   for (const PieceDifference& one : found.differences) {
-    differences.append(
-        py::make_tuple(one.region, one.begin, one.end, one.first, py::bytes(one.saved)));
+    differences.append(py::make_tuple(one.region, one.first, one.sample_at, py::bytes(one.sample)));
   }
   return py::make_tuple(found.compared_bytes, found.left_out_bytes, differences);
 }
@@ -162,7 +161,8 @@ void bindRestore(py::module_& module) {
           py::arg("tensors"), "How (name, tensor) rows differ from the saved ones; '' if not.")
       .def("compare", &compareWithVault, py::arg("vault"), py::arg("tensors"),
            "Compares (name, tensor) rows with what a rank's vault on this node stores: (bytes "
-           "compared, bytes left out, [(name, begin, end, first byte that differs, saved bytes)]).")
+           "compared, bytes left out, [(name, first byte that differs, where the sample begins, "
+           "sample of the saved bytes)]).")
       .def("restore", &restore, py::arg("tensors"), py::arg("backend"),
            "Writes all (name, tensor) rows; returns the bytes. Collective between nodes.");
 }

@@ -10,6 +10,7 @@ namespace {
 
 // Device memory is compared in parts of this size.
 constexpr uint64_t kStageBytes = uint64_t{4} << 20;
+constexpr uint64_t kLargestItem = 16;  // complex128
 
 // Offset of the first byte that differs; `bytes` if none does.
 uint64_t firstDifference(const std::byte* a, const std::byte* b, uint64_t bytes) {
@@ -17,6 +18,15 @@ uint64_t firstDifference(const std::byte* a, const std::byte* b, uint64_t bytes)
     return bytes;
   }
   return static_cast<uint64_t>(std::mismatch(a, a + bytes, b).first - a);
+}
+
+// Whether a range of the payload touches a damaged chunk.
+bool isDamaged(const std::vector<ChunkFault>& faults, uint64_t chunk_bytes, uint64_t begin,
+               uint64_t bytes) {
+  const auto at = std::partition_point(faults.begin(), faults.end(), [&](const ChunkFault& fault) {
+    return fault.payload_offset + chunk_bytes <= begin;
+  });
+  return at != faults.end() && at->payload_offset < begin + bytes;
 }
 
 }  // namespace
@@ -28,13 +38,15 @@ Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
   for (size_t i = 0; i < live.size(); ++i) {
     by_name.emplace(live[i].name, i);
   }
+  const std::vector<ChunkFault> faults = saved.faults();
   std::vector<std::byte> stage;
   for (const Piece& piece : saved.table().pieces) {
     const RegionInfo& region = saved.table().regions[piece.region];
     const uint64_t bytes = piece.end - piece.begin;
     const auto at = by_name.find(region.name);
     if (at == by_name.end() || live[at->second].bytes != region.bytes ||
-        live[at->second].dtype != region.dtype || !saved.intact(piece.payload_offset, bytes)) {
+        live[at->second].dtype != region.dtype ||
+        isDamaged(faults, saved.table().chunk_bytes, piece.payload_offset, bytes)) {
       result.left_out_bytes += bytes;
       continue;
     }
@@ -55,9 +67,11 @@ Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
     }
     result.compared_bytes += bytes;
     if (first < bytes && result.differences.size() < kMostDifferences) {
-      result.differences.push_back(
-          {region.name, piece.begin, piece.end, piece.begin + first,
-           std::string(reinterpret_cast<const char*>(payload), std::min(bytes, kMostSavedBytes))});
+      const uint64_t skipped = first / kLargestItem * kLargestItem;
+      result.differences.push_back({region.name, piece.begin, piece.end, piece.begin + first,
+                                    piece.begin + skipped,
+                                    std::string(reinterpret_cast<const char*>(payload + skipped),
+                                                std::min(bytes - skipped, kMostSampleBytes))});
     }
   }
   return result;

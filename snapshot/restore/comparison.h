@@ -25,7 +25,10 @@ struct PieceDifference {
   std::string region;
   uint64_t begin = 0, end = 0;  // of the piece, in the region's bytes
   uint64_t first = 0;           // offset in the region of the first byte that differs
-  std::string saved;            // the piece's saved bytes, from its begin; at most kMostSavedBytes
+  // Saved bytes of the region from `sample_at` on, which is at `first` or up to 15 bytes before it,
+  // so that no item is cut; at most kMostSampleBytes.
+  uint64_t sample_at = 0;
+  std::string sample;
 };
 
 struct Comparison {
@@ -34,8 +37,9 @@ struct Comparison {
   std::vector<PieceDifference> differences;
 };
 
-inline constexpr uint64_t kMostSavedBytes = uint64_t{1} << 20;
-inline constexpr size_t kMostDifferences = 1000;
+// Together at most 50 MiB, however large the state is that differs.
+inline constexpr uint64_t kMostSampleBytes = uint64_t{256} << 10;
+inline constexpr size_t kMostDifferences = 200;
 
 // Reads bytes [begin, begin + into.size()) of a live region on a device.
 using Download = std::function<void(size_t region, uint64_t begin, std::span<std::byte> into)>;

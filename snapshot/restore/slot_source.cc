@@ -37,11 +37,6 @@ uint64_t SlotSource::offsetOf(const std::string& region, uint32_t shard, uint64_
   return at->second;
 }
 
-bool SlotSource::intact(uint64_t payload_offset, uint64_t bytes) const {
-  return payload_offset <= view_.payload_bytes && bytes <= view_.payload_bytes - payload_offset &&
-         reader_.verify(view_, payload_offset, payload_offset + bytes).empty();
-}
-
 void SlotSource::copy(std::vector<Copy> copies) const {
   for (const Copy& copy : copies) {
     if (copy.from > view_.payload_bytes || copy.bytes > view_.payload_bytes - copy.from) {

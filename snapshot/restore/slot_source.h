@@ -35,8 +35,8 @@ class SlotSource {
   // Payload offset of bytes [begin, end) of a region, which this slot stores as part of `shard`.
   uint64_t offsetOf(const std::string& region, uint32_t shard, uint64_t begin, uint64_t end) const;
   void copy(std::vector<Copy> copies) const;
-  // Whether the chunks of a payload range match their checksums.
-  bool intact(uint64_t payload_offset, uint64_t bytes) const;
+  // The chunks that do not match their checksums, in the order of the payload.
+  std::vector<ChunkFault> faults() const { return reader_.verify(view_); }
   const std::byte* bytesAt(uint64_t payload_offset) const {
     return reader_.payload(view_) + payload_offset;
   }

@@ -47,9 +47,6 @@ def plant() -> None:
 
     if PLANT == "random":
         _continuation.restore_rng = lambda state: None
-        from reft._session import resumer
-
-        resumer._continuation.restore_rng = lambda state: None
     elif PLANT == "tensor":
         right = restorer.restore
 

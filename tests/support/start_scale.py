@@ -23,7 +23,7 @@ import torch
 from reft import _C
 from reft._link import gather
 from reft._link.job_identity import Job
-from reft._session import resumer, startup
+from reft._session import startup
 from reft._state import replica_groups
 from reft._state.discovery import Region
 
@@ -196,7 +196,7 @@ def _agree(job: Job, store: CountingStore) -> None:
 
 
 def _match(job: Job, store: CountingStore) -> None:
-    gathered = gather.gather(job, store, startup.MATCH, "{}", resumer._merge_problems)
+    gathered = gather.gather(job, store, startup.MATCH, "{}", gather.merge_by_rank)
     assert gathered == gather.Gathered("{}", {})
 
 

@@ -82,7 +82,11 @@ def frames(
     put_in(old, saved[1])
     put_in(new, live[1])
     walk = _Walk(old, new)
-    for position, (one, other) in enumerate(zip(old_path, new_path, strict=False)):
+    there_at, here_at = ([frame["name"] for frame in path] for path in (old_path, new_path))
+    if there_at != here_at:
+        why = f"was in {' > '.join(there_at)}, is in {' > '.join(here_at)}"
+        return [Difference(DATA, "place in the program", why)]
+    for position, (one, other) in enumerate(zip(old_path, new_path, strict=True)):
         if one["user"] and other["user"]:
             walk.frame(one, other, one["name"], names(position))
     walk.outside(old_outside, new_outside)
@@ -109,15 +113,17 @@ class _Walk:
 
     def frame(self, old: dict[str, Any], new: dict[str, Any], where: str, slots: list[str]) -> None:
         """Compares the records of one frame."""
+        if old["offset"] != new["offset"]:
+            self._add(DATA, where, f"was at offset {old['offset']}, is at {new['offset']}")
+            return
         other = dict(new["fast"])
         for index, value in old["fast"]:
             name = slots[index] if index < len(slots) else str(index)
             self._pair(value, other.get(index, KEEP), f"{where}:{name}")
         self._named(old["names"], new["names"], f"{where}:")
         self._named(old["globals"], new["globals"], "global ")
-        if len(old["stack"]) == len(new["stack"]):
-            for i, (a, b) in enumerate(zip(old["stack"], new["stack"], strict=True)):
-                self._pair(a, b, f"{where}<stack {i}>")
+        for i, (a, b) in enumerate(zip(old["stack"], new["stack"], strict=True)):
+            self._pair(a, b, f"{where}<stack {i}>")
 
     def outside(self, old: Any, new: Any) -> None:
         """Compares the state of the script's own modules."""
@@ -152,8 +158,8 @@ class _Walk:
             self._atoms(old, new, where, VARIABLE)
             return
         if i is None or j is None:
-            one, other = self._node(old, self._old), self._node(new, self._new)
-            # A loader that was made later cannot be made anew, and the restore has named it.
+            one, other = self._old.node(old), self._new.node(new)
+            # The restore cannot make a loader that the script has not made yet, and has named it.
             left = (*_LEFT_ALONE, Loader)
             if not isinstance(one, left) and not isinstance(other, left):
                 self._add(VARIABLE, where, f"was {self._text(old)}, is {self._text(new)}")
@@ -163,10 +169,6 @@ class _Walk:
         self._seen.add((i, j))
         types = (self._old.types[i], self._new.types[j])
         self._nodes(self._old.nodes[i], self._new.nodes[j], where, types)
-
-    @staticmethod
-    def _node(encoded: Any, graph: Graph) -> Node | None:
-        return graph.node(encoded)
 
     def _nodes(self, old: Node, new: Node, where: str, types: tuple[str, str]) -> None:
         if isinstance(old, _LEFT_ALONE) or isinstance(new, _LEFT_ALONE):
@@ -184,7 +186,7 @@ class _Walk:
             case Random():
                 self.plain(old.state, new.state, where, RANDOM)  # type: ignore[attr-defined]
             case SeedSequence():
-                pass  # comes back anew; see its class
+                pass  # its restore makes another one; see the class
             case Mapping():
                 assert isinstance(new, Mapping)
                 self._mapping(old, new, where)
@@ -203,7 +205,7 @@ class _Walk:
                 kind = DATA if isinstance(old, _POSITIONS) else VARIABLE
                 for one in dataclasses.fields(old):  # type: ignore[arg-type]
                     a, b = getattr(old, one.name), getattr(new, one.name)
-                    self._field(a, b, f"{where}", one.name, kind)
+                    self._field(a, b, where, one.name, kind)
 
     def _field(self, old: Any, new: Any, where: str, name: str, kind: str) -> None:
         """Compares a field of two nodes, whatever it holds."""
@@ -224,7 +226,7 @@ class _Walk:
             if old != new:
                 self._pickles(old, new, where, name, kind)
         else:
-            self.plain(old, new, f"{where}" if kind == DATA else where, kind)
+            self.plain(old, new, where, kind)
 
     def _as_data(self, before: int, where: str, name: str) -> None:
         """An atom inside a position is a position, too."""
@@ -244,8 +246,7 @@ class _Walk:
                 self._add(TENSOR, where, f"{one.name} was {_short(a)}, is {_short(b)}")
                 return
         if old.data != new.data and isinstance(old.data, bytes) and isinstance(new.data, bytes):
-            why = _delta(old.data, new.data, str(old.dtype))
-            self._add(TENSOR, where, why, may_be_time=len(old.data) <= 64 and "float" in old.dtype)
+            self._add(TENSOR, where, _delta(old.data, new.data, old.dtype))
         if hasattr(old, "tags"):
             self._named(old.tags, new.tags, f"{where}.")
 
@@ -331,6 +332,8 @@ class _Walk:
                     self._add(kind, where, f"the key {_short(key)} is missing")
                 else:
                     self.plain(old[key], new[key], f"{where}[{_short(key)}]", kind)
+            for key in new.keys() - old.keys():
+                self._add(kind, where, f"the key {_short(key)} is new")
             return
         if isinstance(old, (list, tuple)) and isinstance(new, (list, tuple)):
             if len(old) != len(new):
@@ -340,7 +343,7 @@ class _Walk:
                 self.plain(a, b, f"{where}[{i}]", kind)
             return
         if hasattr(old, "untyped_storage") and hasattr(new, "untyped_storage"):
-            _, a, b = _tensor_bytes(old, new)
+            a, b = _bytes_of(old), _bytes_of(new)
             if a != b:
                 self._add(TENSOR, where, _delta(a, b, str(old.dtype)[6:]))
             return
@@ -350,6 +353,10 @@ class _Walk:
             return
         if hasattr(old, "__array_interface__") and hasattr(new, "__array_interface__"):
             self._arrays(old, new, where)
+            return
+        if type(old) is type(new) and not _has_equality(old):
+            # Two copies of one object are never equal.
+            self.plain(getattr(old, "__dict__", {}), getattr(new, "__dict__", {}), where, kind)
             return
         self._atoms(old, new, where, kind)
 
@@ -366,7 +373,8 @@ class _Walk:
             if isinstance(old, float) and isinstance(new, float) and old == new:
                 same = math.copysign(1, old) == math.copysign(1, new)
             same = bool(same)
-        except Exception:  # noqa: BLE001  # values of a script's own compare as they like
+        except Exception as error:  # noqa: BLE001  # values of a script's own compare as they like
+            self._add(kind, where, f"cannot be compared: {type(error).__name__}: {error}")
             return
         if not same:
             timely = isinstance(old, float) and isinstance(new, float)
@@ -389,6 +397,10 @@ def _slots_of(module: str, qualname: str) -> list[str]:
         return [] if code is None else list(analyse(code).slot_names)
     except Unsupported:
         return []
+
+
+def _has_equality(value: Any) -> bool:
+    return any("__eq__" in vars(one) for one in type(value).__mro__[:-1])
 
 
 def _is_encoded(value: Any) -> bool:
@@ -445,14 +457,11 @@ def _loaded(data: bytes) -> Any:
     return plain.loads(data, *names)
 
 
-def _tensor_bytes(old: Any, new: Any) -> tuple[Any, bytes, bytes]:
-    def raw(tensor: Any) -> bytes:
-        import torch
+def _bytes_of(tensor: Any) -> bytes:
+    import torch
 
-        flat = tensor.detach().cpu().contiguous().reshape(-1)
-        return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
-
-    return old.dtype, raw(old), raw(new)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
 def _delta(old: bytes, new: bytes, dtype: str) -> str:

@@ -58,6 +58,18 @@ def gather(job: Job, store: Any, name: str, text: str, merge: Merge) -> Gathered
     return _read(store, _job_key(name))
 
 
+def merge_by_rank(texts: list[str], most: int | None = None) -> str:
+    """Merges JSON objects whose keys are ranks.
+
+    Args:
+        most: keeps the answers of the lowest ranks alone, so many; None keeps all.
+    """
+    merged: dict[str, Any] = {}
+    for text in texts:
+        merged |= json.loads(text)
+    return json.dumps({rank: merged[rank] for rank in sorted(merged, key=int)[:most]})
+
+
 def refuse(job: Job, store: Any, name: str, reason: str) -> None:
     """Answers a round, past or to come, in place of `gather`. What this rank has written stays."""
     refusal = _pack(Gathered("", {job.rank: reason}))

@@ -24,8 +24,6 @@ from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
 from reft._state import discovery
 
-_WITH_PLACE = "state and place in the loop"
-
 
 @dataclass(frozen=True)
 class Resumed:
@@ -36,6 +34,7 @@ class Resumed:
         state: the live state.
         uncaptured: values that the snapshot has not.
         nanoseconds: how long it took.
+        has_place: whether the place in the loop was restored.
         what: what was restored, in words.
         written: bytes.
     """
@@ -44,13 +43,9 @@ class Resumed:
     state: discovery.State
     uncaptured: list[notes.Note]
     nanoseconds: int
+    has_place: bool
     what: str
     written: int
-
-    @property
-    def has_place(self) -> bool:
-        """Whether the place in the loop was restored."""
-        return self.what.startswith(_WITH_PLACE)
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,7 @@ class Resumer:
         self._restore_state_dicts("scheduler", state.schedulers, saved["schedulers"])
         self._restore_state_dicts("gradient scaler", state.scalers, saved["scalers"])
         small_state.restore_registered(saved)
-        what = self._restore_frames(frame, state, again)
+        has_place, what = self._restore_frames(frame, state, again)
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
         gc.collect()
         discovery.wait_for_devices(state)  # other streams may read before this one has written
@@ -148,7 +143,7 @@ class Resumer:
         spent = time.monotonic_ns() - began
         _C.fault_point("restore_done", plan.step)
         uncaptured = saved["frames"]["uncaptured"] if self._has_frames else []
-        return Resumed(int(saved["step"]), state, uncaptured, spent, what, written)
+        return Resumed(int(saved["step"]), state, uncaptured, spent, has_place, what, written)
 
     def report(self, resumed: Resumed, verified: str) -> None:
         """Says that the step was restored.
@@ -179,10 +174,13 @@ class Resumer:
     def _has_frames(self) -> bool:
         return self._exact and "frames" in self.saved
 
-    def _restore_frames(self, frame: FrameType, state: discovery.State, again: bool) -> str:
-        """Restores the place in the loop. Returns what was restored in all, for the terminal."""
+    def _restore_frames(
+        self, frame: FrameType, state: discovery.State, again: bool
+    ) -> tuple[bool, str]:
+        """Restores the place in the loop. Returns whether it could, and what was restored in all,
+        for the terminal."""
         if not self._has_frames:
-            return "state"
+            return False, "state"
         frames = self.saved["frames"]
         uncaptured: list[notes.Note] = frames["uncaptured"]
         self._notes.add(notes.NOT_RESTORABLE, uncaptured)  # reported before the restart
@@ -203,12 +201,12 @@ class Resumer:
                     " optimizer, schedulers and random state are restored. Loop counters start"
                     " again"
                 )
-            return "state"
+            return False, "state"
         there = {where for where, _, _ in done.problems}
         lost = [*done.problems, *(note for note in uncaptured if note[0] not in there)]
         self._report_lost(lost)
         exceptions = f" except {_voice.plural(len(lost), 'value')}" if lost else ""
-        return f"{_WITH_PLACE}{exceptions}"
+        return True, f"state and place in the loop{exceptions}"
 
     def _restore_state_dicts(
         self, kind: str, objects: list[Any], saved: list[tuple[str, dict[str, Any]]]
@@ -232,7 +230,7 @@ class Resumer:
         """Whether every rank can restore its snapshot: all ranks resume or none."""
         job, problem = self._job, self._problem(state)
         answer = json.dumps({job.rank: problem} if problem else {})
-        gathered = gather.gather(job, self._store, name, answer, _merge_problems)
+        gathered = gather.gather(job, self._store, name, answer, gather.merge_by_rank)
         problems = {int(rank): text for rank, text in json.loads(gathered.text or "{}").items()}
         problems |= gathered.refusals
         if not problems:
@@ -265,13 +263,6 @@ class Resumer:
         if newer:
             return f"the script has loaded a newer checkpoint of its own, which is kept: {newer}"
         return ""
-
-
-def _merge_problems(texts: list[str]) -> str:
-    merged: dict[str, str] = {}
-    for text in texts:
-        merged |= json.loads(text)
-    return json.dumps(merged)
 
 
 def _check_groups(saved: list[list[dict[str, Any]]], state: discovery.State) -> None:

@@ -96,7 +96,8 @@ class Session:
             self.env, self.job, self._store, self._run_dir(), self._hello(incarnation)
         )
         found = notes.Notes(self.client)
-        self._circumstances = circumstances()
+        if self.env["resume_verify"] != "off":  # reads the script's files
+            self._circumstances = circumstances()
         agreed = startup.agree(
             self.env, self.job, self._store, self.client, self.number, self._circumstances
         )

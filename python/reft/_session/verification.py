@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -134,11 +135,6 @@ class VerifiedResume:
         self._finding: _Finding | None = None
         self.verified = False
 
-    @property
-    def is_under_way(self) -> bool:
-        """Whether a step is being computed again."""
-        return self._stage is not _Stage.FIRST
-
     def point(self, frame: FrameType, boundary: Boundary) -> tuple[bool, Resumed | None]:
         """A program point of the restarted script.
 
@@ -234,25 +230,21 @@ class VerifiedResume:
                     " training continues with the computed one"
                 )
             state = discovery.discover(boundary.optimizers)
-            return True, Resumed(step, state, [], 0, "state", 0)
+            return True, Resumed(step, state, [], 0, True, "state", 0)
         resumed = self.newest.write(ready, frame, again=True)
         self.verified = not found
-        steps = f"step {step} was computed again from step {self._base_step}"
-        but = " but for what is named above" if self.newest.lost else ""
+        assert self._base is not None
+        outcome = "DIFFERS, see below"
+        if self.verified:
+            outcome = "is bit-identical"
+            outcome += " but for what is named above" if self.newest.lost else ""
+        step_before = self._base.plan.step
         self.newest.report(
-            resumed,
-            f"{steps} and is bit-identical{but}"
-            if self.verified
-            else f"{steps} and DIFFERS, see below",
+            resumed, f"step {step} was computed again from step {step_before} and {outcome}"
         )
         if found:
             self._tell(step, found)
         return True, resumed
-
-    @property
-    def _base_step(self) -> int:
-        assert self._base is not None
-        return int(self._base.plan.step)
 
     # -- comparisons
 
@@ -286,11 +278,9 @@ class VerifiedResume:
             _voice.debug(f"comparison failed: {type(error).__name__}: {error}")
             why = f"the comparison failed: {type(error).__name__}: {error}"
             return [Difference(comparison.VARIABLE, "verification", why)], None
-        lost = [where for where, _, _ in (*self._base_lost(), *resumer.lost)]
+        assert self._base is not None
+        lost = [where for where, _, _ in self._base.lost]
         return [one for one in found if not _is_part(one.where, lost)], live
-
-    def _base_lost(self) -> list[notes.Note]:
-        return [] if self._base is None else self._base.lost
 
     def _after_second(self, frame: FrameType, boundary: Boundary) -> list[Difference]:
         """What of the first finding is no fault of clocks."""
@@ -338,7 +328,8 @@ class VerifiedResume:
         self._notes.add(notes.NOT_VERIFIED, [(one.where, one.kind, one.why) for one in found])
         rows = [[one.kind, one.where[:_LONGEST], one.why[:_LONGEST]] for one in found[:_SENT]]
         text = json.dumps({self._job.rank: rows}) if rows else ""
-        gathered = gather.gather(self._job, self._store, self._round(), text, _merge)
+        merge = partial(gather.merge_by_rank, most=_SENT)  # bounded, whatever the number of ranks
+        gathered = gather.gather(self._job, self._store, self._round(), text, merge)
         by_rank = {int(rank): rows for rank, rows in json.loads(gathered.text or "{}").items()}
         everything = [
             (rank, Difference(kind, where, why))
@@ -380,40 +371,40 @@ class VerifiedResume:
 
 def _is_part(where: str, lost: list[str]) -> bool:
     """Whether a place is one that is reported as not restored, or around one, or below one."""
-    return any(where.startswith(place) or place.startswith(where) for place in lost)
+    return any(_is_below(where, place) or _is_below(place, where) for place in lost)
+
+
+def _is_below(place: str, other: str) -> bool:
+    """`main:model.scale` is below `main:model`, `main:models` is not."""
+    return place.startswith(other) and place[len(other) : len(other) + 1] in ("", ".", "[", "<")
 
 
 def _any(texts: list[str]) -> str:
     return texts[0] if texts else ""
 
 
-def _merge(texts: list[str]) -> str:
-    merged: dict[str, Any] = {}
-    for text in texts:
-        merged |= json.loads(text)
-    kept = sorted(merged, key=int)[:_SENT]  # bounded, whatever the number of ranks
-    return json.dumps({rank: merged[rank] for rank in kept})
-
-
 def _tensors(resumer: Resumer, state: discovery.State) -> list[Difference]:
-    _, _, pieces = resumer.compare(state)
+    _, left_out, pieces = resumer.compare(state)
     live = {region.name: region.current() for region in state.regions}
-    return [
-        Difference(comparison.TENSOR, name, _how_tensors_differ(live[name], begin, first, saved))
-        for name, begin, _, first, saved in pieces
+    found = [
+        Difference(comparison.TENSOR, name, _how_tensors_differ(live[name], first, at, sample))
+        for name, first, at, sample in pieces
     ]
+    if left_out:  # damaged since they were verified: nothing may be claimed about them
+        why = f"{left_out} bytes of the snapshot could not be compared"
+        found.append(Difference(comparison.TENSOR, "snapshot", why))
+    return found
 
 
-def _how_tensors_differ(tensor: torch.Tensor, begin: int, first: int, saved: bytes) -> str:
-    """Of a piece that starts at byte `begin` of a dense tensor."""
+def _how_tensors_differ(tensor: torch.Tensor, first: int, at: int, sample: bytes) -> str:
+    """Of a dense tensor and a sample of its saved bytes, which begins at byte `at`."""
     whole = tensor.detach()
-    flat = torch.as_strided(whole, (whole.numel(),), (1,), whole.storage_offset()).cpu()
+    flat = torch.as_strided(whole, (whole.numel(),), (1,), whole.storage_offset())
     size = flat.element_size()
-    count = len(saved) // size
-    now = flat[begin // size : begin // size + count]
-    before = torch.frombuffer(bytearray(saved[: count * size]), dtype=now.dtype)
-    delta = comparison.delta(before, now)
-    return delta if delta else f"differs from byte {first} on"
+    count = len(sample) // size
+    now = flat[at // size : at // size + count].cpu()
+    before = torch.frombuffer(bytearray(sample[: count * size]), dtype=now.dtype)
+    return comparison.delta(before, now) or f"differs from byte {first} on"
 
 
 def _small_state(frame: FrameType, saved: Saved, live: Saved) -> list[Difference]:

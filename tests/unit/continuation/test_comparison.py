@@ -136,3 +136,52 @@ def test_the_difference_of_two_tensors_in_words() -> None:
         "1 of 3 items differ, max |Δ| 0.25"
     )
     assert comparison.delta(torch.tensor([True]), torch.tensor([False])) == "1 of 1 items differ"
+
+
+def test_another_place_in_the_code_is_data_order() -> None:
+    _, saved = captured(1003)
+    taken: list[Any] = []
+    thread = threading.Thread(target=loop_later, args=(1003, taken))
+    thread.start()
+    thread.join()
+    frame, live = taken[-1]
+    (found,) = Continuation().compare(frame, (saved, b""), (live, b""))
+    assert found.kind == DATA and "loop > " not in found.why
+
+
+def loop_later(value: Any, taken: list[Any]) -> Any:
+    return loop(value, taken)
+
+
+def test_keys_that_came_and_keys_that_went() -> None:
+    (gone,) = comparison.values({"a": 1}, {}, "scheduler", VARIABLE)
+    (new,) = comparison.values({}, {"a": 1}, "scheduler", VARIABLE)
+    assert (gone.why, new.why) == ("the key 'a' is missing", "the key 'a' is new")
+
+
+class Plain:
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+
+class Odd(Plain):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        raise ValueError("not today")
+
+
+def test_objects_are_compared_by_what_they_hold() -> None:
+    assert comparison.values(Plain(1.0), Plain(1.0), "object", VARIABLE) == []
+    (found,) = comparison.values(Plain(1.0), Plain(2.0), "object", VARIABLE)
+    assert found.where == "object['value']"
+
+
+def test_what_cannot_be_compared_is_no_equality() -> None:
+    (found,) = comparison.values(Odd(1.0), Odd(1.0), "object", VARIABLE)
+    assert found.why == "cannot be compared: ValueError: not today"
+
+
+def test_a_small_tensor_is_no_clock() -> None:
+    (found,) = differences(torch.tensor(0.25), torch.tensor(0.5))
+    assert found.kind == TENSOR and not found.may_be_time

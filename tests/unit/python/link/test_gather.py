@@ -63,3 +63,9 @@ def test_what_was_written_already_stays() -> None:
     gather.refuse(one, store, "round", "too late")
     assert gather._read(store, "round/job") == before
     assert gather.refusal_of_the_first(store, "round") is None
+
+
+def test_answers_by_rank_are_merged_and_bounded() -> None:
+    texts = ['{"10": "c"}', '{"2": "b", "0": "a"}', "{}"]
+    assert json.loads(gather.merge_by_rank(texts)) == {"0": "a", "2": "b", "10": "c"}
+    assert json.loads(gather.merge_by_rank(texts, 2)) == {"0": "a", "2": "b"}

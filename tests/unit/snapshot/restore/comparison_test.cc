@@ -90,7 +90,11 @@ TEST_F(ComparisonTest, OneByteIsFoundAndItsPlaceIsTold) {
       const PieceDifference& one = found.differences[0];
       EXPECT_EQ(one.region, "region1");
       EXPECT_EQ(one.first, at);
-      EXPECT_EQ(one.end - one.begin, one.saved.size());
+      EXPECT_LE(one.sample_at, at);
+      EXPECT_LT(at - one.sample_at, 16u);
+      EXPECT_EQ(one.end - one.sample_at, one.sample.size());
+      const std::byte saved = memory_[1][at] ^ std::byte{1};
+      EXPECT_EQ(static_cast<std::byte>(one.sample[at - one.sample_at]), saved);
     }
     memory_[1][at] ^= std::byte{1};
   }
@@ -105,6 +109,16 @@ TEST_F(ComparisonTest, DamagedChunksAreLeftOutAndCounted) {
   const Comparison found = compareNow();
   EXPECT_TRUE(found.differences.empty());
   EXPECT_GE(found.left_out_bytes, memory_[0].size());
+}
+
+TEST_F(ComparisonTest, SamplesAreBoundedAndBeginAtTheDifference) {
+  const size_t at = memory_[0].size() - 20;
+  for (size_t i = at; i < memory_[0].size(); ++i) {
+    memory_[0][i] ^= std::byte{1};
+  }
+  const Comparison found = compareNow();
+  ASSERT_EQ(found.differences.size(), 1u);
+  EXPECT_LE(found.differences[0].sample.size(), 36u);
 }
 
 TEST_F(ComparisonTest, RegionsOfAnotherSizeAreLeftOut) {
