@@ -103,12 +103,12 @@ uint64_t restore(Restorer& self, const Rows& rows,
 }
 
 // (bytes compared, bytes left out, [(region, first, sample_at, sample)] of what differs).
-py::tuple compareWithVault(Restorer& self, int vault, const Rows& rows) {
+py::tuple compareWith(const SlotSource& saved, const Rows& rows) {
   const std::vector<NamedTensor> tensors = tensorsOf(rows);
   Comparison found;
   {
     const py::gil_scoped_release release;
-    found = compare(self.slot(vault), liveRegions(tensors),
+    found = compare(saved, liveRegions(tensors),
                     [&](size_t region, uint64_t begin, std::span<std::byte> into) {
                       downloadFrom(tensors[region].second, begin, into);
                     });
@@ -131,12 +131,24 @@ void bindRestore(py::module_& module) {
              "(plan or None, why newer steps were passed over, whether any vault was found).");
   py::class_<RestorePlan>(module, "RestorePlan")
       .def_readonly("step", &RestorePlan::step)
+      .def_readonly("incarnation", &RestorePlan::incarnation)
       .def_readonly("donor", &RestorePlan::donor)
       .def("owner", &RestorePlan::ownerFor, py::arg("rank"),
            "The rank whose small state and private regions a rank takes.")
       .def("is_near", &RestorePlan::isNear, py::arg("vault"), py::arg("rank"))
       .def("reader", &RestorePlan::readerOf, py::arg("vault"),
            "The rank that reads a vault for ranks of other nodes.");
+  py::class_<SlotSource>(module, "UnfinishedStep")
+      .def_property_readonly("step", &SlotSource::step)
+      .def_property_readonly(
+          "objects", [](const SlotSource& self) { return py::bytes(self.objects()); },
+          "The small state; empty if the rank had not written all of it.")
+      .def("compare", &compareWith, py::arg("tensors"),
+           "As Restorer.compare; what was not copied is left out.");
+  module.def("step_after", &SlotSource::after, py::arg("fd"), py::arg("step"),
+             py::arg("incarnation"),
+             "The first step after a committed one that the same incarnation has left in a vault, "
+             "None if there is none that can be read.");
   py::class_<Restorer, std::shared_ptr<Restorer>>(module, "Restorer")
       .def(py::init(&makeRestorer), py::arg("client"), py::arg("plan"), py::arg("rank"))
       .def(
@@ -159,10 +171,15 @@ void bindRestore(py::module_& module) {
             return self.difference(liveRegions(tensorsOf(rows)));
           },
           py::arg("tensors"), "How (name, tensor) rows differ from the saved ones; '' if not.")
-      .def("compare", &compareWithVault, py::arg("vault"), py::arg("tensors"),
-           "Compares (name, tensor) rows with what a rank's vault on this node stores: (bytes "
-           "compared, bytes left out, [(name, first byte that differs, where the sample begins, "
-           "sample of the saved bytes)]).")
+      .def(
+          "compare",
+          [](Restorer& self, int vault, const Rows& rows) {
+            return compareWith(self.slot(vault), rows);
+          },
+          py::arg("vault"), py::arg("tensors"),
+          "Compares (name, tensor) rows with what a rank's vault on this node stores: (bytes "
+          "compared, bytes left out, [(name, first byte that differs, where the sample begins, "
+          "sample of the saved bytes)]).")
       .def("restore", &restore, py::arg("tensors"), py::arg("backend"),
            "Writes all (name, tensor) rows; returns the bytes. Collective between nodes.");
 }

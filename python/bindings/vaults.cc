@@ -40,6 +40,7 @@ py::dict listVault(int fd) {
   result["rank"] = reader.identity().rank;
   result["world"] = reader.identity().world;
   result["bytes"] = reader.bytes();
+  result["step_ns"] = reader.stats().step_ns.load(std::memory_order_relaxed);
   py::list slots;
   for (const SlotView& view : reader.slots()) {
     py::dict slot = describe(view);
@@ -70,7 +71,7 @@ py::dict verifyVault(int fd) {
       faults = reader.verify(view);
     }
     py::dict slot = describe(view);
-    slot["overwritten"] = !reader.stillSealed(view);
+    slot["overwritten"] = !reader.isUnchanged(view);
     py::list list;
     for (const ChunkFault& fault : faults) {
       py::dict entry;

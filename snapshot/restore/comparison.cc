@@ -4,6 +4,8 @@
 #include <cstring>
 #include <unordered_map>
 
+#include "intercept/base/error.h"
+
 namespace reft {
 
 namespace {
@@ -73,6 +75,10 @@ Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
                                     std::string(reinterpret_cast<const char*>(payload + skipped),
                                                 std::min(bytes - skipped, kMostSampleBytes))});
     }
+  }
+  if (!saved.isUnchanged()) {
+    throw Corruption("step " + std::to_string(saved.step()) +
+                     ": its slot was overwritten while it was compared");
   }
   return result;
 }

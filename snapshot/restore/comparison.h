@@ -1,11 +1,11 @@
-// Compares live regions with what a sealed slot holds of them, byte for byte.
+// Compares live regions with what a slot holds of them, byte for byte.
 //
 // A rank that has computed a step again tells by this whether the restore before it was right
 // (python/reft/_session/verification.py). Only the slot's own pieces are compared: the members of a
 // sharding group compare their shards, so together they compare everything once.
 //
-// Threads: re-entrant. Errors: none for damaged chunks, which are counted and left out; what
-// `download` throws.
+// Threads: re-entrant. Errors: none for chunks that are damaged or were not copied, which are
+// counted and left out; Corruption if the slot is overwritten meanwhile; what `download` throws.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ struct PieceDifference {
 
 struct Comparison {
   uint64_t compared_bytes = 0;
-  uint64_t left_out_bytes = 0;  // of damaged chunks, and of regions that do not exist now
+  uint64_t left_out_bytes = 0;  // of other chunks, and of regions that do not exist now
   std::vector<PieceDifference> differences;
 };
 

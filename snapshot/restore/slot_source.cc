@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "intercept/base/error.h"
 
@@ -19,6 +20,33 @@ SlotSource::SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation
   }
   view_ = *found;
   table_ = reader_.table(view_);
+  findOffsets();
+}
+
+SlotSource::SlotSource(int fd, SlotView view)
+    : reader_(fd), view_(std::move(view)), table_(reader_.table(view_)) {
+  findOffsets();
+}
+
+std::unique_ptr<SlotSource> SlotSource::after(int fd, int64_t step, uint64_t incarnation) {
+  try {
+    const VaultReader reader(fd);
+    std::vector<SlotView> views = reader.slots();
+    std::ranges::move(reader.unfinishedSlots(), std::back_inserter(views));
+    const SlotView* first = nullptr;
+    for (const SlotView& view : views) {
+      if (view.step > step && view.incarnation == incarnation &&
+          (first == nullptr || view.step < first->step)) {
+        first = &view;
+      }
+    }
+    return first == nullptr ? nullptr : std::unique_ptr<SlotSource>(new SlotSource(fd, *first));
+  } catch (const Corruption&) {
+    return nullptr;
+  }
+}
+
+void SlotSource::findOffsets() {
   for (const Piece& piece : table_.pieces) {
     offsets_.emplace(Place(table_.regions[piece.region].name, piece.shard, piece.begin, piece.end),
                      piece.payload_offset);
@@ -75,7 +103,7 @@ void SlotSource::copy(std::vector<Copy> copies) const {
       }
     }
   }
-  if (!reader_.stillSealed(view_)) {
+  if (!reader_.isUnchanged(view_)) {
     throw Corruption("step " + std::to_string(view_.step) + " of rank " +
                      std::to_string(reader_.identity().rank) +
                      ": its slot was overwritten while it was read");

@@ -1,4 +1,5 @@
-// Reads one sealed slot of a vault into live memory, checked.
+// Reads one slot of a vault, checked: a sealed one into live memory, or one that its writer did not
+// finish, to compare with it.
 //
 // copy() hashes every chunk before it uses a byte of it, and afterwards checks that the writer has
 // not begun to overwrite the slot.
@@ -10,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -30,18 +32,27 @@ class SlotSource {
   // Keeps a duplicate of `fd`.
   SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation);
 
+  // The first step after `step` that the same incarnation has left in a vault, sealed or not;
+  // nullptr if there is none that can be read.
+  static std::unique_ptr<SlotSource> after(int fd, int64_t step, uint64_t incarnation);
+
+  int64_t step() const { return view_.step; }
   const SnapshotTable& table() const { return table_; }
   std::string objects() const { return reader_.objects(view_); }
   // Payload offset of bytes [begin, end) of a region, which this slot stores as part of `shard`.
   uint64_t offsetOf(const std::string& region, uint32_t shard, uint64_t begin, uint64_t end) const;
   void copy(std::vector<Copy> copies) const;
-  // The chunks that do not match their checksums, in the order of the payload.
+  // False once the rank writes to the slot.
+  bool isUnchanged() const { return reader_.isUnchanged(view_); }
+  // The chunks that do not match their checksums, or were not copied, in the order of the payload.
   std::vector<ChunkFault> faults() const { return reader_.verify(view_); }
   const std::byte* bytesAt(uint64_t payload_offset) const {
     return reader_.payload(view_) + payload_offset;
   }
 
  private:
+  SlotSource(int fd, SlotView view);
+  void findOffsets();
   using Place = std::tuple<std::string, uint32_t, uint64_t, uint64_t>;
 
   VaultReader reader_;

@@ -112,13 +112,13 @@ const SlotHeader* VaultReader::header(uint32_t index) const {
   return found ? reinterpret_cast<const SlotHeader*>(mapping_.data() + found->offset) : nullptr;
 }
 
-std::optional<SlotView> VaultReader::view(uint32_t index) const {
+std::optional<SlotView> VaultReader::view(uint32_t index, SlotState state) const {
   const auto extent = this->extent(index);
   if (!extent) {
     return std::nullopt;
   }
   const auto* live = reinterpret_cast<const SlotHeader*>(mapping_.data() + extent->offset);
-  if (live->state.load(std::memory_order_acquire) != static_cast<uint32_t>(SlotState::kSealed)) {
+  if (live->state.load(std::memory_order_acquire) != static_cast<uint32_t>(state)) {
     return std::nullopt;
   }
   alignas(SlotHeader) char copy[sizeof(SlotHeader)];
@@ -127,7 +127,9 @@ std::optional<SlotView> VaultReader::view(uint32_t index) const {
   const auto fits = [&](uint64_t offset, uint64_t bytes) {
     return bytes <= extent->bytes && offset <= extent->bytes - bytes;
   };
-  if (head.magic != kSlotMagic || head.version != kVaultVersion || head.check != checkOf(head) ||
+  const bool sealed = state == SlotState::kSealed;
+  if (head.magic != kSlotMagic || head.version != kVaultVersion ||
+      (sealed ? head.check != checkOf(head) : head.step < 0) ||
       !fits(head.table_offset, head.table_bytes) ||
       !fits(head.objects_offset, head.objects_bytes) ||
       !fits(head.payload_offset, head.payload_bytes) ||
@@ -136,11 +138,13 @@ std::optional<SlotView> VaultReader::view(uint32_t index) const {
       head.chunk_bytes == 0 ||
       head.payload_bytes / head.chunk_bytes + (head.payload_bytes % head.chunk_bytes != 0) !=
           head.chunk_count ||
-      head.group_count > kMaxGroupDigests || head.chunk_hashes_offset % alignof(uint64_t) != 0) {
+      (sealed && head.group_count > kMaxGroupDigests) ||
+      head.chunk_hashes_offset % alignof(uint64_t) != 0) {
     return std::nullopt;
   }
   SlotView view;
   view.index = index;
+  view.state = state;
   view.step = head.step;
   view.incarnation = head.incarnation;
   view.generation = head.generation.load(std::memory_order_relaxed);
@@ -151,24 +155,40 @@ std::optional<SlotView> VaultReader::view(uint32_t index) const {
   view.chunk_count = head.chunk_count;
   view.object_bytes = head.objects_bytes;
   view.table_bytes = head.table_bytes;
-  view.group_digests.assign(head.group_digests, head.group_digests + head.group_count);
+  if (sealed) {
+    view.group_digests.assign(head.group_digests, head.group_digests + head.group_count);
+  }
   view.table_at = extent->offset + head.table_offset;
   view.objects_at = extent->offset + head.objects_offset;
   view.chunk_hashes_at = extent->offset + head.chunk_hashes_offset;
   view.payload_at = extent->offset + head.payload_offset;
   view.table_hash = head.table_hash;
   view.objects_hash = head.objects_hash;
-  if (hashBytes(mapping_.data() + view.table_at, view.table_bytes) != view.table_hash ||
-      hashBytes(mapping_.data() + view.objects_at, view.object_bytes) != view.objects_hash) {
+  if (hashBytes(mapping_.data() + view.table_at, view.table_bytes) != view.table_hash) {
     return std::nullopt;
   }
-  return stillSealed(view) ? std::optional(std::move(view)) : std::nullopt;
+  if (hashBytes(mapping_.data() + view.objects_at, view.object_bytes) != view.objects_hash) {
+    if (sealed) {
+      return std::nullopt;
+    }
+    view.object_bytes = 0;
+    view.objects_hash = hashBytes(nullptr, 0);
+  }
+  return isUnchanged(view) ? std::optional(std::move(view)) : std::nullopt;
 }
 
 std::vector<SlotView> VaultReader::slots() const {
+  return views(SlotState::kSealed);
+}
+
+std::vector<SlotView> VaultReader::unfinishedSlots() const {
+  return views(SlotState::kWriting);
+}
+
+std::vector<SlotView> VaultReader::views(SlotState state) const {
   std::vector<SlotView> result;
   for (uint32_t i = 0; i < slots_; ++i) {
-    if (auto found = view(i)) {
+    if (auto found = view(i, state)) {
       result.push_back(std::move(*found));
     }
   }
@@ -237,12 +257,12 @@ std::vector<ChunkFault> VaultReader::verify(const SlotView& slot, uint64_t begin
   return faults;
 }
 
-bool VaultReader::stillSealed(const SlotView& slot) const {
+bool VaultReader::isUnchanged(const SlotView& slot) const {
   std::atomic_thread_fence(
       std::memory_order_acquire);  // what was read before was read before the loads below
   const SlotHeader* head = header(slot.index);
   return head != nullptr && head->generation.load(std::memory_order_acquire) == slot.generation &&
-         head->state.load(std::memory_order_acquire) == static_cast<uint32_t>(SlotState::kSealed);
+         head->state.load(std::memory_order_acquire) == static_cast<uint32_t>(slot.state);
 }
 
 }  // namespace reft

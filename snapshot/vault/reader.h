@@ -1,7 +1,7 @@
 // A vault, as everybody but its rank sees it: the agent, the tools, a restarted rank.
 //
 // Threads: one reader may be used while the writer runs: what it returns was sealed when it looked,
-//          and verify() and stillSealed() tell whether it still is.
+//          and verify() and isUnchanged() tell whether it still is.
 // Errors:  Corruption for what is not a valid vault; a bad slot is absent from slots().
 // SystemError.
 #pragma once
@@ -20,9 +20,10 @@
 
 namespace reft {
 
-// One sealed slot, as the reader found it.
+// One sealed or unfinished slot, as the reader found it.
 struct SlotView {
   uint32_t index = 0;
+  SlotState state = SlotState::kSealed;
   int64_t step = -1;
   uint64_t incarnation = 0;
   uint64_t generation = 0;
@@ -69,6 +70,10 @@ class VaultReader {
   void refresh();
   // The sealed slots whose header, table and objects match their checksums.
   std::vector<SlotView> slots() const;
+  // The slots whose writer has not sealed them, with a table that matches its checksum. The hash of
+  // a chunk that has not been copied is 0, so verify() tells which have. Small state that is not
+  // complete counts as none.
+  std::vector<SlotView> unfinishedSlots() const;
   std::vector<RawSlot> rawSlots() const;
   SnapshotTable table(const SlotView& slot) const;  // throws Corruption
   std::string objects(const SlotView& slot) const;  // throws Corruption
@@ -76,13 +81,14 @@ class VaultReader {
   // Hashes the chunks that [begin, end) of the payload touches. Returns nothing if they are intact.
   std::vector<ChunkFault> verify(const SlotView& slot, uint64_t begin = 0,
                                  uint64_t end = UINT64_MAX) const;
-  // Returns false if the writer has begun to overwrite the slot since `slot` was read.
-  bool stillSealed(const SlotView& slot) const;
+  // Returns false if the writer has sealed or begun to overwrite the slot since `slot` was read.
+  bool isUnchanged(const SlotView& slot) const;
 
  private:
   std::optional<SlotExtent> extent(uint32_t index) const;  // nullopt if it is not valid
   const SlotHeader* header(uint32_t index) const;          // nullptr if the extent is not valid
-  std::optional<SlotView> view(uint32_t index) const;
+  std::vector<SlotView> views(SlotState state) const;
+  std::optional<SlotView> view(uint32_t index, SlotState state) const;
 
   UniqueFd fd_;
   Mapping mapping_;

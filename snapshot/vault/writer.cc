@@ -227,7 +227,10 @@ void Vault::beginSlot(uint32_t index, int64_t step, uint64_t incarnation, std::s
   header->generation.fetch_add(1, std::memory_order_seq_cst);
   std::atomic_thread_fence(
       std::memory_order_seq_cst);  // no byte of the new snapshot is seen before the two above
-  header->step = step;
+  // Until everything else is set, so that nothing of the older snapshot is taken for this one.
+  header->step = -1;
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  std::memset(chunkHashes(index), 0, chunk_count * sizeof(uint64_t));
   header->incarnation = incarnation;
   header->table_bytes = table.size();
   header->table_hash = table_hash;
@@ -240,6 +243,8 @@ void Vault::beginSlot(uint32_t index, int64_t step, uint64_t incarnation, std::s
     std::memcpy(slot.mapping.data() + kPage, table.data(), table.size());
     slot.table_hash = table_hash;
   }
+  std::atomic_thread_fence(std::memory_order_release);
+  header->step = step;
 }
 
 bool Vault::putObjects(uint32_t index, std::string_view objects) {

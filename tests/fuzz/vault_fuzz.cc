@@ -130,7 +130,7 @@ uint64_t readAll(int fd) {
       }
     } catch (const Corruption&) {
     }
-    sum += reader.stillSealed(view) ? 1 : 0;
+    sum += reader.isUnchanged(view) ? 1 : 0;
   }
   std::vector<std::string> faults;
   sum += summarizeVerified(reader, faults).size();

@@ -55,11 +55,26 @@ def test_a_resume_that_is_exact_says_so_and_is(tmp_path: Path, undisturbed: list
     assert finals(said) == undisturbed
 
 
-def test_without_the_step_before_it_is_not_verified_and_says_so(
+CUT_OFF = "0:20:capture:kill"  # rank 0 dies while step 20 is copied, and the step before has gone
+
+
+def test_a_step_that_was_copied_in_part_verifies_the_one_before(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
-    said = run(tmp_path, REFT_FAULT="0:20:capture:kill", REFT_RESUME_VERIFY="always")
-    assert "; not verified: no step before it is left" in resumed(said)
+    said = run(tmp_path, REFT_FAULT=CUT_OFF, REFT_RESUME_VERIFY="always")
+    assert re.search(
+        r"resumed at step 19: .*; step 20 was computed again from step 19 and is bit-identical"
+        r"( to what had been copied of it, \d+% of its bytes)?$",
+        resumed(said),
+    )
+    assert finals(said) == undisturbed
+
+
+def test_a_resume_that_would_take_too_long_is_not_verified_and_says_so(
+    tmp_path: Path, undisturbed: list[str]
+) -> None:
+    said = run(tmp_path, KILL="20", REFT_RESUME_VERIFY="always", REFT_RESUME_VERIFY_SEC="0")
+    assert "; not verified: computing 1 step again takes" in resumed(said)
     assert finals(said) == undisturbed
 
 
@@ -90,6 +105,16 @@ def test_a_resume_that_is_wrong_is_never_called_exact(tmp_path: Path, plant: str
     first = named.split("differs from the saved one: ")[1]
     assert re.match(PLANTED[plant], first), named
     assert len(named) < 1200 and os.linesep not in named
+
+
+@pytest.mark.parametrize("plant", ["position", "random", "tensor", "variable"])
+def test_a_wrong_resume_is_found_by_a_step_that_was_copied_in_part(
+    tmp_path: Path, plant: str
+) -> None:
+    said = run(tmp_path, REFT_FAULT=CUT_OFF, REFT_RESUME_VERIFY="always", PLANT=plant)
+    assert "bit-identical" not in said
+    assert resumed(said).endswith("step 20 was computed again from step 19 and DIFFERS, see below")
+    assert re.match(PLANTED[plant], warning(said).split("differs from the saved one: ")[1])
 
 
 def test_auto_verifies_the_first_resume_alone(tmp_path: Path, undisturbed: list[str]) -> None:

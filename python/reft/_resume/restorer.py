@@ -170,9 +170,17 @@ def compare(restorer: _C.Restorer, rank: int, state: State) -> tuple[int, int, l
 
     Returns:
         Bytes compared; bytes that could not be, because they are damaged or have no counterpart;
-        (region, begin, end, first byte that differs, saved bytes) of each piece that differs.
+        (region, first byte that differs, where the sample begins, sample of the saved bytes) of
+        each piece that differs.
     """
     return restorer.compare(rank, _live(state))
+
+
+def compare_unfinished(
+    unfinished: _C.UnfinishedStep, state: State
+) -> tuple[int, int, list[Any]]:
+    """As `compare`, with a step that was not copied to its end: the rest counts as left out."""
+    return unfinished.compare(_live(state))
 
 
 def _live(state: State) -> list[tuple[str, torch.Tensor]]:

@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 
 from reft import _C, __version__, _continuation, _voice
 from reft._link import agent_protocol, hang_replies, job_identity
-from reft._session import notes, startup
+from reft._session import notes, recomputation, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
 from reft._session.planner import Planner
@@ -96,18 +96,14 @@ class Session:
             self.env, self.job, self._store, self._run_dir(), self._hello(incarnation)
         )
         found = notes.Notes(self.client)
-        if self.env["resume_verify"] != "off":  # reads the script's files
-            self._circumstances = circumstances()
-        agreed = startup.agree(
-            self.env, self.job, self._store, self.client, self.number, self._circumstances
-        )
+        agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
         try:
+            if agreed.newest is not None:
+                self._resume = self._make_resume(agreed, agreed.newest, found)
             self.engine = self._make_engine(agreed, incarnation, overhead_percent)
         finally:
             if agreed.own_fd >= 0:
                 os.close(agreed.own_fd)
-        if agreed.newest is not None:
-            self._resume = self._make_resume(agreed, agreed.newest, found)
         self._answer_hangs(incarnation)
         self._announcer = Announcer(self.env, self.job, found)
         if self._snapshots:
@@ -189,9 +185,22 @@ class Session:
     def _make_resume(
         self, agreed: startup.Agreed, newest: startup.Source, found: notes.Notes
     ) -> VerifiedResume:
+        if self.env["resume_verify"] != "off":  # reads the script's files
+            self._circumstances = circumstances()
+        assert self.client is not None
+        recomputed, unverified = recomputation.agree(
+            self.env,
+            self.job,
+            self._store,
+            self.client,
+            newest,
+            agreed.inventory,
+            agreed.own_fd,
+            self._circumstances,
+        )
         base = None
-        if agreed.base is not None:
-            base = Resumer(self.job, self._store, agreed.base, self._exact, found, quiet=True)
+        if recomputed is not None:
+            base = Resumer(self.job, self._store, recomputed.base, self._exact, found, quiet=True)
         self._small_state.verified = newest.saved.get("verified", "")
 
         def boundary() -> Boundary:
@@ -203,7 +212,8 @@ class Session:
             self._store,
             Resumer(self.job, self._store, newest, self._exact, found),
             base,
-            agreed.unverified,
+            recomputed,
+            unverified,
             capture_with(self.number, int(self.env["resume_frame_bytes"]), boundary),
             found,
         )

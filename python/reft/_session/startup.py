@@ -22,8 +22,6 @@ from typing import Any
 from reft import _C, _voice
 from reft._link import agent_protocol, gather, job_identity
 
-_VERIFY = "verify"  # what rank 0 decides about verification
-_NOT_NEEDED = "-"
 INVENTORY = "inventory"  # the rounds in which all ranks take part
 MATCH = "match"
 _REASON_CHARS = 300
@@ -66,15 +64,12 @@ class Agreed:
         own_fd: descriptor of this rank's vault, which the caller closes; -1 if there is none to go
             on with.
         newest: None: training starts from its beginning.
-        base: the step before, from which `newest` is computed again to verify the resume; None: it
-            is not verified.
-        unverified: why not, "" if it need not be.
+        inventory: of all vaults, as all ranks know it.
     """
 
     own_fd: int = -1
     newest: Source | None = None
-    base: Source | None = None
-    unverified: str = ""
+    inventory: str = ""
 
 
 def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
@@ -255,14 +250,12 @@ def agree(
     store: Any,
     client: _C.AgentClient,
     session: int,
-    circumstances: str,
 ) -> Agreed:
     """Publishes what this node has of this rank, and decides with all others.
 
     Args:
         session: how many default process groups this process has made: a snapshot belongs to one of
             them.
-        circumstances: see `verification.circumstances`.
 
     Raises:
         OthersGaveUp: a rank cannot take part.
@@ -279,10 +272,7 @@ def agree(
             saved = pickle.loads(_small_state(job, store, plan, restorer))
             if _is_of(session, saved, plan, job):
                 own = own_fd if plan.is_near(job.rank, job.rank) else -1
-                newest = Source(plan, restorer, saved)
-                agreed = Agreed(own, newest)
-                verification = _Verification(env, job, store, client, gathered.text, own_fd)
-                agreed.base, agreed.unverified = verification.base(newest, circumstances)
+                agreed = Agreed(own, Source(plan, restorer, saved), gathered.text)
         return agreed
     finally:
         if own_fd >= 0 and agreed.own_fd < 0:
@@ -377,61 +367,3 @@ def _small_state(
         return restorer.objects_of(own)
     restorer.put_table(bytes(store.get(f"table/{own}")).decode())
     return bytes(store.get(f"objects/{own}"))
-
-
-class _Verification:
-    """Finds the step from which the newest one can be computed again."""
-
-    def __init__(
-        self,
-        env: dict[str, Any],
-        job: job_identity.Job,
-        store: Any,
-        client: _C.AgentClient,
-        inventory: str,
-        own_fd: int,
-    ) -> None:
-        self._env, self._job, self._store, self._client = env, job, store, client
-        self._inventory, self._own_fd = inventory, own_fd
-
-    def base(self, newest: Source, circumstances: str) -> tuple[Source | None, str]:
-        """The same step on all ranks, by what rank 0 decides; None, and why, if there is none."""
-        job, env = self._job, self._env
-        if env["resume_verify"] == "off" or env["resume"] != "exact":
-            return None, ""
-        plan, _, _ = _C.plan_restore(self._inventory, job.world, job.local_world, newest.plan.step)
-        if job.rank == 0:
-            self._store.set(_VERIFY, self._decide(newest, plan, circumstances))
-        decided = bytes(self._store.get(_VERIFY)).decode()
-        if decided or plan is None:
-            return None, "" if decided == _NOT_NEEDED else decided
-        restorer = _C.Restorer(self._client, plan, job.rank)
-        return Source(plan, restorer, pickle.loads(restorer.objects_of(job.rank))), ""
-
-    def _decide(self, newest: Source, base: _C.RestorePlan | None, circumstances: str) -> str:
-        """Why the resume is not verified, "" if it is."""
-        saved, job = newest.saved, self._job
-        if self._env["resume_verify"] == "auto" and saved.get("verified") == circumstances:
-            return _NOT_NEEDED
-        if base is None:
-            return "no step before it is left, to compute it from"
-        for plan in (newest.plan, base):
-            if plan.donor or not all(plan.is_near(r, r) for r in range(job.world)):
-                return "not every rank has its own vault on its node"
-        if "frames" not in saved or not saved["frames"]["exact"]:
-            return "the place in the loop is not restored"
-        seconds = _seconds_between(self._own_fd, base.step, newest.plan.step)
-        if seconds > self._env["resume_verify_sec"]:
-            steps = _voice.plural(newest.plan.step - base.step, "step")
-            return f"computing {steps} again takes {seconds:.0f} s (REFT_RESUME_VERIFY_SEC)"
-        return ""
-
-
-def _seconds_between(fd: int, step: int, later: int) -> float:
-    """How long training took from one step of a vault to another; 0 if it was interrupted."""
-    slots = {slot["step"]: slot for slot in _C.list_vault(fd)["slots"]}
-    if step not in slots or later not in slots:
-        return 0.0
-    if slots[step]["incarnation"] != slots[later]["incarnation"]:
-        return 0.0
-    return float(slots[later]["sealed_ns"] - slots[step]["sealed_ns"]) * 1e-9

@@ -1,11 +1,11 @@
-"""Checks a resume before it counts: computes the resumed step again and compares the results.
+"""Checks a resume before it counts: computes a step again and compares the results.
 
-Two slots of a vault hold steps s−1 and s for most of an iteration. A restarted script is put back
-at s−1 first, which is read back and compared. It then computes s again, and at its program point
-everything is compared with the sealed s: tensors byte by byte, random state, variables, positions
-of loaders, schedulers, optimizers. What a restore has missed (an object that nobody saved, a
-generator that nobody knows) shows there, whatever its kind. Then s itself is put back, whatever the
-outcome.
+`recomputation.py` decides which step. A restarted script is put back at the step before it first,
+which is read back and compared. It then computes the step again, and at its program point
+everything is compared with what was saved of it: tensors byte by byte, random state, variables,
+positions of loaders, schedulers, optimizers. What a restore has missed (an object that nobody
+saved, a generator that nobody knows) shows there, whatever its kind. Then the newest committed step
+is put back, whatever the outcome.
 
 Numbers that a clock gives differ each time, and so do the results of kernels that are not
 deterministic. So a step that differs is computed a second time: what differs between the two
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -35,8 +35,10 @@ from reft._continuation import comparison
 from reft._continuation.comparison import Difference
 from reft._continuation.own import is_own
 from reft._link import gather, job_identity
+from reft._resume import restorer
 from reft._session import notes, startup
 from reft._session.boundary import Boundary
+from reft._session.recomputation import Recomputation
 from reft._session.resumer import Ready, Resumed, Resumer
 from reft._session.small_state import Saved, SmallState
 from reft._state import discovery
@@ -58,6 +60,8 @@ _PARTS = [
 _ORDER = [comparison.DATA, comparison.RANDOM, comparison.VARIABLE, comparison.TENSOR]
 
 Capture = Callable[[FrameType, int, discovery.State], Saved]
+# Bytes compared, bytes left out, pieces that differ.
+Compare = Callable[[discovery.State], tuple[int, int, list[Any]]]
 
 
 def circumstances() -> str:
@@ -80,23 +84,27 @@ def circumstances() -> str:
 
 class _Stage(Enum):
     FIRST = auto()  # nothing was restored yet
-    COMPUTING = auto()  # s is computed again
+    COMPUTING = auto()  # the step is computed again
     COMPUTING_TWICE = auto()  # and once more, because it differed
 
 
 @dataclass
 class _Finding:
-    """What one rank has found at s.
+    """What one rank has found.
 
     Attributes:
-        differences: with the sealed s.
+        differences: between the computed step and the saved one.
         hashes: of the tensors that differ, by name.
         saved: the small state that was captured.
+        compared: bytes of tensors.
+        left_out: bytes of tensors that were not copied when the job died.
     """
 
     differences: list[Difference]
     hashes: dict[str, tuple[int, int]] = field(default_factory=dict)
     saved: Saved | None = None
+    compared: int = 0
+    left_out: int = 0
 
 
 class VerifiedResume:
@@ -106,8 +114,9 @@ class VerifiedResume:
         job: identity of the rank.
         store: keys that no other attempt sees.
         newest: restores the step that training goes on from.
-        base: restores the step before; None: the resume is not verified.
-        unverified: why not; "" says nothing.
+        base: restores the step from which the other is computed; None: the resume is not verified.
+        recomputed: what is computed again.
+        unverified: why nothing is; "" says nothing.
         capture: takes the small state of a step.
         found: collects what was found wrong, for the agent.
 
@@ -121,11 +130,13 @@ class VerifiedResume:
         store: Any,
         newest: Resumer,
         base: Resumer | None,
+        recomputed: Recomputation | None,
         unverified: str,
         capture: Capture,
         found: notes.Notes,
     ) -> None:
         self.newest, self._base, self._unverified = newest, base, unverified
+        self._recomputed = recomputed
         self._job, self._store, self._capture, self._notes = job, store, capture, found
         self._stage = _Stage.FIRST
         self._step = 0
@@ -149,7 +160,8 @@ class VerifiedResume:
         if self._stage is _Stage.FIRST:
             return self._first_point(frame, boundary)
         self._step += 1
-        if self._step < self.newest.plan.step:
+        assert self._recomputed is not None
+        if self._step < self._recomputed.step:
             return False, None
         if self._stage is _Stage.COMPUTING:
             self._finding = self._compare(frame, boundary)
@@ -181,7 +193,8 @@ class VerifiedResume:
         self._stage = _Stage.COMPUTING
         if self._place_is_restored():
             if self._job.rank == 0:
-                step = self.newest.plan.step
+                assert self._recomputed is not None
+                step = self._recomputed.step
                 several = step > self._step + 1
                 steps = f"steps {self._step + 1} to {step} are" if several else f"step {step} is"
                 _voice.say(
@@ -195,14 +208,14 @@ class VerifiedResume:
         return True, self._go_on(frame, ready, again=True)
 
     def _go_on(self, frame: FrameType, ready: Ready, again: bool) -> Resumed:
-        """Restores s without a verification."""
+        """Restores the newest step without a verification."""
         resumed = self.newest.write(ready, frame, again)
         why = f"not verified: {self._unverified}" if self._unverified else ""
         self.newest.report(resumed, why)
         return resumed
 
     def _put_base_back(self, frame: FrameType, ready: Ready, again: bool) -> None:
-        """Restores s−1, and reads it back the first time."""
+        """Restores the step before, and reads it back the first time."""
         assert self._base is not None
         self._put_back = self._base.write(ready, frame, again)
         self._step = self._base.plan.step
@@ -210,7 +223,7 @@ class VerifiedResume:
             self._restore_faults = self._read_back(frame, self._put_back.state)
 
     def _place_is_restored(self) -> bool:
-        """Whether all ranks stand where the loop stood at s−1."""
+        """Whether all ranks stand where the loop stood at the step before."""
         assert self._put_back is not None
         elsewhere = "" if self._put_back.has_place else "1"
         return not gather.gather(self._job, self._store, self._round(), elsewhere, _any).text
@@ -218,30 +231,33 @@ class VerifiedResume:
     def _finish(
         self, frame: FrameType, boundary: Boundary, differences: list[Difference]
     ) -> tuple[bool, Resumed | None]:
-        """Puts s back, whatever was found, and says what."""
-        step = self.newest.plan.step
+        """Puts the newest step back, whatever was found, and says what."""
+        assert self._recomputed is not None and self._finding is not None
+        step = self._recomputed.step
         found = self._gathered([*self._restore_faults, *differences])
+        share = self._share_compared(self._finding)
         ready = self.newest.prepare(boundary, self._round())
         if ready is None:
             # The state that was computed is that of a step of this script, if not of the one before.
             if self._job.rank == 0:
                 _voice.warn(
-                    f"step {step} was computed again and has other state than the saved one;"
-                    " training continues with the computed one"
+                    f"step {self._step} was computed again and has other state than step"
+                    f" {self.newest.plan.step}; training continues with the computed one"
                 )
             state = discovery.discover(boundary.optimizers)
-            return True, Resumed(step, state, [], 0, True, "state", 0)
+            return True, Resumed(self._step, state, [], 0, True, "state", 0)
         resumed = self.newest.write(ready, frame, again=True)
-        self.verified = not found
+        self.verified = not found and share > 0
         assert self._base is not None
-        outcome = "DIFFERS, see below"
-        if self.verified:
-            outcome = "is bit-identical"
-            outcome += " but for what is named above" if self.newest.lost else ""
-        step_before = self._base.plan.step
-        self.newest.report(
-            resumed, f"step {step} was computed again from step {step_before} and {outcome}"
-        )
+        again = f"step {step} was computed again from step {self._base.plan.step} and"
+        if found:
+            self.newest.report(resumed, f"{again} DIFFERS, see below")
+        elif share == 0:
+            self.newest.report(resumed, "not verified: nothing of the step after it had been copied")
+        else:
+            but = " but for what is named above" if self.newest.lost else ""
+            part = "" if share == 1 else f" to what had been copied of it, {share:.0%} of its bytes"
+            self.newest.report(resumed, f"{again} is bit-identical{part}{but}")
         if found:
             self._tell(step, found)
         return True, resumed
@@ -252,35 +268,73 @@ class VerifiedResume:
         """Compares what was restored with what was saved. A clock cannot excuse a difference here:
         no time has passed for what comes out of a snapshot."""
         assert self._base is not None
-        found = self._differences(self._base, frame, state)[0]
+        found = self._differences(
+            self._base.plan.step, frame, state, self._base.compare, self._base.saved
+        ).differences
         return [Difference(one.kind, one.where, f"{one.why} (not put back)") for one in found]
 
     def _compare(self, frame: FrameType, boundary: Boundary) -> _Finding:
+        again = self._recomputed
+        assert again is not None
         state = discovery.discover(boundary.optimizers)
-        differences, saved = self._differences(self.newest, frame, state)
-        names = {one.where for one in differences if one.kind == comparison.TENSOR}
-        hashes = {
-            region.name: _C.content_hash(region.tensor)
-            for region in state.regions
-            if region.name in names
-        }
-        return _Finding(differences, hashes, saved)
+        if again.whole:
+            compare: Compare | None = self.newest.compare
+        else:
+            unfinished = again.unfinished
+            compare = None if unfinished is None else partial(restorer.compare_unfinished, unfinished)
+        saved = cast(Saved | None, again.saved)
+        finding = self._differences(again.step, frame, state, compare, saved, not again.whole)
+        names = {one.where for one in finding.differences if one.kind == comparison.TENSOR}
+        for region in state.regions:
+            if region.name in names:
+                finding.hashes[region.name] = _C.content_hash(region.tensor)
+        return finding
 
     def _differences(
-        self, resumer: Resumer, frame: FrameType, state: discovery.State
-    ) -> tuple[list[Difference], Saved | None]:
-        """Compares the live state with that of a saved step."""
+        self,
+        step: int,
+        frame: FrameType,
+        state: discovery.State,
+        compare: Compare | None,
+        saved: Saved | None,
+        partly: bool = False,
+    ) -> _Finding:
+        """Compares the live state with what was saved of a step.
+
+        Args:
+            compare: of tensors; None if this rank has saved none.
+            saved: the small state; None if there is none.
+            partly: whether the job died while it copied the step.
+        """
+        assert self._base is not None
+        finding = _Finding([])
+        found: list[Difference] = []
         try:
-            found = _tensors(resumer, state)
-            live = self._capture(frame, resumer.plan.step, state)
-            found += _small_state(frame, resumer.saved, live)
+            if compare is not None:
+                finding.compared, finding.left_out, pieces = compare(state)
+                found += _tensors(pieces, state)
+            if finding.left_out and not partly:
+                # Damaged since it was verified: nothing may be claimed about it.
+                why = f"{finding.left_out} bytes of the snapshot could not be compared"
+                found.append(Difference(comparison.TENSOR, "snapshot", why))
+            if saved is not None:
+                finding.saved = self._capture(frame, step, state)
+                found += _small_state(frame, saved, finding.saved)
         except Exception as error:  # noqa: BLE001  # the resume itself is not in question
             _voice.debug(f"comparison failed: {type(error).__name__}: {error}")
             why = f"the comparison failed: {type(error).__name__}: {error}"
-            return [Difference(comparison.VARIABLE, "verification", why)], None
-        assert self._base is not None
+            found, finding.saved = [Difference(comparison.VARIABLE, "verification", why)], None
         lost = [where for where, _, _ in self._base.lost]
-        return [one for one in found if not _is_part(one.where, lost)], live
+        finding.differences = [one for one in found if not _is_part(one.where, lost)]
+        return finding
+
+    def _share_compared(self, finding: _Finding) -> float:
+        """The part of the tensors' bytes of all ranks that was compared. Small state counts as a
+        byte: a step without tensors to compare is still compared."""
+        mine = [finding.compared + (finding.saved is not None), finding.left_out]
+        gathered = gather.gather(self._job, self._store, self._round(), json.dumps(mine), _sums)
+        compared, left_out = json.loads(gathered.text)
+        return float(compared / max(1, compared + left_out))
 
     def _after_second(self, frame: FrameType, boundary: Boundary) -> list[Difference]:
         """What of the first finding is no fault of clocks."""
@@ -383,17 +437,16 @@ def _any(texts: list[str]) -> str:
     return texts[0] if texts else ""
 
 
-def _tensors(resumer: Resumer, state: discovery.State) -> list[Difference]:
-    _, left_out, pieces = resumer.compare(state)
+def _sums(texts: list[str]) -> str:
+    return json.dumps([sum(column) for column in zip(*map(json.loads, texts), strict=True)])
+
+
+def _tensors(pieces: list[Any], state: discovery.State) -> list[Difference]:
     live = {region.name: region.current() for region in state.regions}
-    found = [
+    return [
         Difference(comparison.TENSOR, name, _how_tensors_differ(live[name], first, at, sample))
         for name, first, at, sample in pieces
     ]
-    if left_out:  # damaged since they were verified: nothing may be claimed about them
-        why = f"{left_out} bytes of the snapshot could not be compared"
-        found.append(Difference(comparison.TENSOR, "snapshot", why))
-    return found
 
 
 def _how_tensors_differ(tensor: torch.Tensor, first: int, at: int, sample: bytes) -> str:

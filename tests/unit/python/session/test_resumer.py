@@ -88,7 +88,7 @@ class Restart:
         found = notes.Notes(self.client)
         self.resumer = Resumer(job, self.store, source, exact, found)
         self.whole = VerifiedResume(
-            job, self.store, self.resumer, None, "", lambda *_: {}, found  # type: ignore[arg-type]
+            job, self.store, self.resumer, None, None, "", lambda *_: {}, found  # type: ignore[arg-type]
         )
         self.boundary = SimpleNamespace(optimizers=[self.optimizer], know=lambda others: None)
         monkeypatch.setattr(restorer, "check", lambda *_: None)

@@ -1125,7 +1125,7 @@ TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
         } catch (const Corruption&) {
           intact = false;
         }
-        if (!reader.stillSealed(view)) {
+        if (!reader.isUnchanged(view)) {
           continue;
         }
         if (!intact || objects != std::to_string(view.step)) {

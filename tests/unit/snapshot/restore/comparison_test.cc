@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "intercept/base/error.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/writer.h"
 
@@ -71,6 +72,83 @@ class ComparisonTest : public ::testing::Test {
   SnapshotTable table_;
   std::unique_ptr<Vault> vault_;
 };
+
+// What a rank leaves that dies while it copies.
+class UnfinishedTest : public ComparisonTest {
+ protected:
+  // The second slot, which held step 6: a step is begun, and its first `chunks` chunks are copied.
+  void begin(int64_t step, uint64_t chunks, bool objects) {
+    const std::string json = table_.toJson();
+    const uint64_t all = (table_.payload_bytes + kChunk - 1) / kChunk;
+    vault_->reserveSlot(1, json.size(), 100, all, table_.payload_bytes);
+    for (uint64_t i = 0; i < all; ++i) {  // what the older step left: whole chunks, whole hashes
+      vault_->chunkHashes(1)[i] = hashBytes(vault_->payload(1) + i * kChunk,
+                                            std::min(kChunk, table_.payload_bytes - i * kChunk));
+    }
+    vault_->beginSlot(1, step, kIncarnation, json, hashBytes(json.data(), json.size()), kChunk,
+                      table_.payload_bytes, all);
+    if (objects) {
+      vault_->putObjects(1, "newer state");
+    }
+    for (uint64_t i = 0; i < chunks; ++i) {
+      const uint64_t begin = i * kChunk;
+      const uint64_t bytes = std::min(kChunk, table_.payload_bytes - begin);
+      std::memcpy(vault_->payload(1) + begin, vault_->payload(0) + begin, bytes);
+      vault_->chunkHashes(1)[i] = hashBytes(vault_->payload(1) + begin, bytes);
+    }
+  }
+
+  Comparison compareWith(const SlotSource& saved) {
+    std::vector<LiveRegion> live;
+    for (size_t i = 0; i < memory_.size(); ++i) {
+      const uint64_t bytes = memory_[i].size();
+      live.push_back({name(i), "uint8", {static_cast<int64_t>(bytes)}, bytes, memory_[i].data()});
+    }
+    return compare(saved, live, nullptr);
+  }
+};
+
+TEST_F(UnfinishedTest, OnlyChunksThatWereCopiedAreCompared) {
+  begin(kStep + 1, 1, true);
+  const auto saved = SlotSource::after(vault_->fd(), kStep, kIncarnation);
+  ASSERT_NE(saved, nullptr);
+  EXPECT_EQ(saved->step(), kStep + 1);
+  EXPECT_EQ(saved->objects(), "newer state");
+  const Comparison none = compareWith(*saved);
+  EXPECT_EQ(none.compared_bytes, 0u) << "no piece lies in the first chunk alone";
+  begin(kStep + 1, 3, true);
+  const auto more = SlotSource::after(vault_->fd(), kStep, kIncarnation);
+  const Comparison found = compareWith(*more);
+  EXPECT_EQ(found.compared_bytes, memory_[0].size());
+  EXPECT_EQ(found.left_out_bytes, memory_[1].size());
+  EXPECT_TRUE(found.differences.empty());
+  memory_[0][17] ^= std::byte{1};
+  ASSERT_EQ(compareWith(*more).differences.size(), 1u);
+  EXPECT_EQ(compareWith(*more).differences[0].first, 17u);
+}
+
+TEST_F(UnfinishedTest, SmallStateThatIsNotCompleteCountsAsNone) {
+  begin(kStep + 1, 0, false);
+  vault_->putObjectPart(1, 0, std::as_bytes(std::span<const char>("half", 4)));
+  const auto saved = SlotSource::after(vault_->fd(), kStep, kIncarnation);
+  ASSERT_NE(saved, nullptr);
+  EXPECT_EQ(saved->objects(), "");
+}
+
+TEST_F(UnfinishedTest, OthersIncarnationsOlderStepsAndDroppedOnesAreNone) {
+  begin(kStep + 1, 1, true);
+  EXPECT_EQ(SlotSource::after(vault_->fd(), kStep, kIncarnation + 1), nullptr);
+  EXPECT_EQ(SlotSource::after(vault_->fd(), kStep + 1, kIncarnation), nullptr);
+  vault_->clearSlot(1);
+  EXPECT_EQ(SlotSource::after(vault_->fd(), kStep, kIncarnation), nullptr);
+}
+
+TEST_F(UnfinishedTest, ASlotThatIsOverwrittenMeanwhileIsNotBelieved) {
+  begin(kStep + 1, 3, true);
+  const auto saved = SlotSource::after(vault_->fd(), kStep, kIncarnation);
+  begin(kStep + 2, 0, true);
+  EXPECT_THROW(compareWith(*saved), Corruption);
+}
 
 TEST_F(ComparisonTest, EqualMemoryHasNoDifferences) {
   for (const bool on_device : {false, true}) {

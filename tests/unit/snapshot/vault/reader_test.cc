@@ -39,7 +39,7 @@ TEST_P(VaultReaderTest, ReadsBackWhatWasSealed) {
   EXPECT_EQ(reader.table(slots[0]).toJson(), table(10'000).toJson());
   EXPECT_EQ(static_cast<char>(reader.payload(slots[0])[9'999]), 'a');
   EXPECT_TRUE(reader.verify(slots[0]).empty());
-  EXPECT_TRUE(reader.stillSealed(slots[0]));
+  EXPECT_TRUE(reader.isUnchanged(slots[0]));
 }
 
 TEST_P(VaultReaderTest, HoldsASnapshotWithoutAByte) {
@@ -66,13 +66,13 @@ TEST_P(VaultReaderTest, ReadsThroughAnOldViewStayInBoundsWhenTheSlotMoves) {
   const VaultReader reader(vault_->fd());
   const SlotView view = reader.slots()[0];
   vault_->reserveSlot(0, 100, 100, 10'000, 40 << 20);
-  EXPECT_FALSE(reader.stillSealed(view));
+  EXPECT_FALSE(reader.isUnchanged(view));
   uint64_t sum = 0;
   for (uint64_t i = 0; i < view.payload_bytes; i += 512) {
     sum += static_cast<uint64_t>(reader.payload(view)[i]);
   }
   EXPECT_EQ(sum, 0u) << "a hole reads as zeros";
-  EXPECT_FALSE(reader.verify(view).empty() && reader.stillSealed(view));
+  EXPECT_FALSE(reader.verify(view).empty() && reader.isUnchanged(view));
   EXPECT_THROW(reader.objects(view), Corruption);
   EXPECT_THROW(reader.table(view), Corruption);
 }
@@ -82,11 +82,11 @@ TEST_P(VaultReaderTest, OverwritingEndsAViewAtOnce) {
   const VaultReader reader(vault_->fd());
   const SlotView view = reader.slots()[0];
   begin(0, 6, 10'000, 'y', "objects");
-  EXPECT_FALSE(reader.stillSealed(view));
+  EXPECT_FALSE(reader.isUnchanged(view));
   EXPECT_TRUE(reader.slots().empty()) << "a slot in writing is absent";
   EXPECT_EQ(reader.rawSlots()[0].state, SlotState::kWriting);
   vault_->sealSlot(0, {}, 1);
-  EXPECT_FALSE(reader.stillSealed(view)) << "sealed again, but another snapshot";
+  EXPECT_FALSE(reader.isUnchanged(view)) << "sealed again, but another snapshot";
   EXPECT_EQ(reader.slots()[0].step, 6);
 }
 

@@ -76,14 +76,14 @@ TEST_P(VaultWriterTest, GrowingASlotLosesItsContentsAndGivesTheMemoryBack) {
   VaultReader reader(vault_->fd());
   const auto old = reader.slots();
   vault_->reserveSlot(0, 100, 100, 1000, 2 << 20);
-  EXPECT_FALSE(reader.stillSealed(old[0]));
-  EXPECT_TRUE(reader.stillSealed(old[1]));
+  EXPECT_FALSE(reader.isUnchanged(old[0]));
+  EXPECT_TRUE(reader.isUnchanged(old[1]));
   reader.refresh();
-  EXPECT_FALSE(reader.stillSealed(old[0]));
+  EXPECT_FALSE(reader.isUnchanged(old[0]));
   EXPECT_EQ(reader.slots().size(), 1u);
   EXPECT_LT(usedBlocks(), before + (1 << 20) + (256 << 10)) << "the old place is a hole";
   seal(0, 7, 2 << 20);
-  EXPECT_TRUE(reader.stillSealed(reader.slots()[0]));
+  EXPECT_TRUE(reader.isUnchanged(reader.slots()[0]));
 }
 
 TEST_P(VaultWriterTest, ClearedSlotIsAbsent) {
