@@ -66,9 +66,8 @@ void Dispatch::handle(Connection& peer, wire::Frame frame, int64_t now_ns) {
 
 void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
   const auto hello = parseHello(frame.payload);
-  if (hello.job != options_.job || hello.node != options_.node) {
-    refuse(peer,
-           "this is the agent of job " + options_.job + ", node " + std::to_string(options_.node),
+  if (hello.job != options_.job) {
+    refuse(peer, "this is the agent of job " + options_.job,
            "set REFT_JOB_ID and REFT_RUN_DIR alike on all ranks");
     return;
   }
@@ -91,6 +90,9 @@ void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
     auto& rank = *ranks_.find(hello.rank);
     rank.notes.clear();
     rank.pid_is_own = peer.pid() > 0;
+    // Nodes are numbered anew at each start of the ranks.
+    state_.node = hello.node;
+    investigation_.setNode(hello.node);
     joined_(rank, old_connection);
     logInfo("agent", "rank ", hello.rank, " joined, pid ", rank.pid, " attempt ", hello.attempt);
   }
@@ -165,7 +167,7 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
 void Dispatch::fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns) {
   switch (frame.type) {
     case wire::Type::kVaultList:
-      peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_));
+      peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_, parseVaultList(frame.payload)));
       return;
     case wire::Type::kVaultGet: giveVault(peer, parseVaultGet(frame.payload)); return;
     case wire::Type::kStatusRequest:
@@ -187,9 +189,11 @@ void Dispatch::fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns)
   }
 }
 
-void Dispatch::giveVault(Connection& peer, int number) {
+void Dispatch::giveVault(Connection& peer, const VaultGet& wanted) {
+  const int number = wanted.rank;
   auto* rank = ranks_.find(number);
-  const auto* vault = rank == nullptr ? nullptr : rank->readable();
+  auto* held = rank == nullptr ? nullptr : &rank->vaultFor(wanted.world);
+  const auto* vault = held == nullptr ? nullptr : held->readable(number);
   if (vault == nullptr) {
     // Not the peer's fault: the rank may be new, so the connection stays.
     peer.send(wire::Type::kError,
@@ -197,7 +201,7 @@ void Dispatch::giveVault(Connection& peer, int number) {
     return;
   }
   peer.send(wire::Type::kVaultFd, dumpJson({{"rank", number}, {"bytes", vault->bytes()}}),
-            rank->vault_fd.get());
+            held->fd.get());
 }
 
 void Dispatch::readNative(Connection& peer, int number) {
@@ -233,6 +237,9 @@ std::string Dispatch::metrics() {
 
 void Dispatch::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
+    if (action.kind == CommitLedger::Action::kBroadcast && action.yes) {
+      ranks_.dropSetAside();
+    }
     const wire::Ballot ballot{action.key.step, action.key.incarnation,
                               action.cut,      static_cast<uint8_t>(action.yes),
                               action.proposal, {}};

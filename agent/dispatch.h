@@ -40,7 +40,7 @@ class Dispatch {
   void fromRank(Connection& peer, RankState& rank, wire::Frame& frame, int64_t now_ns);
   void fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns);
   void vote(RankState& rank, const wire::Frame& frame, int64_t now_ns);
-  void giveVault(Connection& peer, int number);
+  void giveVault(Connection& peer, const VaultGet& wanted);
   void readNative(Connection& peer, int number);
   void act(const std::vector<CommitLedger::Action>& actions);
   const AgentState& state();

@@ -37,6 +37,11 @@ Investigation::Investigation(const Settings& settings)
       leader_(settings.node, nanoseconds(settings.suspect_sec)),
       abort_policy_(settings.abort_on_hang, nanoseconds(settings.suspect_sec)) {}
 
+void Investigation::setNode(int node) {
+  settings_.node = node;
+  leader_.setNode(node);
+}
+
 // ---- time
 
 void Investigation::tick(const std::vector<RankLog>& logs, bool traced, int64_t now_ns) {

@@ -52,6 +52,8 @@ class Investigation {
     bool newest = false;  // its process belongs to the newest incarnation, and wrote the log
   };
 
+  // The ranks that have joined call this node so.
+  void setNode(int node);
   // The facts for all inputs up to the next call.
   void know(NodeFacts facts) { facts_ = std::move(facts); }
   // Call every tick_ns. `traced`: a debugger or tracer is attached to a rank of this node; it may

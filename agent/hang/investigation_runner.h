@@ -34,6 +34,10 @@ class InvestigationRunner {
   // Call after each batch of messages.
   void step(int64_t now_ns);
 
+  void setNode(int node) {
+    settings_.node = node;
+    investigation_.setNode(node);
+  }
   void rankJoined(Connection& connection, const RankState& rank);
   // The process has ended; `rank` is no longer alive.
   void rankEnded(const RankState& rank, int64_t now_ns);

@@ -24,6 +24,7 @@ class Leader {
 
   Leader(int node, int64_t suspect_ns) : node_(node), suspect_ns_(suspect_ns) {}
 
+  void setNode(int node) { node_ = node; }
   // A verdict is due here, in a job of so many nodes. True: this node leads at once.
   bool suspect(int nodes, int64_t now_ns);
   // `node` has asked for evidence, or announced that it leads.

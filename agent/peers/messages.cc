@@ -94,6 +94,8 @@ Hello parseHello(std::string_view payload) {
   hello.rank = static_cast<int>(integer(from, "rank", 0, hello.world - 1));
   hello.local_world = static_cast<int>(integer(from, "local_world", 1, hello.world));
   hello.local_rank = static_cast<int>(integer(from, "local_rank", 0, hello.local_world - 1));
+  const int64_t even = (hello.world + hello.local_world - 1) / hello.local_world;
+  hello.nodes = static_cast<int>(integer(from, "nodes", 1, hello.world, &even));
   hello.attempt = static_cast<int>(integer(from, "attempt", 0, INT32_MAX, &zero));
   hello.restarts_left = static_cast<int>(integer(from, "restarts_left", 0, INT32_MAX, &zero));
   const auto hex = text(from, "incarnation", 18);
@@ -113,8 +115,16 @@ VaultPut parseVaultPut(std::string_view payload) {
           static_cast<uint64_t>(integer(from, "bytes", 0, INT64_MAX, &zero))};
 }
 
-int parseVaultGet(std::string_view payload) {
-  return static_cast<int>(integer(object(payload), "rank", 0, kMaxRank));
+VaultGet parseVaultGet(std::string_view payload) {
+  const auto from = object(payload);
+  const int64_t present = 0;
+  return {static_cast<int>(integer(from, "rank", 0, kMaxRank)),
+          static_cast<int>(integer(from, "world", 0, kMaxRank, &present))};
+}
+
+int parseVaultList(std::string_view payload) {
+  const int64_t present = 0;
+  return static_cast<int>(integer(object(payload), "world", 0, kMaxRank, &present));
 }
 
 StacksRequest parseStacksRequest(std::string_view payload) {

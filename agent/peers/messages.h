@@ -28,6 +28,7 @@ struct Hello {
   int local_rank = 0;
   int world = 1;
   int local_world = 1;
+  int nodes = 1;
   int pid = 0;
   uint64_t incarnation = 0;
   int attempt = 0;
@@ -42,7 +43,13 @@ struct VaultPut {
 };
 
 VaultPut parseVaultPut(std::string_view payload);
-int parseVaultGet(std::string_view payload);  // rank
+// A vault of `rank`; of several, that of a job of `world` ranks. 0: the present one.
+struct VaultGet {
+  int rank = 0;
+  int world = 0;
+};
+VaultGet parseVaultGet(std::string_view payload);
+int parseVaultList(std::string_view payload);  // `world`, as in VaultGet
 struct StacksRequest {
   std::vector<int> ranks;  // empty = all
   bool native = false;     // native frames, of one rank, instead of a report

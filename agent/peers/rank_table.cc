@@ -33,6 +33,36 @@ int parentOf(int pid) {
   return stat ? stat->parent : 0;
 }
 
+constexpr std::string_view kOfWorld = "-of-";
+
+std::optional<int> numberOf(std::string_view digits) {
+  int number = -1;
+  const auto* end = digits.data() + digits.size();
+  const auto parsed = std::from_chars(digits.data(), end, number);
+  const bool valid = !digits.empty() && parsed.ec == std::errc() && parsed.ptr == end;
+  return valid && number >= 0 && number <= kMaxRank ? std::optional(number) : std::nullopt;
+}
+
+bool sameFile(int fd, int other) {
+  struct stat one {};
+  struct stat two {};
+  return ::fstat(fd, &one) == 0 && ::fstat(other, &two) == 0 && one.st_ino == two.st_ino &&
+         one.st_dev == two.st_dev;
+}
+
+// Deletes the file of a vault that is no longer needed, if it still is that vault.
+void deleteFile(int rank, HeldVault& vault) {
+  if (vault.path.empty() || !vault.fd || !sameFile(vault.fd.get(), vault.path)) {
+    return;
+  }
+  if (::unlink(vault.path.c_str()) == 0) {
+    logWarn("agent", "rank ", rank, " deleted ", vault.path);
+  } else {
+    logWarn("agent", "rank ", rank, " cannot delete ", vault.path, ": ", std::strerror(errno));
+  }
+  vault.path.clear();
+}
+
 bool processEnded(const UniqueFd& pidfd) {
   pollfd poller{pidfd.get(), POLLIN, 0};
   return ::poll(&poller, 1, 0) > 0;
@@ -45,26 +75,34 @@ int64_t RankState::oomKillsSince() const {
   return now >= 0 && oom_kills_before >= 0 ? now - oom_kills_before : -1;
 }
 
-const VaultReader* RankState::readable() {
-  if (!vault) {
+const VaultReader* HeldVault::readable(int rank) {
+  if (!reader) {
     return nullptr;
   }
   try {
-    vault->refresh();
-    return vault.get();
+    reader->refresh();
+    return reader.get();
   } catch (const Error& error) {
-    logWarn("agent", "rank ", hello.rank, " vault is not readable any more: ", error.what());
-    vault.reset();
-    vault_fd.reset();
+    logWarn("agent", "rank ", rank, " vault is not readable any more: ", error.what());
+    reader.reset();
+    fd.reset();
     return nullptr;
   }
+}
+
+HeldVault& RankState::vaultFor(int world) {
+  const auto aside = set_aside.find(world);
+  const bool fits = vault && vault.reader->identity().world == world;
+  return world == 0 || fits || aside == set_aside.end() ? vault : aside->second;
 }
 
 RankTable::RankTable(std::string job, std::string vault_dir)
     : job_(std::move(job)), vault_dir_(std::move(vault_dir)) {}
 
-std::string RankTable::pathOf(int rank) const {
-  return vault_dir_ + "/" + job_ + "/rank-" + std::to_string(rank) + ".vault";
+std::string RankTable::pathOf(int rank, int set_aside_world) const {
+  const std::string of =
+      set_aside_world == 0 ? "" : std::string(kOfWorld) + std::to_string(set_aside_world);
+  return vault_dir_ + "/" + job_ + "/rank-" + std::to_string(rank) + of + ".vault";
 }
 
 void RankTable::adoptVaultFiles() {
@@ -78,42 +116,52 @@ void RankTable::adoptVaultFiles() {
     if (entry == nullptr) {
       break;
     }
-    const std::string name = entry->d_name;
-    constexpr std::string_view kPrefix = "rank-";
-    constexpr std::string_view kSuffix = ".vault";
-    int rank = -1;
-    const auto* digits_end = name.data() + name.size() - std::min(name.size(), kSuffix.size());
-    if (name.size() <= kPrefix.size() + kSuffix.size() || name.rfind(kPrefix, 0) != 0 ||
-        std::string_view(digits_end) != kSuffix ||
-        std::from_chars(name.data() + kPrefix.size(), digits_end, rank).ptr != digits_end ||
-        rank < 0 || rank > kMaxRank) {
-      continue;
+    adoptVaultFile(entry->d_name);
+  }
+}
+
+// "rank-<rank>.vault", or "rank-<rank>-of-<world>.vault" for one that is set aside.
+void RankTable::adoptVaultFile(const std::string& name) {
+  constexpr std::string_view kPrefix = "rank-";
+  constexpr std::string_view kSuffix = ".vault";
+  std::string_view middle = name;
+  if (!middle.starts_with(kPrefix) || !middle.ends_with(kSuffix) ||
+      middle.size() <= kPrefix.size() + kSuffix.size()) {
+    return;
+  }
+  middle = middle.substr(kPrefix.size(), middle.size() - kPrefix.size() - kSuffix.size());
+  const auto of = middle.find(kOfWorld);
+  const bool aside = of != std::string_view::npos;
+  const auto rank = numberOf(middle.substr(0, of));
+  const auto world = aside ? numberOf(middle.substr(of + kOfWorld.size())) : std::optional(1);
+  if (!rank || !world || *world < 1) {
+    return;
+  }
+  const std::string path = vault_dir_ + "/" + job_ + "/" + name;
+  try {
+    UniqueFd fd(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (!fd) {
+      throw SystemError("open");
     }
-    std::string path = directory;
-    path.append("/").append(name);
-    try {
-      UniqueFd fd(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-      if (!fd) {
-        throw SystemError("open");
-      }
-      struct stat info {};
-      if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) {
-        throw Corruption("not a regular file of this user");
-      }
-      auto reader = std::make_unique<VaultReader>(fd.get());
-      if (reader->identity().job != job_ || reader->identity().rank != rank) {
-        throw Corruption("belongs to rank " + std::to_string(reader->identity().rank) + " of job " +
-                         reader->identity().job);
-      }
-      auto& state = ranks_[rank];
-      state.hello.rank = rank;
-      state.hello.world = reader->identity().world;
-      state.vault_fd = std::move(fd);
-      state.vault = std::move(reader);
-      state.vault_path = path;
-    } catch (const Error& error) {
-      logWarn("agent", "vault file ", path, " is left alone: ", error.what());
+    struct stat info {};
+    if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) {
+      throw Corruption("not a regular file of this user");
     }
+    auto reader = std::make_unique<VaultReader>(fd.get());
+    const VaultIdentity& identity = reader->identity();
+    if (identity.job != job_ || identity.rank != *rank || (aside && identity.world != *world)) {
+      throw Corruption("belongs to rank " + std::to_string(identity.rank) + " of " +
+                       std::to_string(identity.world) + " of job " + identity.job);
+    }
+    auto& state = ranks_[*rank];
+    state.hello.rank = *rank;
+    if (!aside || state.hello.world == 0) {
+      state.hello.world = identity.world;
+    }
+    HeldVault& place = aside ? state.set_aside[*world] : state.vault;
+    place = {std::move(fd), std::move(reader), path};
+  } catch (const Error& error) {
+    logWarn("agent", "vault file ", path, " is left alone: ", error.what());
   }
 }
 
@@ -163,12 +211,37 @@ void RankTable::putVault(RankState& rank, const VaultPut& put, UniqueFd fd) {
     throw Corruption("vault: belongs to rank " + std::to_string(reader->identity().rank) +
                      " of another job or rank");
   }
-  rank.vault_path.clear();
-  if (!vault_dir_.empty() && sameFile(fd.get(), pathOf(put.rank))) {
-    rank.vault_path = pathOf(put.rank);
+  const int world = reader->identity().world;
+  const HeldVault& before = rank.vaultFor(world);
+  rank.resumed = before && sameFile(before.fd.get(), fd.get());
+  if (rank.vault && rank.vault.reader->identity().world != world) {
+    const int other = rank.vault.reader->identity().world;
+    if (!rank.vault.path.empty()) {
+      rank.vault.path = pathOf(put.rank, other);  // where the rank has moved it
+    }
+    logInfo("agent", "rank ", put.rank, " vault of ", other, " ranks is set aside");
+    rank.set_aside.insert_or_assign(other, std::move(rank.vault));
   }
-  rank.vault_fd = std::move(fd);
-  rank.vault = std::move(reader);
+  rank.set_aside.erase(world);
+  std::string path = vault_dir_.empty() ? "" : pathOf(put.rank);
+  if (path.empty() || !sameFile(fd.get(), path)) {
+    path.clear();
+  }
+  rank.vault = {std::move(fd), std::move(reader), std::move(path)};
+}
+
+void RankTable::dropSetAside() {
+  for (auto& [number, rank] : ranks_) {
+    if (rank.set_aside.empty() || !rank.resumed || rank.hello.incarnation != incarnation_) {
+      continue;
+    }
+    for (auto aside = rank.set_aside.begin();
+         aside != rank.set_aside.end() && aside->first < rank.hello.world;
+         aside = rank.set_aside.erase(aside)) {
+      logInfo("agent", "rank ", number, " vault of ", aside->first, " ranks is no longer needed");
+      deleteFile(number, aside->second);
+    }
+  }
 }
 
 RankState* RankTable::find(int rank) {
@@ -216,7 +289,7 @@ int RankTable::world() const {
 int RankTable::nodes() const {
   for (const auto& [number, rank] : ranks_) {
     if (rank.pid > 0 && rank.hello.incarnation == incarnation_) {
-      return (rank.hello.world + rank.hello.local_world - 1) / rank.hello.local_world;
+      return rank.hello.nodes;
     }
   }
   return 1;
@@ -236,17 +309,10 @@ std::vector<std::pair<CommitKey, CommitLedger::Held>> RankTable::sealed(RankStat
 
 void RankTable::deleteVaultFiles() {
   for (auto& [number, state] : ranks_) {
-    if (state.vault_path.empty() || !state.vault_fd ||
-        !sameFile(state.vault_fd.get(), state.vault_path)) {
-      continue;
+    deleteFile(number, state.vault);
+    for (auto& [world, aside] : state.set_aside) {
+      deleteFile(number, aside);
     }
-    if (::unlink(state.vault_path.c_str()) == 0) {
-      logWarn("agent", "rank ", number, " ended cleanly: deleted ", state.vault_path);
-    } else {
-      logWarn("agent", "rank ", number, " cannot delete ", state.vault_path, ": ",
-              std::strerror(errno));
-    }
-    state.vault_path.clear();
   }
   if (!vault_dir_.empty()) {
     ::rmdir((vault_dir_ + "/" + job_).c_str());  // stays if anything else is in it

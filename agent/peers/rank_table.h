@@ -17,6 +17,17 @@
 
 namespace reft::agent {
 
+// A vault that the agent keeps.
+struct HeldVault {
+  UniqueFd fd;
+  std::unique_ptr<VaultReader> reader;
+  std::string path;  // "": a memfd
+
+  explicit operator bool() const { return reader != nullptr; }
+  // The vault, mapped as long as it is now; nullptr if there is none or it was cut off.
+  const VaultReader* readable(int rank);
+};
+
 struct RankState {
   Hello hello;
   int pid = 0;  // 0: never seen by this agent (only its vault was found)
@@ -31,15 +42,18 @@ struct RankState {
 
   std::vector<Note> notes;  // of the process that is connected now
 
-  UniqueFd vault_fd;
-  std::unique_ptr<VaultReader> vault;
-  std::string vault_path;  // "": a memfd
+  HeldVault vault;
+  // Vaults of the rank that jobs with another number of ranks have left, by that number. They stay
+  // for the next start with as many ranks.
+  std::map<int, HeldVault> set_aside;
+  bool resumed = false;  // its process goes on with the vault of an earlier one
 
   bool live() const { return alive && !said_bye; }
   // Processes of its cgroup that the kernel's OOM killer has ended since it came; < 0: unknown.
   int64_t oomKillsSince() const;
-  // The vault, mapped as long as it is now; nullptr if there is none or it was cut off.
-  const VaultReader* readable();
+  const VaultReader* readable() { return vault.readable(hello.rank); }
+  // The vault that a job of so many ranks can go on with, else the present one.
+  HeldVault& vaultFor(int world);
 };
 
 class RankTable {
@@ -52,7 +66,10 @@ class RankTable {
   // Registers a rank. Throws InvalidArgument with what to do if a live process of another job uses
   // the name.
   RankState& join(const Hello& hello, int pid, uint64_t connection);
+  // A vault that a job with another number of ranks has left is set aside.
   void putVault(RankState& rank, const VaultPut& put, UniqueFd fd);
+  // A step was committed: ranks that had resumed no longer need what smaller jobs have left.
+  void dropSetAside();
 
   std::map<int, RankState>& all() { return ranks_; }
   RankState* find(int rank);
@@ -75,7 +92,8 @@ class RankTable {
   void deleteVaultFiles();
 
  private:
-  std::string pathOf(int rank) const;
+  std::string pathOf(int rank, int set_aside_world = 0) const;
+  void adoptVaultFile(const std::string& name);
 
   std::string job_;
   std::string vault_dir_;

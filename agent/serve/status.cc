@@ -153,7 +153,7 @@ std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const Agent
                {"stats", json::object()}};
     if (const auto* vault = rank.readable()) {
       entry["vault"] = {
-          {"bytes", vault->bytes()}, {"path", rank.vault_path}, {"slots", slotsJson(*vault)}};
+          {"bytes", vault->bytes()}, {"path", rank.vault.path}, {"slots", slotsJson(*vault)}};
       if (const auto log = opLogOf(rank)) {
         const auto progress = progressOf(*log);
         entry["op_log"] = {
@@ -177,13 +177,14 @@ std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const Agent
   return dumpJson(result);
 }
 
-std::string inventoryJson(RankTable& ranks) {
+std::string inventoryJson(RankTable& ranks, int world) {
   json vaults = json::array();
   for (auto& [number, rank] : ranks.all()) {
-    if (const auto* vault = rank.readable()) {
+    HeldVault& held = rank.vaultFor(world);
+    if (const auto* vault = held.readable(number)) {
       vaults.push_back({{"rank", number},
                         {"bytes", vault->bytes()},
-                        {"path", rank.vault_path},
+                        {"path", held.path},
                         {"live", rank.live()},
                         {"slots", slotsJson(*vault)}});
     }

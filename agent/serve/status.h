@@ -45,7 +45,8 @@ struct AgentState {
 
 std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
                        int64_t now_ns);
-std::string inventoryJson(RankTable& ranks);
+// `world`: see VaultGet.
+std::string inventoryJson(RankTable& ranks, int world);
 std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent);
 
 std::string dumpJson(const nlohmann::json& value);  // never throws on text that is not UTF-8

@@ -291,12 +291,19 @@ def test_malformed_frame_gets_one_error_and_a_close(make: Callable[..., Node], g
 
 
 @pytest.mark.parametrize(
-    "fields", [{"job": "other"}, {"node": 3}, {"protocol": protocol.VERSION + 1}, {"role": "king"}]
+    "fields", [{"job": "other"}, {"protocol": protocol.VERSION + 1}, {"role": "king"}]
 )
 def test_hello_of_somebody_else_is_refused(make: Callable[..., Node], fields: dict[str, Any]) -> None:
     node = make()
     with pytest.raises(ValueError, match="refuses"):
         protocol.AgentConnection(node.socket, fields)
+
+
+def test_an_agent_takes_the_number_of_its_node_from_its_ranks(make: Callable[..., Node]) -> None:
+    node = make()
+    assert node.status()["node"] == 0
+    with node.rank(1, local_rank=0, world=3, local_world=1, nodes=2, node=3):
+        assert node.status()["node"] == 3
 
 
 def test_two_live_jobs_with_one_id_are_told_apart(make: Callable[..., Node]) -> None:
@@ -335,6 +342,57 @@ def test_vault_outlives_its_rank(make: Callable[..., Node]) -> None:
         os.close(fd)
         assert tool.request(protocol.VAULT_GET, {"rank": 1})[0] == protocol.ERROR
         assert tool.request(protocol.VAULT_LIST)[0] == protocol.VAULT_INVENTORY  # a miss is no offence
+
+
+def worlds(node: Node, world: int = 0) -> dict[int, int]:
+    """Of each rank: how many ranks the job had whose vault the agent lists."""
+    found = {}
+    with node.tool() as tool:
+        for vault in tool.request(protocol.VAULT_LIST, {"world": world})[1]["vaults"]:
+            rank = vault["rank"]
+            fd = tool.request(protocol.VAULT_GET, {"rank": rank, "world": world})[2]
+            assert fd is not None
+            found[rank] = struct.unpack_from("<i", os.pread(fd, 24, 0), 20)[0]
+            os.close(fd)
+    return found
+
+
+def test_vaults_of_another_number_of_ranks_are_set_aside(make: Callable[..., Node]) -> None:
+    node = make()
+    for number in (0, 1):
+        with node.rank(number, world=4) as rank:
+            put(rank, number, vault_bytes(number, world=4))
+    with node.rank(0, incarnation="2") as rank:
+        put(rank, 0, vault_bytes(0, world=2))
+    assert worlds(node) == worlds(node, 2) == {0: 2, 1: 4}
+    assert worlds(node, 4) == {0: 4, 1: 4}
+    with node.rank(0, world=4, local_world=1, incarnation="3") as rank:
+        put(rank, 0, vault_bytes(0, world=4))
+    assert worlds(node, 4) == {0: 4, 1: 4} and worlds(node, 2) == {0: 2, 1: 4}
+
+
+def test_a_larger_job_that_has_resumed_and_committed_drops_what_a_smaller_one_left(
+    make: Callable[..., Node],
+) -> None:
+    node = make()
+    large = memfd(vault_bytes(0, world=4))
+    for incarnation, world, own in (("1", 4, True), ("2", 2, False), ("3", 4, True)):
+        fd = large if own else memfd(vault_bytes(0, world=world))
+        with node.rank(0, world=world, local_world=1, nodes=1, incarnation=incarnation) as rank:
+            rank.send(protocol.VAULT_PUT, {"rank": 0, "bytes": 0}, fd)
+            assert rank.receive()[0] == protocol.VAULT_ACK
+    assert worlds(node, 2) == {0: 2}
+    hello = {"local_rank": 0, "world": 4, "local_world": 4, "incarnation": "4"}
+    ranks = [node.rank(number, **{**hello, "local_rank": number}) for number in range(4)]
+    ranks[0].send(protocol.VAULT_PUT, {"rank": 0, "bytes": 0}, large)
+    assert ranks[0].receive()[0] == protocol.VAULT_ACK
+    assert worlds(node, 2) == {0: 2}, "nothing is committed yet"
+    for rank in ranks:
+        rank.vote(7, 4, True)
+    wait_for(lambda: worlds(node, 2) == {0: 4})
+    for rank in ranks:
+        rank.close()
+    os.close(large)
 
 
 @pytest.mark.parametrize("kind", ["none", "unsealed", "garbage", "short", "pipe", "foreign rank", "foreign job"])
