@@ -33,8 +33,10 @@ namespace reft {
     "Log levels: error, warn, info, debug, trace. For one logger: `reft.snapshot=debug`; " \
     "loggers are intercept, snapshot, hang, agent, backend, python.") \
   X(job_id, "REFT_JOB_ID", kText, "", "letters, digits, . _ -", \
-    "Name of the job. Default: derived from torchrun, Slurm or the launcher's process. Set it " \
-    "to find the vaults again after a restart of the launcher itself.") \
+    "Name of the job. Default: made from the command (script, arguments, directory) and from " \
+    "what started it, so that another command is another job. Set it to continue a job that was " \
+    "started elsewhere or with other arguments, and to tell apart jobs that differ only in " \
+    "variables or files.") \
   X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", \
     "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
     "`/tmp/reft-<uid>`.") \

@@ -34,9 +34,10 @@ std::vector<NamedTensor> tensorsOf(const Rows& rows) {
 }
 
 // A duplicate of a vault's descriptor, from the agent of this node.
-UniqueFd vaultOf(AgentClient& client, int rank) {
-  wire::Frame frame = client.request(wire::Type::kVaultGet, nlohmann::json{{"rank", rank}}.dump(),
-                                     wire::Type::kVaultFd, kVaultWait);
+UniqueFd vaultOf(AgentClient& client, int rank, int world) {
+  const std::string wanted = nlohmann::json{{"rank", rank}, {"world", world}}.dump();
+  wire::Frame frame =
+      client.request(wire::Type::kVaultGet, wanted, wire::Type::kVaultFd, kVaultWait);
   if (!frame.fd) {
     throw Unavailable("the agent has no vault of rank " + std::to_string(rank) + ": " +
                       frame.payload);
@@ -60,14 +61,14 @@ std::string mergeInventories(const std::vector<std::string>& texts) {
 }
 
 // (plan or None, why newer steps were passed over, whether any vault was found).
-py::tuple planOf(const std::string& inventory, int world, int local_world, int64_t below) {
+py::tuple planOf(const std::string& inventory, std::vector<int> node_of, int64_t below) {
   RestoreDecision decision;
   bool found = false;
   {
     const py::gil_scoped_release release;
     const std::vector<VaultSummary> vaults = parseInventories({inventory});
     found = !vaults.empty();
-    decision = planRestore(vaults, {world, local_world}, below);
+    decision = planRestore(vaults, JobShape(std::move(node_of)), below);
   }
   return py::make_tuple(decision.plan ? py::cast(std::move(*decision.plan)) : py::none(),
                         decision.rejected, found);
@@ -76,7 +77,9 @@ py::tuple planOf(const std::string& inventory, int world, int local_world, int64
 std::shared_ptr<Restorer> makeRestorer(std::shared_ptr<AgentClient> client, const RestorePlan& plan,
                                        int rank) {
   return std::make_shared<Restorer>(
-      plan, rank, [client = std::move(client)](int vault) { return vaultOf(*client, vault); });
+      plan, rank, [client = std::move(client), world = plan.shape.world](int vault) {
+        return vaultOf(*client, vault, world);
+      });
 }
 
 py::list regionsOf(Restorer& self) {
@@ -126,9 +129,10 @@ void bindRestore(py::module_& module) {
   module.def("inventory_of", &inventoryOf, py::arg("fd"), py::arg("node"),
              "(inventory of one vault, its damages in words). Reads all of it.");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
-  module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("world"),
-             py::arg("local_world"), py::arg("below") = INT64_MAX,
-             "(plan or None, why newer steps were passed over, whether any vault was found).");
+  module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("node_of"),
+             py::arg("below") = INT64_MAX,
+             "`node_of`: of each rank. (plan or None, why newer steps were passed over, whether "
+             "any vault was found).");
   py::class_<RestorePlan>(module, "RestorePlan")
       .def_readonly("step", &RestorePlan::step)
       .def_readonly("incarnation", &RestorePlan::incarnation)

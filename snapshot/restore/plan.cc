@@ -23,6 +23,14 @@ std::string listOf(const std::vector<int>& ranks) {
   return text;
 }
 
+std::vector<int> blocksOf(int ranks, int local_world) {
+  std::vector<int> nodes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    nodes.push_back(rank / local_world);
+  }
+  return nodes;
+}
+
 // A group while its members' summaries are gathered.
 struct Gathered {
   std::vector<int> ranks;
@@ -233,15 +241,41 @@ bool RestorePlan::isNear(int vault, int rank) const {
 
 int RestorePlan::readerOf(int vault) const {
   const int node = vaults[static_cast<size_t>(vault)].node;
-  return shape.nodeOf(vault) == node ? vault : node * shape.local_world;
+  return shape.nodeOf(vault) == node ? vault : shape.firstOf(node);
 }
 
-RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape,
+JobShape::JobShape(std::vector<int> nodes)
+    : world(static_cast<int>(nodes.size())), node_of(std::move(nodes)) {
+  for (int rank = 0; rank < world; ++rank) {
+    const int node = nodeOf(rank);
+    if (node < 0 || node >= world) {
+      throw InvalidArgument("node", std::to_string(node), "0.." + std::to_string(world - 1));
+    }
+    if (static_cast<size_t>(node) >= first_of.size()) {
+      first_of.resize(static_cast<size_t>(node) + 1, -1);
+    }
+    int& first = first_of[static_cast<size_t>(node)];
+    first = first < 0 ? rank : first;
+  }
+}
+
+JobShape::JobShape(int ranks, int local_world) : JobShape(blocksOf(ranks, local_world)) {}
+
+int JobShape::firstOf(int node) const {
+  return node < 0 || static_cast<size_t>(node) >= first_of.size()
+             ? -1
+             : first_of[static_cast<size_t>(node)];
+}
+
+RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobShape& shape,
                             int64_t below) {
   RestoreDecision result;
   std::map<Key, Found> candidates;
   std::set<int> present;
   for (const VaultSummary& vault : vaults) {
+    if (shape.firstOf(vault.node) < 0) {
+      continue;  // nobody could read it
+    }
     present.insert(vault.rank);
     for (const SlotSummary& slot : vault.slots) {
       if (vault.rank >= 0 && slot.step < below) {

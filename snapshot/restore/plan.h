@@ -17,6 +17,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "snapshot/protect/protection.h"
@@ -25,11 +26,19 @@
 
 namespace reft {
 
-// How many ranks a job has, and how many live on each node.
+// How many ranks a job has, and on which node each lives. Nodes are numbered by their lowest ranks
+// and may have different numbers of ranks.
 struct JobShape {
-  int world = 1;
-  int local_world = 1;
-  int nodeOf(int rank) const { return rank / local_world; }
+  int world = 0;
+  std::vector<int> node_of;   // by rank
+  std::vector<int> first_of;  // by node: its lowest rank
+
+  JobShape() = default;
+  // Throws InvalidArgument if a number is negative or not below the number of ranks.
+  explicit JobShape(std::vector<int> nodes);
+  JobShape(int ranks, int local_world);  // blocks of `local_world` ranks
+  int nodeOf(int rank) const { return node_of[static_cast<size_t>(rank)]; }
+  int firstOf(int node) const;  // the lowest rank of a node; -1: the job has no such node
 };
 
 // Where the vault of a rank lies, and which of its slots holds the step.
@@ -67,7 +76,7 @@ struct RestoreDecision {
 };
 
 // Takes steps below `below` alone.
-RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, JobShape shape,
+RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobShape& shape,
                             int64_t below = INT64_MAX);
 
 // The vault that a part is read from.

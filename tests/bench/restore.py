@@ -57,7 +57,7 @@ def worker(args: argparse.Namespace) -> None:
     assert not faults
     texts: list[str | None] = [None] * world
     dist.all_gather_object(texts, text)
-    plan, rejected, _ = _C.plan_restore(_C.merge_inventories(texts), world, world)
+    plan, rejected, _ = _C.plan_restore(_C.merge_inventories(texts), [0] * world)
     assert plan is not None, rejected
     total = sum(t.nbytes for t in tensors)
     own = total // world

@@ -21,11 +21,12 @@ from typing import Any
 import torch
 
 from reft import _C
-from reft._link import gather
+from reft._link import agreement, gather
 from reft._link.job_identity import Job
 from reft._session import startup
 from reft._state import replica_groups
 from reft._state.discovery import Region
+from tests.support.jobs import job
 
 _PATIENCE_SEC = 300.0  # of a rank that waits for others
 
@@ -143,10 +144,7 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
     """Runs the phases of a start with a restore. Returns the traffic of each."""
     world = nodes * local_world
     store = CountingStore()
-    jobs = [
-        Job("job", r // local_world, r, world, r % local_world, local_world, 1, 0)
-        for r in range(world)
-    ]
+    jobs = [job(rank, world, local_world, attempt=1) for rank in range(world)]
     real_client, real_times, real_wait = (
         _C.AgentClient,
         replica_groups._times,
@@ -180,18 +178,22 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
     return traffic
 
 
+def _identify(job: Job, store: CountingStore) -> None:
+    settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0}
+    agreed, refusals = agreement.agree(store, job.rank, job.world, settings)
+    # All threads are on one host: one node.
+    assert agreed is not None and not refusals and agreed.job.local_world == job.world
+
+
 def _connect(job: Job, store: CountingStore) -> None:
-    if job.rank == 0:
-        store.set("incarnation", "5 0")
-    store.get("incarnation")
     env = {"connect_sec": 60, "agent_path": "reft-agent", "agent_linger_sec": 60}
     env |= {"hang_suspect_sec": 60, "hang_action": "report", "vault_dir": "", "metrics_port": 0}
-    startup.connect(env, job, store, startup.Path("/run"), "{}")
+    startup.connect(env, job, store, "{}")
 
 
 def _agree(job: Job, store: CountingStore) -> None:
     gathered = gather.gather(job, store, startup.INVENTORY, inventory(job), _C.merge_inventories)
-    plan, rejected, _ = _C.plan_restore(gathered.text, job.world, job.local_world)
+    plan, rejected, _ = _C.plan_restore(gathered.text, job.layout.node_of)
     assert plan is not None and plan.step == 41, rejected
 
 
@@ -209,7 +211,8 @@ def _confirm(job: Job, store: CountingStore) -> None:
 
 
 PHASES = {
-    "incarnation and agents": _connect,
+    "identity": _identify,
+    "agents": _connect,
     "inventories and plan": _agree,
     "do the states match": _match,
     "replica groups": _confirm,

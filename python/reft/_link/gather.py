@@ -17,11 +17,31 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from reft._link.job_identity import Job
+from reft._link.job_identity import Layout
 
 Merge = Callable[[list[str]], str]
+
+_MOST_BYTES = 16 << 20  # of one rank's text, if a round does not say otherwise
+_REASON_CHARS = 1000
+
+
+class Member(Protocol):
+    """A rank, and the ranks whose texts are merged before all are: those of its node, in general."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def layout(self) -> Layout: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """A member that is nothing else."""
+
+    rank: int
+    layout: Layout
 
 
 @dataclass(frozen=True)
@@ -37,7 +57,15 @@ class Gathered:
     refusals: dict[int, str]
 
 
-def gather(job: Job, store: Any, name: str, text: str, merge: Merge) -> Gathered:
+def gather(
+    member: Member,
+    store: Any,
+    name: str,
+    text: str,
+    merge: Merge,
+    conclude: Callable[[str], str] | None = None,
+    most_bytes: int = _MOST_BYTES,
+) -> Gathered:
     """Takes part in a round.
 
     Args:
@@ -45,17 +73,27 @@ def gather(job: Job, store: Any, name: str, text: str, merge: Merge) -> Gathered
         name: of the round, used once in an attempt.
         text: of this rank.
         merge: joins texts of ranks, and texts that it returned.
+        conclude: what rank 0 makes of all texts, if no rank refuses; all ranks get that instead.
+        most_bytes: of a rank's text. Merged texts of n ranks have at most n times as many.
+
+    Raises:
+        ValueError: a value in the store is too long, or not of the form that this writes.
     """
-    store.set(_rank_key(name, job.rank), _pack(Gathered(text, {})))
-    node, first = divmod(job.rank, job.local_world)
-    if first == 0:
-        last = min(job.rank + job.local_world, job.world)
-        ranks = [_rank_key(name, rank) for rank in range(job.rank, last)]
-        store.set(_node_key(name, node), _pack(_merged(store, ranks, merge)))
-    if job.rank == 0:
-        nodes = [_node_key(name, node) for node in range(job.nodes)]
-        store.set(_job_key(name), _pack(_merged(store, nodes, merge)))
-    return _read(store, _job_key(name))
+    rank, layout = member.rank, member.layout
+    read = _Reader(store, most_bytes)
+    store.set(_rank_key(name, rank), _pack(Gathered(text, {})))
+    node = layout.node_of[rank]
+    ranks = layout.nodes[node]
+    if rank == ranks[0]:
+        parts = [read(_rank_key(name, other), 1) for other in ranks]
+        store.set(_node_key(name, node), _pack(_merged(parts, merge)))
+    if rank == 0:
+        parts = [read(_node_key(name, n), len(ranks)) for n, ranks in enumerate(layout.nodes)]
+        merged = _merged(parts, merge)
+        if conclude is not None and not merged.refusals:
+            merged = Gathered(conclude(merged.text), {})
+        store.set(_job_key(name), _pack(merged))
+    return read(_job_key(name), layout.world)
 
 
 def merge_by_rank(texts: list[str], most: int | None = None) -> str:
@@ -70,14 +108,15 @@ def merge_by_rank(texts: list[str], most: int | None = None) -> str:
     return json.dumps({rank: merged[rank] for rank in sorted(merged, key=int)[:most]})
 
 
-def refuse(job: Job, store: Any, name: str, reason: str) -> None:
+def refuse(member: Member, store: Any, name: str, reason: str) -> None:
     """Answers a round, past or to come, in place of `gather`. What this rank has written stays."""
-    refusal = _pack(Gathered("", {job.rank: reason}))
-    node, first = divmod(job.rank, job.local_world)
-    keys = [_rank_key(name, job.rank)]
-    if first == 0:
+    rank, layout = member.rank, member.layout
+    refusal = _pack(Gathered("", {rank: reason[:_REASON_CHARS]}))
+    node = layout.node_of[rank]
+    keys = [_rank_key(name, rank)]
+    if rank == layout.nodes[node][0]:
         keys.append(_node_key(name, node))
-    if job.rank == 0:
+    if rank == 0:
         keys.append(_job_key(name))
     for key in keys:
         if not store.check([key]):
@@ -86,7 +125,7 @@ def refuse(job: Job, store: Any, name: str, reason: str) -> None:
 
 def refusal_of_the_first(store: Any, name: str) -> str | None:
     """Why rank 0 refused; None if it takes part. Waits for it as long as the store does."""
-    return _read(store, _rank_key(name, 0)).refusals.get(0)
+    return _Reader(store, _MOST_BYTES)(_rank_key(name, 0), 1).refusals.get(0)
 
 
 def first_key(name: str) -> str:
@@ -106,8 +145,7 @@ def _job_key(name: str) -> str:
     return f"{name}/job"
 
 
-def _merged(store: Any, keys: list[str], merge: Merge) -> Gathered:
-    parts = [_read(store, key) for key in keys]
+def _merged(parts: list[Gathered], merge: Merge) -> Gathered:
     refusals = {rank: reason for part in parts for rank, reason in part.refusals.items()}
     return Gathered(merge([part.text for part in parts if part.text]), refusals)
 
@@ -116,6 +154,26 @@ def _pack(gathered: Gathered) -> str:
     return json.dumps([gathered.text, gathered.refusals], separators=(",", ":"))
 
 
-def _read(store: Any, key: str) -> Gathered:
-    text, refusals = json.loads(bytes(store.get(key)))
-    return Gathered(text, {int(rank): reason for rank, reason in refusals.items()})
+class _Reader:
+    """Reads answers. Whoever reaches the store can write to it, so nothing is taken on trust."""
+
+    def __init__(self, store: Any, most_bytes: int) -> None:
+        self._store, self._most_bytes = store, most_bytes
+
+    def __call__(self, key: str, ranks: int) -> Gathered:
+        """The answer of so many ranks."""
+        value = bytes(self._store.get(key))
+        # JSON writes a character in up to six bytes.
+        if len(value) > 6 * (self._most_bytes + _REASON_CHARS) * ranks:
+            raise ValueError(f"{key}: {len(value)} bytes are too many")
+        answer = json.loads(value)
+        if not isinstance(answer, list) or len(answer) != 2:
+            raise ValueError(f"{key}: not an answer of a rank")
+        text, refusals = answer
+        if not isinstance(text, str) or not isinstance(refusals, dict):
+            raise ValueError(f"{key}: not an answer of a rank")
+        for rank, reason in refusals.items():
+            is_rank = rank.isascii() and rank.isdigit() and len(rank) <= 9
+            if not is_rank or not isinstance(reason, str):
+                raise ValueError(f"{key}: not a refusal of a rank")
+        return Gathered(text, {int(rank): reason for rank, reason in refusals.items()})

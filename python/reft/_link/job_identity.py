@@ -1,4 +1,9 @@
-"""Which job, node and attempt this rank belongs to, by the variables that launchers set."""
+"""What identifies a rank: its job, the ranks that share its node, and names in the run directory.
+
+All of it is agreed by all ranks at their start (`_link/agreement.py`).
+
+Threads: values. Errors: none.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +13,57 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
 from pathlib import Path
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 ID_CHARS = 100  # so that the path of a socket has room for the rest
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which ranks share a node, which is to say: an agent.
+
+    Attributes:
+        nodes: ranks of each node, ascending. Nodes are in the order of their first ranks, and may
+            differ in size.
+        hosts: for each node, a number that it shares with the nodes that can reach its agent. Two
+            launchers on one host are two nodes.
+    """
+
+    nodes: tuple[tuple[int, ...], ...]
+    hosts: tuple[int, ...]
+
+    @classmethod
+    def in_blocks(cls, world: int, size: int) -> Layout:
+        """Nodes of `size` ranks each (the last may have fewer), each on a host of its own."""
+        starts = range(0, world, size)
+        nodes = tuple(tuple(range(at, min(at + size, world))) for at in starts)
+        return cls(nodes, tuple(range(len(nodes))))
+
+    @cached_property
+    def node_of(self) -> tuple[int, ...]:
+        """Node of each rank."""
+        found = {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
+        return tuple(found[rank] for rank in range(len(found)))
+
+    @property
+    def world(self) -> int:
+        return len(self.node_of)
+
+    def neighbours(self, node: int) -> list[int]:
+        """Nodes of the same host, `node` included."""
+        return [other for other, host in enumerate(self.hosts) if host == self.hosts[node]]
+
+
+class Origin(Enum):
+    """How a job got its name."""
+
+    GIVEN = "given"  # by REFT_JOB_ID
+    LAUNCH = "launch"  # from an earlier attempt of the same launch
+    COMMAND = "command"  # by its command and by where that was started: as an earlier launch of it
+    ALONE = "alone"  # it continues nothing
 
 
 @dataclass(frozen=True)
@@ -20,40 +72,41 @@ class Job:
 
     Attributes:
         id: equal on all ranks of the job and in all its restarts, different for two jobs at a time.
-        node: number of the node among the job's nodes.
+        layout: equal on all ranks.
         attempt: how often the launcher has started the ranks before.
         restarts_left: how often it would start them again.
+        run_dir: where the agent of the node has its socket, absolute.
+        origin: equal on all ranks.
     """
 
     id: str
-    node: int
+    layout: Layout
     rank: int
-    world: int
-    local_rank: int
-    local_world: int
-    attempt: int
-    restarts_left: int
+    attempt: int = 0
+    restarts_left: int = 0
+    run_dir: Path = Path("/")
+    origin: Origin = Origin.GIVEN
+
+    @property
+    def world(self) -> int:
+        return self.layout.world
+
+    @property
+    def node(self) -> int:
+        return self.layout.node_of[self.rank]
 
     @property
     def nodes(self) -> int:
-        return max(1, -(-self.world // max(1, self.local_world)))
+        return len(self.layout.nodes)
 
+    @property
+    def local_rank(self) -> int:
+        """Position among the ranks of the node; the launcher may number them otherwise."""
+        return self.layout.nodes[self.node].index(self.rank)
 
-def _number(env: Mapping[str, str], *names: str, default: int) -> int:
-    for name in names:
-        value = env.get(name, "")
-        if value.isdigit():
-            return int(value)
-    return default
-
-
-def _process_start(pid: int) -> str:
-    """Start time of a process in clock ticks: with the pid it names one process for good."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat.rsplit(")", 1)[1].split()[19]
-    except (OSError, IndexError):
-        return "0"
+    @property
+    def local_world(self) -> int:
+        return len(self.layout.nodes[self.node])
 
 
 def safe_id(text: str) -> str:
@@ -64,48 +117,17 @@ def safe_id(text: str) -> str:
     safe = _UNSAFE.sub("_", text).lstrip(".")[:ID_CHARS] or "job"
     if safe == text:
         return text
-    digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:8]
-    return f"{safe[: ID_CHARS - len(digest) - 1]}-{digest}"
+    hashed = digest(text)[:8]
+    return f"{safe[: ID_CHARS - len(hashed) - 1]}-{hashed}"
 
 
-def identify(rank: int, world: int, job_id: str, env: Mapping[str, str] | None = None) -> Job:
-    """Reads the launcher's variables.
-
-    Args:
-        job_id: value of REFT_JOB_ID, "" if not set.
-        env: for tests; default: the process environment.
-    """
-    env = os.environ if env is None else env
-    local_world = _number(
-        env,
-        "LOCAL_WORLD_SIZE",
-        "SLURM_NTASKS_PER_NODE",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        default=world,
-    )
-    local_rank = _number(
-        env,
-        "LOCAL_RANK",
-        "SLURM_LOCALID",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        default=rank % max(1, local_world),
-    )
-    node = _number(env, "GROUP_RANK", "SLURM_NODEID", default=rank // max(1, local_world))
-    attempt = _number(env, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT", default=0)
-    restarts_left = max(0, _number(env, "TORCHELASTIC_MAX_RESTARTS", default=0) - attempt)
-    if not job_id:
-        run_id = env.get("TORCHELASTIC_RUN_ID", "")
-        if run_id not in ("", "none"):
-            job_id = f"run-{run_id}"
-        elif env.get("SLURM_JOB_ID"):
-            job_id = f"slurm-{env['SLURM_JOB_ID']}.{env.get('SLURM_STEP_ID', '0')}"
-        else:
-            # All ranks of a node share their parent, which stays the same over restarts of the
-            # ranks.
-            parent = os.getppid()
-            address = f"{env.get('MASTER_ADDR', 'local')}-{env.get('MASTER_PORT', '0')}"
-            job_id = f"{address}-{parent}-{_process_start(parent)}"
-    return Job(safe_id(job_id), node, rank, world, local_rank, local_world, attempt, restarts_left)
+def digest(*parts: str) -> str:
+    """32 hexadecimal digits that differ if any part does."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        data = part.encode(errors="surrogateescape")
+        hashed.update(len(data).to_bytes(8, "little") + data)
+    return hashed.hexdigest()[:32]
 
 
 def default_run_dir(env: Mapping[str, str] | None = None) -> Path:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from reft import _C, _voice
-from reft._link import job_identity
+from reft._link import agreement
 from reft._session import startup
 from reft._session.session import Session
 
@@ -83,10 +83,17 @@ def on_default_group(store: Any, rank: int, world_size: int) -> None:
     env = _environment(store, rank, world_size)
     if env is None or env["disable"]:
         return
-    job = job_identity.identify(rank, world_size, env["job_id"])
-    started = Session(env, job, store, _owner.made)
     try:
         _C.configure_faults(env["fault"], rank)
+        agreed, refusals = agreement.agree(store, rank, world_size, env)
+        startup.all_take_part(rank, world_size, refusals)
+        assert agreed is not None
+    except Exception as error:
+        startup.give_up_early(rank, world_size, store, str(error) or type(error).__name__)
+        _report(rank, store, agreement.ROUND, error, "", bool(env["strict"]))
+        return
+    started = Session(env, agreed, store, _owner.made)
+    try:
         started.start()
     except Exception as error:
         _give_up(started, store, error)
@@ -100,11 +107,10 @@ def _environment(store: Any, rank: int, world_size: int) -> dict[str, Any] | Non
     try:
         env = _C.environment()
     except _C.InvalidArgument as error:
-        job = job_identity.identify(rank, world_size, "")
-        startup.give_up(job, store, str(error))
+        startup.give_up_early(rank, world_size, store, str(error))
         if os.environ.get("REFT_STRICT") == "1":  # the other settings are not known
             raise
-        if not startup.said_by_the_first(job, store, str(error)):
+        if not startup.said_by_the_first(rank, store, agreement.ROUND, str(error)):
             _voice.say(f"error: {error}. Training continues without snapshots and hang detection")
         return None
     if rank == 0:
@@ -117,22 +123,30 @@ def _environment(store: Any, rank: int, world_size: int) -> dict[str, Any] | Non
 
 def _give_up(session: Session, store: Any, error: Exception) -> None:
     """A session could not start: the other ranks learn of it, and training continues without."""
-    job, reason = session.job, str(error) or type(error).__name__
-    startup.give_up(job, store, reason)
-    if session.env["strict"]:
+    job = session.job
+    startup.give_up(job, store, str(error) or type(error).__name__)
+    from_start = job.attempt > 0 and session.resuming_at is None
+    beginning = ", from its beginning" if from_start else ""
+    _report(job.rank, store, startup.INVENTORY, error, beginning, bool(session.env["strict"]))
+    session.stop(at_exit=False)
+
+
+def _report(
+    rank: int, store: Any, name: str, error: Exception, beginning: str, strict: bool
+) -> None:
+    """Says why this rank trains without reft, unless another one has said it in round `name`."""
+    if strict:
         raise error
+    reason = str(error) or type(error).__name__
     if isinstance(error, startup.OthersGaveUp):
         is_reported = not error.to_say
     else:
-        is_reported = startup.said_by_the_first(job, store, reason)
+        is_reported = startup.said_by_the_first(rank, store, name, reason)
     if not is_reported:
-        from_start = job.attempt > 0 and session.resuming_at is None
-        beginning = ", from its beginning" if from_start else ""
         _voice.say(
-            f"rank {job.rank}: training continues without snapshots and hang detection"
+            f"rank {rank}: training continues without snapshots and hang detection"
             f"{beginning}: {reason}"
         )
-    session.stop(at_exit=False)
 
 
 def explicit_step(frame: FrameType) -> None:

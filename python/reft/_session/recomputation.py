@@ -78,7 +78,7 @@ def agree(
     }
     gathered = gather.gather(job, store, _ROUND, json.dumps(answer), _merge)
     all_ranks = json.loads(gathered.text)
-    base, _, _ = _C.plan_restore(inventory, job.world, job.local_world, newest.plan.step)
+    base, _, _ = _C.plan_restore(inventory, job.layout.node_of, newest.plan.step)
     if job.rank == 0:
         decision = "" if not gathered.refusals else "a rank does not take part"
         if env["resume_verify"] == "auto" and not all_ranks["changed"]:

@@ -21,7 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from reft import _C, __version__, _continuation, _voice
-from reft._link import agent_protocol, hang_replies, job_identity
+from reft._link import agent_protocol, agreement, hang_replies, job_identity
 from reft._session import notes, recomputation, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
@@ -44,7 +44,7 @@ class Session:
 
     Args:
         env: settings, as `_C.environment()` gives them.
-        job: identity of the rank.
+        agreed: identity of the rank, and what else all ranks have agreed on.
         store: keys that no other attempt sees.
         number: how many default process groups this process has made, this one included. A script
             may train one model after the other; a snapshot belongs to one of them.
@@ -56,8 +56,11 @@ class Session:
         planner: what its vault has a table for, likewise.
     """
 
-    def __init__(self, env: dict[str, Any], job: job_identity.Job, store: Any, number: int) -> None:
-        self.env, self.job, self.number = env, job, number
+    def __init__(
+        self, env: dict[str, Any], agreed: agreement.Agreed, store: Any, number: int
+    ) -> None:
+        self.env, self.job, self.number = env, agreed.job, number
+        self._incarnation, self._overhead_percent = agreed.incarnation, agreed.overhead_percent
         self.step = 0
         self.enabled = True
         self.client: _C.AgentClient | None = None
@@ -91,20 +94,18 @@ class Session:
 
     def start(self) -> None:
         """Connects, agrees on what to resume from, and hooks the optimizers."""
-        incarnation, overhead_percent = self._agree_on_incarnation()
-        self.client = startup.connect(
-            self.env, self.job, self._store, self._run_dir(), self._hello(incarnation)
-        )
+        self.client = startup.connect(self.env, self.job, self._store, self._hello())
         found = notes.Notes(self.client)
         agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
         try:
             if agreed.newest is not None:
                 self._resume = self._make_resume(agreed, agreed.newest, found)
-            self.engine = self._make_engine(agreed, incarnation, overhead_percent)
+                self._report_origin(agreed.newest.plan.step)
+            self.engine = self._make_engine(agreed)
         finally:
             if agreed.own_fd >= 0:
                 os.close(agreed.own_fd)
-        self._answer_hangs(incarnation)
+        self._answer_hangs()
         self._announcer = Announcer(self.env, self.job, found)
         if self._snapshots:
             self.planner = Planner(self.env, self.job, self._store, self.engine)
@@ -118,27 +119,10 @@ class Session:
         self._announcer.started(self.resuming_at)
         _voice.debug(
             f"rank {self.job.rank} started session {self.number} of attempt {self.job.attempt},"
-            f" incarnation {incarnation:016x}, resuming at {self.resuming_at}"
+            f" incarnation {self._incarnation:016x}, resuming at {self.resuming_at}"
         )
 
-    def _agree_on_incarnation(self) -> tuple[int, int]:
-        """Rank 0 draws the number of this attempt, and hands out its limit of the overhead.
-
-        The limit too: ranks that did not know that there is one would not take part in how often
-        snapshots are taken.
-        """
-        if self.job.rank == 0:
-            drawn = int.from_bytes(os.urandom(8), "little") >> 1
-            limit = self.env["snapshot_overhead_percent"]
-            self._store.set("incarnation", f"{drawn or 1} {limit}")
-        incarnation, percent = map(int, bytes(self._store.get("incarnation")).split())
-        return incarnation, percent
-
-    def _run_dir(self) -> Path:
-        configured = self.env["run_dir"]
-        return Path(configured) if configured else job_identity.default_run_dir()
-
-    def _hello(self, incarnation: int) -> str:
+    def _hello(self) -> str:
         job = self.job
         return json.dumps(
             {
@@ -151,16 +135,23 @@ class Session:
                 "local_rank": job.local_rank,
                 "world": job.world,
                 "local_world": job.local_world,
+                "nodes": job.nodes,
                 "pid": os.getpid(),
                 "attempt": job.attempt,
                 "restarts_left": job.restarts_left,
-                "incarnation": f"{incarnation:016x}",
+                "incarnation": f"{self._incarnation:016x}",
             }
         )
 
-    def _make_engine(
-        self, agreed: startup.Agreed, incarnation: int, overhead_percent: int
-    ) -> _C.Rank:
+    def _report_origin(self, step: int) -> None:
+        """Nobody has said that this start continues an earlier one: it only has the same command."""
+        if self.job.rank == 0 and self.job.origin is job_identity.Origin.COMMAND:
+            _voice.say(
+                f"continues job {self.job.id} at step {step}: an earlier start of the same command"
+                " did not end cleanly. REFT_RESUME=off starts anew"
+            )
+
+    def _make_engine(self, agreed: startup.Agreed) -> _C.Rank:
         env, job = self.env, self.job
         path = ""
         if env["vault_dir"]:
@@ -174,8 +165,8 @@ class Session:
             world=job.world,
             nodes=job.nodes,
             attempt=job.attempt,
-            incarnation=incarnation,
-            overhead_percent=overhead_percent,
+            incarnation=self._incarnation,
+            overhead_percent=self._overhead_percent,
             store=self._store,
             path=path,
             adopt_fd=agreed.own_fd,
@@ -218,7 +209,7 @@ class Session:
             found,
         )
 
-    def _answer_hangs(self, incarnation: int) -> None:
+    def _answer_hangs(self) -> None:
         """Lets the agent ask for stacks, and other nodes for this node's evidence."""
         job = self.job
         assert self.client is not None
@@ -229,7 +220,7 @@ class Session:
         if job.nodes > 1 and job.local_rank < _C.evidence_carriers:
             try:
                 self._evidence = _C.EvidenceExchange(
-                    self.client, self._store, job.node, job.nodes, incarnation
+                    self.client, self._store, job.node, job.nodes, self._incarnation
                 )
             except Exception as error:
                 self.failed("evidence of hangs for other nodes", error)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,11 +21,15 @@ from pathlib import Path
 from typing import Any
 
 from reft import _C, _voice
-from reft._link import agent_protocol, gather, job_identity
+from reft._link import agent_protocol, agreement, gather, job_identity
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
 MATCH = "match"
 _REASON_CHARS = 300
+_NO_AGENT = "none: "
+_LONGEST_ANSWER = 2000
+_ANSWER_SEC = 2.0
+_NODE_DIRECTORY = re.compile(r"node-(\d{1,7})")
 _FIRST_SEC = 5.0  # how long a rank that gave up waits for what the first one says
 
 
@@ -89,30 +94,36 @@ def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
     # For those that have read the inventories: a step that they agreed on is resumed by all or by
     # none.
     answers.append(lambda: gather.refuse(job, store, MATCH, reason))
-    if job.rank == 0:
-        # As Session publishes it: the incarnation, and the limit of the overhead.
-        answers.append(lambda: tell("incarnation", "1 0"))
     if job.local_rank == 0:
-        answers.append(lambda: tell(f"agent/{job.node}", f"rank {job.rank}: {reason}"))
+        answers.append(lambda: tell(f"agent/{job.node}", f"{_NO_AGENT}rank {job.rank}: {reason}"))
+    _answer_all(job.rank, answers)
+
+
+def give_up_early(rank: int, world: int, store: Any, reason: str) -> None:
+    """As `give_up`, for a rank that does not know its job yet."""
+    _answer_all(rank, [lambda: agreement.refuse(store, rank, world, _shortened(reason))])
+
+
+def _answer_all(rank: int, answers: list[Callable[[], None]]) -> None:
     for answer in answers:
         try:
             answer()
         except Exception as error:  # noqa: BLE001  # training must go on
             _voice.warn_once(
                 "give up",
-                f"rank {job.rank}: cannot inform the other ranks that it trains without snapshots:"
+                f"rank {rank}: cannot inform the other ranks that it trains without snapshots:"
                 f" {error}",
             )
 
 
-def said_by_the_first(job: job_identity.Job, store: Any, reason: str) -> bool:
-    """Whether rank 0 gave up for the same reason, which it reports: settings are the same on all
-    ranks, most of the time."""
-    if job.rank == 0:
+def said_by_the_first(rank: int, store: Any, name: str, reason: str) -> bool:
+    """Whether rank 0 refused round `name` for the same reason, which it reports: settings are the
+    same on all ranks, most of the time."""
+    if rank == 0:
         return False
     try:
-        store.wait([gather.first_key(INVENTORY)], timedelta(seconds=_FIRST_SEC))
-        return gather.refusal_of_the_first(store, INVENTORY) == _shortened(reason)
+        store.wait([gather.first_key(name)], timedelta(seconds=_FIRST_SEC))
+        return gather.refusal_of_the_first(store, name) == _shortened(reason)
     except Exception:  # noqa: BLE001  # it writes nothing at all: reft is disabled there
         return False
 
@@ -121,52 +132,86 @@ def _shortened(reason: str) -> str:
     return " ".join(reason.split())[:_REASON_CHARS]
 
 
-def _all_take_part(job: job_identity.Job, refusals: dict[int, str]) -> None:
+def all_take_part(rank: int, world: int, refusals: dict[int, str]) -> None:
     """Raises OthersGaveUp if a rank has refused."""
     if not refusals:
         return
     first = min(refusals)
     others = f", nor can {len(refusals) - 1} more" if len(refusals) > 1 else ""
-    taking_part = [rank for rank in range(job.world) if rank not in refusals]
+    taking_part = [other for other in range(world) if other not in refusals]
     raise OthersGaveUp(
         f"rank {first} cannot take part ({refusals[first]}){others}",
-        job.rank == min(taking_part, default=job.rank),
+        rank == min(taking_part, default=rank),
     )
 
 
-def connect(
-    env: dict[str, Any], job: job_identity.Job, store: Any, run_dir: Path, hello: str
-) -> Any:
-    """The first rank of a node starts the agent if there is none, and tells the others at once if that failed."""
-    socket = str(run_dir / job.id / f"node-{job.node}" / "agent.sock")
+def connect(env: dict[str, Any], job: job_identity.Job, store: Any, hello: str) -> Any:
+    """The first rank of a node finds the agent that serves it, starts one if there is none, and
+    tells the others where it is, or that it failed."""
     timeout = float(env["connect_sec"])
     key = f"agent/{job.node}"
+    folder = job.run_dir / job.id
     if job.local_rank != 0:
         store.wait([key], timedelta(seconds=timeout))
-        if problem := bytes(store.get(key)).decode():
+        answer = bytes(store.get(key))[:_LONGEST_ANSWER].decode(errors="replace")
+        if not _NODE_DIRECTORY.fullmatch(answer):
+            problem = answer.removeprefix(_NO_AGENT)
             raise OthersGaveUp(f"no agent on this node: {problem}", job.local_rank == 1)
-        return _C.AgentClient(socket, hello, int(timeout * 1000), [])
+        return _C.AgentClient(str(folder / answer / "agent.sock"), hello, int(timeout * 1000), [])
     try:
-        client = _C.AgentClient(socket, hello, int(timeout * 1000), _agent_argv(env, job, run_dir))
+        number = _agent_of(job)
+        argv = _agent_argv(env, job, number)
+        socket = str(folder / f"node-{number}" / "agent.sock")
+        client = _C.AgentClient(socket, hello, int(timeout * 1000), argv)
     except Exception as error:
-        store.set(key, str(error) or type(error).__name__)
+        store.set(key, _NO_AGENT + _shortened(str(error) or type(error).__name__))
         raise
-    store.set(key, "")
+    store.set(key, f"node-{number}")
     return client
 
 
-def _agent_argv(env: dict[str, Any], job: job_identity.Job, run_dir: Path) -> list[str]:
+def _agent_of(job: job_identity.Job) -> int:
+    """The number in the name of the directory of this node's agent.
+
+    An agent keeps the number of its node when it started, and nodes are numbered anew at each start
+    of the ranks. So an agent of this host that no node of that number is here for serves another
+    node of the host: what it holds is not lost.
+    """
+    answering = []
+    for socket in (job.run_dir / job.id).glob("node-*/agent.sock"):
+        matched = _NODE_DIRECTORY.fullmatch(socket.parent.name)
+        if matched and _answers(socket):
+            answering.append(int(matched[1]))
+    here = job.layout.neighbours(job.node)
+    if job.node in answering:
+        return job.node
+    without = [node for node in here if node not in answering]
+    free = sorted(number for number in answering if number not in here)
+    place = without.index(job.node)
+    return free[place] if place < len(free) else job.node
+
+
+def _answers(socket: Path) -> bool:
+    """Whether an agent listens there. A file on a file system that several hosts share may be the
+    socket of another host's agent, which nobody can connect to from here."""
+    try:
+        agent_protocol.AgentConnection(socket, timeout_sec=_ANSWER_SEC).close()
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _agent_argv(env: dict[str, Any], job: job_identity.Job, number: int) -> list[str]:
     binary = env["agent_path"] or str(Path(_C.__file__).parent / "bin" / "reft-agent")
     # Its settings are in the environment that it inherits.
-    return [binary, "--run-dir", str(run_dir), "--job", job.id, "--node", str(job.node)]
+    return [binary, "--run-dir", str(job.run_dir), "--job", job.id, "--node", str(number)]
 
 
-def vault_of(client: _C.AgentClient, rank: int) -> tuple[str, int]:
-    """What the agent answers about a rank's vault, and its descriptor, -1 if there is none; the
-    caller closes it."""
-    return client.request(
-        agent_protocol.VAULT_GET, json.dumps({"rank": rank}), agent_protocol.VAULT_FD
-    )
+def vault_of(client: _C.AgentClient, rank: int, world: int) -> tuple[str, int]:
+    """What the agent answers about the vault of a rank of `world`, and its descriptor, -1 if there
+    is none; the caller closes it."""
+    wanted = json.dumps({"rank": rank, "world": world})
+    return client.request(agent_protocol.VAULT_GET, wanted, agent_protocol.VAULT_FD)
 
 
 def vault_path(env: dict[str, Any], job: job_identity.Job, rank: int) -> str:
@@ -211,15 +256,46 @@ def _found_at(path: str, job: job_identity.Job) -> str:
     return "a vault that the agent of this node does not have"
 
 
-def _agent_has(client: Any, path: str, rank: int) -> bool:
-    """Whether the vault that the agent keeps for a rank is the file at `path`, and not memory or another file."""
-    _, fd = vault_of(client, rank)
+def _agent_has(client: Any, path: str, job: job_identity.Job) -> bool:
+    """Whether the vault that the agent keeps for this rank is the file at `path`, and not memory or
+    another file."""
+    _, fd = vault_of(client, job.rank, job.world)
     if fd < 0:
         return False
     try:
         return os.path.lexists(path) and os.path.samestat(os.fstat(fd), os.lstat(path))
     finally:
         os.close(fd)
+
+
+def _exchange_files(path: str, job: job_identity.Job) -> None:
+    """Puts this rank's vault of a job of as many ranks in its place, and one of more or fewer ranks
+    beside it. The agent knows both names (`agent/peers/rank_table.h`)."""
+    there = _world_of(path, job)
+    if there in (None, job.world):
+        return
+    os.rename(path, _path_aside(path, there))
+    fitting = _path_aside(path, job.world)
+    if _world_of(fitting, job) == job.world:
+        os.rename(fitting, path)
+
+
+def _path_aside(path: str, world: int | None) -> str:
+    return f"{path.removesuffix('.vault')}-of-{world}.vault"
+
+
+def _world_of(path: str, job: job_identity.Job) -> int | None:
+    """How many ranks the job had that made this rank's vault; None if `path` is no such vault."""
+    try:
+        if os.path.islink(path) or not os.path.isfile(path):
+            return None
+        with open(path, "rb") as file:
+            listing = _C.list_vault(file.fileno())
+    except (_C.Error, OSError):
+        return None
+    if (listing["job"], listing["rank"]) != (job.id, job.rank):
+        return None
+    return int(listing["world"])
 
 
 def _keep_what_is_no_vault(path: str, job: job_identity.Job) -> None:
@@ -265,7 +341,7 @@ def agree(
     try:
         _C.fault_point("restore_agree", 0)
         gathered = gather.gather(job, store, INVENTORY, inventory, _C.merge_inventories)
-        _all_take_part(job, gathered.refusals)
+        all_take_part(job.rank, job.world, gathered.refusals)
         plan = _plan(env, job, gathered.text)
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
@@ -284,20 +360,24 @@ def _inventory(
 ) -> tuple[str, int]:
     """What the vaults offer that this rank answers for, and the descriptor of its own, -1 if it has
     none."""
-    payload, _ = client.request(agent_protocol.VAULT_LIST, "{}", agent_protocol.VAULT_INVENTORY)
+    wanted_world = json.dumps({"world": job.world})
+    payload, _ = client.request(
+        agent_protocol.VAULT_LIST, wanted_world, agent_protocol.VAULT_INVENTORY
+    )
     ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
     if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
         Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if job.rank not in ranks_here or not _agent_has(client, own_path, job.rank):
+        _exchange_files(own_path, job)
+        if job.rank not in ranks_here or not _agent_has(client, own_path, job):
             _keep_what_is_no_vault(own_path, job)
     wanted = {job.rank}
     if job.local_rank == 0:  # vaults of ranks that live on other nodes now
-        wanted |= {r for r in ranks_here if r // job.local_world != job.node}
+        wanted |= ranks_here - set(job.layout.nodes[job.node])
     own_fd = -1
     texts = []
     for rank in sorted(wanted & ranks_here):
-        _, fd = vault_of(client, rank)
+        _, fd = vault_of(client, rank, job.world)
         if fd < 0:
             continue
         try:
@@ -323,7 +403,7 @@ def _plan(env: dict[str, Any], job: job_identity.Job, inventory: str) -> _C.Rest
     """The same plan on every rank; None if training starts from its beginning."""
     if env["resume"] == "off":
         return None
-    plan, rejected, found = _C.plan_restore(inventory, job.world, job.local_world)
+    plan, rejected, found = _C.plan_restore(inventory, job.layout.node_of)
     if plan is not None or job.rank != 0:
         return plan
     if found:

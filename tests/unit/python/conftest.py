@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from reft import _C, _voice
-from reft._link import job_identity
 from reft._session import current
 from reft._session.boundary import Boundary
 from reft._session.session import Session
 from reft._state import registry
 from tests.fakes.native import FakeNative
+from tests.support.jobs import agreed
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -59,7 +59,7 @@ def start(native: FakeNative, settings: Settings) -> Iterator[Callable[..., Sess
 
     def run(**values: str) -> Session:
         env = settings(**values)
-        session = Session(env, job_identity.identify(0, 1, "job", {}), dist.HashStore(), 1)
+        session = Session(env, agreed(), dist.HashStore(), 1)
         made.append(session)
         session.start()
         return session

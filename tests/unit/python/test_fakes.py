@@ -54,11 +54,11 @@ def test_the_engine_is_made_with_the_parameters_of_the_real_one(
     import torch.distributed as dist
 
     from reft import _C
-    from reft._link import job_identity
     from reft._session.session import Session
+    from tests.support.jobs import agreed
 
     made = native.FakeNative().install(monkeypatch)
-    session = Session(_C.environment(), job_identity.identify(0, 1, "job", {}), dist.HashStore(), 1)
+    session = Session(_C.environment(), agreed(), dist.HashStore(), 1)
     try:
         session.start()
         wanted = parameters(members(CLASSES["Rank"])["__init__"])

@@ -9,11 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from reft._link import gather
-from reft._link.job_identity import Job
-
-
-def job(rank: int, world: int, local_world: int) -> Job:
-    return Job("job", rank // local_world, rank, world, rank % local_world, local_world, 0, 0)
+from tests.support.jobs import job
 
 
 def joined(texts: list[str]) -> str:
@@ -61,7 +57,7 @@ def test_what_was_written_already_stays() -> None:
     one = job(0, 1, 1)
     before = gather.gather(one, store, "round", "[0]", joined)
     gather.refuse(one, store, "round", "too late")
-    assert gather._read(store, "round/job") == before
+    assert gather._Reader(store, 1 << 20)("round/job", 1) == before
     assert gather.refusal_of_the_first(store, "round") is None
 
 

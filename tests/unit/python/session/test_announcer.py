@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from reft._link import job_identity
 from reft._session.announcer import Announcer
 from reft._session.notes import Notes
 from reft._state import discovery, registry
 from tests.fakes.native import FakeAgentClient
+from tests.support import jobs
 
 Settings = Callable[..., dict[str, Any]]
 STATS = {"payload_bytes": 2048, "vault_bytes": 3 << 20}
@@ -28,7 +29,7 @@ class Terminal:
     ) -> None:
         self.client = FakeAgentClient("", "{}", 1)
         self._capsys = capsys
-        job = job_identity.identify(rank, 2, "demo", {})
+        job = replace(jobs.job(rank, 2), id="demo")
         self.announcer = Announcer(env, job, Notes(self.client))
 
     def lines(self) -> list[str]:

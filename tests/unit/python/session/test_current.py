@@ -11,10 +11,12 @@ import torch.distributed as dist
 
 import reft
 from reft import _C
-from reft._link import job_identity
+from reft._link import agreement
 from reft._session import current, startup
 from reft._session.session import Session
 from tests.fakes.native import FakeNative
+from tests.support import jobs
+from tests.support.jobs import agreed
 
 Train = Callable[..., torch.optim.Optimizer]
 
@@ -25,10 +27,23 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def others_learn(store: dist.Store, reason: str) -> None:
     """The second rank of the node does not start, for the reason of the first."""
-    session = Session(_C.environment(), job_identity.identify(1, 2, "job", {}), store, 1)
+    session = Session(_C.environment(), agreed(1, 2), store, 1)
     with pytest.raises(startup.OthersGaveUp, match=reason):
         session.start()
     session.stop(at_exit=False)
+
+
+@pytest.fixture
+def agreed_at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Ranks do not wait for each other to agree on their nodes, of so many ranks each."""
+
+    def install(local_world: int) -> None:
+        def agree(store: object, rank: int, world: int, settings: object) -> object:
+            return agreement.Agreed(jobs.job(rank, world, local_world)), {}
+
+        monkeypatch.setattr(agreement, "agree", agree)
+
+    return install
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +123,10 @@ def test_a_value_that_is_not_allowed_stops_reft_and_not_training(
     assert len(said) == 1 and "REFT_SNAPSHOT_EVERY" in said[0]
     assert said[0].endswith("Training continues without snapshots and hang detection")
     monkeypatch.delenv("REFT_SNAPSHOT_EVERY")
-    others_learn(store, "REFT_SNAPSHOT_EVERY")
+    current.on_default_group(store, 1, 2)
+    (line,) = lines(capsys)
+    assert current.session() is None
+    assert "rank 0 cannot take part (" in line and "REFT_SNAPSHOT_EVERY" in line
 
 
 def test_strict_raises_for_a_value_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,8 +137,11 @@ def test_strict_raises_for_a_value_that_is_not_allowed(monkeypatch: pytest.Monke
 
 
 def test_a_session_that_cannot_start_is_given_up_on_all_ranks(
-    native: FakeNative, capsys: pytest.CaptureFixture[str]
+    native: FakeNative,
+    agreed_at_once: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    agreed_at_once(2)
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
     store = dist.HashStore()
     current.on_default_group(store, 0, 2)
@@ -141,8 +162,11 @@ def test_a_restarted_script_that_goes_without_is_told_where_it_begins(
 
 
 def test_strict_raises_what_keeps_a_session_from_starting(
-    native: FakeNative, monkeypatch: pytest.MonkeyPatch
+    native: FakeNative,
+    agreed_at_once: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    agreed_at_once(2)
     monkeypatch.setenv("REFT_STRICT", "1")
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
     store = dist.HashStore()
@@ -158,9 +182,11 @@ def test_an_engine_that_cannot_be_made_leaves_no_connection(native: FakeNative) 
 
 
 def test_what_the_first_rank_reports_is_not_repeated_by_others(
-    native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    native: FakeNative,
+    agreed_at_once: Callable[[int], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # each rank starts an agent of its own
+    agreed_at_once(1)  # each rank starts an agent of its own
     store = dist.HashStore()
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
     current.on_default_group(store, 0, 2)

@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from reft import _C
-from reft._link import host_memory, job_identity
+from reft._link import host_memory
 from reft._session.planner import Planner
 from reft._state import discovery, replica_groups
 from tests.fakes.native import FakeEngine
+from tests.support.jobs import job
 
 
 class Plans:
@@ -35,7 +36,7 @@ class Plans:
         self.discoveries = 0
         self.planner = Planner(
             env,
-            job_identity.identify(rank, world, "job", {}),
+            job(rank, world),
             None,
             self.engine,  # type: ignore[arg-type]
         )

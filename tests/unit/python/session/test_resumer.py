@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from reft import _C, _continuation
-from reft._link import gather, job_identity
+from reft._link import gather
 from reft._resume import restorer
 from reft._session import notes, startup
 from reft._session.boundary import Boundary
@@ -21,6 +21,7 @@ from reft._session.session import Session
 from reft._session.verification import VerifiedResume
 from reft._state import discovery, registry
 from tests.fakes.native import FakeAgentClient, answer_for_all
+from tests.support import jobs
 
 
 def here() -> FrameType:
@@ -84,7 +85,7 @@ class Restart:
             SimpleNamespace(regions=[]),  # type: ignore[arg-type]
             saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
         )
-        job = job_identity.identify(rank, world, "job", {})
+        job = jobs.job(rank, world)
         found = notes.Notes(self.client)
         self.resumer = Resumer(job, self.store, source, exact, found)
         self.whole = VerifiedResume(
@@ -156,7 +157,7 @@ def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
 ) -> None:
     restart = Restart(monkeypatch, world=3, rank=rank)
     if rank == 0:  # which merges
-        second = job_identity.identify(1, 3, "job", {})  # it gave up and reports nothing
+        second = jobs.job(1, 3)  # it gave up and reports nothing
         gather.refuse(second, restart.store, startup.MATCH, "cannot take part")
         restart.store.set("match/2", gather._pack(gather.Gathered("{}", {})))
     else:
@@ -170,7 +171,7 @@ def test_each_rank_publishes_whether_it_matches(monkeypatch: pytest.MonkeyPatch)
     restart = Restart(monkeypatch, world=2, rank=1)
     answer_for_all(restart.store, startup.MATCH, "{}")
     assert restart.resume() is not None
-    assert gather._read(restart.store, "match/1") == gather.Gathered("{}", {})
+    assert gather._Reader(restart.store, 1 << 20)("match/1", 1) == gather.Gathered("{}", {})
 
 
 def test_a_newer_checkpoint_of_the_script_is_kept(

@@ -14,9 +14,10 @@ import torch
 import torch.distributed as dist
 
 from reft import _C, _continuation
-from reft._link import agent_protocol, job_identity
+from reft._link import agent_protocol
 from reft._session.session import RestoreFailed, Session
 from tests.fakes.native import FakeNative
+from tests.support.jobs import agreed
 
 Start = Callable[..., Session]
 Train = Callable[..., torch.optim.Optimizer]
@@ -45,15 +46,11 @@ def test_the_agent_learns_who_connects(start: Start, native: FakeNative) -> None
     assert native.replies == [native.client]
 
 
-def test_all_ranks_take_incarnation_and_limit_from_the_first(
+def test_the_engine_takes_the_incarnation_and_the_limit_that_were_agreed_on(
     native: FakeNative, settings: Callable[..., dict[str, object]]
 ) -> None:
     store = dist.HashStore()
-    env = [settings(), settings()]
-    env[0]["snapshot_overhead_percent"] = 5
-    sessions = [
-        Session(env[rank], job_identity.identify(rank, 2, "job", {}), store, 1) for rank in range(2)
-    ]
+    sessions = [Session(settings(), agreed(rank, 2, 5), store, 1) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(Session.start, sessions))
     try:

@@ -14,18 +14,18 @@ from reft import _C
 from reft._link import job_identity
 from reft._session import startup
 from tests.fakes.native import FakeNative
+from tests.support import jobs
 
 Settings = Callable[..., dict[str, Any]]
 RUN_DIR = Path("/run/reft")
 
 
 def job(rank: int, world: int = 1, local_world: int | None = None) -> job_identity.Job:
-    env = {} if local_world is None else {"LOCAL_WORLD_SIZE": str(local_world)}
-    return job_identity.identify(rank, world, "job", env)
+    return jobs.job(rank, world, local_world, run_dir=RUN_DIR)
 
 
 def connect(env: dict[str, Any], one: job_identity.Job, store: dist.Store) -> Any:
-    return startup.connect(env, one, store, RUN_DIR, '{"role": "rank"}')
+    return startup.connect(env, one, store, '{"role": "rank"}')
 
 
 def test_the_first_rank_of_each_node_starts_an_agent(
@@ -99,13 +99,89 @@ def test_the_first_rank_reports_for_those_with_the_same_reason(
 ) -> None:
     monkeypatch.setattr(startup, "_FIRST_SEC", 0.05)
     store = dist.HashStore()
-    assert not startup.said_by_the_first(job(1, 2), store, "no memory"), "it says nothing yet"
+    assert not startup.said_by_the_first(1, store, startup.INVENTORY, "no memory"), (
+        "it says nothing yet"
+    )
     startup.give_up(job(0, 2), store, "no  memory\n")
-    assert startup.said_by_the_first(job(1, 2), store, "no memory")
-    assert not startup.said_by_the_first(job(1, 2), store, "no agent")
-    assert not startup.said_by_the_first(job(0, 2), store, "no memory"), "the first is itself"
+    assert startup.said_by_the_first(1, store, startup.INVENTORY, "no memory")
+    assert not startup.said_by_the_first(1, store, startup.INVENTORY, "no agent")
+    assert not startup.said_by_the_first(0, store, startup.INVENTORY, "no memory"), (
+        "the first is itself"
+    )
 
 
 def test_the_file_of_a_vault_is_the_ranks(settings: Settings, tmp_path: Path) -> None:
     env = settings(REFT_VAULT_DIR=str(tmp_path))
     assert startup.vault_path(env, job(3, 4), 3) == str(tmp_path / "job" / "rank-3.vault")
+
+
+# -- which agent serves a node
+
+
+def serving(
+    monkeypatch: pytest.MonkeyPatch,
+    run_dir: Path,
+    hosts: tuple[int, ...],
+    there: set[int],
+    node: int,
+) -> int:
+    """The directory that `node` finds or makes its agent in; `there`: where agents listen."""
+    for number in range(4):  # that of a dead agent, too
+        (run_dir / "job" / f"node-{number}").mkdir(parents=True)
+        (run_dir / "job" / f"node-{number}" / "agent.sock").touch()
+    monkeypatch.setattr(
+        startup, "_answers", lambda socket: int(socket.parent.name.removeprefix("node-")) in there
+    )
+    layout = job_identity.Layout(tuple((rank,) for rank in range(len(hosts))), hosts)
+    return startup._agent_of(job_identity.Job("job", layout, node, run_dir=run_dir))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "there", "found"),
+    [
+        ((0, 1), set(), [0, 1]),
+        ((0, 1), {0, 1}, [0, 1]),
+        ((0, 0), {0}, [0, 1]),  # the other one's agent was killed
+        ((0, 0), {1}, [0, 1]),
+        ((0, 0), {0, 3}, [0, 3]),  # renumbered
+        ((0, 0), {2, 3}, [2, 3]),
+        ((0, 0), {3}, [3, 1]),
+    ],
+)
+def test_a_node_finds_the_agent_of_its_host(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    hosts: tuple[int, ...],
+    there: set[int],
+    found: list[int],
+) -> None:
+    made = [
+        serving(monkeypatch, tmp_path / str(node), hosts, there, node) for node in range(len(hosts))
+    ]
+    assert made == found
+
+
+@pytest.mark.parametrize("there", [{1}, {3}])
+def test_a_node_with_another_number_finds_the_agent_that_it_had(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, there: set[int]
+) -> None:
+    """On its own machine: the agent of the other host is not there."""
+    assert {serving(monkeypatch, tmp_path, (0, 1), there, 0)} == there
+
+
+def test_ranks_of_a_renumbered_node_go_where_its_first_rank_has_found_the_agent(
+    native: FakeNative, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env, store = settings(), dist.HashStore()
+    monkeypatch.setattr(startup, "_agent_of", lambda job: 5)
+    for rank in range(2):
+        connect(env, job(rank, 2), store)
+    assert {client.socket_path for client in native.clients} == {"/run/reft/job/node-5/agent.sock"}
+    assert native.clients[0].agent_argv[-2:] == ["--node", "5"]
+
+
+def test_a_strange_place_of_an_agent_is_no_path(native: FakeNative, settings: Settings) -> None:
+    store = dist.HashStore()
+    store.set("agent/0", "node-0/../../x")
+    with pytest.raises(startup.OthersGaveUp, match="no agent on this node"):
+        connect(settings(), job(1, 2), store)
