@@ -1,10 +1,11 @@
 """A training of a few steps, for tests of how ranks are launched. Each rank prints `r<rank> <step>
 <loss>` after each step, and at its end `r<rank> final <loss>, committed <step>`.
 
-    python short_training.py --lr 0.1 [--steps 8] [--kill RANK:STEP] [--init tcp://…]
+    python short_training.py --lr 0.1 [--steps 8] [--kill RANK:STEP] [--init tcp://…] [--until FILE]
 
 Ranks come from the environment. `--kill` has a rank kill itself after it has printed that step,
-unless the file that KILLED names is there, which it makes: once.
+unless the file that KILLED names is there, which it makes: once. `--until` has a single rank go on
+until a file is there.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--kill", default="")
     parser.add_argument("--init", default="env://")
+    parser.add_argument("--until", default="")
     return parser.parse_args(argv)
 
 
@@ -46,7 +48,9 @@ def train(rank: int, world: int, options: argparse.Namespace) -> None:
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     loss = torch.zeros(())
-    for step in range(options.steps):
+    for step in range(10**9 if options.until else options.steps):
+        if options.until and os.path.exists(options.until):
+            break
         x = torch.randn(4, 4)
         optimizer.zero_grad()
         loss = (model(x) - x.roll(1, 1)).square().mean()
