@@ -8,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "intercept/base/error.h"
 #include "intercept/record/cut.h"
 #include "tests/unit/snapshot/restore/replicas.h"
 
@@ -38,6 +39,38 @@ std::vector<std::vector<int>> holdersOf(const RestorePlan& plan, const std::stri
     }
   }
   return holders;
+}
+
+TEST(JobShape, NodesMayDifferInSizeAndTakeTurns) {
+  const JobShape uneven(std::vector<int>{0, 0, 1});
+  EXPECT_EQ(uneven.world, 3);
+  EXPECT_EQ(uneven.nodeOf(2), 1);
+  EXPECT_EQ(uneven.firstOf(1), 2);
+  EXPECT_EQ(uneven.firstOf(2), -1);
+  EXPECT_EQ(uneven.firstOf(-1), -1);
+  const JobShape dealt(std::vector<int>{0, 1, 0, 1});
+  EXPECT_EQ(dealt.firstOf(1), 1);
+  EXPECT_EQ(dealt.nodeOf(2), 0);
+  EXPECT_EQ(JobShape(5, 2).node_of, std::vector<int>({0, 0, 1, 1, 2}));
+  EXPECT_THROW(JobShape(std::vector<int>({0, 7})), InvalidArgument);
+  EXPECT_THROW(JobShape(std::vector<int>({0, -1})), InvalidArgument);
+}
+
+TEST(PlanRestore, RanksThatAreDealtRoundHaveTheirVaultsNear) {
+  std::vector<VaultSummary> vaults = replicas(3, 11, 0);
+  for (VaultSummary& vault : vaults) {
+    vault.node = vault.rank % 2;
+  }
+  const RestorePlan plan = *planRestore(vaults, JobShape(std::vector<int>{0, 1, 0})).plan;
+  for (int rank = 0; rank < 3; ++rank) {
+    EXPECT_TRUE(plan.isNear(rank, rank));
+    EXPECT_EQ(plan.readerOf(rank), rank);
+  }
+  EXPECT_FALSE(plan.isNear(1, 0));
+  vaults[2].node = 1;  // it moved
+  EXPECT_EQ(planRestore(vaults, JobShape(std::vector<int>{0, 1, 0})).plan->readerOf(2), 1);
+  vaults[2].node = 2;  // the job has no such node
+  EXPECT_FALSE(planRestore(vaults, JobShape(std::vector<int>{0, 1, 0})).plan);
 }
 
 TEST(PlanRestore, NothingSealedMeansNoPlanAndNoComplaint) {
