@@ -7,6 +7,7 @@
 #include "c10d_backend/call_site.h"
 #include "c10d_backend/gil.h"
 #include "c10d_backend/live_backends.h"
+#include "c10d_backend/pending_writes.h"
 #include "c10d_backend/stream_wait.h"
 #include "intercept/base/fault.h"
 #include "intercept/base/hash.h"
@@ -76,8 +77,9 @@ void ReftBackend::countForCut(const OpShape& shape, OpType type) const {
   }
 }
 
-template <typename Call>
-WorkPtr ReftBackend::issue(const Target& target, const OpShape& shape, OpType type, Call&& call) {
+template <typename Written, typename Call>
+WorkPtr ReftBackend::issue(const Target& target, const OpShape& shape, OpType type,
+                           const Written& written, Call&& call) {
   OpLog::Op op;
   op.kind = shape.kind;
   op.group = group_;
@@ -121,8 +123,15 @@ WorkPtr ReftBackend::issue(const Target& target, const OpShape& shape, OpType ty
     throw;
   }
   log_.markEnqueued(ticket);
+  // A caller that is not given the Work waits before it returns.
+  const bool returns_first = !shape.on_current_stream || coalescing;
+  if (work && returns_first) {
+    processPendingWrites().add(ticket, shape.kind, work, PendingWrites::rangesOf(written));
+  }
   if (coalescing) {
-    return intoRegion(target, std::move(work), ticket, type);
+    return intoRegion(
+        target, std::move(work), ticket, type,
+        work ? std::vector<PendingWrites::Range>{} : PendingWrites::rangesOf(written));
   }
   if (!work) {
     // Null is valid: on a device the op is on the caller's stream, on the host it is done.
@@ -154,9 +163,11 @@ void ReftBackend::openRegion(const Target& target) {
   }
 }
 
-WorkPtr ReftBackend::intoRegion(const Target& target, WorkPtr work, uint64_t ticket, OpType type) {
+WorkPtr ReftBackend::intoRegion(const Target& target, WorkPtr work, uint64_t ticket, OpType type,
+                                const std::vector<PendingWrites::Range>& written) {
   const MutexLock lock(region_mutex_);
   if (target.where == ReftWork::Where::kDevice) {
+    region_.device_written.insert(region_.device_written.end(), written.begin(), written.end());
     region_.device_tickets.push_back(ticket);
     return work;
   }
@@ -180,6 +191,7 @@ WorkPtr ReftBackend::endCoalescing() {
       if (!region.device_tickets.empty()) {
         region.device_tickets.erase(region.device_tickets.begin());
       }
+      processPendingWrites().add(first, OpKind::kCoalesced, work, std::move(region.device_written));
       region.works.push_back(c10::make_intrusive<ReftWork>(
           std::move(work), log_, first, ReftWork::Where::kDevice, rank_, OpType::COALESCED,
           std::move(region.device_tickets)));
@@ -232,14 +244,14 @@ WorkPtr ReftBackend::averaged(const Target& target, OpType type, const OpOptions
 WorkPtr ReftBackend::broadcast(TensorList& tensors, const c10d::BroadcastOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = shapeOf(OpKind::kBroadcast, tensors, opts);
-  return issue(target, shape, OpType::BROADCAST,
+  return issue(target, shape, OpType::BROADCAST, tensors,
                [&] { return target.backend->broadcast(tensors, opts); });
 }
 
 WorkPtr ReftBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = shapeOf(OpKind::kAllreduce, tensors, opts);
-  return issue(target, shape, OpType::ALLREDUCE, [&] {
+  return issue(target, shape, OpType::ALLREDUCE, tensors, [&] {
     return averaged(target, OpType::ALLREDUCE, opts, tensors[0], tensors,
                     [&](const auto& options) -> WorkPtr {
                       return target.backend->allreduce(tensors, options);
@@ -250,7 +262,7 @@ WorkPtr ReftBackend::allreduce(TensorList& tensors, const c10d::AllreduceOptions
 WorkPtr ReftBackend::allreduce_sparse(TensorList& tensors, const c10d::AllreduceOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = shapeOf(OpKind::kAllreduceSparse, tensors, opts).withBytes(0);
-  return issue(target, shape, OpType::_ALLREDUCE_SPARSE,
+  return issue(target, shape, OpType::_ALLREDUCE_SPARSE, tensors,
                [&] { return target.backend->allreduce_sparse(tensors, opts); });
 }
 
@@ -258,7 +270,7 @@ WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors,
                                          const c10d::AllreduceCoalescedOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = shapeOf(OpKind::kAllreduceCoalesced, tensors, opts);
-  return issue(target, shape, OpType::ALLREDUCE_COALESCED, [&] {
+  return issue(target, shape, OpType::ALLREDUCE_COALESCED, tensors, [&] {
     return averaged(target, OpType::ALLREDUCE_COALESCED, opts, tensors[0], tensors,
                     [&](const auto& options) -> WorkPtr {
                       return target.backend->allreduce_coalesced(tensors, options);
@@ -269,7 +281,7 @@ WorkPtr ReftBackend::allreduce_coalesced(TensorList& tensors,
 WorkPtr ReftBackend::reduce(TensorList& tensors, const c10d::ReduceOptions& opts) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = shapeOf(OpKind::kReduce, tensors, opts);
-  return issue(target, shape, OpType::REDUCE, [&] {
+  return issue(target, shape, OpType::REDUCE, tensors, [&] {
     return averaged(
         target, OpType::REDUCE, opts, tensors[0], tensors,
         [&](const auto& options) -> WorkPtr { return target.backend->reduce(tensors, options); },
@@ -282,7 +294,7 @@ WorkPtr ReftBackend::allgather(TensorLists& outputs, TensorList& inputs,
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape = shapeOf(OpKind::kAllgather, inputs, opts)
                             .agreedOn(outputs.empty() ? 0 : elements(outputs[0]));
-  return issue(target, shape, OpType::ALLGATHER,
+  return issue(target, shape, OpType::ALLGATHER, outputs,
                [&] { return target.backend->allgather(outputs, inputs, opts); });
 }
 
@@ -290,7 +302,7 @@ WorkPtr ReftBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kAllgatherBase, input, opts).agreedOn(output.numel());
-  return issue(target, shape, OpType::_ALLGATHER_BASE,
+  return issue(target, shape, OpType::_ALLGATHER_BASE, output,
                [&] { return target.backend->_allgather_base(output, input, opts); });
 }
 
@@ -298,7 +310,7 @@ WorkPtr ReftBackend::all_gather_single(at::Tensor& output, at::Tensor& input,
                                        const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kAllgatherBase, input, opts).agreedOn(output.numel());
-  return issue(target, shape, OpType::_ALLGATHER_BASE, [&]() -> WorkPtr {
+  return issue(target, shape, OpType::_ALLGATHER_BASE, output, [&]() -> WorkPtr {
     return REFT_FORWARD(target.backend, all_gather_single, output, input, opts);
   });
 }
@@ -307,7 +319,7 @@ WorkPtr ReftBackend::allgather_coalesced(TensorLists& outputs, TensorList& input
                                          const c10d::AllgatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape = shapeOf(OpKind::kAllgatherCoalesced, inputs, opts);
-  return issue(target, shape, OpType::ALLGATHER_COALESCED,
+  return issue(target, shape, OpType::ALLGATHER_COALESCED, outputs,
                [&] { return target.backend->allgather_coalesced(outputs, inputs, opts); });
 }
 
@@ -316,7 +328,7 @@ WorkPtr ReftBackend::allgather_into_tensor_coalesced(TensorList& outputs, Tensor
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape =
       shapeOf(OpKind::kAllgatherCoalesced, inputs, opts).agreedOn(elements(outputs));
-  return issue(target, shape, OpType::ALLGATHER_COALESCED, [&] {
+  return issue(target, shape, OpType::ALLGATHER_COALESCED, outputs, [&] {
     return target.backend->allgather_into_tensor_coalesced(outputs, inputs, opts);
   });
 }
@@ -326,7 +338,7 @@ WorkPtr ReftBackend::all_gather_single_coalesced(TensorList& outputs, TensorList
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape =
       shapeOf(OpKind::kAllgatherCoalesced, inputs, opts).agreedOn(elements(outputs));
-  return issue(target, shape, OpType::ALLGATHER_COALESCED, [&]() -> WorkPtr {
+  return issue(target, shape, OpType::ALLGATHER_COALESCED, outputs, [&]() -> WorkPtr {
     return REFT_FORWARD(target.backend, all_gather_single_coalesced, outputs, inputs, opts);
   });
 }
@@ -335,7 +347,7 @@ WorkPtr ReftBackend::gather(TensorLists& outputs, TensorList& inputs,
                             const c10d::GatherOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape = shapeOf(OpKind::kGather, inputs, opts);
-  return issue(target, shape, OpType::GATHER,
+  return issue(target, shape, OpType::GATHER, outputs,
                [&] { return target.backend->gather(outputs, inputs, opts); });
 }
 
@@ -343,7 +355,7 @@ WorkPtr ReftBackend::gather_single(at::Tensor& output, at::Tensor& input,
                                    const c10d::GatherOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kGatherSingle, input, opts);
-  return issue(target, shape, OpType::GATHER, [&]() -> WorkPtr {
+  return issue(target, shape, OpType::GATHER, output, [&]() -> WorkPtr {
     return REFT_FORWARD(target.backend, gather_single, output, input, opts);
   });
 }
@@ -352,7 +364,7 @@ WorkPtr ReftBackend::gather_into_tensor(at::Tensor& output, at::Tensor& input,
                                         const c10d::GatherOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kGatherSingle, input, opts);
-  return issue(target, shape, OpType::GATHER, [&]() -> WorkPtr {
+  return issue(target, shape, OpType::GATHER, output, [&]() -> WorkPtr {
     return REFT_FORWARD(target.backend, gather_into_tensor, output, input, opts);
   });
 }
@@ -362,7 +374,7 @@ WorkPtr ReftBackend::scatter(TensorList& outputs, TensorLists& inputs,
   const Target target = targetOf(firstOf(outputs));
   const OpShape shape =
       shapeOf(OpKind::kScatter, outputs, opts).withBytes(inputs.empty() ? 0 : byteCount(inputs[0]));
-  return issue(target, shape, OpType::SCATTER,
+  return issue(target, shape, OpType::SCATTER, outputs,
                [&] { return target.backend->scatter(outputs, inputs, opts); });
 }
 
@@ -372,7 +384,7 @@ WorkPtr ReftBackend::reduce_scatter(TensorList& outputs, TensorLists& inputs,
   const OpShape shape = shapeOf(OpKind::kReduceScatter, outputs, opts)
                             .withBytes(inputs.empty() ? 0 : byteCount(inputs[0]))
                             .agreedOn(inputs.empty() ? 0 : elements(inputs[0]));
-  return issue(target, shape, OpType::REDUCE_SCATTER, [&] {
+  return issue(target, shape, OpType::REDUCE_SCATTER, outputs, [&] {
     return averaged(target, OpType::REDUCE_SCATTER, opts, outputs[0], outputs,
                     [&](const auto& options) -> WorkPtr {
                       return target.backend->reduce_scatter(outputs, inputs, options);
@@ -384,7 +396,7 @@ WorkPtr ReftBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
                                           const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kReduceScatterBase, input, opts);
-  return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, [&] {
+  return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, output, [&] {
     return averaged(target, OpType::_REDUCE_SCATTER_BASE, opts, output, output,
                     [&](const auto& options) -> WorkPtr {
                       return target.backend->_reduce_scatter_base(output, input, options);
@@ -396,7 +408,7 @@ WorkPtr ReftBackend::reduce_scatter_single(at::Tensor& output, at::Tensor& input
                                            const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kReduceScatterBase, input, opts);
-  return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, [&] {
+  return issue(target, shape, OpType::_REDUCE_SCATTER_BASE, output, [&] {
     return averaged(target, OpType::_REDUCE_SCATTER_BASE, opts, output, output,
                     [&](const auto& options) -> WorkPtr {
                       return REFT_FORWARD(target.backend, reduce_scatter_single, output, input,
@@ -409,7 +421,7 @@ WorkPtr ReftBackend::reduce_scatter_tensor_coalesced(TensorList& outputs, Tensor
                                                      const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape = shapeOf(OpKind::kReduceScatterCoalesced, inputs, opts);
-  return issue(target, shape, OpType::COALESCED, [&] {
+  return issue(target, shape, OpType::COALESCED, outputs, [&] {
     return averaged(
         target, OpType::COALESCED, opts, inputs[0], outputs, [&](const auto& options) -> WorkPtr {
           return target.backend->reduce_scatter_tensor_coalesced(outputs, inputs, options);
@@ -421,7 +433,7 @@ WorkPtr ReftBackend::reduce_scatter_single_coalesced(TensorList& outputs, Tensor
                                                      const c10d::ReduceScatterOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape = shapeOf(OpKind::kReduceScatterCoalesced, inputs, opts);
-  return issue(target, shape, OpType::COALESCED, [&] {
+  return issue(target, shape, OpType::COALESCED, outputs, [&] {
     return averaged(target, OpType::COALESCED, opts, inputs[0], outputs,
                     [&](const auto& options) -> WorkPtr {
                       return REFT_FORWARD(target.backend, reduce_scatter_single_coalesced, outputs,
@@ -436,7 +448,7 @@ WorkPtr ReftBackend::alltoall_base(at::Tensor& output, at::Tensor& input,
                                    const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kAlltoallBase, input, opts).agreedOn(0);
-  return issue(target, shape, OpType::ALLTOALL_BASE, [&] {
+  return issue(target, shape, OpType::ALLTOALL_BASE, output, [&] {
     return target.backend->alltoall_base(output, input, output_splits, input_splits, opts);
   });
 }
@@ -447,7 +459,7 @@ WorkPtr ReftBackend::all_to_all_single(at::Tensor& output, at::Tensor& input,
                                        const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(input);
   const OpShape shape = shapeOf(OpKind::kAlltoallBase, input, opts).agreedOn(0);
-  return issue(target, shape, OpType::ALLTOALL_BASE, [&]() -> WorkPtr {
+  return issue(target, shape, OpType::ALLTOALL_BASE, output, [&]() -> WorkPtr {
     return REFT_FORWARD(target.backend, all_to_all_single, output, input, output_splits,
                         input_splits, opts);
   });
@@ -457,7 +469,7 @@ WorkPtr ReftBackend::alltoall(TensorList& outputs, TensorList& inputs,
                               const c10d::AllToAllOptions& opts) {
   const Target target = targetOf(firstOf(inputs));
   const OpShape shape = shapeOf(OpKind::kAlltoall, inputs, opts).agreedOn(0);
-  return issue(target, shape, OpType::ALLTOALL, [&]() -> WorkPtr {
+  return issue(target, shape, OpType::ALLTOALL, outputs, [&]() -> WorkPtr {
     if (target.where == ReftWork::Where::kDevice) {
       return target.backend->alltoall(outputs, inputs, opts);
     }
@@ -510,17 +522,18 @@ WorkPtr ReftBackend::barrier(const c10d::BarrierOptions& opts) {
   }
   const Target target =
       on_device ? Target{parts_.cuda.get(), ReftWork::Where::kDevice} : hostTarget();
-  return issue(target, OpShape{.kind = OpKind::kBarrier}, OpType::BARRIER,
+  return issue(target, OpShape{.kind = OpKind::kBarrier}, OpType::BARRIER, TensorList{},
                [&] { return target.backend->barrier(opts); });
 }
 
 void ReftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) {
   const Target target = hostTarget();
   // Synchronous: there is no Work.
-  issue(target, OpShape{.kind = OpKind::kMonitoredBarrier}, OpType::BARRIER, [&]() -> WorkPtr {
-    target.backend->monitoredBarrier(opts, wait_all_ranks);
-    return nullptr;
-  });
+  issue(target, OpShape{.kind = OpKind::kMonitoredBarrier}, OpType::BARRIER, TensorList{},
+        [&]() -> WorkPtr {
+          target.backend->monitoredBarrier(opts, wait_all_ranks);
+          return nullptr;
+        });
 }
 
 // -- messages
@@ -528,7 +541,7 @@ void ReftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = messageOf(OpKind::kSend, tensors, destination, tag);
-  return issue(target, shape, OpType::SEND, [&] {
+  return issue(target, shape, OpType::SEND, TensorList{}, [&] {
     if (destination == rank_ && target.where == ReftWork::Where::kHost) {
       return loopback_.send(tensors[0], tag);
     }
@@ -539,7 +552,7 @@ WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
 WorkPtr ReftBackend::recv(TensorList& tensors, int source, int tag) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = messageOf(OpKind::kRecv, tensors, source, tag);
-  return issue(target, shape, OpType::RECV, [&] {
+  return issue(target, shape, OpType::RECV, tensors, [&] {
     if (source == rank_ && target.where == ReftWork::Where::kHost) {
       return loopback_.recv(tensors[0], tag, hostTimeout());
     }
@@ -550,7 +563,7 @@ WorkPtr ReftBackend::recv(TensorList& tensors, int source, int tag) {
 WorkPtr ReftBackend::recvAnysource(TensorList& tensors, int tag) {
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = messageOf(OpKind::kRecvAnysource, tensors, -1, tag);
-  return issue(target, shape, OpType::RECVANYSOURCE,
+  return issue(target, shape, OpType::RECVANYSOURCE, tensors,
                [&] { return target.backend->recvAnysource(tensors, tag); });
 }
 

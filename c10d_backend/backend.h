@@ -30,6 +30,7 @@
 #include "c10d_backend/group_family.h"
 #include "c10d_backend/loopback.h"
 #include "c10d_backend/op_shape.h"
+#include "c10d_backend/pending_writes.h"
 #include "c10d_backend/work.h"
 #include "intercept/base/mutex.h"
 #include "intercept/record/op_log.h"
@@ -188,9 +189,12 @@ class ReftBackend final : public c10d::Backend {
   }
 
   void countForCut(const OpShape& shape, c10d::OpType type) const;
-  template <typename Call>
-  WorkPtr issue(const Target& target, const OpShape& shape, c10d::OpType type, Call&& call);
-  WorkPtr intoRegion(const Target& target, WorkPtr work, uint64_t ticket, c10d::OpType type);
+  // `written`: what the op writes.
+  template <typename Written, typename Call>
+  WorkPtr issue(const Target& target, const OpShape& shape, c10d::OpType type,
+                const Written& written, Call&& call);
+  WorkPtr intoRegion(const Target& target, WorkPtr work, uint64_t ticket, c10d::OpType type,
+                     const std::vector<PendingWrites::Range>& written);
   void openRegion(const Target& target);
   void syncLazyState();
   std::chrono::milliseconds hostTimeout();
@@ -215,6 +219,7 @@ class ReftBackend final : public c10d::Backend {
     bool on_device = false;      // NCCL's own region is open
     std::vector<WorkPtr> works;  // Works of CPU ops
     std::vector<uint64_t> device_tickets;
+    std::vector<PendingWrites::Range> device_written;
   };
   Mutex region_mutex_;
   Region region_ GUARDED_BY(region_mutex_);

@@ -3,6 +3,7 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/core/jit_type.h>
 
+#include "c10d_backend/pending_writes.h"
 #include "c10d_backend/stream_wait.h"
 
 namespace reft {
@@ -56,9 +57,22 @@ void ReftWork::markDone(bool failed) noexcept {
     return;
   }
   log_.markDone(ticket_, failed);
+  processPendingWrites().remove(ticket_);
   for (const uint64_t ticket : also_) {
     log_.markDone(ticket, failed);
   }
+}
+
+// On a device: what a stream does from now on, and copies behind it, sees what the op writes.
+void ReftWork::ordered() {
+  if (where_ == Where::kDevice) {
+    processPendingWrites().remove(ticket_);
+  }
+}
+
+void ReftWork::blockCurrentStream() {
+  inner_->blockCurrentStream();
+  ordered();
 }
 
 void ReftWork::watch(const FuturePtr& future) noexcept {
@@ -71,6 +85,7 @@ void ReftWork::watch(const FuturePtr& future) noexcept {
         [&log = log_, ticket = ticket_, also = also_](c10::ivalue::Future& ended) {
           const bool failed = endedBadly(ended);
           log.markDone(ticket, failed);
+          processPendingWrites().remove(ticket);
           for (const uint64_t other : also) {
             log.markDone(other, failed);
           }
@@ -97,6 +112,7 @@ bool ReftWork::isCompleted() {
 
 void ReftWork::synchronize() {
   inner_->synchronize();
+  ordered();
   unregister();
 }
 
@@ -115,6 +131,7 @@ bool ReftWork::wait(std::chrono::milliseconds timeout) {
   if (where_ == Where::kHost) {
     markDone(!succeeded);
   }
+  ordered();
   unregister();
   return succeeded;
 }

@@ -43,7 +43,7 @@ class ReftWork final : public c10d::Work {
   std::vector<at::Tensor> result() override { return inner_->result(); }
   void synchronize() override;
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
-  void blockCurrentStream() override { inner_->blockCurrentStream(); }
+  void blockCurrentStream() override;
   void abort() override { inner_->abort(); }
   FuturePtr getFuture() override;
   FuturePtr getFutureResult() override { return inner_->getFutureResult(); }
@@ -56,6 +56,7 @@ class ReftWork final : public c10d::Work {
 
  private:
   void markDone(bool failed) noexcept;
+  void ordered();
   void watch(const FuturePtr& future) noexcept;
   void unregister();
 
