@@ -141,10 +141,11 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
 
 void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
   const auto ballot = wire::decodeBallot(frame.payload);
-  if (!ballot || ballot->step < 0 || ballot->yes > 1 || ballot->proposal > Cadence::kMostProposal) {
-    throw InvalidArgument(
-        "ballot", std::to_string(frame.payload.size()) + " bytes",
-        "32 bytes, step 0 or more, yes 0|1, proposal 0.." + std::to_string(Cadence::kMostProposal));
+  if (!ballot || ballot->step < 0 || ballot->yes > 1 || ballot->plan_anew > 1 ||
+      ballot->proposal > Cadence::kMostProposal) {
+    throw InvalidArgument("ballot", std::to_string(frame.payload.size()) + " bytes",
+                          "40 bytes, step 0 or more, yes and plan_anew 0|1, proposal 0.." +
+                              std::to_string(Cadence::kMostProposal));
   }
   const CommitKey key{ballot->step, ballot->incarnation};
   if (frame.type == wire::Type::kVote) {
@@ -152,7 +153,9 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
       throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation),
                             "that of hello");
     }
-    act(ledger_.vote(rank.hello.rank, key, ballot->yes != 0, ballot->cut, ballot->proposal));
+    act(ledger_.vote(rank.hello.rank, key,
+                     {ballot->yes != 0, ballot->cut, ballot->proposal, ballot->replicas,
+                      ballot->plan_anew != 0}));
     if (rank.hello.local_rank == 0) {
       investigation_.rankVoted(rank, now_ns);
     }
@@ -160,7 +163,8 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
     throw InvalidArgument("job_outcome", "from local rank " + std::to_string(rank.hello.local_rank),
                           "local rank 0");
   } else {
-    act(ledger_.jobOutcome(key, ballot->yes != 0, ballot->cut, ballot->proposal));
+    act(ledger_.jobOutcome(key, {ballot->yes != 0, ballot->cut, ballot->proposal, ballot->replicas,
+                                 ballot->plan_anew != 0}));
   }
 }
 
@@ -240,9 +244,14 @@ void Dispatch::act(const std::vector<CommitLedger::Action>& actions) {
     if (action.kind == CommitLedger::Action::kBroadcast && action.yes) {
       ranks_.dropSetAside();
     }
-    const wire::Ballot ballot{action.key.step, action.key.incarnation,
-                              action.cut,      static_cast<uint8_t>(action.yes),
-                              action.proposal, {}};
+    const wire::Ballot ballot{action.key.step,
+                              action.key.incarnation,
+                              action.cut,
+                              action.replicas,
+                              static_cast<uint8_t>(action.yes),
+                              action.proposal,
+                              static_cast<uint8_t>(action.plan_anew),
+                              {}};
     const bool of_node = action.kind == CommitLedger::Action::kNodeVote;
     for (auto& [number, rank] : ranks_.all()) {
       const bool meant = of_node                                        ? rank.hello.local_rank == 0

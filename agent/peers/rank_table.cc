@@ -300,7 +300,8 @@ std::vector<std::pair<CommitKey, CommitLedger::Held>> RankTable::sealed(RankStat
   if (const auto* vault = rank.readable()) {
     for (const RawSlot& slot : vault->rawSlots()) {
       if (slot.state == SlotState::kSealed) {
-        keys.push_back({{slot.step, slot.incarnation}, {true, slot.cut, slot.proposal}});
+        keys.push_back({{slot.step, slot.incarnation},
+                        {true, slot.cut, slot.proposal, slot.replicas, slot.plan_anew}});
       }
     }
   }

@@ -18,18 +18,18 @@ using std::chrono::microseconds;
 constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
-constexpr int64_t kKeptSteps = 8;
-constexpr int kProposalShift =
-    32;  // of the counter `marks`: below it are nodes whose cut is not known
-constexpr uint64_t kCutMask =
-    (uint64_t{1} << 48) - 1;  // sums of 32,768 nodes stay within the store's signed counter
+constexpr size_t kRemembered = 64;    // outcomes; as many as CommitLedger has open
+// Fields of the counter `marks`, each wide enough for all nodes: nodes whose cut is not known, the
+// proposal of one node, nodes with a vote for a new plan.
+constexpr int kProposalShift = 32;
+constexpr int kPlanShift = 40;
+constexpr uint64_t kUnknownMask = (uint64_t{1} << kProposalShift) - 1;
+// Sums of 32,768 nodes stay within the store's signed counter.
+constexpr uint64_t kSumMask = (uint64_t{1} << 48) - 1;
+constexpr size_t kPlanByte = 2;  // of an outcome: what it was, proposal, whether to plan anew
 
-std::string key(const char* what, const wire::Ballot& ballot, int64_t back = 0) {
-  return std::string("commit/") + what + "/" + std::to_string(ballot.step - back);
-}
-
-std::vector<uint8_t> value(char c) {
-  return {static_cast<uint8_t>(c)};
+std::string key(const char* what, const wire::Ballot& ballot) {
+  return std::string("commit/") + what + "/" + std::to_string(ballot.step);
 }
 
 }  // namespace
@@ -58,30 +58,37 @@ void StoreCommit::vote(const wire::Ballot& node_vote) {
 }
 
 void StoreCommit::cast(const wire::Ballot& ballot) {
+  const auto plan_anew = static_cast<uint8_t>(ballot.plan_anew != 0);
   if (ballot.yes == 0) {
-    store_->set(key("outcome", ballot), value('0'));
-    store_->deleteKey(key("outcome", ballot, kKeptSteps));
+    // The first one stays: all nodes read the same.
+    store_->compareSet(key("outcome", ballot), std::vector<uint8_t>{},
+                       std::vector<uint8_t>{static_cast<uint8_t>('0'), 0, plan_anew});
     return;
   }
   const bool unknown_cut = ballot.cut == kUnknownCut;
-  if (unknown_cut || ballot.proposal != 0) {  // one node has a proposal at most
-    store_->add(key("marks", ballot),
-                (int64_t{ballot.proposal} << kProposalShift) + (unknown_cut ? 1 : 0));
+  const int64_t mark = (int64_t{plan_anew} << kPlanShift) +
+                       (int64_t{ballot.proposal} << kProposalShift) + (unknown_cut ? 1 : 0);
+  if (mark != 0) {
+    store_->add(key("marks", ballot), mark);
   }
   if (!unknown_cut && ballot.cut != 0) {
-    store_->add(key("cut", ballot), static_cast<int64_t>(ballot.cut & kCutMask));
+    store_->add(key("cut", ballot), static_cast<int64_t>(ballot.cut & kSumMask));
+  }
+  if (ballot.replicas != 0) {  // groups within a node add up to 0
+    store_->add(key("replicas", ballot), static_cast<int64_t>(ballot.replicas & kSumMask));
   }
   if (store_->add(key("sealed", ballot), 1) == nodes_) {
     const auto marks = static_cast<uint64_t>(store_->add(key("marks", ballot), 0));
-    const bool unknown = (marks & ((uint64_t{1} << kProposalShift) - 1)) != 0;
-    const auto cut = static_cast<uint64_t>(store_->add(key("cut", ballot), 0)) & kCutMask;
-    std::vector<uint8_t> outcome = value(unknown || cut == 0 ? '1' : 'c');
-    outcome.push_back(static_cast<uint8_t>(marks >> kProposalShift));
-    store_->set(key("outcome", ballot), outcome);
-    for (const char* counter : {"sealed", "marks", "cut"}) {
-      store_->deleteKey(key(counter, ballot));
-    }
-    store_->deleteKey(key("outcome", ballot, kKeptSteps));
+    const auto sum = [&](const char* what) {
+      return static_cast<uint64_t>(store_->add(key(what, ballot), 0)) & kSumMask;
+    };
+    const bool cut_holds = (marks & kUnknownMask) != 0 || sum("cut") == 0;
+    const bool agreed = sum("replicas") == 0;
+    const char what = !cut_holds ? 'c' : !agreed ? 'r' : '1';
+    store_->set(key("outcome", ballot),
+                std::vector<uint8_t>{
+                    static_cast<uint8_t>(what), static_cast<uint8_t>(marks >> kProposalShift),
+                    static_cast<uint8_t>(what == 'r' || marks >> kPlanShift != 0 ? 1 : 0)});
   }
 }
 
@@ -92,13 +99,31 @@ void StoreCommit::await(wire::Ballot ballot) {
   while (!stopsWithin(pause)) {
     if (store_->check({key("outcome", ballot)})) {
       const std::vector<uint8_t> found = store_->get(key("outcome", ballot));
-      ballot.yes = !found.empty() && found[0] == '1' ? 1 : 0;
-      ballot.cut = !found.empty() && found[0] == 'c' ? 1 : 0;
-      ballot.proposal = ballot.yes != 0 && found.size() > 1 ? found[1] : 0;
+      const char what = found.empty() ? '0' : static_cast<char>(found[0]);
+      ballot.yes = what == '1' ? 1 : 0;
+      ballot.cut = what == 'c' ? 1 : 0;
+      ballot.replicas = what == 'r' ? 1 : 0;
+      ballot.proposal = what == '1' && found.size() > 1 ? found[1] : 0;
+      ballot.plan_anew = found.size() > kPlanByte ? found[kPlanByte] : 0;
+      answered_[ballot.step] = ballot;
+      if (answered_.size() > kRemembered) {
+        answered_.erase(answered_.begin());
+      }
       decided_(ballot);
+      forget(ballot);
       return;
     }
     pause = std::clamp(pause * 3 / 2, kFirstPause, longest);
+  }
+}
+
+// This node has read the outcome. Every node writes before it reads, so nothing is written behind
+// the last one.
+void StoreCommit::forget(const wire::Ballot& ballot) {
+  if (store_->add(key("read", ballot), 1) == nodes_) {
+    for (const char* what : {"sealed", "marks", "cut", "replicas", "outcome", "read"}) {
+      store_->deleteKey(key(what, ballot));
+    }
   }
 }
 
@@ -120,6 +145,13 @@ void StoreCommit::run() {
       }
       ballot = votes_.front();
       votes_.pop_front();
+    }
+    if (const auto known = answered_.find(ballot.step); known != answered_.end()) {
+      decided_(known->second);
+      continue;
+    }
+    if (!answered_.empty() && ballot.step < answered_.begin()->first) {
+      continue;  // decided long ago
     }
     try {
       cast(ballot);

@@ -1,10 +1,12 @@
 // The commit exchange between nodes: one vote per node and step, counted in the job's store.
 //
 // `sealed/<step>` counts nodes whose ranks all sealed. The node that completes the count writes
-// `outcome/<step>` = 1; a node with a dropped snapshot writes 0. Every node votes once, so both
-// cannot happen. All nodes read the outcome, and with it the cadence that one node proposed
-// (`marks/<step>`, only with a limit on the overhead). The node that completed a step deletes the
-// keys of old steps, so the store does not grow.
+// `outcome/<step>`; a node with a dropped snapshot writes that it was dropped. Every node votes
+// once, so both cannot happen. All nodes read the outcome, and with it the cadence that one node
+// proposed and whether a vote asked for a new plan (`marks/<step>`). The last node that has read
+// it deletes the keys of the step (`read/<step>` counts), so the store does not grow, and no node
+// waits for an outcome that another one deleted. A vote that comes again, because an agent was
+// started anew, is answered from memory.
 //
 // Threads: vote() from any. One thread, `reft-commit`, uses the store over a connection of its own,
 //          because a store client serves one request at a time and training must not queue behind
@@ -17,6 +19,7 @@
 #include <chrono>
 #include <deque>
 #include <functional>
+#include <map>
 #include <thread>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -42,6 +45,7 @@ class StoreCommit {
   void run();
   void cast(const wire::Ballot& ballot);
   void await(wire::Ballot ballot);
+  void forget(const wire::Ballot& ballot);
   bool stopsWithin(std::chrono::microseconds pause) EXCLUDES(mutex_);
 
   c10::intrusive_ptr<c10d::Store> store_;
@@ -51,6 +55,7 @@ class StoreCommit {
   ConditionVariable arrived_;
   std::deque<wire::Ballot> votes_ GUARDED_BY(mutex_);
   bool stopping_ GUARDED_BY(mutex_) = false;
+  std::map<int64_t, wire::Ballot> answered_;  // newest outcomes, by step; of the thread alone
   std::thread thread_;
 };
 

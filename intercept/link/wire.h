@@ -21,7 +21,7 @@
 namespace reft::wire {
 
 constexpr uint32_t kMagic = 0x57544652;  // "RFTW"
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 constexpr uint32_t kMaxPayload = 64u << 20;
 // The first ranks of a node carry evidence of hangs between nodes; the second takes over if the
 // first is stopped.
@@ -78,12 +78,16 @@ struct Ballot {
   // vote, node_vote: part of the consistent-cut check (cut.h); outcomes: not 0 if the cut is why
   // the step was aborted.
   uint64_t cut;
-  uint8_t yes;       // sealed / committed
-  uint8_t proposal;  // proposed cadence (snapshot/cost/cadence.h); outcomes: of a committed step;
-                     // 0: none
-  uint8_t reserved[6];
+  // vote, node_vote: part of the check that replicas agree (snapshot/state/agreement.h); outcomes:
+  // not 0 if that is why the step was aborted.
+  uint64_t replicas;
+  uint8_t yes;        // sealed / committed
+  uint8_t proposal;   // proposed cadence (snapshot/cost/cadence.h); outcomes: of a committed step;
+                      // 0: none
+  uint8_t plan_anew;  // all ranks are to lay out their vaults anew (snapshot/commit/plan_rounds.h)
+  uint8_t reserved[5];
 };
-static_assert(sizeof(Ballot) == 32);
+static_assert(sizeof(Ballot) == 40);
 
 struct Frame {
   Type type;

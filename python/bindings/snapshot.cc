@@ -27,6 +27,7 @@ const char* nameOf(CaptureResult result) {
     case CaptureResult::kTaken: return "taken";
     case CaptureResult::kNoSlot: return "no_slot";
     case CaptureResult::kNoTable: return "no_table";
+    case CaptureResult::kUnderWay: return "under_way";
     case CaptureResult::kFailed: return "failed";
   }
   return "failed";
@@ -54,7 +55,7 @@ std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::s
 
 void setTable(Rank& self,
               const std::vector<std::tuple<std::string, py::object, int32_t, bool>>& rows,
-              const std::vector<std::pair<std::string, std::vector<int>>>& groups) {
+              const std::vector<std::pair<std::string, std::vector<int>>>& groups, bool plan_anew) {
   std::vector<Rank::Region> regions;
   for (const auto& [name, handle, group, early] : rows) {
     regions.push_back({name, tensorOf(handle), group, early});
@@ -64,7 +65,7 @@ void setTable(Rank& self,
     infos.push_back({id, ranks});
   }
   const py::gil_scoped_release release;
-  self.setTable(regions, std::move(infos));
+  self.setTable(regions, std::move(infos), plan_anew);
 }
 
 const char* capture(Rank& self, int64_t step, const py::list& tensors, const py::bytes& objects,
@@ -145,7 +146,20 @@ void bindRank(py::module_& module) {
            py::arg("overhead_percent"), py::arg("store"), py::arg("path"), py::arg("adopt_fd") = -1,
            py::arg("plan") = nullptr)
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
-           "regions: (name, tensor, group, early); groups: (id, ranks).")
+           py::arg("plan_anew") = false,
+           "regions: (name, tensor, group, early); groups: (id, ranks); plan_anew: votes ask all "
+           "ranks to plan.")
+      .def_property_readonly("plan_round",
+                             [](const Rank& self) {
+                               const auto round = self.engine().planRound();
+                               return std::make_pair(round.step, round.parted);
+                             })
+      .def(
+          "pass_over",
+          [](Rank& self, int64_t step, const std::string& why, bool plan_anew) {
+            self.engine().passOver(step, why, plan_anew);
+          },
+          py::arg("step"), py::arg("why"), py::arg("plan_anew"), unlocked)
       .def("capture", &capture, py::arg("step"), py::arg("tensors"), py::arg("objects"),
            py::arg("parts"), py::arg("writers"), py::arg("gated") = true,
            "parts: (contiguous tensor on a device, where its contents belong in the objects); "

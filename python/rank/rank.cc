@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "c10d_backend/pending_writes.h"
 #include "c10d_backend/store/store_commit.h"
 #include "intercept/base/error.h"
 #include "intercept/base/voice.h"
@@ -181,23 +182,27 @@ void Rank::startVotes(const Start& start) {
   });
 }
 
-void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups) {
+void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
+                    bool plan_anew) {
   std::vector<RegionInfo> infos;
   region_bytes_.clear();
+  region_names_.clear();
   uint64_t total = 0;
   for (const Region& region : regions) {
     RegionInfo info = regionInfo(region.name, region.tensor);
     info.group = region.group;
     info.early = region.early;
     region_bytes_.push_back(info.bytes);
+    region_names_.push_back(info.name);
     total += info.bytes;
     infos.push_back(std::move(info));
   }
   const uint64_t chunk =
       std::min(chunk_bytes_, std::max(kLeastChunkBytes, std::bit_ceil(total / kChunksOfAState)));
-  engine_->setTable(buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
-                               std::string(protection_->name()), protection_->furtherShards(),
-                               chunk));
+  engine_->setTable(
+      buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
+                 std::string(protection_->name()), protection_->furtherShards(), chunk),
+      plan_anew);
 }
 
 CaptureResult Rank::capture(const Point& point) {
@@ -216,6 +221,20 @@ CaptureResult Rank::capture(const Point& point) {
     addresses.push_back(tensor.const_data_ptr());
     devices.push_back(deviceOf(tensor));
     versions->add(tensor);
+  }
+  std::vector<PendingWrites::Range> memory;
+  memory.reserve(addresses.size());
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    const auto begin = reinterpret_cast<uintptr_t>(addresses[i]);
+    memory.push_back({begin, begin + region_bytes_[i]});
+  }
+  if (const auto pending = processPendingWrites().find(memory)) {
+    engine_->passOver(point.step,
+                      std::string(opKindName(pending->kind)) + " still writes " +
+                          region_names_[pending->index] +
+                          " when the optimizer step returns: wait for it before",
+                      false);
+    return CaptureResult::kUnderWay;
   }
   std::vector<ObjectPart> parts;
   for (const Part& part : point.parts) {

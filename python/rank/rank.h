@@ -73,8 +73,11 @@ class Rank {
   static Rank* current();  // nullptr: this process has none
   void check() { engine_->check(); }
 
-  void setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups);
+  // `plan_anew`: as in SnapshotEngine::setTable().
+  void setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
+                bool plan_anew = false);
   // kNoTable: a tensor changed its size, setTable() has to come first.
+  // kUnderWay: an op that was issued may still write a region; nothing is copied.
   CaptureResult capture(const Point& point);
   int64_t gate();
   // Free tensors that no copy reads any more: after capture() those of the snapshot before, after
@@ -106,6 +109,7 @@ class Rank {
   std::shared_ptr<TensorVersions> held_;     // tensors of the newest snapshot
   std::shared_ptr<TensorVersions> dropped_;  // no longer read; freed where the GIL is held
   std::vector<uint64_t> region_bytes_;
+  std::vector<std::string> region_names_;
   std::vector<int> devices_;  // of the regions of the newest snapshot
 };
 

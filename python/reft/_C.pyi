@@ -107,7 +107,11 @@ class Rank:
         self,
         regions: Sequence[tuple[str, torch.Tensor, int, bool]],
         groups: Sequence[tuple[str, Sequence[int]]],
+        plan_anew: bool = ...,
     ) -> None: ...
+    @property
+    def plan_round(self) -> tuple[int, bool]: ...
+    def pass_over(self, step: int, why: str, plan_anew: bool) -> None: ...
     def capture(
         self,
         step: int,

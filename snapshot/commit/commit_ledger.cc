@@ -39,22 +39,38 @@ std::vector<CommitLedger::Action> CommitLedger::expect(uint64_t id, int local_wo
   return actions;
 }
 
-void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed,
-                          uint64_t cut, uint8_t proposal, std::vector<Action>& actions) {
+// A repeated answer carries the reason, too: a rank that lost the first one acts on it as others
+// do.
+CommitLedger::Action CommitLedger::tell(Action::Kind kind, const CommitKey& key,
+                                        const Outcome& outcome, int rank) {
+  return {kind,
+          key,
+          outcome.committed,
+          rank,
+          outcome.cut,
+          outcome.proposal,
+          outcome.replicas,
+          outcome.plan_anew};
+}
+
+void CommitLedger::settle(Incarnation& inc, int64_t step, Ballots& ballots, const Outcome& outcome,
+                          std::vector<Action>& actions) {
   const CommitKey key{step, inc.id};
-  ballots.outcome = committed;
-  ballots.proposal = committed ? proposal : 0;
+  const bool committed = outcome.committed;
+  ballots.outcome = committed ? Outcome{true, 0, outcome.proposal, 0, outcome.plan_anew}
+                              : Outcome{false, outcome.cut, 0, outcome.replicas, outcome.plan_anew};
   ++(committed ? counters_.committed : counters_.aborted);
-  counters_.inconsistent += !committed && cut != 0;
+  counters_.inconsistent += !committed && outcome.cut != 0;
+  counters_.parted += !committed && outcome.replicas != 0;
   if (committed && (!newest_committed_ || newest_committed_->incarnation != inc.id ||
                     newest_committed_->step < step)) {
     newest_committed_ = key;
   }
   logDebug("snapshot", "step ", step, " incarnation ", inc.id,
            committed ? " committed" : " aborted",
-           committed || cut == 0 ? "" : ": inconsistent cut");
-  actions.push_back(
-      {Action::kBroadcast, key, committed, -1, committed ? 0 : cut, ballots.proposal});
+           committed || outcome.cut == 0 ? "" : ": inconsistent cut",
+           committed || outcome.replicas == 0 ? "" : ": replicas do not agree");
+  actions.push_back(tell(Action::kBroadcast, key, *ballots.outcome));
 }
 
 void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& actions) {
@@ -67,22 +83,34 @@ void CommitLedger::decide(Incarnation& inc, int64_t step, std::vector<Action>& a
   if (!any_dropped && ballots.votes.size() < static_cast<size_t>(inc.local_world)) {
     return;
   }
-  uint64_t cut = 0;
-  uint8_t proposal = 0;
+  Held all{!any_dropped, 0, 0, 0, false};
   for (const auto& [rank, vote] : ballots.votes) {
-    cut = CutCounter::combine(cut, vote.cut);
-    proposal = std::max(proposal, vote.proposal);
+    all.cut = CutCounter::combine(all.cut, vote.cut);
+    all.replicas += vote.replicas;
+    all.proposal = std::max(all.proposal, vote.proposal);
+    all.plan_anew = all.plan_anew || vote.plan_anew;
   }
   if (inc.multi_node) {
     ballots.node_voted = true;
     logDebug("snapshot", "step ", step, " incarnation ", inc.id, " node votes ",
              any_dropped ? "dropped" : "sealed");
-    actions.push_back({Action::kNodeVote, {step, inc.id}, !any_dropped, -1, cut, proposal});
-  } else {
-    const bool inconsistent = !any_dropped && !CutCounter::consistent(cut);
-    settle(inc, step, ballots, !any_dropped && !inconsistent, inconsistent ? cut : 0, proposal,
-           actions);
+    actions.push_back({Action::kNodeVote,
+                       {step, inc.id},
+                       all.sealed,
+                       -1,
+                       all.cut,
+                       all.proposal,
+                       all.replicas,
+                       all.plan_anew});
+    return;
   }
+  const bool inconsistent = !any_dropped && !CutCounter::consistent(all.cut);
+  // At points that do not belong together, replicas differ for that reason.
+  const bool parted = !any_dropped && !inconsistent && all.replicas != 0;
+  settle(inc, step, ballots,
+         {!any_dropped && !inconsistent && !parted, inconsistent ? all.cut : 0, all.proposal,
+          parted ? all.replicas : 0, all.plan_anew || parted},
+         actions);
 }
 
 void CommitLedger::record(Incarnation& inc, int rank, int64_t step, const Held& vote,
@@ -93,22 +121,22 @@ void CommitLedger::record(Incarnation& inc, int rank, int64_t step, const Held& 
   }
 }
 
-std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key, bool sealed,
-                                                     uint64_t cut, uint8_t proposal) {
+std::vector<CommitLedger::Action> CommitLedger::vote(int rank, const CommitKey& key,
+                                                     const Held& vote) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   const bool repeated = ballots.votes.count(rank) != 0;
   counters_.repeated += repeated;
   if (ballots.outcome) {
-    ballots.votes.emplace(rank, Held{sealed, cut, proposal});
-    actions.push_back({Action::kAnswer, key, *ballots.outcome, rank, 0, ballots.proposal});
+    ballots.votes.emplace(rank, vote);
+    actions.push_back(tell(Action::kAnswer, key, *ballots.outcome, rank));
   } else if (repeated && ballots.node_voted) {
     // The connection may have broken before local rank 0 got the node's vote.
     ballots.node_voted = false;
     decide(inc, key.step, actions);
   } else {
-    record(inc, rank, key.step, {sealed, cut, proposal}, actions);
+    record(inc, rank, key.step, vote, actions);
   }
   if (holds_sealed_) {
     for (auto& [step, earlier] : inc.steps) {
@@ -147,15 +175,15 @@ std::vector<CommitLedger::Action> CommitLedger::vaultHolds(
   return actions;
 }
 
-std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key, bool committed,
-                                                           uint64_t cut, uint8_t proposal) {
+std::vector<CommitLedger::Action> CommitLedger::jobOutcome(const CommitKey& key,
+                                                           const Outcome& outcome) {
   std::vector<Action> actions;
   auto& inc = incarnation(key.incarnation);
   auto& ballots = inc.steps[key.step];
   if (!ballots.outcome) {
-    settle(inc, key.step, ballots, committed, cut, proposal, actions);
+    settle(inc, key.step, ballots, outcome, actions);
   } else {
-    actions.push_back({Action::kBroadcast, key, *ballots.outcome, -1, 0, ballots.proposal});
+    actions.push_back(tell(Action::kBroadcast, key, *ballots.outcome));
   }
   while (inc.steps.size() > kRemembered) {
     inc.steps.erase(inc.steps.begin());

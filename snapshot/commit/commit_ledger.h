@@ -43,15 +43,31 @@ class CommitLedger {
     uint64_t cut = 0;
     // kNodeVote: the greatest of the node's ranks; outcomes: the job's, for a committed step.
     uint8_t proposal = 0;
+    // kNodeVote: the ranks' parts added up; outcomes: not 0 if the replicas are why the step was
+    // aborted.
+    uint64_t replicas = 0;
+    bool plan_anew = false;  // a vote asked for it, or the replicas did not agree
   };
 
-  // What a vault holds for a key: whether it is sealed, and what the vote carried, which is the
-  // rank's part of the consistent-cut check and its proposal for the cadence
-  // (snapshot/cost/cadence.h; here it is a number that one rank sets and all ranks receive).
+  // A vote, or what a vault holds for a key. Sealed: with the rank's parts of the consistent-cut
+  // check (intercept/record/cut.h) and of the check that replicas agree
+  // (snapshot/state/agreement.h), and its proposal for the cadence (snapshot/cost/cadence.h; here
+  // it is a number that one rank sets and all ranks receive). Sealed or not, it may ask for a new
+  // plan of all ranks (plan_rounds.h).
   struct Held {
     bool sealed = false;
     uint64_t cut = 0;
     uint8_t proposal = 0;
+    uint64_t replicas = 0;
+    bool plan_anew = false;
+  };
+  // The decision about a step; the other fields as in Action.
+  struct Outcome {
+    bool committed = false;
+    uint64_t cut = 0;
+    uint8_t proposal = 0;
+    uint64_t replicas = 0;
+    bool plan_anew = false;
   };
   // What the vault of `rank` holds for `key` now; nullopt if the vault is unknown or unreadable.
   // The ledger calls it only for ranks whose vote is missing.
@@ -67,20 +83,18 @@ class CommitLedger {
   // A vote. The first vote of a rank for a key stays. A vote for a later step of the same
   // incarnation shows that the rank has finished all earlier ones. If its vote for one of those is
   // missing (this agent was started in between), the vault decides: holds sealed → sealed, else
-  // dropped. `cut` is the rank's part of the consistent-cut check (intercept/record/cut.h): a step
-  // whose ranks sealed at points of the program that do not belong together is aborted.
-  std::vector<Action> vote(int rank, const CommitKey& key, bool sealed, uint64_t cut,
-                           uint8_t proposal = 0);
+  // dropped. A step is aborted, too, whose ranks sealed at points of the program that do not belong
+  // together, or whose replicas do not agree: no restart could use it.
+  std::vector<Action> vote(int rank, const CommitKey& key, const Held& vote);
 
   // The sealed slots of a vault that this agent received: votes that an earlier agent may have had.
   std::vector<Action> vaultHolds(int rank, const std::vector<std::pair<CommitKey, Held>>& sealed);
 
-  // The decision of a job of several nodes; `cut` and `proposal` as in Action.
-  std::vector<Action> jobOutcome(const CommitKey& key, bool committed, uint64_t cut = 0,
-                                 uint8_t proposal = 0);
+  // The decision of a job of several nodes.
+  std::vector<Action> jobOutcome(const CommitKey& key, const Outcome& outcome);
 
   struct Counters {
-    uint64_t committed = 0, aborted = 0, repeated = 0, inferred = 0, inconsistent = 0;
+    uint64_t committed = 0, aborted = 0, repeated = 0, inferred = 0, inconsistent = 0, parted = 0;
   };
   const Counters& counters() const { return counters_; }
   // Newest committed key that this ledger decided or received.
@@ -92,8 +106,7 @@ class CommitLedger {
   struct Ballots {
     std::map<int, Held> votes;  // by rank
     bool node_voted = false;
-    std::optional<bool> outcome;
-    uint8_t proposal = 0;  // proposal that goes with the outcome
+    std::optional<Outcome> outcome;
   };
   struct Incarnation {
     uint64_t id = 0;
@@ -105,8 +118,10 @@ class CommitLedger {
   void record(Incarnation& inc, int rank, int64_t step, const Held& vote,
               std::vector<Action>& actions);
   void decide(Incarnation& inc, int64_t step, std::vector<Action>& actions);
-  void settle(Incarnation& inc, int64_t step, Ballots& ballots, bool committed, uint64_t cut,
-              uint8_t proposal, std::vector<Action>& actions);
+  void settle(Incarnation& inc, int64_t step, Ballots& ballots, const Outcome& outcome,
+              std::vector<Action>& actions);
+  static Action tell(Action::Kind kind, const CommitKey& key, const Outcome& outcome,
+                     int rank = -1);
 
   HoldsSealed holds_sealed_;
   std::deque<Incarnation> incarnations_;  // newest last

@@ -51,6 +51,6 @@ struct CaptureInput {
   }
 };
 
-enum class CaptureResult { kTaken, kNoSlot, kNoTable, kFailed };
+enum class CaptureResult { kTaken, kNoSlot, kNoTable, kUnderWay, kFailed };
 
 }  // namespace reft

@@ -7,6 +7,7 @@
 #include "intercept/base/fault.h"
 #include "snapshot/engine/device_copier.h"
 #include "snapshot/engine/host_copier.h"
+#include "snapshot/state/agreement.h"
 
 namespace reft {
 
@@ -68,11 +69,11 @@ void SnapshotEngine::adopt(uint32_t slot, int64_t step, uint64_t incarnation) {
   book_.adopt(static_cast<int>(slot), step, incarnation);
 }
 
-void SnapshotEngine::setTable(SnapshotTable table) {
+void SnapshotEngine::setTable(SnapshotTable table, bool plan_anew) {
   if (!settle()) {
     throw Unavailable("cannot resize the vault: the device has not finished copying");
   }
-  const auto plan = std::make_shared<const SnapshotPlan>(std::move(table));
+  const auto plan = std::make_shared<const SnapshotPlan>(std::move(table), plan_anew);
   {
     const MutexLock lock(mutex_);
     plan_ = nullptr;
@@ -135,6 +136,11 @@ bool SnapshotEngine::decide(int64_t step) {
     if (answer == Cadence::Answer::kVoteAgainst) {
       patience_.starve(true);
     }
+    if (answer != Cadence::Answer::kLeave) {
+      rounds_.point(step);
+      awaitOutcome([this]() REQUIRES(mutex_) { return rounds_.known(); });
+      rounds_.settle();
+    }
   }
   if (answer == Cadence::Answer::kVoteAgainst) {
     skip(step,
@@ -152,6 +158,11 @@ bool SnapshotEngine::awaitOutcome(const std::function<bool()>& ready) {
     patience_.waitedInVain(clock_.nowNs() - start);
   }
   return ready();
+}
+
+SnapshotEngine::PlanRound SnapshotEngine::planRound() const {
+  const MutexLock lock(mutex_);
+  return {rounds_.due(), rounds_.parted()};
 }
 
 void SnapshotEngine::endPoint() {
@@ -243,7 +254,7 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
     telemetry_.failed("step " + std::to_string(input.step) +
                       " not captured: a part of its small state lies outside of the small state, "
                       "or on a device that does not train");
-    vote(input.step, 0, false);
+    voteAgainst(input.step);
     return CaptureResult::kFailed;
   }
   if (!slot) {
@@ -254,7 +265,7 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
   if (!prepareSlot(input, place)) {
     returnSlot(*slot);
     telemetry_.dropped(input.step, "");
-    vote(input.step, 0, false);
+    voteAgainst(input.step);
     return CaptureResult::kFailed;
   }
   return CaptureResult::kTaken;
@@ -295,7 +306,6 @@ std::shared_ptr<SnapshotJob> SnapshotEngine::makeJob(const CaptureInput& input,
   vault_.beginSlot(slot, input.step, options_.incarnation, plan.json, plan.json_hash,
                    plan.table.chunk_bytes, plan.table.payload_bytes, plan.chunk_count);
   vault_.putObjects(slot, input.objects);
-  vault_.setBallot(slot, input.cut, place.proposal);
   auto job = std::make_shared<SnapshotJob>(place, input, options_.verify_full);
   const bool on_device = input.onDevice();
   if (on_device) {
@@ -362,26 +372,45 @@ void SnapshotEngine::leaveOut(int64_t step) {
   skip(step, "the optimizer's step is captured into a graph");
 }
 
+void SnapshotEngine::passOver(int64_t step, const std::string& why, bool plan_anew) {
+  settle();
+  {
+    const MutexLock lock(mutex_);
+    newest_captured_ = std::max(newest_captured_, step);
+  }
+  skip(step, why, plan_anew);
+}
+
 void SnapshotEngine::expectReplays() {
   const MutexLock lock(mutex_);
   cost_.expectReplays();
 }
 
 // There will be no snapshot of `step`.
-void SnapshotEngine::skip(int64_t step, const std::string& why) {
+void SnapshotEngine::skip(int64_t step, const std::string& why, bool plan_anew) {
   telemetry_.skipped(step, why);
-  vote(step, 0, false);
+  voteAgainst(step, plan_anew);
 }
 
-void SnapshotEngine::vote(int64_t step, uint64_t cut, bool sealed, uint8_t proposal) {
+void SnapshotEngine::voteAgainst(int64_t step, bool plan_anew) {
   wire::Ballot ballot{};
   ballot.step = step;
+  {
+    const MutexLock lock(mutex_);
+    plan_anew = plan_anew || (plan_ != nullptr && plan_->plan_anew);
+  }
+  ballot.plan_anew = plan_anew ? 1 : 0;
+  vote(ballot);
+}
+
+void SnapshotEngine::vote(wire::Ballot ballot) {
   ballot.incarnation = options_.incarnation;
-  ballot.cut = cut;
-  ballot.yes = sealed ? 1 : 0;
-  ballot.proposal = proposal;
+  {
+    const MutexLock lock(mutex_);
+    rounds_.voted(ballot.step);
+  }
   vote_(ballot);
-  faultPoint(FaultPoint::after_vote, step);
+  faultPoint(FaultPoint::after_vote, ballot.step);
 }
 
 // --- until the vote
@@ -460,7 +489,15 @@ void SnapshotEngine::finish(SnapshotJob& job) {
   }
   const std::vector<uint32_t> late = job.verify.late();
   const bool good = whole && late.empty();
+  wire::Ballot ballot{};
+  ballot.step = job.step;
+  ballot.yes = good ? 1 : 0;
+  ballot.plan_anew = job.plan->plan_anew ? 1 : 0;
   if (good) {
+    ballot.cut = job.cut;
+    ballot.proposal = job.proposal;
+    ballot.replicas = agreementOf(job.plan->table, job.plan->group_layouts, job.group_digests);
+    vault_.setBallot(job.slot, ballot.cut, ballot.replicas, ballot.proposal, job.plan->plan_anew);
     faultPoint(FaultPoint::before_seal, job.step);
     vault_.sealSlot(job.slot, job.group_digests, clock_.nowNs());
     telemetry_.sealed(job.step);
@@ -484,7 +521,7 @@ void SnapshotEngine::finish(SnapshotJob& job) {
     }
     late_.insert(late_.end(), late.begin(), late.end());
   }
-  vote(job.step, job.cut, good, job.proposal);
+  vote(ballot);
   threads_.retire(job);
   job.finish(good);
   changed_.notify_all();
@@ -505,10 +542,11 @@ void SnapshotEngine::outcome(const wire::Ballot& ballot) {
       return;
     }
     newest_settled_ = std::max(newest_settled_, ballot.step);
+    rounds_.outcome(ballot.step, ballot.plan_anew != 0, !committed && ballot.replicas != 0);
     if (committed) {
       cost_.committed(ballot.step, ballot.proposal);
     } else {
-      telemetry_.notCommitted(ballot.step, ballot.cut != 0);
+      telemetry_.notCommitted(ballot.step, ballot.cut != 0, ballot.replicas != 0);
     }
     if (committed && ballot.step > committed_step_.load()) {
       const int64_t now = clock_.nowNs();

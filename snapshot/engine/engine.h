@@ -5,12 +5,12 @@
 // Between capture() and the return of the next gate() the memory at `addresses` stays mapped. A
 // write to it drops the snapshot (verify.h).
 //
-// Threads: the thread that trains calls setTable, beginPoint, capture, leaveOut, endPoint, check,
-// gate, busyOnDevice, settle, takeLateWritten and drain; outcome, setPolicy and committedStep come
-// from any. The engine owns the threads `reft-copy` (copy_threads.h); the destructor joins them and
-// leaves an unfinished snapshot unsealed.
-// Errors: no failure of a snapshot throws; RankStats counts and describes it, and capture() returns
-// it. setTable throws SystemError without memory for the slots; the engine then takes no snapshots.
+// Threads: the thread that trains calls setTable, beginPoint, capture, leaveOut, passOver,
+// endPoint, check, gate, busyOnDevice, settle, takeLateWritten and drain; outcome, setPolicy and
+// committedStep come from any. The engine owns the threads `reft-copy` (copy_threads.h); the
+// destructor joins them and leaves an unfinished snapshot unsealed. Errors: no failure of a
+// snapshot throws; RankStats counts and describes it, and capture() returns it. setTable throws
+// SystemError without memory for the slots; the engine then takes no snapshots.
 #pragma once
 
 #include <atomic>
@@ -25,6 +25,7 @@
 #include "intercept/base/clock.h"
 #include "intercept/base/mutex.h"
 #include "intercept/link/wire.h"
+#include "snapshot/commit/plan_rounds.h"
 #include "snapshot/commit/slot_book.h"
 #include "snapshot/cost/cost.h"
 #include "snapshot/device/device_tracker.h"
@@ -51,13 +52,21 @@ class SnapshotEngine {
   void adopt(uint32_t slot, int64_t step, uint64_t incarnation);
   // Settles, then makes the slots fit a new table (touches all of their memory; slow, once). Slots
   // that hold a needed snapshot grow when they become free.
-  void setTable(SnapshotTable table);
+  // `plan_anew`: the votes ask all ranks to plan (snapshot/commit/plan_rounds.h).
+  void setTable(SnapshotTable table, bool plan_anew = false);
   bool hasTable() const;
 
   // The program point of `step` begins. True: capture() is to be called. May wait for the outcome
   // of the snapshot before. `streams`: as in CaptureInput.
   bool beginPoint(int64_t step, std::span<const DeviceStream> streams = {});
   void endPoint();
+  // At a program point for which beginPoint() returned true: the step that has all ranks lay out
+  // their vaults together here, and whether its replicas did not agree; step -1: none has.
+  struct PlanRound {
+    int64_t step = PlanRounds::kNone;
+    bool parted = false;
+  };
+  PlanRound planRound() const;
 
   // At the program point of `step`, which must grow (kFailed). Copies objects and early regions
   // before it returns. Waits for a free slot, within `slot_wait` and patience.h.
@@ -65,6 +74,9 @@ class SnapshotEngine {
   // Instead of capture(): the optimizer's step is captured into a graph, whose replays will write
   // the state without a gate.
   void leaveOut(int64_t step);
+  // Instead of capture(): there is no snapshot of `step`, because of `why`. `plan_anew`: as in
+  // setTable().
+  void passOver(int64_t step, const std::string& why, bool plan_anew);
   // Takes effect with the next capture.
   void setPolicy(PlacementPolicy policy) { policy_.store(policy); }
   PlacementPolicy policy() const { return policy_.load(); }
@@ -107,8 +119,9 @@ class SnapshotEngine {
   void allCopied(SnapshotJob& job);
   bool settleWithin(std::chrono::nanoseconds most);
   void finish(SnapshotJob& job);
-  void skip(int64_t step, const std::string& why);
-  void vote(int64_t step, uint64_t cut, bool sealed, uint8_t proposal = 0);
+  void skip(int64_t step, const std::string& why, bool plan_anew = false);
+  void voteAgainst(int64_t step, bool plan_anew = false);
+  void vote(wire::Ballot ballot);
 
   // -- first copy thread --
   void learnOfDevice();
@@ -134,6 +147,7 @@ class SnapshotEngine {
   Cost cost_ GUARDED_BY(mutex_);
   Alarm alarm_ GUARDED_BY(mutex_);
   Patience patience_ GUARDED_BY(mutex_);
+  PlanRounds rounds_ GUARDED_BY(mutex_);
   std::shared_ptr<const SnapshotPlan> plan_ GUARDED_BY(mutex_);
   std::vector<uint32_t> late_ GUARDED_BY(mutex_);  // for takeLateWritten()
   int64_t newest_captured_ GUARDED_BY(mutex_) = -1;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "snapshot/state/agreement.h"
 #include "snapshot/vault/hash.h"
 
 namespace reft {
@@ -14,7 +15,11 @@ constexpr uint32_t kMinPieceSamples = 4;
 
 }  // namespace
 
-SnapshotPlan::SnapshotPlan(SnapshotTable of) : table(std::move(of)), json(table.toJson()) {
+SnapshotPlan::SnapshotPlan(SnapshotTable of, bool anew)
+    : table(std::move(of)),
+      plan_anew(anew),
+      json(table.toJson()),
+      group_layouts(groupLayouts(table)) {
   json_hash = hashBytes(json.data(), json.size());
   chunk_count = (table.payload_bytes + table.chunk_bytes - 1) / table.chunk_bytes;
   early_chunks = table.early_bytes / table.chunk_bytes;

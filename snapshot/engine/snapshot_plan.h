@@ -13,7 +13,8 @@
 namespace reft {
 
 struct SnapshotPlan {
-  explicit SnapshotPlan(SnapshotTable of);
+  // `anew`: votes ask all ranks to plan (snapshot/commit/plan_rounds.h).
+  explicit SnapshotPlan(SnapshotTable of, bool anew = false);
 
   // Bytes of a chunk; the last one is shorter.
   uint64_t chunkBytes(uint64_t chunk) const;
@@ -21,6 +22,7 @@ struct SnapshotPlan {
   uint64_t earlyBytes() const;
 
   SnapshotTable table;
+  bool plan_anew = false;
   std::string json;
   uint64_t json_hash = 0;
   uint64_t chunk_count = 0;
@@ -30,6 +32,7 @@ struct SnapshotPlan {
   std::vector<uint32_t> samples;      // of each piece
   std::vector<std::vector<uint32_t>> group_regions;
   std::vector<std::vector<uint64_t>> group_bytes;  // of each region in group_regions
+  std::vector<uint64_t> group_layouts;             // snapshot/state/agreement.h
 };
 
 }  // namespace reft

@@ -156,12 +156,15 @@ void Telemetry::committed(int64_t step, int64_t now_ns) {
   logDebug(kLogger, "step ", step, " committed");
 }
 
-void Telemetry::notCommitted(int64_t step, bool cut_at_fault) {
+void Telemetry::notCommitted(int64_t step, bool cut_at_fault, bool replicas_at_fault) {
   logDebug(kLogger, "step ", step, " not committed");
   if (cut_at_fault) {
     note("step " + std::to_string(step) +
          " not committed: the ranks were at different points of the program when their optimizers"
          " returned (a message was under way, or they do not count the same steps)");
+  } else if (replicas_at_fault) {
+    note("step " + std::to_string(step) +
+         " not committed: ranks that share state do not hold the same; all ranks plan anew");
   }
 }
 

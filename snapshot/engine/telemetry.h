@@ -49,7 +49,7 @@ class Telemetry {
   // `copy_ns`: added up over the copy threads.
   void finished(uint64_t finishing, int64_t now_ns, bool sealed, int64_t copy_ns);
   void committed(int64_t step, int64_t now_ns);
-  void notCommitted(int64_t step, bool cut_at_fault);
+  void notCommitted(int64_t step, bool cut_at_fault, bool replicas_at_fault);
   // What a person should know next.
   void note(const std::string& text);
 

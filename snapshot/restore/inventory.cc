@@ -7,6 +7,7 @@
 
 #include "intercept/base/error.h"
 #include "intercept/base/json_integer.h"
+#include "snapshot/state/agreement.h"
 #include "snapshot/vault/reader.h"
 
 namespace reft {
@@ -42,13 +43,15 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
         continue;  // a private part has no second source here
       }
       SlotSummary summary{view.index, view.step, view.incarnation, view.cut, {}, table.protection};
+      const std::vector<uint64_t> layouts = groupLayouts(table);
       for (size_t g = 0; g < table.groups.size(); ++g) {
         std::vector<uint32_t> shards = table.shardsOf(static_cast<int32_t>(g));
         std::erase_if(shards, [&](uint32_t shard) {
           return bad.contains({static_cast<int32_t>(g), shard});
         });
         summary.groups.push_back({table.groups[g].id, table.groups[g].ranks, std::move(shards),
-                                  g < view.group_digests.size() ? view.group_digests[g] : 0});
+                                  g < view.group_digests.size() ? view.group_digests[g] : 0,
+                                  layouts[g]});
       }
       result.push_back(std::move(summary));
     } catch (const Corruption& error) {
@@ -71,7 +74,7 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
         if (added) {
           groups.push_back({group.id, group.ranks});
         }
-        held.push_back({at->second, group.shards, group.digest});
+        held.push_back({at->second, group.shards, group.digest, group.layout});
       }
       slots.push_back(
           {slot.slot, slot.step, slot.incarnation, slot.cut, slot.protection, std::move(held)});
@@ -112,7 +115,7 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
             std::vector<uint32_t> shards = integersOf<uint32_t>(g.at(1));
             std::sort(shards.begin(), shards.end());
             slot.groups.push_back({groups[group].first, groups[group].second, std::move(shards),
-                                   integerOf<uint64_t>(g.at(2))});
+                                   integerOf<uint64_t>(g.at(2)), integerOf<uint64_t>(g.at(3))});
           }
           vault.slots.push_back(std::move(slot));
         }

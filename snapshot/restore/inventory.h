@@ -22,6 +22,7 @@ struct GroupSummary {
   std::vector<int> ranks;
   std::vector<uint32_t> shards;  // intact ones, ascending
   uint64_t digest = 0;           // of sampled contents; 0: not recorded
+  uint64_t layout = 0;           // groupLayouts() of snapshot/state/agreement.h
 };
 
 struct SlotSummary {

@@ -35,6 +35,7 @@ std::vector<int> blocksOf(int ranks, int local_world) {
 struct Gathered {
   std::vector<int> ranks;
   std::string protection;
+  uint64_t layout = 0;
   std::optional<uint64_t> digest;
   StoredShards stored;
 };
@@ -63,9 +64,12 @@ std::optional<std::string> gather(const Found& found, Groups& groups) {
       if (added) {
         gathered.ranks = group.ranks;
         gathered.protection = where.second->protection;
+        gathered.layout = group.layout;
         gathered.stored.resize(group.ranks.size());
       } else if (gathered.ranks != group.ranks) {
         return "members disagree about who shares group " + group.id;
+      } else if (gathered.layout != group.layout) {
+        return "members disagree about what group " + group.id + " shares";
       }
       if (group.digest == 0) {
         // Not recorded: a vault keeps the digests of its first groups only.

@@ -4,6 +4,7 @@
 // planRestore() takes the newest step for which all of these hold:
 //   - every rank's private part, and every shard of every sharding group, can be had from vaults
 //     that sealed the same (step, incarnation); a group's protection says how;
+//   - the members of a group agree on who shares it and on what it holds;
 //   - the digests that the members of a group recorded are equal (they differ when replicas
 //     diverged: silent data corruption);
 //   - no message was under way between the ranks' program points (intercept/record/cut.h; with a

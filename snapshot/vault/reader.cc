@@ -202,7 +202,7 @@ std::vector<RawSlot> VaultReader::rawSlots() const {
       const uint32_t state =
           std::min(head->state.load(), static_cast<uint32_t>(SlotState::kSealed));
       result.push_back({static_cast<SlotState>(state), head->step, head->incarnation, head->cut,
-                        static_cast<uint8_t>(head->proposal)});
+                        head->replicas, head->proposal, head->plan_anew != 0});
     }
   }
   return result;

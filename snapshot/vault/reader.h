@@ -42,7 +42,9 @@ struct RawSlot {
   int64_t step = -1;
   uint64_t incarnation = 0;
   uint64_t cut = 0;
+  uint64_t replicas = 0;
   uint8_t proposal = 0;
+  bool plan_anew = false;
 };
 
 struct ChunkFault {

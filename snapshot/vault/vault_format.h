@@ -17,7 +17,7 @@ namespace reft {
 
 constexpr uint64_t kVaultMagic = 0x31544C5654464552;  // "REFTVLT1"
 constexpr uint64_t kSlotMagic = 0x31544C5354464552;   // "REFTSLT1"
-constexpr uint32_t kVaultVersion = 7;
+constexpr uint32_t kVaultVersion = 8;
 constexpr uint32_t kMaxSlots = 3;
 constexpr uint64_t kPage = 4096;
 constexpr uint32_t kMaxGroupDigests = 64;
@@ -72,9 +72,13 @@ struct SlotHeader {
   int64_t sealed_ns;
   uint64_t cut;  // this rank's part of the consistent-cut check (intercept/record/cut.h)
   uint32_t group_count;
-  uint32_t proposal;  // proposed cadence in this rank's vote (snapshot/cost/cadence.h)
+  uint8_t proposal;   // proposed cadence in this rank's vote (snapshot/cost/cadence.h)
+  uint8_t plan_anew;  // whether its vote asks all ranks to plan (snapshot/commit/plan_rounds.h)
+  uint8_t reserved[2];
   // Sampled content hash of each sharding group, in table order.
   uint64_t group_digests[kMaxGroupDigests];
+  uint64_t
+      replicas;  // this rank's part of the check that replicas agree (snapshot/state/agreement.h)
 };
 static_assert(sizeof(SlotHeader) <= kPage);
 

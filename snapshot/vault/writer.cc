@@ -272,9 +272,12 @@ void Vault::hashObjects(uint32_t index, uint64_t bytes) {
       hashBytes(slot.mapping.data() + slot.objectsAt(), std::min(bytes, slot.object_capacity));
 }
 
-void Vault::setBallot(uint32_t index, uint64_t cut, uint8_t proposal) {
+void Vault::setBallot(uint32_t index, uint64_t cut, uint64_t replicas, uint8_t proposal,
+                      bool plan_anew) {
   header(index)->cut = cut;
+  header(index)->replicas = replicas;
   header(index)->proposal = proposal;
+  header(index)->plan_anew = plan_anew ? 1 : 0;
 }
 
 void Vault::sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns) {

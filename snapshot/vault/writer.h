@@ -64,7 +64,7 @@ class Vault {
   std::byte* payload(uint32_t index) const;
   uint64_t* chunkHashes(uint32_t index) const;
   // What the slot's vote will carry beside yes or no; 0 after beginSlot.
-  void setBallot(uint32_t index, uint64_t cut, uint8_t proposal);
+  void setBallot(uint32_t index, uint64_t cut, uint64_t replicas, uint8_t proposal, bool plan_anew);
   void sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns);
   void clearSlot(uint32_t index);
   uint64_t objectCapacity(uint32_t index) const;

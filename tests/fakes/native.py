@@ -82,6 +82,8 @@ class FakeEngine:
         options: what the constructor got.
         calls: names of the calls, in their order; `capture` with what it returned.
         tables: what `set_table` got: (regions, groups).
+        asks: and whether the votes ask for a plan of all ranks.
+        round: what `plan_round` returns.
         captures: see `Capture`.
         results: what the next captures return; "taken" once it is empty.
         errors: exceptions by name of the method that raises them.
@@ -94,6 +96,8 @@ class FakeEngine:
         self.options = options
         self.calls: list[str] = []
         self.tables: list[tuple[list[Any], list[Any]]] = []
+        self.asks: list[bool] = []
+        self.round = (-1, False)
         self.captures: list[Capture] = []
         self.results: list[str] = []
         self.errors: dict[str, Exception] = {}
@@ -118,9 +122,18 @@ class FakeEngine:
         self,
         regions: Sequence[tuple[str, torch.Tensor, int, bool]],
         groups: Sequence[tuple[str, Sequence[int]]],
+        plan_anew: bool = False,
     ) -> None:
         self._called("set_table")
         self.tables.append((list(regions), list(groups)))
+        self.asks.append(plan_anew)
+
+    @property
+    def plan_round(self) -> tuple[int, bool]:
+        return self.round
+
+    def pass_over(self, step: int, why: str, plan_anew: bool) -> None:
+        self._called("pass_over", " anew" if plan_anew else "")
 
     def capture(
         self,

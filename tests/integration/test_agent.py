@@ -33,7 +33,7 @@ def _binary() -> Path | None:
 BINARY = _binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs reft-agent: build it, or set REFT_AGENT_PATH")
 INCARNATION = 0xABC
-VAULT_VERSION = 7  # as snapshot/vault/FORMAT.md has it
+VAULT_VERSION = 8  # as snapshot/vault/FORMAT.md has it
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -505,11 +505,11 @@ def test_several_nodes_ask_local_rank_0_first(make: Callable[..., Node]) -> None
         second.vote(5, INCARNATION, True, digest=8)
         kind, vote, _ = first.receive()
         assert (kind, vote["yes"], vote["proposal"]) == (protocol.NODE_VOTE, True, 2)
-        first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(5, INCARNATION, 0, 1, 2))
+        first.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(5, INCARNATION, 0, 0, 1, 2, 0))
         for rank in (first, second):
             kind, outcome, _ = rank.receive()
             assert (kind, outcome["yes"], outcome["proposal"]) == (protocol.OUTCOME, True, 2)
-        second.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(6, INCARNATION, 0, 1, 0))
+        second.send(protocol.JOB_OUTCOME, protocol.BALLOT.pack(6, INCARNATION, 0, 0, 1, 0, 0))
         assert second.receive()[0] == protocol.ERROR  # not its business
 
 

@@ -22,8 +22,8 @@ pytest.importorskip("rich")
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = struct.Struct("<IHHII")
-BALLOT = struct.Struct("<qQQB7x")
-MAGIC, VERSION = 0x57544652, 2
+BALLOT = struct.Struct("<qQQQB7x")
+MAGIC, VERSION = 0x57544652, 3
 
 RANK_STATS = {
     "steps": 412,
@@ -78,7 +78,7 @@ class FakeAgent:
             body = stream.read(size)
             if kind == 20:  # a vote: committed at once
                 step, incarnation = BALLOT.unpack(body)[:2]
-                connection.sendall(HEADER.pack(MAGIC, VERSION, 21, size, 0) + BALLOT.pack(step, incarnation, 0, 1))
+                connection.sendall(HEADER.pack(MAGIC, VERSION, 21, size, 0) + BALLOT.pack(step, incarnation, 0, 0, 1))
                 continue
             payload = json.loads(body or b"{}")
             fd = -1

@@ -96,16 +96,6 @@ class CountingStore:
             raise RuntimeError(f"store: {key} did not come")
 
 
-class FirstPlan(dict[str, int]):
-    """`replica_groups._times` of ranks that plan once each: as ranks are processes, they share none."""
-
-    def get(self, key: str, default: int = 0) -> int:  # type: ignore[override]
-        return 0
-
-    def __getitem__(self, key: str) -> int:
-        return 1
-
-
 class OneVaultAgent:
     """A client of an agent that has one vault of each rank of its node."""
 
@@ -145,15 +135,10 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
     world = nodes * local_world
     store = CountingStore()
     jobs = [job(rank, world, local_world, attempt=1) for rank in range(world)]
-    real_client, real_times, real_wait = (
-        _C.AgentClient,
-        replica_groups._times,
-        replica_groups._WAIT,
-    )
+    real_client, real_wait = _C.AgentClient, replica_groups._WAIT
     stack_bytes = threading.stack_size(256 << 10)
     traffic: dict[str, Traffic] = {}
     _C.AgentClient = OneVaultAgent  # type: ignore[assignment,misc]
-    replica_groups._times = FirstPlan()
     replica_groups._WAIT = timedelta(seconds=_PATIENCE_SEC)  # threads take turns
     try:
         with ThreadPoolExecutor(world) as pool:
@@ -173,7 +158,7 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
                 )
     finally:
         _C.AgentClient = real_client  # type: ignore[misc]
-        replica_groups._times, replica_groups._WAIT = real_times, real_wait
+        replica_groups._WAIT = real_wait
         threading.stack_size(stack_bytes)
     return traffic
 
@@ -206,7 +191,7 @@ def _confirm(job: Job, store: CountingStore) -> None:
     ranks = tuple(range(job.world))
     pair = (job.rank // 2 * 2, job.rank // 2 * 2 + 1)
     regions = [Region("o0.p0", torch.ones(4), ranks), Region("o0.p1", torch.ones(4), pair)]
-    groups, different = replica_groups.confirm(regions, store, job.rank)
+    groups, different = replica_groups.confirm(regions, store, job.rank, "first")
     assert not different and [members for _, members in groups] == sorted([ranks, pair])
 
 

@@ -17,10 +17,10 @@ from typing import Any
 from reft import __version__
 
 MAGIC = 0x57544652
-VERSION = 2
+VERSION = 3
 MAX_PAYLOAD = 64 << 20
 HEADER = struct.Struct("<IHHII")
-BALLOT = struct.Struct("<qQQBB6x")
+BALLOT = struct.Struct("<qQQQBBB5x")
 
 HELLO, WELCOME, ERROR = 1, 2, 3
 VAULT_PUT, VAULT_ACK, VAULT_LIST, VAULT_INVENTORY, VAULT_GET, VAULT_FD = 10, 11, 12, 13, 14, 15
@@ -126,7 +126,7 @@ class AgentConnection:
         self, step: int, incarnation: int, sealed: bool, digest: int = 0, proposal: int = 0
     ) -> None:
         """Votes on a snapshot, as a rank."""
-        self.send(VOTE, BALLOT.pack(step, incarnation, digest, int(sealed), proposal))
+        self.send(VOTE, BALLOT.pack(step, incarnation, digest, 0, int(sealed), proposal, 0))
 
     def receive(self) -> tuple[int, dict[str, Any], int | None]:
         """Waits for the next frame.
@@ -142,7 +142,7 @@ class AgentConnection:
         body = self._take(size)
         fd = self._fds.pop(0) if kind in (VAULT_PUT, VAULT_FD) and self._fds else None
         if kind in _BALLOTS:
-            step, incarnation, digest, yes, proposal = BALLOT.unpack(body)
+            step, incarnation, digest, _, yes, proposal, _ = BALLOT.unpack(body)
             ballot = {
                 "step": step,
                 "incarnation": incarnation,

@@ -14,6 +14,7 @@ from reft._session import notes
 from reft._state import discovery, registry
 
 _LATE_LINES = 5  # about values that turn up after the first snapshot
+_UNDER_WAY = 8  # snapshots in a row, after which ops under way are no accident
 
 
 class Announcer:
@@ -33,6 +34,7 @@ class Announcer:
         self._uncaptured: list[notes.Note] = []
         self._late_lines = 0
         self._every, self._cost_reported = int(env["snapshot_every"]), False
+        self._under_way = 0
 
     def started(self, resuming_at: int | None) -> None:
         """The two lines at start."""
@@ -149,6 +151,17 @@ class Announcer:
         if graph:
             why = f"{graph} is computed before a step of {one} and differentiated after it"
         _voice.say(f"an iteration now ends when {other} steps, not at each step of {one}: {why}")
+
+    def under_way(self, step: int, is_under_way: bool, note: str) -> None:
+        """Whether an op was writing state at the program point of `step`, as `note` says."""
+        self._under_way = self._under_way + 1 if is_under_way else 0
+        if self._under_way == _UNDER_WAY:
+            self._notes.add(notes.NOT_PROTECTED, [("state", "", note)])
+            _voice.warn_once(
+                "under way",
+                f"rank {self._job.rank}: training is NOT protected: no snapshot of the last"
+                f" {_UNDER_WAY} steps up to step {step} was taken ({note})",
+            )
 
     def resumed(self) -> None:
         """The process before this one has reported what is protected."""

@@ -15,13 +15,30 @@ from reft._link import host_memory, job_identity
 from reft._state import discovery, replica_groups
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
+_FIRST = "first"  # names the plan that all ranks make when they take their first snapshot
+# A plan that this rank makes alone saves what is new as its own. That much is let through: the rest
+# waits for the next plan of all ranks, because slots that have grown keep their memory.
+_ALONE_SHARE, _ALONE_BYTES = 1.25, 16 << 20
+# Plans of all ranks that found nothing different although votes did not fit together. Replicas that
+# are equal at some steps only are not replicas.
+_MOST_VAIN = 3
+
+Identity = tuple[tuple[int, ...], torch.dtype, torch.Size]
 
 
 class Planner:
     """The plan of one session: the state that its vault has a table for.
 
+    All ranks make the first plan together: they compare what they expect to share
+    (`replica_groups`). Later, tensors may be replaced, added or removed, on one rank alone. Then
+    this rank plans alone: what it shared it shares still, anything else is its own, and its votes
+    ask for a new plan of all ranks, if there is something else to share. The votes also show if
+    the ranks no longer agree. Then, too, all ranks plan together, at a point that the engine names
+    (snapshot/commit/plan_rounds.h).
+
     Attributes:
         state: the planned state, None before the first plan.
+        waiting: whether there is no table for the state until all ranks plan together.
     """
 
     def __init__(
@@ -31,8 +48,14 @@ class Planner:
         self._fingerprint: tuple[int, ...] = ()
         self._restored: tuple[tuple[int, ...], discovery.State] | None = None
         self._groups: list[tuple[str, tuple[int, ...]]] = []
+        # Of the newest plan of all ranks, by name: what it looked at, and what of that is shared.
+        self._expected: dict[str, Identity] | None = None
+        self._shared: dict[str, Identity] = {}
+        self._own: set[str] = set()  # expected to be shared, found to differ
+        self._vain = 0
         self._early: set[str] = set()  # regions that were caught being written between steps
         self.state: discovery.State | None = None
+        self.waiting = False
 
     def refresh(self, optimizers: list[torch.optim.Optimizer]) -> bool:
         """Plans if there is no plan, or if tensors were replaced, added or removed since.
@@ -44,11 +67,57 @@ class Planner:
         if fingerprint == self._fingerprint and self.state is not None:
             return False
         self.plan(optimizers)
-        self._fingerprint = fingerprint
+        if not self.waiting:
+            self._fingerprint = fingerprint
         return True
 
     def plan(self, optimizers: list[torch.optim.Optimizer]) -> None:
-        """Finds the state anew and lays out the vault. Slow."""
+        """Finds the state anew and lays out the vault, without other ranks but for the first time.
+        Slow."""
+        state = self._take(optimizers)
+        if self._expected is None:
+            self._warn(self._agree(state, _FIRST), "")
+            self._lay_out(state, asks=False)
+            return
+        asks = any(self._expected.get(name) != found for name, found in self._claims(state).items())
+        for region in state.regions:
+            if self._shared.get(region.name) != _identity(region):
+                region.ranks = ()
+        have = self._engine.stats()["payload_bytes"]
+        self.waiting = asks and self._per_rank(state) > have * _ALONE_SHARE + _ALONE_BYTES
+        if not self.waiting:
+            self._lay_out(state, asks)
+
+    def plan_together(
+        self, optimizers: list[torch.optim.Optimizer], step: int, parted: bool
+    ) -> None:
+        """Plans with all other ranks, which call this at the same program point. Slow.
+
+        Args:
+            step: the step whose votes led to it.
+            parted: whether that step was aborted because ranks that share state do not hold the
+                same.
+        """
+        state = self._take(optimizers)
+        different = self._agree(state, str(step))
+        if parted and not different:
+            self._vain += 1
+            if self._vain >= _MOST_VAIN:
+                self._share_nothing(state)
+        self.waiting = False
+        self._lay_out(state, asks=False)
+        self._fingerprint = discovery.fingerprint(optimizers)
+        if parted:
+            self._warn(different, f"step {step} was not committed: ")
+            if not different and self._job.rank == 0:
+                _voice.say(
+                    f"step {step} was not committed: the ranks had laid out differently what they"
+                    " share; all ranks have planned anew"
+                )
+        else:
+            self._warn(different, "")
+
+    def _take(self, optimizers: list[torch.optim.Optimizer]) -> discovery.State:
         self._engine.gate()
         before = self.state
         if before is not None:
@@ -57,24 +126,26 @@ class Planner:
         state = self._find(optimizers)
         for region in state.regions:
             region.early = region.early or region.name in self._early
-        if before is not None and _layout(before) == _layout(state):
-            # Only flags or identities moved: what was confirmed stays confirmed, and no other rank
-            # has to take part.
-            for old, new in zip(before.regions, state.regions, strict=True):
-                new.ranks = old.ranks
-        else:
-            self._groups = self._confirm(state)
+        return state
+
+    def _lay_out(self, state: discovery.State, asks: bool) -> None:
+        """Args:
+        asks: whether the votes ask all ranks to plan together.
+        """
         self._check_memory(state)
-        index_of = {ranks: i for i, (_, ranks) in enumerate(self._groups)}
+        used = {region.ranks for region in state.regions}
+        groups = [(gid, ranks) for gid, ranks in self._groups if ranks in used]
+        index_of = {ranks: i for i, (_, ranks) in enumerate(groups)}
         self._engine.set_table(
             [(r.name, r.current(), index_of.get(r.ranks, -1), r.early) for r in state.regions],
-            [(gid, list(ranks)) for gid, ranks in self._groups],
+            [(gid, list(ranks)) for gid, ranks in groups],
+            asks,
         )
         self.state = state
         shared = sum(1 for region in state.regions if region.ranks)
         _voice.debug(
             f"rank {self._job.rank} planned {_voice.plural(len(state.regions), 'region')}"
-            f" ({shared} shared) in {_voice.plural(len(self._groups), 'group')}"
+            f" ({shared} shared) in {_voice.plural(len(groups), 'group')}"
         )
 
     def keep_restored(
@@ -106,24 +177,61 @@ class Planner:
             return restored[1]  # what a resume found one step ago is still there
         return discovery.discover(optimizers)
 
-    def _confirm(self, state: discovery.State) -> list[tuple[str, tuple[int, ...]]]:
-        groups, different = replica_groups.confirm(state.regions, self._store, self._job.rank)
-        if different and self._job.rank == 0:
+    def _claims(self, state: discovery.State) -> dict[str, Identity]:
+        """What this rank expects to share."""
+        return {
+            region.name: _identity(region)
+            for region in state.regions
+            if len(region.ranks) > 1
+            and self._job.rank in region.ranks
+            and region.name not in self._own
+        }
+
+    def _agree(self, state: discovery.State, plan: str) -> list[replica_groups.Difference]:
+        """Compares with the other ranks what they expect to share; clears `ranks` of the rest."""
+        self._expected = self._claims(state)
+        for region in state.regions:
+            if region.name not in self._expected:
+                region.ranks = ()
+        self._groups, different = replica_groups.confirm(
+            state.regions, self._store, self._job.rank, plan
+        )
+        self._own.update(name for found in different for name in found.names)
+        self._shared = {r.name: _identity(r) for r in state.regions if r.ranks}
+        return different
+
+    def _share_nothing(self, state: discovery.State) -> None:
+        self._own |= self._shared.keys()
+        self._shared, self._groups = {}, []
+        for region in state.regions:
+            region.ranks = ()
+
+    def _warn(self, different: list[replica_groups.Difference], why: str) -> None:
+        """Reports what differs in groups whose first rank this is."""
+        for found in different:
+            if self._job.rank != found.ranks[0]:
+                continue
+            tensors = _voice.plural(len(found.names), "replicated tensor")
+            what = "not compared by all of" if found.missed else "not equal on"
             _voice.warn_once(
-                "different",
-                f"{_voice.plural(len(different), 'replicated tensor')} not equal on all ranks"
-                f" (first: {different[0]}); each rank saves its own",
+                f"different {found.ranks}{' after ' if why else ''}",
+                f"{why}{tensors} {what} {_voice.ranks(found.ranks)}"
+                f" (first: {found.names[0]}); each rank saves its own",
             )
-        return groups
+
+    def _per_rank(self, state: discovery.State) -> float:
+        """Bytes of one snapshot of this rank."""
+        per_rank = 0.0
+        for region in state.regions:
+            shares = len(region.ranks) or 1
+            stored = _C.stored_shards(self._env["snapshot_protection"], shares)
+            per_rank += region.tensor.nbytes * stored / shares
+        return per_rank
 
     def _check_memory(self, state: discovery.State) -> None:
         """Refuses a plan that does not fit the node."""
         env, job = self._env, self._job
-        per_rank = 0.0
-        for region in state.regions:
-            shares = len(region.ranks) or 1
-            stored = _C.stored_shards(env["snapshot_protection"], shares)
-            per_rank += region.tensor.nbytes * stored / shares
+        per_rank = self._per_rank(state)
         have = self._engine.stats()["slot_bytes"]
         need = max(0, per_rank * env["snapshot_slots"] - have) * job.local_world
         limit = env["snapshot_host_bytes"]
@@ -142,5 +250,5 @@ class Planner:
             )
 
 
-def _layout(state: discovery.State) -> list[tuple[str, tuple[int, ...]]]:
-    return [(region.name, tuple(region.tensor.shape)) for region in state.regions]
+def _identity(region: discovery.Region) -> Identity:
+    return region.ranks, region.tensor.dtype, region.tensor.shape

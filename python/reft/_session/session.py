@@ -309,11 +309,19 @@ class Session:
         for index in engine.take_late_written():
             if name := planner.copy_early(index):
                 self._announcer.written_late(name)
-        if planner.refresh(boundary.optimizers):
-            assert planner.state is not None
-            self._small_state.planned(planner.state, boundary.optimizers)
+        step, parted = engine.plan_round
+        if step >= 0:
+            planner.plan_together(boundary.optimizers, step, parted)
+            planned = True
+        else:
+            planned = planner.refresh(boundary.optimizers)
+        if planner.waiting:
+            self._wait_for_plan()
+            return
         state = planner.state
         assert state is not None
+        if planned:
+            self._small_state.planned(state, boundary.optimizers)
         small = self._small_state.capture(frame, self.step, boundary.closing_position, state)
         self._announcer.uncaptured(self.step, self._small_state.uncaptured)
         # At first nobody knows on which streams optimizers step, and without "exact" nobody has
@@ -324,12 +332,16 @@ class Session:
         result = self._capture(state, small, gated)
         if result == "no_table":  # a tensor changed its size in place
             planner.plan(boundary.optimizers)
+            if planner.waiting:
+                self._wait_for_plan()
+                return
             state = planner.state
             assert state is not None
             self._small_state.planned(state, boundary.optimizers)
             result = self._capture(state, small, gated)
         if unknown:
             discovery.wait_for_devices(state)
+        self._announcer.under_way(self.step, result == "under_way", engine.stats()["note"])
         if result != "taken":
             self._not_taken(result)
             return
@@ -343,6 +355,13 @@ class Session:
         tensors = [region.current() for region in state.regions]
         return self.engine.capture(
             self.step, tensors, small.pickled, small.parts, small.writers, gated
+        )
+
+    def _wait_for_plan(self) -> None:
+        """Leaves this step out; the vote asks all ranks to plan together."""
+        assert self.engine is not None
+        self.engine.pass_over(
+            self.step, "state has changed, and all ranks plan anew at a step after this one", True
         )
 
     def _not_taken(self, result: str) -> None:

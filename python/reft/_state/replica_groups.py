@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -30,23 +31,35 @@ from reft._state.discovery import Region
 _WAIT = timedelta(seconds=6)
 _EQUAL, _DIFFERENT, _NONE = "equal", "different", "none"
 
-# How often a set of parameters was planned: ranks need not have made the same plans before.
-_times: dict[str, int] = {}
-
 Row = list[Any]  # name, dtype, shape, content hash
 
 
+@dataclass(frozen=True)
+class Difference:
+    """What a group was expected to share and does not.
+
+    Attributes:
+        ranks: members of the group.
+        names: of the regions, as this rank has them.
+        missed: whether a member did not take part, so that nothing was compared.
+    """
+
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    missed: bool
+
+
 def confirm(
-    regions: list[Region], store: Any, rank: int
-) -> tuple[list[tuple[str, tuple[int, ...]]], list[str]]:
+    regions: list[Region], store: Any, rank: int, plan: str
+) -> tuple[list[tuple[str, tuple[int, ...]]], list[Difference]]:
     """Clears `ranks` of regions that are not the same everywhere.
 
     Args:
         store: c10d store whose keys no other attempt sees.
+        plan: names this plan, equal on all ranks and used once.
 
     Returns:
-        ((group id, ranks) of every confirmed group, names of regions that were expected to be equal
-        and are not).
+        ((group id, ranks) of every confirmed group, what was expected to be equal and is not).
     """
     by_ranks: dict[tuple[int, ...], list[Region]] = {}
     for region in regions:
@@ -55,16 +68,17 @@ def confirm(
         else:
             region.ranks = ()
     comparisons = [
-        (_Comparison(store, rank, ranks, members), members)
+        (_Comparison(store, rank, plan, ranks, members), members)
         for ranks, members in sorted(by_ranks.items())
     ]
     for comparison, _ in comparisons:  # all before any is waited for: a rank is in several groups
         comparison.write_digest()
     groups = []
-    different: list[str] = []
+    different: list[Difference] = []
     for comparison, members in comparisons:
         equal = comparison.equal_names()
-        different += [row[0] for row in comparison.rows if row[0] not in equal]
+        if unequal := tuple(row[0] for row in comparison.rows if row[0] not in equal):
+            different.append(Difference(comparison.ranks, unequal, comparison.missed))
         for region in members:
             if region.name not in equal:
                 region.ranks = ()
@@ -75,22 +89,24 @@ def confirm(
 
 
 class _Comparison:
-    """One group's comparison, as one member takes part in it."""
+    """One group's comparison, as one member takes part in it.
+
+    Attributes:
+        ranks: members of the group.
+        rows: what this member holds.
+        missed: whether a member did not take part.
+    """
 
     def __init__(
-        self, store: Any, rank: int, ranks: tuple[int, ...], members: list[Region]
+        self, store: Any, rank: int, plan: str, ranks: tuple[int, ...], members: list[Region]
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.missed = ranks, False
         self.rows: list[Row] = sorted(
             [r.name, str(r.tensor.dtype), list(r.tensor.shape), list(_C.content_hash(r.tensor))]
             for r in members
         )
         self._store, self._rank = store, rank
-        # By the parameters alone: state that only some members have (ZeRO) must not part them.
-        names = sorted((r.name, str(r.tensor.shape)) for r in members if r.name.count(".") == 1)
-        what = hashlib.sha256(f"{ranks} {names}".encode()).hexdigest()[:16]
-        _times[what] = _times.get(what, 0) + 1
-        self._key = f"plan/{what}/{_times[what]}"
+        self._key = f"plan/{plan}/{hashlib.sha256(str(ranks).encode()).hexdigest()[:16]}"
 
     def write_digest(self) -> None:
         digest = hashlib.sha256(json.dumps(self.rows).encode()).hexdigest()
@@ -104,7 +120,8 @@ class _Comparison:
         if outcome == _DIFFERENT:
             self._store.set(f"{self._key}/rows/{self._rank}", json.dumps(self.rows))
             outcome = self._outcome("rows", _compare_rows)
-        return set() if outcome == _NONE else set(json.loads(outcome))
+        self.missed = outcome == _NONE
+        return set() if self.missed else set(json.loads(outcome))
 
     def _outcome(self, what: str, compare: Callable[[list[str]], str]) -> str:
         store, key = self._store, f"{self._key}/{what}/outcome"
@@ -116,7 +133,7 @@ class _Comparison:
             else:
                 store.wait([key], _WAIT)
                 return bytes(store.get(key)).decode()
-        except RuntimeError:  # a member has another plan, or is gone
+        except RuntimeError:  # a member does not expect to share anything, or is gone
             mine = _NONE
         return bytes(store.compare_set(key, "", mine)).decode()
 

@@ -147,7 +147,7 @@ TEST_F(AgentClientTest, RepeatsVotesWithoutAnOutcome) {
   client->vote({2, 42, 0, 1, 0, {}});
   agent_.receive();
   agent_.receive();
-  agent_.send(Type::kOutcome, wire::Ballot{1, 42, 0, 1, 0, {}});
+  agent_.send(Type::kOutcome, wire::Ballot{1, 42, 0, 0, 1, 0, 0, {}});
   ASSERT_EQ(first_outcome.get_future().wait_for(kPatience), std::future_status::ready);
   agent_.hangUp();
   agent_.welcome();

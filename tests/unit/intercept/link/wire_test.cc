@@ -44,7 +44,7 @@ std::string contents(const UniqueFd& fd) {
 
 TEST(Wire, HeaderHasTheDocumentedBytes) {
   EXPECT_EQ(encode(Type::kHello, "{}"),
-            std::string("RFTW\x02\x00\x01\x00\x02\x00\x00\x00\x00\x00\x00\x00{}", 18));
+            std::string("RFTW\x03\x00\x01\x00\x02\x00\x00\x00\x00\x00\x00\x00{}", 18));
 }
 
 TEST(Wire, DecodesFramesCutAnywhere) {
@@ -81,7 +81,7 @@ TEST(Wire, RefusesForeignStreams) {
 }
 
 TEST(Wire, BallotKeepsItsBytesAndItsSize) {
-  const Ballot ballot{7, 0x1234, 99, 1, 3, {}};
+  const Ballot ballot{7, 0x1234, 99, 17, 1, 3, 1, {}};
   const std::string frame = encode(Type::kVote, ballot);
   const auto back = decodeBallot(std::string_view(frame).substr(sizeof(Header)));
   ASSERT_TRUE(back);

@@ -20,7 +20,8 @@ class Plans:
     """A planner whose other ranks answer as a test says.
 
     Attributes:
-        asked: names of the regions of each confirmation.
+        asked: names of the regions of each confirmation that are expected to be shared.
+        plans: names of the plans.
         different: what the confirmations report.
         state: what a discovery finds.
     """
@@ -30,6 +31,7 @@ class Plans:
     ) -> None:
         self.engine = FakeEngine()
         self.asked: list[list[str]] = []
+        self.plans: list[str] = []
         self.different: list[str] = []
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(4))], lr=0.1)
         self.regions = [("o0.p0", torch.zeros(4), tuple(range(world)))]
@@ -48,13 +50,18 @@ class Plans:
         found = [discovery.Region(name, tensor, ranks) for name, tensor, ranks in self.regions]
         return discovery.State(regions=found, optimizers=list(optimizers))
 
-    def _confirm(self, regions: list[discovery.Region], store: Any, rank: int) -> Any:
-        self.asked.append([region.name for region in regions])
-        for region in regions:
-            if region.name in self.different:
-                region.ranks = ()
+    def _confirm(self, regions: list[discovery.Region], store: Any, rank: int, plan: str) -> Any:
+        self.asked.append([region.name for region in regions if region.ranks])
+        self.plans.append(plan)
+        found = [r for r in regions if r.ranks and r.name in self.different]
+        different = [
+            replica_groups.Difference(ranks, tuple(r.name for r in found if r.ranks == ranks), False)
+            for ranks in sorted({r.ranks for r in found})
+        ]
+        for region in found:
+            region.ranks = ()
         groups = sorted({region.ranks for region in regions if region.ranks})
-        return [("g" + "-".join(map(str, ranks)), ranks) for ranks in groups], self.different
+        return [("g" + "-".join(map(str, ranks)), ranks) for ranks in groups], different
 
     def refresh(self) -> bool:
         return self.planner.refresh([self.optimizer])
@@ -90,10 +97,81 @@ def test_no_other_rank_is_asked_while_names_and_shapes_stay(plans: Callable[...,
     made.refresh()
     assert made.asked == [["o0.p0"]]
     assert made.engine.tables[0][1] == made.engine.tables[1][1] == [("g0-1", [0, 1])]
-    made.regions.append(("o0.p0.buf", torch.zeros(1), (0, 1)))
+    assert made.engine.asks == [False, False]
+
+
+def grow(made: Plans, elements: int = 1) -> None:
+    made.refresh()
+    made.regions.append(("o0.p0.buf", torch.zeros(elements), (0, 1)))
     made.planner.forget()
     made.refresh()
-    assert made.asked[1:] == [["o0.p0", "o0.p0.buf"]]
+
+
+def test_new_state_is_private_until_all_ranks_plan(plans: Callable[..., Plans]) -> None:
+    made = plans()
+    grow(made)
+    regions, groups = made.engine.tables[-1]
+    assert [(name, group) for name, _, group, _ in regions] == [("o0.p0", 0), ("o0.p0.buf", -1)]
+    assert groups == [("g0-1", [0, 1])]
+    assert made.engine.asks == [False, True] and made.plans == ["first"]
+    made.planner.plan_together([made.optimizer], 7, parted=False)
+    assert made.plans == ["first", "7"] and made.asked[-1] == ["o0.p0", "o0.p0.buf"]
+    assert [group for _, _, group, _ in made.engine.tables[-1][0]] == [0, 0]
+    assert made.engine.asks[-1] is False and not made.refresh()
+
+
+def test_much_new_state_waits_for_the_plan_of_all_ranks(plans: Callable[..., Plans]) -> None:
+    made = plans()
+    grow(made, elements=8 << 20)
+    assert made.planner.waiting and len(made.engine.tables) == 1
+    assert made.refresh() and made.planner.waiting, "it asks until it has a plan"
+    made.planner.plan_together([made.optimizer], 7, parted=False)
+    assert not made.planner.waiting and len(made.engine.tables) == 2
+
+
+def test_private_state_needs_no_other_rank(plans: Callable[..., Plans]) -> None:
+    made = plans()
+    made.refresh()
+    made.regions.append(("o0.p1.buf", torch.zeros(1), ()))
+    made.planner.forget()
+    made.refresh()
+    assert made.engine.asks == [False, False] and made.plans == ["first"]
+
+
+def test_state_that_is_gone_leaves_its_group(plans: Callable[..., Plans]) -> None:
+    made = plans()
+    made.regions.append(("o0.p1", torch.zeros(2), (0, 1)))
+    made.refresh()
+    made.regions = [("o0.p0", torch.zeros(4), (0, 1))]
+    made.planner.forget()
+    made.refresh()
+    assert [(n, g) for n, _, g, _ in made.engine.tables[-1][0]] == [("o0.p0", 0)]
+
+
+def test_replicas_that_parted_are_private_for_good(
+    plans: Callable[..., Plans], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plans()
+    made.refresh()
+    made.different = ["o0.p0"]
+    made.planner.plan_together([made.optimizer], 4, parted=True)
+    made.different = []
+    made.planner.plan_together([made.optimizer], 9, parted=False)
+    assert made.asked == [["o0.p0"], ["o0.p0"], []]
+    assert [group for _, _, group, _ in made.engine.tables[-1][0]] == [-1]
+    assert capsys.readouterr().err.splitlines() == [
+        "reft: warning: step 4 was not committed: 1 replicated tensor not equal on"
+        " ranks 0 1 (first: o0.p0); each rank saves its own"
+    ]
+
+
+def test_what_parts_again_and_again_is_shared_no_longer(plans: Callable[..., Plans]) -> None:
+    made = plans()
+    made.refresh()
+    for step in (4, 8, 12):
+        assert made.engine.tables[-1][1] == [("g0-1", [0, 1])]
+        made.planner.plan_together([made.optimizer], step, parted=True)
+    assert made.engine.tables[-1][1] == []
 
 
 def test_what_was_found_to_differ_stays_private(
@@ -110,8 +188,8 @@ def test_what_was_found_to_differ_stays_private(
         assert groups == [("g0-1", [0, 1])]
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        "reft: warning: 1 replicated tensor not equal on all ranks (first: m0.mean); each rank saves"
-        " its own"
+        "reft: warning: 1 replicated tensor not equal on ranks 0 1 (first: m0.mean);"
+        " each rank saves its own"
     ]
 
 

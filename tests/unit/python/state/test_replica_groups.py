@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import local
 
 import pytest
 import torch
@@ -13,51 +12,33 @@ import torch.distributed as dist
 from reft._state import replica_groups
 from reft._state.discovery import Region
 
-Outcome = tuple[list[tuple[str, tuple[int, ...]]], list[str]]
-
-
-class PerThread(dict[str, int]):
-    """A count of its own for each thread, as ranks are processes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._own = local()
-
-    def _counts(self) -> dict[str, int]:
-        if not hasattr(self._own, "counts"):
-            self._own.counts = {}
-        counts: dict[str, int] = self._own.counts
-        return counts
-
-    def get(self, key: str, default: int = 0) -> int:  # type: ignore[override]
-        return self._counts().get(key, default)
-
-    def __getitem__(self, key: str) -> int:
-        return self._counts()[key]
-
-    def __setitem__(self, key: str, value: int) -> None:
-        self._counts()[key] = value
+Outcome = tuple[list[tuple[str, tuple[int, ...]]], list[str]]  # groups, names that differ
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=2))
-    monkeypatch.setattr(replica_groups, "_times", PerThread())
 
 
 def region(name: str, value: float, ranks: tuple[int, ...], size: int = 4) -> Region:
     return Region(name, torch.full((size,), value), ranks)
 
 
-def confirm(ranks: list[list[Region]], store: dist.Store | None = None) -> list[Outcome]:
+def confirm(
+    ranks: list[list[Region]], store: dist.Store | None = None, plan: str = "first"
+) -> list[Outcome]:
     """All ranks confirm at a time."""
     shared = store or dist.HashStore()
     with ThreadPoolExecutor(len(ranks)) as pool:
         calls = [
-            pool.submit(replica_groups.confirm, regions, shared, rank)
+            pool.submit(replica_groups.confirm, regions, shared, rank, plan)
             for rank, regions in enumerate(ranks)
         ]
-        return [call.result() for call in calls]
+        results = [call.result() for call in calls]
+    return [
+        (groups, [name for found in different for name in found.names])
+        for groups, different in results
+    ]
 
 
 def test_equal_bytes_are_a_group() -> None:
@@ -98,7 +79,7 @@ def test_two_groups_of_a_rank_are_confirmed_apart() -> None:
 
 def test_a_placement_that_names_other_ranks_only_is_not_a_promise() -> None:
     alone = [region("o0.p0", 1, (1, 2)), region("o0.p1", 1, (0,))]
-    groups, different = replica_groups.confirm(alone, dist.HashStore(), 0)
+    groups, different = replica_groups.confirm(alone, dist.HashStore(), 0, "first")
     assert (groups, different) == ([], []) and [r.ranks for r in alone] == [(), ()]
 
 
@@ -110,26 +91,31 @@ def test_nobody_relies_on_a_member_that_does_not_come(monkeypatch: pytest.Monkey
     assert [r.ranks for regions in ranks for r in regions] == [(), ()]
 
 
-def test_a_member_with_another_plan_is_missing_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=0.2))
+def test_another_shape_is_a_difference_and_nobody_waits() -> None:
     ranks = [[region("o0.p0", 1, (0, 1), size=4)], [region("o0.p0", 1, (0, 1), size=6)]]
     assert confirm(ranks) == [([], ["o0.p0"])] * 2
 
 
+def test_a_difference_names_the_group_and_who_missed_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=0.2))
+    alone = [region("o0.p0", 1, (0, 1))]
+    _, different = replica_groups.confirm(alone, dist.HashStore(), 0, "first")
+    assert different == [replica_groups.Difference((0, 1), ("o0.p0",), missed=True)]
+
+
 def test_a_second_plan_is_compared_anew() -> None:
     store = dist.HashStore()
-    # In one thread pool call after the other each "rank" is a new process; the counts go on.
-    counts: dict[int, dict[str, int]] = {0: {}, 1: {}}
 
-    def plan(values: list[float]) -> list[Outcome]:
-        def one(rank: int) -> Outcome:
-            own = replica_groups._times
-            assert isinstance(own, PerThread)
-            own._own.counts = counts[rank]
-            return replica_groups.confirm([region("o0.p0", values[rank], (0, 1))], store, rank)
+    def plan(name: str, values: list[float]) -> list[Outcome]:
+        return confirm([[region("o0.p0", value, (0, 1))] for value in values], store, name)
 
-        with ThreadPoolExecutor(2) as pool:
-            return list(pool.map(one, range(2)))
+    assert [different for _, different in plan("first", [1, 1])] == [[], []]
+    assert [different for _, different in plan("4", [1, 2])] == [["o0.p0"], ["o0.p0"]]
 
-    assert [different for _, different in plan([1, 1])] == [[], []]
-    assert [different for _, different in plan([1, 2])] == [["o0.p0"], ["o0.p0"]]
+
+def test_who_comes_late_to_a_plan_takes_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=0.2))
+    store = dist.HashStore()
+    for rank in range(2):
+        groups, different = replica_groups.confirm([region("o0.p0", 1, (0, 1))], store, rank, "4")
+        assert groups == [] and different[0].missed

@@ -17,9 +17,9 @@ using Action = CommitLedger::Action;
 TEST(CommitLedger, CommitsWhenEveryRankSealed) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
-  EXPECT_TRUE(ledger.vote(0, {5, kInc}, true, 7).empty());
+  EXPECT_TRUE(ledger.vote(0, {5, kInc}, {true, 7}).empty());
   EXPECT_EQ(ledger.open().size(), 1u);
-  const auto actions = ledger.vote(1, {5, kInc}, true, 0 - uint64_t{7});
+  const auto actions = ledger.vote(1, {5, kInc}, {true, 0 - uint64_t{7}});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kBroadcast);
   EXPECT_TRUE(actions[0].yes);
@@ -30,8 +30,8 @@ TEST(CommitLedger, CommitsWhenEveryRankSealed) {
 TEST(CommitLedger, AbortsWhenProgramPointsDoNotBelongTogether) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
-  ledger.vote(0, {5, kInc}, true, 7);
-  const auto actions = ledger.vote(1, {5, kInc}, true, 0 - uint64_t{9});
+  ledger.vote(0, {5, kInc}, {true, 7});
+  const auto actions = ledger.vote(1, {5, kInc}, {true, 0 - uint64_t{9}});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kBroadcast);
   EXPECT_FALSE(actions[0].yes);
@@ -43,20 +43,53 @@ TEST(CommitLedger, AbortsWhenProgramPointsDoNotBelongTogether) {
 TEST(CommitLedger, ACutThatARankCannotKnowIsNotChecked) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
-  ledger.vote(0, {5, kInc}, true, kUnknownCut);
-  const auto actions = ledger.vote(1, {5, kInc}, true, 8);
+  ledger.vote(0, {5, kInc}, {true, kUnknownCut});
+  const auto actions = ledger.vote(1, {5, kInc}, {true, 8});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_TRUE(actions[0].yes);
+}
+
+TEST(CommitLedger, AbortsWhenReplicasDoNotAgreeAndHasAllRanksPlan) {
+  CommitLedger ledger;
+  ledger.expect(kInc, 2, false);
+  ledger.vote(0, {5, kInc}, {true, 7, 0, 30});
+  auto actions = ledger.vote(1, {5, kInc}, {true, 0 - uint64_t{7}, 0, 31});
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_FALSE(actions[0].yes);
+  EXPECT_EQ(actions[0].cut, 0u);
+  EXPECT_NE(actions[0].replicas, 0u);
+  EXPECT_TRUE(actions[0].plan_anew);
+  EXPECT_EQ(ledger.counters().parted, 1u);
+  actions = ledger.vote(1, {5, kInc}, {true, 0, 0, 0});  // a rank that lost the answer
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_EQ(actions[0].kind, Action::kAnswer);
+  EXPECT_NE(actions[0].replicas, 0u);
+  EXPECT_TRUE(actions[0].plan_anew);
+}
+
+TEST(CommitLedger, PassesOnThatAVoteAskedForAPlan) {
+  CommitLedger ledger;
+  ledger.expect(kInc, 2, false);
+  ledger.vote(0, {5, kInc}, {true, 0, 0, 4, true});
+  auto actions = ledger.vote(1, {5, kInc}, {true, 0, 0, 0 - uint64_t{4}});
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_TRUE(actions[0].yes);
+  EXPECT_TRUE(actions[0].plan_anew);
+  actions = ledger.vote(0, {6, kInc}, {false, 0, 0, 0, true});
+  ASSERT_EQ(actions.size(), 1u);
+  EXPECT_FALSE(actions[0].yes);
+  EXPECT_TRUE(actions[0].plan_anew);
+  EXPECT_EQ(ledger.counters().parted, 0u);
 }
 
 TEST(CommitLedger, AbortsAtTheFirstDroppedVote) {
   CommitLedger ledger;
   ledger.expect(kInc, 3, false);
-  const auto actions = ledger.vote(2, {5, kInc}, false, 0);
+  const auto actions = ledger.vote(2, {5, kInc}, {false, 0});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kBroadcast);
   EXPECT_FALSE(actions[0].yes);
-  const auto late = ledger.vote(0, {5, kInc}, true, 0);
+  const auto late = ledger.vote(0, {5, kInc}, {true, 0});
   ASSERT_EQ(late.size(), 1u);
   EXPECT_EQ(late[0].kind, Action::kAnswer);
   EXPECT_EQ(late[0].rank, 0);
@@ -66,8 +99,8 @@ TEST(CommitLedger, AbortsAtTheFirstDroppedVote) {
 TEST(CommitLedger, AnswersRepeatedVoteWithTheSameOutcome) {
   CommitLedger ledger;
   ledger.expect(kInc, 1, false);
-  ledger.vote(0, {5, kInc}, true, 0);
-  const auto again = ledger.vote(0, {5, kInc}, false, 0);  // even if it says something else now
+  ledger.vote(0, {5, kInc}, {true, 0});
+  const auto again = ledger.vote(0, {5, kInc}, {false, 0});  // even if it says something else now
   ASSERT_EQ(again.size(), 1u);
   EXPECT_EQ(again[0].kind, Action::kAnswer);
   EXPECT_TRUE(again[0].yes);
@@ -77,21 +110,21 @@ TEST(CommitLedger, AnswersRepeatedVoteWithTheSameOutcome) {
 TEST(CommitLedger, CountsOneRankOnce) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
-  ledger.vote(0, {5, kInc}, true, 0);
-  EXPECT_TRUE(ledger.vote(0, {5, kInc}, true, 0).empty());
+  ledger.vote(0, {5, kInc}, {true, 0});
+  EXPECT_TRUE(ledger.vote(0, {5, kInc}, {true, 0}).empty());
 }
 
 TEST(CommitLedger, KeepsIncarnationsApart) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
   ledger.expect(kInc + 1, 2, false);
-  ledger.vote(0, {5, kInc}, true, 0);
-  EXPECT_TRUE(ledger.vote(1, {5, kInc + 1}, true, 0).empty());
+  ledger.vote(0, {5, kInc}, {true, 0});
+  EXPECT_TRUE(ledger.vote(1, {5, kInc + 1}, {true, 0}).empty());
 }
 
 TEST(CommitLedger, CountsVotesThatCameBeforeTheWorldWasKnown) {
   CommitLedger ledger;
-  EXPECT_TRUE(ledger.vote(0, {5, kInc}, true, 0).empty());
+  EXPECT_TRUE(ledger.vote(0, {5, kInc}, {true, 0}).empty());
   const auto actions = ledger.expect(kInc, 1, false);
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_TRUE(actions[0].yes);
@@ -101,21 +134,21 @@ TEST(CommitLedger, CountsVotesThatCameBeforeTheWorldWasKnown) {
 TEST(CommitLedger, SeveralNodesWaitForTheOutcomeOfTheJob) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, true);
-  ledger.vote(4, {5, kInc}, true, 9);
-  auto actions = ledger.vote(5, {5, kInc}, true, 8);
+  ledger.vote(4, {5, kInc}, {true, 9});
+  auto actions = ledger.vote(5, {5, kInc}, {true, 8});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kNodeVote);
   EXPECT_TRUE(actions[0].yes);
   EXPECT_EQ(actions[0].cut, 17u);
-  actions =
-      ledger.vote(4, {5, kInc}, true, 9);  // after a reconnect: the node's vote may have been lost
+  actions = ledger.vote(4, {5, kInc},
+                        {true, 9});  // after a reconnect: the node's vote may have been lost
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kNodeVote);
-  actions = ledger.jobOutcome({5, kInc}, false);
+  actions = ledger.jobOutcome({5, kInc}, {false});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_EQ(actions[0].kind, Action::kBroadcast);
   EXPECT_FALSE(actions[0].yes);
-  actions = ledger.jobOutcome({5, kInc}, true);  // a second, contradicting one does not change it
+  actions = ledger.jobOutcome({5, kInc}, {true});  // a second, contradicting one does not change it
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_FALSE(actions[0].yes);
 }
@@ -126,7 +159,7 @@ TEST(CommitLedger, VaultOfAnsweredRankCompletesAVoteAfterAnAgentRestart) {
   ledger.vaultHolds(0, {{{4, kInc}, {true}},
                         {{5, kInc}, {true}},
                         {{3, kInc - 1}, {true}}});  // told the outcome by the earlier agent
-  const auto actions = ledger.vote(1, {5, kInc}, true, 0);
+  const auto actions = ledger.vote(1, {5, kInc}, {true, 0});
   ASSERT_EQ(actions.size(), 1u);
   EXPECT_TRUE(actions[0].yes);
 }
@@ -134,9 +167,9 @@ TEST(CommitLedger, VaultOfAnsweredRankCompletesAVoteAfterAnAgentRestart) {
 TEST(CommitLedger, LaterVoteOfARankThatLacksTheStepAbortsIt) {
   CommitLedger ledger([](int, const CommitKey& key) { return CommitLedger::Held{key.step == 4}; });
   ledger.expect(kInc, 2, false);
-  ledger.vote(0, {4, kInc}, true, 0);
-  ledger.vote(0, {5, kInc}, true, 0);
-  const auto actions = ledger.vote(1, {6, kInc}, true, 0);
+  ledger.vote(0, {4, kInc}, {true, 0});
+  ledger.vote(0, {5, kInc}, {true, 0});
+  const auto actions = ledger.vote(1, {6, kInc}, {true, 0});
   ASSERT_EQ(actions.size(), 2u);
   EXPECT_EQ(actions[0].key.step, 4);
   EXPECT_TRUE(actions[0].yes);
@@ -148,19 +181,19 @@ TEST(CommitLedger, LaterVoteOfARankThatLacksTheStepAbortsIt) {
 TEST(CommitLedger, InfersNothingFromAVaultThatIsNotKnown) {
   CommitLedger ledger([](int, const CommitKey&) { return std::nullopt; });
   ledger.expect(kInc, 2, false);
-  ledger.vote(0, {5, kInc}, true, 0);
-  EXPECT_TRUE(ledger.vote(1, {6, kInc}, true, 0).empty());
+  ledger.vote(0, {5, kInc}, {true, 0});
+  EXPECT_TRUE(ledger.vote(1, {6, kInc}, {true, 0}).empty());
 }
 
 TEST(CommitLedger, ForgetsTheOldestInsteadOfGrowing) {
   CommitLedger ledger;
   ledger.expect(kInc, 2, false);
   for (int64_t step = 0; step < 10000; ++step) {
-    ledger.vote(0, {step, kInc}, true, 0);
+    ledger.vote(0, {step, kInc}, {true, 0});
   }
   EXPECT_LE(ledger.open().size(), CommitLedger::kRemembered);
   for (uint64_t inc = 100; inc < 200; ++inc) {
-    ledger.vote(0, {1, inc}, true, 0);
+    ledger.vote(0, {1, inc}, {true, 0});
   }
   EXPECT_LE(ledger.open().size(), CommitLedger::kRemembered * CommitLedger::kIncarnations);
 }

@@ -133,7 +133,8 @@ class Cluster {
     }
     const auto vote = rank.to_agent.front();
     rank.to_agent.pop_front();
-    act(ledger_->vote(static_cast<int>(&rank - ranks_.data()), {vote.step, kInc}, vote.sealed, 0));
+    act(ledger_->vote(static_cast<int>(&rank - ranks_.data()), {vote.step, kInc},
+                      {vote.sealed, 0}));
   }
 
   void deliverOutcome(Rank& rank) {

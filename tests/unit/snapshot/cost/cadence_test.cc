@@ -232,8 +232,8 @@ class Cluster {
     if (!rank.to_agent.empty()) {
       const Vote vote = rank.to_agent.front();
       rank.to_agent.pop_front();
-      act(ledger_->vote(static_cast<int>(&rank - ranks_.data()), {vote.step, 7}, vote.sealed, 0,
-                        vote.proposal));
+      act(ledger_->vote(static_cast<int>(&rank - ranks_.data()), {vote.step, 7},
+                        {vote.sealed, 0, vote.proposal}));
     }
   }
 

@@ -81,10 +81,12 @@ TEST_F(TelemetryTest, EndsOfSnapshotsAreCountedAndDescribed) {
   EXPECT_STREQ(stats_.note, "step 2 dropped: w was written") << "no reason, no note";
   telemetry_.failed("out of memory");
   EXPECT_STREQ(stats_.note, "out of memory");
-  telemetry_.notCommitted(4, false);
+  telemetry_.notCommitted(4, false, false);
   EXPECT_STREQ(stats_.note, "out of memory") << "an outcome that needs no explanation";
-  telemetry_.notCommitted(4, true);
+  telemetry_.notCommitted(4, true, false);
   EXPECT_NE(std::strstr(stats_.note, "step 4 not committed"), nullptr);
+  telemetry_.notCommitted(6, false, true);
+  EXPECT_NE(std::strstr(stats_.note, "step 6 not committed: ranks that share state"), nullptr);
   telemetry_.sealed(5);
   telemetry_.committed(5, 77);
   EXPECT_EQ(stats_.skipped.load(), 1u);
