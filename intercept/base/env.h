@@ -115,6 +115,9 @@ namespace reft {
     "Testing: the restart count in which REFT_FAULT fires.") \
   X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", \
     "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
+  X(drill, "REFT_DRILL", kText, "", "a directory", \
+    "Internal: the folder in which `reft drill` tells the ranks what to do and they write what " \
+    "they saw.") \
   X(banner, "REFT_BANNER", kFlag, "1", "0|1", \
     "Internal: print the lines at start, and those on protection and overhead.")
 // clang-format on

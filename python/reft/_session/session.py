@@ -22,13 +22,13 @@ from torch.optim import Optimizer
 
 from reft import _C, __version__, _continuation, _voice
 from reft._link import agent_protocol, agreement, hang_replies, job_identity
-from reft._session import notes, recomputation, startup
+from reft._session import drill, notes, recomputation, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
 from reft._session.planner import Planner
 from reft._session.resumer import Resumed, Resumer
 from reft._session.small_state import Captured, SmallState
-from reft._session.verification import VerifiedResume, capture_with, circumstances
+from reft._session.verification import Capture, VerifiedResume, capture_with, circumstances
 from reft._state import discovery
 from reft._state.constructions import of_process
 
@@ -79,6 +79,7 @@ class Session:
         self._evidence: _C.EvidenceExchange | None = None
         self._streams_known = False  # whether the engine has seen on which streams optimizers step
         self._crossing_graph: str | None = None
+        self._drill = drill.of_session(env, job, number, self._capture_small_state())
 
     @property
     def resuming_at(self) -> int | None:
@@ -117,6 +118,8 @@ class Session:
                     self.failed("data loaders", error)
             self._boundary = Boundary(self)
         self._announcer.started(self.resuming_at)
+        if self._drill is not None:
+            self._drill.started(self._store, self.resuming_at)
         _voice.debug(
             f"rank {self.job.rank} started session {self.number} of attempt {self.job.attempt},"
             f" incarnation {self._incarnation:016x}, resuming at {self.resuming_at}"
@@ -193,11 +196,6 @@ class Session:
         if recomputed is not None:
             base = Resumer(self.job, self._store, recomputed.base, self._exact, found, quiet=True)
         self._small_state.verified = newest.saved.get("verified", "")
-
-        def boundary() -> Boundary:
-            assert self._boundary is not None
-            return self._boundary
-
         return VerifiedResume(
             self.job,
             self._store,
@@ -205,9 +203,18 @@ class Session:
             base,
             recomputed,
             unverified,
-            capture_with(self.number, int(self.env["resume_frame_bytes"]), boundary),
+            self._capture_small_state(),
             found,
         )
+
+    def _capture_small_state(self) -> Capture:
+        """What takes the small state of a step, apart from what snapshots use."""
+
+        def boundary() -> Boundary:
+            assert self._boundary is not None
+            return self._boundary
+
+        return capture_with(self.number, int(self.env["resume_frame_bytes"]), boundary)
 
     def _answer_hangs(self) -> None:
         """Lets the agent ask for stacks, and other nodes for this node's evidence."""
@@ -229,6 +236,8 @@ class Session:
 
     def gate(self) -> None:
         """Before an optimizer writes: the copy of the last snapshot must be finished."""
+        if self._drill is not None and self._resume is None:
+            self._drill.gate(self.step + 1)
         if self.engine is not None:
             self.engine.gate()
 
@@ -254,6 +263,8 @@ class Session:
         finally:
             self.engine.end_point()
         self._announcer.cadence(self.step, *self.engine.cadence)
+        if self._drill is not None:
+            self._record(self._drill, frame)
 
     def possible_point(self, frame: FrameType) -> None:
         """A restarted script would be put back at this step, should it be the first that ends an
@@ -295,6 +306,13 @@ class Session:
         if self._announcer is not None:
             known = self._boundary.optimizers if self._boundary is not None else []
             self._announcer.iteration_lengthened(known, crossed, closing, self._crossing_graph)
+
+    def _record(self, taking_part: drill.Drill, frame: FrameType) -> None:
+        assert self.engine is not None and self.planner is not None and self._boundary is not None
+        state = self.planner.state or discovery.discover(self._boundary.optimizers)
+        uncaptured = self._small_state.uncaptured
+        if taking_part.point(frame, self.step, state, self.engine.stats(), uncaptured):
+            taking_part.end(lambda: self.stop(at_exit=True))
 
     # -- snapshot
 
@@ -386,6 +404,9 @@ class Session:
             if resume.verified:
                 self._small_state.verified = self._circumstances
             self._resumed(resumed)
+            if self._drill is not None:
+                lost = resume.newest.lost
+                self._drill.resumed(frame, self.step, resumed.what, resumed.state, lost)
 
     def _resumed(self, resumed: Resumed) -> None:
         assert self._boundary is not None and self._announcer is not None
@@ -404,8 +425,7 @@ class Session:
         Args:
             at_exit: the process ends; the agent learns whether it ends cleanly.
         """
-        if self._boundary is not None:
-            self._boundary.remove()
+        self._unhook()
         if self.engine is not None and self._snapshots:
             self.engine.drain(_DRAIN_MS)
         if at_exit and self.client is not None:
@@ -419,5 +439,10 @@ class Session:
     def abandon(self) -> None:
         """Takes the hooks out and keeps everything else: for a forked child, which has none of the
         threads that a destructor would join."""
+        self._unhook()
+
+    def _unhook(self) -> None:
         if self._boundary is not None:
             self._boundary.remove()
+        if self._drill is not None:
+            self._drill.remove()
