@@ -79,7 +79,7 @@ class Session:
         self._evidence: _C.EvidenceExchange | None = None
         self._streams_known = False  # whether the engine has seen on which streams optimizers step
         self._crossing_graph: str | None = None
-        self._drill = drill.of_session(env, job, number, self._capture_small_state())
+        self._drill = drill.of_session(env, self.job, number, self._capture_small_state())
 
     @property
     def resuming_at(self) -> int | None:
