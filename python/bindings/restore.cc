@@ -85,7 +85,7 @@ std::shared_ptr<Restorer> makeRestorer(std::shared_ptr<AgentClient> client, cons
 py::list regionsOf(Restorer& self) {
   py::list result;
   for (const RegionInfo& region : self.table().regions) {
-    result.append(py::make_tuple(region.name, region.dtype, region.shape));
+    result.append(py::make_tuple(region.name, region.dtype, region.shape, region.strides));
   }
   return result;
 }
@@ -168,7 +168,8 @@ void bindRestore(py::module_& module) {
             self.putTable(SnapshotTable::fromJson(text));
           },
           py::arg("text"), "The table of the owner's vault, if that lies on another node.")
-      .def_property_readonly("regions", &regionsOf, "(name, dtype, shape) of each saved region.")
+      .def_property_readonly("regions", &regionsOf,
+                             "(name, dtype, shape, strides) of each saved region.")
       .def(
           "difference",
           [](Restorer& self, const Rows& rows) {

@@ -31,6 +31,20 @@ std::string dtypeName(const at::Tensor& tensor) {
   return c10::toString(tensor.scalar_type());
 }
 
+bool fitsRegion(const at::Tensor& tensor, const RegionInfo& region) {
+  if (tensor.nbytes() != region.bytes || tensor.sizes() != region.shape ||
+      dtypeName(tensor) != region.dtype || !isDense(tensor)) {
+    return false;
+  }
+  return region.strides.empty() ? tensor.is_contiguous() : tensor.strides() == region.strides;
+}
+
+bool fitsStorage(const at::Tensor& tensor) {
+  const auto offset = static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
+  const uint64_t all = tensor.storage().nbytes();
+  return offset <= all && tensor.nbytes() <= all - offset;
+}
+
 int deviceOf(const at::Tensor& tensor) {
   return tensor.is_cuda() ? static_cast<int>(tensor.get_device()) : -1;
 }
@@ -61,6 +75,9 @@ RegionInfo regionInfo(const std::string& name, const at::Tensor& tensor) {
   info.row_bytes = tensor.is_contiguous() && tensor.dim() > 0 && tensor.size(0) > 0
                        ? info.bytes / static_cast<uint64_t>(tensor.size(0))
                        : info.bytes;
+  if (!tensor.is_contiguous()) {
+    info.strides = tensor.strides().vec();
+  }
   return info;
 }
 

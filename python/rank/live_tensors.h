@@ -44,6 +44,10 @@ std::vector<DeviceStream> currentStreams(const std::vector<int>& devices);
 
 // A region of the tensor table without its group.
 RegionInfo regionInfo(const std::string& name, const at::Tensor& tensor);
+// Whether a tensor still has the type, shape and layout of its region.
+bool fitsRegion(const at::Tensor& tensor, const RegionInfo& region);
+// Whether the memory of a tensor is there: its storage may have been given back.
+bool fitsStorage(const at::Tensor& tensor);
 // Where a restore writes.
 std::vector<LiveRegion> liveRegions(const std::vector<NamedTensor>& tensors);
 // Writes to `begin` of a tensor's bytes on a device before it returns.

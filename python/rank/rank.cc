@@ -185,28 +185,41 @@ void Rank::startVotes(const Start& start) {
 void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
                     bool plan_anew) {
   std::vector<RegionInfo> infos;
-  region_bytes_.clear();
-  region_names_.clear();
   uint64_t total = 0;
   for (const Region& region : regions) {
     RegionInfo info = regionInfo(region.name, region.tensor);
     info.group = region.group;
     info.early = region.early;
-    region_bytes_.push_back(info.bytes);
-    region_names_.push_back(info.name);
     total += info.bytes;
     infos.push_back(std::move(info));
   }
   const uint64_t chunk =
       std::min(chunk_bytes_, std::max(kLeastChunkBytes, std::bit_ceil(total / kChunksOfAState)));
+  regions_ = infos;
+  addresses_.clear();
   engine_->setTable(
       buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
                  std::string(protection_->name()), protection_->furtherShards(), chunk),
       plan_anew);
 }
 
+// Whether every region has memory of its own. They had when the table was set, so it is enough to
+// look when one has moved.
+bool Rank::standsApart(const std::vector<const void*>& addresses) {
+  if (addresses == addresses_) {
+    return true;
+  }
+  std::vector<const void*> sorted = addresses;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) {
+    return false;
+  }
+  addresses_ = addresses;
+  return true;
+}
+
 CaptureResult Rank::capture(const Point& point) {
-  if (point.tensors.size() != region_bytes_.size()) {
+  if (point.tensors.size() != regions_.size()) {
     return CaptureResult::kNoTable;
   }
   auto versions = std::make_shared<TensorVersions>();
@@ -215,23 +228,26 @@ CaptureResult Rank::capture(const Point& point) {
   addresses.reserve(point.tensors.size());
   for (size_t i = 0; i < point.tensors.size(); ++i) {
     const at::Tensor& tensor = point.tensors[i];
-    if (tensor.nbytes() != region_bytes_[i] || !isDense(tensor)) {
+    if (!fitsRegion(tensor, regions_[i]) || !fitsStorage(tensor)) {
       return CaptureResult::kNoTable;
     }
     addresses.push_back(tensor.const_data_ptr());
     devices.push_back(deviceOf(tensor));
     versions->add(tensor);
   }
+  if (!standsApart(addresses)) {
+    return CaptureResult::kNoTable;
+  }
   std::vector<PendingWrites::Range> memory;
   memory.reserve(addresses.size());
   for (size_t i = 0; i < addresses.size(); ++i) {
     const auto begin = reinterpret_cast<uintptr_t>(addresses[i]);
-    memory.push_back({begin, begin + region_bytes_[i]});
+    memory.push_back({begin, begin + regions_[i].bytes});
   }
   if (const auto pending = processPendingWrites().find(memory)) {
     engine_->passOver(point.step,
                       std::string(opKindName(pending->kind)) + " still writes " +
-                          region_names_[pending->index] +
+                          regions_[pending->index].name +
                           " when the optimizer step returns: wait for it before",
                       false);
     return CaptureResult::kUnderWay;

@@ -76,7 +76,8 @@ class Rank {
   // `plan_anew`: as in SnapshotEngine::setTable().
   void setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
                 bool plan_anew = false);
-  // kNoTable: a tensor changed its size, setTable() has to come first.
+  // kNoTable: a tensor has another type, shape or layout than its region, or shares the memory of
+  // another one since; setTable() has to come first.
   // kUnderWay: an op that was issued may still write a region; nothing is copied.
   CaptureResult capture(const Point& point);
   int64_t gate();
@@ -108,9 +109,10 @@ class Rank {
   std::unique_ptr<StoreCommit> commit_;
   std::shared_ptr<TensorVersions> held_;     // tensors of the newest snapshot
   std::shared_ptr<TensorVersions> dropped_;  // no longer read; freed where the GIL is held
-  std::vector<uint64_t> region_bytes_;
-  std::vector<std::string> region_names_;
-  std::vector<int> devices_;  // of the regions of the newest snapshot
+  bool standsApart(const std::vector<const void*>& addresses);
+  std::vector<RegionInfo> regions_;
+  std::vector<const void*> addresses_;  // of the regions at the newest capture
+  std::vector<int> devices_;            // of the regions of the newest snapshot
 };
 
 }  // namespace reft

@@ -157,7 +157,8 @@ std::vector<uint32_t> SnapshotTable::shardsOf(int32_t g) const {
 std::string SnapshotTable::toJson() const {
   Json regions_json = Json::array();
   for (const RegionInfo& r : regions) {
-    regions_json.push_back({r.name, r.dtype, r.shape, r.bytes, r.row_bytes, r.group, r.early});
+    regions_json.push_back(
+        {r.name, r.dtype, r.shape, r.bytes, r.row_bytes, r.group, r.early, r.strides});
   }
   Json groups_json = Json::array();
   for (const GroupInfo& g : groups) {
@@ -201,6 +202,7 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
       info.row_bytes = integerOf<uint64_t>(r.at(4));
       info.group = integerOf<int32_t>(r.at(5));
       info.early = r.at(6).get<bool>();
+      info.strides = integersOf<int64_t>(r.at(7));
       table.regions.push_back(std::move(info));
     }
     for (const Json& p : json.at("pieces")) {
@@ -239,6 +241,9 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     }
     if (region.row_bytes > region.bytes) {
       corrupt("row of region " + region.name);
+    }
+    if (!region.strides.empty() && region.strides.size() != region.shape.size()) {
+      corrupt("strides of region " + region.name);
     }
   }
   uint64_t end = 0;

@@ -23,6 +23,8 @@ struct RegionInfo {
   uint64_t row_bytes = 0;  // unit of cuts; == bytes: the region is not cut
   int32_t group = -1;      // index into groups; -1: private to this rank
   bool early = false;      // copied before the optimizer step returns
+  // In items, one per dimension; empty: dim 0 outermost and no gaps.
+  std::vector<int64_t> strides = {};
 };
 
 struct GroupInfo {

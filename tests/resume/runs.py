@@ -40,7 +40,7 @@ BESIDE = {path.stem for path in HERE.glob("scripts/*.py")}  # modules that scrip
 # first line ends with the hash of the resumed step.
 KNOWN = {
     "grid_search": (
-        r"step \d+ is not resumed, the script has changed: o0\.p0 was .* starts from its beginning",
+        r"step \d+ is not resumed, the script has changed: m0\.module\.0\.weight was .* starts from its beginning",
         "nothing",
     ),
     "two_phases": (

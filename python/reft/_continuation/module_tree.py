@@ -53,6 +53,7 @@ class Tree:
     __slots__ = (
         "_counts",
         "_cursor",
+        "_empty",
         "_holders",
         "_hook_count",
         "_hooks",
@@ -82,10 +83,13 @@ class Tree:
         self.names: list[str] = []
         self.tensors: list[Any] = []
         self._holders: list[tuple[dict[str, Any], str, Any]] = []
+        self._empty: list[tuple[dict[str, Any], str]] = []  # parameters and buffers that are None
         seen: set[int] = set()
         for prefix, module in named:
             for holder in (module._parameters, module._buffers):
                 for name, tensor in holder.items():
+                    if tensor is None:
+                        self._empty.append((holder, name))
                     if tensor is None or id(tensor) in seen:
                         continue
                     seen.add(id(tensor))
@@ -116,6 +120,8 @@ class Tree:
         for parameters, buffers, modules, count in self._counts:
             if len(parameters) + len(buffers) + len(modules) != count:
                 return False
+        if any(holder.get(name) is not None for holder, name in self._empty):
+            return False
         return all(holder.get(name) is tensor for holder, name, tensor in self._holders)
 
     def sample_all(self) -> None:

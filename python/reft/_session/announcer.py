@@ -32,6 +32,7 @@ class Announcer:
         self._noted = False  # what is not protected, for the agent
         self._reported = False  # what is protected, on the terminal
         self._uncaptured: list[notes.Note] = []
+        self._unsaved: list[notes.Note] = []  # until the first snapshot is reported
         self._late_lines = 0
         self._every, self._cost_reported = int(env["snapshot_every"]), False
         self._under_way = 0
@@ -76,8 +77,6 @@ class Announcer:
         if self._noted:
             return
         self._noted = True
-        missed: list[notes.Note] = [(what, "", why) for what, why in state.missed]
-        self._notes.add(notes.NOT_PROTECTED, missed)
         is_news, self._reported = not self._reported, True
         if not is_news or not self._first or not self._env["banner"]:
             return
@@ -101,8 +100,8 @@ class Announcer:
             if self._env["snapshot_overhead_percent"]:
                 line += ", so REFT_SNAPSHOT_OVERHEAD_PERCENT has no effect"
             _voice.say(line)
-        if missed:
-            _voice.say(f"NOT protected: {notes.line(missed)}")
+        if self._unsaved:
+            _voice.say(f"NOT protected: {notes.line(self._unsaved)}")
         if uncaptured:
             _voice.say(f"not restorable: {notes.line(uncaptured)}")
 
@@ -116,6 +115,24 @@ class Announcer:
         if new and self._reported and self._first and self._late_lines < _LATE_LINES:
             self._late_lines += 1
             _voice.say(f"not restorable from step {step} on: {notes.line(new)}")
+
+    def unprotected(self, step: int, found: list[notes.Note]) -> None:
+        """State that the snapshot of `step` has not. The first snapshot's own is reported by
+        `protected`."""
+        new = self._notes.add(notes.NOT_PROTECTED, found) if found else []
+        if not self._noted:
+            self._unsaved += new
+        elif new and self._first and self._late_lines < _LATE_LINES:
+            self._late_lines += 1
+            _voice.say(f"NOT protected from step {step} on: {notes.line(new)}")
+
+    def gradients_outlive(self, step: int) -> None:
+        """Gradients are added to those of an earlier step: snapshots have them from now on."""
+        if self._first:
+            _voice.say(
+                f"gradients of step {step} were not zeroed before the next ones: snapshots save"
+                f" gradients from step {step + 1} on"
+            )
 
     def cadence(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
         """What snapshots cost, once it is measured, and again whenever their rhythm changes."""

@@ -43,7 +43,7 @@ def _first_gradient(optimizer: Optimizer) -> Any:
 class Listener(Protocol):
     """Receives the reports of a `Boundary`, on the training thread, inside a hook."""
 
-    def gate(self) -> None:
+    def gate(self, optimizer: Optimizer) -> None:
         """An optimizer is about to write."""
 
     def program_point(self, frame: FrameType) -> None:
@@ -135,7 +135,7 @@ class Boundary:
                 # An earlier step raised and never reached its post-hook.
                 del self._nesting[self._nesting.index(id(optimizer)) :]
             self._nesting.append(id(optimizer))
-            self._listener.gate()
+            self._listener.gate(optimizer)
         except Exception as error:
             self._listener.failed("gate", error)
 

@@ -23,7 +23,7 @@ _ALONE_SHARE, _ALONE_BYTES = 1.25, 16 << 20
 # are equal at some steps only are not replicas.
 _MOST_VAIN = 3
 
-Identity = tuple[tuple[int, ...], torch.dtype, torch.Size]
+Identity = tuple[tuple[int, ...], torch.dtype, torch.Size, tuple[int, ...]]
 
 
 class Planner:
@@ -45,8 +45,9 @@ class Planner:
         self, env: dict[str, Any], job: job_identity.Job, store: Any, engine: _C.Rank
     ) -> None:
         self._env, self._job, self._store, self._engine = env, job, store, engine
-        self._fingerprint: tuple[int, ...] = ()
-        self._restored: tuple[tuple[int, ...], discovery.State] | None = None
+        self._identities: tuple[int, ...] = ()
+        self._structure: list[Any] = []
+        self._restored: tuple[Any, discovery.State] | None = None
         self._groups: list[tuple[str, tuple[int, ...]]] = []
         # Of the newest plan of all ranks, by name: what it looked at, and what of that is shared.
         self._expected: dict[str, Identity] | None = None
@@ -58,17 +59,24 @@ class Planner:
         self.waiting = False
 
     def refresh(self, optimizers: list[torch.optim.Optimizer]) -> bool:
-        """Plans if there is no plan, or if tensors were replaced, added or removed since.
+        """Plans if there is no plan, or if tensors were added, removed or tied since.
+
+        Other tensors in the places of planned ones are no new plan, if they look like them.
 
         Returns:
             Whether it has planned.
         """
-        fingerprint = discovery.fingerprint(optimizers)
-        if fingerprint == self._fingerprint and self.state is not None:
+        state = self.state
+        if (
+            state is not None
+            and not self.waiting
+            and self._identities == discovery.identities(optimizers)
+            and self._structure == discovery.structure(optimizers)
+            and state.has_same_modules()
+            and state.stands()
+        ):
             return False
         self.plan(optimizers)
-        if not self.waiting:
-            self._fingerprint = fingerprint
         return True
 
     def plan(self, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -106,7 +114,6 @@ class Planner:
                 self._share_nothing(state)
         self.waiting = False
         self._lay_out(state, asks=False)
-        self._fingerprint = discovery.fingerprint(optimizers)
         if parted:
             self._warn(different, f"step {step} was not committed: ")
             if not different and self._job.rank == 0:
@@ -120,10 +127,15 @@ class Planner:
     def _take(self, optimizers: list[torch.optim.Optimizer]) -> discovery.State:
         self._engine.gate()
         before = self.state
-        if before is not None:
+        identities = discovery.identities(optimizers)
+        is_known = (
+            identities == self._identities and before is not None and before.has_same_modules()
+        )
+        if before is not None and not is_known:
             # A scheduler that the script has replaced would live on through our references.
             before.schedulers = before.scalers = []
-        state = self._find(optimizers)
+        state = self._find(optimizers, before if is_known else None)
+        self._identities, self._structure = identities, discovery.structure(optimizers)
         for region in state.regions:
             region.early = region.early or region.name in self._early
         return state
@@ -152,7 +164,7 @@ class Planner:
         self, optimizers: list[torch.optim.Optimizer], state: discovery.State
     ) -> None:
         """Takes over the state that a resume has found, for the next plan."""
-        self._restored = discovery.fingerprint(optimizers), state
+        self._restored = self._key(optimizers), state
 
     def forget(self) -> None:
         """Drops all references to the state; the next `refresh` plans."""
@@ -168,14 +180,22 @@ class Planner:
             return None
         name = self.state.regions[index].name
         self._early.add(name)
-        self._fingerprint = ()
+        self._structure = []
         return name
 
-    def _find(self, optimizers: list[torch.optim.Optimizer]) -> discovery.State:
+    @staticmethod
+    def _key(optimizers: list[torch.optim.Optimizer]) -> Any:
+        return discovery.identities(optimizers), discovery.structure(optimizers)
+
+    def _find(
+        self, optimizers: list[torch.optim.Optimizer], before: discovery.State | None
+    ) -> discovery.State:
         restored, self._restored = self._restored, None
-        if restored is not None and restored[0] == discovery.fingerprint(optimizers):
-            return restored[1]  # what a resume found one step ago is still there
-        return discovery.discover(optimizers)
+        if restored is not None and restored[0] == self._key(optimizers):
+            found = restored[1]
+            if found.has_same_modules() and found.stands():
+                return found  # what a resume found one step ago is still there
+        return discovery.discover(optimizers, before=before)
 
     def _claims(self, state: discovery.State) -> dict[str, Identity]:
         """What this rank expects to share."""
@@ -251,4 +271,5 @@ class Planner:
 
 
 def _identity(region: discovery.Region) -> Identity:
-    return region.ranks, region.tensor.dtype, region.tensor.shape
+    tensor = region.tensor
+    return region.ranks, tensor.dtype, tensor.shape, tensor.stride()

@@ -14,11 +14,11 @@ Threads: the training thread, before training. Errors: what the store raises.
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import dataclass
 from typing import Any
 
 from reft import _C, _voice
+from reft._continuation import plain
 from reft._link import gather, job_identity
 from reft._session.startup import Source
 
@@ -92,12 +92,12 @@ def agree(
         return None, "" if decided == _NOT_NEEDED else decided
     if base is not None:
         restorer = _C.Restorer(client, base, job.rank)
-        source = Source(base, restorer, pickle.loads(restorer.objects_of(job.rank)))
+        source = Source(base, restorer, plain.loads(restorer.objects_of(job.rank)))
         return Recomputation(newest.plan.step, source, None, newest.saved, True), ""
     if unfinished is not None and unfinished.step != all_ranks["after"]:
         unfinished = None
     objects = b"" if unfinished is None else unfinished.objects
-    saved = pickle.loads(objects) if objects else None
+    saved = plain.loads(objects) if objects else None
     return Recomputation(all_ranks["after"], newest, unfinished, saved, False), ""
 
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from reft import _C, _continuation, _voice
 from reft._link import gather, job_identity
-from reft._resume import own_checkpoints, restorer
+from reft._resume import arrangement, own_checkpoints, restorer
 from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
 from reft._state import discovery
@@ -54,11 +54,11 @@ class Ready:
 
     Attributes:
         state: the live state, with what optimizers make at their first step.
-        missing: what of that was added for the restore.
+        missing: what of that was made for the restore.
     """
 
     state: discovery.State
-    missing: restorer.MissingState
+    missing: arrangement.Arrangement
 
 
 class Resumer:
@@ -73,6 +73,7 @@ class Resumer:
         quiet: whether another `Resumer` reports what cannot be restored.
 
     Attributes:
+        saved: its small state; what the script's objects have pickled is read by `prepare`.
         lost: what `write` could not restore.
     """
 
@@ -86,7 +87,7 @@ class Resumer:
         quiet: bool = False,
     ) -> None:
         self.plan, self._restorer = source.plan, source.restorer
-        self.saved = cast(small_state.Saved, source.saved)
+        self._packed = self.saved = cast(small_state.Saved, source.saved)
         self._job, self._store, self._exact, self._notes = job, store, exact, found
         self._quiet = quiet
         self.lost: list[notes.Note] = []
@@ -106,17 +107,31 @@ class Resumer:
         Returns:
             None if it has not, and nothing was written.
         """
-        saved = self.saved
         known = boundary.optimizers
-        boundary.know(discovery.not_yet_stepped(known, saved["optimizers"][len(known) :]))
+        boundary.know(discovery.not_yet_stepped(known, self.saved["optimizers"][len(known) :]))
         state = discovery.discover(boundary.optimizers)
-        missing = restorer.MissingState(saved["state_keys"])
-        if missing.make(self._restorer.regions, state, saved["strided"]):
-            state = discovery.discover(boundary.optimizers)
-        if not self._all_match(state, name):
-            missing.unmake()
+        live = own_checkpoints.arrived(
+            own_checkpoints.counts(state.optimizers, state.schedulers), b""
+        )
+        find = small_state.finder_in(state)
+        self.saved = small_state.opened(self._packed, find)
+        made = arrangement.Arrangement(self._restorer.regions, self.saved, find)
+        problem = ""
+        try:
+            _check_groups(self.saved["groups"], state)
+            state = made.make(state, boundary.optimizers)
+            restorer.check(self._restorer, state)
+        except Exception as error:
+            problem = (
+                f"the script has changed: {str(error) or type(error).__name__}."
+                " Training starts from its beginning"
+            )
+        else:
+            problem = self._newer(live)
+        if not self._all_match(problem, name):
+            made.unmake()
             return None
-        return Ready(state, missing)
+        return Ready(state, made)
 
     def write(self, ready: Ready, frame: FrameType, again: bool = False) -> Resumed:
         """Restores everything. From here on a failure ends this rank: others have resumed, and a
@@ -131,10 +146,10 @@ class Resumer:
         discovery.wait_for_devices(state)  # streams of other optimizers may still write
         written = restorer.restore(self._restorer, state, job.nodes)
         _C.fault_point("restore_copy", plan.step)
-        small_state.restore_optimizers(saved, state)
+        self._report_lost(small_state.restore_strided(saved, state))
         self._restore_state_dicts("scheduler", state.schedulers, saved["schedulers"])
         self._restore_state_dicts("gradient scaler", state.scalers, saved["scalers"])
-        small_state.restore_registered(saved)
+        self._report_lost(small_state.restore_registered(saved))
         has_place, what = self._restore_frames(frame, state, again)
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
         gc.collect()
@@ -226,9 +241,13 @@ class Resumer:
         if self._job.rank == 0 and not self._quiet:
             _voice.say(f"not restored: {notes.line(lost)}")
 
-    def _all_match(self, state: discovery.State, name: str) -> bool:
-        """Whether every rank can restore its snapshot: all ranks resume or none."""
-        job, problem = self._job, self._problem(state)
+    def _all_match(self, problem: str, name: str) -> bool:
+        """Whether every rank can restore its snapshot: all ranks resume or none.
+
+        Args:
+            problem: why this one cannot, "" if it can.
+        """
+        job = self._job
         answer = json.dumps({job.rank: problem} if problem else {})
         gathered = gather.gather(job, self._store, name, answer, gather.merge_by_rank)
         problems = {int(rank): text for rank, text in json.loads(gathered.text or "{}").items()}
@@ -244,28 +263,16 @@ class Resumer:
             _voice.say(f"rank {first}: step {self.plan.step} is not resumed, {problems[first]}")
         return False
 
-    def _problem(self, state: discovery.State) -> str:
-        """Why this rank cannot resume, "" if it can."""
+    def _newer(self, live: own_checkpoints.Counts) -> str:
+        """Why what the script has loaded is kept, "" if it is not."""
         saved = self.saved
-        try:
-            restorer.check(self._restorer, state)
-            _check_groups(saved["groups"], state)
-        except Exception as error:
-            return (
-                f"the script has changed: {str(error) or type(error).__name__}."
-                " Training starts from its beginning"
-            )
-        live = own_checkpoints.counts(state.optimizers, state.schedulers)
-        newer = own_checkpoints.newer(
-            own_checkpoints.arrived(live, b""),
-            own_checkpoints.arrived(saved["counts"], saved["room"]),
-        )
+        newer = own_checkpoints.newer(live, own_checkpoints.arrived(saved["counts"], saved["room"]))
         if newer:
             return f"the script has loaded a newer checkpoint of its own, which is kept: {newer}"
         return ""
 
 
-def _check_groups(saved: list[list[dict[str, Any]]], state: discovery.State) -> None:
+def _check_groups(saved: list[Any], state: discovery.State) -> None:
     before = [len(groups) for groups in saved]
     now = [len(optimizer.param_groups) for optimizer in state.optimizers]
     if before != now:

@@ -27,9 +27,9 @@ from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
 from reft._session.planner import Planner
 from reft._session.resumer import Resumed, Resumer
-from reft._session.small_state import Captured, SmallState
+from reft._session.small_state import Captured, SmallState, registered_values
 from reft._session.verification import Capture, VerifiedResume, capture_with, circumstances
-from reft._state import discovery
+from reft._state import discovery, gradients
 from reft._state.constructions import of_process
 
 _DRAIN_MS = 2000  # how long the end waits for the last snapshot
@@ -89,7 +89,7 @@ class Session:
     @property
     def registered(self) -> dict[str, Any]:
         """Registered objects of the snapshot that is yet to be restored, by name."""
-        return {} if self._resume is None else self._resume.newest.saved["registered"]
+        return {} if self._resume is None else registered_values(self._resume.newest.saved)
 
     # -- start
 
@@ -111,6 +111,7 @@ class Session:
         if self._snapshots:
             self.planner = Planner(self.env, self.job, self._store, self.engine)
             of_process.watch()
+            gradients.of_process.watch()
             if self._exact:
                 try:
                     _continuation.install()
@@ -234,11 +235,17 @@ class Session:
 
     # -- every step: what `Boundary` calls
 
-    def gate(self) -> None:
+    def gate(self, optimizer: Optimizer | None = None) -> None:
         """Before an optimizer writes: the copy of the last snapshot must be finished."""
         if self._drill is not None and self._resume is None:
             self._drill.gate(self.step + 1)
         if self.engine is not None:
+            if (
+                optimizer is not None
+                and self._announcer is not None
+                and gradients.of_process.about_to_step(optimizer)
+            ):
+                self._announcer.gradients_outlive(self.step)
             self.engine.gate()
 
     def program_point(self, frame: FrameType, gated: bool = True) -> None:
@@ -262,6 +269,8 @@ class Session:
                 _continuation.observe(frame)
         finally:
             self.engine.end_point()
+        if self._boundary is not None:
+            gradients.of_process.stepped(self._boundary.optimizers)
         self._announcer.cadence(self.step, *self.engine.cadence)
         if self._drill is not None:
             self._record(self._drill, frame)
@@ -339,23 +348,25 @@ class Session:
         state = planner.state
         assert state is not None
         if planned:
-            self._small_state.planned(state, boundary.optimizers)
+            self._planned(planner, boundary)
         small = self._small_state.capture(frame, self.step, boundary.closing_position, state)
         self._announcer.uncaptured(self.step, self._small_state.uncaptured)
+        self._announcer.unprotected(self.step, self._small_state.unsaved)
         # At first nobody knows on which streams optimizers step, and without "exact" nobody has
         # looked for those of the script.
         unknown = not self._streams_known and not self._exact
         if unknown:
             discovery.wait_for_devices(state)
         result = self._capture(state, small, gated)
-        if result == "no_table":  # a tensor changed its size in place
+        if result == "no_table":  # a tensor has another layout, or shares memory with another one
             planner.plan(boundary.optimizers)
             if planner.waiting:
                 self._wait_for_plan()
                 return
+            self._planned(planner, boundary)
             state = planner.state
             assert state is not None
-            self._small_state.planned(state, boundary.optimizers)
+            small = self._small_state.capture(frame, self.step, boundary.closing_position, state)
             result = self._capture(state, small, gated)
         if unknown:
             discovery.wait_for_devices(state)
@@ -366,6 +377,13 @@ class Session:
         self._streams_known = True
         self._announcer.protected(
             state, engine.stats(), len(small.pickled), self._small_state.uncaptured
+        )
+
+    def _planned(self, planner: Planner, boundary: Boundary) -> None:
+        assert planner.state is not None and self._announcer is not None
+        self._small_state.planned(planner.state, boundary.optimizers)
+        self._announcer.unprotected(
+            self.step, [(what, "", why) for what, why in planner.state.missed]
         )
 
     def _capture(self, state: discovery.State, small: Captured, gated: bool) -> str:
@@ -432,6 +450,7 @@ class Session:
             self.client.bye_at_exit()
         # A reference to the client keeps it connected, and it would compete for the agent with the
         # next session of this process.
+        gradients.of_process.forget()
         self.engine = self.planner = self._evidence = None
         self._boundary = self._announcer = self._resume = None
         self.client = None

@@ -1,8 +1,12 @@
 """Small state: what a rank pickles at a program point beside the tensors that the engine copies.
 
 Random state, schedulers, gradient scalers, plain values of optimizers, registered objects, and with
-REFT_RESUME=exact the loop frames with the positions of data loaders. `SmallState.capture` takes it,
-`restore_optimizers`, `restore_objects` put it back.
+REFT_RESUME=exact the loop frames with the positions of data loaders. `SmallState.capture` takes it;
+`Arrangement` (`_resume/arrangement.py`) and the `restore_…` functions put it back.
+
+The whole is a pickle of plain values. Objects of the script are pickled each by itself, and read
+when the script has made its own: then their classes exist, and one that fails costs the others
+nothing.
 
 Threads: the training thread. Errors: what cannot be captured is reported and left out.
 """
@@ -12,38 +16,43 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, TypedDict
 
 import torch
 
 from reft import _continuation
+from reft._continuation import plain
 from reft._resume import own_checkpoints
 from reft._session.notes import Note
-from reft._state import constructions, discovery, registry
+from reft._state import constructions, contents, discovery, naming, registry
 
 
 class Saved(TypedDict, total=False):
     """The pickled dictionary.
 
-    `closing` is the place of the closing optimizer; `optimizers` are signatures; `room` holds the
+    `closing` is the place of the closing optimizer; `optimizers` are signatures; `groups` and
+    `plain_state` are what optimizers keep, as `_state/contents.py` encodes it; `aliases` and `empty`
+    are those of `discovery.State`, `replaced` is of `discovery.replaced_tensors`; `room` holds the
     contents of small tensors on devices, which other entries refer to; `verified` is under what
     (`verification.circumstances`) a resume of this job was found to be right; `frames` is missing
-    where the place in the loop is not saved.
+    where the place in the loop is not saved. See `opened` for the entries that hold pickles.
     """
 
     step: int
     session: int
     closing: int | None
     optimizers: list[str]
-    state_keys: list[list[tuple[str, ...]]]
     counts: dict[str, Any]
-    groups: list[list[dict[str, Any]]]
-    plain_state: list[list[dict[Any, Any]]]
-    schedulers: list[tuple[str, dict[str, Any]]]
-    scalers: list[tuple[str, dict[str, Any]]]
-    strided: dict[str, torch.Tensor]
-    registered: dict[str, dict[str, Any]]
+    groups: list[Any]
+    plain_state: list[Any]
+    aliases: list[tuple[str, str, str, tuple[int, ...], tuple[int, ...]]]
+    empty: list[str]
+    replaced: list[str]
+    schedulers: list[tuple[str, Any]]
+    scalers: list[tuple[str, Any]]
+    strided: dict[str, Any]
+    registered: dict[str, Any]
     rng: Any
     verified: str
     frames: dict[str, Any]
@@ -68,10 +77,15 @@ class Captured:
         """Waits for the devices and returns what a restarted process would read."""
         data = bytearray(self.pickled)
         for tensor, offset in self.parts:
-            contents = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            data[offset : offset + contents.numel()] = contents.numpy().tobytes()
-        saved: Saved = pickle.loads(bytes(data))
-        return saved
+            there = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            data[offset : offset + there.numel()] = there.numpy().tobytes()
+        return read(bytes(data))
+
+
+def read(data: bytes) -> Saved:
+    """Reads what `SmallState.capture` has pickled: plain values, of which nothing runs."""
+    saved: Saved = plain.loads(data)
+    return saved
 
 
 class SmallState:
@@ -84,7 +98,8 @@ class SmallState:
         failed: gets the name of a part that could not be captured, and why.
 
     Attributes:
-        uncaptured: values that the newest capture left out.
+        uncaptured: values of the loop that the newest capture left out.
+        unsaved: parts of optimizers, schedulers and registered objects that it left out.
         verified: see `Saved`.
     """
 
@@ -98,21 +113,31 @@ class SmallState:
         self._session, self._exact, self._frame_bytes = session, exact, frame_bytes
         self._failed = failed
         self._signatures: list[str] = []
-        self._state_keys: list[list[tuple[str, ...]]] = []
-        self._with_plain: set[int] = set()
         self._owned: set[int] = set()
         self._storages: frozenset[int] = frozenset()
+        self._addresses: list[int] = []
+        self._saved_names: set[str] = set()
+        self._references: contents.References = {}
+        self._labels: dict[int, str] = {}
+        # By optimizer, where it keeps nothing but tensors: that changes with a new plan only.
+        self._fixed: dict[int, bytes] = {}
         self.uncaptured: list[Note] = []
+        self.unsaved: list[Note] = []
         self.verified = ""
 
     def planned(self, state: discovery.State, optimizers: list[torch.optim.Optimizer]) -> None:
         """Derives what every step needs of a new plan."""
         self._signatures = [discovery.signature(o) for o in optimizers]
-        self._state_keys = [discovery.state_keys(o) for o in state.optimizers]
-        self._owned, self._storages = _owned_ids(state), storages_of(state)
-        self._with_plain = {
-            index for index, o in enumerate(state.optimizers) if any(map(bool, _plain_state(o)))
-        }
+        self._addresses = []
+        self._saved_names = state.saved_names()
+        self._references = references_to(state)
+        self._labels = {id(p): name for name, p in state.parameters.items()}
+        self._fixed = {}
+        encoder = self._encoder()
+        for index, optimizer in enumerate(state.optimizers):
+            encoded = encoder.encode(dict(optimizer.state), f"o{index}")
+            if contents.is_fixed(encoded):
+                self._fixed[index] = pickle.dumps(encoded, protocol=pickle.HIGHEST_PROTOCOL)
 
     def capture(
         self, frame: FrameType, step: int, closing: int | None, state: discovery.State
@@ -120,42 +145,91 @@ class SmallState:
         """Pickles the small state at the program point of `step`. Only this rank reads it again."""
         devices = {r.tensor.get_device() for r in state.regions if r.tensor.is_cuda}
         parts = _continuation.DeviceParts(devices)
+        encoder = self._encoder()
         saved: Saved = {
             "step": step,
             "session": self._session,
             "closing": closing,
             "optimizers": self._signatures,
-            "state_keys": self._state_keys,
             "counts": own_checkpoints.counts(state.optimizers, state.schedulers, parts),
             "groups": [
                 [
-                    {k: v for k, v in group.items() if k != "params" and _is_plain(v)}
-                    for group in optimizer.param_groups
+                    [
+                        (key, encoder.encode(value, f"o{k}.g{g}.{key}"))
+                        for key, value in group.items()
+                        if key != "params"
+                    ]
+                    for g, group in enumerate(optimizer.param_groups)
                 ]
-                for optimizer in state.optimizers
+                for k, optimizer in enumerate(state.optimizers)
             ],
             "plain_state": [
-                _plain_state(o) if index in self._with_plain else []
-                for index, o in enumerate(state.optimizers)
+                self._fixed.get(k) or encoder.encode(dict(optimizer.state), f"o{k}")
+                for k, optimizer in enumerate(state.optimizers)
             ],
-            "schedulers": [(type(s).__name__, _own_state_dict(s)) for s in state.schedulers],
-            "scalers": [(type(s).__name__, s.state_dict()) for s in state.scalers],
+            "aliases": [_described(alias) for alias in state.aliases],
+            "empty": list(state.empty),
+            "replaced": discovery.replaced_tensors(state.optimizers),
+            "schedulers": [
+                self._state_dict(f"scheduler {i}", s) for i, s in enumerate(state.schedulers)
+            ],
+            "scalers": [
+                self._state_dict(f"gradient scaler {i}", s) for i, s in enumerate(state.scalers)
+            ],
             "strided": {
-                name: tensor.detach().to("cpu", copy=True) for name, tensor in state.strided.items()
+                name: pickle.dumps(tensor.detach().to("cpu", copy=True), protocol=5)
+                for name, tensor in state.strided.items()
             },
-            "registered": {
-                name: obj.state_dict()
-                for name, obj in registry.objects.items()
-                if hasattr(obj, "state_dict") and not isinstance(obj, torch.nn.Module)
-            },
+            "registered": {},
             "rng": _continuation.capture_rng(),
             "verified": self.verified,
         }
+        for name, obj in registry.objects.items():
+            if hasattr(obj, "state_dict") and not isinstance(obj, torch.nn.Module):
+                _, values = self._state_dict(f"registered object {name}", obj)
+                if values is not None:
+                    saved["registered"][name] = values
+        self.unsaved += encoder.left_out
         if self._exact:
             self._capture_frames(saved, frame, parts, state)
         saved["room"] = parts.room()
         pickled = self._pickle(saved)
         return Captured(pickled, parts.placed(pickled), parts.writers())
+
+    def _encoder(self) -> contents.Encoder:
+        self.unsaved = []
+        return contents.Encoder(self._saved_names, self._references, self._label)
+
+    def _label(self, key: Any) -> str:
+        if isinstance(key, torch.Tensor):
+            return f"[{self._labels.get(id(key), '?')}]"
+        return str(key)
+
+    def _state_dict(self, name: str, obj: Any) -> tuple[str, Any]:
+        """(class, pickle of its state); without the entries that cannot be pickled, which are
+        noted. None instead of the pickle where there is no state at all."""
+        kind = type(obj).__name__
+        try:
+            values = _own_state_dict(obj)
+        except Exception as error:  # noqa: BLE001  # the others are still worth having
+            self.unsaved.append((name, kind, f"state_dict() fails: {error}"))
+            return kind, None
+        try:
+            return kind, contents.dumps(values, self._references)
+        except Exception as error:  # noqa: BLE001  # a lambda, a lock
+            if type(values) is not dict:
+                self.unsaved.append((name, kind, f"cannot be pickled: {error}"))
+                return kind, None
+        kept = {}
+        for key, value in values.items():
+            try:
+                contents.dumps(value, self._references)
+                kept[key] = value
+            except Exception as error:  # noqa: BLE001
+                if not isinstance(value, FunctionType):  # code, which a restarted script has
+                    what = f"{name} {kind}.{key}"
+                    self.unsaved.append((what, type(value).__name__, f"cannot be pickled: {error}"))
+        return kind, contents.dumps(kept, self._references)
 
     def _capture_frames(
         self,
@@ -164,6 +238,11 @@ class SmallState:
         parts: _continuation.DeviceParts,
         state: discovery.State,
     ) -> None:
+        # An optimizer may replace its tensors in each step, and the script's get their memory then.
+        addresses = [region.current().data_ptr() for region in state.regions]
+        if addresses != self._addresses:
+            self._addresses = addresses
+            self._owned, self._storages = _owned_ids(state), storages_of(state)
         groups = frozenset(id(group) for o in state.optimizers for group in o.param_groups)
         try:
             captured = _continuation.capture(
@@ -184,25 +263,89 @@ class SmallState:
             return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def restore_optimizers(saved: Saved, state: discovery.State) -> None:
-    """Puts hyperparameters, plain state and strided tensors back. The optimizers match `saved`."""
-    for optimizer, groups, plain in zip(
-        state.optimizers, saved["groups"], saved["plain_state"], strict=True
-    ):
-        for group, values in zip(optimizer.param_groups, groups, strict=True):
-            group.update(values)
-        _put_plain_state(optimizer, plain)
+def opened(saved: Saved, find: contents.Find) -> Saved:
+    """`saved` with its pickles read: those that can be.
+
+    Args:
+        find: gives what a reference stands for.
+    """
+
+    def open_all(rows: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+        return [(name, _opened(values, find)) for name, values in rows]
+
+    more: Saved = {
+        "plain_state": [
+            plain.loads(one) if type(one) is bytes else one for one in saved["plain_state"]
+        ],
+        "schedulers": open_all(saved["schedulers"]),
+        "scalers": open_all(saved["scalers"]),
+        "strided": dict(open_all(list(saved["strided"].items()))),
+        "registered": dict(open_all(list(saved["registered"].items()))),
+    }
+    return {**saved, **more}
+
+
+def _opened(data: bytes | None, find: contents.Find) -> Any:
+    if data is None:
+        return Unreadable("it was not saved")
+    try:
+        return contents.loads(data, find)
+    except Exception as error:  # noqa: BLE001  # a class that was renamed, say
+        return Unreadable(f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """Stands for state that cannot be put back."""
+
+    why: str
+
+
+def registered_values(saved: Saved) -> dict[str, Any]:
+    """Registered objects that can be read now: when the script asks for them, before its training,
+    classes of others may not exist yet."""
+
+    def find(kind: str, key: Any) -> Any:
+        raise LookupError(f"{kind} {key} does not exist yet")
+
+    found = {name: _opened(values, find) for name, values in saved["registered"].items()}
+    return {name: values for name, values in found.items() if not isinstance(values, Unreadable)}
+
+
+def restore_strided(saved: Saved, state: discovery.State) -> list[Note]:
+    """Puts tensors back that are saved by value. Returns those that could not be."""
+    lost: list[Note] = []
     with torch.no_grad():
         for name, tensor in state.strided.items():
-            if name in saved["strided"]:
-                tensor.copy_(saved["strided"][name])
+            value = saved["strided"].get(name)
+            if isinstance(value, torch.Tensor):
+                tensor.copy_(value)
+            else:
+                lost.append((f"tensor {name}", "", getattr(value, "why", "it was not saved")))
+    return lost
 
 
-def restore_registered(saved: Saved) -> None:
-    """Puts registered objects back that the script has registered again."""
+def restore_registered(saved: Saved) -> list[Note]:
+    """Puts registered objects back that the script has registered again. Returns those that could
+    not be."""
+    lost: list[Note] = []
     for name, values in saved["registered"].items():
         if name in registry.objects:
-            registry.objects[name].load_state_dict(values)
+            why = _load(registry.objects[name], values)
+            if why:
+                lost.append((f"registered object {name}", "", why))
+    return lost
+
+
+def _load(obj: Any, values: Any) -> str:
+    """Why an object does not take its state, "" if it does."""
+    if isinstance(values, Unreadable):
+        return values.why
+    try:
+        obj.load_state_dict(values)
+    except Exception as error:  # noqa: BLE001  # code of the script's own
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def restore_state_dicts(
@@ -219,10 +362,7 @@ def restore_state_dicts(
             why = f"made after the first step, where the script has a {type(obj).__name__}"
             lost.append((f"{kind} {name}", "", why))
             continue
-        try:
-            obj.load_state_dict(values)
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
+        if why := _load(obj, values):
             lost.append((f"{kind} {type(obj).__name__}", "", why))
     return lost
 
@@ -252,25 +392,42 @@ def _own_state_dict(scheduler: Any) -> dict[str, Any]:
     return {k: v for k, v in scheduler.state_dict().items() if not holds_others(v)}
 
 
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_plain, value))
-    return isinstance(value, (bool, int, float, str, type(None)))
+def references_to(state: discovery.State) -> contents.References:
+    """What stands in pickles for objects that a restarted script has, too."""
+    found: contents.References = {}
+    for root in state.modules:
+        for module in root.modules():
+            if (name := naming.of_process.get(module)) is not None:
+                found[id(module)] = ("module", name)
+    for name, parameter in state.parameters.items():
+        found[id(parameter)] = ("parameter", name)
+    for kind, objects in (("optimizer", state.optimizers), ("scheduler", state.schedulers)):
+        found |= {id(obj): (kind, i) for i, obj in enumerate(objects)}
+    return found
 
 
-def _plain_state(optimizer: torch.optim.Optimizer) -> list[dict[Any, Any]]:
-    """Entries of the optimizer's state that are not tensors (step counts, LBFGS history), by
-    parameter position."""
-    result = []
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            entries = discovery.state_of(optimizer, parameter)
-            result.append({k: v for k, v in entries.items() if not isinstance(v, torch.Tensor)})
-    return result
+def finder_in(state: discovery.State) -> contents.Find:
+    """The opposite of `references_to`, in a restarted script."""
+    modules = {
+        naming.of_process.get(module): module for root in state.modules for module in root.modules()
+    }
+    there: dict[str, Any] = {
+        "module": modules,
+        "parameter": state.parameters,
+        "optimizer": state.optimizers,
+        "scheduler": state.schedulers,
+    }
+
+    def find(kind: str, key: Any) -> Any:
+        try:
+            return there[kind][key]
+        except LookupError:
+            raise LookupError(f"{kind} {key} does not exist now") from None
+
+    return find
 
 
-def _put_plain_state(optimizer: torch.optim.Optimizer, saved: list[dict[Any, Any]]) -> None:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for parameter, values in zip(parameters, saved, strict=False):
-        if values:
-            optimizer.state[parameter].update(values)
+def _described(alias: discovery.Alias) -> tuple[str, str, str, tuple[int, ...], tuple[int, ...]]:
+    tensor = alias.current()
+    local = getattr(tensor, "_local_tensor", tensor)
+    return alias.name, alias.region, str(local.dtype)[6:], tuple(local.shape), tuple(local.stride())

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from reft import _C, _voice
+from reft._continuation import plain
 from reft._link import agent_protocol, agreement, gather, job_identity
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
@@ -345,7 +345,7 @@ def agree(
         plan = _plan(env, job, gathered.text)
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
-            saved = pickle.loads(_small_state(job, store, plan, restorer))
+            saved = plain.loads(_small_state(job, store, plan, restorer))
             if _is_of(session, saved, plan, job):
                 own = own_fd if plan.is_near(job.rank, job.rank) else -1
                 agreed = Agreed(own, Source(plan, restorer, saved), gathered.text)

@@ -9,6 +9,7 @@ Threads: any. Errors: none of its own.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import weakref
 from collections.abc import Iterable
@@ -31,6 +32,8 @@ class Constructions:
         self._made: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._places = itertools.count()
         self._watching = False
+        # Modules that `gc.freeze` hides from the collector, by id.
+        self._frozen: dict[int, weakref.ref[Any]] = {}
         self.count = 0
 
     def watch(self) -> None:
@@ -39,6 +42,11 @@ class Constructions:
             self._watching = True
             for cls in _WATCHED:
                 self._watch(cls)
+            if gc.get_freeze_count():
+                gc.unfreeze()
+                self._note_frozen()
+                gc.freeze()
+            self._watch_freeze()
 
     def in_order(
         self, instances: Iterable[Any], cls: type[Any] | tuple[type[Any], ...]
@@ -54,6 +62,30 @@ class Constructions:
         self.count += 1
         if all(known is not obj for known in self._made.values()):
             self._made[next(self._places)] = obj
+
+    def frozen(self, cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
+        """Instances of `cls` that the collector does not list any more."""
+        found = [reference() for reference in self._frozen.values()]
+        return [obj for obj in found if isinstance(obj, cls)]
+
+    def _watch_freeze(self) -> None:
+        original = gc.freeze
+
+        @functools.wraps(original)
+        def freeze() -> None:
+            self._note_frozen()
+            self.count += 1
+            original()
+
+        gc.freeze = freeze
+
+    def _note_frozen(self) -> None:
+        """Notes what `gc.freeze` is about to hide."""
+        wanted = (torch.nn.Module, *_WATCHED)
+        self._frozen = {key: ref for key, ref in self._frozen.items() if ref() is not None}
+        for obj in gc.get_objects():
+            if issubclass(type(obj), wanted):
+                self._frozen[id(obj)] = weakref.ref(obj)
 
     def _watch(self, cls: type[Any]) -> None:
         original = cls.__init__

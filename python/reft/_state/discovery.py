@@ -1,25 +1,34 @@
 """Finds the training state: parameters, optimizer state, buffers, schedulers, scalers.
 
-Names are positional where the script gives no stable ones (optimizer 0, parameter 12), so that a
-restarted script, which builds the same objects in the same order, finds each tensor again.
+Tensors are called by what a restarted script finds again: parameters and buffers by their place in
+a module (`m0.encoder.weight`), state by its optimizer and parameter (`o0[m0.encoder.weight].exp_avg`).
+Only a parameter that no module has is called by its position in the optimizer (`o0.p3`), which
+means another one where a script collects parameters over a set.
+
+Every tensor and every module is looked at on its own: what cannot be saved is named, and costs the
+others nothing.
 """
 
 from __future__ import annotations
 
 import gc
 import hashlib
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from reft import _C
-from reft._state import registry
+from reft._state import gradients, naming, registry
 from reft._state.constructions import SCHEDULERS, of_process
+from reft._state.contents import Place, below, shape_of, tensors_in
 
 
 @dataclass
@@ -29,12 +38,12 @@ class Region:
     Attributes:
         tensor: the local tensor whose bytes are copied; dense.
         owner: the DTensor that `tensor` is the local part of, None for plain tensors.
-        place: the module's dict and key that hold the tensor, where a script may put another one
-            without the optimizer's knowledge (`self.mean = 0.9 * self.mean + …` replaces a buffer
-            in every forward).
+        place: the container and key that hold the tensor, where a script or an optimizer may put
+            another one (`self.mean = 0.9 * self.mean + …` replaces a buffer in every forward).
         ranks: ranks that should hold equal bytes; empty: private to this rank.
         early: copied before the optimizer step returns (forward may rewrite it, or it was caught
             being rewritten).
+        is_parameter: whether an optimizer has it as one.
     """
 
     name: str
@@ -42,16 +51,33 @@ class Region:
     ranks: tuple[int, ...] = ()
     early: bool = False
     owner: DTensor | None = None
-    place: tuple[dict[str, Any], str] | None = None
+    place: Place | None = None
+    is_parameter: bool = False
 
     def current(self) -> torch.Tensor:
         """The tensor to copy now: since it was found, a DTensor may have got another local part, a
-        module another tensor."""
+        module or an optimizer another tensor."""
         if self.place is not None:
-            there = self.place[0].get(self.place[1])
+            there = _standing(self.place)
             if isinstance(there, torch.Tensor):
-                return there._local_tensor if isinstance(there, DTensor) else there.detach()
+                self.tensor = there._local_tensor if isinstance(there, DTensor) else there
+            return self.tensor
         return self.tensor if self.owner is None else self.owner._local_tensor
+
+
+@dataclass
+class Alias:
+    """A tensor that begins where a region begins, and is saved with it: tied weights."""
+
+    name: str
+    region: str
+    tensor: torch.Tensor
+    place: Place | None = None
+
+    def current(self) -> torch.Tensor:
+        """As Region's."""
+        there = self.tensor if self.place is None else _standing(self.place)
+        return there if isinstance(there, torch.Tensor) else self.tensor
 
 
 @dataclass
@@ -60,20 +86,77 @@ class State:
 
     Attributes:
         strided: tensors that are not dense in memory: saved by value with the small state.
+        aliases: further names of regions.
+        parameters: of the optimizers, by name.
+        empty: places of buffers that are None, by name.
         missed: (what, why) of state that cannot be saved.
     """
 
     regions: list[Region] = field(default_factory=list)
     strided: dict[str, torch.Tensor] = field(default_factory=dict)
+    aliases: list[Alias] = field(default_factory=list)
+    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    empty: dict[str, tuple[dict[str, Any], str]] = field(default_factory=dict)
     optimizers: list[Optimizer] = field(default_factory=list)
     modules: list[torch.nn.Module] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
     missed: list[tuple[str, str]] = field(default_factory=list)
+    _wrappers: set[str] = field(default_factory=set)
+    _ambiguous: set[str] = field(default_factory=set)
+    _lazy: list[torch.Tensor] = field(default_factory=list)
+    _dicts: list[dict[str, Any]] = field(default_factory=list)
+    _sizes: list[int] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
         return sum(region.tensor.nbytes for region in self.regions)
+
+    def saved_names(self) -> set[str]:
+        """Names of all tensors that come back."""
+        names = {region.name for region in self.regions} | {alias.name for alias in self.aliases}
+        return (names | self.strided.keys() | self._wrappers) - self._ambiguous
+
+    def has_same_modules(self) -> bool:
+        """Whether the modules have the parts, parameters and buffers that were found."""
+        return list(map(len, self._dicts)) == self._sizes
+
+    def stands(self) -> bool:
+        """Whether tensors that had no memory, or shared it, still do. Cheap: every step calls it."""
+        if any(held.get(key) is not None for held, key in self.empty.values()):
+            return False
+        if any(not is_lazy(parameter) for parameter in self._lazy):
+            return False
+        if self.aliases:
+            at = {region.name: region.current().data_ptr() for region in self.regions}
+            for alias in self.aliases:
+                if _address(alias.current()) != at[alias.region]:
+                    return False
+        return True
+
+    def note_modules(self) -> None:
+        """Notes what `has_same_modules` compares with."""
+        self._dicts = [
+            held
+            for root in self.modules
+            for module in root.modules()
+            for held in (module._parameters, module._buffers, module._modules)
+        ]
+        self._sizes = list(map(len, self._dicts))
+
+
+def _standing(place: Place) -> Any:
+    container, key = place
+    if isinstance(container, dict):
+        return container.get(key)  # a defaultdict must not make an entry
+    try:
+        return container[key]
+    except LookupError:
+        return None
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return int((tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr())
 
 
 _Class = type[Any] | tuple[type[Any], ...]
@@ -102,6 +185,11 @@ def live(*classes: _Class) -> list[list[Any]]:
             wanted_by[id(kind)] = lists
         for instances in lists:
             instances.append(obj)
+    for instances, cls in zip(found, classes, strict=True):
+        hidden = of_process.frozen(cls)
+        if hidden:
+            known = set(map(id, instances))
+            instances += [obj for obj in hidden if id(obj) not in known]
     return found
 
 
@@ -122,138 +210,303 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     return tensor._local_tensor, members if len(members) > 1 else ()
 
 
-def discover(optimizers: list[Optimizer], extra_modules: Iterable[torch.nn.Module] = ()) -> State:
-    """Lists the state around `optimizers`, the outermost ones in the order of their first step."""
+def discover(
+    optimizers: list[Optimizer],
+    extra_modules: Iterable[torch.nn.Module] = (),
+    before: State | None = None,
+) -> State:
+    """Lists the state around `optimizers`, the outermost ones in the order of their first step.
+
+    Args:
+        before: what was found last, if no module, scheduler or scaler has been made since; else
+            all objects of the process are looked at.
+    """
     optimizers = with_inner(optimizers)
-    state = State(optimizers=list(optimizers))
-    seen: dict[tuple[int, int], str] = {}
-    parameter_home: dict[int, tuple[int, ...]] = {}  # id(parameter) → ranks of its DDP wrapper
-    modules, schedulers, scalers = live(torch.nn.Module, SCHEDULERS, torch.amp.GradScaler)
-    for module in modules:
-        if isinstance(module, torch.nn.parallel.DistributedDataParallel) and dist.is_initialized():
-            try:
-                ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
-            except (KeyError, ValueError, RuntimeError):
-                continue  # of a process group that was destroyed
-            for parameter in module.parameters():
-                parameter_home[id(parameter)] = ranks if len(ranks) > 1 else ()
+    if before is None:
+        modules, schedulers, scalers = live(torch.nn.Module, SCHEDULERS, torch.amp.GradScaler)
+        found_schedulers = of_process.in_order(schedulers, SCHEDULERS)
+        found_scalers = of_process.in_order(scalers, torch.amp.GradScaler)
+        roots = _roots(modules, optimizers, extra_modules)
+    else:
+        roots = before.modules
+        modules = [module for root in roots for module in root.modules()]
+        found_schedulers, found_scalers = before.schedulers, before.scalers
+    naming.of_process.add(roots)
+    found = _Finder(State(optimizers=list(optimizers), modules=roots), modules)
+    found.parameters()
+    found.buffers()
+    found.optimizer_state()
+    found.registered()
+    note_first_tensors(optimizers)
+    state = found.state
+    state.schedulers, state.scalers = list(found_schedulers), list(found_scalers)
+    state.note_modules()
+    return state
 
-    def add(
-        name: str,
-        tensor: torch.Tensor,
-        ranks: tuple[int, ...] = (),
-        early: bool = False,
-        place: tuple[dict[str, Any], str] | None = None,
-    ) -> None:
-        local, placed = _local(tensor)
-        if (
-            local.device.type not in ("cpu", "cuda")
-            or local.layout is not torch.strided
-            or local.is_quantized
-        ):
-            state.missed.append(
-                (
-                    name,
-                    f"{local.layout} tensor on {local.device}: only dense CPU and CUDA tensors are"
-                    " saved",
-                )
-            )
-            return
-        if local.is_cuda and (absent := _C.cuda_absent()):
-            state.missed.append((name, f"tensor on {local.device}, but reft has no CUDA: {absent}"))
-            return
-        if local.numel() == 0:
-            return
-        key = (local.data_ptr(), local.nbytes)
-        if key in seen:
-            return  # one memory, two names: tied weights
-        if not _C.is_dense(local):
-            state.strided[name] = local
-            return
-        seen[key] = name
-        owner = tensor if isinstance(tensor, DTensor) else None
-        state.regions.append(Region(name, local, placed or ranks, early, owner, place))
 
-    for k, optimizer in enumerate(optimizers):
-        position = 0
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                home = parameter_home.get(id(parameter), ())
-                add(f"o{k}.p{position}", parameter, home)
-                for key, value in sorted(
-                    state_of(optimizer, parameter).items(), key=lambda item: str(item[0])
-                ):
-                    if isinstance(value, torch.Tensor):
-                        add(f"o{k}.p{position}.{key}", value, home)
-                position += 1
-        for g, group in enumerate(optimizer.param_groups):
-            for key, value in sorted(group.items(), key=lambda item: str(item[0])):
-                if key != "params" and isinstance(value, torch.Tensor):
-                    add(f"o{k}.g{g}.{key}", value, early=True)
-
-    owned = {
-        id(p)
-        for optimizer in optimizers
-        for group in optimizer.param_groups
-        for p in group["params"]
-    }
+def _roots(
+    modules: list[torch.nn.Module],
+    optimizers: list[Optimizer],
+    extra_modules: Iterable[torch.nn.Module],
+) -> list[torch.nn.Module]:
+    """Modules that hold parameters of `optimizers` and are no part of another one, in an order that
+    does not depend on that of parameters inside a group, if their classes and shapes tell them
+    apart."""
     position_of: dict[int, tuple[int, int]] = {}
     for k, optimizer in enumerate(optimizers):
         for i, p in enumerate(p for group in optimizer.param_groups for p in group["params"]):
             position_of.setdefault(id(p), (k, i))
-    children = {id(child) for module in modules for child in module.children()}
-    roots = [
-        m for m in modules if id(m) not in children and any(id(p) in owned for p in m.parameters())
-    ]
-    roots.sort(
-        key=lambda m: (
-            min(position_of[id(p)] for p in m.parameters() if id(p) in owned),
-            type(m).__qualname__,
-        )
-    )
+    children: set[int] = set()
+    for module in modules:
+        children.update(map(id, getattr(module, "_modules", {}).values()))
+    found = []
+    for module in modules:
+        if id(module) in children:
+            continue
+        try:
+            owned = [p for p in module.parameters() if id(p) in position_of]
+        except Exception:  # noqa: BLE001, S112  # half made, or not a module in earnest
+            continue
+        if owned:
+            places = [position_of[id(p)] for p in owned]
+            shapes = sorted(_shape(p) for p in owned)
+            key = (min(places)[0], type(module).__qualname__, str(shapes), min(places))
+            found.append((key, module))
+    found.sort(key=lambda pair: pair[0])
+    roots = [module for _, module in found]
     for module in extra_modules:
         if all(module is not root for root in roots) and not any(
             module is part for root in roots for part in root.modules()
         ):
             roots.append(module)
-    state.modules = roots
-    for j, root in enumerate(roots):
-        for fqn, held, key in _held(root, "_buffers"):
-            add(f"m{j}.{fqn}", held[key], early=True, place=(held, key))
-        for fqn, held, key in _held(root, "_parameters"):
-            if id(held[key]) not in owned:
-                add(
-                    f"m{j}.{fqn}",
-                    held[key],
-                    parameter_home.get(id(held[key]), ()),
-                    place=(held, key),
-                )
-    for name, obj in registry.objects.items():
-        if isinstance(obj, torch.Tensor):
-            add(f"r.{name}", obj)
-        elif isinstance(obj, torch.nn.Module):
-            for fqn, tensor in [*obj.named_parameters(), *obj.named_buffers()]:
-                add(f"r.{name}.{fqn}", tensor)
-    state.schedulers = of_process.in_order(schedulers, SCHEDULERS)
-    state.scalers = of_process.in_order(scalers, torch.amp.GradScaler)
-    return state
+    return roots
 
 
-def _held(root: torch.nn.Module, kind: str) -> Iterator[tuple[str, dict[str, Any], str]]:
-    """(full name, dict that holds it, key) of each buffer or parameter of a module, each once."""
-    seen: set[int] = set()
-    for prefix, module in root.named_modules():
-        held: dict[str, Any] = getattr(module, kind)
-        for key, tensor in held.items():
-            if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
-                seen.add(id(tensor))
-                yield f"{prefix}.{key}" if prefix else key, held, key
+def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    return (-1,) if is_lazy(parameter) else tuple(parameter.shape)
 
 
-def state_of(optimizer: Optimizer, parameter: torch.Tensor) -> dict[Any, Any]:
-    # .get, not []: the state is a defaultdict, and an observer adds nothing to it.
-    found = optimizer.state.get(parameter, {})
-    return found if isinstance(found, dict) else {}
+class _Finder:
+    """Fills a `State`."""
+
+    def __init__(self, state: State, modules: list[torch.nn.Module]) -> None:
+        self.state = state
+        self._at: dict[int, Region] = {}  # by address
+        self._names: set[str] = set()
+        self._names_of: dict[int, str] = {}  # of parameters, by id
+        self._homes: dict[int, tuple[int, ...]] = {}  # id(parameter) → ranks of its DDP wrapper
+        if dist.is_initialized():
+            for module in modules:
+                self._note_home(module)
+
+    def _note_home(self, module: torch.nn.Module) -> None:
+        if not isinstance(module, torch.nn.parallel.DistributedDataParallel):
+            return
+        try:
+            ranks = tuple(sorted(dist.get_process_group_ranks(module.process_group)))
+        except (KeyError, ValueError, RuntimeError):
+            return  # of a process group that was destroyed
+        for parameter in module.parameters():
+            self._homes[id(parameter)] = ranks if len(ranks) > 1 else ()
+
+    def parameters(self) -> None:
+        """Those of modules, in the modules' order, then those that only an optimizer has."""
+        optimizers = self.state.optimizers
+        owned = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        for root in self.state.modules:
+            for name, held, key in naming.held(root, "_parameters"):
+                parameter = held[key]
+                if parameter is None or id(parameter) in self._names_of:
+                    continue
+                self._names_of[id(parameter)] = name
+                is_owned = id(parameter) in owned
+                place = None if is_owned else (held, key)
+                self._parameter(name, parameter, is_owned, place)
+        for k, optimizer in enumerate(optimizers):
+            everything = (p for group in optimizer.param_groups for p in group["params"])
+            for i, parameter in enumerate(everything):
+                if id(parameter) not in self._names_of:
+                    self._names_of[id(parameter)] = f"o{k}.p{i}"
+                    self._parameter(f"o{k}.p{i}", parameter, True, None)
+
+    def _parameter(
+        self, name: str, parameter: torch.Tensor, is_owned: bool, place: Place | None
+    ) -> None:
+        home = self._homes.get(id(parameter), ())
+        if is_owned:
+            self.state.parameters[name] = parameter
+        self.add(name, parameter, home, place=place, is_parameter=is_owned)
+        if is_owned and gradients.of_process.outlive and parameter.grad is not None:
+            self.add(
+                f"g[{name}]", parameter.grad, home, True, place=(gradients.Holder(parameter), 0)
+            )
+
+    def buffers(self) -> None:
+        for root in self.state.modules:
+            seen: set[int] = set()
+            for name, held, key in naming.held(root, "_buffers"):
+                buffer = held[key]
+                if buffer is None:
+                    self.state.empty[name] = held, key
+                elif id(buffer) not in seen:
+                    seen.add(id(buffer))
+                    self.add(name, buffer, early=True, place=(held, key))
+
+    def optimizer_state(self) -> None:
+        for k, optimizer in enumerate(self.state.optimizers):
+            place = {self.label(key): key for key in optimizer.state}
+            for label in [f"[{name}]" for name in self.state.parameters if f"[{name}]" in place]:
+                key = place.pop(label)
+                home = self._homes.get(id(key), ())
+                self._contents(below(f"o{k}", label), optimizer.state, key, home)
+            for label in sorted(place):
+                self._contents(below(f"o{k}", label), optimizer.state, place[label])
+        for k, optimizer in enumerate(self.state.optimizers):
+            for g, group in enumerate(optimizer.param_groups):
+                for key in sorted(group, key=str):
+                    if key != "params":
+                        self._contents(f"o{k}.g{g}.{key}", group, key, early=True)
+
+    def _contents(
+        self, name: str, held: Any, key: Any, ranks: tuple[int, ...] = (), early: bool = False
+    ) -> None:
+        for tensor_name, tensor, place in tensors_in(held[key], name, (held, key), self.label):
+            self.add(tensor_name, tensor, ranks, early, place)
+
+    def label(self, key: Any) -> str:
+        """How a key stands in names."""
+        if isinstance(key, torch.Tensor):
+            return f"[{self._names_of.get(id(key), '?')}]"
+        return str(key)
+
+    def registered(self) -> None:
+        for name, obj in registry.objects.items():
+            if isinstance(obj, torch.Tensor):
+                self.add(f"r.{name}", obj)
+            elif isinstance(obj, torch.nn.Module):
+                for fqn, tensor in [*obj.named_parameters(), *obj.named_buffers()]:
+                    self.add(f"r.{name}.{fqn}", tensor)
+
+    def add(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        ranks: tuple[int, ...] = (),
+        early: bool = False,
+        place: Place | None = None,
+        is_parameter: bool = False,
+    ) -> None:
+        """Adds a tensor: as a region, as another name of one, by value, or to what is missed."""
+        if name in self._names:
+            self.state.missed.append((name, "another tensor has the same name"))
+            self.state._ambiguous.add(name)
+            return
+        self._names.add(name)
+        try:
+            self._add(name, tensor, ranks, early, place, is_parameter)
+        except Exception as error:  # noqa: BLE001  # a class of somebody's own may do anything
+            kind = type(tensor).__qualname__
+            self.state.missed.append((name, f"{kind}: {type(error).__name__}: {error}"))
+
+    def _add(
+        self,
+        name: str,
+        tensor: torch.Tensor,
+        ranks: tuple[int, ...],
+        early: bool,
+        place: Place | None,
+        is_parameter: bool,
+    ) -> None:
+        state = self.state
+        if is_lazy(tensor):
+            state.missed.append((name, "not initialized yet, as its module has not run"))
+            state._lazy.append(tensor)
+            return
+        if is_traceable_wrapper_subclass(tensor) and not isinstance(tensor, DTensor):
+            parts, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]
+            state._wrappers.add(name)
+            for part in parts:
+                inside = (vars(tensor), part) if part in vars(tensor) else None
+                self.add(f"{name}.{part}", getattr(tensor, part), ranks, early, inside)
+            return
+        local, placed = _local(tensor)
+        if problem := _problem(local):
+            state.missed.append((name, problem))
+            return
+        if local.numel() == 0:
+            return
+        if not _C.is_dense(local):
+            state.strided[name] = local
+            return
+        owner = tensor if isinstance(tensor, DTensor) else None
+        region = Region(name, local, placed or ranks, early, owner, place, is_parameter)
+        known = self._at.setdefault(local.data_ptr(), region)
+        if known is region:
+            state.regions.append(region)
+        elif local.nbytes <= known.tensor.nbytes:
+            state.aliases.append(Alias(name, known.name, tensor, place))
+        else:  # the region is a part of this one
+            self._at[local.data_ptr()] = region
+            state.regions[state.regions.index(known)] = region
+            state.aliases.append(Alias(known.name, name, known.owner or known.tensor, known.place))
+            for alias in state.aliases:
+                if alias.region == known.name:
+                    alias.region = name
+
+
+def _problem(tensor: torch.Tensor) -> str:
+    """Why a tensor cannot be saved, "" if it can."""
+    dense = tensor.layout is torch.strided and not tensor.is_quantized
+    if tensor.device.type not in ("cpu", "cuda") or not dense:
+        where = f"{tensor.layout} tensor on {tensor.device}"
+        return f"{where}: only dense CPU and CUDA tensors are saved"
+    if tensor.is_cuda and (absent := _C.cuda_absent()):
+        return f"tensor on {tensor.device}, but reft has no CUDA: {absent}"
+    if tensor.numel() == 0:
+        return ""
+    begin = tensor.storage_offset() * tensor.element_size()
+    # The least that a dense tensor takes; those with gaps are copied by torch, which checks them.
+    if begin + tensor.nbytes > tensor.untyped_storage().nbytes() and _C.is_dense(tensor):
+        return "its memory has been given back"
+    return ""
+
+
+# Tensors that stood in parameter groups when the optimizer was found, by id of the optimizer.
+_first_tensors: dict[int, tuple[weakref.ref[Any], dict[tuple[int, Any], weakref.ref[Any]]]] = {}
+
+
+def note_first_tensors(optimizers: list[Optimizer]) -> None:
+    """Notes which tensors stand in parameter groups, once for each optimizer.
+
+    A script may keep writing to the one that it has given (`lr = torch.tensor(0.1)`), or have the
+    group hold a new one in each step.
+    """
+    for optimizer in optimizers:
+        known = _first_tensors.get(id(optimizer))
+        if known is None or known[0]() is not optimizer:
+            found = {
+                (g, key): weakref.ref(value)
+                for g, group in enumerate(optimizer.param_groups)
+                for key, value in group.items()
+                if isinstance(value, torch.Tensor)
+            }
+            _first_tensors[id(optimizer)] = weakref.ref(optimizer), found
+    for key in [key for key, (reference, _) in _first_tensors.items() if reference() is None]:
+        del _first_tensors[key]
+
+
+def replaced_tensors(optimizers: list[Optimizer]) -> list[str]:
+    """Names of tensors in parameter groups that are not the ones of the beginning."""
+    names = []
+    for k, optimizer in enumerate(optimizers):
+        _, first = _first_tensors.get(id(optimizer), (None, {}))
+        for g, group in enumerate(optimizer.param_groups):
+            for key, value in group.items():
+                if isinstance(value, torch.Tensor):
+                    reference = first.get((g, key))
+                    if reference is None or reference() is not value:
+                        names.append(f"o{k}.g{g}.{key}")
+    return names
 
 
 def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
@@ -281,25 +534,12 @@ def with_inner(optimizers: list[Optimizer]) -> list[Optimizer]:
 def signature(optimizer: Optimizer) -> str:
     """Identifies an optimizer in another process of the same script: by its class and the shapes of
     its parameters."""
-    shapes = [
-        [tuple(parameter.shape) for parameter in group["params"]]
-        for group in optimizer.param_groups
-    ]
+    # Sorted: a script may have collected them over a set.
+    shapes = [sorted(map(_shape, group["params"])) for group in optimizer.param_groups]
     kind = type(optimizer)
     return hashlib.blake2b(
         f"{kind.__module__}.{kind.__qualname__} {shapes}".encode(), digest_size=8
     ).hexdigest()
-
-
-def state_keys(optimizer: Optimizer) -> list[tuple[str, ...]]:
-    """The orders in which an optimizer keeps the names of its state; usually one for all
-    parameters."""
-    found = dict.fromkeys(
-        tuple(map(str, entries))
-        for entries in optimizer.state.values()
-        if isinstance(entries, dict)
-    )
-    return list(found)
 
 
 def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer]:
@@ -320,20 +560,29 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer
     return found
 
 
-def fingerprint(optimizers: list[Optimizer]) -> tuple[int, ...]:
-    """Changes when optimizers, parameters or state tensors are replaced, added or removed. Cheap:
+def identities(optimizers: list[Optimizer]) -> tuple[int, ...]:
+    """Changes when optimizers, parameters or registered objects come, go or are replaced. Cheap:
     every step calls it."""
     items: list[int] = [registry.generation, of_process.count]
     for source in with_inner(optimizers):
         items.append(id(source))
         for group in source.param_groups:
             items.extend(map(id, group["params"]))
-        for value in source.state.values():
-            if isinstance(value, dict):
-                for entry in value.values():
-                    if isinstance(entry, torch.Tensor):
-                        items.append(id(entry))
     return tuple(items)
+
+
+def structure(optimizers: list[Optimizer]) -> list[Any]:
+    """Changes with what optimizers keep, but not when they put other tensors in the same places.
+    Cheap: every step calls it."""
+    found: list[Any] = []
+    for source in with_inner(optimizers):
+        found.append(len(source.state))
+        found += map(shape_of, source.state.values())
+        for group in source.param_groups:
+            found += [shape_of(value) for key, value in group.items() if key != "params"]
+        if gradients.of_process.outlive:
+            found += [p.grad is None for group in source.param_groups for p in group["params"]]
+    return found
 
 
 def wait_for_devices(state: State) -> None:

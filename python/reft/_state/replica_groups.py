@@ -31,7 +31,7 @@ from reft._state.discovery import Region
 _WAIT = timedelta(seconds=6)
 _EQUAL, _DIFFERENT, _NONE = "equal", "different", "none"
 
-Row = list[Any]  # name, dtype, shape, content hash
+Row = list[Any]  # name, dtype, shape, strides, content hash
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,13 @@ class _Comparison:
     ) -> None:
         self.ranks, self.missed = ranks, False
         self.rows: list[Row] = sorted(
-            [r.name, str(r.tensor.dtype), list(r.tensor.shape), list(_C.content_hash(r.tensor))]
+            [
+                r.name,
+                str(r.tensor.dtype),
+                list(r.tensor.shape),
+                list(r.tensor.stride()),
+                list(_C.content_hash(r.tensor)),
+            ]
             for r in members
         )
         self._store, self._rank = store, rank

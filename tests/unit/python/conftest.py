@@ -14,7 +14,7 @@ from reft import _C, _voice
 from reft._session import current
 from reft._session.boundary import Boundary
 from reft._session.session import Session
-from reft._state import registry
+from reft._state import gradients, naming, registry
 from tests.fakes.native import FakeNative
 from tests.support.jobs import agreed
 
@@ -29,6 +29,8 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(current, "_owner", current._Owner())
     monkeypatch.setattr(_voice, "_warned", set())
     monkeypatch.setattr(registry, "objects", {})
+    monkeypatch.setattr(naming, "of_process", naming.ModuleNames())
+    monkeypatch.setattr(gradients.of_process, "outlive", False)
     yield
     current._owner.replace(None)
 

@@ -89,7 +89,8 @@ def test_a_restarted_job_says_where_it_resumes(terminal: Callable[..., Terminal]
 def test_only_the_first_rank_speaks_for_all(terminal: Callable[..., Terminal]) -> None:
     one = terminal(rank=1)
     one.announcer.started(None)
-    one.announcer.protected(state(missed=[("r.s", "sparse")]), STATS, 10, [READER])
+    one.announcer.unprotected(1, [("r.s", "", "sparse")])
+    one.announcer.protected(state(), STATS, 10, [READER])
     one.announcer.cadence(5, 8, 100, 10)
     assert one.lines() == []
     assert one.client.notes() == [["not protected:", "r.s", "", "sparse"]], "the agent knows"
@@ -98,8 +99,9 @@ def test_only_the_first_rank_speaks_for_all(terminal: Callable[..., Terminal]) -
 def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> None:
     one = terminal()
     registry.objects["x"] = object()
-    found = state(schedulers=[1, 2], missed=[("r.s", "sparse"), ("r.t", "sparse")])
+    found = state(schedulers=[1, 2])
     for _ in range(2):
+        one.announcer.unprotected(1, [("r.s", "", "sparse"), ("r.t", "", "sparse")])
         one.announcer.protected(found, STATS, 1536, [READER])
     assert one.lines() == [
         "protected: 2.0 KiB of state in 2 tensors (1 shared with replicas), 1 optimizer,"
@@ -113,9 +115,23 @@ def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> No
 def test_after_a_resume_only_the_agent_learns_it_again(terminal: Callable[..., Terminal]) -> None:
     one = terminal()
     one.announcer.resumed()
-    one.announcer.protected(state(missed=[("r.s", "sparse")]), STATS, 1, [])
+    one.announcer.unprotected(8, [("r.s", "", "sparse")])
+    one.announcer.protected(state(), STATS, 1, [])
     assert one.lines() == []
     assert one.client.notes() == [["not protected:", "r.s", "", "sparse"]]
+
+
+def test_state_that_is_not_saved_is_said_when_it_turns_up(
+    terminal: Callable[..., Terminal],
+) -> None:
+    one = terminal()
+    one.announcer.protected(state(), STATS, 1, [])
+    one.lines()
+    for step in (4, 5):
+        one.announcer.unprotected(step, [("scheduler 0 Own.lock", "lock", "cannot be pickled")])
+    assert one.lines() == [
+        "NOT protected from step 4 on: scheduler 0 Own.lock (lock): cannot be pickled"
+    ]
 
 
 def test_values_that_turn_up_later_are_said_with_their_step(

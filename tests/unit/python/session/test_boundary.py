@@ -19,7 +19,7 @@ class Recorder:
         self._expected = expected
         self.boundary = Boundary(self)
 
-    def gate(self) -> None:
+    def gate(self, optimizer: Any = None) -> None:
         self.events.append("gate")
 
     def program_point(self, frame: FrameType) -> None:
@@ -177,7 +177,7 @@ def test_a_step_that_raises_does_not_confuse_the_next(recorder: Recorder) -> Non
 
 def test_an_error_in_the_listener_stays_out_of_training() -> None:
     class Failing(Recorder):
-        def gate(self) -> None:
+        def gate(self, optimizer: Any = None) -> None:
             raise ValueError("ours")
 
         def program_point(self, frame: FrameType) -> None:

@@ -11,7 +11,7 @@ import torch
 from reft import _C
 from reft._link import host_memory
 from reft._session.planner import Planner
-from reft._state import discovery, replica_groups
+from reft._state import constructions, discovery, replica_groups
 from tests.fakes.native import FakeEngine
 from tests.support.jobs import job
 
@@ -45,7 +45,7 @@ class Plans:
         monkeypatch.setattr(discovery, "discover", self._discover)
         monkeypatch.setattr(replica_groups, "confirm", self._confirm)
 
-    def _discover(self, optimizers: Any) -> discovery.State:
+    def _discover(self, optimizers: Any, before: Any = None) -> discovery.State:
         self.discoveries += 1
         found = [discovery.Region(name, tensor, ranks) for name, tensor, ranks in self.regions]
         return discovery.State(regions=found, optimizers=list(optimizers))
@@ -67,9 +67,9 @@ class Plans:
         return self.planner.refresh([self.optimizer])
 
     def replace_state(self) -> None:
-        """As an optimizer does that puts another tensor into its state."""
+        """As an optimizer does that puts one more tensor into its state."""
         parameter = self.optimizer.param_groups[0]["params"][0]
-        self.optimizer.state[parameter]["buf"] = torch.zeros(1)
+        self.optimizer.state[parameter][f"buf{self.discoveries}"] = torch.zeros(1)
 
 
 @pytest.fixture
@@ -249,7 +249,7 @@ def test_replaced_schedulers_are_let_go(plans: Callable[..., Plans]) -> None:
     before = made.planner.state
     assert before is not None
     before.schedulers = [object()]
-    made.replace_state()
+    constructions.of_process.add(made.optimizer)
     made.refresh()
     assert before.schedulers == [] and made.planner.state is not before
 

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from reft import _C, _continuation
 from reft._link import gather
-from reft._resume import restorer
+from reft._resume import arrangement, restorer
 from reft._session import notes, startup
 from reft._session.boundary import Boundary
 from reft._session.resumer import Resumed, Resumer
 from reft._session.session import Session
 from reft._session.verification import VerifiedResume
-from reft._state import discovery, registry
+from reft._state import contents, discovery, registry
 from tests.fakes.native import FakeAgentClient, answer_for_all
 from tests.support import jobs
 
@@ -41,10 +41,12 @@ def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]
         "session": 1,
         "closing": 0,
         "optimizers": [discovery.signature(optimizer)],
-        "state_keys": [discovery.state_keys(optimizer)],
         "counts": {"optimizer 0": 7.0},
-        "groups": [[{"lr": 0.25}]],
-        "plain_state": [[]],
+        "groups": [[[("lr", 0.25)]]],
+        "plain_state": [("dict", [])],
+        "aliases": [],
+        "empty": [],
+        "replaced": [],
         "schedulers": [],
         "scalers": [],
         "strided": {},
@@ -60,7 +62,7 @@ class Restart:
 
     Attributes:
         restored: states whose regions were written.
-        missing: whether `MissingState` has made something, and taken it out again.
+        unmade: how often what was made for the restore was taken back.
     """
 
     def __init__(
@@ -89,18 +91,30 @@ class Restart:
         found = notes.Notes(self.client)
         self.resumer = Resumer(job, self.store, source, exact, found)
         self.whole = VerifiedResume(
-            job, self.store, self.resumer, None, None, "", lambda *_: {}, found  # type: ignore[arg-type]
+            job,
+            self.store,
+            self.resumer,
+            None,
+            None,
+            "",
+            lambda *_: {},
+            found,  # type: ignore[arg-type]
         )
         self.boundary = SimpleNamespace(optimizers=[self.optimizer], know=lambda others: None)
         monkeypatch.setattr(restorer, "check", lambda *_: None)
         monkeypatch.setattr(restorer, "restore", self._restore)
-        monkeypatch.setattr(
-            restorer.MissingState, "unmake", lambda _: setattr(self, "unmade", self.unmade + 1)
-        )
-        monkeypatch.setattr(restorer.MissingState, "make", lambda *_: False)
+        unmake = arrangement.Arrangement.unmake
+
+        def unmake_counted(made: arrangement.Arrangement) -> None:
+            self.unmade += 1
+            unmake(made)
+
+        monkeypatch.setattr(arrangement.Arrangement, "unmake", unmake_counted)
         # Schedulers of other tests may be alive.
         monkeypatch.setattr(
-            discovery, "discover", lambda optimizers: discovery.State(optimizers=list(optimizers))
+            discovery,
+            "discover",
+            lambda optimizers, before=None: discovery.State(optimizers=list(optimizers)),
         )
 
     def _restore(self, native: Any, state: discovery.State, nodes: int) -> int:
@@ -146,7 +160,7 @@ def test_tensors_that_do_not_match_leave_everything_as_it_is(
 def test_an_optimizer_with_other_parameter_groups_does_not_match(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    restart = Restart(monkeypatch, groups=[[{"lr": 1.0}, {"lr": 2.0}]])
+    restart = Restart(monkeypatch, groups=[[[("lr", 1.0)], [("lr", 2.0)]]])
     assert restart.resume() is None and restart.restored == []
     assert "optimizers had [2] parameter groups and have [1] now" in lines(capsys)[0]
 
@@ -311,7 +325,8 @@ def test_registered_values_are_known_before_the_resume(
     resuming: Callable[..., tuple[Session, Restart]],
 ) -> None:
     session, restart = resuming()
-    restart.resumer.saved["registered"] = {"reft.resume": {"epoch": 4}}
+    packed = contents.dumps({"epoch": 4}, {})
+    restart.resumer.saved["registered"] = {"reft.resume": packed}
     assert session.registered == {"reft.resume": {"epoch": 4}}
     restart.optimizer.step()
     assert session.registered == {}
@@ -349,8 +364,8 @@ def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.M
     late = torch.optim.SGD([torch.nn.Parameter(torch.zeros(11, 13))], lr=0.1)
     restart = Restart(monkeypatch)
     restart.resumer.saved["optimizers"].append(discovery.signature(late))
-    restart.resumer.saved["groups"].append([{"lr": 3.0}])
-    restart.resumer.saved["plain_state"].append([])
+    restart.resumer.saved["groups"].append([[("lr", 3.0)]])
+    restart.resumer.saved["plain_state"].append(("dict", []))
     boundary = Boundary.__new__(Boundary)
     boundary._known = [restart.optimizer]
     assert restart.whole.point(here(), boundary)[1] is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from types import FrameType
 from typing import Any
 
@@ -41,41 +40,38 @@ def captured(
 ) -> Saved:
     small = SmallState(2, exact, 1 << 20, lambda what, error: failures.append((what, error)))
     small.planned(state, state.optimizers)
-    saved: Saved = pickle.loads(small.capture(here(), step, 0, state).pickled)
-    return saved
+    saved = small_state.read(small.capture(here(), step, 0, state).pickled)
+    return small_state.opened(saved, small_state.finder_in(state))
 
 
-def test_hyperparameters_come_back_and_tensors_are_left_to_the_engine() -> None:
+def test_what_optimizers_keep_beside_tensors_is_plain() -> None:
     failures: Failures = []
     module, optimizer = model()
     optimizer.param_groups[0]["capturable_lr"] = torch.tensor(0.5)
-    saved = captured(state_of(optimizer), failures)
+    optimizer.state[module.bias]["history"] = [1, 2]  # type: ignore[index, union-attr]
+    state = discovery.discover([optimizer])
+    saved = captured(state, failures)
     assert failures == [] and (saved["step"], saved["session"]) == (3, 2)
-    (group,) = saved["groups"][0]
-    assert group["lr"] == 0.5 and group["betas"] == (0.9, 0.999)
-    assert "params" not in group and "capturable_lr" not in group
-    optimizer.param_groups[0].update(lr=0.1, betas=(0.5, 0.5))
-    small_state.restore_optimizers(saved, state_of(optimizer))
-    assert optimizer.param_groups[0]["lr"] == 0.5
-    assert optimizer.param_groups[0]["betas"] == (0.9, 0.999)
-    del module
+    group = dict(saved["groups"][0][0])
+    assert group["lr"] == 0.5 and group["betas"] == ("tuple", [0.9, 0.999])
+    assert "params" not in group
+    assert group["capturable_lr"] == ("tensor", "o0.g0.capturable_lr", "cpu")
+    kind, entries = saved["plain_state"][0]
+    weight, bias = (("object", "parameter", f"m0.{name}") for name in ("weight", "bias"))
+    assert kind == "dict" and [key for key, _ in entries] == [weight, bias]
+    assert dict(dict(entries)[bias][1])["history"] == ("list", [1, 2])
+    assert dict(dict(entries)[weight][1])["step"] == ("tensor", "o0[m0.weight].step", "cpu")
 
 
-def test_state_that_is_not_a_tensor_comes_back_at_its_parameter() -> None:
-    _, optimizer = model()
-    first, second = optimizer.param_groups[0]["params"]
-    optimizer.state[second]["history"] = [1, 2]
-    saved = captured(state_of(optimizer), [])
-    assert saved["plain_state"] == [[{}, {"history": [1, 2]}]]
-    optimizer.state[second]["history"] = []
-    small_state.restore_optimizers(saved, state_of(optimizer))
-    assert optimizer.state[second]["history"] == [1, 2]
-    assert "history" not in optimizer.state[first]
-
-
-def test_an_optimizer_without_plain_state_costs_nothing() -> None:
-    _, optimizer = model()
-    assert captured(state_of(optimizer), [])["plain_state"] == [[]]
+def test_an_optimizer_that_keeps_tensors_only_is_pickled_once() -> None:
+    module, optimizer = model()
+    state = discovery.discover([optimizer])
+    small = SmallState(2, False, 1 << 20, lambda what, error: None)
+    small.planned(state, state.optimizers)
+    assert set(small._fixed) == {0}
+    optimizer.state[module.bias]["count"] = 1  # type: ignore[index, union-attr]
+    small.planned(state, state.optimizers)
+    assert small._fixed == {}
 
 
 def test_tensors_with_gaps_are_saved_by_value() -> None:
@@ -84,10 +80,11 @@ def test_tensors_with_gaps_are_saved_by_value() -> None:
     strided = base[::2]
     saved = captured(state_of(optimizer, strided={"r.x": strided}), [])
     base.zero_()
-    small_state.restore_optimizers(
+    lost = small_state.restore_strided(
         saved, state_of(optimizer, strided={"r.x": strided, "r.y": base})
     )
     assert base.tolist() == [0, 0, 2, 0, 4, 0, 6, 0]
+    assert lost == [("tensor r.y", "", "it was not saved")]
 
 
 def test_a_scheduler_is_saved_without_the_optimizer_that_it_holds() -> None:

@@ -26,12 +26,14 @@ def adam(module: torch.nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
-def test_parameters_state_and_buffers_have_names_by_position() -> None:
+def test_names_follow_the_places_in_modules() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
     optimizer = adam(module)
     found = discovery.discover([optimizer])
-    assert names(found)[:4] == ["o0.p0", "o0.p0.exp_avg", "o0.p0.exp_avg_sq", "o0.p0.step"]
-    buffers = [region for region in found.regions if region.name.startswith("m0.")]
+    assert names(found)[:4] == ["m0.0.weight", "m0.0.bias", "m0.1.weight", "m0.1.bias"]
+    state = [name for name in names(found) if name.startswith("o0[m0.0.weight]")]
+    assert state == [f"o0[m0.0.weight].{key}" for key in ("exp_avg", "exp_avg_sq", "step")]
+    buffers = [region for region in found.regions if region.place and region.early]
     assert {b.name for b in buffers} == {
         "m0.1.running_mean",
         "m0.1.running_var",
@@ -53,13 +55,15 @@ def test_tied_weights_are_saved_once() -> None:
         ],
         0.1,
     )
-    assert names(discovery.discover([optimizer])) == ["o0.p0"]
+    found = discovery.discover([optimizer])
+    assert names(found) == ["m0.0.weight"]
+    assert [(alias.name, alias.region) for alias in found.aliases] == [("o0.p1", "m0.0.weight")]
 
 
 def test_parameters_that_no_optimizer_has_are_the_modules() -> None:
     module = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD([module.weight], lr=0.1)
-    assert names(discovery.discover([optimizer])) == ["o0.p0", "m0.bias"]
+    assert names(discovery.discover([optimizer])) == ["m0.weight", "m0.bias"]
 
 
 def test_a_buffer_that_was_replaced_is_the_new_one() -> None:
@@ -124,17 +128,17 @@ def test_an_inner_optimizer_comes_behind_its_owner() -> None:
     assert discovery.with_inner([outer]) == [outer, inner]
 
 
-def test_the_fingerprint_moves_when_something_is_replaced_only() -> None:
+def test_identities_move_when_something_comes_or_goes_only() -> None:
     module = torch.nn.Linear(2, 2)
     optimizer = adam(module)
-    before = discovery.fingerprint([optimizer])
+    before = discovery.identities([optimizer]), discovery.structure([optimizer])
     optimizer.step()
-    assert discovery.fingerprint([optimizer]) == before
     optimizer.state[module.weight]["exp_avg"] = torch.zeros(2, 2)
-    replaced = discovery.fingerprint([optimizer])
-    assert replaced != before
+    assert (discovery.identities([optimizer]), discovery.structure([optimizer])) == before
+    optimizer.state[module.weight]["other"] = torch.zeros(2, 2)
+    assert discovery.structure([optimizer]) != before[1]
     registry.register("x", torch.zeros(1))
-    assert discovery.fingerprint([optimizer]) != replaced
+    assert discovery.identities([optimizer]) != before[0]
 
 
 def test_optimizers_are_known_again_by_class_and_shapes() -> None:
@@ -153,9 +157,23 @@ def test_optimizers_are_known_again_by_class_and_shapes() -> None:
     assert discovery.not_yet_stepped([known], ["unknown", *wanted]) == []
 
 
-def test_orders_of_state_names_are_kept() -> None:
-    optimizer = adam(torch.nn.Linear(2, 2))
-    assert discovery.state_keys(optimizer) == [("step", "exp_avg", "exp_avg_sq")]
+def test_another_tensor_in_the_same_place_is_copied_from_then_on() -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizer = adam(module)
+    found = discovery.discover([optimizer])
+    region = next(r for r in found.regions if r.name == "o0[m0.weight].exp_avg")
+    optimizer.state[module.weight]["exp_avg"] = torch.full((2, 2), 7.0)
+    assert region.current().tolist() == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def test_a_module_keeps_its_name_when_it_is_wrapped() -> None:
+    module = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    assert names(discovery.discover([optimizer])) == ["m0.weight", "m0.bias"]
+    wrapper = torch.nn.Sequential(module, torch.nn.BatchNorm1d(2, affine=False))
+    found = names(discovery.discover([optimizer]))
+    assert found[:2] == ["m0.weight", "m0.bias"] and "m1.1.running_mean" in found
+    del wrapper
 
 
 def test_a_name_is_needed_to_register() -> None:

@@ -46,6 +46,7 @@ std::vector<RegionInfo> randomRegions(std::mt19937_64& random, int32_t groups) {
         region("r" + std::to_string(i), below(40), 1 + below(700), group, below(4) == 0);
     if (below(5) == 0) {
       info.row_bytes = info.bytes;  // not to be cut
+      info.strides = {1, info.shape[0]};
     }
     regions.push_back(info);
   }
@@ -303,6 +304,12 @@ TEST_F(TableJson, RejectsRankOutsideOfTheWorld) {
 TEST_F(TableJson, RejectsRegionOfAnUnknownGroup) {
   json["regions"][0][5] = 1;
   expectCorrupt("group");
+}
+TEST_F(TableJson, RejectsStridesOfAnotherNumberOfDimensions) {
+  json["regions"][0][7] = {1, 8};
+  EXPECT_NO_THROW(SnapshotTable::fromJson(json.dump()));
+  json["regions"][0][7] = {1};
+  expectCorrupt("strides");
 }
 TEST_F(TableJson, RejectsPieceBeyondItsRegion) {
   json["pieces"][1][3] = 513;

@@ -1,0 +1,112 @@
+"""Whether gradients outlive the optimizer step: then they are state.
+
+Usually a step's gradients are dropped or zeroed before the next ones are computed. Where they are
+not, each step adds to those of the steps before (gradients that are never zeroed, or only every few
+steps), and a snapshot has to have them.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+
+class Gradients:
+    """What one process knows of its gradients.
+
+    Attributes:
+        outlive: whether they were seen to be added to after a step.
+    """
+
+    def __init__(self) -> None:
+        self.outlive = False
+        self._watching = False
+        # One gradient of each optimizer, by id, as the last step has left it, and its version then.
+        # Without those that `zero_grad` has zeroed since.
+        self._left: dict[int, tuple[weakref.ref[Any], weakref.ref[Any], int]] = {}
+
+    def watch(self) -> None:
+        """Notes calls of `zero_grad` from now on. Idempotent."""
+        if not self._watching:
+            self._watching = True
+            self._watch(Optimizer)
+            self._watch(torch.nn.Module)
+
+    def _watch(self, cls: Any) -> None:
+        original = cls.zero_grad
+
+        @functools.wraps(original)
+        def zero_grad(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            before = {key: _version(left[1]) for key, left in self._left.items()}
+            result = original(obj, *args, **kwargs)
+            self._left = {
+                key: left
+                for key, left in self._left.items()
+                if _version(left[1]) == before.get(key)
+            }
+            return result
+
+        cls.zero_grad = zero_grad
+
+    def stepped(self, optimizers: list[Optimizer]) -> None:
+        """At a program point: notes the gradients that are there."""
+        self._left = {}
+        if self.outlive:
+            return
+        for optimizer in optimizers:
+            found = _first(optimizer)
+            if found is not None:
+                parameter, gradient = found
+                left = weakref.ref(parameter), weakref.ref(gradient), gradient._version
+                self._left[id(optimizer)] = left
+
+    def about_to_step(self, optimizer: Optimizer) -> bool:
+        """Before an optimizer step: whether it has come out that gradients outlive the step."""
+        left = self._left.get(id(optimizer))
+        if self.outlive or left is None:
+            return False
+        parameter, gradient = left[0](), left[1]()
+        self.outlive = (
+            parameter is not None
+            and gradient is not None
+            and parameter.grad is gradient
+            and gradient._version != left[2]
+        )
+        return self.outlive
+
+    def forget(self) -> None:
+        """A new training begins."""
+        self.outlive = False
+        self._left = {}
+
+
+class Holder:
+    """The place of a parameter's gradient."""
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self._parameter = parameter
+
+    def __getitem__(self, key: Any) -> torch.Tensor | None:
+        return self._parameter.grad
+
+
+def _first(optimizer: Optimizer) -> tuple[torch.Tensor, torch.Tensor] | None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                return parameter, parameter.grad
+    return None
+
+
+def _version(reference: weakref.ref[Any]) -> int:
+    gradient = reference()
+    return -1 if gradient is None else int(gradient._version)
+
+
+of_process = Gradients()
