@@ -217,6 +217,11 @@ def tree_of(root: Any) -> Tree:
     return tree
 
 
+def forget() -> None:
+    """Drops all trees: they hold the modules."""
+    _trees.clear()
+
+
 # Where torch keeps the state of FSDP2 and the like: a name with a random number, beside an object of
 # its own that the restarted script makes, too.
 _OF_THIS_PROCESS = "__composable_api_state_key_"

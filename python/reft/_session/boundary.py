@@ -123,10 +123,11 @@ class Boundary:
         self._known += others
 
     def remove(self) -> None:
-        """Removes the hooks."""
+        """Removes the hooks, and forgets all optimizers."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        self._known, self._steps, self._gradients = [], [], {}
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         try:

@@ -102,6 +102,15 @@ def on_default_group(store: Any, rank: int, world_size: int) -> None:
     _owner.watch_process()
 
 
+def on_default_group_gone() -> None:
+    """Lets go of the training's objects: the script may go on to something else."""
+    if (session := _owner.session) is not None:
+        try:
+            session.release()
+        except Exception as error:
+            session.failed("release", error)
+
+
 def _environment(store: Any, rank: int, world_size: int) -> dict[str, Any] | None:
     """The settings; None if one of them has no value that can be used."""
     try:

@@ -21,6 +21,7 @@ import torch
 from torch.optim import Optimizer
 
 from reft import _C, __version__, _continuation, _voice
+from reft._continuation import module_tree
 from reft._link import agent_protocol, agreement, hang_replies, job_identity
 from reft._session import drill, notes, recomputation, startup
 from reft._session.announcer import Announcer
@@ -454,6 +455,22 @@ class Session:
         self.engine = self.planner = self._evidence = None
         self._boundary = self._announcer = self._resume = None
         self.client = None
+
+    def release(self) -> None:
+        """Takes no more snapshots, and drops all references to models and optimizers. The rank stays
+        connected: its last snapshot counts until the process ends."""
+        if self.engine is not None and self._snapshots:
+            self.engine.drain(_DRAIN_MS)
+            self.engine.gate()
+        self._snapshots = False
+        if self._boundary is not None:
+            self._boundary.remove()
+        if self.planner is not None:
+            self.planner.forget()
+        self._small_state.forget()
+        module_tree.forget()
+        self._resume = None
+        gradients.of_process.forget()
 
     def abandon(self) -> None:
         """Takes the hooks out and keeps everything else: for a forked child, which has none of the

@@ -67,19 +67,21 @@ class Captured:
         pickled: a pickled `Saved`.
         parts: tensors whose contents the engine puts into `pickled`, with their place in it.
         writers: (device, stream) of streams that may write those tensors, or the regions.
+        state: what it was captured of.
     """
 
     pickled: bytes
     parts: list[tuple[torch.Tensor, int]]
     writers: list[tuple[int, int]]
+    state: discovery.State
 
     def read(self) -> Saved:
-        """Waits for the devices and returns what a restarted process would read."""
+        """Waits for the devices and returns what a restarted process would read, opened."""
         data = bytearray(self.pickled)
         for tensor, offset in self.parts:
             there = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
             data[offset : offset + there.numel()] = there.numpy().tobytes()
-        return read(bytes(data))
+        return opened(read(bytes(data)), finder_in(self.state))
 
 
 def read(data: bytes) -> Saved:
@@ -139,6 +141,10 @@ class SmallState:
             if contents.is_fixed(encoded):
                 self._fixed[index] = pickle.dumps(encoded, protocol=pickle.HIGHEST_PROTOCOL)
 
+    def forget(self) -> None:
+        """Drops what a plan has led to."""
+        self._references, self._labels, self._fixed = {}, {}, {}
+
     def capture(
         self, frame: FrameType, step: int, closing: int | None, state: discovery.State
     ) -> Captured:
@@ -194,7 +200,7 @@ class SmallState:
             self._capture_frames(saved, frame, parts, state)
         saved["room"] = parts.room()
         pickled = self._pickle(saved)
-        return Captured(pickled, parts.placed(pickled), parts.writers())
+        return Captured(pickled, parts.placed(pickled), parts.writers(), state)
 
     def _encoder(self) -> contents.Encoder:
         self.unsaved = []

@@ -68,6 +68,7 @@ def install() -> None:
     """Replaces the functions. Idempotent."""
     _watch_exit()
     _wrap(c10d, "monitored_barrier", _monitored_barrier, dist)
+    _wrap(c10d, "destroy_process_group", _destroy, dist)
     _wrap(c10d, "_set_pg_timeout", _set_pg_timeout, dist)
     _wrap(c10d, "_add_ephemeral_timeout_for_all_pgs", _add_ephemeral_timeout, dist)
     _wrap(c10d.ProcessGroup, "_get_sequence_number_for_group", _sequence_number)
@@ -110,6 +111,18 @@ def _is_runnable(task: Path) -> bool:
     except (OSError, IndexError, ValueError):
         return False
     return name.startswith(_WORKERS) and state[0] == "R"
+
+
+def _destroy(original: Any) -> Any:
+    def destroy_process_group(group: Any = None) -> None:
+        of_default = group is None or group == c10d.GroupMember.WORLD
+        original(group)
+        if of_default:
+            from reft._session import current
+
+            current.on_default_group_gone()
+
+    return destroy_process_group
 
 
 def _monitored_barrier(original: Any) -> Any:

@@ -7,6 +7,7 @@ from types import FrameType
 
 import pytest
 import torch
+from torch.optim import Optimizer
 
 from reft._session.boundary import Boundary
 
@@ -19,7 +20,7 @@ class Recorder:
         self._expected = expected
         self.boundary = Boundary(self)
 
-    def gate(self, optimizer: Any = None) -> None:
+    def gate(self, optimizer: Optimizer | None = None) -> None:
         self.events.append("gate")
 
     def program_point(self, frame: FrameType) -> None:
@@ -177,7 +178,7 @@ def test_a_step_that_raises_does_not_confuse_the_next(recorder: Recorder) -> Non
 
 def test_an_error_in_the_listener_stays_out_of_training() -> None:
     class Failing(Recorder):
-        def gate(self, optimizer: Any = None) -> None:
+        def gate(self, optimizer: Optimizer | None = None) -> None:
             raise ValueError("ours")
 
         def program_point(self, frame: FrameType) -> None:
