@@ -87,12 +87,12 @@ def test_off_verifies_nothing(tmp_path: Path, undisturbed: list[str]) -> None:
 # What is made wrong in the restarted process → what the warning names first.
 PLANTED = {
     "random": r"random state global\['(python|numpy|torch)'\]",
-    "tensor": r"tensor o0\.p0 on ranks? .*items differ, max \|Δ\|",
+    "tensor": r"tensor m0\.module\.0\.weight on ranks? .*items differ, max \|Δ\|",
     "position": r"data order main<stack \d> .*yielded was 19, is 20",
     "variable": r"variable main:total .*was 1\.\d+, is 0\.0",
     "scheduler": r"variable scheduler\[0\]\[1\]\['last_epoch'\]",
     "optimizer": r"variable optimizer settings\[0\]\[0\]\['lr'\]",
-    "hidden": r"tensor o0\.p0 .*computed twice, it differs each time",
+    "hidden": r"tensor m0\.module\.0\.weight .*computed twice, it differs each time",
 }
 
 

@@ -43,6 +43,7 @@ def plant() -> None:
     from reft._continuation import restore_walk
     from reft._continuation.kinds import loaders
     from reft._resume import restorer
+    from reft._resume import arrangement
     from reft._session import small_state
 
     if PLANT == "random":
@@ -78,7 +79,7 @@ def plant() -> None:
     elif PLANT == "scheduler":
         small_state.restore_state_dicts = lambda kind, objects, saved: []
     elif PLANT == "optimizer":
-        small_state.restore_optimizers = lambda saved, state: None
+        arrangement.Arrangement._optimizers = lambda made, state: None
 
 
 def main() -> None:
