@@ -42,8 +42,7 @@ def plant() -> None:
     from reft import _continuation
     from reft._continuation import restore_walk
     from reft._continuation.kinds import loaders
-    from reft._resume import restorer
-    from reft._resume import arrangement
+    from reft._resume import arrangement, restorer
     from reft._session import small_state
 
     if PLANT == "random":

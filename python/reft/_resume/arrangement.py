@@ -90,9 +90,8 @@ class Arrangement:
         ):
             self._builder.put_items(encoded[1], optimizer.state)
             for group, items in zip(optimizer.param_groups, groups, strict=True):
-                names = {key for key, _ in items}
-                kept = [key for key in group if key not in names]
-                self._builder.put_items(items, group, kept)
+                kept = [key for key in group if key not in items]
+                self._builder.put_items(list(items.items()), group, kept)
 
     def _tensor(self, name: str, device: str, live: Any) -> Any:
         """The tensor for a place in what an optimizer keeps: the one that is there, if it fits."""

@@ -160,11 +160,11 @@ class SmallState:
             "counts": own_checkpoints.counts(state.optimizers, state.schedulers, parts),
             "groups": [
                 [
-                    [
-                        (key, encoder.encode(value, f"o{k}.g{g}.{key}"))
+                    {
+                        key: encoder.encode(value, f"o{k}.g{g}.{key}")
                         for key, value in group.items()
                         if key != "params"
-                    ]
+                    }
                     for g, group in enumerate(optimizer.param_groups)
                 ]
                 for k, optimizer in enumerate(state.optimizers)

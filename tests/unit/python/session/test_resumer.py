@@ -42,7 +42,7 @@ def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]
         "closing": 0,
         "optimizers": [discovery.signature(optimizer)],
         "counts": {"optimizer 0": 7.0},
-        "groups": [[[("lr", 0.25)]]],
+        "groups": [[{"lr": 0.25}]],
         "plain_state": [("dict", [])],
         "aliases": [],
         "empty": [],
@@ -160,7 +160,7 @@ def test_tensors_that_do_not_match_leave_everything_as_it_is(
 def test_an_optimizer_with_other_parameter_groups_does_not_match(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    restart = Restart(monkeypatch, groups=[[[("lr", 1.0)], [("lr", 2.0)]]])
+    restart = Restart(monkeypatch, groups=[[{"lr": 1.0}, {"lr": 2.0}]])
     assert restart.resume() is None and restart.restored == []
     assert "optimizers had [2] parameter groups and have [1] now" in lines(capsys)[0]
 
@@ -364,7 +364,7 @@ def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.M
     late = torch.optim.SGD([torch.nn.Parameter(torch.zeros(11, 13))], lr=0.1)
     restart = Restart(monkeypatch)
     restart.resumer.saved["optimizers"].append(discovery.signature(late))
-    restart.resumer.saved["groups"].append([[("lr", 3.0)]])
+    restart.resumer.saved["groups"].append([{"lr": 3.0}])
     restart.resumer.saved["plain_state"].append(("dict", []))
     boundary = Boundary.__new__(Boundary)
     boundary._known = [restart.optimizer]

@@ -52,7 +52,7 @@ def test_what_optimizers_keep_beside_tensors_is_plain() -> None:
     state = discovery.discover([optimizer])
     saved = captured(state, failures)
     assert failures == [] and (saved["step"], saved["session"]) == (3, 2)
-    group = dict(saved["groups"][0][0])
+    group = saved["groups"][0][0]
     assert group["lr"] == 0.5 and group["betas"] == ("tuple", [0.9, 0.999])
     assert "params" not in group
     assert group["capturable_lr"] == ("tensor", "o0.g0.capturable_lr", "cpu")
