@@ -35,7 +35,7 @@ class Recomputation:
         step: its number.
         base: the step from which it is computed.
         unfinished: what this rank had copied of it, None for nothing. Used if `whole` is False.
-        saved: the small state that the result is compared with; None if there is none.
+        saved: the small state of `unfinished`, as it was pickled; None if there is none.
         whole: whether all of the step was saved: it is the one that training goes on from then.
     """
 
@@ -93,7 +93,7 @@ def agree(
     if base is not None:
         restorer = _C.Restorer(client, base, job.rank)
         source = Source(base, restorer, plain.loads(restorer.objects_of(job.rank)))
-        return Recomputation(newest.plan.step, source, None, newest.saved, True), ""
+        return Recomputation(newest.plan.step, source, None, None, True), ""
     if unfinished is not None and unfinished.step != all_ranks["after"]:
         unfinished = None
     objects = b"" if unfinished is None else unfinished.objects

@@ -40,7 +40,7 @@ from reft._session import notes, startup
 from reft._session.boundary import Boundary
 from reft._session.recomputation import Recomputation
 from reft._session.resumer import Ready, Resumed, Resumer
-from reft._session.small_state import Saved, SmallState
+from reft._session.small_state import Saved, SmallState, finder_in, opened
 from reft._state import discovery
 
 _SHOWN = 3  # differences in one line
@@ -279,10 +279,13 @@ class VerifiedResume:
         state = discovery.discover(boundary.optimizers)
         if again.whole:
             compare: Compare | None = self.newest.compare
+            saved: Saved | None = self.newest.saved
         else:
             unfinished = again.unfinished
+            saved = None
+            if again.saved is not None:
+                saved = opened(cast(Saved, again.saved), finder_in(state))
             compare = None if unfinished is None else partial(restorer.compare_unfinished, unfinished)
-        saved = cast(Saved | None, again.saved)
         finding = self._differences(again.step, frame, state, compare, saved, not again.whole)
         names = {one.where for one in finding.differences if one.kind == comparison.TENSOR}
         for region in state.regions:
