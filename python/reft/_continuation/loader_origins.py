@@ -12,12 +12,13 @@ Threads: the training thread. Errors: none; an iterator whose origin cannot be r
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from . import plain, workers
-from .loader_parts import fingerprint, parts
+from .loader_parts import Parts, fingerprint, parts
 from .rng import capture_rng, restore_rng
 
 ORIGIN = "_reft_origin"
@@ -36,6 +37,7 @@ class Origin:
         self.made_of = self.parts.capture(nested=True)
         self.first_draw: dict[str, Any] | None = None
         self.begun_with = self.made_of
+        self.has_changed_in_place = _note_large(loader, self.parts)
         self.workers_at_begin: dict[int, workers.States] = {}
         self.workers: dict[int, workers.States] = {}
         self.base_seed = 0
@@ -44,11 +46,9 @@ class Origin:
         # iterator that never ends, over a sampler that is repeated (timm's MultiEpochsDataLoader),
         # meets that in the middle.
         self.draws = 0
-        self.changes: list[tuple[int, list[Any]]] = []
-        self.replayed: list[tuple[int, list[Any]]] = []
-        self._epochs = (
-            [] if all(epoch is None for epoch in self.parts.epochs()) else self.parts.epochs()
-        )
+        self.changes: list[tuple[int, dict[str, Any]]] = []
+        self.replayed: list[tuple[int, dict[str, Any]]] = []
+        self._epochs = self.parts.epochs()
         self._fixed: bytes | None = None
 
     def fixed(self) -> bytes:
@@ -105,6 +105,8 @@ class Origin:
         """An epoch of an iterator with workers begins."""
         self.epochs += 1
         self.draws, self.changes = 0, []
+        if self.epochs > 1:  # an epoch may bring other objects
+            self.parts = parts(self.loader)
         self.first_draw = capture_rng(cuda=False)
         self.begun_with = self.parts.capture(nested=True)
         self.workers_at_begin = {worker: dict(states) for worker, states in self.workers.items()}
@@ -117,6 +119,14 @@ class Origin:
             nested=True
         )  # another loader may have drawn from the same generator meanwhile
         self._fixed = None
+
+
+def _note_large(loader: Any, parts: Parts) -> list[str]:
+    """Gives the large lists and arrays, by path, that drawing has changed since the loader's first
+    iterator."""
+    now = parts.changed_in_place()
+    first = _first_samples.setdefault(loader, now) if now else {}
+    return [path for path, sample in now.items() if path in first and first[path] != sample]
 
 
 class FirstDraw:
@@ -176,6 +186,7 @@ class Replay:
 
 _KINDS = {"_SingleProcessDataLoaderIter": "single", "_MultiProcessingDataLoaderIter": "multi"}
 _originals: list[tuple[Any, str, Any]] = []
+_first_samples: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
 def install() -> None:

@@ -10,123 +10,223 @@ captured one.
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
+from array import array
 from collections import defaultdict, deque
 from typing import Any
 
-from . import plain, workers
-from .rng import is_random, object_state, set_object_state
+from . import plain
+from .nodes import type_name
+from .reach import reach
+from .rng import is_random, new_object, object_state, set_object_state
+
+Captured = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+"""Numbers and strings by part; states of generators; contents of lists and arrays."""
 
 WHOSE = ("rank", "num_replicas")
 """Names of a sampler's attributes that never move to another rank."""
 _PLAIN = (int, float, bool, str, type(None))
 _PLAIN_TYPES = frozenset(_PLAIN)
 _SMALL_ELEMENTS = 4096
+_LARGE_ELEMENTS = 65536  # of integers, at the beginning of an epoch
+_SAMPLED = 64
 _NESTING = frozenset({list, dict, deque, defaultdict})
 _NESTED = (plain.CONTAINERS, plain.ARRAYS, plain.TENSORS)
 
 
+_INNER = ("batch_sampler", "sampler", "_sampler", "base_sampler", "dataset", "_dataset", "datasets")
+_MOST_CHAINED = 64
+
+
 class Parts:
-    """Samplers and datasets, whose attributes decide what a loader yields, outermost first."""
+    """What decides the items of a loader, as `reach` finds it.
 
-    __slots__ = ("_generators", "_parts", "_read_elsewhere")
+    Args:
+        roots: As of `reach`.
+        read_elsewhere: Whether workers read it, who get a copy when the loader's iterator is made.
+    """
 
-    def __init__(self, *roots: Any, read_elsewhere: bool = False) -> None:
-        self._parts = workers.parts_of(*roots)
-        # By workers, who get a copy of each part when the loader's iterator is made.
+    __slots__ = ("_known", "_loose", "_parts", "_read_elsewhere")
+
+    def __init__(self, *roots: tuple[str, Any, bool], read_elsewhere: bool = False) -> None:
+        found = reach(*roots)
+        self._parts = found.parts
         self._read_elsewhere = read_elsewhere
         # Kept: a sampler may make its generator when it is first used, and before that it has none.
-        self._generators = [
-            {name: value for name, value in part.__dict__.items() if is_random(value)}
+        self._known = {
+            f"{part.path}.{name}": value
             for part in self._parts
-        ]
+            for name, value in part.value.__dict__.items()
+            if is_random(value)
+        }
+        # Those in lists, closures and modules: they have no name to be replaced under.
+        self._loose = [(path, value) for path, value in found.generators if path not in self._known]
 
-    def kinds(self) -> list[str]:
-        """Names of the parts' types."""
-        return [type(part).__qualname__ for part in self._parts]
-
-    def capture(self, nested: bool = False) -> tuple[Any, ...]:
-        """Copies attributes, generators, small tensors, arrays and lists: of each part, by name.
+    def capture(self, nested: bool = False) -> Captured:
+        """Copies attributes, generators, small tensors, arrays and lists: each by its path.
 
         Args:
-            nested: For a replay, which begins there: containers of containers or tensors, too.
+            nested: For a replay, which begins there: containers of containers or tensors, larger
+                lists, and numbers of all parts. Otherwise only what no walk through the script's
+                variables copies.
         """
-        generators, contents = [], []
+        numbers, generators, contents = {}, {}, {}
         for part in self._parts:
-            items = part.__dict__.items()
-            generators.append(
-                {name: object_state(value) for name, value in items if is_random(value)}
-            )
-            drawn = self._read_elsewhere or is_drawn(part)
-            copies = [
-                (name, _contents_of(value, drawn) or _nested(value, nested and drawn))
-                for name, value in items
-            ]
-            contents.append({name: copy for name, copy in copies if copy is not None})
-        return [plain_attributes(part) for part in self._parts], generators, contents
+            items = list(part.value.__dict__.items())
+            if nested or _is_structure(part.value):
+                numbers[part.path] = plain_attributes(part.value)
+            drawn = self._read_elsewhere or part.is_drawn
+            most = _LARGE_ELEMENTS if nested and part.is_drawn else _SMALL_ELEMENTS
+            for name, value in items:
+                path = f"{part.path}.{name}"
+                if is_random(value):
+                    generators[path] = _state_of(value)
+                    continue
+                copy = _contents_of(value, drawn, most) or _nested(value, nested and drawn)
+                if copy is not None:
+                    contents[path] = copy
+        for path, value in self._loose:
+            generators[path] = _state_of(value)
+        return numbers, generators, contents
 
-    def epochs(self) -> list[Any]:
-        """What `set_epoch` has set, of each part."""
-        return [part.__dict__.get("epoch") for part in self._parts]
+    def epochs(self) -> dict[str, Any]:
+        """What `set_epoch` has set, by part."""
+        return {
+            part.path: part.value.__dict__["epoch"]
+            for part in self._parts
+            if type(part.value.__dict__.get("epoch")) in (int, float)
+        }
 
-    def set_epochs(self, epochs: list[Any]) -> None:
+    def set_epochs(self, epochs: dict[str, Any]) -> None:
         """Sets what `epochs` gave."""
-        for part, epoch in zip(self._parts, epochs, strict=True):
-            if "epoch" in part.__dict__:
-                part.__dict__["epoch"] = epoch
+        for part in self._parts:
+            if part.path in epochs:
+                part.value.__dict__["epoch"] = epochs[part.path]
 
-    def is_resized(self, captured: tuple[Any, ...]) -> bool:
+    def is_resized(self, captured: Captured) -> bool:
         """Whether a batch size has changed since `captured`: a replay would take other batches."""
-        pairs = zip(self._parts, captured[0], strict=True)
         return any(
-            "batch_size" in numbers and part.__dict__.get("batch_size") != numbers["batch_size"]
-            for part, numbers in pairs
+            "batch_size" in numbers
+            and part.value.__dict__.get("batch_size") != numbers["batch_size"]
+            for part in self._parts
+            if part.is_drawn and (numbers := captured[0].get(part.path)) is not None
         )
 
-    def write(self, captured: tuple[Any, ...]) -> None:
+    def changed_in_place(self) -> dict[str, Any]:
+        """Samples the items of lists and arrays that are too large to copy and that drawing may
+        change."""
+        return {
+            f"{part.path}.{name}": sample
+            for part in self._parts
+            if part.is_drawn
+            for name, value in list(part.value.__dict__.items())
+            if (sample := _sample_of(value)) is not None
+        }
+
+    def objects(self) -> dict[str, Any]:
+        """Generators, lists and arrays that drawing may replace, by path."""
+        return {
+            f"{part.path}.{name}": value
+            for part in self._parts
+            if part.is_drawn
+            for name, value in list(part.value.__dict__.items())
+            if type(value) in _NESTING or _is_array(value) or is_random(value)
+        }
+
+    def put_objects(self, objects: dict[str, Any]) -> None:
+        """Has attributes refer to these objects, as `objects` gave them."""
+        for part in self._parts:
+            for name in list(part.value.__dict__):
+                path = f"{part.path}.{name}"
+                if path in objects:
+                    part.value.__dict__[name] = objects[path]
+
+    def containers(self) -> list[Any]:
+        """Lists and dicts that a suspended sampler may hold."""
+        return [
+            inner
+            for part in self._parts
+            if part.is_drawn
+            for value in list(part.value.__dict__.values())
+            for inner in containers_in(value)
+        ]
+
+    def write(self, captured: Captured) -> list[str]:
         """Writes back what `capture` gave.
 
-        Raises:
-            ValueError: There are other parts now; nothing was written.
+        Returns:
+            Paths of parts that drawing may change and that do not exist now.
         """
-        writes = []
-        if any(len(values) != len(self._parts) for values in captured):
-            raise ValueError("samplers or datasets of the DataLoader differ")
-        for part, known, numbers, states, contents in zip(
-            self._parts, self._generators, *captured, strict=True
-        ):
-            # One that a replay has made is the one that the replayed sampler draws from.
-            there = part.__dict__
-            generators = {
-                name: there[name] if is_random(there.get(name)) else known.get(name)
-                for name in states
-            }
-            held = {name: part.__dict__.get(name) for name in contents}
-            if not all(is_random(generator) for generator in generators.values()):
-                raise ValueError(f"generators of the DataLoader's {type(part).__qualname__} differ")
-            if not all(_fits(value, contents[name]) for name, value in held.items()):
-                raise ValueError(
-                    f"tensors, arrays or lists of the DataLoader's {type(part).__qualname__} differ"
-                )
-            writes.append((part, numbers, generators, states, held, contents))
-        for part, numbers, generators, states, held, contents in writes:
-            part.__dict__.update(numbers)
-            for name, generator in generators.items():
-                part.__dict__[name] = generator
-                set_object_state(generator, states[name])
-            for name, value in held.items():
-                _fill(value, contents[name])
+        numbers, generators, contents = captured
+        holders = {part.path: part.value.__dict__ for part in self._parts}
+        for path, values in numbers.items():
+            if path in holders:
+                holders[path].update(values)
+        loose = dict(self._loose)
+        missing = [path for path in numbers if path not in holders]
+        for path, (kind, state) in generators.items():
+            place, _, name = path.rpartition(".")
+            if path in loose:
+                generator = loose[path]
+            elif place in holders:
+                # One that a replay has made is the one that the replayed sampler draws from.
+                there = holders[place].get(name)
+                generator = there if is_random(there) else self._known.get(path)
+            else:
+                missing.append(path)
+                continue
+            if generator is None or type_name(type(generator)) != kind:
+                generator = new_object(kind, state)
+            else:
+                set_object_state(generator, state)
+            if path not in loose:
+                holders[place][name] = generator
+        for path, copy in contents.items():
+            place, _, name = path.rpartition(".")
+            if place not in holders:
+                continue
+            there = holders[place].get(name)
+            if _fits(there, copy):
+                _fill(there, copy)
+            else:
+                holders[place][name] = _anew(copy)
+        return missing
+
+
+def large(captured: Captured) -> Captured:
+    """The contents that are too large for a step's capture."""
+
+    def is_large(kind: str, layout: Any) -> bool:
+        return kind == "integers" or (
+            kind in ("array", "tensor") and math.prod(layout[1]) > _SMALL_ELEMENTS
+        )
+
+    return {}, {}, {path: copy for path, copy in captured[2].items() if is_large(*copy[:2])}
+
+
+def _is_structure(part: Any) -> bool:
+    """Whether a part is a sampler, dataset or loader by its class."""
+    data: Any = sys.modules["torch.utils.data"]
+    return isinstance(part, (data.Sampler, data.Dataset, data.DataLoader))
+
+
+def _state_of(generator: Any) -> tuple[str, Any]:
+    return type_name(type(generator)), object_state(generator)
 
 
 def is_drawn(part: Any) -> bool:
-    """Whether iterating over a part runs its code, which may change its lists and arrays."""
+    """Whether a part is one that iterating over a loader changes, by its class."""
     data: Any = sys.modules["torch.utils.data"]
     return isinstance(part, (data.Sampler, data.IterableDataset))
 
 
-def _contents_of(value: Any, is_drawn: bool) -> Any:
-    """Copies a small tensor, array or list of numbers and strings.
+def _contents_of(value: Any, is_drawn: bool, most: int) -> Any:
+    """Copies a small tensor, array or list of numbers and strings, or a larger one of integers.
+
+    Args:
+        most: Elements of a tensor, an array or a list of integers.
 
     Returns:
         (kind, type and shape, contents); None for anything else.
@@ -135,9 +235,10 @@ def _contents_of(value: Any, is_drawn: bool) -> Any:
     kind = type(value)
     if kind is torch.Tensor:
         if (
-            value.numel() > _SMALL_ELEMENTS
+            value.numel() > (most if is_drawn else _SMALL_ELEMENTS)
             or value.device.type != "cpu"
             or value.layout is not torch.strided
+            or value.is_quantized
         ):
             return None
         flat = value.detach().contiguous().reshape(-1)
@@ -149,18 +250,34 @@ def _contents_of(value: Any, is_drawn: bool) -> Any:
     if not is_drawn:
         return None
     if kind is list:
-        return (
-            ("list", None, list(value))
-            if len(value) <= _SMALL_ELEMENTS and set(map(type, value)) <= _PLAIN_TYPES
-            else None
-        )
-    if kind.__module__ == "numpy" and kind.__qualname__ == "ndarray":
-        small = (
-            value.size <= _SMALL_ELEMENTS
-            and not value.dtype.hasobject
-            and value.dtype.names is None
-        )
+        if len(value) > most:
+            return None
+        kinds = set(map(type, value))
+        if len(value) <= _SMALL_ELEMENTS:
+            return ("list", None, list(value)) if kinds <= _PLAIN_TYPES else None
+        try:
+            return ("integers", None, array("q", value).tobytes()) if kinds == {int} else None
+        except OverflowError:
+            return None
+    if _is_array(value):
+        small = value.size <= most and not value.dtype.hasobject and value.dtype.names is None
         return ("array", (value.dtype.str, value.shape), value.tobytes()) if small else None
+    return None
+
+
+def _is_array(value: Any) -> bool:
+    kind = type(value)
+    return kind.__module__ == "numpy" and kind.__qualname__ == "ndarray"
+
+
+def _sample_of(value: Any) -> Any:
+    """Some items of a list or array that `_contents_of` does not take; None for another value."""
+    if type(value) is list and len(value) > _LARGE_ELEMENTS:
+        items = value[:: len(value) // _SAMPLED]
+        return items if set(map(type, items)) <= _PLAIN_TYPES else None
+    if _is_array(value) and value.size > _LARGE_ELEMENTS and value.flags.c_contiguous:
+        plain_items = not value.dtype.hasobject and value.dtype.names is None
+        return value.reshape(-1)[:: value.size // _SAMPLED].tobytes() if plain_items else None
     return None
 
 
@@ -204,7 +321,7 @@ def _count(value: Any, most: int) -> int | None:
 def _fits(value: Any, contents: tuple[Any, ...]) -> bool:
     """Whether a live value can take what `_contents_of` copied."""
     kind, layout, _ = contents
-    if kind == "list":
+    if kind in ("list", "integers"):
         return type(value) is list
     if kind == "nested":
         return bool(type(value).__name__ == layout)
@@ -258,10 +375,24 @@ def containers_in(value: Any, depth: int = 0) -> list[Any]:
     ]
 
 
+def _anew(contents: tuple[Any, ...]) -> Any:
+    """Makes what `_contents_of` copied."""
+    kind, layout, data = contents
+    if kind in ("list", "integers"):
+        return list(data if kind == "list" else array("q", data))
+    if kind == "nested":
+        return plain.loads(data, *_NESTED)
+    if kind == "array":
+        import numpy
+
+        return numpy.frombuffer(data, dtype=layout[0]).reshape(layout[1]).copy()
+    return plain.tensor_of(layout[0].rpartition(".")[2], layout[1], data)
+
+
 def _fill(value: Any, contents: tuple[Any, ...]) -> None:
     kind, layout, data = contents
-    if kind == "list":
-        value[:] = data
+    if kind in ("list", "integers"):
+        value[:] = data if kind == "list" else array("q", data)
     elif kind == "nested":
         _fill_nested(value, plain.loads(data, *_NESTED))
     elif kind == "array":
@@ -275,23 +406,18 @@ def _fill(value: Any, contents: tuple[Any, ...]) -> None:
 
 def parts(loader: Any) -> Parts:
     """Gives the parts of a DataLoader."""
-    roots = [loader.batch_sampler, loader.sampler, loader.dataset]
-    return Parts(
-        _Holder(loader),
-        *(root for root in roots if root is not None),
-        read_elsewhere=loader.num_workers > 0,
-    )
-
-
-class _Holder:
-    """Stands for the loader among its parts: its generator, none of its own attributes."""
-
-    def __init__(self, loader: Any) -> None:
-        if loader.generator is not None:
-            self.generator = loader.generator
-        for name in ("base_dataloader",):
-            if name in loader.__dict__:
-                setattr(self, name, loader.__dict__[name])
+    data: Any = sys.modules["torch.utils.data"]
+    iterable = isinstance(loader.dataset, data.IterableDataset)
+    roots: list[tuple[str, Any, bool]] = [
+        ("generator", loader.generator, True),
+        ("base_dataloader", loader.__dict__.get("base_dataloader"), True),
+        ("batch_sampler", loader.batch_sampler, True),
+        ("sampler", loader.sampler, True),
+        ("dataset", loader.dataset, iterable),
+    ]
+    if loader.num_workers == 0:  # workers have copies of their own
+        roots.append(("collate_fn", loader.collate_fn, iterable))
+    return Parts(*roots, read_elsewhere=loader.num_workers > 0)
 
 
 def parts_of_loader(loader: Any) -> Parts:
@@ -322,9 +448,25 @@ def fingerprint(loader: Any) -> str:
         size = len(loader.dataset)
     except TypeError:  # a ChainDataset has a length only if all in it have one
         size = None
-    kinds = parts_of_loader(loader).kinds()
+    kinds = [type(part).__qualname__ for part in _chain(loader)]
     return (
         f"{type(loader.dataset).__qualname__} of {size}, batch {loader.batch_size},"
         f" {loader.drop_last}, {kinds}, "
         f"{loader.num_workers} workers"
     )
+
+
+def _chain(loader: Any) -> list[Any]:
+    """The loader's sampler and dataset, and those inside them."""
+    found: list[Any] = []
+    work = [loader.batch_sampler, loader.sampler, loader.dataset]
+    while work and len(found) < _MOST_CHAINED:
+        part = work.pop(0)
+        attributes = getattr(part, "__dict__", None)
+        if part is None or type(attributes) is not dict or any(part is known for known in found):
+            continue
+        found.append(part)
+        for name in _INNER:
+            inner = attributes.get(name)
+            work += inner if name == "datasets" and isinstance(inner, (list, tuple)) else [inner]
+    return found

@@ -7,8 +7,9 @@ keeps, per worker, the state after the last batch that the loop got. A worker th
 with it (`Begin` stands around the worker's init function). A worker that uses no randomness sends
 its state once.
 
-Followed: the worker's global generators of torch, Python and numpy, and generators that are
-attributes of the dataset or of a dataset inside it. Other state that a dataset builds up inside a
+Followed: the worker's global generators of torch, Python and numpy, generators that the dataset or
+the collate function reaches (`reach`: in transforms, closures, lists, modules), and the numbers and
+strings among the attributes of what they reach. Other state that a dataset builds up inside a
 worker is not.
 
 Threads: the worker's main thread. Errors: none of its own; a generator that cannot be read is not
@@ -20,56 +21,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .rng import capture_rng, is_random, object_state, restore_rng, set_object_state
+from .reach import reach
+from .rng import capture_rng, object_state, restore_rng, set_object_state
 
 States = dict[str, Any]
 
-_INNER = (
-    "batch_sampler",
-    "sampler",
-    "_sampler",
-    "base_sampler",
-    "base_dataloader",
-    "dataset",
-    "_dataset",
-    "datasets",
-)
-_MOST = 64
-
-
-def parts_of(*roots: Any) -> list[Any]:
-    """Gives samplers and datasets and those inside them: the objects whose attributes decide what a
-    loader yields.
-
-    Args:
-        roots: Where to start; they are part of the answer.
-    """
-    found: list[Any] = []
-    work = list(roots)
-    while work and len(found) < _MOST:
-        part = work.pop(0)
-        attributes = getattr(part, "__dict__", None)
-        if part is None or type(attributes) is not dict or any(part is known for known in found):
-            continue
-        found.append(part)
-        for name in _INNER:
-            inner = attributes.get(name)
-            if name == "datasets" and isinstance(inner, (list, tuple)):
-                work += inner
-            else:
-                work.append(inner)
-    return found
-
-
-def generators_of(parts: list[Any]) -> list[Any]:
-    """Returns the generators among the attributes of parts, each once, always in the same order."""
-    found: list[Any] = []
-    for part in parts:
-        for value in list(part.__dict__.values()):
-            if is_random(value) and all(value is not known for known in found):
-                found.append(value)
-    return found
-
+_PLAIN = frozenset({int, float, bool, str, type(None)})
+_OF_THE_PROCESS = frozenset({"pid", "_pid", "fd", "_fd", "worker_id"})
 
 class Carried:
     """A batch, and the states of the generators that it has used."""
@@ -98,7 +56,7 @@ class Track:
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
         self._last: States = {}
-        self._own: list[Any] | None = None
+        self._own: _Here | None = None
 
     def __call__(self, batch: Any) -> Any:
         data = self.collate(batch)
@@ -110,24 +68,31 @@ class Track:
 
     def _changed(self) -> States:
         if self._own is None:
-            self._own = generators_of(parts_of(_dataset_here()))
+            self._own = _Here(self.collate)
         now: States = capture_rng(cuda=False)
-        now.update({f"own {i}": object_state(generator) for i, generator in enumerate(self._own)})
+        now.update(self._own.states())
         changed = {name: state for name, state in now.items() if self._last.get(name) != state}
         self._last.update(changed)
         return changed
 
 
 class Begin:
-    """A worker's init function that gives the worker the random state that its predecessor had.
+    """A worker's init function that gives the worker the state that its predecessor had.
 
     Args:
         init: The loader's own init function, or None.
-        states: Random states by worker.
+        collate: Its collate function.
+        states: What the predecessors' `Track` sent, by worker.
     """
 
-    def __init__(self, init: Callable[[int], Any] | None, states: dict[int, States]) -> None:
+    def __init__(
+        self,
+        init: Callable[[int], Any] | None,
+        collate: Callable[[Any], Any],
+        states: dict[int, States],
+    ) -> None:
         self.init = init
+        self.collate = collate
         self.states = states
 
     def __call__(self, worker: int) -> None:
@@ -136,14 +101,42 @@ class Begin:
         states = self.states.get(worker)
         if states is None:
             return
-        restore_rng({name: state for name, state in states.items() if not name.startswith("own ")})
-        for i, generator in enumerate(generators_of(parts_of(_dataset_here()))):
-            if f"own {i}" in states:
-                set_object_state(generator, states[f"own {i}"])
+        restore_rng({name: state for name, state in states.items() if " " not in name})
+        _Here(self.collate).put(states)
 
 
-def _dataset_here() -> Any:
-    from torch.utils.data import get_worker_info
+class _Here:
+    """What the dataset and the collate function of this worker reach."""
 
-    info: Any = get_worker_info()
-    return None if info is None else info.dataset
+    def __init__(self, collate: Callable[[Any], Any]) -> None:
+        from torch.utils.data import get_worker_info
+
+        info: Any = get_worker_info()
+        dataset = None if info is None else info.dataset
+        self._found = reach(("dataset", dataset, True), ("collate_fn", collate, True))
+
+    def states(self) -> States:
+        found: States = {
+            f"own {path}": object_state(generator) for path, generator in self._found.generators
+        }
+        for part in self._found.parts:
+            numbers = _numbers(part.value)
+            if numbers:
+                found[f"part {part.path}"] = numbers
+        return found
+
+    def put(self, states: States) -> None:
+        """Puts back what `states` gave; a generator that does not exist yet is left out."""
+        for part in self._found.parts:
+            part.value.__dict__.update(states.get(f"part {part.path}", {}))
+        for path, generator in self._found.generators:
+            if f"own {path}" in states:
+                set_object_state(generator, states[f"own {path}"])
+
+
+def _numbers(part: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in part.__dict__.items()
+        if type(value) in _PLAIN and name not in _OF_THE_PROCESS
+    }

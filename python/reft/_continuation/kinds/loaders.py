@@ -15,11 +15,20 @@ Threads: the training thread. Errors: what the user's sampler or dataset raise w
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import attachments, hooks, plain, workers
 from ..loader_origins import ORIGIN, FirstDraw, Origin, Replay, kind_of
-from ..loader_parts import WHOSE, containers_in, fingerprint, is_drawn, parts, parts_of_loader
+from ..loader_parts import (
+    WHOSE,
+    containers_in,
+    fingerprint,
+    is_drawn,
+    large,
+    parts,
+    parts_of_loader,
+)
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
 from ..rng import capture_rng, restore_rng
 from .objects import OWNED, encode_slots
@@ -127,6 +136,8 @@ class Loader(Node):
         if target is MISSING:
             return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
         walk.stands(at, target)
+        # A sampler's iterator, which a replay has made, may hold them.
+        walk.fix(*parts_of_loader(target).containers())
         # After the iterators' replay, which needs older states.
         walk.positions.append(lambda: parts(target).write(self.pieces))
         for name, part in self.parts_of_it:
@@ -206,7 +217,9 @@ class LoaderIterator(Node):
         if loader is MISSING:
             return walk.problem(at, "its DataLoader was made after the first step")
         remarks: list[str] = []
-        fresh = self.rebuild(loader, remarks)
+        replayed: list[Callable[[], Any]] = []
+        fresh = self.rebuild(loader, remarks, replayed)
+        walk.positions[:0] = replayed  # parts of the loader are written after them
         for remark in remarks:
             walk.problem(at, remark)
         if target is MISSING:
@@ -225,12 +238,16 @@ class LoaderIterator(Node):
             walk.positions.insert(0, lambda: _swap(target, fresh))
         return target
 
-    def rebuild(self, loader: Any, remarks: list[str]) -> Any:
+    def rebuild(
+        self, loader: Any, remarks: list[str], replayed: list[Callable[[], Any]]
+    ) -> Any:
         """Makes an iterator at this position; leaves the loader and all random states as they were.
 
         Args:
             loader: The live DataLoader.
             remarks: Gets what of the position comes back only approximately.
+            replayed: Gets writes that give samplers the lists and generators that the replay has
+                made: the new iterator draws from them.
 
         Returns:
             The iterator; None if it has no more batches and nothing to keep.
@@ -245,9 +262,11 @@ class LoaderIterator(Node):
             return None
         pieces = parts(loader)
         rng, before = capture_rng(cuda=False), pieces.capture(nested=True)
+        objects = pieces.objects()
         kept = {name: loader.__dict__[name] for name in _TOUCHED if name in loader.__dict__}
         try:
-            pieces.write(fixed["made_of"])
+            if missing := pieces.write(fixed["made_of"]):
+                remarks.append(f"its {missing[0]} was made after the first step")
             restore_rng(fixed["created"])
             if self.flavor == "stateful":
                 loader.load_state_dict(plain.loads(self.state, *_FIXED))
@@ -263,14 +282,32 @@ class LoaderIterator(Node):
         finally:
             Replay.end(loader)
             loader.__dict__.update(kept)
+            self._leave(pieces, objects, replayed)
             pieces.write(before)
             restore_rng(rng)
         return iterator
 
+    @staticmethod
+    def _leave(
+        pieces: Any, objects: dict[str, Any], replayed: list[Callable[[], Any]]
+    ) -> None:
+        """Takes away what the replay has made, and plans to put it back."""
+        made = {
+            path: value
+            for path, value in pieces.objects().items()
+            if value is not objects.get(path) and type(value) is not dict
+        }
+        contents = large(pieces.capture(nested=True))
+        pieces.put_objects(objects)
+        if made:
+            replayed.append(lambda: pieces.put_objects(made))
+        if contents[2]:
+            replayed.append(lambda: pieces.write(contents))
+
     def _with_workers(self, loader: Any, fixed: dict[str, Any]) -> Any:
         Replay(fixed, self.yielded, self.is_iterable, self.workers).begin(loader)
         states = fixed["workers_at_begin"] if self.is_iterable else self.workers
-        loader.worker_init_fn = workers.Begin(loader.worker_init_fn, states)
+        loader.worker_init_fn = workers.Begin(loader.worker_init_fn, loader.collate_fn, states)
         iterator = loader._get_iterator()
         Replay.end(loader)
         if self.is_finished:
@@ -337,6 +374,11 @@ def _unrestorable(iterator: Any) -> str | None:
 
 def _remark(iterator: Any) -> str | None:
     """Says what of a restorable iterator comes back only approximately, if anything."""
+    if changed := getattr(iterator, ORIGIN).has_changed_in_place:
+        return (
+            f"approximated: its {changed[0]} is changed in place and too large to copy: the batches"
+            " that follow have another order"
+        )
     if kind_of(iterator) != "multi":
         return None
     if not getattr(iterator, "_in_order", True):
