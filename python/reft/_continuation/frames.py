@@ -16,6 +16,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.process import BaseProcess
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
@@ -41,6 +42,7 @@ _INTERNAL = frozenset(
     }
 )
 _OPEN: tuple[type, ...] = (GeneratorType, contextlib.ExitStack, contextlib._GeneratorContextManager)
+_PROCESS_ENTRY = BaseProcess.__dict__["_bootstrap"].__code__
 _NAMED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 # What a closure returned to torch's wrapper of `step`: the script gets it from there.
 _RESULTS = frozenset({"out"})
@@ -57,14 +59,15 @@ def frames_from(start: FrameType) -> Path:
     """Gives the frames from the main module in to `start`, each with whether it is the user's and
     which one it called.
 
-    Frames of reft are left out.
+    Frames of reft are left out. In a forked process, the frames that were there at the fork are the
+    launcher's: the path begins where the process does.
     """
     path: Path = []
     main: int | None = None
     outermost = 0
     frame: FrameType | None = start
     callee: FrameType | None = None
-    while frame is not None:
+    while frame is not None and frame.f_code is not _PROCESS_ENTRY:
         module = str(frame.f_globals.get("__name__", ""))
         root = module.partition(".")[0]
         if root != "reft":

@@ -93,7 +93,8 @@ def _inner(value: Any) -> list[tuple[str, Any]] | None:
     if kind in _MAPPINGS:
         if len(value) > _MOST_ITEMS:
             return None
-        return [(f"[{key!r}]", item) for key, item in list(value.items()) if type(key) in (str, int)]
+        pairs = list(value.items())
+        return [(f"[{key!r}]", item) for key, item in pairs if type(key) in (str, int)]
     if kind is FunctionType:
         return None if _is_closed(value.__module__ or "") else _of_function(value)
     if kind is MethodType:
