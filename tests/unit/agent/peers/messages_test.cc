@@ -12,7 +12,7 @@ namespace reft::agent {
 namespace {
 
 const std::string kRank =
-    R"({"role":"rank","protocol":2,"version":"0.1.0","job":"demo","node":0,"rank":3,"local_rank":1,"world":4,)"
+    R"({"role":"rank","protocol":3,"version":"0.1.0","job":"demo","node":0,"rank":3,"local_rank":1,"world":4,)"
     R"("local_world":2,"pid":7,"incarnation":"00000000000000ff","attempt":2})";
 
 std::string with(const std::string& from, const std::string& to) {
@@ -31,7 +31,7 @@ TEST(Hello, OfARankIsReadWhole) {
 
 TEST(Hello, OfAToolNeedsNoRank) {
   EXPECT_FALSE(
-      parseHello(R"({"role":"tool","protocol":2,"version":"x","job":"demo","node":0})").is_rank);
+      parseHello(R"({"role":"tool","protocol":3,"version":"x","job":"demo","node":0})").is_rank);
 }
 
 TEST(Hello, RejectsWhatItIsNot) {
@@ -39,7 +39,7 @@ TEST(Hello, RejectsWhatItIsNot) {
        {std::string(), std::string("[]"), std::string("{"), with("\"rank\":3", "\"rank\":4"),
         with("\"rank\":3", "\"rank\":-1"), with("\"rank\":3", "\"rank\":1.5"),
         with("\"world\":4", "\"world\":99999999999999999999"),
-        with("\"protocol\":2", "\"protocol\":3"), with("00000000000000ff", "xyz"),
+        with("\"protocol\":3", "\"protocol\":2"), with("00000000000000ff", "xyz"),
         with("00000000000000ff", ""), with("\"pid\":7", "\"pid\":-7"), std::string(1 << 20, '['),
         with("\"local_rank\":1", "\"local_rank\":2"), with("\"job\":\"demo\"", "\"job\":5")}) {
     EXPECT_THROW(parseHello(text), InvalidArgument) << text;
