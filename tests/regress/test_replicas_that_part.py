@@ -56,7 +56,7 @@ def check(body: str) -> None:
     undisturbed, killed = run(body, 2), run(body, 2, kill=11)
     for said in (undisturbed, killed):
         assert " was not committed: " in said, said
-        assert "not equal on ranks 0 1 (first: o0.p" in said, said
+        assert "not equal on ranks 0 1 (first: m0." in said, said
     assert resumed_step(killed) == 10, killed
     assert finals(killed) == finals(undisturbed)
 

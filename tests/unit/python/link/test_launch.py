@@ -36,6 +36,8 @@ def spawned(monkeypatch: pytest.MonkeyPatch, target: Any, *args: Any) -> str | N
 def test_script_arguments_and_folder_are_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    # A worker of pytest-xdist has no script.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
     seen = []
     for arguments in (["train.py"], ["train.py", "--lr", "1"], ["train.py", "--lr 1"], ["x.py"]):
         monkeypatch.setattr(sys, "orig_argv", ["python", *arguments])
