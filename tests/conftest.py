@@ -14,6 +14,11 @@ import pytest
 
 _ROOT = Path(__file__).resolve().parent.parent
 _WHOLE_JOBS = ("tests/fault/", "tests/integration/")
+# Of these, the files whose tests look at results alone, so that they may run beside others.
+_UNTIMED = {
+    f"tests/integration/test_{name}.py"
+    for name in ("drill", "parallelism_matrix", "never_wrong", "verified_resume")
+}
 
 # Workers that a test starts, under torchrun too, find `tests.support` as pytest does.
 os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -25,5 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Names the group of each test."""
     for item in items:
         file = item.nodeid.partition("::")[0]
-        group = "jobs" if file.startswith(_WHOLE_JOBS) else file
+        alone = file.startswith(_WHOLE_JOBS) and file not in _UNTIMED
+        group = "jobs" if alone else file
         item.add_marker(pytest.mark.xdist_group(group))
