@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 
 HEADER = struct.Struct("<IHHII")
-MAGIC, VERSION = 0x57544652, 2
+MAGIC, VERSION = 0x57544652, 3
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ pytest.importorskip("torch")
 _C = pytest.importorskip("reft._C", reason="needs the native module")
 
 HEADER = struct.Struct("<IHHII")
-MAGIC, VERSION = 0x57544652, 2
+MAGIC, VERSION = 0x57544652, 3
 HELLO, WELCOME, STACK_REQUEST, STACK_REPLY = 1, 2, 40, 41
 
 RANK = """
