@@ -94,8 +94,9 @@ def test_a_planted_difference_is_named(folder: Path) -> None:
     lines = [line for line in done.stdout.splitlines() if line.startswith("  variable")]
     assert "main:seen (_hashlib.HASH), at the resume, ranks 0 1" in lines[0]
     assert "input of DistributedDataParallel, step 4" in done.stdout
-    assert "tensors, from step 4 on; most in the end " in done.stdout
-    assert "max |Δ| " in done.stdout
+    words = " ".join(done.stdout.split())
+    assert re.search(r"tensors, from step 4 on; most in the end \S+", words), done.stdout
+    assert "max |Δ| " in words, done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines()[1:])
     assert left_behind(folder) == []
 
@@ -118,7 +119,7 @@ def test_a_script_that_is_not_deterministic_is_not_called_exact(folder: Path) ->
 @pytest.mark.parametrize(
     ("plant", "why"),
     [
-        ("changed", "step 2 is not resumed, the script has changed: m0.module.0.weight was Float [8, 8]"),
+        ("changed", "not resumed, the script has changed: m0.module.0.weight was Float [8, 8]"),
         ("crash", "the output folder exists"),
     ],
 )
