@@ -143,8 +143,8 @@ TEST_F(AgentClientTest, RepeatsVotesWithoutAnOutcome) {
   const auto client = connect();
   std::promise<void> first_outcome;
   client->handle(Type::kOutcome, [&](const wire::Frame&) { first_outcome.set_value(); });
-  client->vote({1, 42, 0, 1, 0, {}});
-  client->vote({2, 42, 0, 1, 0, {}});
+  client->vote({1, 42, 0, 0, 1, 0, 0, {}});
+  client->vote({2, 42, 0, 0, 1, 0, 0, {}});
   agent_.receive();
   agent_.receive();
   agent_.send(Type::kOutcome, wire::Ballot{1, 42, 0, 0, 1, 0, 0, {}});

@@ -209,7 +209,7 @@ std::vector<std::vector<Bytes>> restoreAll(const SmallJob& job, const RestorePla
 TEST(Restorer, EverySurvivableLossComesBackBitForBitAndNoOtherIsPlanned) {
   std::mt19937_64 random(3);
   for (const char* protection : {"none", "arc"}) {
-    for (const JobShape shape :
+    for (const JobShape& shape :
          {JobShape{1, 1}, JobShape{2, 1}, JobShape{4, 2}, JobShape{5, 2}, JobShape{6, 3}}) {
       const SmallJob job(shape, protection, random);
       for (unsigned bits = 0; bits < 1u << shape.world; ++bits) {
