@@ -285,7 +285,7 @@ TEST_F(AgentClientTest, AForkedChildLeavesTheConnectionAlone) {
   const pid_t child = ::fork();
   if (child == 0) {
     bool good = !client->send(Type::kVote, "");
-    client->vote({1, 1, 0, 1, 0, {}});
+    client->vote({1, 1, 0, 0, 1, 0, 0, {}});
     good = good && !client->connection();
     try {
       client->request(Type::kStatusRequest, "{}", Type::kStatus, milliseconds(10));
