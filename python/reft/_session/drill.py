@@ -48,7 +48,7 @@ from reft._continuation.own import is_own
 from reft._link import job_identity
 from reft._session import notes
 from reft._session.small_state import Saved
-from reft._session.verification import Capture
+from reft._session.verification import Capture, parts
 from reft._state import discovery
 
 PLAN = "plan.json"
@@ -60,16 +60,6 @@ _MOST = 200  # differences of one step
 _LONGEST = 200
 _CALLS = 64  # of models, in one step
 _END_SEC = 30.0  # how long ranks wait for each other at the end
-# Parts of the small state beside the frames, and what each is called.
-_PARTS = [
-    ("rng", "global", comparison.RANDOM),
-    ("groups", "optimizer settings", comparison.VARIABLE),
-    ("plain_state", "state of optimizer", comparison.VARIABLE),
-    ("schedulers", "scheduler", comparison.VARIABLE),
-    ("scalers", "gradient scaler", comparison.VARIABLE),
-    ("strided", "tensor", comparison.TENSOR),
-    ("registered", "registered object", comparison.VARIABLE),
-]
 _UNBOUND = object()
 
 
@@ -380,10 +370,8 @@ def compare(frame: FrameType, before: Record, now: Record) -> list[Difference]:
         if old != new:
             why = f"was {_shortened(str(old), 40)}, is {_shortened(str(new), 40)}"
             found.append(Difference(comparison.VARIABLE, place, why))
-    there: dict[str, Any] = dict(before.saved)
-    here: dict[str, Any] = dict(now.saved)
-    for key, name, kind in _PARTS:
-        found += comparison.values(there.get(key), here.get(key), name, kind)
+    there, here = before.saved, now.saved
+    found += parts(there, here)
     if "frames" in there and "frames" in here:
         variables = _continuation.compare(
             frame, (there["frames"], there["room"]), (here["frames"], here["room"])

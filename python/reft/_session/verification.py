@@ -463,12 +463,18 @@ def _how_tensors_differ(tensor: torch.Tensor, first: int, at: int, sample: bytes
     return comparison.delta(before, now) or f"differs from byte {first} on"
 
 
-def _small_state(frame: FrameType, saved: Saved, live: Saved) -> list[Difference]:
+def parts(saved: Saved, live: Saved) -> list[Difference]:
+    """Compares the small state of two steps, but for the variables of the loop."""
     found: list[Difference] = []
     there: dict[str, Any] = dict(saved)
     here: dict[str, Any] = dict(live)
     for key, name, kind in _PARTS:
         found += comparison.values(there.get(key), here.get(key), name, kind)
+    return found
+
+
+def _small_state(frame: FrameType, saved: Saved, live: Saved) -> list[Difference]:
+    found = parts(saved, live)
     if "frames" in saved and "frames" in live:
         found += _continuation.compare(
             frame, (saved["frames"], saved["room"]), (live["frames"], live["room"])
