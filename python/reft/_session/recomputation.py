@@ -20,10 +20,9 @@ from typing import Any
 from reft import _C, _voice
 from reft._continuation import plain
 from reft._link import gather, job_identity
-from reft._session.startup import Source
+from reft._session.startup import VERIFY, Source
 
-_ROUND = "verify"
-_DECISION = "verify/decision"
+_DECISION = f"{VERIFY}/decision"
 _NOT_NEEDED = "-"
 
 
@@ -76,17 +75,16 @@ def agree(
         "changed": newest.saved.get("verified") != circumstances,
         "after": -1 if unfinished is None else unfinished.step,
     }
-    gathered = gather.gather(job, store, _ROUND, json.dumps(answer), _merge)
+    gathered = gather.gather(job, store, VERIFY, json.dumps(answer), _merge)
+    if gathered.refusals:
+        return None, f"rank {min(gathered.refusals)} does not take part"
     all_ranks = json.loads(gathered.text)
     base, _, _ = _C.plan_restore(inventory, job.layout.node_of, newest.plan.step)
     if job.rank == 0:
-        decision = "" if not gathered.refusals else "a rank does not take part"
-        if env["resume_verify"] == "auto" and not all_ranks["changed"]:
-            decision = _NOT_NEEDED
-        store.set(
-            _DECISION,
-            decision or _why_not(env, job, newest, base, all_ranks["after"], own_fd),
-        )
+        decision = _NOT_NEEDED
+        if env["resume_verify"] == "always" or all_ranks["changed"]:
+            decision = _why_not(env, job, newest, base, all_ranks["after"], own_fd)
+        store.set(_DECISION, decision)
     decided = bytes(store.get(_DECISION)).decode()
     if decided:
         return None, "" if decided == _NOT_NEEDED else decided

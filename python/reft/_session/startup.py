@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from reft._link import agent_protocol, agreement, gather, job_identity
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
 MATCH = "match"
+VERIFY = "verify"
 _REASON_CHARS = 300
 _NO_AGENT = "none: "
 _LONGEST_ANSWER = 2000
@@ -93,7 +95,7 @@ def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
     answers: list[Callable[[], None]] = [lambda: gather.refuse(job, store, INVENTORY, reason)]
     # For those that have read the inventories: a step that they agreed on is resumed by all or by
     # none.
-    answers.append(lambda: gather.refuse(job, store, MATCH, reason))
+    answers += [partial(gather.refuse, job, store, name, reason) for name in (VERIFY, MATCH)]
     if job.local_rank == 0:
         answers.append(lambda: tell(f"agent/{job.node}", f"{_NO_AGENT}rank {job.rank}: {reason}"))
     _answer_all(job.rank, answers)

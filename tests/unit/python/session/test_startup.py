@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from reft import _C
-from reft._link import job_identity
+from reft._link import gather, job_identity
 from reft._session import startup
 from tests.fakes.native import FakeNative
 from tests.support import jobs
@@ -82,6 +83,15 @@ def test_a_rank_that_gives_up_takes_nothing_back(native: FakeNative, settings: S
     startup.give_up(job(0, 2), store, "no memory")
     connect(env, job(1, 2), store)  # the agent is there all the same
     assert len(native.clients) == 2
+
+
+def test_a_rank_that_gives_up_refuses_every_round_of_the_start() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=2))  # a round that is not refused waits that long
+    startup.give_up(job(0, 2), store, "no memory")
+    for name in (startup.INVENTORY, startup.VERIFY, startup.MATCH):
+        gathered = gather.gather(job(1, 2), store, name, "{}", gather.merge_by_rank)
+        assert gathered.refusals == {0: "no memory"}, name
 
 
 def test_a_rank_gives_up_whatever_the_store_does(capsys: pytest.CaptureFixture[str]) -> None:
