@@ -90,7 +90,7 @@ void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
     auto& rank = *ranks_.find(hello.rank);
     rank.notes.clear();
     rank.pid_is_own = peer.pid() > 0;
-    // Nodes are numbered anew at each start of the ranks.
+    // The numbers of nodes change with each start of the ranks.
     state_.node = hello.node;
     investigation_.setNode(hello.node);
     joined_(rank, old_connection);
