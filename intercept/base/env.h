@@ -71,7 +71,7 @@ namespace reft {
   X(snapshot_verify, "REFT_SNAPSHOT_VERIFY", kChoice, "sampled", "sampled|full", \
     "How reft detects writes that bypass version counters (`.data`): by hashes of samples, " \
     "or of everything.") \
-  X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or bytes", \
+  X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or a size", \
     "Limit of the host memory that the vaults of this node take. 0: nine tenths of the " \
     "available memory.") \
   X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", \
@@ -82,14 +82,14 @@ namespace reft {
     "for this long.") \
   X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", \
     "What a restarted job restores. exact: everything, and its place in the loop. state: " \
-    "tensors and random state. off: nothing.") \
+    "tensors, schedulers, gradient scaler and random state. off: nothing.") \
   X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", \
     "Limit for all variables of the loop together. reft does not restore variables that do " \
     "not fit, and names them.") \
   X(resume_verify, "REFT_RESUME_VERIFY", kChoice, "off", "auto|always|off", \
     "Whether a resume computes the resumed step again from the one before it and compares the " \
-    "results. auto: at the first resume of a job, and after the script, torch, Python or the " \
-    "host of rank 0 has changed. always: at every resume. off: never.") \
+    "results. auto: at the first resume of a job, and after the script, torch, Python, reft or " \
+    "the host of a rank has changed. always: at every resume. off: never.") \
   X(resume_verify_sec, "REFT_RESUME_VERIFY_SEC", kSeconds, "60", "0..86400", \
     "Longest time for the steps that a verification computes again, estimated from how long " \
     "they took before the restart. If it would take longer, reft prints that the resume is " \
@@ -116,8 +116,8 @@ namespace reft {
   X(fault, "REFT_FAULT", kText, "", "rank:step:point:action[;…]", \
     "Testing: at the named point of the step, `kill`, `stop`, `exit` or `abort` the rank.") \
   X(drill, "REFT_DRILL", kText, "", "a directory", \
-    "Internal: the folder in which `reft drill` tells the ranks what to do and they write what " \
-    "they saw.") \
+    "Internal: the folder through which `reft drill` controls the ranks, and in which they write " \
+    "their records.") \
   X(banner, "REFT_BANNER", kFlag, "1", "0|1", \
     "Internal: print the lines at start, and those on protection and overhead.")
 // clang-format on
