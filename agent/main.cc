@@ -97,7 +97,7 @@ int serve(const reft::agent::AgentOptions& options, const reft::Clock& clock,
   const bool clean = end == reft::agent::Agent::End::kClean;
   reft::logInfo("agent", clean                                      ? "all ranks ended cleanly"
                          : end == reft::agent::Agent::End::kStopped ? "stopped by a signal"
-                                                                    : "nobody came back");
+                                                                    : "no rank returned");
   removeTraces(options);
   return 0;
 }

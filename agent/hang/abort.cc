@@ -20,7 +20,9 @@ constexpr int64_t kEndNs = 5'000'000'000;
 }  // namespace
 
 void Aborter::abort(const action::Abort& abort, int64_t now_ns) {
-  const auto text = "the ranks end now, to be started again (REFT_HANG_ACTION=abort): " + abort.why;
+  const auto text =
+      "the ranks end now, so that the launcher restarts them (REFT_HANG_ACTION=abort): " +
+      abort.why;
   logWarn("agent", text);
   incarnation_ = abort.incarnation;
   kill_due_ns_ = now_ns + kEndNs;
@@ -60,12 +62,12 @@ void Aborter::kill() {
     const bool traced = tracerOf(rank.pid) > 0;
     if (!rank.pidfd || !rank.pid_is_own || traced) {
       logWarn("agent", "rank ", number, " pid ", rank.pid,
-              " has not ended when told to and is left alone: ",
-              traced ? "it is traced" : "its process is not known for certain");
+              " has not ended after the abort and is left alone: ",
+              traced ? "it is traced" : "its process id is not certain");
       continue;
     }
     logWarn("agent", "rank ", number, " pid ", rank.pid,
-            " has not ended when told to and is killed");
+            " has not ended after the abort and is killed");
     ::syscall(SYS_pidfd_send_signal, rank.pidfd.get(), SIGKILL, nullptr, 0);
   }
 }

@@ -41,7 +41,7 @@ std::string AbortPolicy::reported(const Finding& finding, uint64_t incarnation, 
     return "";
   }
   if (finding.prompt) {
-    return "not ended: somebody debugs (REFT_HANG_ACTION=abort)";
+    return "the ranks do not end: a rank is at a debugger prompt (REFT_HANG_ACTION=abort)";
   }
   pending_ = true;
   incarnation_ = incarnation;
@@ -53,7 +53,7 @@ std::string AbortPolicy::reported(const Finding& finding, uint64_t incarnation, 
   return std::string("if nothing moves ") +
          (decided_ ? "within " + secondsOf(wait_ns)
                    : "for " + secondsOf(kHardCapFactor * suspect_ns_)) +
-         ", the ranks end, to be started again (REFT_HANG_ACTION=abort)";
+         ", the ranks end, so that the launcher restarts them (REFT_HANG_ACTION=abort)";
 }
 
 void AbortPolicy::lookedAgain(const Finding& finding) {
@@ -68,7 +68,7 @@ void AbortPolicy::lookedAgain(const Finding& finding) {
   decided_ = confirmed_;  // else only the cap remains
   pending_ = pending_ && !finding.prompt;
   why_ = "the verdict is " + std::string(confidenceName(finding.confidence)) +
-         ", and so it is on a second look";
+         ", and a second look confirms it";
 }
 
 AbortPolicy::Act AbortPolicy::tick(int64_t now_ns, int64_t still_ns, uint64_t incarnation,

@@ -187,7 +187,7 @@ void Investigation::ended(int rank, bool oom, int64_t now_ns) {
     last_words_ =
         wrapText("reft: rank " + std::to_string(rank) + " pid " + std::to_string(facts.pid) +
                      " is gone; " + kOomKillText +
-                     ": give the ranks of this node more host memory, or let them need less",
+                     ": give the ranks of this node more host memory, or reduce what they need",
                  2) +
         "\n";
     last_words_incarnation_ = facts.incarnation;
@@ -200,7 +200,8 @@ void Investigation::voted(int rank) {
       known->second.incarnation == last_words_incarnation_) {
     return;
   }
-  add(action::Show{known->second.connection, "reft: why the ranks ended before:\n" + last_words_});
+  add(action::Show{known->second.connection,
+                   "reft: why the previous ranks ended:\n" + last_words_});
   last_words_.clear();
 }
 

@@ -26,13 +26,13 @@ void OtherNodes::expect(int count, int own_node) {
 void OtherNodes::asked(uint64_t carrier, int64_t now_ns) {
   if (carrier == 0) {
     open_ = false;
-    problem_ = "they were not asked: none of the ranks that could ask them runs";
+    problem_ = "not asked: no rank that could carry the request runs";
     return;
   }
   carrier_ = carrier;
   asked_ns_ = now_ns;
   deadline_ns_ = now_ns + kGatherNs + kGatherEndNs;
-  problem_ = "the rank that asks them did not come back within " +
+  problem_ = "the rank that carries the request did not come back within " +
              std::to_string((kGatherNs + kGatherEndNs) / kSecond) + " s";
 }
 

@@ -38,7 +38,7 @@ void OutsideStacks::read(uint64_t look, const std::vector<int>& pids) {
     }
   };
   if (threads >= kMaxThreads) {
-    refuse("too many reads of other processes do not come back");
+    refuse("too many reads of other processes are stuck");
     return;
   }
   ++threads;

@@ -60,22 +60,22 @@ constexpr Metric kMetrics[] = {
     {"bytes_copied", "counter", "Bytes copied into the vault."},
     {"at_once_copied_bytes", "counter", "Bytes copied before the optimizer step returned."},
     {"gap_copied_bytes", "counter", "Bytes copied while the rank waited for others."},
-    {"compute_copied_bytes", "counter", "Bytes copied beside the rank's work."},
-    {"communication_copied_bytes", "counter", "Bytes copied beside a collective under way."},
+    {"compute_copied_bytes", "counter", "Bytes copied while the rank computed."},
+    {"communication_copied_bytes", "counter", "Bytes copied while a collective was in flight."},
     {"gate_copied_bytes", "counter", "Bytes copied while training waited for them."},
-    {"op_events_lost", "counter", "Events of ops that the copy thread could not be told."},
+    {"op_events_lost", "counter", "Events of ops that the copy thread missed: the ring was full."},
     {"every", "gauge", "Steps from one snapshot to the next."},
     {"overhead_ppm", "gauge",
      "What snapshots add to the mean step, in millionths of it, measured by control steps; absent: "
      "not known yet."},
     {"overhead_noise_ppm", "gauge", "Twice the standard error of overhead_ppm."},
     {"forecast_error_ppm", "gauge",
-     "Median error of the newest foretold gaps, in millionths of their length."},
+     "Median error of the newest predicted gaps, in millionths of their length."},
     {"forecast_last_ppm", "gauge",
-     "Error of the foretold gaps of the newest step, weighted by their length."},
-    {"foretold_gap_ns", "gauge", "Gap time of the newest step that was foretold."},
-    {"unforetold_gap_ns", "gauge", "Gap time of the newest step that was not foretold."},
-    {"forecast_steps", "counter", "Steps whose gaps were compared with what was foretold."},
+     "Error of the predicted gaps of the newest step, weighted by their length."},
+    {"foretold_gap_ns", "gauge", "Gap time of the newest step that was predicted."},
+    {"unforetold_gap_ns", "gauge", "Gap time of the newest step that was not predicted."},
+    {"forecast_steps", "counter", "Steps whose gaps were compared with the prediction."},
     {"device_gate_ns", "counter",
      "Time that a CUDA device waited for copies before the optimizer."},
     {"device_gate_last_ns", "gauge", "The same, of the newest step that is known."},
@@ -208,7 +208,7 @@ std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const Agen
   sample("op_disagreements_total", "counter",
          "Collectives that ranks of the node called differently.", agent.op_disagreements);
   sample("refused_peers_total", "counter",
-         "Connections closed for what they sent or who they were.", agent.refused_peers);
+         "Connections refused, or closed because of an invalid message.", agent.refused_peers);
   sample("connections", "gauge", "Open connections.", agent.connections);
 
   struct Sample {

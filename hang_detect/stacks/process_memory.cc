@@ -88,10 +88,10 @@ std::string noRightToRead(int pid) {
                      ": be its user, or have CAP_SYS_PTRACE (of a container: --cap-add=SYS_PTRACE)";
   const std::string scope = readProcText("/proc/sys/kernel/yama/ptrace_scope", 8, problem);
   if (!scope.empty() && scope[0] != '0') {
-    text += "; kernel.yama.ptrace_scope is " + scope.substr(0, 1) + ", which allows it to " +
+    text += "; kernel.yama.ptrace_scope is " + scope.substr(0, 1) + ", which allows it for " +
             (scope[0] == '1'   ? "its parents only"
              : scope[0] == '2' ? "administrators only"
-                               : "nobody");
+                               : "no process");
   }
   return text;
 }

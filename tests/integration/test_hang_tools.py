@@ -307,7 +307,7 @@ def test_ranks_that_end_in_an_op_they_disagree_about(tmp_path: Path) -> None:
     (said,) = (sentence for sentence in report["evidence"] if "ranks disagree" in sentence)
     assert said.count(f"train.py:{line} metrics") == 2 and "rank 1 calls all_reduce (19.5 KiB" in said, said
     # The next attempt says it again, for whoever was gone before it was printed.
-    assert "why the ranks ended before:" in text and "culprit: rank 1" in text, text
+    assert "why the previous ranks ended:" in text and "culprit: rank 1" in text, text
 
 
 DISAGREEING = """

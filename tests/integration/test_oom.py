@@ -73,5 +73,5 @@ def test_who_the_oom_killer_ended_is_told_to_the_next_attempt(tmp_path: Path, li
     text = job.stdout + job.stderr
     assert job.returncode == 0 and text.count("ended\n") == 2, text
     said = " ".join(text.split())
-    assert "why the ranks ended before:" in said and "resumed at step" in said, text
+    assert "why the previous ranks ended:" in said and "resumed at step" in said, text
     assert "is gone; the kernel's OOM killer has ended a process of its cgroup" in said, text

@@ -93,7 +93,7 @@ TEST(Nodes, ARankIsTakenOnce) {
 TEST(Nodes, NobodyIsNamedWhereTheCulpritMayBeOnASilentNode) {
   HangEvidence evidence = firstNode();
   evidence.silent_nodes = {1};
-  evidence.nodes_problem = "the rank that asks them did not come back";
+  evidence.nodes_problem = "the rank that carries the request did not come back";
   const Verdict verdict = decide(evidence);
   EXPECT_EQ(verdict.what, "elsewhere");
   EXPECT_EQ(verdict.state, VerdictState::kHang);
