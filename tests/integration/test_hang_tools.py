@@ -196,7 +196,7 @@ def test_replay_of_what_is_no_report_is_one_clear_error(written: Path, tmp_path:
         "is cut off: it ends after": whole[: whole.index(b"screen") + 40],
         "has an entry that is not a rank": json.dumps({**older, "version": 2, "ranks": [1, 2]}).encode(),
         "not a hang report: no JSON": b"\x80\x04 pickle",
-        "is not a hang report; those are": b'{"loss": 3}',
+        "is not a hang report; hang reports are": b'{"loss": 3}',
         "contains no report": b'{"agents": []}',
         "of version 1; this reft reads": json.dumps(older).encode(),
         "without evidence": json.dumps(bare).encode(),

@@ -94,12 +94,12 @@ def _parse_kills(
 )  # fmt: skip
 @click.option(
     "--kill", "kill", multiple=True, callback=_parse_kills, metavar="RANK:STEP",
-    help="Kill RANK while it computes STEP. Repeatable: equal steps die together, others one after"
-    " the other.",
+    help="Kill RANK while it computes STEP. Repeatable: kills at one step happen together, others"
+    " one after the other.",
 )  # fmt: skip
 @click.option(
     "--kills", type=click.IntRange(1, 100), default=1, metavar="N",
-    help="Without --kill: so many kills at random steps. Default: 1.",
+    help="Without --kill: number of kills, at random steps. Default: 1.",
 )  # fmt: skip
 @click.option("--seed", type=int, metavar="N", help="Makes the random kills repeatable.")
 @click.option(
@@ -119,13 +119,13 @@ def command(
     as_json: bool,
     launch: tuple[str, ...],
 ) -> None:
-    """Tries whether your job resumes exactly: reft drill -- torchrun --nproc-per-node=2 train.py
+    """Checks whether your job resumes exactly: reft drill -- torchrun --nproc-per-node=2 train.py
 
-    Runs COMMAND for a few steps undisturbed, and again with a rank killed by SIGKILL, and compares
-    every step after the resume: tensors, random state, variables, positions, and what the models
-    were fed. If they differ, it runs COMMAND undisturbed once more, to tell what the script itself
-    computes differently each time. The runs write what the script writes (checkpoints, logs);
-    nothing of reft is left behind.
+    Runs COMMAND for a few steps undisturbed, runs it again and kills a rank with SIGKILL, and
+    compares every step after the resume: tensors, random state, variables, positions, and the
+    inputs of the models. If they differ, it runs COMMAND undisturbed once more, to find what the
+    script itself computes differently each time. Each run writes what the script writes
+    (checkpoints, logs); reft removes its own files.
 
     \b
     Exit codes:
@@ -511,8 +511,8 @@ def _headline(report: dict[str, Any]) -> tuple[str, str]:
         case drill_verdict.NOT_DETERMINISTIC:
             return (
                 "NOT DETERMINISTIC: the script trains differently in each undisturbed run, so no"
-                " comparison can tell whether it resumes exactly. What the resume restored is what"
-                " the killed run had.",
+                " comparison can decide whether it resumes exactly. The resume restored the values"
+                " that the killed run had.",
                 "bold yellow",
             )
     if not report["differences"]:
@@ -521,14 +521,14 @@ def _headline(report: dict[str, Any]) -> tuple[str, str]:
     if report["trained_alike"]:
         return (
             f"NOT EXACT, without effect so far: tensors and inputs of steps {first} to {last} are"
-            " bit-identical to the undisturbed run, but these values are not what they were.",
+            " bit-identical to the undisturbed run, but these values differ.",
             "bold yellow",
         )
     if any(one["restored"] for one in found):
         text = "NOT EXACT: the resume has not restored everything"
     else:
         step = min(one["step"] for one in found)
-        text = f"NOT EXACT: from step {step} on, the resumed run is not the undisturbed one"
+        text = f"NOT EXACT: from step {step} on, the resumed run differs from the undisturbed one"
     first = min(one["step"] for one in found)
     kinds = {one["kind"] for one in found if one["step"] == first}
     remedy = next((text for kind, text in _REMEDY.items() if kind in kinds), "")
@@ -557,7 +557,7 @@ def _print_named(console: Any, report: dict[str, Any]) -> None:
     """What reft had named itself."""
     if report["messages"]:
         console.print()
-        console.print(Text("What reft has said:"))
+        console.print(Text("Messages of reft:"))
         for text in report["messages"][:3]:
             words.print_folded(console, Text("  "), Text(words.printable(text)))
     if report["differences"] and not report["not_restorable"]:
@@ -598,7 +598,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str]]:
                 "cost",
                 f"{words.nanoseconds(1e9 * cost['snapshot_sec'])} of a"
                 f" {words.nanoseconds(1e9 * cost['step_sec'])} step ({share:.1f} %) on the training"
-                f" thread; {_voice.size(cost['bytes'])} copied beside it per rank",
+                f" thread; {_voice.size(cost['bytes'])} copied in the background per rank",
             )
         )
     else:

@@ -14,7 +14,7 @@ import reft
 
 _COMMANDS = {
     "doctor": "Check this machine and its settings.",
-    "drill": "Try whether a job resumes exactly, by killing it.",
+    "drill": "Check whether a job resumes exactly, by killing a rank.",
     "ls": "List vaults and the snapshots in them.",
     "replay": "Recompute a hang verdict from a saved report.",
     "report": "Show where the newest steps and their copies spent time.",

@@ -78,7 +78,7 @@ def _check(path: Path, report: Any) -> None:
 
     if not isinstance(report, dict) or report.get("report") != "hang":
         raise agents.Failure(
-            f"{path} is not a hang report; those are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<time>.json",
+            f"{path} is not a hang report; hang reports are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<time>.json",
             agents.EXIT_WRONG,
         )
     version = report.get("version")
@@ -137,7 +137,7 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
     EVIDENCE is a report that an agent wrote, or the output of `reft stack --json`. The command
     reads only that file, so it works on any machine and long after the job. Exit code 1 if the
     file is not a report, or if the new verdict differs from the one in the file: another version
-    of reft wrote the file, or somebody changed it. --json prints the new report, or
+    of reft wrote the file, or the file was edited. --json prints the new report, or
     {"agents": [...]} if EVIDENCE has that form. --html writes one file that loads nothing.
     """
     import torch  # noqa: F401  (the native module needs its libraries)

@@ -294,7 +294,7 @@ _RATE = Number(min=1e-3, max=1e6)
 @click.option(
     "--paper",
     is_flag=True,
-    help="Simulate the comparisons of REFT's paper, with its figures, and no job of your own.",
+    help="Simulate the comparisons of REFT's paper, with its figures, instead of your own job.",
 )
 @click.option(
     "--most-ranks",

@@ -37,7 +37,7 @@ _STATES = {
     "--pid",
     type=click.IntRange(min=1),
     metavar="PID",
-    help="Not a job but any process of CPython 3.11 to 3.13: with or without reft, even stopped.",
+    help="Instead of a job: any process of CPython 3.11 to 3.13, with or without reft, even stopped.",
 )
 @click.option(
     "--native",

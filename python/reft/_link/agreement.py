@@ -223,7 +223,7 @@ def _name(store: Any, own: Member, members: list[Member], layout: Layout) -> tup
     if others := sorted({m.job_id for m in members if m.job_id != own.job_id}):
         _voice.warn(
             f"REFT_JOB_ID differs between ranks ({own.job_id or 'not set'!r} on rank 0,"
-            f" {others[0] or 'not set'!r} on another): that of rank 0 counts"
+            f" {others[0] or 'not set'!r} on another): reft uses that of rank 0"
         )
     if own.job_id:
         return safe_id(own.job_id), Origin.GIVEN
@@ -241,8 +241,8 @@ def _name(store: Any, own: Member, members: list[Member], layout: Layout) -> tup
         if user := _user_of(run_dir / usual, pids):
             _voice.say(
                 f"job {usual}, which has the same command, still runs (pid {user}). This one is"
-                f" job {name} and starts from its beginning. If that is what is left of an"
-                " earlier start, end it and start again to continue it"
+                f" job {name} and starts from its beginning. If the running one is left over"
+                " from an earlier start, end it and start again to continue it"
             )
         else:
             name, origin = usual, Origin.COMMAND
@@ -310,7 +310,7 @@ def _report_others(run_dir: Path, place: str, name: str, comparable: bool) -> No
     Args:
         comparable: whether this job's command can be compared with another.
     """
-    why, todo = "that had another command", "run its command again"
+    why, todo = "its command differs", "run its command again"
     if not comparable:
         why, todo = "its program cannot be compared with this one", "give both one REFT_JOB_ID"
     pattern = re.compile(rf".*-{place}-[0-9a-f]{{{_COMMAND}}}")

@@ -118,8 +118,8 @@ class Planner:
             self._warn(different, f"step {step} was not committed: ")
             if not different and self._job.rank == 0:
                 _voice.say(
-                    f"step {step} was not committed: the ranks had laid out differently what they"
-                    " share; all ranks have planned anew"
+                    f"step {step} was not committed: the ranks had different layouts of the state"
+                    " that they share; all ranks have planned again"
                 )
         else:
             self._warn(different, "")
