@@ -248,7 +248,7 @@ CaptureResult Rank::capture(const Point& point) {
     engine_->passOver(point.step,
                       std::string(opKindName(pending->kind)) + " still writes " +
                           regions_[pending->index].name +
-                          " when the optimizer step returns: wait for it before",
+                          " when the optimizer step returns: call wait() on that op first",
                       false);
     return CaptureResult::kUnderWay;
   }

@@ -144,8 +144,8 @@ bool SnapshotEngine::decide(int64_t step) {
   }
   if (answer == Cadence::Answer::kVoteAgainst) {
     skip(step,
-         "the outcome of the previous snapshot is not known, so neither is the interval between "
-         "snapshots");
+         "the outcome of the previous snapshot is not known yet, so the interval between "
+         "snapshots is not known either");
   }
   return answer == Cadence::Answer::kTake;
 }
@@ -252,8 +252,8 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
       returnSlot(*slot);
     }
     telemetry_.failed("step " + std::to_string(input.step) +
-                      " not captured: a part of its small state lies outside of the small state, "
-                      "or on a device that does not train");
+                      " not captured: a part of its small state exceeds the bounds of that state, "
+                      "or is on a device that does not train");
     voteAgainst(input.step);
     return CaptureResult::kFailed;
   }

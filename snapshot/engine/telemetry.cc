@@ -164,7 +164,7 @@ void Telemetry::notCommitted(int64_t step, bool cut_at_fault, bool replicas_at_f
          " returned (a message was under way, or they do not count the same steps)");
   } else if (replicas_at_fault) {
     note("step " + std::to_string(step) +
-         " not committed: ranks that share state do not hold the same; all ranks plan anew");
+         " not committed: ranks that share state hold different values; all ranks plan again");
   }
 }
 

@@ -101,7 +101,7 @@ const SnapshotTable& Restorer::table() {
     return slot(owner_).table();
   }
   if (!sent_table_) {
-    throw Unavailable("the tensor table of rank " + std::to_string(owner_) + " has not come");
+    throw Unavailable("the tensor table of rank " + std::to_string(owner_) + " has not arrived");
   }
   return *sent_table_;
 }

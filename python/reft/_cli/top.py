@@ -194,8 +194,8 @@ def command(
     copied in  when they were copied: gaps (the rank waited for others), work,
                collectives (one was in flight), gate (training waited for the
                copy), program point (before an optimizer step returned)
-    costs      slowdown of the mean step by snapshots, of the median rank:
-               steps with a copy against control steps (docs/placement.md)
+    costs      slowdown of the mean step by snapshots (median rank), measured
+               against control steps without a copy (docs/placement.md)
     drop/skip  snapshots given up (most often because tensors were written
                before their copy), and snapshots not begun (no free slot, an
                optimizer step captured into a graph, an error of the device)
