@@ -18,7 +18,7 @@ final(*model.state_dict().values())
 
 def test_gradients_that_are_never_zeroed(jobs: Runner) -> None:
     said = jobs.same(SCRIPT.replace("ZERO", ""), ranks=2)
-    assert "gradients of step 1 were not zeroed before the next ones" in said
+    assert "gradients of step 1 were not zeroed before the next backward pass" in said
 
 
 def test_gradients_that_are_zeroed_every_few_steps(jobs: Runner) -> None:

@@ -45,7 +45,7 @@ class _Lazy(click.Group):
 @click.command(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(reft.__version__, prog_name="reft", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Keeps PyTorch training alive. These commands inspect the jobs on this machine.
+    """Keeps PyTorch training alive. These commands start and inspect jobs on this machine.
 
     \b
     Exit codes of all commands:

@@ -130,8 +130,8 @@ class Announcer:
         """Gradients are added to those of an earlier step: snapshots have them from now on."""
         if self._first:
             _voice.say(
-                f"gradients of step {step} were not zeroed before the next ones: snapshots save"
-                f" gradients from step {step + 1} on"
+                f"gradients of step {step} were not zeroed before the next backward pass: snapshots"
+                f" save gradients from step {step + 1} on"
             )
 
     def cadence(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
