@@ -81,8 +81,8 @@ def install(build: Path, *, editable: bool, tests: bool, werror: bool = False) -
     definitions = {
         "REFT_BUILD_TESTS": "ON" if tests else "OFF",
         "REFT_WERROR": "ON" if werror else "OFF",
-        # Who builds tests, too, builds again after small changes.
-        "REFT_BATCH": "OFF" if tests else "ON",
+        # Who builds tests, too, builds again after small changes; CI does not.
+        "REFT_BATCH": "OFF" if tests and not werror else "ON",
         "REFT_PYTHON": str(python()),
     }
     words: list[str | Path] = [python(), "-m", "pip", "install", "-v"]
