@@ -1,16 +1,20 @@
 """What holds for all tests: the path of the programs that they start, and how two processes share
 the tests.
 
-`pytest -n 2 --dist loadgroup` runs whole jobs, whose times some tests watch, one after the other in
-one process. The other files go to either process, each file in one piece for what its tests share.
+`pytest -n 2` runs whole jobs, whose times some tests watch, one after the other in one process.
+The other files go to either process, each file in one piece for what its tests share.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
 
 _ROOT = Path(__file__).resolve().parent.parent
 _WHOLE_JOBS = ("tests/fault/", "tests/integration/")
@@ -26,10 +30,21 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Names the group of each test."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        alone = file.startswith(_WHOLE_JOBS) and file not in _UNTIMED
-        group = "jobs" if alone else file
-        item.add_marker(pytest.mark.xdist_group(group))
+def group_of(test: str) -> str:
+    """The tests that one process runs one after the other."""
+    file = test.partition("::")[0]
+    alone = file.startswith(_WHOLE_JOBS) and file not in _UNTIMED
+    return "jobs" if alone else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Shares the tests by `group_of`. xdist's own `loadgroup` writes the groups behind the names of
+    the tests, which pytest 9.2 no longer shows: each test went to either process."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    return Scheduling(config, log)

@@ -29,7 +29,7 @@ from .results import Counts, junit
 
 SHOWN_FUZZER_LINES = 30
 # Jobs wait for each other and for deadlines half of their time; see tests/conftest.py.
-TWO_AT_A_TIME = ["-n", "2", "--dist", "loadgroup"]
+TWO_AT_A_TIME = ["-n", "2"]
 # The tests of iterators otherwise run under every Python that the machine has.
 OWN_PYTHON = {"CONTINUATION_PYTHONS": "own"}
 SANITIZERS = {
