@@ -58,11 +58,6 @@ RankEvidence examine(RankState& rank, int node, int64_t now_ns) {
   entry.host = host.data();
   entry.pid = rank.pid;
   entry.said_bye = rank.said_bye;
-  addProcessState(entry);
-  if (!rank.alive) {
-    entry.alive = false;  // the number may be another process's by now
-    entry.oom_kills = rank.oomKillsSince();
-  }
   if (const auto* vault = rank.readable()) {
     addOpLog(entry, vault->opLogArea(), vault->opLogBytes(), now_ns, kTail,
              static_cast<uint32_t>(rank.hello.pid));
@@ -70,6 +65,11 @@ RankEvidence examine(RankState& rank, int node, int64_t now_ns) {
         static_cast<int64_t>(vault->stats().committed_step.load(std::memory_order_relaxed));
   } else {
     entry.error = "no vault was handed over, so there is no op log";
+  }
+  addProcessState(entry);
+  if (!rank.alive) {
+    entry.alive = false;  // the number may be another process's by now
+    entry.oom_kills = rank.oomKillsSince();
   }
   return entry;
 }

@@ -1,5 +1,7 @@
 #include "hang_detect/evidence/evidence.h"
 
+#include <algorithm>
+#include <cstdlib>
 #include <exception>
 
 #include <nlohmann/json.hpp>
@@ -7,6 +9,9 @@
 namespace reft {
 
 namespace {
+
+constexpr size_t kCallerOps = 1024;  // beyond the tail: a step may have hundreds
+constexpr size_t kMaxCallers = 8;
 
 void addError(RankEvidence& rank, const char* what, const std::string& text) noexcept {
   try {
@@ -16,6 +21,52 @@ void addError(RankEvidence& rank, const char* what, const std::string& text) noe
 }
 
 }  // namespace
+
+std::vector<CallingThread> callersOf(const std::vector<OpEntry>& ops) {
+  struct Calls {
+    uint64_t thread = 0;
+    size_t count = 0;
+    bool newest_step = false;
+  };
+  std::vector<Calls> calls;  // newest first
+  bool step_seen = false;
+  for (auto op = ops.rbegin(); op != ops.rend(); ++op) {
+    if (op->thread == 0) {
+      continue;
+    }
+    auto at = std::find_if(calls.begin(), calls.end(),
+                           [&](const Calls& entry) { return entry.thread == op->thread; });
+    if (at == calls.end()) {
+      at = calls.insert(at, {op->thread});
+    }
+    ++at->count;
+    at->newest_step = at->newest_step || (op->kind == OpKind::kStep && !step_seen);
+    step_seen = step_seen || op->kind == OpKind::kStep;
+  }
+  std::stable_sort(calls.begin(), calls.end(), [](const Calls& a, const Calls& b) {
+    return a.newest_step != b.newest_step ? a.newest_step : a.count > b.count;
+  });
+  std::vector<CallingThread> callers;
+  for (const Calls& entry : calls) {
+    if (callers.size() < kMaxCallers) {
+      callers.push_back({entry.thread});
+    }
+  }
+  return callers;
+}
+
+Standing standingOf(const RankEvidence& rank) {
+  for (const CallingThread& caller : rank.callers) {
+    for (const ThreadStack& stack : rank.stacks.parsed().threads) {
+      if (!stack.frames.empty() &&
+          std::strtoull(stack.thread.c_str(), nullptr, 16) == OpThread::handleOf(caller.thread)) {
+        return stack.main ? Standing{&stack, rank.proc_state, rank.wait_channel}
+                          : Standing{&stack, caller.state, caller.wait_channel};
+      }
+    }
+  }
+  return {rank.stacks.mainThread(), rank.proc_state, rank.wait_channel};
+}
 
 void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count,
               uint32_t writer) noexcept {
@@ -28,6 +79,7 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
     rank.groups = reader.groups();
     rank.tail = reader.tail(count);
     rank.call_sites = reader.callSites();
+    rank.callers = callersOf(reader.tail(kCallerOps));
     rank.ops_begun = reader.opsBegun();
     const uint64_t heartbeat = reader.heartbeatNs();
     const auto now = static_cast<uint64_t>(now_ns);

@@ -27,6 +27,13 @@ struct ChildProcess {
   std::string error{};     // reason for missing stacks
 };
 
+// A thread that has called ops and still lives.
+struct CallingThread {
+  uint64_t thread = 0;  // OpEntry::thread
+  std::string state{};  // as RankEvidence::proc_state
+  std::string wait_channel{};
+};
+
 // Every field may keep its default, which means unknown.
 struct RankEvidence {
   int rank = -1;
@@ -34,9 +41,10 @@ struct RankEvidence {
   int pid = 0;
   std::string host;
   bool alive = false;
-  bool answered = false;      // the rank itself replied to the stack request
-  std::string proc_state;     // letter of /proc/<pid>/stat: R S D T t Z X; "" = unknown
-  std::vector<OpEntry> tail;  // newest ops, oldest first
+  bool answered = false;               // the rank itself replied to the stack request
+  std::string proc_state;              // letter of /proc/<pid>/stat: R S D T t Z X; "" = unknown
+  std::vector<CallingThread> callers;  // who trains first: the order of callersOf()
+  std::vector<OpEntry> tail;           // newest ops, oldest first
   std::vector<OpGroup> groups;
   uint64_t ops_begun = 0;                      // above tail.size(): older ops are not in the tail
   uint64_t heartbeat_age_ns = 0;               // age of the newest mark in the op log; 0 = unknown
@@ -68,15 +76,32 @@ struct HangEvidence {
   std::vector<RankEvidence> ranks;
 };
 
-// Fills tail, groups, call_sites, ops_begun and heartbeat_age_ns from a mapped op log area. Skips a
-// log that another process than `writer` wrote (0: any): it belongs to an earlier attempt.
+// Where a rank stands.
+struct Standing {
+  const ThreadStack* stack = nullptr;  // nullptr: unknown, or without frames
+  std::string_view state;              // of that thread
+  std::string_view wait_channel;
+};
+
+// The thread of a rank that counts: the first of its callers that runs Python, else its main
+// thread. Ops may also be called by threads of autograd, which run none.
+Standing standingOf(const RankEvidence& rank);
+
+// Threads that called `ops` (oldest first), without their states: first who took the newest step,
+// then by number of ops.
+std::vector<CallingThread> callersOf(const std::vector<OpEntry>& ops);
+
+// Fills tail, groups, call_sites, callers, ops_begun and heartbeat_age_ns from a mapped op log
+// area. Skips a log that another process than `writer` wrote (0: any): it belongs to an earlier
+// attempt.
 void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64,
               uint32_t writer = 0) noexcept;
 
 // Fills answered and stacks from the payload of a kStackReply.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
 
-// Fills alive, proc_state, tracer_pid, wait_channel and children from /proc.
+// Fills alive, proc_state, tracer_pid, wait_channel and children from /proc, and states of callers;
+// drops callers that have ended.
 void addProcessState(RankEvidence& rank) noexcept;
 
 // Adds the ranks of another node, but for those that are present already. `shift_ns` converts its

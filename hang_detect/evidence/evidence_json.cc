@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cinttypes>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -97,6 +99,10 @@ RankEvidence rankOf(const json& entry) {
   rank.proc_state = text(entry, "proc_state");
   rank.ops_begun = number<uint64_t>(entry, "ops_begun", 0);
   rank.heartbeat_age_ns = number<uint64_t>(entry, "heartbeat_age_ns", 0);
+  each(entry, "callers", [&](const json& caller) {
+    rank.callers.push_back({number<uint64_t>(caller, "thread_id", 0), text(caller, "state"),
+                            text(caller, "wait_channel")});
+  });
   rank.stacks = text(entry, "stacks_text");
   rank.committed_step = number<int64_t>(entry, "committed_step", -1);
   rank.said_bye = flag(entry, "said_bye");
@@ -133,19 +139,27 @@ RankEvidence rankOf(const json& entry) {
   return rank;
 }
 
-// Lines of the main thread and of who holds the GIL, and which ones they are.
-std::string mainThreadOf(const std::string& stacks) {
+// Lines of the main thread, of those that call ops and of who holds the GIL, and which ones they
+// are.
+std::string importantThreadsOf(const RankEvidence& rank) {
+  const std::string& stacks = rank.stacks.text();
   constexpr size_t kFrames = 64;
+  constexpr size_t kMaxGils = 16;
   constexpr std::string_view kMain = "Main thread ";
   const size_t at = stacks.rfind(kMain);
   const std::string main =
       at == std::string::npos ? "" : stacks.substr(at, stacks.find('\n', at) - at);
   std::vector<std::string> ids = {main.empty() ? "Current thread "
                                                : "hread " + main.substr(kMain.size()) + " "};
+  for (const CallingThread& caller : rank.callers) {
+    char id[32];
+    std::snprintf(id, sizeof(id), "hread 0x%016" PRIx64 " ", OpThread::handleOf(caller.thread));
+    ids.emplace_back(id);
+  }
+  const size_t most_ids = ids.size() + kMaxGils;
   std::string gils;
   constexpr std::string_view kGil = "GIL held by ";
-  constexpr size_t kMaxGils = 16;
-  for (size_t from = 0; ids.size() <= kMaxGils &&
+  for (size_t from = 0; ids.size() < most_ids &&
                         (from = stacks.find("\n" + std::string(kGil), from)) != stacks.npos;) {
     const size_t begin = ++from, end = std::min(stacks.find('\n', begin), begin + 128);
     const std::string line = stacks.substr(begin, end - begin);
@@ -214,6 +228,12 @@ json evidenceFields(const RankEvidence& rank) {
     groups.push_back(
         {{"name", words::groupName(group)}, {"rank", group.rank}, {"size", group.size}});
   }
+  json callers = json::array();
+  for (const CallingThread& caller : rank.callers) {
+    callers.push_back({{"thread_id", caller.thread},
+                       {"state", caller.state},
+                       {"wait_channel", caller.wait_channel}});
+  }
   json children = json::array();
   for (const ChildProcess& child : rank.children) {
     children.push_back({{"pid", child.pid},
@@ -233,6 +253,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"alive", rank.alive},
           {"answered", rank.answered},
           {"proc_state", rank.proc_state},
+          {"callers", std::move(callers)},
           {"committed_step", rank.committed_step},
           {"ops_begun", rank.ops_begun},
           {"heartbeat_age_ns", rank.heartbeat_age_ns},
@@ -269,7 +290,7 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
   std::string text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > limit) {
     for (RankEvidence& rank : evidence.ranks) {
-      rank.stacks = mainThreadOf(rank.stacks.text());
+      rank.stacks = importantThreadsOf(rank);
       for (ChildProcess& child : rank.children) {
         child.stacks = {};
       }

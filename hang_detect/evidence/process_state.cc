@@ -4,8 +4,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -34,6 +36,27 @@ int64_t numberAfter(const std::string& text, const char* key) {
 }
 
 constexpr size_t kMaxChildren = 256;
+
+// Fills in the states of the callers that still live, and drops the others.
+void addCallers(RankEvidence& rank) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> tasks(
+      ::opendir(("/proc/" + std::to_string(rank.pid) + "/task").c_str()), &::closedir);
+  while (const dirent* entry = tasks && !rank.callers.empty() ? ::readdir(tasks.get()) : nullptr) {
+    const int tid = std::atoi(entry->d_name);
+    const auto caller =
+        std::find_if(rank.callers.begin(), rank.callers.end(), [&](const CallingThread& known) {
+          return tid > 0 && OpThread::tidBitsOf(known.thread) == static_cast<uint16_t>(tid) &&
+                 known.state.empty();
+        });
+    const auto stat = caller == rank.callers.end() ? std::nullopt : threadStat(rank.pid, tid);
+    if (stat) {
+      caller->state = stat->state;
+      caller->wait_channel =
+          procFile(rank.pid, ("task/" + std::to_string(tid) + "/wchan").c_str(), 64);
+    }
+  }
+  std::erase_if(rank.callers, [](const CallingThread& caller) { return caller.state.empty(); });
+}
 
 }  // namespace
 
@@ -96,10 +119,12 @@ void addProcessState(RankEvidence& rank) noexcept {
     }
     rank.alive = !rank.proc_state.empty() && rank.proc_state != "Z" && rank.proc_state != "X";
     if (!rank.alive) {
+      rank.callers.clear();
       return;
     }
     rank.tracer_pid = tracerOf(rank.pid);
     rank.wait_channel = procFile(rank.pid, "wchan", 64);
+    addCallers(rank);
     for (const int child : childrenOf(rank.pid)) {
       const auto stat = procStat(child);
       rank.children.push_back(

@@ -247,8 +247,11 @@ void writeStacks(Page& page, const RankEvidence& rank) {
   for (const ThreadStack& thread : stacks.threads) {
     threads.push_back(&thread);
   }
+  const ThreadStack* counts = standingOf(rank).stack;
+  const auto first = std::stable_partition(threads.begin(), threads.end(),
+                                           [&](const auto* thread) { return thread == counts; });
   const auto others =
-      std::stable_partition(threads.begin(), threads.end(), [](const auto* t) { return t->main; });
+      std::stable_partition(first, threads.end(), [](const auto* thread) { return thread->main; });
   std::stable_partition(others, threads.end(),
                         [](const auto* thread) { return thread->holds_gil; });
   size_t written = 0;
@@ -261,6 +264,7 @@ void writeStacks(Page& page, const RankEvidence& rank) {
     page.row("  " + std::string(thread->main ? "main thread" : "thread") + " " +
              printable(thread->thread, 24) +
              (thread->name.empty() ? "" : " " + printable(thread->name, 32)) +
+             (thread == counts && !thread->main ? ", which calls the ops" : "") +
              (thread->holds_gil                ? ", holds the GIL"
               : !thread->awaits_gil_of.empty() ? ", waits for the GIL"
                                                : "") +

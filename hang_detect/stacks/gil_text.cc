@@ -5,6 +5,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <thread>
+#include <vector>
 
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -25,6 +26,7 @@ constexpr uint64_t kEnoughNs = 20'000'000;
 // A thread that waits for the GIL wakes for a moment every 5 ms.
 constexpr int kTries = 10;
 constexpr milliseconds kBetweenTries{2};
+constexpr size_t kMaxWaiters = 16;
 
 bool sleepsOn(const std::string& syscall_path, uint64_t condition) {
   for (int i = 0; i < kTries; ++i) {
@@ -75,59 +77,82 @@ bool hadTime(const Schedule& before, const Schedule& after) {
          (sleeps || (after.state == 'R' && after.ran_ns - before.ran_ns >= kEnoughNs));
 }
 
-const PythonThread* mainOf(const PythonThreads& found, uint64_t native_id) {
+const PythonThread* threadOf(const PythonThreads& found, uint64_t native_id) {
   const auto at = std::find_if(
       found.threads.begin(), found.threads.end(),
       [native_id](const PythonThread& thread) { return thread.native_id == native_id; });
   return at == found.threads.end() ? nullptr : &*at;
 }
 
-// The thread that keeps `main` from taking its GIL; nullptr: none or unknown.
-const PythonThread* holderFor(const PythonThreads& found, const PythonThread& main) {
-  const auto at =
-      std::find_if(found.threads.begin(), found.threads.end(), [&main](const PythonThread& thread) {
-        return thread.holds_gil && &thread != &main && thread.gil_condition == main.gil_condition;
-      });
+// The thread that keeps `waiter` from taking its GIL; nullptr: none or unknown.
+const PythonThread* holderFor(const PythonThreads& found, const PythonThread& waiter) {
+  const auto at = std::find_if(found.threads.begin(), found.threads.end(),
+                               [&waiter](const PythonThread& thread) {
+                                 return thread.holds_gil && &thread != &waiter &&
+                                        thread.gil_condition == waiter.gil_condition;
+                               });
   return at == found.threads.end() ? nullptr : &*at;
+}
+
+// A thread that sleeps until its GIL is free, and who held that at the time.
+struct Waiter {
+  const PythonThread* thread = nullptr;
+  const PythonThread* holder = nullptr;
+  Schedule schedule{};  // of the holder
+};
+
+// The kernel's file on what a thread of `pid` sleeps on. The main thread's is found in a container,
+// too, where its thread id seen from outside differs.
+std::string syscallPath(int pid, uint64_t native_id, uint64_t main_id) {
+  const uint64_t tid = native_id == main_id ? static_cast<uint64_t>(pid) : native_id;
+  return procPath(pid, "task/" + std::to_string(tid) + "/syscall");
 }
 
 }  // namespace
 
 std::string gilText(int pid, PythonReader& reader, const PythonThreads& now) {
-  const std::string syscall_path = procPath(pid, "task/" + std::to_string(pid) + "/syscall");
-  const uint64_t native_id = ownNumber(pid, pid);
-  const PythonThread* main = mainOf(now, native_id);
-  const PythonThread* keeper = nullptr;
-  if (main != nullptr && main->gil_condition != 0 && sleepsOn(syscall_path, main->gil_condition)) {
-    keeper = holderFor(now, *main);
-  }
-  if (keeper != nullptr) {
-    const Schedule before = scheduleOf(pid, keeper->native_id);
-    std::this_thread::sleep_for(kBetweenLooks);
-    const PythonThreads later = reader.all(false);
-    const PythonThread* main_then = mainOf(later, native_id);
-    const PythonThread* then = main_then == nullptr ? nullptr : holderFor(later, *main_then);
-    if (then == nullptr || then->id != keeper->id || then->native_id != keeper->native_id ||
-        then->gil_condition != keeper->gil_condition ||
-        then->gil_switches != keeper->gil_switches ||
-        !hadTime(before, scheduleOf(pid, keeper->native_id)) ||
-        !sleepsOn(syscall_path, main_then->gil_condition)) {
-      keeper = nullptr;
+  const uint64_t main_id = ownNumber(pid, pid);
+  std::vector<Waiter> waiters;
+  for (const PythonThread& thread : now.threads) {
+    const PythonThread* holder = thread.gil_condition != 0 && waiters.size() < kMaxWaiters
+                                     ? holderFor(now, thread)
+                                     : nullptr;
+    if (holder != nullptr &&
+        sleepsOn(syscallPath(pid, thread.native_id, main_id), thread.gil_condition)) {
+      waiters.push_back({&thread, holder, scheduleOf(pid, holder->native_id)});
     }
   }
+  if (!waiters.empty()) {
+    std::this_thread::sleep_for(kBetweenLooks);
+    const PythonThreads later = reader.all(false);
+    std::erase_if(waiters, [&](const Waiter& waiter) {
+      const PythonThread* self = threadOf(later, waiter.thread->native_id);
+      const PythonThread* holder = self == nullptr ? nullptr : holderFor(later, *self);
+      return holder == nullptr || holder->id != waiter.holder->id ||
+             holder->native_id != waiter.holder->native_id ||
+             holder->gil_condition != waiter.holder->gil_condition ||
+             holder->gil_switches != waiter.holder->gil_switches ||
+             !hadTime(waiter.schedule, scheduleOf(pid, holder->native_id)) ||
+             !sleepsOn(syscallPath(pid, self->native_id, main_id), self->gil_condition);
+    });
+  }
   std::string text;
-  char line[96];
+  char line[128];
   for (const PythonThread& thread : now.threads) {
     if (!thread.holds_gil) {
       continue;
     }
-    std::snprintf(line, sizeof(line), "GIL held by 0x%016" PRIx64, thread.id);
-    text += line;
-    if (&thread == keeper) {
-      std::snprintf(line, sizeof(line), ", awaited by 0x%016" PRIx64, main->id);
-      text += line;
+    std::snprintf(line, sizeof(line), "GIL held by 0x%016" PRIx64 "\n", thread.id);
+    std::string lines = line;
+    for (const Waiter& waiter : waiters) {
+      if (waiter.holder == &thread) {
+        std::snprintf(line, sizeof(line),
+                      "GIL held by 0x%016" PRIx64 ", awaited by 0x%016" PRIx64 "\n", thread.id,
+                      waiter.thread->id);
+        lines = (lines.find(',') == lines.npos ? "" : lines) + line;
+      }
     }
-    text += '\n';
+    text += lines;
   }
   return text;
 }

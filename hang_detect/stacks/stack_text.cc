@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kMostThreadsOfText = 1024;
 constexpr size_t kMostFramesOfText = 1024;
 constexpr size_t kMaxLineBytes = 4096;
-constexpr size_t kMaxGils = 16;  // one an interpreter
+constexpr size_t kMaxGils = 64;  // of each interpreter, one for each thread that waits
 
 bool dropPrefix(std::string_view& text, std::string_view prefix) {
   if (text.substr(0, prefix.size()) != prefix) {

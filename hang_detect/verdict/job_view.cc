@@ -57,21 +57,22 @@ std::vector<GroupLog> groupLogs(const std::vector<RankEvidence>& ranks) {
   return groups;
 }
 
-MainThreadPlace mainThreadPlace(const RankEvidence& rank) {
-  if (const ThreadStack* main = rank.stacks.mainThread()) {
-    const StackFrame& top = main->frames.front();
+CallerPlace callerPlace(const RankEvidence& rank) {
+  const Standing standing = standingOf(rank);
+  if (standing.stack != nullptr) {
+    const StackFrame& top = standing.stack->frames.front();
     // What backward() itself computes shows here, too, but not for long.
     if ((top.file.ends_with("torch/autograd/graph.py") && top.function == "_engine_run_backward") ||
         (top.file.ends_with("torch/futures/__init__.py") &&
          (top.function == "wait" || top.function == "value"))) {
-      return MainThreadPlace::kFutures;
+      return CallerPlace::kFutures;
     }
   }
   const SuspectRule& rule = ruleFor(Suspect(rank));
   const bool waits_elsewhere =
       rule.reason != std::string_view("user_code") && rule.reason != std::string_view("busy");
-  const bool sleeps = rank.wait_channel.find("nanosleep") != std::string::npos;
-  return waits_elsewhere || sleeps ? MainThreadPlace::kElsewhere : MainThreadPlace::kUnknown;
+  const bool sleeps = standing.wait_channel.find("nanosleep") != std::string_view::npos;
+  return waits_elsewhere || sleeps ? CallerPlace::kElsewhere : CallerPlace::kUnknown;
 }
 
 }  // namespace
@@ -90,7 +91,7 @@ JobView::JobView(const HangEvidence& evidence)
     : evidence_(evidence), groups_(groupLogs(evidence.ranks)), places_(evidence.ranks.size()) {}
 
 bool JobView::isHeld(size_t rank, const OpEntry& op) const {
-  return reft::isHeld(op) || (isUnwaited(op) && placeOf(rank) == MainThreadPlace::kFutures);
+  return reft::isHeld(op) || (isUnwaited(op) && placeOf(rank) == CallerPlace::kFutures);
 }
 
 const OpEntry* JobView::newestHeld(size_t rank) const {
@@ -101,10 +102,10 @@ const OpEntry* JobView::newestHeld(size_t rank) const {
   return op == tail.rend() ? nullptr : &*op;
 }
 
-MainThreadPlace JobView::placeOf(size_t rank) const {
-  std::optional<MainThreadPlace>& place = places_[rank];
+CallerPlace JobView::placeOf(size_t rank) const {
+  std::optional<CallerPlace>& place = places_[rank];
   if (!place) {
-    place = mainThreadPlace(ranks()[rank]);
+    place = callerPlace(ranks()[rank]);
   }
   return *place;
 }

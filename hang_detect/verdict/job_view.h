@@ -2,7 +2,7 @@
 // hold up their caller.
 //
 // An op is *held* while its caller is inside the call or inside wait(). Without such a mark it is
-// held while the main thread stands where futures are waited for: DDP takes the future of each op
+// held while its caller stands where futures are waited for: DDP takes the future of each op
 // and waits for all of them at the end of backward.
 //
 // Threads: a JobView belongs to one thread; it points into the evidence, which must outlive it.
@@ -46,8 +46,9 @@ struct GroupLog {
   int64_t invisibleMembers() const { return size - static_cast<int64_t>(members.size()); }
 };
 
-// Where a main thread stands, as far as it matters for ops that carry no mark of a wait.
-enum class MainThreadPlace : uint8_t {
+// Where the thread of a rank stands (standingOf()), as far as it matters for ops that carry no mark
+// of a wait.
+enum class CallerPlace : uint8_t {
   kUnknown,    // no stack, or a call that may wait for an op under another name
   kFutures,    // waits for futures
   kElsewhere,  // waits for something that is no op
@@ -64,7 +65,7 @@ class JobView {
   bool isHeld(size_t rank, const OpEntry& op) const;
   // The newest op that holds up the rank, steps left out; nullptr if none does.
   const OpEntry* newestHeld(size_t rank) const;
-  MainThreadPlace placeOf(size_t rank) const;
+  CallerPlace placeOf(size_t rank) const;
 
   // Rank numbers of indices, sorted; and back.
   std::vector<int> numbersOf(const std::vector<size_t>& indices) const;
@@ -77,7 +78,7 @@ class JobView {
  private:
   const HangEvidence& evidence_;
   std::vector<GroupLog> groups_;
-  mutable std::vector<std::optional<MainThreadPlace>> places_;  // filled on demand
+  mutable std::vector<std::optional<CallerPlace>> places_;  // filled on demand
 };
 
 }  // namespace reft

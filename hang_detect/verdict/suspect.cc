@@ -1,6 +1,7 @@
 #include "hang_detect/verdict/suspect.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <initializer_list>
 #include <string_view>
 
@@ -34,8 +35,42 @@ std::string callOf(const StackFrame& frame) {
 
 // ", at train.py:88 load_batch, and holds the GIL"
 std::string at(const Suspect& s) {
+  const ThreadStack* thread = s.standing.stack;
   return (s.place.empty() ? "" : ", at " + s.place) +
-         (s.main != nullptr && s.main->holds_gil ? ", and holds the GIL" : "");
+         (thread != nullptr && !thread->main ? ", not in its main thread" : "") +
+         (thread != nullptr && thread->holds_gil ? ", and holds the GIL" : "");
+}
+
+// The interpreter's own end has no frame of the program: then where its newest op was called.
+std::optional<StackFrame> lastCallSite(const RankEvidence& rank) {
+  for (auto op = rank.tail.rbegin(); op != rank.tail.rend(); ++op) {
+    const auto site = rank.call_sites.find(op->call_site);
+    if (site == rank.call_sites.end()) {
+      continue;
+    }
+    const std::string& text = site->second;  // "train.py:88 load_batch"
+    const size_t space = text.rfind(' ');
+    const size_t colon = text.rfind(':', space);
+    if (space != text.npos && colon != text.npos) {
+      return StackFrame{text.substr(0, colon), std::atoll(text.c_str() + colon + 1),
+                        text.substr(space + 1)};
+    }
+  }
+  return std::nullopt;
+}
+
+bool isInItsProgram(const Suspect& s) {
+  return s.standing.stack != nullptr && !isLibraryFile(ownFrame(*s.standing.stack).file);
+}
+
+std::string endedAt(const Suspect& s) {
+  const auto site = isInItsProgram(s) ? std::nullopt : lastCallSite(s.rank);
+  if (!site) {
+    return at(s);
+  }
+  ThreadStack left;
+  left.frames = {*site};
+  return ", after its last op at " + placeOf(left);
 }
 
 // ", whose worker pid 4711 stands at data.py:12 __getitem__": the first data worker of the rank
@@ -90,14 +125,14 @@ constexpr SuspectRule kRules[] = {
        return "is under a debugger or tracer, pid " + std::to_string(s.rank.tracer_pid) + at(s);
      }},
     {"uninterruptible", "uninterruptible", Excuse::kNewPlaceOrIo,
-     [](const Suspect& s) { return s.rank.proc_state == "D"; },
+     [](const Suspect& s) { return s.standing.state == "D"; },
      [](const Suspect& s) {
-       return "is in the kernel and cannot be interrupted (" + printable(s.rank.wait_channel, 40) +
-              ")" + at(s);
+       return "is in the kernel and cannot be interrupted (" +
+              printable(s.standing.wait_channel, 40) + ")" + at(s);
      }},
     {"debugger", "debugger", Excuse::kNever, [](const Suspect& s) { return isPrompt(s.calls); },
      [](const Suspect& s) { return "stands at a debugger's prompt" + at(s); }},
-    // Before the places below: wherever the main thread stands, it cannot go on.
+    // Before the places below: wherever the thread stands, it cannot go on.
     {"waits_for_gil", "waits_for_gil", Excuse::kNewPlaceOrIo,
      [](const Suspect& s) { return s.gil_holder != nullptr; },
      [](const Suspect& s) {
@@ -111,7 +146,11 @@ constexpr SuspectRule kRules[] = {
      [](const Suspect& s) {
        return contains(s.calls, {"destroy_process_group", "threading.py:_shutdown", "atexit"});
      },
-     [](const Suspect& s) { return "has left the training loop and is shutting down" + at(s); }},
+     [](const Suspect& s) {
+       return "has left the training loop and is shutting down" + endedAt(s);
+     },
+     /*at_gil_holder=*/false,
+     /*at_last_op=*/true},
     {"data_loading", "data_loading", Excuse::kNewPlace,
      [](const Suspect& s) {
        return contains(s.calls,
@@ -156,16 +195,16 @@ constexpr SuspectRule kRules[] = {
     {"busy", "busy", Excuse::kNewPlaceOrIo,
      [](const Suspect& s) {
        return s.rank.cpu_share >= kBusyShare ||
-              (s.rank.proc_state == "R" && s.rank.cpu_share >= kBusyShareIfRunning);
+              (s.standing.state == "R" && s.rank.cpu_share >= kBusyShareIfRunning);
      },
      [](const Suspect& s) { return "is busy outside any op" + at(s); }},
     {"blocking_io", "blocking_io", Excuse::kNewPlaceOrIo,
      [](const Suspect& s) {
-       return contains(s.rank.wait_channel, {"pipe_read", "pipe_wait", "fifo", "sk_wait",
-                                             "unix_stream", "nfs", "fuse", "n_tty"});
+       return contains(s.standing.wait_channel, {"pipe_read", "pipe_wait", "fifo", "sk_wait",
+                                                 "unix_stream", "nfs", "fuse", "n_tty"});
      },
      [](const Suspect& s) {
-       return "is blocked in I/O (" + printable(s.rank.wait_channel, 40) + ")" + at(s);
+       return "is blocked in I/O (" + printable(s.standing.wait_channel, 40) + ")" + at(s);
      }},
     {"user_code", "user_code", Excuse::kNewPlaceOrIo, [](const Suspect&) { return true; },
      [](const Suspect& s) { return "is outside any op" + at(s); }},
@@ -173,18 +212,18 @@ constexpr SuspectRule kRules[] = {
 
 }  // namespace
 
-Suspect::Suspect(const RankEvidence& evidence)
-    : rank(evidence), main(evidence.stacks.mainThread()) {
-  if (main == nullptr) {
+Suspect::Suspect(const RankEvidence& evidence) : rank(evidence), standing(standingOf(evidence)) {
+  if (standing.stack == nullptr) {
     return;
   }
-  place = placeOf(*main);
-  top_call = callOf(main->frames.front());
-  for (size_t i = 0; i < main->frames.size() && i < kMaxCalls; ++i) {
-    calls += callOf(main->frames[i]) + "\n";
+  const ThreadStack& own = *standing.stack;
+  place = placeOf(own);
+  top_call = callOf(own.frames.front());
+  for (size_t i = 0; i < own.frames.size() && i < kMaxCalls; ++i) {
+    calls += callOf(own.frames[i]) + "\n";
   }
   for (const ThreadStack& thread : evidence.stacks.parsed().threads) {
-    if (thread.holds_gil && thread.thread == main->awaits_gil_of && !thread.frames.empty()) {
+    if (thread.holds_gil && thread.thread == own.awaits_gil_of && !thread.frames.empty()) {
       gil_holder = &thread;
       break;
     }
@@ -207,9 +246,14 @@ Culprit describeRank(const RankEvidence& rank) {
   culprit.rank = rank.rank;
   culprit.pid = rank.pid;
   culprit.host = rank.host;
-  if (const ThreadStack* thread = rule.at_gil_holder ? suspect.gil_holder : suspect.main) {
+  if (const ThreadStack* thread =
+          rule.at_gil_holder ? suspect.gil_holder : suspect.standing.stack) {
     culprit.thread = thread->thread;
     culprit.frame = ownFrame(*thread);
+  }
+  if (rule.at_last_op && !isInItsProgram(suspect)) {
+    const auto site = lastCallSite(rank);
+    culprit.frame = site ? site : culprit.frame;
   }
   culprit.reason = rule.reason;
   culprit.text = "rank " + std::to_string(rank.rank) + " " + rule.sentence(suspect);
@@ -233,7 +277,7 @@ bool atWork(const RankEvidence& rank, const Culprit& culprit) {
       rank.children.begin(), rank.children.end(),
       [](const ChildProcess& child) { return child.state == "R" || child.state == "D"; });
   // On a crowded machine only its state shows that a process wants a processor.
-  return child_works || rank.proc_state == "R" || culprit.reason == "busy" ||
+  return child_works || standingOf(rank).state == "R" || culprit.reason == "busy" ||
          culprit.reason == "compiling" || culprit.reason == "profiling" || rank.cpu_share < 0 ||
          rank.cpu_share >= kBusyShare || movesData(rank);
 }
@@ -243,10 +287,12 @@ bool movesData(const RankEvidence& rank) {
 }
 
 bool atDebuggerPrompt(const RankEvidence& rank) {
-  const ThreadStack* main = rank.stacks.mainThread();
-  return main != nullptr &&
-         std::any_of(main->frames.begin(), main->frames.end(),
-                     [](const StackFrame& frame) { return isPrompt(callOf(frame)); });
+  const auto atPrompt = [](const ThreadStack* thread) {
+    return thread != nullptr &&
+           std::any_of(thread->frames.begin(), thread->frames.end(),
+                       [](const StackFrame& frame) { return isPrompt(callOf(frame)); });
+  };
+  return atPrompt(rank.stacks.mainThread()) || atPrompt(standingOf(rank).stack);
 }
 
 }  // namespace reft

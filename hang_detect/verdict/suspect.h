@@ -1,8 +1,8 @@
 // What a rank does that the others wait for, decided from its process state and its stacks.
 //
 // suspectRules() is a table; the first row that matches wins. The state of the process comes before
-// the place of its main thread, and that place before what the kernel reports. docs/hang.md lists
-// the classes.
+// the place of its thread (standingOf()), and that place before what the kernel reports.
+// docs/hang.md lists the classes.
 //
 // Threads: free functions, re-entrant; the table is constant. Errors: none.
 #pragma once
@@ -30,11 +30,11 @@ struct Suspect {
   explicit Suspect(const RankEvidence& evidence);
 
   const RankEvidence& rank;
-  const ThreadStack* main = nullptr;        // nullptr: unknown, or without frames
-  const ThreadStack* gil_holder = nullptr;  // keeps the GIL from the main thread; nullptr = none
-  std::string calls;     // "file:function" of the main thread's newest frames, one a line
-  std::string top_call;  // its newest frame
-  std::string place;     // placeOf(*main)
+  const Standing standing;                  // the thread that counts
+  const ThreadStack* gil_holder = nullptr;  // keeps the GIL from it; nullptr = none
+  std::string calls;                        // "file:function" of its newest frames, one a line
+  std::string top_call;                     // its newest frame
+  std::string place;                        // placeOf() it
 };
 
 struct SuspectRule {
@@ -43,7 +43,8 @@ struct SuspectRule {
   Excuse excuse;
   bool (*matches)(const Suspect&);
   std::string (*sentence)(const Suspect&);  // continues "rank 3 "
-  bool at_gil_holder = false;  // the frame to report is the GIL holder's, not the main thread's
+  bool at_gil_holder = false;               // the frame to report is the GIL holder's
+  bool at_last_op = false;  // it is that of the newest op, if the thread has left its program
 };
 
 // Never empty; the last row matches any rank.
@@ -56,7 +57,7 @@ struct Culprit {
   int pid = 0;
   std::string host;
   std::string thread;               // thread of `frame`, as the stack text prints it
-  std::optional<StackFrame> frame;  // where it stands: the user's own code if any
+  std::optional<StackFrame> frame;  // where it stands or ended: the user's own code if any
   std::string reason;               // class word, as `stopped`
   std::string text;                 // one sentence
   const SuspectRule* rule = nullptr;
@@ -73,7 +74,8 @@ bool isOutOfAction(const RankEvidence& rank);
 bool atWork(const RankEvidence& rank, const Culprit& culprit);
 // True if the rank's reads and writes go on.
 bool movesData(const RankEvidence& rank);
-// True if the main thread stands at the prompt of a Python debugger or interpreter.
+// True if its main thread, or the one that counts, stands at the prompt of a Python debugger or
+// interpreter.
 bool atDebuggerPrompt(const RankEvidence& rank);
 
 }  // namespace reft

@@ -100,7 +100,7 @@ bool WaitGraph::waitsIn(const Member& member, uint32_t seq, bool some_are_missin
   // broadcast's root).
   return some_are_missing && std::any_of(at, member.ops.end(), [&](const OpEntry* later) {
            return view_.isHeld(member.rank, *later) || mayRunOnDevice(*later) ||
-                  (isUnwaited(*later) && view_.placeOf(member.rank) != MainThreadPlace::kElsewhere);
+                  (isUnwaited(*later) && view_.placeOf(member.rank) != CallerPlace::kElsewhere);
          });
 }
 

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <new>
 
+#include <pthread.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "intercept/base/error.h"
@@ -59,6 +61,14 @@ const char* opKindName(OpKind kind) {
     case OpKind::kStep: return "step";
   }
   return "unknown";
+}
+
+uint64_t OpThread::current() noexcept {
+  // Asked once a thread, as gettid() is a system call. In a forked child, the thread that forked
+  // keeps the number of its parent: a reader finds no such thread.
+  static thread_local const uint64_t thread =
+      of(static_cast<uint64_t>(::pthread_self()), static_cast<uint64_t>(::syscall(SYS_gettid)));
+  return thread;
 }
 
 size_t OpLog::areaBytes(uint32_t capacity) {
@@ -181,6 +191,7 @@ uint64_t OpLog::begin(const Op& op) noexcept {
   record.reduce_op = op.reduce_op;
   record.failed.store(0, std::memory_order_relaxed);
   record.tag = op.tag;
+  record.thread = OpThread::current();
   record.ticket.store(index + 1, std::memory_order_release);
   header->heartbeat_ns.store(now, std::memory_order_relaxed);
   if (OpEvents* events = events_.load(std::memory_order_acquire)) {
@@ -341,6 +352,7 @@ std::vector<OpEntry> OpLogReader::tail(size_t count) const {
     entry.reduce_op = record.reduce_op;
     entry.failed = record.failed.load(std::memory_order_relaxed) != 0;
     entry.tag = record.tag;
+    entry.thread = record.thread;
     std::atomic_thread_fence(std::memory_order_acquire);
     if (entry.ticket == index + 1 && record.ticket.load(std::memory_order_relaxed) == index + 1) {
       result.push_back(entry);

@@ -80,9 +80,26 @@ struct OpRecord {
   uint8_t reduce_op;            // c10d::ReduceOp::RedOpType; 255 = none
   std::atomic<uint8_t> failed;  // 1: the op ended with an exception
   uint32_t tag;                 // p2p tag
-  uint64_t reserved;
+  uint64_t thread;              // OpThread of the caller
 };
 static_assert(sizeof(OpRecord) == 96);
+
+// A thread that calls ops, as one number: pthread_self(), by which stack texts name a thread, and
+// above it the low bits of the kernel's thread id. A new thread often gets the pthread_self() of
+// one that has ended, and only the kernel's id tells them apart. 0 = unknown.
+struct OpThread {
+  static constexpr int kHandleBits = 48;
+  static uint64_t current() noexcept;
+  static constexpr uint64_t of(uint64_t handle, uint64_t tid) {
+    return handle >> kHandleBits == 0 ? handle | tid << kHandleBits : 0;
+  }
+  static constexpr uint64_t handleOf(uint64_t thread) {
+    return thread & ((uint64_t{1} << kHandleBits) - 1);
+  }
+  static constexpr uint16_t tidBitsOf(uint64_t thread) {
+    return static_cast<uint16_t>(thread >> kHandleBits);
+  }
+};
 
 struct OpGroup {
   static constexpr size_t kNameBytes = 88;
@@ -198,6 +215,7 @@ struct OpEntry {
   uint64_t ticket = 0;
   uint64_t begin_ns = 0, enqueued_ns = 0, wait_begin_ns = 0, wait_end_ns = 0, done_ns = 0;
   uint64_t bytes = 0, signature = 0;
+  uint64_t thread = 0;
   uint32_t group = 0, seq = 0, call_site = 0, tag = 0;
   int32_t peer = -1;
   OpKind kind = OpKind::kUnknown;

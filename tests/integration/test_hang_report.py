@@ -51,7 +51,13 @@ def with_gil():
     ctypes.PyDLL(None).sleep(600)
 
 
+def another_loop():
+    while True:
+        pass
+
+
 def gil_of_another():
+    threading.Thread(target=another_loop, daemon=True).start()
     threading.Thread(target=with_gil, daemon=True).start()
     while True:
         pass
@@ -161,6 +167,9 @@ def test_a_rank_tells_who_holds_its_gil(does: str, tmp_path: Path) -> None:
         assert set(holders) == {holder["thread"]}
         assert holder["main"] == (does == "with_gil")
         assert main["awaits_gil_of"] == ("" if holder["main"] else holder["thread"])
+        if does == "gil_of_another":  # of any thread, as any may be the one that trains
+            assert stands["another_loop"]["awaits_gil_of"] == holder["thread"]
+            assert not stands["helper"]["awaits_gil_of"]
 
 
 def test_a_frozen_rank_does_not_answer_but_goes_on_afterwards(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ TEST(Nodes, EvidenceTravelsWhole) {
   evidence.ranks[0].children = {{77, "Z", "python"}};
   evidence.ranks[0].call_sites[1] = "train.py:12 step";
   evidence.ranks[1].cpu_share = 0.25;
+  evidence.ranks[1].callers = {{OpThread::of(0x7f0000000009, 0xFFFF), "S", "pipe_read"}};
   evidence.silent_nodes = {3, 4};
   const std::string text = evidenceJson(evidence);
   const auto read = evidenceFromJson(text);
@@ -155,27 +156,29 @@ TEST(Nodes, EvidenceThatIsTooLongKeepsWhereRanksStand) {
   HangEvidence evidence = secondNode(0);
   std::string others;
   for (int thread = 0; thread < 200; ++thread) {
-    others += "Thread 0x00000000000001" + std::to_string(thread + 100) +
+    others += "Thread 0x0000000000001" + std::to_string(thread + 100) +
               " (most recent call first):\n  File \"/x/" + std::string(200, 'x') +
               ".py\", line 3 in wait\n";
   }
   for (RankEvidence& rank : evidence.ranks) {
     rank.stacks = others + rank.stacks.text() +
-                  "GIL held by 0x00000000000001150, awaited by 0x00007f0000000002\n" +
+                  "GIL held by 0x0000000000001150, awaited by 0x00007f0000000002\n" +
                   "Main thread 0x00007f0000000002\n";
     rank.tail = after(500, {op(OpKind::kAllreduce, 501, false)});
+    rank.callers = {{OpThread::of(0x1151, 7), "S", ""}};
   }
   const auto read = evidenceFromJson(evidenceJson(evidence, 16 << 10));
   ASSERT_TRUE(read);
   ASSERT_EQ(read->ranks.size(), 2u);
   EXPECT_EQ(read->ranks[1].tail.back().seq, 501u);
   const Stacks stacks = read->ranks[1].stacks.parsed();
-  ASSERT_EQ(stacks.threads.size(), 2u);
+  ASSERT_EQ(stacks.threads.size(), 3u);
   EXPECT_TRUE(stacks.threads[0].holds_gil);
   EXPECT_EQ(stacks.threads[0].frames.front().function, "wait");
-  EXPECT_TRUE(stacks.threads[1].main);
-  EXPECT_EQ(stacks.threads[1].awaits_gil_of, stacks.threads[0].thread);
-  EXPECT_EQ(stacks.threads[1].frames.front().function, "load_batch");
+  EXPECT_EQ(standingOf(read->ranks[1]).stack->thread, stacks.threads[1].thread);
+  EXPECT_TRUE(stacks.threads[2].main);
+  EXPECT_EQ(stacks.threads[2].awaits_gil_of, stacks.threads[0].thread);
+  EXPECT_EQ(stacks.threads[2].frames.front().function, "load_batch");
   EXPECT_LE(evidenceJson(evidence, 100).size(), evidenceJson(HangEvidence{}).size() + 100);
 }
 

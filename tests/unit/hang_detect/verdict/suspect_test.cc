@@ -113,5 +113,64 @@ TEST(Suspect, TheFrameIsTheGilHoldersWhereItKeepsTheGil) {
   EXPECT_EQ(culprit.frame->function, "crunch");
 }
 
+// A rank whose main thread polls a queue while another thread trains, as under Ray.
+RankEvidence trainsInAThread() {
+  RankEvidence rank = rankOf(1, 2, {});
+  rank.stacks = std::string(
+      "Thread 0x00007f0000000009 (most recent call first):\n"
+      "  File \"/home/u/job.py\", line 10 in fetch_features\n"
+      "Thread 0x00007f0000000002 (most recent call first):\n"
+      "  File \"/usr/lib/python3.11/queue.py\", line 180 in get\n"
+      "  File \"/home/u/job.py\", line 30 in <module>\n"
+      "Main thread 0x00007f0000000002\n");
+  rank.proc_state = "S";
+  rank.wait_channel = "unix_stream_read_generic";
+  rank.callers = {{OpThread::of(0x7f0000000009, 77), "S", "hrtimer_nanosleep"}};
+  return rank;
+}
+
+TEST(Suspect, TheThreadThatCallsOpsIsTheOneThatCounts) {
+  RankEvidence rank = trainsInAThread();
+  Culprit culprit = describeRank(rank);
+  EXPECT_EQ(culprit.text,
+            "rank 1 is outside any op, at job.py:10 fetch_features, not in its main thread");
+  EXPECT_EQ(culprit.reason, "user_code");
+  EXPECT_EQ(culprit.thread, "0x00007f0000000009");
+  rank.callers[0].wait_channel = "pipe_read";
+  EXPECT_EQ(describeRank(rank).reason, "blocking_io");
+  rank.callers[0].state = "D";
+  EXPECT_EQ(describeRank(rank).reason, "uninterruptible");
+  rank.callers = {{OpThread::of(0x7f0000000002, 76), "S", "futex_wait_queue"}};
+  culprit = describeRank(rank);
+  EXPECT_EQ(culprit.reason, "waits_for_thread");
+  EXPECT_EQ(culprit.thread, "0x00007f0000000002");
+}
+
+TEST(Suspect, ACallerWithoutPythonFramesDoesNotCount) {
+  RankEvidence rank = trainsInAThread();
+  const CallingThread training = rank.callers[0];
+  rank.callers = {{OpThread::of(0x7f0000000055, 78), "R", ""}, training};  // autograd's, first
+  EXPECT_EQ(describeRank(rank).thread, "0x00007f0000000009");
+  rank.callers.pop_back();
+  EXPECT_EQ(describeRank(rank).thread, "0x00007f0000000002");
+}
+
+TEST(Suspect, AProgramThatHasEndedIsNamedAtItsNewestOp) {
+  RankEvidence rank = rankOf(1, 2, after(3));
+  rank.call_sites[1] = "train.py:55 train";
+  rank.stacks = stackOf("  File \"/usr/lib/python3.11/threading.py\", line 1590 in _shutdown\n");
+  Culprit culprit = describeRank(rank);
+  EXPECT_EQ(culprit.reason, "ended_early");
+  EXPECT_EQ(culprit.text,
+            "rank 1 has left the training loop and is shutting down, after its last op at "
+            "train.py:55 train");
+  ASSERT_TRUE(culprit.frame);
+  EXPECT_EQ(culprit.frame->file, "train.py");
+  EXPECT_EQ(culprit.frame->line, 55);
+  EXPECT_EQ(culprit.frame->function, "train");
+  rank.call_sites.clear();
+  EXPECT_EQ(describeRank(rank).frame->function, "_shutdown");
+}
+
 }  // namespace
 }  // namespace reft

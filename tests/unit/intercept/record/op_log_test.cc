@@ -1,5 +1,6 @@
 #include "intercept/record/op_log.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -77,6 +78,27 @@ TEST(OpLog, AReaderSeesHowFarAnOpCame) {
   EXPECT_STREQ(groups[group].name, "world");
   EXPECT_EQ(groups[group].rank, 3);
   EXPECT_EQ(groups[group].size, 8);
+}
+
+TEST(OpLog, KnowsTheThreadThatBeganAnOp) {
+  Area area(16);
+  OpLog log(area.data, 16);
+  pid_t tid = 0;
+  pthread_t handle{};
+  log.begin(op(OpKind::kAllreduce, 1));
+  std::thread([&] {
+    tid = ::gettid();
+    handle = ::pthread_self();
+    log.begin(op(OpKind::kAllreduce, 2));
+    log.begin(op(OpKind::kAllreduce, 3));
+  }).join();
+  const auto ops = OpLogReader(area.data, area.bytes).tail(3);
+  EXPECT_EQ(OpThread::handleOf(ops[0].thread), static_cast<uint64_t>(::pthread_self()));
+  EXPECT_EQ(OpThread::tidBitsOf(ops[0].thread), static_cast<uint16_t>(::gettid()));
+  EXPECT_EQ(OpThread::handleOf(ops[1].thread), static_cast<uint64_t>(handle));
+  EXPECT_EQ(OpThread::tidBitsOf(ops[1].thread), static_cast<uint16_t>(tid));
+  EXPECT_EQ(ops[1].thread, ops[2].thread);
+  EXPECT_EQ(OpThread::of(uint64_t{1} << 60, 7), 0u);  // no room for it: unknown
 }
 
 TEST(OpLog, KeepsTheNewestRecordsInOrder) {
