@@ -357,7 +357,11 @@ std::string hangReportJson(const HangEvidence& evidence, const Verdict& verdict)
 
 std::string remoteStacksJson(int pid, const RemoteStacks& stacks) {
   json native;
-  json threads = stacksJson(parseStacks(stacks.text), native);
+  const Stacks parsed = parseStacks(stacks.text);
+  json threads = stacksJson(parsed, native);
+  for (size_t i = 0; i < parsed.threads.size(); ++i) {
+    threads[i]["place"] = placeOf(parsed.threads[i]);
+  }
   const json result = {{"pid", pid},
                        {"python", stacks.version},
                        {"threads", std::move(threads)},

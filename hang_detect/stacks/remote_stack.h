@@ -54,8 +54,8 @@ class RemotePython {
 // The thread id of a thread in its own PID namespace.
 uint64_t ownNumber(int pid, int tid);
 
-// {"pid", "python", "threads": [{thread, name, main, truncated, holds_gil, awaits_gil_of, frames:
-// [{file, function, line}]}],
+// {"pid", "python", "threads": [{thread, name, main, truncated, holds_gil, awaits_gil_of, place,
+// frames: [{file, function, line}]}],
 //  "native_threads": [{tid, state, name}], "error"}, as in a hang report.
 std::string remoteStacksJson(int pid, const RemoteStacks& stacks);
 

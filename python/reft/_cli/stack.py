@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ import click
 
 from reft._cli import agents, native_frames, words
 from reft._link import agent_protocol as protocol
+from reft._link import other_process
 
-_READ_SEC = 20
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -93,29 +91,15 @@ def command(
 def _process(pid: int, native: bool, as_json: bool) -> None:
     if not Path(f"/proc/{pid}").exists():
         raise agents.Failure(f"there is no process {pid}", agents.EXIT_NOTHING)
-    # The agent's binary needs no torch, for which a command would wait longer than for anything
-    # else.
-    binary = (
-        os.environ.get("REFT_AGENT_PATH")
-        or Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
-    )
     try:
-        command = [binary, "--stack", str(pid), *(["--native"] if native else [])]
-        reader = subprocess.Popen(command, stdout=subprocess.PIPE)
-        output, _ = reader.communicate(timeout=_READ_SEC)
-        read: dict[str, Any] = json.loads(output)
-        if native:
-            read.setdefault(
-                "native",
-                {"threads": [], "error": f"this version of {binary} has no native frames"},
-            )
-    except subprocess.TimeoutExpired:
-        reader.kill()  # and it is not waited for: it may be where no signal reaches it
+        read = other_process.read_stacks(pid, native)
+    except subprocess.TimeoutExpired as error:
         raise agents.Failure(
-            f"the memory of process {pid} cannot be read within {_READ_SEC} s", agents.EXIT_WRONG
+            f"the memory of process {pid} cannot be read within {error.timeout:g} s",
+            agents.EXIT_WRONG,
         ) from None
     except (OSError, ValueError) as error:
-        raise agents.Failure(f"cannot run {binary}: {error}", agents.EXIT_WRONG) from error
+        raise agents.Failure(f"cannot run reft-agent: {error}", agents.EXIT_WRONG) from error
     state = next((thread["state"] for thread in read["native_threads"] if thread["tid"] == pid), "")
     found: dict[str, Any] = {**read, "command": _command_of(pid), "state": state}
     # Both say the same where there is no right to read it.

@@ -8,22 +8,31 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from reft._torch.latecomers import Latecomers, Missing
+
 _SHORTEST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.05
+_TAKING_SEC = 2.0  # a rank that waits for an answer takes it sooner
 
 
-def agree_on_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> str:
+def agree_on_prefix(
+    store: Any, rank: int, size: int, timeout: timedelta, late: Latecomers | None = None
+) -> str:
     """Agrees on a key prefix that no earlier attempt of the job has used.
 
     torchrun keeps one store across restarts, with the addresses of dead ranks in it. Its restart
     count may differ between nodes, and not every restart changes it (elastic membership). So rank 0
     draws a random number. Each other rank draws one of its own, and rank 0 sends its number in
     reply to that: no rank mistakes a reply to a dead rank for its own.
+
+    Args:
+        late: is told who is missing while this rank waits.
 
     Raises:
         RuntimeError: some rank did not join before the timeout.
@@ -32,47 +41,89 @@ def agree_on_prefix(store: Any, rank: int, size: int, timeout: timedelta) -> str
         return f"reft/{secrets.token_hex(8)}/"
     keys = dist.PrefixStore("reft/agree", store)
     deadline = time.monotonic() + timeout.total_seconds()
-    number = _ask(keys, rank, deadline) if rank != 0 else _answer(keys, size, deadline)
+    if rank == 0:
+        number = _answer(keys, size, deadline, late)
+    else:
+        number = _ask(keys, rank, size, deadline, late)
     return f"reft/{number}/"
 
 
-def _ask(keys: Any, rank: int, deadline: float) -> str:
+def _ask(keys: Any, rank: int, size: int, deadline: float, late: Latecomers | None) -> str:
     """Gets the number from rank 0."""
     own = secrets.token_hex(8)
     keys.set(f"ask/{rank}", own)
     pause = _SHORTEST_PAUSE
+
+    def missing(of: Sequence[int] | None) -> Missing:
+        others = range(size) if of is None else of
+        named = [n for n in others if n not in (0, rank) and n < size]
+        unseen = [n for n in named if not keys.check([f"ask/{n}"])]
+        return Missing(unseen, [0] if 0 in others else [])
+
     while True:
         if keys.check([f"answer/{rank}"]):
             asked, _, number = bytes(keys.get(f"answer/{rank}")).decode().partition(" ")
             if asked == own:
-                keys.add(f"taken/{number}", 1)
+                keys.set(f"taken/{rank}", number)
                 return number
+        if late is not None:
+            late.tick(missing, lambda turn: _claim(keys, turn))
         _pause(deadline, pause, "rank 0 does not answer")
         pause = min(pause * 1.5, _LONGEST_PAUSE)
 
 
-def _answer(keys: Any, size: int, deadline: float) -> str:
+def _answer(keys: Any, size: int, deadline: float, late: Latecomers | None) -> str:
     """Draws the number and sends it to all other ranks."""
     number = secrets.token_hex(8)
-    answered: dict[int, bytes] = {}
+    answered: dict[int, tuple[bytes, float]] = {}  # question, and when it was answered
+    waiting = set(range(1, size))
     pause = _SHORTEST_PAUSE
-    while keys.add(f"taken/{number}", 0) < size - 1:
-        for other in range(1, size):
+
+    def missing(of: Sequence[int] | None) -> Missing:
+        absent = sorted(waiting if of is None else waiting.intersection(of))
+        before = time.monotonic() - _TAKING_SEC
+        return Missing(
+            [other for other in absent if other not in answered],
+            [other for other in absent if other in answered and answered[other][1] < before],
+        )
+
+    while True:
+        for other in sorted(waiting):
             # Read again in each round: the value read may be left over from a dead rank.
-            if keys.check([f"ask/{other}"]):
-                question = bytes(keys.get(f"ask/{other}"))
-                if answered.get(other) != question:
-                    keys.set(f"answer/{other}", question.decode() + " " + number)
-                    answered[other] = question
-                    pause = _SHORTEST_PAUSE
-        missing = [other for other in range(1, size) if other not in answered]
+            if not keys.check([f"ask/{other}"]):
+                continue
+            question = bytes(keys.get(f"ask/{other}"))
+            if other not in answered or answered[other][0] != question:
+                keys.set(f"answer/{other}", question.decode() + " " + number)
+                answered[other] = question, time.monotonic()
+                pause = _SHORTEST_PAUSE
+            elif _has_taken(keys, other, number):
+                waiting.discard(other)
+        if not waiting:
+            return number
+        if late is not None:
+            late.tick(missing, lambda _: True)
+        absent = missing(None)
         _pause(
             deadline,
             pause,
-            f"ranks {missing} did not join" if missing else "some ranks did not take the answer",
+            f"ranks {absent.unseen} did not join"
+            if absent.unseen
+            else "some ranks did not take the answer",
         )
         pause = min(pause * 1.5, _LONGEST_PAUSE)
-    return number
+
+
+def _has_taken(keys: Any, rank: int, number: str) -> bool:
+    key = f"taken/{rank}"
+    return keys.check([key]) and bytes(keys.get(key)).decode() == number
+
+
+def _claim(keys: Any, turn: int) -> bool:
+    """Whether this rank is the first of those that wait for rank 0 to speak, in this turn and the
+    one before. A claim of an earlier attempt is soon too old to count. Where clocks differ between
+    hosts, two may speak."""
+    return [keys.add(f"late/{number}", 1) for number in (turn, turn - 1)] == [1, 1]
 
 
 def _pause(deadline: float, seconds: float, what: str) -> None:

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from reft import _C, _voice
 from reft._torch import attempt, patches
+from reft._torch.latecomers import Latecomers
 
 # From torch 2.14 on, gloo and NCCL are plugins; for older versions, call their classes directly.
 _BUILTIN_PLUGINS = "GLOO" in getattr(c10d.Backend, "_plugins", {})
@@ -57,7 +58,8 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     if is_default:
         _prefix.value = None
     if _prefix.value is None:
-        prefix = attempt.agree_on_prefix(options.store, rank, size, timeout)
+        late = _latecomers(rank) if is_default else None
+        prefix = attempt.agree_on_prefix(options.store, rank, size, timeout, late)
         if is_default:
             _prefix.value = prefix
     else:
@@ -83,6 +85,13 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     if is_default:
         _start_session(store, rank, size)
     return backend
+
+
+def _latecomers(rank: int) -> Latecomers | None:
+    try:
+        return Latecomers(rank, _C.environment()["hang_suspect_sec"])
+    except _C.Error:  # of which the session speaks
+        return None
 
 
 def _timedelta(timeout: Any) -> timedelta:
