@@ -96,7 +96,7 @@ TEST_F(AbortPolicyTest, ADebuggerThatComesAfterTheSecondLookIsRespectedToo) {
 TEST_F(AbortPolicyTest, APromptIsNeverTakenAway) {
   Finding prompt = hang();
   prompt.prompt = true;
-  EXPECT_THAT(report(prompt), HasSubstr("not ended"));
+  EXPECT_THAT(report(prompt), HasSubstr("do not end"));
   EXPECT_EQ(at(400), Act::kNothing);
   report(hang());
   EXPECT_EQ(at(7), Act::kLookAgain);
