@@ -13,6 +13,7 @@ namespace reft {
 
 std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
   constexpr size_t kLines = 24;
+  constexpr size_t kSentenceLines = 3;
   constexpr double kShortestReportedSec = 0.5;
   std::vector<std::string> lines;
   const auto add = [&lines](const std::string& text, size_t indent, size_t most) {
@@ -60,7 +61,10 @@ std::string verdictText(const HangEvidence& evidence, const Verdict& verdict) {
     add("waiting: " + words::rankList(verdict.victims), 4, 2);
   }
   for (size_t i = 0; i < verdict.evidence.size() && lines.size() + 3 < kLines - 1; ++i) {
-    add("- " + verdict.evidence[i], 4, std::min<size_t>(3, kLines - 2 - lines.size()));
+    const std::string& sentence = verdict.evidence[i];
+    // The sides of a disagreement have a line each.
+    const auto more = static_cast<size_t>(std::count(sentence.begin(), sentence.end(), '\n'));
+    add("- " + sentence, 4, std::min(kSentenceLines + more, kLines - 2 - lines.size()));
   }
   add("next: " + verdict.advice, 4, 2);
   std::string text;

@@ -2,9 +2,11 @@
 
 namespace reft {
 
-std::string wrapText(std::string_view text, size_t indent, size_t columns) {
-  std::string result;
-  size_t column = 0;
+namespace {
+
+// Appends one line of text to `result`, whose current line has `column` characters.
+void wrapLine(std::string& result, std::string_view text, size_t column, size_t indent,
+              size_t columns) {
   bool first_word = true;
   while (!text.empty()) {
     const size_t blank = text.find(' ');
@@ -28,6 +30,20 @@ std::string wrapText(std::string_view text, size_t indent, size_t columns) {
     }
     result += word;
     column += word.size();
+  }
+}
+
+}  // namespace
+
+std::string wrapText(std::string_view text, size_t indent, size_t columns) {
+  std::string result;
+  size_t end = text.find('\n');
+  wrapLine(result, text.substr(0, end), 0, indent, columns);
+  while (end != std::string_view::npos) {
+    text.remove_prefix(end + 1);
+    end = text.find('\n');
+    result += "\n" + std::string(indent, ' ');
+    wrapLine(result, text.substr(0, end), indent, indent, columns);
   }
   return result;
 }

@@ -9,8 +9,8 @@
 
 namespace reft {
 
-// Breaks lines at blanks, and longer words at `columns`. Lines after the first start with `indent`
-// blanks.
+// Breaks lines at blanks, and longer words at `columns`; keeps the line breaks of `text`. Lines
+// after the first start with `indent` blanks.
 std::string wrapText(std::string_view text, size_t indent, size_t columns = 80);
 
 }  // namespace reft

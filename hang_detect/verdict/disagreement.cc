@@ -74,6 +74,10 @@ std::optional<Disagreement> describe(const JobView& view, const GroupLog& group,
     }
   }
   std::sort(found.minority.begin(), found.minority.end());
+  // The odd ranks first: a screen may have no room for more.
+  std::stable_sort(all_sides.begin(), all_sides.end(), [](const OpSide& a, const OpSide& b) {
+    return a.ranks.size() < b.ranks.size();
+  });
   found.text = disagreementSentence(view, group, seq, all_sides);
   return found;
 }

@@ -19,7 +19,7 @@ struct Disagreement {
   std::vector<int> minority;  // empty: no strict majority of the group, so any side may be wrong
   std::vector<int> ranks;     // all whose op of this number is known
   bool waited_for = false;    // some rank waits in the group, or failed in it, since that op
-  std::string text;
+  std::string text;           // what each side calls, the smallest side first: one line a side
 
   // The minority; all sides if there is none.
   const std::vector<int>& suspects() const { return minority.empty() ? ranks : minority; }

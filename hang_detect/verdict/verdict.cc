@@ -87,6 +87,7 @@ class Decision {
   static const Row kCases[];
 
   void gather();
+  void addDisagreements(bool waited_for);
   bool disagreement();
   bool endedTogether();
   bool dead();
@@ -123,6 +124,7 @@ class Decision {
   const WaitGraph::Ends ends_;
   bool still_ = false;  // no progress for long enough to be suspicious
   bool hard_ = false;   // for so long that nothing excuses it
+  double hard_sec_ = 0;
   std::set<size_t> first_dead_;
   std::set<size_t> out_;  // dead and stopped ranks that hold up the job whatever the ops say
   const Disagreement* disagreement_ = nullptr;  // the first for which ranks wait
@@ -163,21 +165,27 @@ Verdict Decision::make() {
                culprit.rule != nullptr ? culprit.rule->name : "none", ", reason ", culprit.reason);
     }
   }
-  for (const Disagreement& found : result_.disagreements) {
-    addEvidence("ranks disagree: " + found.text);
+  for (std::string& sentence : waitSentences(view_, graph_)) {
+    addEvidence(std::move(sentence));
   }
+  addDisagreements(/*waited_for=*/false);
   result_.advice = adviceFor(evidence_, result_);
   return std::move(result_);
 }
 
-// What every case needs, and what every verdict tells.
+// What every case needs, and the sentences that matter most: a screen cuts the last ones.
 void Decision::gather() {
   result_.waited_sec = view_.stillSec();
   // A NaN is no configured time.
   still_ =
       result_.waited_sec >= (evidence_.suspect_sec > 0 ? evidence_.suspect_sec * 0.9 : kAskedSec);
-  hard_ = result_.waited_sec >=
-          (evidence_.suspect_sec > 0 ? evidence_.suspect_sec : kAskedSec) * kHardCapFactor;
+  hard_sec_ = (evidence_.suspect_sec > 0 ? evidence_.suspect_sec : kAskedSec) * kHardCapFactor;
+  hard_ = result_.waited_sec >= hard_sec_;
+  result_.disagreements = findDisagreements(view_);
+  const auto found = std::find_if(result_.disagreements.begin(), result_.disagreements.end(),
+                                  [](const Disagreement& entry) { return entry.waited_for; });
+  disagreement_ = found == result_.disagreements.end() ? nullptr : &*found;
+  addDisagreements(/*waited_for=*/true);
   if (!evidence_.silent_nodes.empty()) {
     addEvidence(silentNodesSentence(evidence_.silent_nodes));
   }
@@ -195,13 +203,6 @@ void Decision::gather() {
       result_.seq = message->op->seq;
     }
   }
-  for (std::string& sentence : waitSentences(view_, graph_)) {
-    addEvidence(std::move(sentence));
-  }
-  result_.disagreements = findDisagreements(view_);
-  const auto found = std::find_if(result_.disagreements.begin(), result_.disagreements.end(),
-                                  [](const Disagreement& entry) { return entry.waited_for; });
-  disagreement_ = found == result_.disagreements.end() ? nullptr : &*found;
   first_dead_ = firstDead(ranks_, std::max<int64_t>(0, evidence_.clock_error_ns));
   // A rank that died in the very op of a disagreement died of it: a transport ends a process that
   // gets more bytes than it expects.
@@ -213,6 +214,14 @@ void Decision::gather() {
   for (size_t r = 0; r < ranks_.size(); ++r) {
     if (isStopped(ranks_[r]) && (ends_.sinks.contains(r) || graph_.waitingRanks().empty())) {
       out_.insert(r);
+    }
+  }
+}
+
+void Decision::addDisagreements(bool waited_for) {
+  for (const Disagreement& found : result_.disagreements) {
+    if (found.waited_for == waited_for) {
+      addEvidence("ranks disagree about " + found.text);
     }
   }
 }
@@ -234,7 +243,8 @@ bool Decision::disagreement() {
     culprit.reason = found.what;
     culprit.text = "rank " + std::to_string(culprit.rank) +
                    (named ? " differs from the others in " : " is one side of ") + "seq " +
-                   std::to_string(found.seq) + " of group " + found.group;
+                   std::to_string(found.seq) + " of group " + found.group +
+                   whatItCalls(view_, found.group, found.seq, culprit.rank);
   }
   return true;
 }

@@ -1,6 +1,7 @@
 #include "hang_detect/verdict/verdict_words.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "hang_detect/evidence/ops.h"
@@ -17,10 +18,30 @@ std::string plural(size_t count, const char* one, const char* more) {
   return count == 1 ? one : more;
 }
 
-// ", called at train.py:9"
+// The last two parts of the path that a call site begins with: they tell files of the same name
+// apart, and leave the line and the function on the screen.
+std::string_view shortSite(std::string_view site) {
+  const size_t file = site.rfind('/');
+  if (file == std::string_view::npos || file == 0) {
+    return site;
+  }
+  const size_t folder = site.rfind('/', file - 1);
+  return folder == std::string_view::npos ? site : site.substr(folder + 1);
+}
+
+// ", called at jobs/train.py:9 step"
 std::string callSite(const RankEvidence& rank, const OpEntry& op, const char* before) {
   const auto site = rank.call_sites.find(op.call_site);
-  return site == rank.call_sites.end() ? "" : before + printable(site->second, 100);
+  return site == rank.call_sites.end() ? "" : before + printable(shortSite(site->second), 100);
+}
+
+// "broadcast (4.0 MiB, float32, root 0) at jobs/train.py:9 step"
+std::string callOf(const RankEvidence& rank, const OpEntry& op, bool with_reduction) {
+  const int32_t root = contractOf(op).root;
+  return std::string(opKindName(op.kind)) + " (" + words::bytes(op.bytes) + ", " +
+         words::dtypeName(op.dtype) +
+         (with_reduction ? ", " + words::reduceOpName(op.reduce_op) : "") +
+         (root >= 0 ? ", root " + std::to_string(root) : "") + ")" + callSite(rank, op, " at ");
 }
 
 std::string sentenceOf(const JobView& view, const CollectiveWait& wait) {
@@ -105,19 +126,27 @@ std::string disagreementSentence(const JobView& view, const GroupLog& group, uin
   const bool reductions_differ = std::any_of(sides.begin(), sides.end(), [&](const OpSide& side) {
     return side.op->reduce_op != sides.front().op->reduce_op;
   });
-  std::string text;
+  std::string text = "seq " + std::to_string(seq) + " of group " + group.name + ":";
   for (const OpSide& side : sides) {
-    const OpEntry& op = *side.op;
-    const int32_t root = contractOf(op).root;
-    text += text.empty() ? "seq " + std::to_string(seq) + " of group " + group.name + ": " : "; ";
-    text += words::rankList(view.numbersOf(side.ranks)) +
-            plural(side.ranks.size(), " calls ", " call ") + opKindName(op.kind) + " (" +
-            words::bytes(op.bytes) + ", " + words::dtypeName(op.dtype) +
-            (reductions_differ ? ", " + words::reduceOpName(op.reduce_op) : "") +
-            (root >= 0 ? ", root " + std::to_string(root) : "") + ")" +
-            callSite(view.ranks()[side.ranks.front()], op, " at ");
+    text += "\n" + words::rankList(view.numbersOf(side.ranks)) +
+            plural(side.ranks.size(), " calls ", " call ") +
+            callOf(view.ranks()[side.ranks.front()], *side.op, reductions_differ);
   }
   return text;
+}
+
+std::string whatItCalls(const JobView& view, const std::string& group, uint32_t seq, int rank) {
+  const std::set<size_t> wanted = view.indicesOf({rank});
+  for (const GroupLog& log : view.groups()) {
+    for (const Member& member : log.members) {
+      const OpEntry* op =
+          log.name == group && wanted.contains(member.rank) ? member.find(seq) : nullptr;
+      if (op != nullptr) {
+        return ": it calls " + callOf(view.ranks()[member.rank], *op, false);
+      }
+    }
+  }
+  return "";
 }
 
 std::string opOf(const CollectiveWait& wait) {

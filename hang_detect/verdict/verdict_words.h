@@ -20,9 +20,14 @@ struct OpSide {
   std::vector<size_t> ranks;    // indices into HangEvidence::ranks
 };
 
-// "seq 6 of group default: rank 1 calls broadcast (4.0 MiB, float32, root 0) at train.py:9; …"
+// "seq 6 of group default:", then a line for each side in the order given:
+// "rank 1 calls broadcast (4.0 MiB, float32, root 0) at jobs/train.py:9 step".
 std::string disagreementSentence(const JobView& view, const GroupLog& group, uint32_t seq,
                                  const std::vector<OpSide>& sides);
+
+// ": it calls broadcast (4.0 MiB, float32, root 0) at jobs/train.py:9 step": the op of this number
+// in the group; "" if its log lacks it.
+std::string whatItCalls(const JobView& view, const std::string& group, uint32_t seq, int rank);
 
 // "all_reduce"; "an op" where no waiting rank has it.
 std::string opOf(const CollectiveWait& wait);

@@ -128,12 +128,9 @@ def render(statuses: list[dict[str, Any]]) -> Group:
                 )
             )
         for found in status.get("disagreements", []):
-            parts.append(
-                Text(
-                    f"ranks disagree about an op: {words.printable(str(found.get('text', '')))}",
-                    style="red",
-                )
-            )
+            lines = str(found.get("text", "")).splitlines()
+            text = "\n    ".join(map(words.printable, lines))
+            parts.append(Text(f"ranks disagree about {text}", style="red"))
         if status is not statuses[-1]:
             parts.append(Text())
     return Group(*parts)

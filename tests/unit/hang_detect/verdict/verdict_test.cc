@@ -307,6 +307,43 @@ TEST(Verdict, NamesTheMinorityOfADisagreement) {
   expectNamed(with([](OpEntry& o) { o.dtype = 5; }), "dtype_mismatch", {1});
 }
 
+// A screen cuts what comes last, and the waits of a large job fill it.
+TEST(VerdictText, ADisagreementComesFirstWithALineForEachSide) {
+  std::vector<RankEvidence> ranks;
+  for (int r = 0; r < 9; ++r) {
+    OpEntry open = op(kReduce, 6, false);
+    OpEntry message = op(OpKind::kRecv, 1, false, (r + 1) % 9);
+    message.group = 1;
+    if (r == 2) {
+      open.bytes = 12;
+      open.signature = 8;
+      open.call_site = 2;
+    }
+    ranks.push_back(rankOf(r, 9, after(5, {open, message})));
+    ranks.back().groups.push_back(group("messages", r, 9));
+    ranks.back().call_sites = {
+        {1, "/home/somebody/experiments/a_project_with_a_long_name/november/b03/job.py:31 main"},
+        {2, "/home/somebody/experiments/a_project_with_a_long_name/november/b03/job.py:17 test"}};
+  }
+  const HangEvidence evidence = job(ranks);
+  const Verdict verdict = decide(evidence);
+  expectNamed(verdict, "size_mismatch", {2});
+  EXPECT_EQ(
+      verdict.culprits[0].text,
+      "rank 2 differs from the others in seq 6 of group default: it calls all_reduce (12 B, no "
+      "dtype) at b03/job.py:17 test");
+  EXPECT_EQ(verdict.evidence.at(0),
+            "ranks disagree about seq 6 of group default:\n"
+            "rank 2 calls all_reduce (12 B, no dtype) at b03/job.py:17 test\n"
+            "ranks 0 1 3-8 call all_reduce (4.0 MiB, no dtype) at b03/job.py:31 main");
+  const std::string screen = verdictText(evidence, verdict);
+  EXPECT_THAT(screen,
+              HasSubstr("- ranks disagree about seq 6 of group default:\n"
+                        "    rank 2 calls all_reduce (12 B, no dtype) at b03/job.py:17 test\n"
+                        "    ranks 0 1 3-8 call all_reduce (4.0 MiB, no dtype) at"));
+  EXPECT_LT(screen.find("ranks disagree"), screen.find(" waits in recv"));
+}
+
 // Gloo ends a process that gets more bytes than it expects.
 TEST(Verdict, WhoDiedInTheOpOfADisagreementDidNotCauseIt) {
   const OpEntry open = op(kReduce, 6, false);
