@@ -426,6 +426,7 @@ void Investigation::conclude(const Look& look, HangEvidence evidence, Finding fi
             finding.state == VerdictState::kHang ? "a hang if the next look finds it, too:\n"
                                                  : "no hang:\n",
             finding.screen);
+    showSlow(look, finding);
   } else if (hang_watch_.reportedStillNs(now_ns) > 0 &&
              finding.confidence == Confidence::kUndecidable) {
     logInfo("agent", "looked again, still inconclusive:\n", finding.screen);
@@ -439,6 +440,19 @@ void Investigation::conclude(const Look& look, HangEvidence evidence, Finding fi
     ++hang_reports_;
     add(action::WriteReport{look.incarnation(), speakerOf(&look), crash, std::move(finding),
                             std::move(evidence)});
+  }
+}
+
+// Names the rank that keeps the others waiting while it is at work, once an episode: whether it
+// hangs is known only much later.
+void Investigation::showSlow(const Look& look, const Finding& finding) {
+  if (finding.state != VerdictState::kSlow || !finding.excused ||
+      finding.confidence == Confidence::kUndecidable || shown_slow_ == hang_watch_.episode()) {
+    return;
+  }
+  shown_slow_ = hang_watch_.episode();
+  if (const auto speaker = speakerOf(&look)) {
+    add(action::Show{speaker, finding.screen});
   }
 }
 

@@ -192,11 +192,8 @@ constexpr SuspectRule kRules[] = {
     {"waits_for_child", "waits_for_child", Excuse::kNewPlaceOrIo,
      [](const Suspect& s) { return contains(s.calls, {"subprocess.py"}); },
      [](const Suspect& s) { return "waits for a process that it started" + at(s); }},
-    {"busy", "busy", Excuse::kNewPlaceOrIo,
-     [](const Suspect& s) {
-       return s.rank.cpu_share >= kBusyShare ||
-              (s.standing.state == "R" && s.rank.cpu_share >= kBusyShareIfRunning);
-     },
+    // An evaluation, a garbage collection or an endless loop: only time tells.
+    {"busy", "busy", Excuse::kAlways, [](const Suspect& s) { return usesProcessor(s.rank); },
      [](const Suspect& s) { return "is busy outside any op" + at(s); }},
     {"blocking_io", "blocking_io", Excuse::kNewPlaceOrIo,
      [](const Suspect& s) {
@@ -280,6 +277,11 @@ bool atWork(const RankEvidence& rank, const Culprit& culprit) {
   return child_works || standingOf(rank).state == "R" || culprit.reason == "busy" ||
          culprit.reason == "compiling" || culprit.reason == "profiling" || rank.cpu_share < 0 ||
          rank.cpu_share >= kBusyShare || movesData(rank);
+}
+
+bool usesProcessor(const RankEvidence& rank) {
+  return rank.cpu_share >= kBusyShare ||
+         (standingOf(rank).state == "R" && rank.cpu_share >= kBusyShareIfRunning);
 }
 
 bool movesData(const RankEvidence& rank) {

@@ -350,7 +350,8 @@ void Decision::excuseMissing(const std::vector<Culprit>& missing) {
   if (result_.at_work && !hard_ && result_.state == VerdictState::kHang) {
     result_.state = VerdictState::kSlow;
     result_.pattern = "P0";
-    addEvidence("a missing rank seems to be at work: slow, not hung");
+    addEvidence("a missing rank seems to be at work: slow, and called hung only after " +
+                words::seconds(hard_sec_));
   }
 }
 
@@ -361,8 +362,8 @@ bool Decision::excuses(const Culprit& culprit) const {
   switch (culprit.rule->excuse) {
     case Excuse::kNever: return false;
     case Excuse::kAlways: return true;
-    case Excuse::kNewPlaceOrIo: return movesData(*rank) || !familiarPlace();
-    case Excuse::kNewPlace: return !familiarPlace();
+    case Excuse::kNewPlaceOrIo: return usesProcessor(*rank) || movesData(*rank) || !familiarPlace();
+    case Excuse::kNewPlace: return usesProcessor(*rank) || !familiarPlace();
   }
   return false;
 }

@@ -50,6 +50,7 @@ HERE = Path(__file__).resolve().parent
 
 OPS = {"op_mismatch", "size_mismatch", "dtype_mismatch", "root_mismatch"}
 DEFAULT_SUSPECT_SEC = 20.0
+SLOW = re.compile(r"^reft: job \S+ slow, (?P<what>\w+) \(.*?^culprit: rank (?P<rank>\d+) ", re.MULTILINE | re.DOTALL)
 AFTER_END_SEC = 5.0  # in which an agent whose ranks are gone says what they disagreed about
 KILLERS = {"fault_exit", "fault_raise", "fault_kill", "fault_segv", "fault_abort"}
 
@@ -72,6 +73,8 @@ class Case:
         says: what the sentence about it has to say.
         first_time: nobody has waited there before, so that it is taken for slow until ten times as
             long.
+        slow: the rank is busy, so that the terminal has to name it as slow, and no verdict may call
+            it hung.
     """
 
     row: str
@@ -92,6 +95,7 @@ class Case:
     healthy: bool = False
     late: bool = False
     first_time: bool = False
+    slow: bool = False
 
     @property
     def name(self) -> str:
@@ -125,12 +129,12 @@ def matrix() -> list[Case]:
     add("H04", "fault_fifo", "blocking_io", "plain2 tpdp4", [-1])
     add("H04", "fault_socket", "blocking_io", "pipe4", [1])
     add("H05", "fault_uninterruptible", "uninterruptible", "plain2 ddp4", [-1])
-    add("H06", "fault_regex", "busy", "ddp2 plain4", [0])
+    add("H06", "fault_regex", "busy", "ddp2 plain4", [0], slow=True)
     add("H06", "fault_gil", "user_code", "pipe4", [2], stands="fault_gil", says="holds the GIL")
     add("H06", "fault_gil_thread", "waits_for_gil", "plain4", [3], stands="hold_gil", says="holds the GIL")
     add("H07", "fault_locks", "user_code waits_for_thread", "plain4", [2])
     add("H08", "fault_inversion", "user_code waits_for_thread", "ddp2", [-1])
-    add("H09", "fault_loop", "busy", "plain2 pipe4", [-1])
+    add("H09", "fault_loop", "busy", "plain2 pipe4", [-1], slow=True)
     add("H10", "fault_save", "checkpoint_io", "plain4 ddp2", [0])
     add("H11", "fault_async_save", "checkpoint_io waits_for_thread", "plain4", [0])
     add("H12", "fault_stop", "stopped", "plain2 ddp4 pipe4", [-1])
@@ -147,7 +151,7 @@ def matrix() -> list[Case]:
     add("H42", "fault_sleep", "user_code", "ddp4 pipe4 tpdp4 pipedp4", [1], where="middle")
     add("H42", "fault_sleep", "user_code", "pipe8 pipedp8")
     add("H42", "fault_stop", "stopped", "pipedp8", [4])
-    add("H42", "fault_loop", "busy", "pipe8", [7])
+    add("H42", "fault_loop", "busy", "pipe8", [7], slow=True)
     # Eight ranks: few of each kind, as they take long.
     add("H00", "fault_sleep", "user_code", "ddp8 plain8")
     add("H42", "fault_sleep", "user_code", "pipe8", [4], where="middle")
@@ -239,6 +243,7 @@ def matrix() -> list[Case]:
     well("N05", "busy_checkpoint", "ddp4", 3)
     well("N06", "busy_load")
     well("N07", "busy_one_compute", "ddp4")
+    well("N07", "busy_one_compute_known_place", "plain4", 3)
     well("N08", "busy_data_warmup")
     well("N09", "busy_gc")
     well("N10", "busy_new_group", "plain4", 1)
@@ -408,6 +413,9 @@ class Runner:
         while time.monotonic() < end:
             if case.ask == "disagreement":
                 if self._told(case, out, job, outcome, max(injected)):
+                    return False
+            elif case.slow:
+                if judge_slow(case, out, outcome, max(injected)):
                     return False
             elif judge_first(case, out, outcome, max(injected)):
                 return False
@@ -592,6 +600,21 @@ def judge_first(case: Case, out: Path, outcome: Outcome, injected: float) -> boo
         return False
     judge(case, report, outcome)
     outcome.after_sec = report["now_ns"] * 1e-9 - injected
+    return True
+
+
+def judge_slow(case: Case, out: Path, outcome: Outcome, injected: float) -> bool:
+    """Judges what the terminal shows of a slow rank; False if there is nothing yet."""
+    if report := first_verdict(out):
+        outcome.result, outcome.problem = "WRONG, hung too early", str(report["screen"])
+        return True
+    shown = SLOW.search((out / "log").read_text(errors="replace"))
+    if shown is None:
+        return False
+    outcome.found, outcome.named = shown["what"], [int(shown["rank"])]
+    outcome.right_class = outcome.found in case.classes
+    outcome.result = score(case, set(outcome.named), set())
+    outcome.after_sec = time.monotonic() - injected
     return True
 
 

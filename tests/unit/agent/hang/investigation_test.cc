@@ -60,6 +60,21 @@ class InvestigationTest : public ::testing::Test {
     return ticket;
   }
 
+  // Rank 1 may keep a processor busy; no rank reads or writes.
+  ProcessCounters countersOf(int rank) const { return {rank == 1 && busy ? clock.now_ns : 0, 0}; }
+
+  // Both ranks do so many ops together.
+  void train(int ops) {
+    for (int i = 0; i < ops; ++i) {
+      const uint64_t tickets[] = {begin(0), begin(1)};
+      clock.now_ns += kTick / 5;
+      for (int rank = 0; rank < 2; ++rank) {
+        logs[rank]->markWaitEnd(tickets[rank]);
+        logs[rank]->markDone(tickets[rank]);
+      }
+    }
+  }
+
   void know() { investigation->know(facts); }
 
   // Ticks for so long.
@@ -114,12 +129,12 @@ class InvestigationTest : public ::testing::Test {
   void execute(const action::Sample& action) {
     std::vector<ProcessSample> samples;
     for (const int rank : action.ranks) {
-      samples.push_back({rank, {}, false, {}});
+      samples.push_back({rank, countersOf(rank), false, {}});
     }
     investigation->sampled(action.look, samples, clock.now_ns);
   }
   void execute(const action::Count&) {
-    investigation->counted({{0, {0, 0}}, {1, {0, 0}}}, clock.now_ns);
+    investigation->counted({{0, countersOf(0)}, {1, countersOf(1)}}, clock.now_ns);
   }
   void execute(const action::AskForStacks& action) {
     for (const auto connection : action.connections) {
@@ -175,7 +190,7 @@ class InvestigationTest : public ::testing::Test {
   NodeFacts facts;
   std::map<int, std::unique_ptr<OpLog>> logs;
   std::map<int, uint32_t> seq;
-  bool answer_stacks = true, stopped = true, traced = false;
+  bool answer_stacks = true, stopped = true, traced = false, busy = false;
   uint64_t carrier = 1;
   int examinations = 0;
   std::vector<uint64_t> asked;
@@ -208,6 +223,47 @@ TEST_F(InvestigationTest, ReportsAHangOnceAnEpisode) {
   begin(0);
   pass(kSuspectSec + 1);
   EXPECT_EQ(reports.size(), 2U);
+}
+
+// An evaluation of 40 s on one rank, say: at a place where the others have often waited.
+TEST_F(InvestigationTest, ShowsABusyRankAsSlowOnceAnEpisodeAndReportsAHangOnlyMuchLater) {
+  Investigation::Settings settings;
+  settings.abort_on_hang = true;
+  make(settings);
+  stopped = false;
+  busy = true;
+  for (size_t episode = 1; episode <= 2; ++episode) {
+    train(5);
+    const auto ticket = begin(0);
+    pass(kSuspectSec + 1);
+    ASSERT_EQ(shown.size(), episode);
+    EXPECT_EQ(shown.back().connection, connectionOf(0));
+    EXPECT_THAT(shown.back().text, AllOf(HasSubstr("slow, busy"), HasSubstr("culprit: rank 1 ")));
+    pass(8 * kSuspectSec);
+    EXPECT_EQ(shown.size(), episode);
+    EXPECT_THAT(reports, IsEmpty());
+    EXPECT_THAT(aborts, IsEmpty());
+    if (episode == 1) {  // rank 1 comes
+      const auto other = begin(1);
+      for (const auto& [rank, done] : {std::pair{0, ticket}, std::pair{1, other}}) {
+        logs[rank]->markWaitEnd(done);
+        logs[rank]->markDone(done);
+      }
+    }
+  }
+  pass(3 * kSuspectSec);
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_THAT(reports[0].finding.summary, HasSubstr("busy 1"));
+  EXPECT_EQ(aborts.size(), 1U);
+}
+
+TEST_F(InvestigationTest, ReportsAnIdleRankAtAKnownPlaceAtOnce) {
+  stopped = false;
+  train(5);
+  begin(0);
+  pass(kSuspectSec + 1);
+  ASSERT_EQ(reports.size(), 1U);
+  EXPECT_THAT(reports[0].finding.summary, HasSubstr("user_code 1"));
 }
 
 TEST_F(InvestigationTest, LeavesRanksThatMakeProgressAlone) {

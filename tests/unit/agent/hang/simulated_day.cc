@@ -8,8 +8,8 @@
 // REFT_HANG_SUSPECT_SEC:
 // - alone(): minutes, where no rank waits for another;
 // - atWork(): up to 10 S (and 10 min), where others wait at a place where they seldom do, or for
-// somebody who compiles, writes a
-//   profile, is traced or moves bytes. The latter only in jobs that need less than a quarter of S
+//   somebody who keeps a processor busy, compiles, writes a profile, is traced or moves bytes. The
+//   latter only in jobs that need less than a quarter of S
 //   from op to op (showsWork()): who comes out of such work needs as long to come to the op, and
 //   nothing tells then why the others wait;
 // - shortly(): less than S, where others wait at a place where they always wait, and nothing tells
@@ -347,7 +347,7 @@ void SimulatedDay::lookAlike(LookAlike kind) {
         barrier(kAfterCheckpoint);
       }
       break;
-    case LookAlike::kGarbageCollection: work(one, shortly(), kCollect); break;
+    case LookAlike::kGarbageCollection: work(one, atWork(), kCollect); break;
     case LookAlike::kDataStall: work(one, shortly(), kLoad); break;
     case LookAlike::kDataWarmUp: everybody(alone(), kLoad, shortly()); break;
     case LookAlike::kMachineSuspended:
@@ -532,11 +532,12 @@ SimulatedDay::Outcome SimulatedDay::hang(RealHang kind) {
     train(kSec);
   }
   const size_t before = node_.hangs().size();
-  // Nothing excuses these; the others are taken for slow where nobody has waited before, or where
-  // that is not known.
+  // Nothing excuses these; the others are taken for slow while they keep a processor busy, where
+  // nobody has waited before, or where that is not known.
   const bool plain = kind == RealHang::kStopped || kind == RealHang::kShutsDown ||
                      kind == RealHang::kPrompt ||
-                     (how_ != Activity::How::kDevice && kind < RealHang::kCompilesForever);
+                     (how_ != Activity::How::kDevice && kind < RealHang::kCompilesForever &&
+                      kind != RealHang::kLoops);
   const double suspect_sec = static_cast<double>(suspect_ns_) * 1e-9;
   const double step_sec = static_cast<double>(step_ns_) * 1e-9 * (1 + jitter_);
   Outcome outcome;

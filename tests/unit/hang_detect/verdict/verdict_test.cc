@@ -210,8 +210,40 @@ TEST(Verdict, TellsWhatTheKernelSays) {
   evidence.ranks[2].wait_channel = "pipe_read";
   expectNamed(decide(evidence), "blocking_io", {2});
   evidence = missing();
-  evidence.ranks[2].cpu_share = 1;
-  expectNamed(decide(evidence), "busy", {2});
+}
+
+// An evaluation of one rank, a garbage collection, a tokenisation, an endless loop: only time tells
+// one from the other, also where the others wait at a place that they know.
+TEST(Verdict, ARankThatIsBusyIsSlowUntilTenTimesTheSuspicionTime) {
+  const char* kPlaces[][2] = {
+      {"busy", "  File \"/home/u/evaluate.py\", line 12 in score\n"},
+      {"data_loading",
+       "  File \"/x/site-packages/torch/utils/data/dataloader.py\", line 1 in _next_data\n"},
+      {"checkpoint_io", "  File \"/x/site-packages/torch/serialization.py\", line 1 in save\n"}};
+  for (const auto& [what, frame] : kPlaces) {
+    HangEvidence evidence = missing();
+    evidence.ranks[2].cpu_share = 1;
+    evidence.ranks[2].stacks =
+        stackOf(frame + std::string("  File \"/home/u/a.py\", line 9 in f\n"));
+    const Verdict slow = decide(evidence);
+    expectNamed(slow, what, {2}, VerdictState::kSlow);
+    EXPECT_TRUE(slow.at_work);
+    EXPECT_EQ(slow.culprits[0].frame->line, what == std::string("busy") ? 12 : 9);
+    EXPECT_THAT(slow.evidence, testing::Contains(HasSubstr("called hung only after 5 min")));
+    evidence.suspect_sec = 3;  // 31 s is more than ten times that
+    expectNamed(decide(evidence), what, {2}, VerdictState::kHang);
+  }
+  HangEvidence starved = missing();  // a machine with too few processors
+  starved.ranks[2].proc_state = "R";
+  starved.ranks[2].cpu_share = 0.2;
+  expectNamed(decide(starved), "busy", {2}, VerdictState::kSlow);
+  HangEvidence idle = missing();
+  idle.ranks[2].cpu_share = 0.02;
+  expectNamed(decide(idle), "user_code", {2}, VerdictState::kHang);
+  HangEvidence stopped = missing();  // it was busy before
+  stopped.ranks[2].proc_state = "T";
+  stopped.ranks[2].cpu_share = 1;
+  expectNamed(decide(stopped), "stopped", {2}, VerdictState::kHang);
 }
 
 TEST(Verdict, NamesADeadDataWorker) {
