@@ -63,13 +63,17 @@ void addCallers(RankEvidence& rank) {
 ProcessCounters processCounters(int pid) noexcept {
   ProcessCounters result;
   try {
-    if (const auto stat = procStat(pid); stat && stat->cpu_ticks >= 0) {
+    const auto stat = procStat(pid);
+    if (stat && stat->cpu_ticks >= 0) {
       result.cpu_ns = stat->cpu_ticks * (1'000'000'000 / ::sysconf(_SC_CLK_TCK));
     }
     const std::string io = procFile(pid, "io");
     const int64_t read = numberAfter(io, "rchar: ");
     const int64_t written = numberAfter(io, "wchar: ");
     result.io_bytes = read < 0 || written < 0 ? -1 : read + written;
+    if (stat && stat->major_faults > 0 && result.io_bytes >= 0) {
+      result.io_bytes += stat->major_faults * ::sysconf(_SC_PAGESIZE);
+    }
   } catch (...) {  // NOLINT(bugprone-empty-catch): no memory left; unknown is said as such
   }
   return result;

@@ -8,7 +8,8 @@
 
 namespace reft {
 
-// Processor time and I/O of a process and its ended children, since its start. < 0 = unknown.
+// Processor time and I/O of a process and its ended children, since its start; I/O includes the
+// pages that the process itself had to read, from swap too. < 0 = unknown.
 struct ProcessCounters {
   int64_t cpu_ns = -1;
   int64_t io_bytes = -1;

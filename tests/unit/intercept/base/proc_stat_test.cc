@@ -10,14 +10,15 @@
 namespace reft {
 namespace {
 
-TEST(ProcStat, ReadsNameStateParentAndProcessorTime) {
+TEST(ProcStat, ReadsNameStateParentFaultsAndProcessorTime) {
   const auto stat =
-      parseProcStat("42 (python3) S 7 42 42 0 -1 4194304 100 5 0 0 11 22 33 44 20 0 3 0 900\n");
+      parseProcStat("42 (python3) S 7 42 42 0 -1 4194304 100 5 6 0 11 22 33 44 20 0 3 0 900\n");
   ASSERT_TRUE(stat);
   EXPECT_EQ(stat->name(), "python3");
   EXPECT_EQ(stat->state, 'S');
   EXPECT_EQ(stat->parent, 7);
   EXPECT_EQ(stat->cpu_ticks, 110);
+  EXPECT_EQ(stat->major_faults, 6);
 }
 
 TEST(ProcStat, NameMayHoldBlanksAndParentheses) {
