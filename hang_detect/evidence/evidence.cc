@@ -12,6 +12,8 @@ namespace {
 
 constexpr size_t kCallerOps = 1024;  // beyond the tail: a step may have hundreds
 constexpr size_t kMaxCallers = 8;
+// Older ops than the tail, in a short form.
+constexpr size_t kPast = 448;
 
 void addError(RankEvidence& rank, const char* what, const std::string& text) noexcept {
   try {
@@ -77,9 +79,16 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
       return;
     }
     rank.groups = reader.groups();
-    rank.tail = reader.tail(count);
+    const std::vector<OpEntry> ops = reader.tail(std::max(kCallerOps, count + kPast));
+    const size_t older = ops.size() - std::min(ops.size(), count);
+    rank.tail.assign(ops.begin() + static_cast<ptrdiff_t>(older), ops.end());
+    for (size_t i = older - std::min(older, kPast); i < older; ++i) {
+      if (ops[i].kind != OpKind::kStep) {
+        rank.past.push_back(pastOf(ops[i]));
+      }
+    }
     rank.call_sites = reader.callSites();
-    rank.callers = callersOf(reader.tail(kCallerOps));
+    rank.callers = callersOf(ops);
     rank.ops_begun = reader.opsBegun();
     const uint64_t heartbeat = reader.heartbeatNs();
     const auto now = static_cast<uint64_t>(now_ns);

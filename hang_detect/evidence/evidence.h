@@ -12,6 +12,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/process_state.h"
 #include "hang_detect/stacks/stacks.h"
 #include "intercept/record/op_log.h"
@@ -45,6 +46,7 @@ struct RankEvidence {
   std::string proc_state;              // letter of /proc/<pid>/stat: R S D T t Z X; "" = unknown
   std::vector<CallingThread> callers;  // who trains first: the order of callersOf()
   std::vector<OpEntry> tail;           // newest ops, oldest first
+  std::vector<PastOp> past;            // the ops before those, steps left out, oldest first
   std::vector<OpGroup> groups;
   uint64_t ops_begun = 0;                      // above tail.size(): older ops are not in the tail
   uint64_t heartbeat_age_ns = 0;               // age of the newest mark in the op log; 0 = unknown
@@ -91,8 +93,8 @@ Standing standingOf(const RankEvidence& rank);
 // then by number of ops.
 std::vector<CallingThread> callersOf(const std::vector<OpEntry>& ops);
 
-// Fills tail, groups, call_sites, callers, ops_begun and heartbeat_age_ns from a mapped op log
-// area. Skips a log that another process than `writer` wrote (0: any): it belongs to an earlier
+// Fills tail, past, groups, call_sites, callers, ops_begun and heartbeat_age_ns from a mapped op
+// log area. Skips a log that another process than `writer` wrote (0: any): it belongs to an earlier
 // attempt.
 void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns, size_t count = 64,
               uint32_t writer = 0) noexcept;

@@ -18,6 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxRanks = 1u << 20;
+constexpr size_t kMaxPast = 1u << 10;
 
 template <typename Number>
 Number number(const json& object, const char* key, Number otherwise) {
@@ -88,6 +89,56 @@ OpEntry opOf(const json& entry) {
   return op;
 }
 
+// {"ops": [[kind, group, peer, tag, call site], …], "order": [0, 1, 0, …]}: the same few ops come
+// again and again.
+json pastFields(const std::vector<PastOp>& past) {
+  std::vector<PastOp> ops;
+  json order = json::array();
+  for (const PastOp& op : past) {
+    const auto at = std::find(ops.begin(), ops.end(), op);
+    order.push_back(at - ops.begin());
+    if (at == ops.end()) {
+      ops.push_back(op);
+    }
+  }
+  json written = json::array();
+  for (const PastOp& op : ops) {
+    written.push_back({static_cast<int>(op.kind), op.group, op.peer, op.tag, op.call_site});
+  }
+  return {{"ops", std::move(written)}, {"order", std::move(order)}};
+}
+
+std::vector<PastOp> pastFrom(const json& entry) {
+  std::vector<PastOp> ops, past;
+  const auto found = entry.find("past");
+  if (found == entry.end() || !found->is_object()) {
+    return past;
+  }
+  const auto list = [&](const char* name) {
+    const auto at = found->find(name);
+    return at != found->end() && at->is_array() ? *at : json::array();
+  };
+  for (const json& op : list("ops")) {
+    if (ops.size() >= kMaxPast || !op.is_array() || op.size() != 5) {
+      return past;
+    }
+    const json fields = {
+        {"kind", op[0]}, {"group", op[1]}, {"peer", op[2]}, {"tag", op[3]}, {"site", op[4]}};
+    ops.push_back({static_cast<OpKind>(number<uint8_t>(fields, "kind", 0)),
+                   number<uint32_t>(fields, "group", UINT32_MAX),
+                   number<int32_t>(fields, "peer", -1), number<uint32_t>(fields, "tag", 0),
+                   number<uint32_t>(fields, "site", 0)});
+  }
+  for (const json& index : list("order")) {
+    const auto at = number<size_t>(json{{"at", index}}, "at", SIZE_MAX);
+    if (at >= ops.size() || past.size() >= kMaxPast) {
+      return {};
+    }
+    past.push_back(ops[at]);
+  }
+  return past;
+}
+
 RankEvidence rankOf(const json& entry) {
   RankEvidence rank;
   rank.rank = number<int>(entry, "rank", -1);
@@ -127,6 +178,7 @@ RankEvidence rankOf(const json& entry) {
     rank.groups.push_back(read);
   });
   each(entry, "tail", [&](const json& op) { rank.tail.push_back(opOf(op)); });
+  rank.past = pastFrom(entry);
   if (const auto sites = entry.find("call_sites"); sites != entry.end() && sites->is_object()) {
     for (const auto& [id, site] : sites->items()) {
       uint32_t value = 0;
@@ -266,6 +318,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"io_bytes", rank.io_bytes},
           {"children", std::move(children)},
           {"groups", std::move(groups)},
+          {"past", pastFields(rank.past)},
           {"call_sites", std::move(call_sites)},
           {"stacks_text", rank.stacks.text()},
           {"error", rank.error}};
@@ -294,7 +347,9 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
       for (ChildProcess& child : rank.children) {
         child.stacks = {};
       }
+      rank.past.clear();
     }
+    text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
   }
   while (text.size() > limit && !evidence.ranks.empty()) {
     bool shorter = false;

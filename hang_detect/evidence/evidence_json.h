@@ -23,7 +23,7 @@ nlohmann::json evidenceFields(const HangEvidence& evidence);           // withou
 std::optional<HangEvidence> evidenceOf(const nlohmann::json& report);  // as evidenceFromJson()
 
 // The evidence without a verdict, for another node. To stay within `limit` bytes it drops threads
-// other than the main one, then older ops, then ranks.
+// other than the main one and the past, then older ops, then ranks.
 std::string evidenceJson(HangEvidence evidence, size_t limit = SIZE_MAX);
 
 // Reads evidence back, from evidenceJson() or from a whole hang report; nullopt if the text is

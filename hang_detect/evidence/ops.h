@@ -3,6 +3,7 @@
 // Threads: free functions, re-entrant. Errors: none.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <tuple>
 #include <unordered_map>
@@ -60,6 +61,20 @@ struct OpContract {
 
 inline OpContract contractOf(const OpEntry& op) {
   return {op.kind, op.signature, hasRoot(op.kind) ? op.peer : -1};
+}
+
+// What repeats of an op from step to step. Neither its size does nor, where an op has a root, that.
+struct PastOp {
+  OpKind kind = OpKind::kUnknown;
+  uint32_t group = 0;  // index into the rank's groups
+  int32_t peer = -1;   // of messages only
+  uint32_t tag = 0;
+  uint32_t call_site = 0;
+  bool operator==(const PastOp&) const = default;
+};
+
+inline PastOp pastOf(const OpEntry& op) {
+  return {op.kind, op.group, isPointToPoint(op.kind) ? op.peer : -1, op.tag, op.call_site};
 }
 
 // Gives each group of a rank a key that is the same on all its members.

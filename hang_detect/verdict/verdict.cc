@@ -9,6 +9,7 @@
 #include "hang_detect/evidence/ops.h"
 #include "hang_detect/evidence/words.h"
 #include "hang_detect/stacks/printable.h"
+#include "hang_detect/verdict/habit.h"
 #include "hang_detect/verdict/job_view.h"
 #include "hang_detect/verdict/op_history.h"
 #include "hang_detect/verdict/verdict_words.h"
@@ -108,6 +109,7 @@ class Decision {
   bool diedIn(size_t rank, const Disagreement& found);
   std::string cycleClass(const std::set<size_t>& ranks) const;
   OpKind heldKind(size_t rank) const;
+  std::optional<Departure> departureOf(const std::set<size_t>& ranks) const;
   bool familiarPlace() const {
     return waitsAtAFamiliarPlace(view_, graph_.waitingRanks(), result_.waited_sec);
   }
@@ -382,8 +384,12 @@ bool Decision::cycle() {
   }
   const std::set<size_t> ranks = unionOf(ends_.cycles);
   const std::string what = cycleClass(ranks);
-  const std::set<size_t> odd =
+  std::set<size_t> odd =
       ends_.outside || what != "cycle" ? std::set<size_t>{} : ranksOutOfOrder(view_, ranks);
+  const auto departure = odd.empty() ? departureOf(ranks) : std::nullopt;
+  if (departure) {
+    odd = {departure->rank};
+  }
   std::vector<Culprit>& list = finish(stateByTime(), what, what == "p2p_mismatch" ? "P2" : "P6",
                                       odd.empty() ? Confidence::kUndecidable : Confidence::kLikely,
                                       odd.empty() ? ranks : odd);
@@ -391,12 +397,18 @@ bool Decision::cycle() {
               " wait for each other in a cycle");
   for (Culprit& culprit : list) {
     culprit.reason = what;
-    culprit.text =
-        "rank " + std::to_string(culprit.rank) +
-        (odd.empty() ? " is part of the cycle" : " has another order of ops than the others") +
-        whereInOp(view_, culprit.rank);
+    culprit.text = "rank " + std::to_string(culprit.rank) +
+                   (departure     ? departureText(view_, *departure)
+                    : odd.empty() ? " is part of the cycle" + whereInOp(view_, culprit.rank)
+                                  : " has another order of ops than the others" +
+                                        whereInOp(view_, culprit.rank));
   }
   return true;
+}
+
+// The last resort: where nothing else tells ranks apart that wait for each other.
+std::optional<Departure> Decision::departureOf(const std::set<size_t>& ranks) const {
+  return ends_.outside ? std::nullopt : oddByHabit(view_, ranks);
 }
 
 std::string Decision::cycleClass(const std::set<size_t>& ranks) const {
@@ -432,7 +444,15 @@ bool Decision::mismatchedMessages() {
   for (const auto& [a, b] : graph_.mismatches()) {
     pairs.insert({a, b});
   }
-  finish(stateByTime(), "p2p_mismatch", "P2", Confidence::kUndecidable, pairs);
+  const auto departure = departureOf(pairs);
+  std::vector<Culprit>& list = finish(stateByTime(), "p2p_mismatch", "P2",
+                                      departure ? Confidence::kLikely : Confidence::kUndecidable,
+                                      departure ? std::set<size_t>{departure->rank} : pairs);
+  if (departure) {
+    list.front().reason = "p2p_mismatch";
+    list.front().text =
+        "rank " + std::to_string(list.front().rank) + departureText(view_, *departure);
+  }
   return true;
 }
 

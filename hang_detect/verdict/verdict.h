@@ -4,7 +4,7 @@
 // so a verdict can be recomputed from the report that an agent wrote (evidenceFromJson()). A
 // verdict names a rank only where the evidence does; otherwise it is `undecidable` and lists the
 // candidates. Its parts are job_view.h, wait_graph.h (Note [wait-for graph]), suspect.h,
-// disagreement.h and op_history.h. docs/hang.md lists all classes.
+// disagreement.h, op_history.h and habit.h. docs/hang.md lists all classes.
 //
 // Threads: free functions, re-entrant.
 // Errors:  none, whatever the evidence holds (except std::bad_alloc).

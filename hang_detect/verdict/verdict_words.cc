@@ -35,6 +35,19 @@ std::string callSite(const RankEvidence& rank, const OpEntry& op, const char* be
   return site == rank.call_sites.end() ? "" : before + printable(shortSite(site->second), 100);
 }
 
+// "all_reduce of group tp0 at jobs/train.py:9 step", "send to 2 at jobs/train.py:9 step"
+std::string nameOf(const RankEvidence& rank, const PastOp& op) {
+  OpEntry named;
+  named.call_site = op.call_site;
+  const std::string peer = op.kind == OpKind::kSend   ? " to " + std::to_string(op.peer)
+                           : op.kind == OpKind::kRecv ? " from " + std::to_string(op.peer)
+                                                      : "";
+  const std::string tag = op.tag != 0 ? " with tag " + std::to_string(op.tag) : "";
+  return opKindName(op.kind) +
+         (peer.empty() ? " of group " + words::groupName(rank, op.group) : peer) + tag +
+         callSite(rank, named, " at ");
+}
+
 // "broadcast (4.0 MiB, float32, root 0) at jobs/train.py:9 step"
 std::string callOf(const RankEvidence& rank, const OpEntry& op, bool with_reduction) {
   const int32_t root = contractOf(op).root;
@@ -180,6 +193,13 @@ std::string whereInOp(const JobView& view, int number) {
     }
   }
   return "";
+}
+
+std::string departureText(const JobView& view, const Departure& departure) {
+  const RankEvidence& rank = view.ranks()[departure.rank];
+  return " departs from its habit: it calls " + nameOf(rank, departure.instead) +
+         ", where it has called " + nameOf(rank, departure.usual) + " all " +
+         std::to_string(departure.times) + " times before";
 }
 
 std::string silentNodesSentence(std::vector<int> nodes) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "hang_detect/verdict/habit.h"
 #include "hang_detect/verdict/job_view.h"
 #include "hang_detect/verdict/verdict.h"
 #include "hang_detect/verdict/wait_graph.h"
@@ -37,6 +38,10 @@ std::vector<std::string> waitSentences(const JobView& view, const WaitGraph& gra
 
 // ": it is in all_reduce seq 6 of group default, called at train.py:9"; "" if it waits in no op.
 std::string whereInOp(const JobView& view, int rank);
+
+// " departs from its habit: it calls recv from 2 at jobs/train.py:9 step, where it has called send
+// to 2 at jobs/train.py:8 step all 7 times before"
+std::string departureText(const JobView& view, const Departure& departure);
 
 // "node 1 does not answer: no evidence about its ranks"
 std::string silentNodesSentence(std::vector<int> nodes);

@@ -193,8 +193,9 @@ def matrix() -> list[Case]:
             )
     add("H31", "ops_size", "size_mismatch op_mismatch", "plain8", hold=True)
     add("H32", "ops_dtype", "dtype_mismatch", "plain4", [0, 2], ask="disagreement", hold=True)
-    add("H35", "ops_subgroup", "cycle", "plain4", may_be_open=True, between=None, hold=True)
-    add("H40", "ops_two_groups", "cycle", "plain4 plain8", [0, -1], may_be_open=True, hold=True)
+    # Named by their habit.
+    add("H35", "ops_subgroup", "cycle", "plain4", hold=True)
+    add("H40", "ops_two_groups", "cycle", "plain4 plain8", [0, -1], hold=True)
     everyone = frozenset(range(4))
     cases.append(Case("H40", "ops_ring", between=everyone, classes=frozenset({"cycle"})))
     cases.append(Case("H30", "ops_half", rank=1, between=everyone, classes=frozenset({"op_mismatch"}), hold=True))
@@ -218,8 +219,9 @@ def matrix() -> list[Case]:
             ("ops_tag", "H44", "p2p_mismatch"),
         ]:
             cases.append(Case(row, fault, rank=rank, between=pair, classes=frozenset({classes})))
-        more = frozenset({"p2p_count_mismatch", "op_mismatch"})
-        cases.append(Case("H43", "ops_one_message_more", rank=rank, between=pair, classes=more))
+    add("H43", "ops_one_message_more", "p2p_count_mismatch", "plain4", [0, 3])
+    add("H41", "ops_stage_leaves_a_send_out", "crossed_recvs", "pipe4", [1])
+    add("H41", "ops_swap", "crossed_recvs", "plain4", [0, 3])
     cases.append(Case("H43", "ops_any_source", rank=2, between=frozenset({2}), may_be_open=True))
     add("H00", "ops_uneven_then_sleep", "user_code", "plain4")
     add("H00", "ops_object", "user_code", "plain4", [1])

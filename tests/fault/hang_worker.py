@@ -61,6 +61,7 @@ class Job:
         self.chosen = self.rank == args.rank
         self.busy_sec = float(args.sec)
         self.beside: hang_peers.InRank | None = None
+        self.leaves_a_send_out = False  # a stage of a pipeline, in this step
 
     def injected(self) -> None:
         """Says that the fault begins now."""
@@ -149,7 +150,7 @@ class Pipe(Layout):
                 dist.recv(torch.empty(256), self.before)
             if micro == 1:
                 middle()
-            if self.stage < self.stages - 1:
+            if self.stage < self.stages - 1 and not (micro == 1 and self.job.leaves_a_send_out):
                 dist.send(torch.ones(256), self.after)
         for _ in range(2):
             if self.stage < self.stages - 1:
@@ -417,27 +418,30 @@ def ops_root(job: Job) -> None:
     dist.all_reduce(torch.ones(64))
 
 
+ROUNDS = 8  # of an op of several ranks, the last of which goes wrong: before, it is their habit
+
+
 def ops_subgroup(job: Job) -> None:
     """One expert has no tokens and leaves the op of its group out."""
     group = dist.new_group(list(range(job.world)))
-    for _ in range(4):
-        dist.all_reduce(torch.ones(8), group=group)
+    for number in range(ROUNDS):
+        last = number == ROUNDS - 1
+        if last:
+            job.injected()
+        if not (last and job.chosen):
+            dist.all_reduce(torch.ones(8), group=group)
         dist.all_reduce(torch.ones(4))
-    job.injected()
-    if not job.chosen:
-        dist.all_reduce(torch.ones(8), group=group)
-    dist.all_reduce(torch.ones(4))
 
 
 def ops_two_groups(job: Job) -> None:
     """Two groups with the same ranks, used in another order by one of them."""
     groups = [dist.new_group(list(range(job.world))) for _ in range(2)]
-    for _ in range(4):
-        for group in groups:
+    for number in range(ROUNDS):
+        last = number == ROUNDS - 1
+        if last:
+            job.injected()
+        for group in reversed(groups) if last and job.chosen else groups:
             dist.all_reduce(torch.ones(8), group=group)
-    job.injected()
-    for group in reversed(groups) if job.chosen else groups:
-        dist.all_reduce(torch.ones(8), group=group)
 
 
 def ops_ring(job: Job) -> None:
@@ -485,14 +489,37 @@ def ops_tag(job: Job) -> None:
 def ops_one_message_more(job: Job) -> None:
     """A receive for which nobody sends; the sender goes on to the next phase."""
     peer = partner(job)
-    if peer is not None:
-        for micro in range(4 if job.chosen else 3):
-            if micro == 3:
-                job.injected()
-            if job.chosen:
+    for number in range(ROUNDS):
+        last = number == ROUNDS - 1
+        if last and peer is not None:
+            job.injected()
+        for _ in range(4 if last and job.chosen else 3):
+            if peer is not None and job.chosen:
                 dist.recv(torch.ones(64), peer)
-            else:
+            elif peer is not None:
                 dist.send(torch.ones(64), peer)
+        dist.all_reduce(torch.ones(8))
+
+
+def ops_swap(job: Job) -> None:
+    """Two ranks swap tensors: one sends first, the other receives first, until both receive first."""
+    peer = partner(job)
+    if peer is None:
+        return
+    ops: list[Callable[[], Any]] = [
+        lambda: dist.send(torch.ones(64), peer),
+        lambda: dist.recv(torch.ones(64), peer),
+    ]
+    for number in range(ROUNDS):
+        last = number == ROUNDS - 1
+        if last:
+            job.injected()
+        for op in ops if job.chosen and not last else reversed(ops):
+            op()
+
+
+def ops_stage_leaves_a_send_out(job: Job) -> None:
+    job.leaves_a_send_out = job.chosen
 
 
 def ops_any_source(job: Job) -> None:
@@ -801,6 +828,7 @@ SAY_THEMSELVES = {
     "crossed_recvs",
     "tag",
     "one_message_more",
+    "swap",
     "uneven_then_sleep",
     "object",
     "async",
