@@ -61,6 +61,8 @@ class HangWatch {
   }
   // True once an episode, after half of suspect_ns: time to note what processes have used so far.
   bool halfway(int64_t now_ns);
+  // halfway() was true in this episode, so what was noted is of it.
+  bool noted() const { return noted_; }
 
  private:
   int64_t suspect_ns_;

@@ -370,8 +370,9 @@ HangEvidence Investigation::evidenceOf(const Look& look, std::vector<RankEvidenc
       const auto ended = ended_ns_.find(entry.rank);
       entry.gone_ns = ended == ended_ns_.end() ? 0 : ended->second;
     }
-    look.addTo(entry, known->second,
-               look.kind() == Look::Kind::kTool ? std::map<int, Use>{} : uses_);
+    // A tool may ask at any time.
+    const bool comparable = look.kind() != Look::Kind::kTool || hang_watch_.noted();
+    look.addTo(entry, known->second, comparable ? uses_ : std::map<int, Use>{});
     evidence.ranks.push_back(std::move(entry));
   }
   return evidence;

@@ -322,7 +322,7 @@ def _head(report: dict[str, Any]) -> str:
     if sentences:
         out.append(
             "<h2>Evidence</h2><ul>"
-            + "".join(f"<li>{_text(line)}</li>" for line in sentences)
+            + "".join(f"<li>{_text(sentence).replace(chr(10), '<br>')}</li>" for sentence in sentences)
             + "</ul>"
         )
     return "".join(out)

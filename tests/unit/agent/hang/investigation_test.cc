@@ -257,6 +257,22 @@ TEST_F(InvestigationTest, ShowsABusyRankAsSlowOnceAnEpisodeAndReportsAHangOnlyMu
   EXPECT_EQ(aborts.size(), 1U);
 }
 
+TEST_F(InvestigationTest, TellsAToolThatARankIsBusyOnceItCanKnow) {
+  busy = true;
+  stopped = false;
+  train(5);
+  begin(0);
+  // What ranks have used so far is noted after half of the suspicion time.
+  for (const char* what : {"user_code", "busy"}) {
+    pass(kSuspectSec * 3 / 8);
+    know();
+    investigation->toolAsks(50, {}, clock.now_ns);
+    execute();
+    step();
+    EXPECT_THAT(tool_answers.back().json, HasSubstr(std::string("\"class\":\"") + what + "\""));
+  }
+}
+
 TEST_F(InvestigationTest, ReportsAnIdleRankAtAKnownPlaceAtOnce) {
   stopped = false;
   train(5);

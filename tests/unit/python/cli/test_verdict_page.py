@@ -93,7 +93,7 @@ def pipeline() -> dict[str, Any]:
         "state": "hang", "class": "data_loading", "confidence": "certain", "job": "pretrain-7b", "node": 0, "world": 8,
         "detected_after_sec": 31.2, "op": "all_reduce", "seq": 7, "group": "tp0", "culprits": [culprit], "candidates": [],
         "victims": [0, 1, 2, 3, 4, 5, 7], "disagreements": [], "ranks": ranks, "text": "job pretrain-7b, node 0: 8 of 8 ranks\n",
-        "evidence": ["rank 6 has not begun all_reduce seq 7 of group tp1, in which ranks 4 5 7 wait", "worker pid 5120 is dead"],
+        "evidence": ["rank 6 has not begun all_reduce seq 7 of group tp1, in which ranks 4 5 7 wait", "worker pid 5120 is dead", "ranks disagree:\nrank 1 calls barrier"],
         "advice": "look at that rank's data workers and at its storage",
     }  # fmt: skip
 
@@ -135,6 +135,7 @@ def test_the_page_says_who_where_why_and_what_next() -> None:
         "look at that rank's data workers", "worker pid 5120 is dead", "certain",
     ):  # fmt: skip
         assert expected in text, expected
+    assert "<li>ranks disagree:<br>rank 1 calls barrier</li>" in page
 
 
 def test_stacks_of_all_ranks_are_one_tree_by_rank_sets() -> None:
