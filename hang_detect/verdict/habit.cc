@@ -99,24 +99,25 @@ Habit habitOfRank(const JobView& view, size_t rank, const std::set<size_t>& susp
 }  // namespace
 
 Habit habitOf(const std::vector<PastOp>& done, size_t first, Departure& left) {
-  Habit habit = Habit::kUnknown;
+  bool known = true;
+  size_t kept = 0;  // in a row, up to now
   for (size_t at = first; at < done.size(); ++at) {
     size_t times = 0;
     const auto usual = usualAt(done, at, times);
-    if (!usual) {
-      return Habit::kUnknown;
+    const bool keeps = usual && done[*usual] == done[at];
+    if (usual && !keeps && known) {
+      const auto end = done.begin() + static_cast<ptrdiff_t>(at);
+      if (static_cast<size_t>(std::count(done.begin(), end, done[at])) >= kTimes) {
+        left.usual = done[*usual];
+        left.times = times;
+        left.instead = done[at];
+        return Habit::kLeft;
+      }
     }
-    if (!(done[*usual] == done[at])) {
-      const auto known = static_cast<size_t>(
-          std::count(done.begin(), done.begin() + static_cast<ptrdiff_t>(at), done[at]));
-      left.usual = done[*usual];
-      left.times = times;
-      left.instead = done[at];
-      return known >= kTimes ? Habit::kLeft : Habit::kUnknown;
-    }
-    habit = Habit::kKept;
+    kept = keeps ? kept + 1 : 0;
+    known = keeps && (known || kept >= kTimes);
   }
-  return habit;
+  return known && kept > 0 ? Habit::kKept : Habit::kUnknown;
 }
 
 std::optional<Departure> oddByHabit(const JobView& view, const std::set<size_t>& suspects) {

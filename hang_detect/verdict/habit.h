@@ -6,7 +6,8 @@
 // ops that the log has often enough is always followed by one op, the usual one. A rank *keeps* its
 // habit if that is what it does, and *leaves* it if it does another op of its habit instead: it has
 // left an op out, added one, or changed their order. An op that it has seldom done before shows no
-// fault, but a new phase: then nothing is known, as where several ops come next by turns.
+// fault, but a new phase: then nothing is known, as where several ops come next by turns, until the
+// rank has kept a habit some times again.
 //
 // Only the ops since the ranks last met count: what a rank did before, the others went along with.
 //

@@ -252,6 +252,22 @@ TEST(HabitOf, KnowsAPeriodThatIsLongerThanAStep) {
   }
 }
 
+TEST(HabitOf, ANewPhaseHasAHabitAfterSomeRepetitions) {
+  for (const int rounds : {3, 8}) {
+    std::vector<uint32_t> lines = {1, 1, 1, 1, 1, 1};
+    for (int round = 0; round < rounds; ++round) {
+      lines.insert(lines.end(), {2, 3});
+    }
+    const std::pair<uint32_t, Habit> kNext[] = {{2, Habit::kKept}, {3, Habit::kLeft}};
+    for (const auto& [next, habit] : kNext) {
+      auto with = pastOfLines(lines);
+      with.push_back(past(next));
+      Departure left;
+      EXPECT_EQ(habitOf(with, 6, left), rounds == 3 ? Habit::kUnknown : habit) << next;
+    }
+  }
+}
+
 TEST(HabitOf, IsUnknownWithoutAPast) {
   Departure left;
   EXPECT_EQ(habitOf({}, 0, left), Habit::kUnknown);
