@@ -115,7 +115,7 @@ void Investigation::compareOps(const std::vector<RankLog>& logs, int64_t now_ns)
         crash_incarnation_ == compared_incarnation_) {
       continue;
     }
-    const auto text = "ranks disagree about " + found->text;
+    const auto text = "ranks disagree about an op: " + found->text;
     logWarn("agent", text);
     disagreements_.push_back(*found);
     if (const auto speaker = speakerOf(nullptr)) {

@@ -334,11 +334,11 @@ def test_ranks_that_disagree_and_do_not_hang_are_told_so_once(tmp_path: Path) ->
     )
     text = job.stdout + job.stderr
     assert job.returncode == 0 and text.count("ended") == 3, text
-    said = "".join(text.split())  # long paths are broken at the 80th column
+    said = "".join(text.split())  # long lines are broken at the 80th column
     line = next(number for number, text in enumerate(DISAGREEING.splitlines(), 1) if "dist.all_reduce" in text)
-    place = f"{script}:{line} <module>"
+    place = f"{tmp_path.name}/train.py:{line} <module>"
     expected = (
-        f"rank 2 calls all_reduce (256 B, int32) at {place}; ranks 0 1 call all_reduce (256 B, float32) at {place}"
+        f"rank 2 calls all_reduce (256 B, int32) at {place} ranks 0 1 call all_reduce (256 B, float32) at {place}"
     )
     assert said.count("ranksdisagreeaboutanop") == 1, text
     assert "".join(expected.split()) in said, text

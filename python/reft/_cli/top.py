@@ -130,7 +130,7 @@ def render(statuses: list[dict[str, Any]]) -> Group:
         for found in status.get("disagreements", []):
             lines = str(found.get("text", "")).splitlines()
             text = "\n    ".join(map(words.printable, lines))
-            parts.append(Text(f"ranks disagree about {text}", style="red"))
+            parts.append(Text(f"ranks disagree about an op: {text}", style="red"))
         if status is not statuses[-1]:
             parts.append(Text())
     return Group(*parts)

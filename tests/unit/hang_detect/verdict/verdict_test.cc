@@ -235,7 +235,7 @@ TEST(Verdict, ARankThatIsBusyIsSlowUntilTenTimesTheSuspicionTime) {
   }
   HangEvidence starved = missing();  // a machine with too few processors
   starved.ranks[2].proc_state = "R";
-  starved.ranks[2].cpu_share = 0.2;
+  starved.ranks[2].cpu_share = 0.09;
   expectNamed(decide(starved), "busy", {2}, VerdictState::kSlow);
   HangEvidence idle = missing();
   idle.ranks[2].cpu_share = 0.02;
