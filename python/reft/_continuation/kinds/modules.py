@@ -112,6 +112,33 @@ class Module(Node):
 
 
 @kind
+class Idle(Node):
+    """An optimizer of torch's that has not stepped yet: no snapshot has a table for it."""
+
+    attributes: Named
+    hooks: Named
+    groups: list[Named]
+    """Settings of each parameter group: schedules move them from the start."""
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = Owned(self.attributes, self.hooks).restore(at, live, walk)
+        if target is KEEP:
+            return KEEP
+        there = target.param_groups
+        if len(there) != len(self.groups):
+            why = f"had {len(self.groups)} parameter groups, and has {len(there)} now"
+            walk.problem(at, why)
+            return target
+        for g, (group, saved) in enumerate(zip(there, self.groups, strict=True)):
+            for name, item in saved:
+                place = f"{at.place}.param_groups[{g}].{name}"
+                value = walk.resolve(item, group.get(name, MISSING), place)
+                if value is not KEEP:
+                    walk.contents.append(functools.partial(group.__setitem__, name, value))
+        return target
+
+
+@kind
 class Wrapper(Node):
     """A DDP or FSDP that was made after the first step."""
 
@@ -189,9 +216,34 @@ def capture_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
 
 
 def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-    """Captures the hooks of an optimizer and what a script has attached to it."""
+    """Captures the hooks of an optimizer and what a script has attached to it; the settings, too,
+    of one that has not stepped yet."""
     attached = _encode_attached(value, place, depth, walk)
-    return Owned(attached, encode_hooks(hooks.of_optimizer(value), place, depth, walk))
+    found = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
+    if id(value) in walk.owned:
+        return Owned(attached, found)
+    return Idle(attached, found, _encode_groups(value, place, depth, walk))
+
+
+def capture_scheduler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures nothing of a scheduler, which is saved elsewhere, but an optimizer that has not
+    stepped yet: it may be reached from here alone."""
+    optimizer = getattr(value, "optimizer", None)
+    if optimizer is None or id(optimizer) in walk.owned:
+        return OWNED
+    return Owned([("optimizer", walk.encode(optimizer, f"{place}.optimizer", depth + 1))], None)
+
+
+def _encode_groups(value: Any, place: str, depth: int, walk: CaptureWalk) -> list[Named]:
+    """Encodes the settings of an optimizer's parameter groups."""
+    return [
+        [
+            (name, walk.encode(item, f"{place}.param_groups[{g}].{name}", depth + 1))
+            for name, item in list(group.items())
+            if name != "params"
+        ]
+        for g, group in enumerate(value.param_groups)
+    ]
 
 
 def capture_scaler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:

@@ -224,7 +224,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_torch_extends("optim.Optimizer"), modules.capture_optimizer),
     Rule(
         _torch_extends("optim.lr_scheduler.LRScheduler"),
-        objects.Owned.capture,
+        modules.capture_scheduler,
         is_left_alone=True,
     ),
     Rule(
