@@ -11,6 +11,8 @@ import weakref
 from functools import cache
 from typing import Any
 
+from .foreign import Fingerprint
+
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
@@ -61,8 +63,10 @@ class Births:
         self._at: dict[str, int] = {}
         self._ambiguous: set[str] = set()
         self.recorded = False
-        self.bulky: dict[str, tuple[int, int, int]] = {}
-        """Identity, size and version of a dataset's large attributes by place."""
+        self.looks: dict[str, Fingerprint] = {}
+        """What objects of packages looked like, by place."""
+        self.bulky: dict[str, tuple[int, int, int, Any]] = {}
+        """Identity, size, version and samples of a dataset's large attributes by place."""
         self.handles: dict[str, Any] = {}
         """Numbers by place that were descriptors, processes, threads or addresses then."""
         self.constants: dict[str, Any] = {}

@@ -18,8 +18,9 @@ from typing import Any
 from . import handles
 from .births import MEMBER, Births
 from .device_parts import DeviceParts
+from .foreign import is_open, sample_of
 from .kinds.functions import STATEFUL_STDLIB
-from .kinds.objects import OWNED, PENDING, Lost
+from .kinds.objects import OWNED, PENDING, Lost, capture_changed
 from .kinds.table import Rule, rule_of
 from .nodes import (
     ATOMS,
@@ -155,8 +156,10 @@ class CaptureWalk:
                 # however it is reached now.
                 graph.births[index] = place = birth
         try:
-            if self.is_outside and (self._is_outsider(kind, rule) or not self._moves(value, place)):
+            if self.is_outside and not self._moves(value, place):
                 node: Node = OWNED
+            elif self.is_outside and self._is_outsider(kind, rule):
+                node = self._outsider(value, place, depth)
             else:
                 node = rule.capture(value, place, depth, self)
         except Exception as error:
@@ -265,8 +268,8 @@ class CaptureWalk:
     def outside(self, own: Collection[str]) -> Iterator[None]:
         """Within this, values stand outside of the frames.
 
-        Lists, dicts and arrays that are large and have not changed their size are left out, as are
-        objects of installed packages: trackers, tokenizers, what a decorator attaches to a
+        Lists, dicts and arrays that are large and have not changed are left out, as are objects of
+        installed packages that have not: trackers, tokenizers, what a decorator attaches to a
         function.
 
         Args:
@@ -295,6 +298,11 @@ class CaptureWalk:
         root = kind.__module__.partition(".")[0]
         return kind.__module__ not in self._own and root not in STATEFUL_STDLIB
 
+    def _outsider(self, value: Any, place: str, depth: int) -> Node:
+        if not is_open(type(value)):
+            return OWNED
+        return capture_changed(value, place, depth, self)
+
     def _moves(self, item: Any, place: str) -> bool:
         """Whether a part of a dataset is copied.
 
@@ -307,7 +315,7 @@ class CaptureWalk:
         size = len(item) if nbytes is None else nbytes // 8
         if size <= _SMALL_ITEMS:
             return True
-        mark = (id(item), size, getattr(item, "_version", 0))
+        mark = (id(item), size, getattr(item, "_version", 0), sample_of(item))
         if self.note_births:
             self.births.bulky[place] = mark
         return self.births.bulky.get(place) != mark

@@ -46,13 +46,16 @@ class Parts:
     Args:
         roots: As of `reach`.
         read_elsewhere: Whether workers read it, who get a copy when the loader's iterator is made.
+
+    Attributes:
+        cut: As of `Reached`: what comes later is not followed.
     """
 
-    __slots__ = ("_known", "_loose", "_parts", "_read_elsewhere")
+    __slots__ = ("_known", "_loose", "_parts", "_read_elsewhere", "cut")
 
     def __init__(self, *roots: tuple[str, Any, bool], read_elsewhere: bool = False) -> None:
         found = reach(*roots)
-        self._parts = found.parts
+        self._parts, self.cut = found.parts, found.cut
         self._read_elsewhere = read_elsewhere
         # Kept: a sampler may make its generator when it is first used, and before that it has none.
         self._known = {

@@ -229,7 +229,10 @@ def is_bound(function: Any) -> bool:
     if not isinstance(function, BuiltinFunctionType):
         return False
     owner = getattr(function, "__self__", None)
-    return owner is not None and not isinstance(owner, (ModuleType, type))
+    if owner is None or isinstance(owner, (ModuleType, type)):
+        return False
+    # What a binding to C++ keeps of a function itself.
+    return type(owner).__module__ != "pybind11_builtins" and type(owner).__name__ != "PyCapsule"
 
 
 def find_named(module: str | None, qualname: str) -> Any:

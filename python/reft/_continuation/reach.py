@@ -2,9 +2,9 @@
 generators whose state decides what it yields, whatever their classes are.
 
 Followed are attributes, slots, small containers, closures and defaults of functions, methods,
-partial calls, and the generators that a script's functions read from their module. Not followed are
-models, tensors, and objects of torch (but samplers, datasets and loaders), NumPy and the standard
-library.
+partial calls, the generators that a script's functions read from their module, and objects of
+packages whose attributes are all of their state (`foreign`). Not followed are models, tensors, and
+what belongs to the process: loggers, locks, files.
 
 Threads: the training thread, or a worker's. Cost: a walk of up to some thousand objects, for the
 making of a loader's iterator, not for each step. Errors: none.
@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from . import foreign
 from .bytecode import global_names
 from .own import is_own
 from .rng import is_random
 
-_MOST_PARTS = 128
-_MOST_VISITS = 4096
+_MOST_PARTS = 512
+_MOST_VISITS = 16384
 _MOST_ITEMS = 256  # of a container that is looked into
 _SEQUENCES = (list, tuple, deque, set, frozenset)
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict})
@@ -51,12 +52,15 @@ class Reached:
     parts: list[Part] = field(default_factory=list)
     generators: list[tuple[str, Any]] = field(default_factory=list)
     """Path and generator, each once, also those that are attributes of parts."""
+    cut: str = ""
+    """Why the walk ended before its end, "" if it did not."""
 
 
-def reach(*roots: tuple[str, Any, bool]) -> Reached:
+def reach(*roots: tuple[str, Any, bool], packages: bool = True) -> Reached:
     """Walks from the roots.
 
     Args:
+        packages: Whether objects of torch, NumPy and the standard library are followed, too.
         roots: Path, object, and whether drawing runs its code. An object counts by the root from
             which it is reached first.
     """
@@ -64,18 +68,22 @@ def reach(*roots: tuple[str, Any, bool]) -> Reached:
     seen: set[int] = set()
     kept: list[Any] = []  # methods and the like live no longer than their look-up
     work = deque(roots)
-    while work and len(seen) < _MOST_VISITS and len(found.parts) < _MOST_PARTS:
+    while work:
         path, value, drawn = work.popleft()
         if id(value) in seen or value is None or isinstance(value, (int, float, complex)):
             continue
         if isinstance(value, _LEAVES):
             continue
+        if len(seen) >= _MOST_VISITS or len(found.parts) >= _MOST_PARTS:
+            many = f"{_MOST_PARTS} parts" if len(seen) < _MOST_VISITS else f"{_MOST_VISITS} objects"
+            found.cut = f"{path} comes after the first {many}"
+            break
         seen.add(id(value))
         kept.append(value)
         if is_random(value):
             found.generators.append((path, value))
             continue
-        inner = _inner(value)
+        inner = _inner(value, packages)
         if inner is None:
             continue
         if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, FunctionType):
@@ -84,7 +92,7 @@ def reach(*roots: tuple[str, Any, bool]) -> Reached:
     return found
 
 
-def _inner(value: Any) -> list[tuple[str, Any]] | None:
+def _inner(value: Any, packages: bool) -> list[tuple[str, Any]] | None:
     """Gives what is looked at next behind an object; None if the object is not looked into."""
     kind = type(value)
     if kind in _SEQUENCES:
@@ -102,7 +110,7 @@ def _inner(value: Any) -> list[tuple[str, Any]] | None:
     if kind is functools.partial:
         keywords = [(f".{name}", item) for name, item in value.keywords.items()]
         return [(".func", value.func), (".args", value.args), *keywords]
-    if not _is_followed(value):
+    if not _is_followed(value, packages):
         return None
     attributes = [(f".{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())]
     slots = [
@@ -114,7 +122,7 @@ def _inner(value: Any) -> list[tuple[str, Any]] | None:
     return [*attributes, *slots, *_read_by_class(kind)]
 
 
-def _is_followed(value: Any) -> bool:
+def _is_followed(value: Any, packages: bool) -> bool:
     """Whether an object, which is no container and no function, is looked into."""
     kind = type(value)
     torch: Any = sys.modules["torch"]
@@ -127,7 +135,7 @@ def _is_followed(value: Any) -> bool:
     if isinstance(value, (data.Sampler, data.Dataset, data.DataLoader)):
         return True
     if _is_closed(kind.__module__):
-        return False
+        return packages and foreign.is_open(kind)
     return hasattr(value, "__dict__") or hasattr(kind, "__slots__")
 
 

@@ -93,10 +93,18 @@ def is_random(value: Any) -> bool:
     if root == "torch":
         return kind.__name__ == "Generator" and kind is sys.modules["torch"].Generator
     if root == "numpy":
-        return kind.__name__ in ("Generator", "RandomState") and kind.__module__.startswith(
-            "numpy.random"
+        is_there = kind.__module__.startswith("numpy.random")
+        return is_there and (
+            kind.__name__ in ("Generator", "RandomState") or is_bit_generator(kind)
         )
     return root == "random" and kind is random.Random
+
+
+def is_bit_generator(kind: type) -> bool:
+    """Whether a class is one of those that NumPy's generators draw their bits from."""
+    if not kind.__module__.startswith("numpy.random"):
+        return False
+    return issubclass(kind, sys.modules["numpy"].random.BitGenerator)
 
 
 def object_state(generator: Any) -> Any:
@@ -106,7 +114,7 @@ def object_state(generator: Any) -> Any:
         return (str(generator.device), generator_state(generator))
     if root == "random":
         return _packed(generator.getstate())
-    bits = getattr(generator, "bit_generator", None)
+    bits = _bits_of(generator)
     return pickle.dumps(bits.state if bits is not None else generator.get_state(legacy=False))
 
 
@@ -124,7 +132,7 @@ def set_object_state(generator: Any, state: Any) -> None:
         generator.setstate(_unpacked(state))
     else:
         value = plain.loads(state, plain.ARRAYS)
-        bits = getattr(generator, "bit_generator", None)
+        bits = _bits_of(generator)
         if bits is not None:
             bits.state = value
         else:
@@ -150,13 +158,19 @@ def new_object(kind: str, state: Any) -> Any:
 
         value = plain.loads(state, plain.ARRAYS)
         bits = getattr(numpy.random, value["bit_generator"])()
-        made = (
-            numpy.random.RandomState(bits)
-            if kind.endswith("RandomState")
-            else numpy.random.Generator(bits)
-        )
+        if kind.endswith("RandomState"):
+            made = numpy.random.RandomState(bits)
+        else:
+            made = numpy.random.Generator(bits) if kind.endswith("Generator") else bits
     set_object_state(made, state)
     return made
+
+
+def _bits_of(generator: Any) -> Any:
+    """What holds the state of a generator of NumPy's; None for a RandomState."""
+    if is_bit_generator(type(generator)):
+        return generator
+    return getattr(generator, "bit_generator", None)
 
 
 def _state_bytes(tensor: Any) -> bytes:

@@ -113,7 +113,10 @@ class _Here:
 
         info: Any = get_worker_info()
         dataset = None if info is None else info.dataset
-        self._found = reach(("dataset", dataset, True), ("collate_fn", collate, True))
+        # Of objects of packages only a part would travel.
+        self._found = reach(
+            ("dataset", dataset, True), ("collate_fn", collate, True), packages=False
+        )
 
     def states(self) -> States:
         found: States = {

@@ -379,6 +379,8 @@ def _remark(iterator: Any) -> str | None:
             f"approximated: its {changed[0]} is changed in place and too large to copy: the batches"
             " that follow have another order"
         )
+    if cut := getattr(iterator, ORIGIN).parts.cut:
+        return f"approximated: what decides the order of the data is not all followed: {cut}"
     if kind_of(iterator) != "multi":
         return None
     if not getattr(iterator, "_in_order", True):

@@ -16,7 +16,7 @@ import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .. import hooks
+from .. import foreign, hooks
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
 
 if TYPE_CHECKING:
@@ -77,21 +77,51 @@ PENDING = Pending()
 
 
 def capture_foreign(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-    """Captures an object of torch, NumPy or the standard library that is no plain data.
+    """Captures an object of torch, NumPy or the standard library.
 
-    The restarted script has its own, which stands for another one if it did not live from the first
-    program point on.
+    The restarted script has made its own, as it was at the first program point: one that has
+    changed since is captured as an object of the script's own if its attributes are all there is to
+    it, else reported. One that did not live then stands for another one, unless it can be captured.
     """
     if walk.note_births:
         walk.births.pin(value, place)
+    if foreign.is_open(type(value)):
+        return capture_changed(value, place, depth, walk)
+    if walk.note_births:
+        if foreign.is_observed(type(value)):
+            walk.births.looks[place] = foreign.Fingerprint(value)
         return OWNED
-    if walk.is_outside or walk.births.place(value) is not None or _OFF_THE_STACK.search(place):
+    if walk.births.place(value) is not None:
+        first = walk.births.looks.get(place)
+        if first is not None and first != foreign.Fingerprint(value):
+            why = "has changed since the first step, and its state cannot be restored"
+            return walk.lost(place, type_name(type(value)), why)
+        return OWNED
+    if walk.is_outside or _OFF_THE_STACK.search(place):
         return OWNED
     name = type(value).__name__
     if name in _COMMUNICATE and value is not sys.modules["torch"].distributed.group.WORLD:
         walk.refuse(f"{place}: a {name} that was made after the first step")
     why = "refers to another object than after the first step, of a kind that reft does not copy"
     return walk.lost(place, type_name(type(value)), why)
+
+
+def capture_changed(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures an object of a package's plain class, unless it is as at the first program point."""
+    if walk.note_births:
+        look = foreign.Fingerprint(value)
+        if look.is_whole:
+            walk.births.looks[place] = look
+        Instance.capture(value, place, depth, walk)  # notes where its parts stand
+        return OWNED
+    first = walk.births.looks.get(place)
+    if (
+        first is not None
+        and walk.births.place(value) is not None
+        and first == foreign.Fingerprint(value)
+    ):
+        return OWNED
+    return Instance.capture(value, place, depth, walk)
 
 
 def capture_stream(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:

@@ -5,6 +5,7 @@ Threads: the training thread. Errors: none; a class that no rule takes is report
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import functools
 import io
@@ -36,8 +37,21 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any
 
+from ..foreign import is_plain_class
 from ..nodes import Node
-from . import containers, files, functions, iterators, loaders, modules, objects, randoms, tensors
+from ..rng import is_bit_generator
+from . import (
+    containers,
+    files,
+    functions,
+    holders,
+    iterators,
+    loaders,
+    modules,
+    objects,
+    randoms,
+    tensors,
+)
 from .constants import EnumMember, Pickled, Range, TorchConstant
 
 if TYPE_CHECKING:
@@ -166,15 +180,6 @@ def _is_queue(kind: type) -> bool:
     return kind.__module__ in _QUEUES and hasattr(kind, "empty")
 
 
-def _is_plain_class(kind: type) -> bool:
-    """Says whether all state of a class's objects is in attributes: no base is written in C."""
-    return all(
-        base.__flags__ & (1 << 9)
-        and not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
-        for base in kind.__mro__[:-1]
-    )
-
-
 def _is_foreign(kind: type) -> bool:
     return functions.is_foreign(_root(kind))
 
@@ -195,6 +200,9 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is(MethodWrapperType), functions.capture_bound),
     Rule(_is(functools.partial), functions.Partial.capture, is_born=False),
     Rule(_is(threading.Event), objects.Event.capture),
+    Rule(_extends(threading.local), holders.ThreadLocal.capture),
+    Rule(_is(contextvars.ContextVar), holders.ContextValue.capture),
+    Rule(holders.is_shared_numbers, holders.SharedNumbers.capture),
     Rule(_extends(*_OWNED), objects.Owned.capture, is_left_alone=True),
     Rule(_is(io.BytesIO, io.StringIO), files.Buffer.capture),
     Rule(_extends(io.IOBase), files.File.capture),
@@ -228,7 +236,7 @@ _RULES: tuple[Rule, ...] = (
         is_left_alone=True,
     ),
     Rule(
-        lambda kind: kind.__module__.startswith(_PLAIN_TORCH) and _is_plain_class(kind),
+        lambda kind: kind.__module__.startswith(_PLAIN_TORCH) and is_plain_class(kind),
         objects.Instance.capture,
         is_mutable=True,
         is_outsider=True,
@@ -249,6 +257,7 @@ _RULES: tuple[Rule, ...] = (
         randoms.Random.capture,
         is_mutable=True,
     ),
+    Rule(is_bit_generator, randoms.Random.capture, is_mutable=True),
     Rule(
         lambda kind: _root(kind) == "numpy" and hasattr(kind, "__next__"),
         objects.capture_unknown,
@@ -280,7 +289,7 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(_is_foreign, objects.capture_foreign, is_left_alone=True),
     Rule(_is(SimpleNamespace), objects.Instance.capture, is_mutable=True, is_outsider=True),
-    Rule(_is_plain_class, objects.Instance.capture, is_mutable=True, is_outsider=True),
+    Rule(is_plain_class, objects.Instance.capture, is_mutable=True, is_outsider=True),
     Rule(lambda kind: True, objects.capture_unknown, is_outsider=True),
 )
 

@@ -1,0 +1,268 @@
+"""Objects of torch, NumPy, the standard library and other packages that keep state: which of them
+may be captured, and whether one has changed.
+
+What keeps all of its state in attributes (a Sobol engine, a parser, an averager) is captured as an
+object of the script's own, once it has changed since the first program point: until then, the
+restarted script has made the same. What belongs to the process (loggers, threads, process groups)
+is never looked at. An object that is written in C is only observed, where that can be done.
+
+Threads: the training thread. Cost: a walk of up to some hundred values for each such object and
+step. Errors: none; what cannot be read counts as unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+import sys
+from collections import deque
+from collections.abc import Callable
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from .rng import is_random, object_state
+
+_HEAP_TYPE = 1 << 9
+_POINTER = struct.calcsize("P")
+_MOST_VISITS = 1024
+_DEEPEST = 12
+_WHOLE_BYTES = 1 << 14  # of a tensor or array that is read in full
+_SAMPLED = 64
+_ALL_ITEMS = 2048  # of a container that is looked at in full
+_IMMUTABLE = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
+
+# Packages, and modules of packages, whose objects belong to the process.
+_CLOSED = frozenset(
+    {
+        *("_thread", "abc", "ast", "asyncio", "atexit", "builtins", "cProfile", "code", "codecs"),
+        *("codeop", "concurrent", "contextvars", "ctypes", "dbm", "dis", "doctest", "faulthandler"),
+        *("gc", "ftplib", "http", "imaplib", "importlib", "inspect", "io", "logging", "mmap"),
+        *("multiprocessing", "nntplib", "os", "pdb", "pkgutil", "poplib", "posix", "profile", "pty"),
+        *("queue", "re", "reft", "resource", "runpy", "select", "selectors", "shelve", "signal"),
+        *("site", "smtplib", "socket", "socketserver", "sqlite3", "ssl", "subprocess", "sys"),
+        *("sysconfig", "syslog", "telnetlib", "tempfile", "threading", "tkinter", "trace"),
+        *("traceback", "tracemalloc", "triton", "typing", "unittest", "urllib", "warnings"),
+        *("weakref", "xmlrpc", "zipimport"),
+    }
+)
+_CLOSED_IN_TORCH = frozenset(
+    {
+        *("amp", "autograd", "backends", "compiler", "cpu", "cuda", "distributed", "export", "fx"),
+        *("futures", "hub", "jit", "library", "mps", "multiprocessing", "mtia", "nested", "nn", "onnx"),
+        *("ops", "overrides", "package", "profiler", "storage", "testing", "xpu"),
+    }
+)
+_CLOSED_PLACES = (
+    "torch.utils._",
+    "torch.utils.benchmark",
+    "torch.utils.checkpoint",
+    "torch.utils.cpp_extension",
+    "torch.utils.data._utils",
+    "torch.utils.hooks",
+    "torch.utils.tensorboard",
+)
+
+
+def _is_open(kind: type) -> bool:
+    return not is_closed(kind.__module__) and is_plain_class(kind)
+
+
+is_open: Callable[[type], bool] = functools.cache(_is_open)
+"""Whether objects of a class keep all of their state in attributes that may be copied."""
+
+
+def is_closed(module: str) -> bool:
+    """Whether the objects of a module's classes belong to the process."""
+    root, _, rest = module.partition(".")
+    if root == "torch":
+        part = rest.partition(".")[0]
+        return part.startswith("_") or part in _CLOSED_IN_TORCH or module.startswith(_CLOSED_PLACES)
+    return root in _CLOSED
+
+
+def is_plain_class(kind: type) -> bool:
+    """Whether all state of a class's objects is in attributes: no base is written in C."""
+    bases = kind.__mro__[:-1]
+    return _has_no_more_room(kind) and all(
+        base.__flags__ & _HEAP_TYPE
+        and not isinstance(base.__dict__.get("__new__"), BuiltinFunctionType)
+        for base in bases
+    )
+
+
+def _has_no_more_room(kind: type) -> bool:
+    """Whether objects have no room beside that for attributes, slots and weak references: a type of
+    C keeps its state there."""
+    count = sum(len(own_slots(base)) for base in kind.__mro__)
+    count += (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
+    return kind.__basicsize__ <= object.__basicsize__ + count * _POINTER
+
+
+def own_slots(kind: type) -> tuple[str, ...]:
+    """Names in a class's `__slots__`, as they are written there."""
+    slots = kind.__dict__.get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+class Fingerprint:
+    """What an object looks like now: equal fingerprints of one object, taken in one process, mean
+    that nothing that was looked at has changed.
+
+    Attributes:
+        is_whole: whether all of the object was looked at.
+    """
+
+    __slots__ = ("_left", "_seen", "_value", "is_whole")
+
+    def __init__(self, value: Any) -> None:
+        self.is_whole = True
+        self._left = _MOST_VISITS
+        self._seen: dict[int, int] = {}
+        try:
+            self._value = self._look(value, 0)
+        except Exception:  # code of somebody else's
+            self._value = None
+        del self._seen, self._left
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Fingerprint) and bool(self._value == other._value)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _look(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if kind in _IMMUTABLE:
+            return repr(value) if kind is float else (kind is bool, value)  # nan, 1 == True
+        if (known := self._seen.get(id(value))) is not None:
+            return ("again", known)
+        if self._left <= 0 or depth > _DEEPEST:
+            self.is_whole = False
+            return None
+        self._left -= 1
+        self._seen[id(value)] = len(self._seen)
+        if is_random(value):
+            return repr(object_state(value))
+        if kind in (list, tuple, deque):
+            return self._all(kind.__name__, value, depth)
+        if isinstance(value, dict):
+            pairs = list(dict.items(value))
+            return [
+                *self._all("keys", [key for key, _ in pairs], depth),
+                *self._all("values", [item for _, item in pairs], depth),
+                *self._attributes(value, depth),
+            ]
+        if isinstance(value, (set, frozenset)):
+            return [len(value), *(item for item in islice(value, self._left) if type(item) is int)]
+        if (contents := _of_memory(value)) is not None:
+            return contents
+        if kind is MethodType:
+            return [value.__func__.__qualname__, self._look(value.__self__, depth + 1)]
+        if isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type)):
+            return id(value)
+        if (probe := _probe_of(kind)) is not None:
+            return probe(value)
+        if is_closed(kind.__module__) or _is_saved_elsewhere(value):
+            return kind.__qualname__
+        return [kind.__qualname__, *self._attributes(value, depth)]
+
+    def _all(self, name: str, items: Any, depth: int) -> list[Any]:
+        found = [name, len(items)]
+        for item in items:
+            if self._left <= 0:
+                self.is_whole = False
+                break
+            if type(item) in _IMMUTABLE:
+                self._left -= 1
+            found.append(self._look(item, depth + 1))
+        return found
+
+    def _attributes(self, value: Any, depth: int) -> list[Any]:
+        there = getattr(value, "__dict__", None)
+        found = [] if type(there) is not dict else self._all("attributes", [*there.values()], depth)
+        for base in type(value).__mro__:
+            for name in own_slots(base):
+                if not name.startswith("__"):
+                    found.append(self._look(getattr(value, name, None), depth + 1))
+        return found
+
+
+def _of_memory(value: Any) -> Any:
+    """The contents of a tensor or array, or samples of them; None for anything else."""
+    torch: Any = sys.modules["torch"]
+    if isinstance(value, torch.Tensor):
+        version = 0 if value.is_inference() else value._version
+        mark = [id(value), version, tuple(value.shape)]
+        if value.device.type != "cpu" or value.layout is not torch.strided or not value.numel():
+            return mark
+        if type(value) is not torch.Tensor or value.is_quantized:
+            return mark
+        # An in-place write through `.data` leaves the version.
+        flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach()[:1].reshape(-1)
+        if flat.nbytes > _WHOLE_BYTES:
+            flat = flat[:: flat.numel() // _SAMPLED]
+        return [*mark[1:], flat.contiguous().view(torch.uint8).numpy().tobytes()]
+    if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
+        if value.dtype.hasobject or not value.flags.c_contiguous:
+            return [value.shape, str(value.dtype)]
+        flat = value.reshape(-1)
+        if value.nbytes > _WHOLE_BYTES:
+            flat = flat[:: flat.size // _SAMPLED]
+        return [value.shape, str(value.dtype), flat.tobytes()]
+    return None
+
+
+def sample_of(container: Any) -> Any:
+    """Some items of a large list, dict, deque, set, tensor or array: they change when it is
+    shuffled or filled anew. Numbers and strings as themselves, other items by identity."""
+    memory = _of_memory(container)
+    if memory is not None:
+        return memory
+    size = len(container)
+    if isinstance(container, bytearray):
+        return bytes(container[:: size // _SAMPLED])
+    if isinstance(container, (list, tuple)):
+        items = container[:: 1 if size <= _ALL_ITEMS else size // _SAMPLED]
+    elif isinstance(container, dict):
+        pairs = list(dict.items(container)) if size <= _ALL_ITEMS else _ends(dict.items(container))
+        items = [part for pair in pairs for part in pair]
+    elif isinstance(container, deque):
+        items = list(container) if size <= _ALL_ITEMS else _ends(container)
+    else:
+        return None
+    return [item if type(item) in _IMMUTABLE else id(item) for item in items]
+
+
+def _ends(items: Any) -> list[Any]:
+    return [*islice(items, _SAMPLED), *islice(reversed(items), _SAMPLED)]
+
+
+def _is_saved_elsewhere(value: Any) -> bool:
+    torch: Any = sys.modules["torch"]
+    elsewhere = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    return isinstance(value, elsewhere)
+
+
+def _find_probe(kind: type) -> Callable[[Any], Any] | None:
+    module, name = kind.__module__.lstrip("_"), kind.__qualname__
+    if hasattr(kind, "hexdigest") and hasattr(kind, "update"):
+        return lambda value: value.hexdigest()  # a running hash
+    if module == "mmap":
+        return lambda value: None if value.closed else value.tell()
+    if module == "ctypes" or any(base.__module__ == "_ctypes" for base in kind.__mro__):
+        return lambda value: bytes(memoryview(value).cast("B")[:_WHOLE_BYTES])
+    if (module, name) == ("contextvars", "ContextVar"):
+        return lambda value: value.get(None)
+    if (module, name) == ("decimal", "Context"):
+        return repr
+    return None
+
+
+_probe_of: Callable[[type], Callable[[Any], Any] | None] = functools.cache(_find_probe)
+"""Gives what tells of an object written in C whether it has changed; None if nothing does."""
+
+
+def is_observed(kind: type) -> bool:
+    """Whether a change of such an object, which cannot be captured, is seen."""
+    return _probe_of(kind) is not None
