@@ -28,7 +28,7 @@ from .rng import capture_rng, restore_rng
 
 _process = Continuation()
 capture, observe, restore = _process.capture, _process.observe, _process.restore
-compare = _process.compare
+compare, place_of = _process.compare, _process.place_of
 graphs = _process.graphs
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "graphs",
     "install",
     "observe",
+    "place_of",
     "restore",
     "restore_rng",
 ]

@@ -135,6 +135,11 @@ class Continuation:
         if anew or not self._births.recorded:
             self._note_births(start_frame, Births())
 
+    def place_of(self, value: Any) -> str | None:
+        """Where an object stood at the first program point; None if it did not, or stood nowhere
+        that a restarted script would find again."""
+        return self._births.place(value)
+
     def restore(
         self,
         start_frame: FrameType,

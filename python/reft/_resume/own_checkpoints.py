@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from reft._continuation.device_parts import DeviceParts, contents
+from reft._state.constructions import of_process
 
 Counts = dict[str, float]
 Later = tuple[str, tuple[int, int]]  # dtype, and result of DeviceParts.take()
@@ -29,7 +30,7 @@ def counts(
 
     Args:
         optimizers: `torch.optim.Optimizer` objects, in the same order in both processes.
-        schedulers: Learning rate schedulers, likewise.
+        schedulers: Learning rate schedulers.
         parts: Collects counts in device memory, so that the host does not wait for the device. If
             None, the host waits.
 
@@ -42,10 +43,10 @@ def counts(
         count = _steps_of(optimizer, parts)
         if count is not None:
             found[f"optimizer {index}"] = count
-    for index, scheduler in enumerate(schedulers):
+    for scheduler in schedulers:
         last = getattr(scheduler, "last_epoch", None)
         if isinstance(last, (int, float)):
-            found[f"scheduler {index}"] = float(last)
+            found[f"scheduler {of_process.key_of(scheduler)}"] = float(last)
     return found
 
 

@@ -108,7 +108,8 @@ class Resumer:
             None if it has not, and nothing was written.
         """
         known = boundary.optimizers
-        boundary.know(discovery.not_yet_stepped(known, self.saved["optimizers"][len(known) :]))
+        wanted = list(zip(self.saved["optimizers"], self.saved["keys"]["optimizers"], strict=True))
+        boundary.know(discovery.not_yet_stepped(known, wanted[len(known) :]))
         state = discovery.discover(boundary.optimizers)
         live = own_checkpoints.arrived(
             own_checkpoints.counts(state.optimizers, state.schedulers), b""
@@ -147,8 +148,13 @@ class Resumer:
         written = restorer.restore(self._restorer, state, job.nodes)
         _C.fault_point("restore_copy", plan.step)
         self._report_lost(small_state.restore_strided(saved, state))
-        self._restore_state_dicts("scheduler", state.schedulers, saved["schedulers"])
-        self._restore_state_dicts("gradient scaler", state.scalers, saved["scalers"])
+        keys = saved["keys"]
+        self._restore_state_dicts(
+            "scheduler", state.schedulers, saved["schedulers"], keys["schedulers"]
+        )
+        self._restore_state_dicts(
+            "gradient scaler", state.scalers, saved["scalers"], keys["scalers"]
+        )
         self._report_lost(small_state.restore_registered(saved))
         has_place, what = self._restore_frames(frame, state, again)
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
@@ -224,14 +230,18 @@ class Resumer:
         return True, f"state and place in the loop{exceptions}"
 
     def _restore_state_dicts(
-        self, kind: str, objects: list[Any], saved: list[tuple[str, dict[str, Any]]]
+        self,
+        kind: str,
+        objects: list[Any],
+        saved: list[tuple[str, dict[str, Any]]],
+        keys: list[str],
     ) -> None:
         """Objects that the script makes after its first step do not exist yet: they start anew."""
         if len(objects) != len(saved) and self._job.rank == 0:
             _voice.say(
                 f"{kind}s: saved {len(saved)}, found {len(objects)}; the rest is not restored"
             )
-        self._report_lost(small_state.restore_state_dicts(kind, objects, saved))
+        self._report_lost(small_state.restore_state_dicts(kind, objects, saved, keys))
 
     def _report_lost(self, lost: list[notes.Note]) -> None:
         if not lost:

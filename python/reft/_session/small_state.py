@@ -31,7 +31,8 @@ from reft._state import constructions, contents, discovery, naming, registry
 class Saved(TypedDict, total=False):
     """The pickled dictionary.
 
-    `closing` is the place of the closing optimizer; `optimizers` are signatures; `groups` and
+    `closing` is the place of the closing optimizer; `optimizers` are signatures; `keys` tell
+    optimizers, schedulers and scalers apart (`Constructions.key_of`); `groups` and
     `plain_state` are what optimizers keep, as `_state/contents.py` encodes it; `aliases` and `empty`
     are those of `discovery.State`, `replaced` is of `discovery.replaced_tensors`; `room` holds the
     contents of small tensors on devices, which other entries refer to; `verified` is under what
@@ -43,6 +44,7 @@ class Saved(TypedDict, total=False):
     session: int
     closing: int | None
     optimizers: list[str]
+    keys: dict[str, list[str]]
     counts: dict[str, Any]
     groups: list[Any]
     plain_state: list[Any]
@@ -115,6 +117,7 @@ class SmallState:
         self._session, self._exact, self._frame_bytes = session, exact, frame_bytes
         self._failed = failed
         self._signatures: list[str] = []
+        self._keys: dict[str, list[str]] = {}
         self._owned: set[int] = set()
         self._storages: frozenset[int] = frozenset()
         self._addresses: list[int] = []
@@ -130,6 +133,8 @@ class SmallState:
     def planned(self, state: discovery.State, optimizers: list[torch.optim.Optimizer]) -> None:
         """Derives what every step needs of a new plan."""
         self._signatures = [discovery.signature(o) for o in optimizers]
+        named = {"optimizers": optimizers, "schedulers": state.schedulers, "scalers": state.scalers}
+        self._keys = {name: keys_of(objects) for name, objects in named.items()}
         self._addresses = []
         self._saved_names = state.saved_names()
         self._references = references_to(state)
@@ -157,6 +162,7 @@ class SmallState:
             "session": self._session,
             "closing": closing,
             "optimizers": self._signatures,
+            "keys": self._keys,
             "counts": own_checkpoints.counts(state.optimizers, state.schedulers, parts),
             "groups": [
                 [
@@ -354,22 +360,40 @@ def _load(obj: Any, values: Any) -> str:
     return ""
 
 
+def keys_of(objects: list[Any]) -> list[str]:
+    """What tells each of some optimizers, schedulers or scalers from the others."""
+    return [constructions.of_process.key_of(obj) for obj in objects]
+
+
 def restore_state_dicts(
-    kind: str, objects: list[Any], saved: list[tuple[str, dict[str, Any]]]
+    kind: str, objects: list[Any], saved: list[tuple[str, dict[str, Any]]], keys: list[str]
 ) -> list[Note]:
-    """Puts schedulers or scalers back, in order.
+    """Puts schedulers or scalers back: each into the one that it was taken of, those that were made
+    after the first step into others of their class, which they have replaced.
+
+    Args:
+        keys: of the saved ones.
 
     Returns:
         Those that could not be.
     """
     lost: list[Note] = []
-    for obj, (name, values) in zip(objects, saved, strict=False):
-        if type(obj).__name__ != name:
-            why = f"made after the first step, where the script has a {type(obj).__name__}"
-            lost.append((f"{kind} {name}", "", why))
-            continue
+    left = dict(zip(keys_of(objects), objects, strict=True))
+    rows: list[tuple[str, Any, Any]] = []
+    for key, (name, values) in zip(keys, saved, strict=True):
+        is_there = key in left and type(left[key]).__name__ == name
+        rows.append((name, values, left.pop(key) if is_there else None))
+    others = list(left.values())
+    for name, values, obj in rows:
+        if obj is None:
+            obj = next((one for one in others if type(one).__name__ == name), None)
+            if obj is None:
+                instead = f", where the script has a {type(others[0]).__name__}" if others else ""
+                lost.append((f"{kind} {name}", "", f"made after the first step{instead}"))
+                continue
+            others = [one for one in others if one is not obj]
         if why := _load(obj, values):
-            lost.append((f"{kind} {type(obj).__name__}", "", why))
+            lost.append((f"{kind} {name}", "", why))
     return lost
 
 
@@ -407,9 +431,9 @@ def references_to(state: discovery.State) -> contents.References:
                 found[id(module)] = ("module", name)
     for name, parameter in state.parameters.items():
         found[id(parameter)] = ("parameter", name)
-    for kind, objects in (("optimizer", state.optimizers), ("scheduler", state.schedulers)):
-        found |= {id(obj): (kind, i) for i, obj in enumerate(objects)}
-    return found
+    found |= {id(obj): ("optimizer", i) for i, obj in enumerate(state.optimizers)}
+    schedulers = zip(keys_of(state.schedulers), state.schedulers, strict=True)
+    return found | {id(obj): ("scheduler", key) for key, obj in schedulers}
 
 
 def finder_in(state: discovery.State) -> contents.Find:
@@ -421,7 +445,7 @@ def finder_in(state: discovery.State) -> contents.Find:
         "module": modules,
         "parameter": state.parameters,
         "optimizer": state.optimizers,
-        "scheduler": state.schedulers,
+        "scheduler": dict(zip(keys_of(state.schedulers), state.schedulers, strict=True)),
     }
 
     def find(kind: str, key: Any) -> Any:

@@ -223,7 +223,10 @@ def discover(
     """
     optimizers = with_inner(optimizers)
     if before is None:
-        modules, schedulers, scalers = live(torch.nn.Module, SCHEDULERS, torch.amp.GradScaler)
+        modules, schedulers, scalers, others = live(
+            torch.nn.Module, SCHEDULERS, torch.amp.GradScaler, Optimizer
+        )
+        of_process.in_order(others, Optimizer)  # from now on they have keys
         found_schedulers = of_process.in_order(schedulers, SCHEDULERS)
         found_scalers = of_process.in_order(scalers, torch.amp.GradScaler)
         roots = _roots(modules, optimizers, extra_modules)
@@ -240,6 +243,13 @@ def discover(
     note_first_tensors(optimizers)
     state = found.state
     state.schedulers, state.scalers = list(found_schedulers), list(found_scalers)
+    for obj in (*found_schedulers, *found_scalers):
+        if of_process.is_twin(obj):
+            why = (
+                "nothing tells it from another one that was made before init_process_group: hold it"
+                " in a variable or attribute, or make it later"
+            )
+            state.missed.append((type(obj).__qualname__, why))
     state.note_modules()
     return state
 
@@ -542,21 +552,22 @@ def signature(optimizer: Optimizer) -> str:
     ).hexdigest()
 
 
-def not_yet_stepped(known: list[Optimizer], wanted: list[str]) -> list[Optimizer]:
-    """Optimizers of the script that are not among `known`, one for each signature in `wanted`. The
-    list ends before the first that does not exist."""
+def not_yet_stepped(known: list[Optimizer], wanted: list[tuple[str, str]]) -> list[Optimizer]:
+    """Optimizers of the script that are not among `known`, one for each of `wanted`: signature, and
+    what tells it from others of this signature (`Constructions.key_of`), if there is one by that
+    name. The list ends before the first that does not exist."""
     if not wanted:
         return []
     taken = set(map(id, with_inner(known)))
     others = [o for o in of_process.in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
     found: list[Optimizer] = []
-    for text in wanted:
-        match = next(
-            (o for o in others if all(o is not f for f in found) and signature(o) == text), None
-        )
-        if match is None:
+    for text, key in wanted:
+        fitting = [
+            o for o in others if all(o is not f for f in found) and signature(o) == text
+        ]
+        if not fitting:
             break
-        found.append(match)
+        found.append(next((o for o in fitting if of_process.key_of(o) == key), fitting[0]))
     return found
 
 

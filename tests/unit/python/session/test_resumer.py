@@ -34,6 +34,9 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("reft: ")]
 
 
+ONE_SCHEDULER = {"optimizers": [""], "schedulers": ["2"], "scalers": []}
+
+
 def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]:
     """Small state as a snapshot of step 7 would have it."""
     state = {
@@ -41,6 +44,7 @@ def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]
         "session": 1,
         "closing": 0,
         "optimizers": [discovery.signature(optimizer)],
+        "keys": {"optimizers": [""], "schedulers": [], "scalers": []},
         "counts": {"optimizer 0": 7.0},
         "groups": [[{"lr": 0.25}]],
         "plain_state": [("dict", [])],
@@ -263,14 +267,16 @@ def test_a_place_that_cannot_be_restored_leaves_the_rest(
 def test_schedulers_that_do_not_exist_yet_are_reported(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Restart(monkeypatch, schedulers=[("StepLR", {})]).resume()
+    Restart(monkeypatch, schedulers=[("StepLR", {})], keys=ONE_SCHEDULER).resume()
     assert "reft: schedulers: saved 1, found 0; the rest is not restored" in lines(capsys)
 
 
 def test_only_the_first_rank_reports_what_is_equal_on_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    restart = Restart(monkeypatch, world=2, rank=1, schedulers=[("StepLR", {})])
+    restart = Restart(
+        monkeypatch, world=2, rank=1, schedulers=[("StepLR", {})], keys=ONE_SCHEDULER
+    )
     answer_for_all(restart.store, startup.MATCH, "{}")
     assert restart.resume() is not None
     assert lines(capsys) == []
@@ -364,6 +370,7 @@ def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.M
     late = torch.optim.SGD([torch.nn.Parameter(torch.zeros(11, 13))], lr=0.1)
     restart = Restart(monkeypatch)
     restart.resumer.saved["optimizers"].append(discovery.signature(late))
+    restart.resumer.saved["keys"]["optimizers"].append("")
     restart.resumer.saved["groups"].append([{"lr": 3.0}])
     restart.resumer.saved["plain_state"].append(("dict", []))
     boundary = Boundary.__new__(Boundary)

@@ -10,7 +10,7 @@ import torch
 
 from reft._session import small_state
 from reft._session.small_state import Saved, SmallState
-from reft._state import discovery, registry
+from reft._state import constructions, discovery, registry
 
 Failures = list[tuple[str, Exception]]
 
@@ -103,15 +103,36 @@ def test_a_scheduler_is_saved_without_the_optimizer_that_it_holds() -> None:
     assert saved["schedulers"] == [("Owner", {"last_epoch": 0})]
 
 
-def test_schedulers_come_back_in_order_and_the_others_are_named() -> None:
+def test_schedulers_come_back_by_their_keys_and_the_others_are_named() -> None:
     _, optimizer = model()
+    constructions.of_process.watch()
     one = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     two = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    rows = [("StepLR", one.state_dict() | {"last_epoch": 7}), ("CosineAnnealingLR", {})]
-    lost = small_state.restore_state_dicts("scheduler", [one, two], rows)
-    assert one.last_epoch == 7
-    why = "made after the first step, where the script has a ExponentialLR"
-    assert lost == [("scheduler CosineAnnealingLR", "", why)]
+    keys = ["none of now", *small_state.keys_of([two, one])]
+    rows = [
+        ("CosineAnnealingLR", {}),
+        ("ExponentialLR", two.state_dict() | {"last_epoch": 3}),
+        ("StepLR", one.state_dict() | {"last_epoch": 7}),
+    ]
+    lost = small_state.restore_state_dicts("scheduler", [one, two], rows, keys)
+    assert (one.last_epoch, two.last_epoch) == (7, 3)
+    assert lost == [("scheduler CosineAnnealingLR", "", "made after the first step")]
+
+
+def test_a_scheduler_that_replaced_another_one_goes_into_the_one_of_its_class() -> None:
+    _, optimizer = model()
+    constructions.of_process.watch()
+    one = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    two = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    keys = [*small_state.keys_of([two]), "of a later one"]
+    later = one.state_dict() | {"last_epoch": 9}
+    rows = [("ExponentialLR", two.state_dict() | {"last_epoch": 3}), ("StepLR", later)]
+    assert small_state.restore_state_dicts("scheduler", [one, two], rows, keys) == []
+    assert (one.last_epoch, two.last_epoch) == (9, 3)
+    rows[1] = ("ExponentialLR", later)
+    lost = small_state.restore_state_dicts("scheduler", [one, two], rows, keys)
+    why = "made after the first step, where the script has a StepLR"
+    assert lost == [("scheduler ExponentialLR", "", why)] and two.last_epoch == 3
 
 
 def test_a_state_dict_that_is_refused_is_named() -> None:
@@ -119,7 +140,7 @@ def test_a_state_dict_that_is_refused_is_named() -> None:
         def load_state_dict(self, values: dict[str, Any]) -> None:
             raise KeyError("growth")
 
-    lost = small_state.restore_state_dicts("gradient scaler", [Picky()], [("Picky", {})])
+    lost = small_state.restore_state_dicts("gradient scaler", [Picky()], [("Picky", {})], [""])
     assert lost == [("gradient scaler Picky", "", "KeyError: 'growth'")]
 
 

@@ -61,6 +61,36 @@ def test_classes_are_told_apart(watching: Constructions) -> None:
     assert watching.in_order([], (Base,)) == [base, derived]
 
 
+def test_objects_from_before_are_told_apart_by_their_places(watching: Constructions) -> None:
+    one, two, three = (object.__new__(Base) for _ in range(3))
+    places = {id(one): "main:b", id(two): "main:a", id(three): "main:c"}
+    watching.place_of = lambda obj: places.get(id(obj))
+    assert watching.in_order([three, one, two], Base) == [two, one, three]
+    keys = [watching.key_of(obj) for obj in (two, one, three)]
+    other = Constructions()
+    other.place_of = watching.place_of
+    assert other.in_order([one, two, three], Base) == [two, one, three]
+    assert [other.key_of(obj) for obj in (two, one, three)] == keys
+    assert not any(map(watching.is_twin, (one, two, three)))
+
+
+def test_objects_from_before_keep_their_order_when_they_change(watching: Constructions) -> None:
+    one, two = object.__new__(Base), object.__new__(Base)
+    one.size, two.size = 2, 1
+    assert watching.in_order([one, two], Base) == [two, one]
+    one.size = 0
+    assert watching.in_order([one, two], Base) == [two, one]
+    assert not watching.is_twin(one)
+
+
+def test_objects_that_nothing_tells_apart_are_twins(watching: Constructions) -> None:
+    one, two, other = (object.__new__(Base) for _ in range(3))
+    one.size = two.size = 2
+    other.size = 3
+    watching.in_order([one, other, two], Base)
+    assert [watching.is_twin(obj) for obj in (one, two, other)] == [True, True, False]
+
+
 def test_constructors_keep_their_names_and_signatures() -> None:
     import inspect
 

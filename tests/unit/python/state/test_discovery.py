@@ -148,13 +148,22 @@ def test_optimizers_are_known_again_by_class_and_shapes() -> None:
     known, late, other = made(1), made(2), made(3)
     assert discovery.signature(made(2)) == discovery.signature(late)
     assert discovery.signature(made(2, torch.optim.Adam)) != discovery.signature(late)
-    wanted = [discovery.signature(late), discovery.signature(other)]
+    wanted = [(discovery.signature(late), ""), (discovery.signature(other), "")]
     gc.collect()
     assert discovery.not_yet_stepped([known], wanted) == [late, other]
     assert discovery.not_yet_stepped([known, late], wanted[1:]) == [other]
     assert discovery.not_yet_stepped([known], []) == []
     # What cannot be found ends the list: later ones would get another place.
-    assert discovery.not_yet_stepped([known], ["unknown", *wanted]) == []
+    assert discovery.not_yet_stepped([known], [("unknown", ""), *wanted]) == []
+
+
+def test_optimizers_of_one_signature_are_known_again_by_their_number() -> None:
+    discovery.of_process.watch()
+    known, one, other = (
+        torch.optim.SGD([torch.nn.Parameter(torch.zeros(size, 19))], lr=0.1) for size in (1, 2, 2)
+    )
+    wanted = [(discovery.signature(o), discovery.of_process.key_of(o)) for o in (other, one)]
+    assert discovery.not_yet_stepped([known], wanted) == [other, one]
 
 
 def test_another_tensor_in_the_same_place_is_copied_from_then_on() -> None:
