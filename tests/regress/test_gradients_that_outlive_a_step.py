@@ -28,3 +28,30 @@ def test_gradients_that_are_zeroed_every_few_steps(jobs: Runner) -> None:
 def test_gradients_that_are_zeroed_in_place_are_not_saved(jobs: Runner) -> None:
     said = jobs.run(SCRIPT.replace("ZERO", "opt.zero_grad(set_to_none=False)"))
     assert "were not zeroed" not in said
+
+
+GATHERED = """
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+often = torch.optim.Adam(model[0].parameters(), 0.02)
+rarely = torch.optim.SGD(model[1].parameters(), 0.05)
+for step in range(1, 15):
+    model(torch.randn(4, 4)).square().mean().backward()
+    often.step()
+    often.zero_grad()
+    if step % 4 == 0:
+        rarely.step()
+        rarely.zero_grad()
+final(*model.state_dict().values())
+"""
+
+
+def test_gradients_of_an_optimizer_that_has_not_stepped_yet(jobs: Runner) -> None:
+    jobs.same(GATHERED, kill="0:3:before_seal")
+
+
+def test_a_resume_just_before_they_outlive_a_step_is_not_called_exact(jobs: Runner) -> None:
+    script = SCRIPT.replace("ZERO", "opt.zero_grad() if step < 6 else None")
+    said = jobs.run(script, kill="0:7:before_seal")
+    assert "the resume is not exact: the snapshot of step 6 has no gradients" in said
+    said = jobs.run(script, kill="0:6:before_seal")
+    assert "not exact" not in said

@@ -46,6 +46,7 @@ _PROCESS_ENTRY = BaseProcess.__dict__["_bootstrap"].__code__
 _NAMED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 # What a closure returned to torch's wrapper of `step`: the script gets it from there.
 _RESULTS = frozenset({"out"})
+_RETURNED = "<returned>"
 
 
 class FrameMismatch(Exception):
@@ -127,7 +128,11 @@ def _blocker(frame: FrameType, callee: FrameType) -> str | None:
 
 
 def _encode_results(walk: CaptureWalk, frame: FrameType) -> list[tuple[str, Any]]:
-    """Encodes what a wrapper of the optimizer's step is about to return to the script."""
+    """Encodes what a wrapper of the optimizer's step, or of a compiled function around it, is about
+    to return to the script."""
+    if _is_compiled(frame) and not walk.note_births:
+        slots = _slots_and_stack(frame)[1]
+        return [(_RETURNED, walk.encode(slots[0], f"result of {frame.f_code.co_qualname}"))]
     if _RESULTS.isdisjoint(frame.f_code.co_varnames) or walk.note_births:
         return []
     module = str(frame.f_globals.get("__name__", ""))
@@ -142,12 +147,31 @@ def _encode_results(walk: CaptureWalk, frame: FrameType) -> list[tuple[str, Any]
     ]
 
 
+def _is_compiled(frame: FrameType) -> bool:
+    """Whether a frame is that of Dynamo around a compiled function that has returned."""
+    where = (frame.f_globals.get("__name__"), frame.f_code.co_name)
+    return where == ("torch._dynamo.eval_frame", "compile_wrapper")
+
+
+def _slots_and_stack(frame: FrameType) -> tuple[int, list[Any]]:
+    """The number of a frame's variables, and its value stack. The result of a `return` waits at the
+    bottom of it while `finally` runs."""
+    analysis = analyse(frame.f_code)
+    count = analysis.slot_count
+    depth = analysis.point(frame.f_lasti).stack_depth
+    slots = native().frame_slots(frame, count + depth, UNBOUND)
+    return count, slots[count:]
+
+
 def plan_results(walk: RestoreWalk, record: dict[str, Any], frame: FrameType) -> None:
     if not record["results"]:
         return
     analysis = analyse(frame.f_code)
     slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
     for name, encoded in record["results"]:
+        if name == _RETURNED and _is_compiled(frame):
+            count, stack = _slots_and_stack(frame)
+            _plan_slot(walk, encoded, frame, count, stack[0], f"result of {record['name']}")
         if name in analysis.slot_names:
             i = analysis.slot_names.index(name)
             _plan_slot(walk, encoded, frame, i, slots[i], f"result of {record['name']}")

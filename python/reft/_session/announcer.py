@@ -36,6 +36,7 @@ class Announcer:
         self._late_lines = 0
         self._every, self._cost_reported = int(env["snapshot_every"]), False
         self._under_way = 0
+        self._compiled_reported = False
 
     def started(self, resuming_at: int | None) -> None:
         """The two lines at start."""
@@ -133,6 +134,34 @@ class Announcer:
                 f"gradients of step {step} were not zeroed before the next backward pass: snapshots"
                 f" save gradients from step {step + 1} on"
             )
+
+    def compiled_step(self, is_seen: bool) -> None:
+        """An optimizer steps inside a function that was given to torch.compile."""
+        if not self._first or self._compiled_reported:
+            return
+        self._compiled_reported = True
+        if is_seen:
+            _voice.say(
+                "an optimizer steps inside a function given to torch.compile: an iteration ends when"
+                " that function returns, and its next call waits for the copy of the snapshot. Call"
+                " optimizer.step() outside of it to overlap the two",
+            )
+            return
+        why = (
+            "an optimizer steps inside a function given to torch.compile, where it is not seen: call"
+            " optimizer.step() outside of that function, or reft.step() after each of its calls"
+        )
+        self._notes.add(notes.NOT_PROTECTED, [("training", "", why)])
+        _voice.warn(f"training is NOT protected: {why}")
+
+    def resumed_without_gradients(self, step: int) -> None:
+        """The script adds to gradients that the snapshot of a resume does not have."""
+        why = (
+            f"the snapshot of step {step} has no gradients, and the script has added to those of the"
+            " iteration that the resume discarded"
+        )
+        self._notes.add(notes.NOT_RESTORED, [("gradients", "", why)])
+        _voice.warn(f"rank {self._job.rank}: the resume is not exact: {why}")
 
     def cadence(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
         """What snapshots cost, once it is measured, and again whenever their rhythm changes."""

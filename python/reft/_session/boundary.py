@@ -10,6 +10,9 @@ It avoids optimizers whose steps are *crossed*: a graph is built before such a s
 it (`fake = G(z)`, the step of D, then G's loss on `fake`), or gradients are (one backward for two
 optimizers). A restarted script cannot resume between the two. Every optimizer step, closing or not,
 is a gate: it may overwrite memory that is being copied.
+
+Steps inside functions that were given to torch.compile count when such a function returns
+(`compiled_steps`).
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from reft._session import compiled_steps
 from reft._state import discovery
 
 # Rounds without the closing optimizer, after which crossed steps may end iterations, too.
@@ -43,8 +47,14 @@ def _first_gradient(optimizer: Optimizer) -> Any:
 class Listener(Protocol):
     """Receives the reports of a `Boundary`, on the training thread, inside a hook."""
 
-    def gate(self, optimizer: Optimizer) -> None:
-        """An optimizer is about to write."""
+    def gate(self, optimizer: Optimizer | None = None) -> None:
+        """An optimizer is about to write; None: some may."""
+
+    def optimizers_now(self) -> list[Optimizer]:
+        """Returns all optimizers of the script, those that have not stepped, too."""
+
+    def compiled_step(self, is_seen: bool) -> None:
+        """An optimizer steps inside a compiled function, whose calls are seen or not."""
 
     def program_point(self, frame: FrameType) -> None:
         """An iteration has ended; `frame` is the frame of the optimizer's step."""
@@ -101,6 +111,7 @@ class Boundary:
         self._round: set[int] = set()  # optimizers that stepped since the last program point
         # Ids of optimizers whose step is running: ZeRO's outer step calls an inner one.
         self._nesting: list[int] = []
+        self._compiled = compiled_steps.watch(self)
         self._handles = [
             register_optimizer_step_pre_hook(self._pre),
             register_optimizer_step_post_hook(self._post),
@@ -126,10 +137,14 @@ class Boundary:
         """Removes the hooks, and forgets all optimizers."""
         for handle in self._handles:
             handle.remove()
+        compiled_steps.unwatch(self._compiled)
         self._handles = []
         self._known, self._steps, self._gradients = [], [], {}
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            compiled_steps.traced()
+            return
         try:
             begun = self._nesting.count(id(optimizer))
             if begun and begun != self._running_steps(optimizer, sys._getframe(1)):
@@ -141,20 +156,49 @@ class Boundary:
             self._listener.failed("gate", error)
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
         try:
             if id(optimizer) in self._nesting:
                 last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
                 del self._nesting[last:]
-            if self._nesting or torch.compiler.is_compiling():
-                return
-            if self._ends_iteration(optimizer):
-                self._look()
-                self._listener.program_point(sys._getframe(1))
-            elif self.closing is None:
-                self._look()
-                self._listener.possible_point(sys._getframe(1))
+            if not self._nesting:
+                self._stepped([optimizer], sys._getframe(1))
         except Exception as error:
             self._listener.failed("step", error)
+
+    def _stepped(self, optimizers: list[Optimizer], frame: FrameType) -> None:
+        """Optimizers have stepped, one after the other, before the program is at `frame`."""
+        ends = [self._ends_iteration(optimizer) for optimizer in optimizers]
+        if any(ends):
+            self._look()
+            self._listener.program_point(frame)
+        elif self.closing is None:
+            self._look()
+            self._listener.possible_point(frame)
+
+    # What `CompiledSteps` calls.
+
+    def optimizers_now(self) -> list[Optimizer]:
+        """All optimizers of the script."""
+        return self._listener.optimizers_now()
+
+    def compiled_gate(self) -> None:
+        """Optimizers are about to write."""
+        self._listener.compiled_step(is_seen=True)
+        self._listener.gate()
+
+    def compiled_steps(self, stepped: list[Optimizer], frame: FrameType) -> None:
+        """Optimizers have stepped inside a compiled function that has returned."""
+        self._stepped(stepped, frame)
+
+    def compiled_unseen(self) -> None:
+        """An optimizer steps in a compiled function whose calls cannot be seen."""
+        self._listener.compiled_step(is_seen=False)
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Something has failed; training continues."""
+        self._listener.failed(what, error)
 
     @staticmethod
     def _running_steps(optimizer: Optimizer, hook_caller: FrameType) -> int:

@@ -114,6 +114,7 @@ class Session:
             of_process.watch()
             gradients.of_process.watch()
             if self._exact:
+                of_process.place_of = _continuation.place_of
                 try:
                     _continuation.install()
                 except Exception as error:
@@ -247,6 +248,8 @@ class Session:
                 and gradients.of_process.about_to_step(optimizer)
             ):
                 self._announcer.gradients_outlive(self.step)
+                if gradients.of_process.resumed_at > 1:
+                    self._announcer.resumed_without_gradients(gradients.of_process.resumed_at)
             self.engine.gate()
 
     def program_point(self, frame: FrameType, gated: bool = True) -> None:
@@ -264,23 +267,60 @@ class Session:
         _C.log_step(0, self.step)
         due = self.engine.begin_point(self.step)
         try:
+            self._observe(frame)
+            self._look_at_gradients()
             if due and self.enabled and self._snapshots:
                 self._snapshot(frame, gated)
-            elif self.step == 1 and self._exact:
-                _continuation.observe(frame)
         finally:
             self.engine.end_point()
-        if self._boundary is not None:
-            gradients.of_process.stepped(self._boundary.optimizers)
+        gradients.of_process.resumed_at = 0
+        gradients.of_process.stepped(self.optimizers_now())
         self._announcer.cadence(self.step, *self.engine.cadence)
         if self._drill is not None:
             self._record(self._drill, frame)
+
+    def _observe(self, frame: FrameType) -> None:
+        """At the first program point, before the first plan: plans ask where the program holds its
+        objects."""
+        if self._exact:
+            try:
+                _continuation.observe(frame)
+            except Exception as error:
+                self.failed("loop state", error)
+
+    def _look_at_gradients(self) -> None:
+        """At a program point, before the snapshot: whether another optimizer gathers gradients over
+        several iterations."""
+        if self._boundary is None or self._announcer is None:
+            return
+        gathering = gradients.of_process.added_to(self.optimizers_now())
+        if gathering:
+            known = discovery.with_inner(self._boundary.optimizers)
+            self._boundary.know([o for o in gathering if all(o is not k for k in known)])
+            self._announcer.gradients_outlive(self.step - 1)
+            if gradients.of_process.resumed_at > 1:
+                self._announcer.resumed_without_gradients(gradients.of_process.resumed_at)
+
+    def optimizers_now(self) -> list[Optimizer]:
+        """Those of the script, also ones that have not stepped yet."""
+        known = [] if self._boundary is None else self._boundary.optimizers
+        everything = [*known, *of_process.in_order([], Optimizer)]
+        return list({id(o): o for o in everything}.values())
 
     def possible_point(self, frame: FrameType) -> None:
         """A restarted script would be put back at this step, should it be the first that ends an
         iteration."""
         if self._exact:
             _continuation.observe(frame, anew=True)
+
+    def compiled_step(self, is_seen: bool) -> None:
+        """Reports, once, that an optimizer steps inside a function given to torch.compile."""
+        if self._announcer is not None:
+            self._announcer.compiled_step(is_seen)
+        if not is_seen or self.planner is None or self.planner.state is not None:
+            return
+        # Those that were made before the process group have no number yet.
+        of_process.in_order(discovery.live(Optimizer)[0], Optimizer)
 
     def failed(self, what: str, error: Exception) -> None:
         """A part of reft failed; training continues."""
@@ -412,6 +452,7 @@ class Session:
 
     def _resume_at(self, resume: VerifiedResume, frame: FrameType) -> None:
         assert self._boundary is not None
+        self._observe(frame)
         try:
             is_over, resumed = resume.point(frame, self._boundary)
         except Exception as error:
@@ -435,6 +476,8 @@ class Session:
         self.planner.keep_restored(self._boundary.optimizers, resumed.state)
         self.engine.set_restore_ns(resumed.nanoseconds)
         self._announcer.resumed()
+        gradients.of_process.resumed_at = self.step
+        gradients.of_process.stepped(self.optimizers_now())
 
     # -- end
 

@@ -2,7 +2,11 @@
 
 Usually a step's gradients are dropped or zeroed before the next ones are computed. Where they are
 not, each step adds to those of the steps before (gradients that are never zeroed, or only every few
-steps), and a snapshot has to have them.
+steps, or of an optimizer that steps only every few iterations), and a snapshot has to have them.
+
+A snapshot that was taken before this came out has none. A resume from it leaves the gradients of the
+discarded iteration there: right for step 1, and for a script that zeroes them next; `about_to_step`
+tells of any other.
 
 Threads: the training thread. Errors: none.
 """
@@ -22,10 +26,13 @@ class Gradients:
 
     Attributes:
         outlive: whether they were seen to be added to after a step.
+        resumed_at: step at which this process was resumed, until it has taken another one; 0 if it
+            was not.
     """
 
     def __init__(self) -> None:
         self.outlive = False
+        self.resumed_at = 0
         self._watching = False
         # One gradient of each optimizer, by id, as the last step has left it, and its version then.
         # Without those that `zero_grad` has zeroed since.
@@ -54,6 +61,15 @@ class Gradients:
 
         cls.zero_grad = zero_grad
 
+    def added_to(self, optimizers: list[Optimizer]) -> list[Optimizer]:
+        """At a program point, before the snapshot: those of `optimizers` that have not stepped since
+        the last point, and whose gradients have been added to."""
+        if self.outlive:
+            return []
+        found = [o for o in optimizers if self._has_grown(self._left.get(id(o)))]
+        self.outlive = bool(found)
+        return found
+
     def stepped(self, optimizers: list[Optimizer]) -> None:
         """At a program point: notes the gradients that are there."""
         self._left = {}
@@ -68,21 +84,28 @@ class Gradients:
 
     def about_to_step(self, optimizer: Optimizer) -> bool:
         """Before an optimizer step: whether it has come out that gradients outlive the step."""
-        left = self._left.get(id(optimizer))
+        left = self._left.pop(id(optimizer), None)
         if self.outlive or left is None:
             return False
+        self.outlive = self._has_grown(left)
+        return self.outlive
+
+    @staticmethod
+    def _has_grown(left: tuple[weakref.ref[Any], weakref.ref[Any], int] | None) -> bool:
+        if left is None:
+            return False
         parameter, gradient = left[0](), left[1]()
-        self.outlive = (
+        return (
             parameter is not None
             and gradient is not None
             and parameter.grad is gradient
             and gradient._version != left[2]
         )
-        return self.outlive
 
     def forget(self) -> None:
         """A new training begins."""
         self.outlive = False
+        self.resumed_at = 0
         self._left = {}
 
 
