@@ -11,7 +11,7 @@ import weakref
 from functools import cache
 from typing import Any
 
-from .foreign import Fingerprint
+from .foreign import Bulk, Fingerprint
 
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
@@ -65,8 +65,8 @@ class Births:
         self.recorded = False
         self.looks: dict[str, Fingerprint] = {}
         """What objects of packages looked like, by place."""
-        self.bulky: dict[str, tuple[int, int, int, Any]] = {}
-        """Identity, size, version and samples of a dataset's large attributes by place."""
+        self.bulky: dict[str, Bulk] = {}
+        """Large attributes of datasets, by place."""
         self.handles: dict[str, Any] = {}
         """Numbers by place that were descriptors, processes, threads or addresses then."""
         self.constants: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from typing import Any
 from . import handles
 from .births import MEMBER, Births
 from .device_parts import DeviceParts
-from .foreign import is_open, sample_of
+from .foreign import Bulk, is_open
 from .kinds.functions import STATEFUL_STDLIB
 from .kinds.objects import OWNED, PENDING, Lost, capture_changed
 from .kinds.table import Rule, rule_of
@@ -312,13 +312,13 @@ class CaptureWalk:
         nbytes = getattr(item, "nbytes", None)
         if nbytes is None and not isinstance(item, _CONTAINERS):
             return True
-        size = len(item) if nbytes is None else nbytes // 8
-        if size <= _SMALL_ITEMS:
+        if (len(item) if nbytes is None else nbytes // 8) <= _SMALL_ITEMS:
             return True
-        mark = (id(item), size, getattr(item, "_version", 0), sample_of(item))
         if self.note_births:
-            self.births.bulky[place] = mark
-        return self.births.bulky.get(place) != mark
+            self.births.bulky[place] = Bulk(item)
+            return False
+        known = self.births.bulky.get(place)
+        return known is None or known.has_changed(item)
 
     def _is_handle(self, value: Any, place: str) -> bool:
         """Whether a number, or a pair, was a handle of this process at the first program point."""

@@ -29,7 +29,8 @@ _MOST_VISITS = 1024
 _DEEPEST = 12
 _WHOLE_BYTES = 1 << 14  # of a tensor or array that is read in full
 _SAMPLED = 64
-_ALL_ITEMS = 2048  # of a container that is looked at in full
+_COMPARED_PER_STEP = 4096  # items of a large container
+_MOST_COPIED = 1 << 18
 _IMMUTABLE = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
 
 # Packages, and modules of packages, whose objects belong to the process.
@@ -213,29 +214,76 @@ def _of_memory(value: Any) -> Any:
     return None
 
 
-def sample_of(container: Any) -> Any:
-    """Some items of a large list, dict, deque, set, tensor or array: they change when it is
-    shuffled or filled anew. Numbers and strings as themselves, other items by identity."""
-    memory = _of_memory(container)
-    if memory is not None:
-        return memory
-    size = len(container)
-    if isinstance(container, bytearray):
-        return bytes(container[:: size // _SAMPLED])
-    if isinstance(container, (list, tuple)):
-        items = container[:: 1 if size <= _ALL_ITEMS else size // _SAMPLED]
-    elif isinstance(container, dict):
-        pairs = list(dict.items(container)) if size <= _ALL_ITEMS else _ends(dict.items(container))
-        items = [part for pair in pairs for part in pair]
-    elif isinstance(container, deque):
-        items = list(container) if size <= _ALL_ITEMS else _ends(container)
-    else:
-        return None
-    return [item if type(item) in _IMMUTABLE else id(item) for item in items]
+class Bulk:
+    """A large list, dict, deque, set, tensor or array, as it was at the first program point.
+
+    Items are compared by identity, then by value; what changes inside of an item is not seen. One
+    that is too large to be compared in each step is compared every few steps; of the largest ones,
+    samples are.
+    """
+
+    __slots__ = ("_every", "_first", "_identity", "_size", "_turn", "_version")
+
+    def __init__(self, item: Any) -> None:
+        self._identity, self._size = id(item), _size_of(item)
+        self._version = getattr(item, "_version", 0)
+        self._every = 1 + self._size // _COMPARED_PER_STEP
+        self._turn = 0
+        self._first: Any = _copy_of(item)
+
+    def has_changed(self, item: Any) -> bool:
+        """Whether something has changed; once true, always true."""
+        if self._first is None:
+            return True
+        if self._looks_alike(item):
+            return False
+        self._first = None  # it may hold what the script has given up
+        return True
+
+    def _looks_alike(self, item: Any) -> bool:
+        if (id(item), _size_of(item), getattr(item, "_version", 0)) != (
+            self._identity,
+            self._size,
+            self._version,
+        ):
+            return False
+        self._turn += 1
+        if self._turn % self._every:
+            return True
+        try:
+            return bool(_copy_of(item) == self._first)
+        except Exception:  # items that cannot be compared are not the same ones
+            return False
 
 
-def _ends(items: Any) -> list[Any]:
+def _size_of(item: Any) -> int:
+    nbytes = getattr(item, "nbytes", None)
+    return len(item) if nbytes is None else int(nbytes) // 8
+
+
+def _copy_of(item: Any) -> Any:
+    if (contents := _of_memory(item)) is not None:
+        return contents
+    size = len(item)
+    if size <= _MOST_COPIED:
+        return _BASES[type(item)](item) if type(item) in _BASES else list(item)
+    if isinstance(item, (list, tuple, bytearray)):
+        return item[:: size // _SAMPLED]
+    items = dict.items(item) if isinstance(item, dict) else item
+    if isinstance(item, (set, frozenset)):
+        return [*islice(items, _SAMPLED)]
     return [*islice(items, _SAMPLED), *islice(reversed(items), _SAMPLED)]
+
+
+_BASES: dict[type, Callable[[Any], Any]] = {
+    list: list,
+    tuple: tuple,
+    dict: lambda item: list(item.items()),  # the order counts, too
+    deque: deque,
+    set: set,
+    frozenset: frozenset,
+    bytearray: bytes,
+}
 
 
 def _is_saved_elsewhere(value: Any) -> bool:

@@ -154,12 +154,9 @@ class Announcer:
         self._notes.add(notes.NOT_PROTECTED, [("training", "", why)])
         _voice.warn(f"training is NOT protected: {why}")
 
-    def resumed_without_gradients(self, step: int) -> None:
-        """The script adds to gradients that the snapshot of a resume does not have."""
-        why = (
-            f"the snapshot of step {step} has no gradients, and the script has added to those of the"
-            " iteration that the resume discarded"
-        )
+    def resumed_without_gradients(self, step: int, how: str) -> None:
+        """The script uses gradients that the snapshot of a resume does not have."""
+        why = f"the snapshot of step {step} has no gradients, and {how}"
         self._notes.add(notes.NOT_RESTORED, [("gradients", "", why)])
         _voice.warn(f"rank {self._job.rank}: the resume is not exact: {why}")
 

@@ -31,7 +31,7 @@ from torch.optim.optimizer import (
 )
 
 from reft._session import compiled_steps
-from reft._state import discovery
+from reft._state import discovery, gradients
 
 # Rounds without the closing optimizer, after which crossed steps may end iterations, too.
 _PATIENCE = 64
@@ -169,6 +169,8 @@ class Boundary:
 
     def _stepped(self, optimizers: list[Optimizer], frame: FrameType) -> None:
         """Optimizers have stepped, one after the other, before the program is at `frame`."""
+        for optimizer in optimizers:
+            gradients.of_process.has_stepped(optimizer)
         ends = [self._ends_iteration(optimizer) for optimizer in optimizers]
         if any(ends):
             self._look()

@@ -13,9 +13,11 @@ from __future__ import annotations
 import gc
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, cast
+
+import torch
 
 from reft import _C, _continuation, _voice
 from reft._link import gather, job_identity
@@ -23,6 +25,7 @@ from reft._resume import arrangement, own_checkpoints, restorer
 from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
 from reft._state import discovery
+from reft._state.constructions import of_process
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class Resumed:
         has_place: whether the place in the loop was restored.
         what: what was restored, in words.
         written: bytes.
+        waiting: optimizers that are still to step with gradients which the snapshot has not.
     """
 
     step: int
@@ -46,6 +50,7 @@ class Resumed:
     has_place: bool
     what: str
     written: int
+    waiting: list[torch.optim.Optimizer] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,11 @@ class Resumer:
         spent = time.monotonic_ns() - began
         _C.fault_point("restore_done", plan.step)
         uncaptured = saved["frames"]["uncaptured"] if self._has_frames else []
-        return Resumed(int(saved["step"]), state, uncaptured, spent, has_place, what, written)
+        everything = of_process.in_order([], torch.optim.Optimizer)
+        waiting = [o for o in everything if of_process.key_of(o) in saved["waiting"]]
+        return Resumed(
+            int(saved["step"]), state, uncaptured, spent, has_place, what, written, waiting
+        )
 
     def report(self, resumed: Resumed, verified: str) -> None:
         """Says that the step was restored.

@@ -245,11 +245,18 @@ class Session:
             if (
                 optimizer is not None
                 and self._announcer is not None
+                and gradients.of_process.steps_without(optimizer)
+            ):
+                self._announcer.resumed_without_gradients(
+                    self.step, f"a {type(optimizer).__name__} steps without those from before it"
+                )
+            elif (
+                optimizer is not None
+                and self._announcer is not None
                 and gradients.of_process.about_to_step(optimizer)
             ):
                 self._announcer.gradients_outlive(self.step)
-                if gradients.of_process.resumed_at > 1:
-                    self._announcer.resumed_without_gradients(gradients.of_process.resumed_at)
+                self._added_after_resume()
             self.engine.gate()
 
     def program_point(self, frame: FrameType, gated: bool = True) -> None:
@@ -298,8 +305,14 @@ class Session:
             known = discovery.with_inner(self._boundary.optimizers)
             self._boundary.know([o for o in gathering if all(o is not k for k in known)])
             self._announcer.gradients_outlive(self.step - 1)
-            if gradients.of_process.resumed_at > 1:
-                self._announcer.resumed_without_gradients(gradients.of_process.resumed_at)
+            self._added_after_resume()
+
+    def _added_after_resume(self) -> None:
+        """The script has added to gradients, which may be those of a discarded iteration."""
+        step = gradients.of_process.resumed_at
+        if step > 1 and self._announcer is not None:
+            why = "the script has added to those of the iteration that the resume discarded"
+            self._announcer.resumed_without_gradients(step, why)
 
     def optimizers_now(self) -> list[Optimizer]:
         """Those of the script, also ones that have not stepped yet."""
@@ -390,7 +403,10 @@ class Session:
         assert state is not None
         if planned:
             self._planned(planner, boundary)
-        small = self._small_state.capture(frame, self.step, boundary.closing_position, state)
+        waiting = gradients.of_process.waiting(self.optimizers_now())
+        small = self._small_state.capture(
+            frame, self.step, boundary.closing_position, state, waiting
+        )
         self._announcer.uncaptured(self.step, self._small_state.uncaptured)
         self._announcer.unprotected(self.step, self._small_state.unsaved)
         # At first nobody knows on which streams optimizers step, and without "exact" nobody has
@@ -407,7 +423,9 @@ class Session:
             self._planned(planner, boundary)
             state = planner.state
             assert state is not None
-            small = self._small_state.capture(frame, self.step, boundary.closing_position, state)
+            small = self._small_state.capture(
+                frame, self.step, boundary.closing_position, state, waiting
+            )
             result = self._capture(state, small, gated)
         if unknown:
             discovery.wait_for_devices(state)
@@ -476,7 +494,7 @@ class Session:
         self.planner.keep_restored(self._boundary.optimizers, resumed.state)
         self.engine.set_restore_ns(resumed.nanoseconds)
         self._announcer.resumed()
-        gradients.of_process.resumed_at = self.step
+        gradients.of_process.resumed(resumed.waiting, self.step)
         gradients.of_process.stepped(self.optimizers_now())
 
     # -- end

@@ -14,7 +14,7 @@ Threads: the training thread. Errors: what cannot be captured is reported and le
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType, FunctionType
 from typing import Any, TypedDict
@@ -32,7 +32,8 @@ class Saved(TypedDict, total=False):
     """The pickled dictionary.
 
     `closing` is the place of the closing optimizer; `optimizers` are signatures; `keys` tell
-    optimizers, schedulers and scalers apart (`Constructions.key_of`); `groups` and
+    optimizers, schedulers and scalers apart (`Constructions.key_of`); `waiting` are those of
+    optimizers that are still to step with gradients which are not saved; `groups` and
     `plain_state` are what optimizers keep, as `_state/contents.py` encodes it; `aliases` and `empty`
     are those of `discovery.State`, `replaced` is of `discovery.replaced_tensors`; `room` holds the
     contents of small tensors on devices, which other entries refer to; `verified` is under what
@@ -45,6 +46,7 @@ class Saved(TypedDict, total=False):
     closing: int | None
     optimizers: list[str]
     keys: dict[str, list[str]]
+    waiting: list[str]
     counts: dict[str, Any]
     groups: list[Any]
     plain_state: list[Any]
@@ -151,9 +153,18 @@ class SmallState:
         self._references, self._labels, self._fixed = {}, {}, {}
 
     def capture(
-        self, frame: FrameType, step: int, closing: int | None, state: discovery.State
+        self,
+        frame: FrameType,
+        step: int,
+        closing: int | None,
+        state: discovery.State,
+        waiting: Iterable[torch.optim.Optimizer] = (),
     ) -> Captured:
-        """Pickles the small state at the program point of `step`. Only this rank reads it again."""
+        """Pickles the small state at the program point of `step`. Only this rank reads it again.
+
+        Args:
+            waiting: from `Gradients.waiting`.
+        """
         devices = {r.tensor.get_device() for r in state.regions if r.tensor.is_cuda}
         parts = _continuation.DeviceParts(devices)
         encoder = self._encoder()
@@ -163,6 +174,7 @@ class SmallState:
             "closing": closing,
             "optimizers": self._signatures,
             "keys": self._keys,
+            "waiting": keys_of(waiting),
             "counts": own_checkpoints.counts(state.optimizers, state.schedulers, parts),
             "groups": [
                 [
@@ -360,7 +372,7 @@ def _load(obj: Any, values: Any) -> str:
     return ""
 
 
-def keys_of(objects: list[Any]) -> list[str]:
+def keys_of(objects: Iterable[Any]) -> list[str]:
     """What tells each of some optimizers, schedulers or scalers from the others."""
     return [constructions.of_process.key_of(obj) for obj in objects]
 

@@ -6,7 +6,8 @@ steps, or of an optimizer that steps only every few iterations), and a snapshot 
 
 A snapshot that was taken before this came out has none. A resume from it leaves the gradients of the
 discarded iteration there: right for step 1, and for a script that zeroes them next; `about_to_step`
-tells of any other.
+tells of any other. So does `steps_without`, for an optimizer that was still to step with gradients
+from before the snapshot.
 
 Threads: the training thread. Errors: none.
 """
@@ -34,6 +35,10 @@ class Gradients:
         self.outlive = False
         self.resumed_at = 0
         self._watching = False
+        # Ids of optimizers that were to step with gradients which the resume did not bring back.
+        self._awaited: set[int] = set()
+        # By id of an optimizer, the gradient that it has stepped with last, and its version then.
+        self._used: dict[int, tuple[weakref.ref[Any], int]] = {}
         # One gradient of each optimizer, by id, as the last step has left it, and its version then.
         # Without those that `zero_grad` has zeroed since.
         self._left: dict[int, tuple[weakref.ref[Any], weakref.ref[Any], int]] = {}
@@ -51,6 +56,7 @@ class Gradients:
         @functools.wraps(original)
         def zero_grad(obj: Any, *args: Any, **kwargs: Any) -> Any:
             before = {key: _version(left[1]) for key, left in self._left.items()}
+            self._awaited = self._awaited - {id(obj)} if cls is Optimizer else set()
             result = original(obj, *args, **kwargs)
             self._left = {
                 key: left
@@ -60,6 +66,33 @@ class Gradients:
             return result
 
         cls.zero_grad = zero_grad
+
+    def has_stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped."""
+        found = _first(optimizer)
+        self._used.pop(id(optimizer), None)
+        if found is not None:
+            self._used[id(optimizer)] = weakref.ref(found[1]), found[1]._version
+
+    def waiting(self, optimizers: list[Optimizer]) -> list[Optimizer]:
+        """At a program point: those of `optimizers` that have gradients with which no optimizer has
+        stepped yet, and that the snapshot does not have."""
+        if self.outlive:
+            return []
+        used = {(id(reference()), version) for reference, version in self._used.values()}
+        found = [(o, _first(o)) for o in optimizers]
+        return [o for o, first in found if first and (id(first[1]), first[1]._version) not in used]
+
+    def resumed(self, waiting: list[Optimizer], step: int) -> None:
+        """The process was resumed at a step at which these were `waiting`."""
+        self.resumed_at = step
+        self._awaited = set(map(id, waiting)) if step > 1 else set()
+
+    def steps_without(self, optimizer: Optimizer) -> bool:
+        """Before an optimizer step: whether it lacks gradients since the resume, said once."""
+        lacks = id(optimizer) in self._awaited
+        self._awaited.discard(id(optimizer))
+        return lacks
 
     def added_to(self, optimizers: list[Optimizer]) -> list[Optimizer]:
         """At a program point, before the snapshot: those of `optimizers` that have not stepped since
@@ -106,7 +139,7 @@ class Gradients:
         """A new training begins."""
         self.outlive = False
         self.resumed_at = 0
-        self._left = {}
+        self._awaited, self._used, self._left = set(), {}, {}
 
 
 class Holder:

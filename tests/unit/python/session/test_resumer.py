@@ -45,6 +45,7 @@ def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]
         "closing": 0,
         "optimizers": [discovery.signature(optimizer)],
         "keys": {"optimizers": [""], "schedulers": [], "scalers": []},
+        "waiting": [],
         "counts": {"optimizer 0": 7.0},
         "groups": [[{"lr": 0.25}]],
         "plain_state": [("dict", [])],
