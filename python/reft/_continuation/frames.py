@@ -95,7 +95,11 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
         code = frame.f_code
         if not user:
             path.append(
-                {"user": False, "name": code.co_qualname, "results": _encode_results(walk, frame)}
+                {
+                    "user": False,
+                    "name": code.co_qualname,
+                    "results": _encode_results(walk, frame, callee is None),
+                }
             )
             continue
         record = _encode_frame(walk, frame, code.co_qualname, walk.encode_standing)
@@ -127,10 +131,12 @@ def _blocker(frame: FrameType, callee: FrameType) -> str | None:
     return calls.blocker(point, slots[count:], UNBOUND)
 
 
-def _encode_results(walk: CaptureWalk, frame: FrameType) -> list[tuple[str, Any]]:
+def _encode_results(
+    walk: CaptureWalk, frame: FrameType, is_innermost: bool
+) -> list[tuple[str, Any]]:
     """Encodes what a wrapper of the optimizer's step, or of a compiled function around it, is about
     to return to the script."""
-    if _is_compiled(frame) and not walk.note_births:
+    if is_innermost and _is_compiled(frame) and not walk.note_births:
         slots = _slots_and_stack(frame)[1]
         return [(_RETURNED, walk.encode(slots[0], f"result of {frame.f_code.co_qualname}"))]
     if _RESULTS.isdisjoint(frame.f_code.co_varnames) or walk.note_births:

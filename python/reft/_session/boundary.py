@@ -162,7 +162,7 @@ class Boundary:
             if id(optimizer) in self._nesting:
                 last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
                 del self._nesting[last:]
-            if not self._nesting:
+            if not self._nesting and not self._compiled.running:
                 self._stepped([optimizer], sys._getframe(1))
         except Exception as error:
             self._listener.failed("step", error)

@@ -48,10 +48,15 @@ class CompiledSteps:
 
     Args:
         watcher: gets the steps; None once the session is over.
+
+    Attributes:
+        running: how many of them are running. A step whose hooks do run inside one (Dynamo gives up
+            after some compilations) counts when the function returns, too.
     """
 
     def __init__(self, watcher: Watcher) -> None:
         self.watcher: Watcher | None = watcher
+        self.running = 0
         self._contexts: list[Any] = []
         self._versions: dict[int, list[int]] = {}
 
@@ -82,7 +87,7 @@ class CompiledSteps:
         for context in self._contexts:
             if self._enter in context.enter_exit_hooks:
                 context.enter_exit_hooks.remove(self._enter)
-        self._contexts, self._versions = [], {}
+        self._contexts, self._versions, self.running = [], {}, 0
 
     def _enter(self) -> Callable[[], None]:
         watcher = self.watcher
@@ -93,8 +98,10 @@ class CompiledSteps:
             except Exception as error:
                 watcher.failed("gate", error)
         handled = sys.exc_info()[1]
+        self.running += 1
 
         def leave() -> None:
+            self.running = max(0, self.running - 1)
             if self.watcher is None or sys.exc_info()[1] is not handled:
                 return  # the function has raised
             try:
