@@ -80,6 +80,10 @@ constexpr Metric kMetrics[] = {
      "Time that a CUDA device waited for copies before the optimizer."},
     {"device_gate_last_ns", "gauge", "The same, of the newest step that is known."},
     {"on_device", "gauge", "1: state lies on CUDA devices."},
+    {"recomputing_step", "gauge", "Step that a verified resume computes again just now; 0: none."},
+    {"resume_verdict", "gauge",
+     "What the verified resume of this attempt found. 0: there was none. 1: the step that was "
+     "computed again is bit-identical. 2: it differs."},
     {"unprotected", "gauge", "1: training progresses and nothing is committed."},
     {"errors", "counter", "Failures of snapshots."},
     {"pid", "gauge", "Process id of the rank."},

@@ -195,6 +195,14 @@ void bindRank(py::module_& module) {
           "set_restore_ns",
           [](Rank& self, uint64_t value) { self.vault().stats().restore_ns.store(value); },
           py::arg("nanoseconds"))
+      .def(
+          "set_recomputing",
+          [](Rank& self, uint64_t step) { self.vault().stats().recomputing_step.store(step); },
+          py::arg("step"), "A rank that dies with a step here died while it computed it again.")
+      .def(
+          "set_resume_verdict",
+          [](Rank& self, uint64_t verdict) { self.vault().stats().resume_verdict.store(verdict); },
+          py::arg("verdict"))
       .def("stats", &stats)
       .def_property_readonly("fd", [](const Rank& self) { return self.vault().fd(); });
 }

@@ -41,6 +41,7 @@ py::dict listVault(int fd) {
   result["world"] = reader.identity().world;
   result["bytes"] = reader.bytes();
   result["step_ns"] = reader.stats().step_ns.load(std::memory_order_relaxed);
+  result["recomputing_step"] = reader.stats().recomputing_step.load(std::memory_order_relaxed);
   py::list slots;
   for (const SlotView& view : reader.slots()) {
     py::dict slot = describe(view);

@@ -19,7 +19,8 @@ namespace reft {
   X(gate_copied_bytes) X(object_bytes) X(restore_ns) X(at_once_copied_bytes) X(gap_copied_bytes) \
   X(compute_copied_bytes) X(communication_copied_bytes) X(forecast_error_ppm) X(op_events_lost) \
   X(every) X(overhead_ppm) X(overhead_noise_ppm) X(forecast_last_ppm) X(foretold_gap_ns) \
-  X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns) X(on_device)
+  X(unforetold_gap_ns) X(forecast_steps) X(device_gate_ns) X(device_gate_last_ns) X(on_device) \
+  X(recomputing_step) X(resume_verdict)
 // clang-format on
 
 struct RankStats {
