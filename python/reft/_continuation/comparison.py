@@ -44,6 +44,7 @@ _LEFT_ALONE = (Owned, Lost, Pending, RunningGenerator)
 _ADDRESSES = {Tensor: {"storage", "offset", "strides"}, Array: {"storage", "address", "strides"}}
 # Packages whose objects show progress: what they hold follows the time that has passed.
 _DISPLAYS = frozenset({"tqdm"})
+_HASHES = frozenset({"indices_drawn", "last_batch"})  # of a `LoaderIterator`
 _POSITIONS = (Iterator, Advanced, Generator, FinishedGenerator, File, Loader, LoaderIterator)
 
 
@@ -205,6 +206,8 @@ class _Walk:
                 kind = DATA if isinstance(old, _POSITIONS) else VARIABLE
                 for one in dataclasses.fields(old):  # type: ignore[arg-type]
                     a, b = getattr(old, one.name), getattr(new, one.name)
+                    if one.name in _HASHES and 0 in (a, b):
+                        continue  # one of the processes did not take it
                     self._field(a, b, where, one.name, kind)
 
     def _field(self, old: Any, new: Any, where: str, name: str, kind: str) -> None:

@@ -26,7 +26,7 @@ from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
 from .statics import Statics
 
-_VERSION = 10
+_VERSION = 11
 _OBSERVE_BYTES = 1 << 26
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from . import plain, workers
+from . import batches, plain, workers
 from .loader_parts import Parts, fingerprint, parts
 from .rng import capture_rng, restore_rng
 
@@ -46,6 +46,8 @@ class Origin:
         # iterator that never ends, over a sampler that is repeated (timm's MultiEpochsDataLoader),
         # meets that in the middle.
         self.draws = 0
+        self.indices = 0  # a hash of all indices of this epoch that were drawn so far
+        self.batch = 0  # a hash of a sample of the newest batch, if those are watched
         self.changes: list[tuple[int, dict[str, Any]]] = []
         self.replayed: list[tuple[int, dict[str, Any]]] = []
         self._epochs = self.parts.epochs()
@@ -101,10 +103,17 @@ class Origin:
                 self._fixed = None
         self.draws += 1
 
+    def drew(self, index: Any) -> None:
+        """Notes what was drawn. Only numbers: the hash of a string differs in each process."""
+        if type(index) is int:
+            self.indices = hash((self.indices, index))
+        elif type(index) is list and index and type(index[0]) is type(index[-1]) is int:
+            self.indices = hash((self.indices, *index))
+
     def begin(self) -> None:
         """An epoch of an iterator with workers begins."""
         self.epochs += 1
-        self.draws, self.changes = 0, []
+        self.draws, self.indices, self.changes = 0, 0, []
         if self.epochs > 1:  # an epoch may bring other objects
             self.parts = parts(self.loader)
         self.first_draw = capture_rng(cuda=False)
@@ -185,27 +194,34 @@ class Replay:
 
 
 _KINDS = {"_SingleProcessDataLoaderIter": "single", "_MultiProcessingDataLoaderIter": "multi"}
+_watches_batches = False
 _originals: list[tuple[Any, str, Any]] = []
 _first_samples: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 
 
-def install() -> None:
-    """Makes new DataLoader iterators remember their origin. Calling it again does nothing.
+def install(batch_hashes: bool = False) -> None:
+    """Makes new DataLoader iterators remember their origin.
 
-    Cost: one copy of the host's random states per epoch; per batch of a loader with workers one
-        type check.
+    Args:
+        batch_hashes: whether iterators keep a hash of a sample of their newest batch.
+
+    Cost: one copy of the host's random states per epoch; per batch one hash of its indices, and of
+        a loader with workers one type check.
     """
+    global _watches_batches
+    _watches_batches = batch_hashes
     if _originals:
         return
     from torch.utils.data import dataloader
 
     base: Any = dataloader._BaseDataLoaderIter
     multi: Any = dataloader._MultiProcessingDataLoaderIter
-    init, reset, process, next_index = (
+    init, reset, process, next_index, next_batch = (
         base.__init__,
         base._reset,
         multi._process_data,
         base._next_index,
+        base.__next__,
     )
 
     @functools.wraps(init)
@@ -246,8 +262,10 @@ def install() -> None:
         if origin is not None and replay is not None and not replay.is_iterable:
             for _ in range(replay.yielded):
                 origin.before_draw()
-                if next(self._sampler_iter, _END) is _END:
+                index = next(self._sampler_iter, _END)
+                if index is _END:
                     break
+                origin.drew(index)
 
     @functools.wraps(process)
     def _process_data(self: Any, data: Any, worker_idx: int) -> Any:
@@ -261,12 +279,25 @@ def install() -> None:
     @functools.wraps(next_index)
     def _next_index(self: Any) -> Any:
         origin: Origin | None = getattr(self, ORIGIN, None)
-        if origin is not None:
-            origin.before_draw()
-        return next_index(self)
+        if origin is None:
+            return next_index(self)
+        origin.before_draw()
+        index = next_index(self)
+        origin.drew(index)
+        return index
+
+    @functools.wraps(next_batch)
+    def __next__(self: Any) -> Any:
+        batch = next_batch(self)
+        if _watches_batches:
+            origin: Origin | None = getattr(self, ORIGIN, None)
+            if origin is not None:
+                origin.batch = batches.sample_hash(batch)
+        return batch
 
     for holder, name, replacement in (
         (base, "__init__", __init__),
+        (base, "__next__", __next__),
         (base, "_next_index", _next_index),
         (base, "_reset", _reset),
         (multi, "_process_data", _process_data),

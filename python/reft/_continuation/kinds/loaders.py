@@ -179,6 +179,10 @@ class LoaderIterator(Node):
     """Whether its sampler has drawn an index."""
     workers: dict[int, workers.States]
     is_finished: bool
+    indices_drawn: int
+    """A hash of those of this epoch, to be compared; 0 if a replay does not draw them again."""
+    last_batch: int
+    """A hash of a sample of what the loop got last, to be compared; 0 if it is not known."""
     state: bytes
     """State of a StatefulDataLoader, pickled."""
 
@@ -195,7 +199,7 @@ class LoaderIterator(Node):
         remark = _remark(value)
         if remark is not None:
             walk.lost(place, name, remark)
-        flavor = kind_of(value)
+        flavor, is_finished = kind_of(value), _is_finished(value)
         return cls(
             loader,
             flavor,
@@ -204,7 +208,8 @@ class LoaderIterator(Node):
             value._dataset_kind != 0,
             not isinstance(value._sampler_iter, FirstDraw),
             origin.workers,
-            _is_finished(value),
+            is_finished,
+            *((0, 0) if flavor == "stateful" or is_finished else (origin.indices, origin.batch)),
             plain.dumps(value.state_dict(), *_FIXED) if flavor == "stateful" else b"",
         )
 
@@ -278,6 +283,7 @@ class LoaderIterator(Node):
             else:
                 iterator = self._without_workers(loader, fixed, pieces, remarks)
             getattr(iterator, ORIGIN).replayed = []
+            getattr(iterator, ORIGIN).batch = self.last_batch
             iterator._num_yielded = self.yielded
         finally:
             Replay.end(loader)
