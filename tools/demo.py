@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -228,6 +229,12 @@ class Run:
         ]
         return found[-1] if found else "none"
 
+    def resumed(self) -> tuple[int, str]:
+        """The step that the run was resumed at, and what its verification found."""
+        text = self.out.read_text(errors="replace")
+        found = re.search(r"reft: resumed at step (\d+): [^;]*(?:; (.*))?", text)
+        return (int(found[1]), found[2] or "no") if found else (-1, "no")
+
     def step_sec(self) -> float:
         """Median time of a step of rank 0."""
         from tests.support import report
@@ -275,7 +282,7 @@ def main() -> int:
         say("demo: the run ended before the rank could be killed: try more --steps")
         return 1
     later = [line for line in read(disturbed.log) if line.time > kill.at + RESTART_SEC]
-    resumed = min((line.step for line in later), default=-1)
+    resumed, verified = disturbed.resumed()
     lost = kill.step - resumed
     fresh = [line.time for line in later if line.step > kill.step]
     to_new_step = min(fresh) - kill.at if fresh else float("nan")
@@ -307,6 +314,7 @@ def main() -> int:
         ("step killed", f"{kill.step} ({restart})"),
         ("step resumed", str(resumed)),
         ("steps lost", f"{lost}"),
+        ("resume verified", verified),
         (
             "trajectory bit-identical",
             ("yes" if identical else "NO")

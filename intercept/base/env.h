@@ -86,14 +86,15 @@ namespace reft {
   X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", \
     "Limit for all variables of the loop together. reft does not restore variables that do " \
     "not fit, and names them.") \
-  X(resume_verify, "REFT_RESUME_VERIFY", kChoice, "off", "auto|always|off", \
+  X(resume_verify, "REFT_RESUME_VERIFY", kChoice, "auto", "auto|always|off", \
     "Whether a resume computes the resumed step again from the one before it and compares the " \
-    "results. auto: at the first resume of a job, and after the script, torch, Python, reft or " \
-    "the host of a rank has changed. always: at every resume. off: never.") \
+    "results; what the step prints is repeated. auto: at the first resume of a job, and after " \
+    "the script, torch, Python or the host of a rank has changed, if the launcher has a restart " \
+    "left. always: at every resume. off: never.") \
   X(resume_verify_sec, "REFT_RESUME_VERIFY_SEC", kSeconds, "60", "0..86400", \
-    "Longest time for the steps that a verification computes again, estimated from how long " \
-    "they took before the restart. If it would take longer, reft prints that the resume is " \
-    "not verified.") \
+    "Longest time that a verification may add to a resume, estimated from how long steps took " \
+    "before the restart and how long a restore takes. If it would take longer, reft prints that " \
+    "the resume is not verified.") \
   X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", \
     "How long the agent keeps the vaults after all ranks are gone without a clean end.") \
   X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", \

@@ -103,7 +103,7 @@ class FakeEngine:
         self.errors: dict[str, Exception] = {}
         self.late: list[int] = []
         self.due = True
-        self.restore_ns = 0
+        self.restore_ns = self.recomputing = self.resume_verdict = 0
         self.counters: dict[str, Any] = {
             "slot_bytes": 0,
             "payload_bytes": 0,
@@ -184,6 +184,12 @@ class FakeEngine:
 
     def set_restore_ns(self, nanoseconds: int) -> None:
         self.restore_ns = nanoseconds
+
+    def set_recomputing(self, step: int) -> None:
+        self.recomputing = step
+
+    def set_resume_verdict(self, verdict: int) -> None:
+        self.resume_verdict = verdict
 
     def stats(self) -> dict[str, Any]:
         return self.counters

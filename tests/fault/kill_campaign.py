@@ -6,8 +6,8 @@ checks what comes back.
 
 Four ranks train `train_worker.py`. Every case is drawn from (seed, case number) alone, so `--only
 CASE --seed N` repeats it. A case passes if the job ends with status 0 before its deadline, every
-logged loss and the final hash of every rank equal those of a run under plain gloo bit for bit, and
-no restart went back further than the case's promise (design: at most one step; an agent that dies
+logged loss and the final hash of every rank equal those of a run under plain gloo bit for bit, no
+verified resume is called inexact, and no restart went back further than the case's promise (design: at most one step; an agent that dies
 together with its ranks and without REFT_VAULT_DIR: to the beginning, said aloud).
 
 REFT_SNAPSHOT_POLICY and other settings that no case draws are taken from the environment.
@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -168,6 +169,19 @@ def draw(seed: int, number: int, kinds: list[str] | None = None, models: list[st
 Losses = dict[int, str]
 
 
+def recomputed_step(said: str, attempt: int) -> int | None:
+    """The step that an attempt has computed again to verify its resume."""
+    part = said.partition(f"attempt {attempt}\n")[2].partition(f"attempt {attempt + 1}\n")[0]
+    found = re.search(r"reft: verifying the resume: step (\d+) is computed again", part)
+    return int(found[1]) if found else None
+
+
+def without_recomputed(log: list[tuple[int, str]], recomputed: int | None) -> list[tuple[int, str]]:
+    """The lines of an attempt from the resumed step on. Between the step before and the step that
+    is computed again, the line of the former is written."""
+    return log[1:] if recomputed is not None and log and log[0][0] == recomputed - 1 else log
+
+
 def read_log(path: Path) -> list[tuple[int, str]]:
     """(step, loss) of each whole line."""
     try:
@@ -306,6 +320,7 @@ class Campaign:
                     problems.append(
                         f"wrong bits: rank {rank} attempt {attempt}: loss of step {wrong[0]} (and {len(wrong) - 1} more)"
                     )
+                log = logs[rank] = without_recomputed(log, recomputed_step(said, attempt))
                 steps = [step for step, _ in log]
                 if steps != list(range(steps[0], steps[0] + len(steps)) if steps else []):
                     problems.append(f"rank {rank} attempt {attempt}: steps are not in sequence: {steps}")
@@ -322,6 +337,9 @@ class Campaign:
                     problems.append(f"{lost} steps lost: all ranks had completed {completed}, resumed at {min(first)}")
             completed = max(completed, min((log[-1][0] if log else 0) for log in logs))
         result["from_start"] = from_start
+        if "the resume is not exact" in said:
+            problems.append("a resume was called inexact: " + said[said.index("the resume is not exact") :][:300])
+        result["verified"] = said.count("is bit-identical")
         if "training continues without snapshots" in said:
             problems.append(
                 "a rank trained without snapshots: "
@@ -369,7 +387,7 @@ def main() -> int:
     numbers = args.only if args.only is not None else list(range(args.cases))
     failed, unfired, lost, restarts = [], [], [], 0
     by_kind: dict[str, Counter[str]] = defaultdict(Counter)
-    wrong_bits = hangs = kills = torchrun = from_start = 0
+    wrong_bits = hangs = kills = torchrun = from_start = verified = 0
     began = time.monotonic()
     try:
         for number in numbers:
@@ -406,6 +424,7 @@ def main() -> int:
             kills += result["killed"]
             restarts += result["restarts"]
             from_start += result["from_start"]
+            verified += result["verified"]
             torchrun += case.launcher == "torchrun"
             if case.most_lost is not None:
                 lost.append(result["lost"])
@@ -427,6 +446,7 @@ def main() -> int:
         "steps_lost_most": report.metric(max(lost, default=0), "steps", None, "<= 1", max(lost, default=0) <= 1),
         "wrong_bits": report.metric(wrong_bits, "cases", None, "0", wrong_bits == 0),
         "hangs": report.metric(hangs, "cases", None, "0", hangs == 0),
+        "verified": report.metric(verified, "resumes"),
         "from_beginning": report.metric(from_start, "cases"),
         "duration_sec": report.metric(time.monotonic() - began, "s"),
     }

@@ -10,7 +10,7 @@ optimizers.
 With `pipe` each rank holds a stage of a pipeline; only the last one knows the loss, the others log
 a sum of their weights.
 
-Writes r<rank>.a<attempt>.log (one line `step loss.hex()` after each optimizer step),
+Prints `attempt N` when it starts. Writes r<rank>.a<attempt>.log (one line `step loss.hex()` after each optimizer step),
 r<rank>.a<attempt>.pid and, at the end, r<rank>.final with a hash of everything that training
 changed.
 """
@@ -60,6 +60,7 @@ class RunLog:
         name = f"r{os.environ['RANK']}.a{os.environ['TORCHELASTIC_RESTART_COUNT']}"
         self._file = open(out / f"{name}.log", "ab", buffering=0)  # noqa: SIM115
         (out / f"{name}.pid").write_text(str(os.getpid()))
+        print(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
 
     def line(self, step: int, loss: torch.Tensor) -> None:
         self._file.write(f"{step} {loss.item().hex()}\n".encode())

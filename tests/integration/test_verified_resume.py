@@ -15,11 +15,13 @@ pytestmark = pytest.mark.exact
 WORKER = Path(__file__).with_name("verification_worker.py")
 
 
-def run(folder: Path, ranks: int = 2, **env: str) -> str:
+def run(folder: Path, ranks: int = 2, max_restarts: int = 2, **env: str) -> str:
     environment = job_environment(folder, REFT_AGENT_LINGER_SEC="60", **env)
+    if "REFT_RESUME_VERIFY" not in env:
+        del environment["REFT_RESUME_VERIFY"]
     try:
         done = subprocess.run(
-            [*torchrun(WORKER, ranks=ranks, options=("--standalone", "--max-restarts=2"))],
+            [*torchrun(WORKER, ranks=ranks, options=("--standalone", f"--max-restarts={max_restarts}"))],
             env=environment, capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -89,6 +91,7 @@ PLANTED = {
     "random": r"random state global\['(python|numpy|torch)'\]",
     "tensor": r"tensor m0\.module\.0\.weight on ranks? .*items differ, max \|Δ\|",
     "position": r"data order main<stack \d> .*yielded was 19, is 20",
+    "order": r"data order main<stack \d> .*indices_drawn was -?\d+, is -?\d+",
     "variable": r"variable main:total .*was 1\.\d+, is 0\.0",
     "scheduler": r"variable scheduler\[0\]\[1\]\['last_epoch'\]",
     "optimizer": r"variable optimizer settings\[0\]\[0\]\['lr'\]",
@@ -117,10 +120,38 @@ def test_a_wrong_resume_is_found_by_a_step_that_was_copied_in_part(
     assert re.match(PLANTED[plant], warning(said).split("differs from the saved one: ")[1])
 
 
-def test_auto_verifies_the_first_resume_alone(tmp_path: Path, undisturbed: list[str]) -> None:
-    said = run(tmp_path, KILL="20 30", REFT_RESUME_VERIFY="auto")
+def test_by_default_the_first_resume_alone_is_verified(
+    tmp_path: Path, undisturbed: list[str]
+) -> None:
+    said = run(tmp_path, KILL="20 30")
     first, second = re.findall(r"reft: (resumed at step .*)", said)
     assert first.startswith("resumed at step 20:") and "bit-identical" in first
     assert second.startswith("resumed at step 30:")
     assert "verified" not in second and "computed again" not in second
     assert finals(said) == undisturbed
+
+
+@pytest.mark.parametrize("plant", ["killed", "raises"])
+def test_a_job_that_ends_over_the_step_resumes_there_without(
+    tmp_path: Path, undisturbed: list[str], plant: str
+) -> None:
+    said = run(tmp_path, KILL="20", PLANT=plant)
+    assert "verifying the resume: step 20 is computed again" in said
+    assert re.fullmatch(
+        r"resumed at step 20: .*; not verified: the attempt before ended while it computed step 20"
+        r" again",
+        resumed(said),
+    )
+    assert finals(said) == undisturbed
+
+
+def test_without_a_restart_left_nothing_is_risked(tmp_path: Path, undisturbed: list[str]) -> None:
+    said = run(tmp_path, max_restarts=1, KILL="20")
+    assert "; not verified: the launcher has no restart left" in resumed(said)
+    assert finals(said) == undisturbed
+
+
+def test_a_loop_may_end_in_the_step(tmp_path: Path) -> None:
+    said = run(tmp_path, KILL="20", PLANT="leaves")
+    assert "the script left its loop after step 19, before it had computed step 20 again" in said
+    assert len(finals(said)) == 2

@@ -1,7 +1,8 @@
 """Trains a small model with random state, a loader, a scheduler and variables. In a restarted
 process, one part of the restore is made wrong (PLANT), or a part of the state is one that no
 snapshot has ("hidden"). KILL gives the steps after whose commit rank 0 kills itself: one for each
-attempt.
+attempt. In the first restarted process, while it computes step 20 again, a rank may be killed
+("killed"), fail ("raises"), or all may leave the loop ("leaves").
 
 Prints `step N loss` lines and `final HASH`.
 """
@@ -38,6 +39,17 @@ def die_after(step: int, rank: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def disturb(step: int, rank: int) -> bool:
+    """At the start of the iteration after `step`. Returns whether the loop ends."""
+    if attempt() != 1 or step != 19:
+        return False
+    if PLANT == "killed" and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if PLANT == "raises" and rank == 0:
+        raise FileExistsError("checkpoint-19")
+    return PLANT == "leaves"
+
+
 def plant() -> None:
     from reft import _continuation
     from reft._continuation import restore_walk
@@ -66,6 +78,8 @@ def plant() -> None:
             return put(self, *args)
 
         loaders.LoaderIterator.restore = position
+    elif PLANT == "order":
+        loaders.restore_rng = lambda state: None
     elif PLANT == "variable":
         resolve = restore_walk.RestoreWalk.resolve
 
@@ -99,6 +113,8 @@ def main() -> None:
     total, started, noise, step = 0.0, time.time(), 0.0, 0
     for _ in range(2):
         for (batch,) in loader:
+            if disturb(step, rank):
+                break
             if PLANT == "hidden":
                 batch = batch + engine.draw(4)
             noise += random.random() * 1e-3

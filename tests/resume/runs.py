@@ -6,15 +6,16 @@ ranks: N; kills: A B C`, the program points at which the three runs are killed. 
 
 * undisturbed (plain gloo, see UNDISTURBED) it prints the lines R;
 * killed, the first attempt prints R[:m];
-* the restarted attempt prints R[:d] + R[k:], with k <= m. R[:d] is what the one discarded iteration
-(and what comes before
-  the loop) says: lines before reft's "resumed at step" line. On rank 0, which says that line, all
-  of them and no other; other ranks may be past their resume by then, so for them: not more than
-  these.
+* the restarted attempt prints R[:d] + V + R[k:], with k <= m. R[:d] is what the one discarded
+iteration (and what comes before the loop) says: lines before reft's "verifying the resume" line. V
+is what the step that is computed again says, once or twice, between that line and "resumed at
+step": R[k-v:k], or R[k:k+v] if it is the step after the resumed one. Without a verification V is
+empty. On rank 0, which says those lines, all of them and no other; other ranks may be past their
+resume by then, so for them: not more than these.
 
 So all lines from the resumed step on are bit-identical, final variables and hashes among them, and
 each line of an undisturbed run is there once more or less: none is missing, and what is there twice
-was printed before the kill.
+beside V was printed before the kill. No resume may be called inexact.
 """
 
 from __future__ import annotations
@@ -176,7 +177,8 @@ def compare(reference: Run, killed: Run, ranks: int, kill: int, named: bool = Fa
         return [f"reft said {len(at)} times that it resumed"]
     found = re.search(r"resumed at step (\d+): (.*?),", after[at[0]])
     assert found is not None
-    wrong = []
+    begun = [i for i, line in enumerate(after) if re.search(r"reft: verifying the resume: ", line)]
+    wrong = [line for line in after if "the resume is not exact" in line]
     dropped = killed.said.count("dropped that snapshot")
     if not kill - 1 - dropped <= int(found[1]) <= kill:
         wrong.append(f"killed at step {kill}, resumed at step {found[1]}")
@@ -190,8 +192,12 @@ def compare(reference: Run, killed: Run, ranks: int, kill: int, named: bool = Fa
         if expected[: len(first)] != first:
             wrong.append(f"rank {rank}, before the kill: {difference(expected, first)}")
             continue
-        possible = [discarded] if rank == 0 else range(discarded + 1)
-        if not any(_continues(expected, first, second, d) for d in possible):
+        d = len(of_rank(after[: begun[0]], rank)) if begun else discarded
+        possible = [(d, discarded - d)]
+        if rank != 0:
+            longest = discarded if begun else 0
+            possible = [(d, v) for d in range(discarded + 1) for v in range(min(longest, discarded - d) + 1)]
+        if not any(_continues(expected, first, second, d, v) for d, v in possible):
             d = discarded
             k = len(expected) - len(second) + d
             wrong.append(
@@ -225,10 +231,17 @@ def compare_tensors(reference: Run, killed: Run, ranks: int) -> list[str]:
     return wrong
 
 
-def _continues(expected: list[str], first: list[str], second: list[str], d: int) -> bool:
-    tail = second[d:]
+def _continues(expected: list[str], first: list[str], second: list[str], d: int, v: int) -> bool:
+    """Whether the lines of a restarted rank are `d` discarded ones, `v` of a step that was computed
+    again, and the rest."""
+    repeated, tail = second[d : d + v], second[d + v :]
     k = len(expected) - len(tail)
-    return second[:d] == expected[:d] and 0 <= k <= len(first) and tail == expected[k:] and bool(tail)
+    if not (second[:d] == expected[:d] and 0 <= k <= len(first) and tail == expected[k:] and tail):
+        return False
+    once = len(repeated) // 2
+    if repeated[:once] == repeated[once:]:  # computed twice
+        repeated = repeated[:once]
+    return repeated in (expected[max(0, k - len(repeated)) : k], expected[k : k + len(repeated)])
 
 
 def difference(expected: list[str], found: list[str]) -> str:

@@ -24,7 +24,8 @@ FAULT = HERE.parent / "fault"
 
 
 def job_environment(root: Path, **settings: str) -> dict[str, str]:
-    """Of a job whose run directory is under `root`: nothing of REFT_* from outside but the agent."""
+    """Of a job whose run directory is under `root`: nothing of REFT_* from outside but the agent.
+    Resumes are not verified: tests count the steps and lines of a resumed job."""
     import reft
 
     environment = {
@@ -37,6 +38,7 @@ def job_environment(root: Path, **settings: str) -> dict[str, str]:
             "REFT_RUN_DIR": str(root / "run"),
             "REFT_JOB_ID": "job",
             "REFT_AGENT_LINGER_SEC": "1",
+            "REFT_RESUME_VERIFY": "off",
             **settings,
         }
     )
@@ -287,6 +289,7 @@ def kill_all(pids: list[int]) -> int:
 
 class TrainJob:
     """One run of `train_worker.py`, or of another script of tests/fault, in a directory of its own.
+    Its resumes are not verified: tests count the steps of a resumed run.
 
     Attributes:
         out: what the worker wrote: logs, process ids, final hashes.
@@ -323,6 +326,7 @@ class TrainJob:
             "REFT_JOB_ID": self.job,
             "REFT_RUN_DIR": str(self.run),
             "REFT_AGENT_LINGER_SEC": "2",
+            "REFT_RESUME_VERIFY": "off",
         } | env
         argv = [str(FAULT / self.script), "--backend", backend, "--out", str(self.out), *arguments]
         self.launcher.start(argv, environment, self.log, self.nproc, self.max_restarts)

@@ -342,11 +342,17 @@ def notes_of(job: str, status: dict[str, Any]) -> list[Finding]:
     for rank in status.get("ranks", []):
         for note in rank.get("notes", []):
             ranks_of.setdefault(tuple(note), []).append(int(rank["rank"]))
+    inexact = {
+        int(rank["rank"])
+        for rank in status.get("ranks", [])
+        if rank.get("stats", {}).get("resume_verdict") == protocol.RESUME_DIFFERS
+    }
     findings = []
     for (about, where, kind, why), ranks in ranks_of.items():
         who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
         what = f"{where} ({kind})" if kind else where
-        findings.append(Finding(WARN, job, f"{who}: {about} {what}: {why}"))
+        is_bad = about != protocol.RESUME_NOTE or ranks[0] in inexact
+        findings.append(Finding(WARN if is_bad else OK, job, f"{who}: {about} {what}: {why}"))
     return findings
 
 

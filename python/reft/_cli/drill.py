@@ -311,6 +311,7 @@ class _Drill:
             "REFT_DRILL": str(self._folder / name),
             "REFT_JOB_ID": f"{self._folder.name}-{name}",
             "REFT_RUN_DIR": str(self._folder / "run"),
+            "REFT_RESUME_VERIFY": "off",  # the drill compares all steps itself
         }
 
     def _kills(self, reference: Run) -> list[tuple[int, int, int]]:

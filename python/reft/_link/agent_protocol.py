@@ -30,6 +30,10 @@ GATHER, GATHERED, EVIDENCE_REQUEST, EVIDENCE = 45, 46, 47, 48
 STATUS_REQUEST, STATUS, METRICS_REQUEST, METRICS, STACKS_REQUEST, STACKS = 50, 51, 52, 53, 54, 55
 BYE = 60
 
+# What the first text of a note on a resume is, and the `resume_verdict` of one that is not exact.
+RESUME_NOTE = "resume:"
+RESUME_DIFFERS = 2
+
 _BALLOTS = (VOTE, OUTCOME, NODE_VOTE, JOB_OUTCOME)
 
 

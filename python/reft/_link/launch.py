@@ -79,6 +79,11 @@ def restarts_left(env: Mapping[str, str]) -> int:
     return max(0, _number(env, "TORCHELASTIC_MAX_RESTARTS") - attempt(env))
 
 
+def is_last_start(env: Mapping[str, str]) -> bool:
+    """Whether the launcher is known not to start the ranks again, whatever happens."""
+    return "TORCHELASTIC_MAX_RESTARTS" in env and restarts_left(env) == 0
+
+
 def _number(env: Mapping[str, str], *names: str) -> int:
     for name in names:
         value = env.get(name, "")

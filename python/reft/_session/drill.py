@@ -48,7 +48,7 @@ from reft._continuation.own import is_own
 from reft._link import job_identity
 from reft._session import notes
 from reft._session.small_state import Saved
-from reft._session.verification import Capture, parts
+from reft._session.step_comparison import Capture, parts
 from reft._state import discovery
 
 PLAN = "plan.json"

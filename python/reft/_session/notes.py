@@ -1,4 +1,5 @@
-"""What a rank reports about its state: what is not protected, not restorable, or was not restored.
+"""What a rank reports about its state: what is not protected, not restorable, or was not restored,
+and what a verified resume has found.
 
 The terminal gets the first of a kind and how many there are; the agent gets all of them, for `reft
 doctor`.
@@ -19,6 +20,7 @@ NOT_PROTECTED = "not protected:"
 NOT_RESTORABLE = "not restorable:"
 NOT_RESTORED = "not restored:"
 NOT_VERIFIED = "not verified:"
+RESUME = agent_protocol.RESUME_NOTE
 
 Note = tuple[str, str, str]  # where, kind, why
 

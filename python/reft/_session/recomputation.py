@@ -8,22 +8,25 @@ Two cases:
 - The job died while it copied the step after s: that step is computed again from s, and compared
   with what had been copied. The small state is written first, so it is there nearly always.
 
+A verification must not end a job. A script may fail when it repeats what it has done (a file that
+exists now), so a step is computed again only while the launcher can start the ranks once more, and
+not after an attempt that ended over it.
+
 Threads: the training thread, before training. Errors: what the store raises.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from reft import _C, _voice
 from reft._continuation import plain
-from reft._link import gather, job_identity
+from reft._link import gather, job_identity, launch
 from reft._session.startup import VERIFY, Source
-
-_DECISION = f"{VERIFY}/decision"
-_NOT_NEEDED = "-"
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,56 @@ class Recomputation:
         step: its number.
         base: the step from which it is computed.
         unfinished: what this rank had copied of it, None for nothing. Used if `whole` is False.
-        saved: the small state of `unfinished`, as it was pickled; None if there is none.
         whole: whether all of the step was saved: it is the one that training goes on from then.
+        seconds: how long computing it takes, as far as is known.
     """
 
     step: int
     base: Source
     unfinished: _C.UnfinishedStep | None
-    saved: dict[str, Any] | None
     whole: bool
+    seconds: float
+
+    def unfinished_small_state(self) -> dict[str, Any] | None:
+        """The small state of `unfinished`, as it was pickled; None if it was not copied."""
+        objects = b"" if self.unfinished is None else self.unfinished.objects
+        return plain.loads(objects) if objects else None
+
+
+@dataclass(frozen=True)
+class Agreed:
+    """What all ranks do about a verification.
+
+    Attributes:
+        recomputed: None if nothing is computed again.
+        unverified: why not; "" if a verification is not wanted.
+        given_up: whether it is not to be tried again under these circumstances.
+    """
+
+    recomputed: Recomputation | None = None
+    unverified: str = ""
+    given_up: bool = False
+
+
+@dataclass
+class _Own:
+    """What one rank knows of the steps around the newest one.
+
+    Attributes:
+        plan: of the step before it, None if the vaults do not hold one.
+        base: that step, if this rank's own vault has it.
+        unfinished: what it had copied of the step after it.
+        fault: why it cannot read them, "" if it can.
+        died_at: the step that it computed again when it died, 0 for none.
+        seconds: length of its newest step before the restart.
+    """
+
+    plan: _C.RestorePlan | None = None
+    base: Source | None = None
+    unfinished: _C.UnfinishedStep | None = None
+    fault: str = ""
+    died_at: int = 0
+    seconds: float = 0.0
 
 
 def agree(
@@ -54,7 +98,7 @@ def agree(
     inventory: str,
     own_fd: int,
     circumstances: str,
-) -> tuple[Recomputation | None, str]:
+) -> Agreed:
     """Decides the same on all ranks.
 
     Args:
@@ -62,78 +106,113 @@ def agree(
         inventory: of all vaults.
         own_fd: descriptor of this rank's vault, -1 for none.
         circumstances: see `verification.circumstances`.
-
-    Returns:
-        None, and why, if there is nothing to compute; "" if a verification is not wanted.
     """
     if env["resume_verify"] == "off" or env["resume"] != "exact":
-        return None, ""
-    unfinished = None
-    if own_fd >= 0:
-        unfinished = _C.step_after(own_fd, newest.plan.step, newest.plan.incarnation)
+        return Agreed()
+    own = _own(job, client, newest, inventory, own_fd)
     answer = {
         "changed": newest.saved.get("verified") != circumstances,
-        "after": -1 if unfinished is None else unfinished.step,
+        "after": -1 if own.unfinished is None else own.unfinished.step,
+        "died_at": own.died_at,
+        "fault": own.fault and f"rank {job.rank}: {own.fault}",
+        "seconds": own.seconds,
     }
-    gathered = gather.gather(job, store, VERIFY, json.dumps(answer), _merge)
+    conclude = partial(_concluded, env, job, newest, own)
+    gathered = gather.gather(job, store, VERIFY, json.dumps(answer), _merge, conclude)
     if gathered.refusals:
-        return None, f"rank {min(gathered.refusals)} does not take part"
-    all_ranks = json.loads(gathered.text)
-    base, _, _ = _C.plan_restore(inventory, job.layout.node_of, newest.plan.step)
-    if job.rank == 0:
-        decision = _NOT_NEEDED
-        if env["resume_verify"] == "always" or all_ranks["changed"]:
-            decision = _why_not(env, job, newest, base, all_ranks["after"], own_fd)
-        store.set(_DECISION, decision)
-    decided = bytes(store.get(_DECISION)).decode()
-    if decided:
-        return None, "" if decided == _NOT_NEEDED else decided
-    if base is not None:
-        restorer = _C.Restorer(client, base, job.rank)
-        source = Source(base, restorer, plain.loads(restorer.objects_of(job.rank)))
-        return Recomputation(newest.plan.step, source, None, None, True), ""
-    if unfinished is not None and unfinished.step != all_ranks["after"]:
+        return Agreed(unverified=f"rank {min(gathered.refusals)} does not take part")
+    decided = json.loads(gathered.text)
+    if not decided["verify"]:
+        return Agreed(None, decided["why"], decided["died_at"] > 0)
+    seconds = float(decided["seconds"])
+    if own.base is not None:
+        return Agreed(Recomputation(newest.plan.step, own.base, None, True, seconds))
+    unfinished = own.unfinished
+    if unfinished is not None and unfinished.step != decided["after"]:
         unfinished = None
-    objects = b"" if unfinished is None else unfinished.objects
-    saved = plain.loads(objects) if objects else None
-    return Recomputation(all_ranks["after"], newest, unfinished, saved, False), ""
+    return Agreed(Recomputation(decided["after"], newest, unfinished, False, seconds))
+
+
+def _own(
+    job: job_identity.Job, client: _C.AgentClient, newest: Source, inventory: str, own_fd: int
+) -> _Own:
+    own, plan = _Own(), newest.plan
+    try:
+        if own_fd >= 0:
+            listing = _C.list_vault(own_fd)
+            own.died_at = int(listing["recomputing_step"])
+            own.seconds = float(listing["step_ns"]) * 1e-9
+            own.unfinished = _C.step_after(own_fd, plan.step, plan.incarnation)
+        own.plan, _, _ = _C.plan_restore(inventory, job.layout.node_of, plan.step)
+        if own.plan is not None and own.plan.is_near(job.rank, job.rank):
+            restorer = _C.Restorer(client, own.plan, job.rank)
+            own.base = Source(own.plan, restorer, plain.loads(restorer.objects_of(job.rank)))
+    except Exception as error:  # noqa: BLE001  # the resume itself is not in question
+        own.fault = f"{type(error).__name__}: {error}"[:200]
+    return own
 
 
 def _merge(texts: list[str]) -> str:
-    """Whether a rank wants the verification, and the first step that any rank has begun."""
+    """Whether a rank wants the verification, the first step that any rank has begun, what stands
+    against it, and the longest time."""
     answers = [json.loads(text) for text in texts]
     after = [one["after"] for one in answers if one["after"] >= 0]
-    merged = {"changed": any(one["changed"] for one in answers), "after": min(after, default=-1)}
+    merged = {
+        "changed": any(one["changed"] for one in answers),
+        "after": min(after, default=-1),
+        "died_at": max((one["died_at"] for one in answers), default=0),
+        "fault": next((one["fault"] for one in answers if one["fault"]), ""),
+        "seconds": max((one["seconds"] for one in answers), default=0.0),
+    }
     return json.dumps(merged)
+
+
+def _concluded(
+    env: dict[str, Any], job: job_identity.Job, newest: Source, own: _Own, merged: str
+) -> str:
+    """The decision of rank 0, which never raises: all ranks wait for it."""
+    answers = json.loads(merged)
+    decision = {"verify": False, "why": "", "died_at": 0, "after": answers["after"], "seconds": 0.0}
+    try:
+        if env["resume_verify"] == "always" or answers["changed"]:
+            step, base = newest.plan.step, own.plan
+            count = answers["after"] - step if base is None else step - base.step
+            decision["seconds"] = max(0, count) * answers["seconds"]
+            decision["died_at"] = answers["died_at"]
+            decision["why"] = _why_not(env, job, newest, own, answers, count)
+            decision["verify"] = not decision["why"]
+    except Exception as error:  # noqa: BLE001
+        decision |= {"verify": False, "why": f"{type(error).__name__}: {error}"[:200]}
+    return json.dumps(decision)
 
 
 def _why_not(
     env: dict[str, Any],
     job: job_identity.Job,
     newest: Source,
-    base: _C.RestorePlan | None,
-    after: int,
-    own_fd: int,
+    own: _Own,
+    answers: dict[str, Any],
+    count: int,
 ) -> str:
     """Why the resume is not verified, "" if it is."""
-    saved, step = newest.saved, newest.plan.step
-    if base is None and after < 0:
+    if answers["died_at"] > 0:
+        return f"the attempt before ended while it computed step {answers['died_at']} again"
+    if answers["fault"]:
+        return str(answers["fault"])
+    if env["resume_verify"] == "auto" and launch.is_last_start(os.environ):
+        return "the launcher has no restart left, should the script fail to repeat a step"
+    base = own.plan
+    if base is None and answers["after"] < 0:
         return "neither the step before it nor a part of the step after it is left"
     for plan in (newest.plan, base):
         if plan is not None and (
             plan.donor or not all(plan.is_near(r, r) for r in range(job.world))
         ):
             return "not every rank has its own vault on its node"
-    if "frames" not in saved or not saved["frames"]["exact"]:
+    if "frames" not in newest.saved or not newest.saved["frames"]["exact"]:
         return "the place in the loop is not restored"
-    count = after - step if base is None else step - base.step
-    seconds = count * _step_seconds(own_fd)
+    seconds = count * answers["seconds"]
     if seconds > env["resume_verify_sec"]:
         steps = _voice.plural(count, "step")
         return f"computing {steps} again takes {seconds:.0f} s (REFT_RESUME_VERIFY_SEC)"
     return ""
-
-
-def _step_seconds(fd: int) -> float:
-    """The length of the newest step before the restart; 0 if it is not known."""
-    return float(_C.list_vault(fd)["step_ns"]) * 1e-9 if fd >= 0 else 0.0

@@ -29,7 +29,8 @@ from reft._session.boundary import Boundary
 from reft._session.planner import Planner
 from reft._session.resumer import Resumed, Resumer
 from reft._session.small_state import Captured, SmallState, registered_values
-from reft._session.verification import Capture, VerifiedResume, capture_with, circumstances
+from reft._session.step_comparison import Capture, capture_with
+from reft._session.verification import Verdict, VerifiedResume, circumstances
 from reft._state import discovery, gradients
 from reft._state.constructions import of_process
 
@@ -77,6 +78,7 @@ class Session:
         self._announcer: Announcer | None = None
         self._resume: VerifiedResume | None = None
         self._circumstances = ""
+        self._at_end = ""  # what is known about the resume of this attempt
         self._evidence: _C.EvidenceExchange | None = None
         self._streams_known = False  # whether the engine has seen on which streams optimizers step
         self._crossing_graph: str | None = None
@@ -116,7 +118,7 @@ class Session:
             if self._exact:
                 of_process.place_of = _continuation.place_of
                 try:
-                    _continuation.install()
+                    _continuation.install(self.env["resume_verify"] != "off")
                 except Exception as error:
                     self.failed("data loaders", error)
             self._boundary = Boundary(self)
@@ -185,7 +187,7 @@ class Session:
         if self.env["resume_verify"] != "off":  # reads the script's files
             self._circumstances = circumstances()
         assert self.client is not None
-        recomputed, unverified = recomputation.agree(
+        agreed_on = recomputation.agree(
             self.env,
             self.job,
             self._store,
@@ -195,20 +197,28 @@ class Session:
             agreed.own_fd,
             self._circumstances,
         )
-        base = None
+        base, recomputed = None, agreed_on.recomputed
         if recomputed is not None:
             base = Resumer(self.job, self._store, recomputed.base, self._exact, found, quiet=True)
-        self._small_state.verified = newest.saved.get("verified", "")
+        verified = newest.saved.get("verified", "")
+        self._small_state.verified = self._circumstances if agreed_on.given_up else verified
         return VerifiedResume(
             self.job,
             self._store,
             Resumer(self.job, self._store, newest, self._exact, found),
             base,
             recomputed,
-            unverified,
+            agreed_on.unverified,
+            float(self.env["resume_verify_sec"]),
             self._capture_small_state(),
+            self._mark_recomputing,
             found,
         )
+
+    def _mark_recomputing(self, step: int) -> None:
+        """Keeps in the vault which step is computed again, 0 for none."""
+        assert self.engine is not None
+        self.engine.set_recomputing(step)
 
     def _capture_small_state(self) -> Capture:
         """What takes the small state of a step, apart from what snapshots use."""
@@ -478,8 +488,13 @@ class Session:
         if not is_over:
             return
         self._resume = None
+        self._mark_recomputing(0)
         if resumed is not None:
-            if resume.verified:
+            assert self.engine is not None
+            self.engine.set_resume_verdict(resume.verdict.value)
+            if resume.outcome:
+                self._at_end = f"this run continued at step {resumed.step}: {resume.outcome}"
+            if resume.verdict is Verdict.IDENTICAL:
                 self._small_state.verified = self._circumstances
             self._resumed(resumed)
             if self._drill is not None:
@@ -506,20 +521,24 @@ class Session:
             at_exit: the process ends; the agent learns whether it ends cleanly.
         """
         self._unhook()
+        self._leave_resume()
         if self.engine is not None and self._snapshots:
             self.engine.drain(_DRAIN_MS)
+        if at_exit and self._at_end and self.job.rank == 0 and self.env["banner"]:
+            _voice.say(self._at_end)
         if at_exit and self.client is not None:
             self.client.bye_at_exit()
         # A reference to the client keeps it connected, and it would compete for the agent with the
         # next session of this process.
         gradients.of_process.forget()
         self.engine = self.planner = self._evidence = None
-        self._boundary = self._announcer = self._resume = None
+        self._boundary = self._announcer = None
         self.client = None
 
     def release(self) -> None:
         """Takes no more snapshots, and drops all references to models and optimizers. The rank stays
         connected: its last snapshot counts until the process ends."""
+        self._leave_resume()
         if self.engine is not None and self._snapshots:
             self.engine.drain(_DRAIN_MS)
             self.engine.gate()
@@ -530,8 +549,16 @@ class Session:
             self.planner.forget()
         self._small_state.forget()
         module_tree.forget()
-        self._resume = None
         gradients.of_process.forget()
+
+    def _leave_resume(self) -> None:
+        """The loop is over: a resume that is under way is not waited for."""
+        resume, self._resume = self._resume, None
+        if resume is not None:
+            try:
+                resume.left()
+            except Exception as error:  # noqa: BLE001  # the store may be gone
+                _voice.debug(f"rank {self.job.rank}: cannot leave the resume: {error}")
 
     def abandon(self) -> None:
         """Takes the hooks out and keeps everything else: for a forked child, which has none of the

@@ -1,18 +1,21 @@
 """Checks a resume before it counts: computes a step again and compares the results.
 
-`recomputation.py` decides which step. A restarted script is put back at the step before it first,
-which is read back and compared. It then computes the step again, and at its program point
-everything is compared with what was saved of it: tensors byte by byte, random state, variables,
-positions of loaders, schedulers, optimizers. What a restore has missed (an object that nobody
-saved, a generator that nobody knows) shows there, whatever its kind. Then the newest committed step
-is put back, whatever the outcome.
+`recomputation.py` decides which step, `step_comparison.py` compares. A restarted script is put back
+at the step before it first, which is read back and compared. It then computes the step again, and
+at its program point everything is compared with what was saved of it. What a restore has missed (an
+object that nobody saved, a generator that nobody knows) shows there, whatever its kind. Then the
+newest committed step is put back, whatever the outcome.
 
 Numbers that a clock gives differ each time, and so do the results of kernels that are not
 deterministic. So a step that differs is computed a second time: what differs between the two
 computations as well is no fault of the restore.
 
-Threads: the training thread. Errors: as `Resumer.write`; a comparison that fails is reported as
-such, and the resume goes on.
+A fault of the verification costs the verification alone. A rank that meets one joins the round in
+which all ranks meet next, and tells the others there, so that all go on with the newest step. The
+vault says meanwhile that a step is computed again: should the job end over it, the next attempt
+resumes without. No snapshot is taken before the newest step is put back, so all of them stay.
+
+Threads: the training thread. Errors: as `Resumer.write`.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ import hashlib
 import json
 import platform
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from types import FrameType
@@ -30,38 +34,34 @@ from typing import Any, cast
 
 import torch
 
-from reft import _C, __version__, _continuation, _voice
+from reft import __version__, _voice
 from reft._continuation import comparison
 from reft._continuation.comparison import Difference
 from reft._continuation.own import is_own
-from reft._link import gather, job_identity
+from reft._link import agent_protocol, gather, job_identity
 from reft._resume import restorer
-from reft._session import notes, startup
+from reft._session import notes, startup, step_comparison
 from reft._session.boundary import Boundary
 from reft._session.recomputation import Recomputation
 from reft._session.resumer import Ready, Resumed, Resumer
-from reft._session.small_state import Saved, SmallState, finder_in, opened
+from reft._session.small_state import Saved, finder_in, opened
+from reft._session.step_comparison import Capture, Finding, SavedStep
 from reft._state import discovery
 
 _SHOWN = 3  # differences in one line
 _SENT = 20  # of one rank, to the others
 _LONGEST = 160
-# Parts of the small state beside the frames, and what each is called.
-_PARTS = [
-    ("rng", "global", comparison.RANDOM),
-    ("groups", "optimizer settings", comparison.VARIABLE),
-    ("plain_state", "state of optimizer", comparison.VARIABLE),
-    ("schedulers", "scheduler", comparison.VARIABLE),
-    ("scalers", "gradient scaler", comparison.VARIABLE),
-    ("strided", "tensor", comparison.TENSOR),
-    ("registered", "registered object", comparison.VARIABLE),
-]
+_ROUNDS_LEFT = 8  # more than a verification can still have
 # What is told first: what comes later in this list often follows from what comes before.
 _ORDER = [comparison.DATA, comparison.RANDOM, comparison.VARIABLE, comparison.TENSOR]
 
-Capture = Callable[[FrameType, int, discovery.State], Saved]
-# Bytes compared, bytes left out, pieces that differ.
-Compare = Callable[[discovery.State], tuple[int, int, list[Any]]]
+
+class Verdict(Enum):
+    """What a verification has found; the numbers are those of `resume_verdict` in the vault."""
+
+    NONE = 0
+    IDENTICAL = 1
+    DIFFERS = agent_protocol.RESUME_DIFFERS
 
 
 def circumstances() -> str:
@@ -69,14 +69,14 @@ def circumstances() -> str:
     torch, reft and the host."""
     digest = hashlib.sha256()
     for name in sorted(name for name in list(sys.modules) if is_own(name)):
-        file = getattr(sys.modules[name], "__file__", None)
-        digest.update(name.encode())
-        if file:
-            try:
+        digest.update(repr(name).encode())
+        try:
+            file = getattr(sys.modules[name], "__file__", None)
+            if file:
                 with open(file, "rb") as source:
                     digest.update(source.read())
-            except OSError:
-                digest.update(b"?")
+        except Exception:  # noqa: BLE001  # a module may be any object
+            digest.update(b"?")
     versions = (sys.version, torch.__version__, __version__, platform.node())
     digest.update(repr(versions).encode())
     return digest.hexdigest()[:16]
@@ -88,23 +88,20 @@ class _Stage(Enum):
     COMPUTING_TWICE = auto()  # and once more, because it differed
 
 
-@dataclass
-class _Finding:
-    """What one rank has found.
+@dataclass(frozen=True)
+class _Outcome:
+    """What all ranks have found.
 
     Attributes:
-        differences: between the computed step and the saved one.
-        hashes: of the tensors that differ, by name.
-        saved: the small state that was captured.
-        compared: bytes of tensors.
-        left_out: bytes of tensors that were not copied when the job died.
+        found: differences with their ranks, the most telling ones first.
+        share: of the tensors' bytes of all ranks that was compared. Small state counts as a byte: a
+            step without tensors to compare is still compared.
+        fault: why nothing may be claimed, "" if something may.
     """
 
-    differences: list[Difference]
-    hashes: dict[str, tuple[int, int]] = field(default_factory=dict)
-    saved: Saved | None = None
-    compared: int = 0
-    left_out: int = 0
+    found: list[tuple[int, Difference]]
+    share: float
+    fault: str
 
 
 class VerifiedResume:
@@ -117,11 +114,14 @@ class VerifiedResume:
         base: restores the step from which the other is computed; None: the resume is not verified.
         recomputed: what is computed again.
         unverified: why nothing is; "" says nothing.
+        longest_sec: how long a verification may take.
         capture: takes the small state of a step.
+        mark: keeps the step that is computed again where the next attempt finds it.
         found: collects what was found wrong, for the agent.
 
     Attributes:
-        verified: whether the step was found bit-identical.
+        verdict: what the verification has found.
+        outcome: the same in words; "" while nothing was restored, or if nothing is to be said.
     """
 
     def __init__(
@@ -132,19 +132,24 @@ class VerifiedResume:
         base: Resumer | None,
         recomputed: Recomputation | None,
         unverified: str,
+        longest_sec: float,
         capture: Capture,
+        mark: Callable[[int], None],
         found: notes.Notes,
     ) -> None:
         self.newest, self._base, self._unverified = newest, base, unverified
-        self._recomputed = recomputed
+        self._recomputed, self._longest_sec = recomputed, longest_sec
         self._job, self._store, self._capture, self._notes = job, store, capture, found
+        self._mark = mark
         self._stage = _Stage.FIRST
         self._step = 0
         self._rounds = 0
+        self._began = 0.0
         self._put_back: Resumed | None = None
         self._restore_faults: list[Difference] = []
-        self._finding: _Finding | None = None
-        self.verified = False
+        self._finding = Finding()
+        self.verdict = Verdict.NONE
+        self.outcome = ""
 
     def point(self, frame: FrameType, boundary: Boundary) -> tuple[bool, Resumed | None]:
         """A program point of the restarted script.
@@ -160,20 +165,40 @@ class VerifiedResume:
         if self._stage is _Stage.FIRST:
             return self._first_point(frame, boundary)
         self._step += 1
-        assert self._recomputed is not None
+        assert self._recomputed is not None and self._base is not None
         if self._step < self._recomputed.step:
             return False, None
-        if self._stage is _Stage.COMPUTING:
-            self._finding = self._compare(frame, boundary)
-            if self._agree_to_compute_twice(self._finding):
-                assert self._base is not None
-                ready = self._base.prepare(boundary, self._round())
-                if ready is not None:
-                    self._put_base_back(frame, ready, again=True)
-                    self._stage = _Stage.COMPUTING_TWICE
-                    return False, None
-            return self._finish(frame, boundary, self._finding.differences)
-        return self._finish(frame, boundary, self._after_second(frame, boundary))
+        finding = self._compare(self._saved_step(), frame, boundary)
+        if self._stage is _Stage.COMPUTING_TWICE:
+            first = self._finding
+            if finding.fault:
+                first.differences = _no_time(first.differences)
+            else:
+                first.differences = step_comparison.steady(first, finding, frame)
+            return self._finish(frame, boundary)
+        self._finding = finding
+        if self._agree_to_compute_twice():
+            ready = self._base.prepare(boundary, self._round())
+            if ready is not None:
+                self._put_base_back(frame, ready, again=True)
+                self._stage = _Stage.COMPUTING_TWICE
+                return False, None
+        return self._finish(frame, boundary)
+
+    def left(self) -> None:
+        """The script has left its loop, or ends. Ranks that are still in it do not wait for this
+        one."""
+        if self._stage is _Stage.FIRST or self._recomputed is None:
+            return
+        step, newest = self._recomputed.step, self.newest.plan.step
+        lost = f"; what it saves now is step {self._step}, not {newest}" if self._step < newest else ""
+        if self._job.rank == 0:
+            _voice.warn(
+                f"the resume is not verified: the script left its loop after step {self._step},"
+                f" before it had computed step {step} again{lost}"
+            )
+        for _ in range(_ROUNDS_LEFT if self._job.world > 1 else 0):
+            gather.refuse(self._job, self._store, self._round(), "has left the loop")
 
     # -- stages
 
@@ -181,61 +206,65 @@ class VerifiedResume:
         ready = self.newest.prepare(boundary, startup.MATCH)
         if ready is None:
             return True, None
-        if self._base is None:
+        if self._base is None or self._recomputed is None:
             return True, self._go_on(frame, ready, again=False)
+        self._began = time.monotonic()
+        self._mark(self._recomputed.step)
         ready.missing.unmake()
         base = self._base.prepare(boundary, self._round())
         if base is None:
             self._unverified = "the step before it has other state"
             ready = self.newest.prepare(boundary, self._round())
             return True, None if ready is None else self._go_on(frame, ready, again=False)
-        self._put_base_back(frame, base, again=False)
+        fault = ""
+        try:
+            self._put_base_back(frame, base, again=False)
+            self._restore_faults = self._read_back(frame, boundary)
+        except Exception as error:  # noqa: BLE001  # the newest step overwrites all of it
+            fault = f"step {self._base.plan.step} could not be put back: {error}"
+        self._unverified = self._why_not_compute(fault)
         self._stage = _Stage.COMPUTING
-        if self._place_is_restored():
-            if self._job.rank == 0:
-                assert self._recomputed is not None
-                step = self._recomputed.step
-                several = step > self._step + 1
-                steps = f"steps {self._step + 1} to {step} are" if several else f"step {step} is"
-                _voice.say(
-                    f"verifying the resume: {steps} computed again, and what it prints is repeated"
-                )
+        if not self._unverified:
+            self._announce()
             return False, None
-        self._unverified = "the place in the loop is not restored"
         ready = self.newest.prepare(boundary, self._round())
         if ready is None:
             raise RuntimeError("the script has changed while it was put back")
         return True, self._go_on(frame, ready, again=True)
 
+    def _announce(self) -> None:
+        assert self._recomputed is not None
+        if self._job.rank == 0:
+            step = self._recomputed.step
+            several = step > self._step + 1
+            steps = f"steps {self._step + 1} to {step} are" if several else f"step {step} is"
+            _voice.say(
+                f"verifying the resume: {steps} computed again, and what it prints is repeated"
+            )
+
     def _go_on(self, frame: FrameType, ready: Ready, again: bool) -> Resumed:
         """Restores the newest step without a verification."""
         resumed = self.newest.write(ready, frame, again)
-        why = f"not verified: {self._unverified}" if self._unverified else ""
-        self.newest.report(resumed, why)
+        self._report(resumed, f"not verified: {self._unverified}" if self._unverified else "")
         return resumed
 
+    def _report(self, resumed: Resumed, outcome: str, hint: str = "") -> None:
+        self.outcome = outcome
+        if outcome:
+            self._notes.add(notes.RESUME, [(f"step {resumed.step}", "", outcome)])
+        self.newest.report(resumed, outcome + hint)
+
     def _put_base_back(self, frame: FrameType, ready: Ready, again: bool) -> None:
-        """Restores the step before, and reads it back the first time."""
+        """Restores the step before."""
         assert self._base is not None
         self._put_back = self._base.write(ready, frame, again)
         self._step = self._base.plan.step
-        if not again:
-            self._restore_faults = self._read_back(frame, self._put_back.state)
 
-    def _place_is_restored(self) -> bool:
-        """Whether all ranks stand where the loop stood at the step before."""
-        assert self._put_back is not None
-        elsewhere = "" if self._put_back.has_place else "1"
-        return not gather.gather(self._job, self._store, self._round(), elsewhere, _any).text
-
-    def _finish(
-        self, frame: FrameType, boundary: Boundary, differences: list[Difference]
-    ) -> tuple[bool, Resumed | None]:
+    def _finish(self, frame: FrameType, boundary: Boundary) -> tuple[bool, Resumed | None]:
         """Puts the newest step back, whatever was found, and says what."""
-        assert self._recomputed is not None and self._finding is not None
+        assert self._recomputed is not None and self._base is not None
         step = self._recomputed.step
-        found = self._gathered([*self._restore_faults, *differences])
-        share = self._share_compared(self._finding)
+        outcome = self._all_found()
         ready = self.newest.prepare(boundary, self._round())
         if ready is None:
             # The state that was computed is that of a step of this script, if not of the one before.
@@ -247,122 +276,59 @@ class VerifiedResume:
             state = discovery.discover(boundary.optimizers)
             return True, Resumed(self._step, state, [], 0, True, "state", 0)
         resumed = self.newest.write(ready, frame, again=True)
-        self.verified = not found and share > 0
-        assert self._base is not None
         again = f"step {step} was computed again from step {self._base.plan.step} and"
-        if found:
-            self.newest.report(resumed, f"{again} DIFFERS, see below")
-        elif share == 0:
-            self.newest.report(resumed, "not verified: nothing of the step after it had been copied")
+        if outcome.found:
+            self.verdict = Verdict.DIFFERS
+            self._report(resumed, f"{again} DIFFERS", ", see below")
+            self._tell(step, outcome.found)
+        elif outcome.fault:
+            self._report(resumed, f"not verified: {outcome.fault}")
+        elif outcome.share == 0:
+            self._report(resumed, "not verified: nothing of the step after it had been copied")
         else:
+            self.verdict = Verdict.IDENTICAL
             but = " but for what is named above" if self.newest.lost else ""
-            part = "" if share == 1 else f" to what had been copied of it, {share:.0%} of its bytes"
-            self.newest.report(resumed, f"{again} is bit-identical{part}{but}")
-        if found:
-            self._tell(step, found)
+            part = ""
+            if outcome.share < 1:
+                part = f" to what had been copied of it, {outcome.share:.0%} of its bytes"
+            self._report(resumed, f"{again} is bit-identical{part}{but}")
         return True, resumed
 
     # -- comparisons
 
-    def _read_back(self, frame: FrameType, state: discovery.State) -> list[Difference]:
+    def _compare(self, there: SavedStep, frame: FrameType, boundary: Boundary) -> Finding:
+        assert self._base is not None
+        lost = [where for where, _, _ in self._base.lost]
+        return step_comparison.compare(there, frame, boundary, self._capture, lost)
+
+    def _read_back(self, frame: FrameType, boundary: Boundary) -> list[Difference]:
         """Compares what was restored with what was saved. A clock cannot excuse a difference here:
         no time has passed for what comes out of a snapshot."""
-        assert self._base is not None
-        found = self._differences(
-            self._base.plan.step, frame, state, self._base.compare, self._base.saved
-        ).differences
-        return [Difference(one.kind, one.where, f"{one.why} (not put back)") for one in found]
+        base = self._base
+        assert base is not None
+        there = SavedStep(base.plan.step, base.compare, lambda _: base.saved)
+        finding = self._compare(there, frame, boundary)
+        if finding.fault:
+            raise RuntimeError(finding.fault)
+        return [
+            Difference(one.kind, one.where, f"{one.why} (not put back)")
+            for one in finding.differences
+        ]
 
-    def _compare(self, frame: FrameType, boundary: Boundary) -> _Finding:
-        again = self._recomputed
+    def _saved_step(self) -> SavedStep:
+        """What was saved of the step that is computed again."""
+        again, newest = self._recomputed, self.newest
         assert again is not None
-        state = discovery.discover(boundary.optimizers)
         if again.whole:
-            compare: Compare | None = self.newest.compare
-            saved: Saved | None = self.newest.saved
-        else:
-            unfinished = again.unfinished
-            saved = None
-            if again.saved is not None:
-                saved = opened(cast(Saved, again.saved), finder_in(state))
-            compare = None if unfinished is None else partial(restorer.compare_unfinished, unfinished)
-        finding = self._differences(again.step, frame, state, compare, saved, not again.whole)
-        names = {one.where for one in finding.differences if one.kind == comparison.TENSOR}
-        for region in state.regions:
-            if region.name in names:
-                finding.hashes[region.name] = _C.content_hash(region.tensor)
-        return finding
+            return SavedStep(again.step, newest.compare, lambda _: newest.saved)
 
-    def _differences(
-        self,
-        step: int,
-        frame: FrameType,
-        state: discovery.State,
-        compare: Compare | None,
-        saved: Saved | None,
-        partly: bool = False,
-    ) -> _Finding:
-        """Compares the live state with what was saved of a step.
+        def small_state(state: discovery.State) -> Saved | None:
+            saved = again.unfinished_small_state()
+            return None if saved is None else opened(cast(Saved, saved), finder_in(state))
 
-        Args:
-            compare: of tensors; None if this rank has saved none.
-            saved: the small state; None if there is none.
-            partly: whether the job died while it copied the step.
-        """
-        assert self._base is not None
-        finding = _Finding([])
-        found: list[Difference] = []
-        try:
-            if compare is not None:
-                finding.compared, finding.left_out, pieces = compare(state)
-                found += _tensors(pieces, state)
-            if finding.left_out and not partly:
-                # Damaged since it was verified: nothing may be claimed about it.
-                why = f"{finding.left_out} bytes of the snapshot could not be compared"
-                found.append(Difference(comparison.TENSOR, "snapshot", why))
-            if saved is not None:
-                finding.saved = self._capture(frame, step, state)
-                found += _small_state(frame, saved, finding.saved)
-        except Exception as error:  # noqa: BLE001  # the resume itself is not in question
-            _voice.debug(f"comparison failed: {type(error).__name__}: {error}")
-            why = f"the comparison failed: {type(error).__name__}: {error}"
-            found, finding.saved = [Difference(comparison.VARIABLE, "verification", why)], None
-        lost = [where for where, _, _ in self._base.lost]
-        finding.differences = [one for one in found if not _is_part(one.where, lost)]
-        return finding
-
-    def _share_compared(self, finding: _Finding) -> float:
-        """The part of the tensors' bytes of all ranks that was compared. Small state counts as a
-        byte: a step without tensors to compare is still compared."""
-        mine = [finding.compared + (finding.saved is not None), finding.left_out]
-        gathered = gather.gather(self._job, self._store, self._round(), json.dumps(mine), _sums)
-        compared, left_out = json.loads(gathered.text)
-        return float(compared / max(1, compared + left_out))
-
-    def _after_second(self, frame: FrameType, boundary: Boundary) -> list[Difference]:
-        """What of the first finding is no fault of clocks."""
-        first = self._finding
-        assert first is not None
-        second = self._compare(frame, boundary)
-        again = {one.where: one for one in second.differences}
-        # What differs between the two computations of this process.
-        unsteady = set()
-        if first.saved is not None and second.saved is not None:
-            unsteady = comparison.places(_small_state(frame, first.saved, second.saved))
-        result = []
-        for one in first.differences:
-            if one.where in unsteady and one.may_be_time:
-                continue
-            changes = one.where in unsteady or (
-                one.where in first.hashes
-                and first.hashes[one.where] != second.hashes.get(one.where)
-            )
-            if one.where not in again or changes:
-                one = Difference(
-                    one.kind, one.where, f"{one.why}; computed twice, it differs each time"
-                )
-            result.append(one)
-        return result
+        unfinished = again.unfinished
+        compare = None if unfinished is None else partial(restorer.compare_unfinished, unfinished)
+        return SavedStep(again.step, compare, small_state, partly=True)
 
     # -- agreement and messages
 
@@ -370,30 +336,75 @@ class VerifiedResume:
         self._rounds += 1
         return f"{startup.MATCH}/{self._rounds}"
 
-    def _agree_to_compute_twice(self, finding: _Finding) -> bool:
-        """Whether a rank has found differences that a restore need not be the cause of."""
-        wanted = bool(finding.differences) and not self._restore_faults
-        text = "1" if wanted else ""
-        return bool(gather.gather(self._job, self._store, self._round(), text, _any).text)
+    def _gather(self, answer: dict[str, Any], merge: gather.Merge) -> dict[str, Any]:
+        """A round of the verification. A rank that does not take part is a fault."""
+        gathered = gather.gather(self._job, self._store, self._round(), json.dumps(answer), merge)
+        merged: dict[str, Any] = json.loads(gathered.text or "{}")
+        if gathered.refusals:
+            rank = min(gathered.refusals)
+            merged["fault"] = f"rank {rank} {gathered.refusals[rank]}"
+        return merged
 
-    def _gathered(self, differences: list[Difference]) -> list[tuple[int, Difference]]:
-        """The differences of all ranks, the most telling ones first."""
+    def _by_rank(self, fault: str) -> str:
+        return fault and f"rank {self._job.rank}: {fault}"
+
+    def _why_not_compute(self, fault: str) -> str:
+        """Why the step is not computed again now that the one before is put back; "" if it is."""
+        assert self._recomputed is not None
+        has_place = self._put_back is not None and self._put_back.has_place
+        spent = time.monotonic() - self._began
+        answer = {"fault": self._by_rank(fault), "elsewhere": not has_place, "seconds": spent}
+        merged = self._gather(answer, _worst)
+        if merged["fault"]:
+            return str(merged["fault"])
+        if merged["elsewhere"]:
+            return "the place in the loop is not restored"
+        # The newest step is compared and put back as this one was.
+        seconds = 2 * merged["seconds"] + self._recomputed.seconds
+        if seconds > self._longest_sec:
+            return f"it takes {seconds:.0f} s (REFT_RESUME_VERIFY_SEC)"
+        return ""
+
+    def _agree_to_compute_twice(self) -> bool:
+        """Whether a rank has found differences that a restore need not be the cause of."""
+        finding = self._finding
+        differs = bool(finding.differences) and not self._restore_faults
+        spent = time.monotonic() - self._began
+        answer = {"fault": finding.fault, "differs": differs, "seconds": spent}
+        merged = self._gather(answer, _worst)
+        if merged["fault"] or not merged["differs"]:
+            return False
+        if 2 * merged["seconds"] > self._longest_sec:
+            finding.differences = _no_time(finding.differences)
+            return False
+        return True
+
+    def _all_found(self) -> _Outcome:
+        """What all ranks have found."""
         first: dict[str, Difference] = {}
-        for one in differences:
+        finding = self._finding
+        for one in [*self._restore_faults, *finding.differences]:
             first.setdefault(one.where, one)
         found = sorted(first.values(), key=lambda one: _ORDER.index(one.kind))
         self._notes.add(notes.NOT_VERIFIED, [(one.where, one.kind, one.why) for one in found])
         rows = [[one.kind, one.where[:_LONGEST], one.why[:_LONGEST]] for one in found[:_SENT]]
-        text = json.dumps({self._job.rank: rows}) if rows else ""
-        merge = partial(gather.merge_by_rank, most=_SENT)  # bounded, whatever the number of ranks
-        gathered = gather.gather(self._job, self._store, self._round(), text, merge)
-        by_rank = {int(rank): rows for rank, rows in json.loads(gathered.text or "{}").items()}
+        answer = {
+            "fault": self._by_rank(finding.fault),
+            "rows": {self._job.rank: rows} if rows else {},
+            "compared": finding.compared + (finding.saved is not None),
+            "left_out": finding.left_out,
+        }
+        merged = self._gather(answer, _together)
         everything = [
-            (rank, Difference(kind, where, why))
-            for rank in sorted(by_rank)
-            for kind, where, why in by_rank[rank]
+            (int(rank), Difference(kind, where, why))
+            for rank, rows in merged.get("rows", {}).items()
+            for kind, where, why in rows
         ]
-        return sorted(everything, key=lambda one: _ORDER.index(one[1].kind))
+        everything.sort(key=lambda one: _ORDER.index(one[1].kind))
+        compared, left_out = merged.get("compared", 0), merged.get("left_out", 0)
+        return _Outcome(
+            everything, compared / max(1, compared + left_out), str(merged.get("fault", ""))
+        )
 
     def _tell(self, step: int, found: list[tuple[int, Difference]]) -> None:
         if self._job.rank != 0:
@@ -426,72 +437,31 @@ class VerifiedResume:
         )
 
 
-def _is_part(where: str, lost: list[str]) -> bool:
-    """Whether a place is one that is reported as not restored, or around one, or below one."""
-    return any(_is_below(where, place) or _is_below(place, where) for place in lost)
+def _no_time(found: list[Difference]) -> list[Difference]:
+    """Without those that a clock may be the cause of."""
+    return [one for one in found if not one.may_be_time]
 
 
-def _is_below(place: str, other: str) -> bool:
-    """`main:model.scale` is below `main:model`, `main:models` is not."""
-    return place.startswith(other) and place[len(other) : len(other) + 1] in ("", ".", "[", "<")
+def _worst(texts: list[str]) -> str:
+    """A fault, any wish or hindrance, the longest time; "" if no rank takes part."""
+    answers = [json.loads(text) for text in texts]
+    keys = answers[0] if answers else {}
+    return json.dumps({key: max(one[key] for one in answers) for key in keys}) if keys else ""
 
 
-def _any(texts: list[str]) -> str:
-    return texts[0] if texts else ""
-
-
-def _sums(texts: list[str]) -> str:
-    return json.dumps([sum(column) for column in zip(*map(json.loads, texts), strict=True)])
-
-
-def _tensors(pieces: list[Any], state: discovery.State) -> list[Difference]:
-    live = {region.name: region.current() for region in state.regions}
-    return [
-        Difference(comparison.TENSOR, name, _how_tensors_differ(live[name], first, at, sample))
-        for name, first, at, sample in pieces
-    ]
-
-
-def _how_tensors_differ(tensor: torch.Tensor, first: int, at: int, sample: bytes) -> str:
-    """Of a dense tensor and a sample of its saved bytes, which begins at byte `at`."""
-    whole = tensor.detach()
-    flat = torch.as_strided(whole, (whole.numel(),), (1,), whole.storage_offset())
-    size = flat.element_size()
-    count = len(sample) // size
-    now = flat[at // size : at // size + count].cpu()
-    before = torch.frombuffer(bytearray(sample[: count * size]), dtype=now.dtype)
-    return comparison.delta(before, now) or f"differs from byte {first} on"
-
-
-def parts(saved: Saved, live: Saved) -> list[Difference]:
-    """Compares the small state of two steps, but for the variables of the loop."""
-    found: list[Difference] = []
-    there: dict[str, Any] = dict(saved)
-    here: dict[str, Any] = dict(live)
-    for key, name, kind in _PARTS:
-        found += comparison.values(there.get(key), here.get(key), name, kind)
-    return found
-
-
-def _small_state(frame: FrameType, saved: Saved, live: Saved) -> list[Difference]:
-    found = parts(saved, live)
-    if "frames" in saved and "frames" in live:
-        found += _continuation.compare(
-            frame, (saved["frames"], saved["room"]), (live["frames"], live["room"])
-        )
-    return found
-
-
-def capture_with(session: int, frame_bytes: int, boundary: Callable[[], Boundary]) -> Capture:
-    """Gives what captures the small state of a step, apart from what snapshots use."""
-
-    def fail(what: str, error: Exception) -> None:
-        raise error
-
-    def capture(frame: FrameType, step: int, state: discovery.State) -> Saved:
-        known = boundary()
-        small = SmallState(session, True, frame_bytes, fail)
-        small.planned(state, known.optimizers)
-        return small.capture(frame, step, known.closing_position, state).read()
-
-    return capture
+def _together(texts: list[str]) -> str:
+    """What several ranks have found; bounded, whatever the number of ranks."""
+    answers = [json.loads(text) for text in texts]
+    if not answers:
+        return ""
+    rows: dict[str, Any] = {}
+    for one in answers:
+        rows |= one["rows"]
+    return json.dumps(
+        {
+            "fault": max(one["fault"] for one in answers),
+            "rows": {rank: rows[rank] for rank in sorted(rows, key=int)[:_SENT]},
+            "compared": sum(one["compared"] for one in answers),
+            "left_out": sum(one["left_out"] for one in answers),
+        }
+    )

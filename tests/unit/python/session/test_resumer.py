@@ -102,8 +102,10 @@ class Restart:
             None,
             None,
             "",
-            lambda *_: {},
-            found,  # type: ignore[arg-type]
+            60,
+            lambda *_: {},  # type: ignore[arg-type,return-value]
+            lambda step: None,
+            found,
         )
         self.boundary = SimpleNamespace(optimizers=[self.optimizer], know=lambda others: None)
         monkeypatch.setattr(restorer, "check", lambda *_: None)
