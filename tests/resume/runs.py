@@ -9,9 +9,8 @@ ranks: N; kills: A B C`, the program points at which the three runs are killed. 
 * the restarted attempt prints R[:d] + V + R[k:], with k <= m. R[:d] is what the one discarded
 iteration (and what comes before the loop) says: lines before reft's "verifying the resume" line. V
 is what the step that is computed again says, once or twice, between that line and "resumed at
-step": R[k-v:k], or R[k:k+v] if it is the step after the resumed one. Without a verification V is
-empty. On rank 0, which says those lines, all of them and no other; other ranks may be past their
-resume by then, so for them: not more than these.
+step": R[k-v:k]. Without one, V is empty. On rank 0, which says those lines, all of them and no
+other; other ranks may be past their resume by then, so for them: not more than these.
 
 So all lines from the resumed step on are bit-identical, final variables and hashes among them, and
 each line of an undisturbed run is there once more or less: none is missing, and what is there twice
@@ -241,7 +240,7 @@ def _continues(expected: list[str], first: list[str], second: list[str], d: int,
     once = len(repeated) // 2
     if repeated[:once] == repeated[once:]:  # computed twice
         repeated = repeated[:once]
-    return repeated in (expected[max(0, k - len(repeated)) : k], expected[k : k + len(repeated)])
+    return repeated == expected[max(0, k - len(repeated)) : k]
 
 
 def difference(expected: list[str], found: list[str]) -> str:

@@ -5,12 +5,13 @@ Two cases:
 
 - The vaults hold the newest committed step s whole and the step before it: s is computed again
   from that step, and compared with all of s.
-- The job died while it copied the step after s: that step is computed again from s, and compared
-  with what had been copied. The small state is written first, so it is there nearly always.
+- The job died while it copied the step after s: that step, which training computes next anyway, is
+  compared with what had been copied. The small state is written first, so it is there nearly
+  always.
 
 A verification must not end a job. A script may fail when it repeats what it has done (a file that
-exists now), so a step is computed again only while the launcher can start the ranks once more, and
-not after an attempt that ended over it.
+exists now), so s is computed again only while the launcher can start the ranks once more, and not
+after an attempt that ended over it.
 
 Threads: the training thread, before training. Errors: what the store raises.
 """
@@ -28,6 +29,9 @@ from reft._continuation import plain
 from reft._link import gather, job_identity, launch
 from reft._session.startup import VERIFY, Source
 
+_SLOWEST_BYTES_PER_SEC = 1e9
+_READINGS = 3  # of a snapshot, more than a resume has without: put back twice, compared twice
+
 
 @dataclass(frozen=True)
 class Recomputation:
@@ -38,14 +42,12 @@ class Recomputation:
         base: the step from which it is computed.
         unfinished: what this rank had copied of it, None for nothing. Used if `whole` is False.
         whole: whether all of the step was saved: it is the one that training goes on from then.
-        seconds: how long computing it takes, as far as is known.
     """
 
     step: int
     base: Source
     unfinished: _C.UnfinishedStep | None
     whole: bool
-    seconds: float
 
     def unfinished_small_state(self) -> dict[str, Any] | None:
         """The small state of `unfinished`, as it was pickled; None if it was not copied."""
@@ -79,6 +81,7 @@ class _Own:
         fault: why it cannot read them, "" if it can.
         died_at: the step that it computed again when it died, 0 for none.
         seconds: length of its newest step before the restart.
+        restore_seconds: longest time that reading a snapshot may take.
     """
 
     plan: _C.RestorePlan | None = None
@@ -87,6 +90,7 @@ class _Own:
     fault: str = ""
     died_at: int = 0
     seconds: float = 0.0
+    restore_seconds: float = 0.0
 
 
 def agree(
@@ -116,21 +120,21 @@ def agree(
         "died_at": own.died_at,
         "fault": own.fault and f"rank {job.rank}: {own.fault}",
         "seconds": own.seconds,
+        "restore_seconds": own.restore_seconds,
     }
     conclude = partial(_concluded, env, job, newest, own)
     gathered = gather.gather(job, store, VERIFY, json.dumps(answer), _merge, conclude)
     if gathered.refusals:
         return Agreed(unverified=f"rank {min(gathered.refusals)} does not take part")
     decided = json.loads(gathered.text)
-    if not decided["verify"]:
+    if decided["whole"] and own.base is not None:
+        return Agreed(Recomputation(newest.plan.step, own.base, None, True))
+    if not decided["after"]:
         return Agreed(None, decided["why"], decided["died_at"] > 0)
-    seconds = float(decided["seconds"])
-    if own.base is not None:
-        return Agreed(Recomputation(newest.plan.step, own.base, None, True, seconds))
-    unfinished = own.unfinished
-    if unfinished is not None and unfinished.step != decided["after"]:
+    after, unfinished = newest.plan.step + 1, own.unfinished
+    if unfinished is not None and unfinished.step != after:
         unfinished = None
-    return Agreed(Recomputation(decided["after"], newest, unfinished, False, seconds))
+    return Agreed(Recomputation(after, newest, unfinished, False))
 
 
 def _own(
@@ -142,6 +146,8 @@ def _own(
             listing = _C.list_vault(own_fd)
             own.died_at = int(listing["recomputing_step"])
             own.seconds = float(listing["step_ns"]) * 1e-9
+            largest = max((slot["payload_bytes"] for slot in listing["slots"]), default=0)
+            own.restore_seconds = largest / _SLOWEST_BYTES_PER_SEC
             own.unfinished = _C.step_after(own_fd, plan.step, plan.incarnation)
         own.plan, _, _ = _C.plan_restore(inventory, job.layout.node_of, plan.step)
         if own.plan is not None and own.plan.is_near(job.rank, job.rank):
@@ -163,6 +169,7 @@ def _merge(texts: list[str]) -> str:
         "died_at": max((one["died_at"] for one in answers), default=0),
         "fault": next((one["fault"] for one in answers if one["fault"]), ""),
         "seconds": max((one["seconds"] for one in answers), default=0.0),
+        "restore_seconds": max((one["restore_seconds"] for one in answers), default=0.0),
     }
     return json.dumps(merged)
 
@@ -172,47 +179,57 @@ def _concluded(
 ) -> str:
     """The decision of rank 0, which never raises: all ranks wait for it."""
     answers = json.loads(merged)
-    decision = {"verify": False, "why": "", "died_at": 0, "after": answers["after"], "seconds": 0.0}
+    decision = {"whole": False, "after": False, "why": "", "died_at": 0}
     try:
         if env["resume_verify"] == "always" or answers["changed"]:
-            step, base = newest.plan.step, own.plan
-            count = answers["after"] - step if base is None else step - base.step
-            decision["seconds"] = max(0, count) * answers["seconds"]
+            why = _why_nothing(job, newest, answers)
+            why_not_whole = why or _why_not_whole(env, job, newest, own, answers)
+            decision["whole"] = not why_not_whole
+            decision["after"] = not why and answers["after"] == newest.plan.step + 1
+            decision["why"] = why_not_whole
             decision["died_at"] = answers["died_at"]
-            decision["why"] = _why_not(env, job, newest, own, answers, count)
-            decision["verify"] = not decision["why"]
     except Exception as error:  # noqa: BLE001
-        decision |= {"verify": False, "why": f"{type(error).__name__}: {error}"[:200]}
+        decision["why"] = f"{type(error).__name__}: {error}"[:200]
     return json.dumps(decision)
 
 
-def _why_not(
+def _why_nothing(job: job_identity.Job, newest: Source, answers: dict[str, Any]) -> str:
+    """Why the resume is not verified in any way, "" if it may be."""
+    if answers["fault"]:
+        return str(answers["fault"])
+    if not _is_at_home(newest.plan, job):
+        return _AWAY
+    if "frames" not in newest.saved or not newest.saved["frames"]["exact"]:
+        return "the place in the loop is not restored"
+    return ""
+
+
+def _why_not_whole(
     env: dict[str, Any],
     job: job_identity.Job,
     newest: Source,
     own: _Own,
     answers: dict[str, Any],
-    count: int,
 ) -> str:
-    """Why the resume is not verified, "" if it is."""
+    """Why the newest step is not computed again, "" if it is."""
     if answers["died_at"] > 0:
         return f"the attempt before ended while it computed step {answers['died_at']} again"
-    if answers["fault"]:
-        return str(answers["fault"])
+    if own.plan is None:
+        return "neither the step before it nor a part of the step after it is left"
+    if not _is_at_home(own.plan, job):
+        return _AWAY
     if env["resume_verify"] == "auto" and launch.is_last_start(os.environ):
         return "the launcher has no restart left, should the script fail to repeat a step"
-    base = own.plan
-    if base is None and answers["after"] < 0:
-        return "neither the step before it nor a part of the step after it is left"
-    for plan in (newest.plan, base):
-        if plan is not None and (
-            plan.donor or not all(plan.is_near(r, r) for r in range(job.world))
-        ):
-            return "not every rank has its own vault on its node"
-    if "frames" not in newest.saved or not newest.saved["frames"]["exact"]:
-        return "the place in the loop is not restored"
-    seconds = count * answers["seconds"]
+    count = newest.plan.step - own.plan.step
+    seconds = count * answers["seconds"] + _READINGS * answers["restore_seconds"]
     if seconds > env["resume_verify_sec"]:
         steps = _voice.plural(count, "step")
         return f"computing {steps} again takes {seconds:.0f} s (REFT_RESUME_VERIFY_SEC)"
     return ""
+
+
+_AWAY = "not every rank has its own vault on its node"
+
+
+def _is_at_home(plan: _C.RestorePlan, job: job_identity.Job) -> bool:
+    return not plan.donor and all(plan.is_near(rank, rank) for rank in range(job.world))

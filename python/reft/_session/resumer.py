@@ -102,12 +102,14 @@ class Resumer:
         """Position of the optimizer that ended iterations before the restart."""
         return self.saved["closing"]
 
-    def prepare(self, boundary: Boundary, name: str) -> Ready | None:
+    def prepare(self, boundary: Boundary, name: str, again: bool = False) -> Ready | None:
         """Looks whether the script has built on all ranks what the snapshot holds.
 
         Args:
             boundary: learns of optimizers that have not stepped yet in this process.
             name: of the round in which the ranks agree, used once.
+            again: the script has been looked at before: what it has loaded was not newer, and a
+                step that it has computed since may be.
 
         Returns:
             None if it has not, and nothing was written.
@@ -133,7 +135,7 @@ class Resumer:
                 " Training starts from its beginning"
             )
         else:
-            problem = self._newer(live)
+            problem = "" if again else self._newer(live)
         if not self._all_match(problem, name):
             made.unmake()
             return None
@@ -199,6 +201,15 @@ class Resumer:
         """Compares the live tensors with what this rank's vault holds of the step: bytes compared,
         bytes left out, differing pieces."""
         return restorer.compare(self._restorer, self._job.rank, state)
+
+    def saved_anew(self, state: discovery.State) -> small_state.Saved:
+        """The small state as it was saved: what `write` has given to objects is theirs (CyclicLR
+        takes keys out of it).
+
+        Args:
+            state: of the script that reads it.
+        """
+        return small_state.opened(self._packed, small_state.finder_in(state))
 
     @property
     def _has_frames(self) -> bool:

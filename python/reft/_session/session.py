@@ -78,6 +78,7 @@ class Session:
         self._announcer: Announcer | None = None
         self._resume: VerifiedResume | None = None
         self._circumstances = ""
+        self._comparing: VerifiedResume | None = None  # until the first step after the resume
         self._at_end = ""  # what is known about the resume of this attempt
         self._evidence: _C.EvidenceExchange | None = None
         self._streams_known = False  # whether the engine has seen on which streams optimizers step
@@ -281,6 +282,8 @@ class Session:
             return
         assert self.engine is not None and self._announcer is not None
         self.step += 1
+        if self._comparing is not None:
+            self._compare_next(self._comparing, frame)
         _C.log_step(0, self.step)
         due = self.engine.begin_point(self.step)
         try:
@@ -490,16 +493,29 @@ class Session:
         self._resume = None
         self._mark_recomputing(0)
         if resumed is not None:
-            assert self.engine is not None
-            self.engine.set_resume_verdict(resume.verdict.value)
-            if resume.outcome:
-                self._at_end = f"this run continued at step {resumed.step}: {resume.outcome}"
-            if resume.verdict is Verdict.IDENTICAL:
-                self._small_state.verified = self._circumstances
+            self._comparing = resume if resume.compares_next else None
+            self._keep_verdict(resume)
             self._resumed(resumed)
             if self._drill is not None:
                 lost = resume.newest.lost
                 self._drill.resumed(frame, self.step, resumed.what, resumed.state, lost)
+
+    def _compare_next(self, resume: VerifiedResume, frame: FrameType) -> None:
+        assert self._boundary is not None
+        self._comparing = None
+        try:
+            resume.compare_next(frame, self._boundary)
+            self._keep_verdict(resume)
+        except Exception as error:
+            self.failed("verification of the resume", error)
+
+    def _keep_verdict(self, resume: VerifiedResume) -> None:
+        assert self.engine is not None
+        self.engine.set_resume_verdict(resume.verdict.value)
+        if resume.outcome:
+            self._at_end = f"this run continued at step {resume.newest.plan.step}: {resume.outcome}"
+        if resume.verdict is Verdict.IDENTICAL:
+            self._small_state.verified = self._circumstances
 
     def _resumed(self, resumed: Resumed) -> None:
         assert self._boundary is not None and self._announcer is not None
@@ -553,7 +569,8 @@ class Session:
 
     def _leave_resume(self) -> None:
         """The loop is over: a resume that is under way is not waited for."""
-        resume, self._resume = self._resume, None
+        resume = self._resume or self._comparing
+        self._resume = self._comparing = None
         if resume is not None:
             try:
                 resume.left()

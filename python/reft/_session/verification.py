@@ -6,14 +6,19 @@ at its program point everything is compared with what was saved of it. What a re
 object that nobody saved, a generator that nobody knows) shows there, whatever its kind. Then the
 newest committed step is put back, whatever the outcome.
 
+If a part of the step after the newest one is there instead, the newest one is put back, training
+goes on, and the step that it computes next is compared with that part. It cannot be put back once
+more then: a snapshot leaves out what has not changed since the first step, so it must not be put
+back over a later step.
+
 Numbers that a clock gives differ each time, and so do the results of kernels that are not
 deterministic. So a step that differs is computed a second time: what differs between the two
 computations as well is no fault of the restore.
 
-A fault of the verification costs the verification alone. A rank that meets one joins the round in
-which all ranks meet next, and tells the others there, so that all go on with the newest step. The
-vault says meanwhile that a step is computed again: should the job end over it, the next attempt
-resumes without. No snapshot is taken before the newest step is put back, so all of them stay.
+A comparison that fails costs the verification alone: the rank tells the others in the round in
+which all ranks meet next. The vault says meanwhile that a step is computed again: should the job
+end over it, the next attempt resumes without. No snapshot is taken before the newest step is put
+back, so all of them stay.
 
 Threads: the training thread. Errors: as `Resumer.write`.
 """
@@ -120,6 +125,8 @@ class VerifiedResume:
         found: collects what was found wrong, for the agent.
 
     Attributes:
+        compares_next: whether the next step, of a resume that is over, is to be given to
+            `compare_next`.
         verdict: what the verification has found.
         outcome: the same in words; "" while nothing was restored, or if nothing is to be said.
     """
@@ -148,6 +155,8 @@ class VerifiedResume:
         self._put_back: Resumed | None = None
         self._restore_faults: list[Difference] = []
         self._finding = Finding()
+        self._fault = ""  # why what was put back could not be compared
+        self.compares_next = False
         self.verdict = Verdict.NONE
         self.outcome = ""
 
@@ -168,7 +177,7 @@ class VerifiedResume:
         assert self._recomputed is not None and self._base is not None
         if self._step < self._recomputed.step:
             return False, None
-        finding = self._compare(self._saved_step(), frame, boundary)
+        finding = self._compare(self._saved_step(), self._base, frame, boundary)
         if self._stage is _Stage.COMPUTING_TWICE:
             first = self._finding
             if finding.fault:
@@ -176,9 +185,10 @@ class VerifiedResume:
             else:
                 first.differences = step_comparison.steady(first, finding, frame)
             return self._finish(frame, boundary)
+        finding.fault = self._fault or finding.fault
         self._finding = finding
         if self._agree_to_compute_twice():
-            ready = self._base.prepare(boundary, self._round())
+            ready = self._base.prepare(boundary, self._round(), again=True)
             if ready is not None:
                 self._put_base_back(frame, ready, again=True)
                 self._stage = _Stage.COMPUTING_TWICE
@@ -191,14 +201,17 @@ class VerifiedResume:
         if self._stage is _Stage.FIRST or self._recomputed is None:
             return
         step, newest = self._recomputed.step, self.newest.plan.step
-        lost = f"; what it saves now is step {self._step}, not {newest}" if self._step < newest else ""
-        if self._job.rank == 0:
-            _voice.warn(
-                f"the resume is not verified: the script left its loop after step {self._step},"
-                f" before it had computed step {step} again{lost}"
-            )
+        if self._job.rank == 0 and not self.compares_next:
+            self._warn_left(step, newest)
         for _ in range(_ROUNDS_LEFT if self._job.world > 1 else 0):
             gather.refuse(self._job, self._store, self._round(), "has left the loop")
+
+    def _warn_left(self, step: int, newest: int) -> None:
+        lost = f"; what it saves now is step {self._step}, not {newest}" if self._step < newest else ""
+        _voice.warn(
+            f"the resume is not verified: the script left its loop after step {self._step},"
+            f" before it had computed step {step} again{lost}"
+        )
 
     # -- stages
 
@@ -207,30 +220,27 @@ class VerifiedResume:
         if ready is None:
             return True, None
         if self._base is None or self._recomputed is None:
-            return True, self._go_on(frame, ready, again=False)
+            return True, self._go_on(frame, ready)
+        if not self._recomputed.whole:
+            return True, self._go_on_to_compare(frame, boundary, ready)
         self._began = time.monotonic()
         self._mark(self._recomputed.step)
         ready.missing.unmake()
-        base = self._base.prepare(boundary, self._round())
+        base = self._base.prepare(boundary, self._round(), again=True)
         if base is None:
             self._unverified = "the step before it has other state"
-            ready = self.newest.prepare(boundary, self._round())
-            return True, None if ready is None else self._go_on(frame, ready, again=False)
+            ready = self.newest.prepare(boundary, self._round(), again=True)
+            return True, None if ready is None else self._go_on(frame, ready)
         fault = ""
         try:
             self._put_base_back(frame, base, again=False)
-            self._restore_faults = self._read_back(frame, boundary)
-        except Exception as error:  # noqa: BLE001  # the newest step overwrites all of it
+            self._restore_faults, self._fault = self._read_back(self._base, frame, boundary)
+        except Exception as error:  # noqa: BLE001  # the others wait for this rank
             fault = f"step {self._base.plan.step} could not be put back: {error}"
-        self._unverified = self._why_not_compute(fault)
+        self._all_at_base(fault)
         self._stage = _Stage.COMPUTING
-        if not self._unverified:
-            self._announce()
-            return False, None
-        ready = self.newest.prepare(boundary, self._round())
-        if ready is None:
-            raise RuntimeError("the script has changed while it was put back")
-        return True, self._go_on(frame, ready, again=True)
+        self._announce()
+        return False, None
 
     def _announce(self) -> None:
         assert self._recomputed is not None
@@ -242,9 +252,59 @@ class VerifiedResume:
                 f"verifying the resume: {steps} computed again, and what it prints is repeated"
             )
 
-    def _go_on(self, frame: FrameType, ready: Ready, again: bool) -> Resumed:
+    def _go_on_to_compare(self, frame: FrameType, boundary: Boundary, ready: Ready) -> Resumed:
+        """Restores the newest step, and waits for the next one."""
+        assert self._recomputed is not None
+        resumed = self.newest.write(ready, frame)
+        self._restore_faults, self._fault = self._read_back(self.newest, frame, boundary)
+        self._stage, self._step, self.compares_next = _Stage.COMPUTING, resumed.step, True
+        step = self._recomputed.step
+        self.newest.report(resumed, f"step {step} will be compared with what had been copied of it")
+        return resumed
+
+    def compare_next(self, frame: FrameType, boundary: Boundary) -> None:
+        """The step after the newest one has been computed, and no snapshot of it begun.
+
+        It is not computed twice, so only what neither a clock nor kernels can be the cause of
+        speaks against the resume.
+        """
+        assert self._recomputed is not None
+        self.compares_next = False
+        finding, fault = self._compare(self._saved_step(), self.newest, frame, boundary), ""
+        found = _no_time(finding.differences)
+        if found and not self._restore_faults and all(one.kind == comparison.TENSOR for one in found):
+            fault = "tensors differ, of which kernels that are not deterministic may be the cause"
+            found = []
+        finding.differences = found
+        finding.fault = self._fault or finding.fault or fault
+        self._finding = finding
+        outcome, newest = self._all_found(), self.newest.plan.step
+        step = self._recomputed.step
+        again = f"step {step} was computed from it and"
+        if outcome.found:
+            self.verdict = Verdict.DIFFERS
+            self.outcome = f"{again} DIFFERS"
+        elif outcome.fault:
+            self.outcome = f"not verified: {outcome.fault}"
+        elif outcome.share == 0:
+            self.outcome = f"not verified: nothing of step {step} had been copied"
+        else:
+            self.verdict = Verdict.IDENTICAL
+            self.outcome = f"{again} is bit-identical{self._of_what(outcome.share)}"
+        self._notes.add(notes.RESUME, [(f"step {newest}", "", self.outcome)])
+        if self._job.rank == 0:
+            _voice.say(f"the resume at step {newest}: {self.outcome}")
+        if outcome.found:
+            self._tell(step, outcome.found)
+
+    def _of_what(self, share: float) -> str:
+        but = " but for what is named above" if self.newest.lost else ""
+        part = "" if share == 1 else f" to what had been copied of it, {share:.0%} of its bytes"
+        return f"{part}{but}"
+
+    def _go_on(self, frame: FrameType, ready: Ready) -> Resumed:
         """Restores the newest step without a verification."""
-        resumed = self.newest.write(ready, frame, again)
+        resumed = self.newest.write(ready, frame)
         self._report(resumed, f"not verified: {self._unverified}" if self._unverified else "")
         return resumed
 
@@ -265,7 +325,7 @@ class VerifiedResume:
         assert self._recomputed is not None and self._base is not None
         step = self._recomputed.step
         outcome = self._all_found()
-        ready = self.newest.prepare(boundary, self._round())
+        ready = self.newest.prepare(boundary, self._round(), again=True)
         if ready is None:
             # The state that was computed is that of a step of this script, if not of the one before.
             if self._job.rank == 0:
@@ -283,44 +343,40 @@ class VerifiedResume:
             self._tell(step, outcome.found)
         elif outcome.fault:
             self._report(resumed, f"not verified: {outcome.fault}")
-        elif outcome.share == 0:
-            self._report(resumed, "not verified: nothing of the step after it had been copied")
         else:
             self.verdict = Verdict.IDENTICAL
-            but = " but for what is named above" if self.newest.lost else ""
-            part = ""
-            if outcome.share < 1:
-                part = f" to what had been copied of it, {outcome.share:.0%} of its bytes"
-            self._report(resumed, f"{again} is bit-identical{part}{but}")
+            self._report(resumed, f"{again} is bit-identical{self._of_what(outcome.share)}")
         return True, resumed
 
     # -- comparisons
 
-    def _compare(self, there: SavedStep, frame: FrameType, boundary: Boundary) -> Finding:
-        assert self._base is not None
-        lost = [where for where, _, _ in self._base.lost]
+    def _compare(
+        self, there: SavedStep, base: Resumer, frame: FrameType, boundary: Boundary
+    ) -> Finding:
+        """Compares the live state with a saved step; what `base` could not restore is left out."""
+        lost = [where for where, _, _ in base.lost]
         return step_comparison.compare(there, frame, boundary, self._capture, lost)
 
-    def _read_back(self, frame: FrameType, boundary: Boundary) -> list[Difference]:
-        """Compares what was restored with what was saved. A clock cannot excuse a difference here:
-        no time has passed for what comes out of a snapshot."""
-        base = self._base
-        assert base is not None
-        there = SavedStep(base.plan.step, base.compare, lambda _: base.saved)
-        finding = self._compare(there, frame, boundary)
-        if finding.fault:
-            raise RuntimeError(finding.fault)
-        return [
+    def _read_back(
+        self, base: Resumer, frame: FrameType, boundary: Boundary
+    ) -> tuple[list[Difference], str]:
+        """Compares what was restored with what was saved: the differences, and why there is no
+        comparison. A clock cannot excuse a difference here: no time has passed for what comes out
+        of a snapshot."""
+        there = SavedStep(base.plan.step, base.compare, base.saved_anew)
+        finding = self._compare(there, base, frame, boundary)
+        found = [
             Difference(one.kind, one.where, f"{one.why} (not put back)")
             for one in finding.differences
         ]
+        return found, finding.fault
 
     def _saved_step(self) -> SavedStep:
         """What was saved of the step that is computed again."""
         again, newest = self._recomputed, self.newest
         assert again is not None
         if again.whole:
-            return SavedStep(again.step, newest.compare, lambda _: newest.saved)
+            return SavedStep(again.step, newest.compare, newest.saved_anew)
 
         def small_state(state: discovery.State) -> Saved | None:
             saved = again.unfinished_small_state()
@@ -348,22 +404,19 @@ class VerifiedResume:
     def _by_rank(self, fault: str) -> str:
         return fault and f"rank {self._job.rank}: {fault}"
 
-    def _why_not_compute(self, fault: str) -> str:
-        """Why the step is not computed again now that the one before is put back; "" if it is."""
-        assert self._recomputed is not None
+    def _all_at_base(self, fault: str) -> None:
+        """All ranks stand where the loop stood at the step before.
+
+        Raises:
+            RuntimeError: a rank does not. Then none can compute the step, and the newest one must
+                not be put back over this one: the next attempt resumes at it.
+        """
         has_place = self._put_back is not None and self._put_back.has_place
-        spent = time.monotonic() - self._began
-        answer = {"fault": self._by_rank(fault), "elsewhere": not has_place, "seconds": spent}
-        merged = self._gather(answer, _worst)
+        if not has_place:
+            fault = fault or "the place in the loop is not restored"
+        merged = self._gather({"fault": self._by_rank(fault)}, _worst)
         if merged["fault"]:
-            return str(merged["fault"])
-        if merged["elsewhere"]:
-            return "the place in the loop is not restored"
-        # The newest step is compared and put back as this one was.
-        seconds = 2 * merged["seconds"] + self._recomputed.seconds
-        if seconds > self._longest_sec:
-            return f"it takes {seconds:.0f} s (REFT_RESUME_VERIFY_SEC)"
-        return ""
+            raise RuntimeError(f"the resume cannot be verified: {merged['fault']}")
 
     def _agree_to_compute_twice(self) -> bool:
         """Whether a rank has found differences that a restore need not be the cause of."""

@@ -53,7 +53,7 @@ class Restores:
     def bind(self, job: Any, store: Any) -> None:
         self._job, self._store = job, store
 
-    def prepare(self, boundary: Any, name: str) -> Any:
+    def prepare(self, boundary: Any, name: str, again: bool = False) -> Any:
         gathered = gather.gather(self._job, self._store, name, "", "".join)
         return None if gathered.refusals else SimpleNamespace(missing=SimpleNamespace(unmake=int))
 
@@ -66,12 +66,15 @@ class Restores:
     def compare(self, state: Any) -> tuple[int, int, list[Any]]:
         return 8, 0, []
 
+    def saved_anew(self, state: Any) -> Any:
+        return self.saved
+
     def report(self, resumed: Resumed, verified: str) -> None:
         self._calls.append(verified)
 
 
 class Rank:
-    """One rank of a job whose resume at step 7 is verified from step 6."""
+    """One rank of a job whose resume at step 7 is verified from step 6, or by a part of step 8."""
 
     def __init__(
         self,
@@ -79,8 +82,7 @@ class Rank:
         world: int,
         store: Any,
         base_fails: Exception | None = None,
-        longest_sec: float = 60,
-        seconds: float = 0,
+        partly: bool = False,
     ) -> None:
         self.calls: list[str] = []
         self.marked: list[int] = []
@@ -93,9 +95,9 @@ class Rank:
             store,
             cast(Any, newest),
             cast(Any, base),
-            Recomputation(7, cast(Any, None), None, True, seconds),
+            Recomputation(8 if partly else 7, cast(Any, None), None, not partly),
             "",
-            longest_sec,
+            60,
             lambda *_: cast(Any, {}),
             self.marked.append,
             notes.Notes(FakeAgentClient("", "{}", 0, [])),
@@ -106,6 +108,12 @@ class Rank:
         assert frame is not None
         is_over, _ = self.resume.point(frame, cast(Any, SimpleNamespace(optimizers=[])))
         return is_over
+
+
+    def next(self) -> None:
+        frame = inspect.currentframe()
+        assert frame is not None and self.resume.compares_next
+        self.resume.compare_next(frame, cast(Any, SimpleNamespace(optimizers=[])))
 
 
 @pytest.fixture
@@ -133,17 +141,16 @@ def test_two_points_verify_and_restore_the_newest_step(ranks: Callable[..., list
         assert rank.resume.verdict is Verdict.IDENTICAL
 
 
-def test_a_rank_that_cannot_put_the_base_back_takes_the_others_along(
+def test_a_rank_that_cannot_put_the_base_back_is_not_waited_for(
     ranks: Callable[..., list[Rank]],
 ) -> None:
     both = ranks({}, {"base_fails": RuntimeError("no such tensor")})
-    assert all_at(both) == [True, True]
-    for rank in both:
-        assert rank.calls[-2:] == [
-            "restored 7",
-            "not verified: rank 1: step 6 could not be put back: no such tensor",
-        ]
-        assert rank.resume.verdict is Verdict.NONE
+    with ThreadPoolExecutor(2) as pool:
+        points = [pool.submit(rank.point) for rank in both]
+        raised = [point.exception(20) for point in points]
+    for rank, error in zip(both, raised, strict=True):
+        assert "rank 1: step 6 could not be put back: no such tensor" in str(error)
+        assert rank.marked == [7], "the next attempt resumes without"
 
 
 def test_a_comparison_that_fails_claims_nothing(
@@ -164,13 +171,18 @@ def test_a_comparison_that_fails_claims_nothing(
         )
 
 
-def test_a_restore_that_takes_too_long_leaves_no_time_to_compute(
+def test_a_part_of_the_next_step_is_compared_while_training_goes_on(
     ranks: Callable[..., list[Rank]],
 ) -> None:
-    both = ranks({"longest_sec": 5, "seconds": 5}, {"longest_sec": 5, "seconds": 5})
+    both = ranks({"partly": True}, {"partly": True})
     assert all_at(both) == [True, True]
-    assert both[0].calls[-2] == "restored 7"
-    assert both[0].calls[-1] == "not verified: it takes 5 s (REFT_RESUME_VERIFY_SEC)"
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(Rank.next, both))
+    for rank in both:
+        assert rank.calls == ["restored 7", "step 8 will be compared with what had been copied of it"]
+        assert rank.marked == [], "no step is computed twice"
+        assert not rank.resume.compares_next
+        assert rank.resume.outcome == "not verified: nothing of step 8 had been copied"
 
 
 def test_a_rank_that_has_left_the_loop_is_not_waited_for(
