@@ -22,7 +22,6 @@ import argparse
 import json
 import os
 import random
-import re
 import shutil
 import sys
 import tempfile
@@ -169,17 +168,11 @@ def draw(seed: int, number: int, kinds: list[str] | None = None, models: list[st
 Losses = dict[int, str]
 
 
-def recomputed_step(said: str, attempt: int) -> int | None:
-    """The step that an attempt has computed again to verify its resume."""
+def is_verified(said: str, attempt: int) -> bool:
+    """Whether an attempt has computed a step again to verify its resume. Its first line is that of
+    the step before then: it stands between the two program points."""
     part = said.partition(f"attempt {attempt}\n")[2].partition(f"attempt {attempt + 1}\n")[0]
-    found = re.search(r"reft: verifying the resume: step (\d+) is computed again", part)
-    return int(found[1]) if found else None
-
-
-def without_recomputed(log: list[tuple[int, str]], recomputed: int | None) -> list[tuple[int, str]]:
-    """The lines of an attempt from the resumed step on. Between the step before and the step that
-    is computed again, the line of the former is written."""
-    return log[1:] if recomputed is not None and log and log[0][0] == recomputed - 1 else log
+    return "reft: verifying the resume: " in part
 
 
 def read_log(path: Path) -> list[tuple[int, str]]:
@@ -320,10 +313,11 @@ class Campaign:
                     problems.append(
                         f"wrong bits: rank {rank} attempt {attempt}: loss of step {wrong[0]} (and {len(wrong) - 1} more)"
                     )
-                log = logs[rank] = without_recomputed(log, recomputed_step(said, attempt))
                 steps = [step for step, _ in log]
                 if steps != list(range(steps[0], steps[0] + len(steps)) if steps else []):
                     problems.append(f"rank {rank} attempt {attempt}: steps are not in sequence: {steps}")
+            if is_verified(said, attempt):
+                logs = [log[1:] for log in logs]
             first = {log[0][0] for log in logs if log}
             if len(first) > 1:
                 problems.append(f"attempt {attempt}: ranks resumed at different steps {sorted(first)}")
@@ -339,7 +333,7 @@ class Campaign:
         result["from_start"] = from_start
         if "the resume is not exact" in said:
             problems.append("a resume was called inexact: " + said[said.index("the resume is not exact") :][:300])
-        result["verified"] = said.count("is bit-identical")
+        result["verified"] = said.count("reft: verifying the resume")
         if "training continues without snapshots" in said:
             problems.append(
                 "a rank trained without snapshots: "
