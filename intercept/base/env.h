@@ -89,8 +89,8 @@ namespace reft {
   X(resume_verify, "REFT_RESUME_VERIFY", kChoice, "auto", "auto|always|off", \
     "Whether a resume computes the resumed step again from the one before it and compares the " \
     "results; what the step prints is repeated. auto: at the first resume of a job, and after " \
-    "the script, torch, Python or the host of a rank has changed, if the launcher has a restart " \
-    "left. always: at every resume. off: never.") \
+    "the script, torch, Python, reft or the host of a rank has changed, if the launcher has a " \
+    "restart left. always: at every resume. off: never.") \
   X(resume_verify_sec, "REFT_RESUME_VERIFY_SEC", kSeconds, "60", "0..86400", \
     "Longest time that a verification may add to a resume, estimated from how long steps took " \
     "before the restart and how long a restore takes. If it would take longer, reft prints that " \
