@@ -538,11 +538,29 @@ void ReftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 
 // -- messages
 
+namespace {
+
+// What a message of this rank to itself is refused for, in the words of gloo, which never sees it.
+void checkMessage(const char* name, const TensorList& tensors, int tag) {
+  TORCH_CHECK(tensors.size() == 1, "ProcessGroupGloo::", name, " takes a single tensor");
+  TORCH_CHECK(tag >= 0, "Tag must be nonnegative");
+}
+
+}  // namespace
+
+// Without this, gloo reads beyond the table of its pairs.
+void ReftBackend::checkPeer(const char* name, int peer) const {
+  TORCH_CHECK_VALUE(peer >= 0 && peer < size_, name, ": rank ", peer, " is not in this group of ",
+                    size_, " ranks");
+}
+
 WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
+  checkPeer("send", destination);
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = messageOf(OpKind::kSend, tensors, destination, tag);
   return issue(target, shape, OpType::SEND, TensorList{}, [&] {
     if (destination == rank_ && target.where == ReftWork::Where::kHost) {
+      checkMessage("send", tensors, tag);
       return loopback_.send(tensors[0], tag);
     }
     return target.backend->send(tensors, destination, tag);
@@ -550,10 +568,12 @@ WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
 }
 
 WorkPtr ReftBackend::recv(TensorList& tensors, int source, int tag) {
+  checkPeer("recv", source);
   const Target target = targetOf(firstOf(tensors));
   const OpShape shape = messageOf(OpKind::kRecv, tensors, source, tag);
   return issue(target, shape, OpType::RECV, tensors, [&] {
     if (source == rank_ && target.where == ReftWork::Where::kHost) {
+      checkMessage("recv", tensors, tag);
       return loopback_.recv(tensors[0], tag, hostTimeout());
     }
     return target.backend->recv(tensors, source, tag);

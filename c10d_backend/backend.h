@@ -188,6 +188,7 @@ class ReftBackend final : public c10d::Backend {
     }
   }
 
+  void checkPeer(const char* name, int peer) const;
   void countForCut(const OpShape& shape, c10d::OpType type) const;
   // `written`: what the op writes.
   template <typename Written, typename Call>

@@ -17,7 +17,9 @@ pytest.importorskip("reft._C")
 WORKER = Path(__file__).with_name("backend_worker.py")
 
 
-def run(case: str, tmp_path: Path, ranks: int = 2, restarts: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+def run(
+    case: str, tmp_path: Path, ranks: int = 2, restarts: int = 0, worker: Path = WORKER, **env: str
+) -> subprocess.CompletedProcess[str]:
     merged = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -32,7 +34,7 @@ def run(case: str, tmp_path: Path, ranks: int = 2, restarts: int = 0, **env: str
         f"--max-restarts={restarts}",
         "--monitor-interval=0.1",
     ]
-    command = torchrun(WORKER, case, ranks=ranks, options=options)
+    command = torchrun(worker, case, ranks=ranks, options=options)
     return subprocess.run(command, env=merged, text=True, capture_output=True, timeout=170, check=False)
 
 
@@ -51,6 +53,10 @@ def passed(result: subprocess.CompletedProcess[str], ranks: int = 2) -> None:
 )
 def test_case(case: str, tmp_path: Path) -> None:
     passed(run(case, tmp_path))
+
+
+def test_wrong_arguments_raise_what_gloo_raises(tmp_path: Path) -> None:
+    passed(run("all", tmp_path, worker=WORKER.with_name("same_errors_worker.py")))
 
 
 def test_three_ranks(tmp_path: Path) -> None:
