@@ -39,6 +39,7 @@ Finding judge(const HangEvidence& evidence) {
   finding.nodes = evidence.nodes;
   finding.silent = !evidence.silent_nodes.empty();
   finding.excused = verdict.at_work;
+  finding.wait = verdict.group + " " + std::to_string(verdict.seq);
   finding.could_come = verdict.could_come;
   return finding;
 }

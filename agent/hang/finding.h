@@ -24,6 +24,7 @@ struct Finding {
   int nodes = 1;               // of the job
   bool silent = false;         // some nodes did not answer
   bool excused = false;        // Verdict::at_work
+  std::string wait;            // group and number of the op that ranks wait in
   bool could_come = false;     // Verdict::could_come
 };
 

@@ -444,14 +444,18 @@ void Investigation::conclude(const Look& look, HangEvidence evidence, Finding fi
   }
 }
 
-// Names the rank that keeps the others waiting while it is at work, once an episode: whether it
-// hangs is known only much later.
+// Names the rank that keeps the others waiting while it is at work, once a wait: whether it hangs
+// is known only much later. Not once an episode: if ranks of other nodes wait, the own ones go on.
 void Investigation::showSlow(const Look& look, const Finding& finding) {
   if (finding.state != VerdictState::kSlow || !finding.excused ||
-      finding.confidence == Confidence::kUndecidable || shown_slow_ == hang_watch_.episode()) {
+      finding.confidence == Confidence::kUndecidable) {
     return;
   }
-  shown_slow_ = hang_watch_.episode();
+  const std::string wait = std::to_string(look.incarnation()) + " " + finding.wait;
+  if (wait == shown_slow_) {
+    return;
+  }
+  shown_slow_ = wait;
   if (const auto speaker = speakerOf(&look)) {
     add(action::Show{speaker, finding.screen});
   }

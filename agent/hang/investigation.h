@@ -126,7 +126,7 @@ class Investigation {
   uint64_t crash_incarnation_ = 0;     // incarnation that died of a disagreement
   uint64_t compared_incarnation_ = 0;  // incarnation whose ops agreement_watch_ reads
   std::optional<uint64_t> aborted_incarnation_;
-  std::optional<uint64_t> shown_slow_;   // episode whose slow rank was shown
+  std::string shown_slow_;               // the wait whose slow rank was shown
   uint64_t speaker_ = 0;                 // connection that showed the last report
   std::string last_words_;               // reason for the last end, for the next incarnation
   uint64_t last_words_incarnation_ = 0;  // incarnation that ended

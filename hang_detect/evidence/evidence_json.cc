@@ -177,7 +177,11 @@ RankEvidence rankOf(const json& entry) {
     read.size = number<int32_t>(group, "size", 0);
     rank.groups.push_back(read);
   });
-  each(entry, "tail", [&](const json& op) { rank.tail.push_back(opOf(op)); });
+  each(entry, "tail", [&](const json& op) {
+    if (rank.tail.size() < kMaxPast) {
+      rank.tail.push_back(opOf(op));
+    }
+  });
   rank.past = pastFrom(entry);
   if (const auto sites = entry.find("call_sites"); sites != entry.end() && sites->is_object()) {
     for (const auto& [id, site] : sites->items()) {
@@ -343,11 +347,16 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
   std::string text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
   if (text.size() > limit) {
     for (RankEvidence& rank : evidence.ranks) {
+      rank.past.clear();
+    }
+    text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
+  }
+  if (text.size() > limit) {
+    for (RankEvidence& rank : evidence.ranks) {
       rank.stacks = importantThreadsOf(rank);
       for (ChildProcess& child : rank.children) {
         child.stacks = {};
       }
-      rank.past.clear();
     }
     text = withRanks(evidence).dump(-1, ' ', false, json::error_handler_t::replace);
   }

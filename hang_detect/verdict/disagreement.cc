@@ -89,6 +89,7 @@ std::vector<Disagreement> findDisagreements(const JobView& view) {
   for (const GroupLog& group : view.groups()) {
     if (const auto seq = firstDisagreement(group)) {
       if (auto found = describe(view, group, *seq)) {
+        found->log = static_cast<size_t>(&group - view.groups().data());
         result.push_back(std::move(*found));
       }
     }

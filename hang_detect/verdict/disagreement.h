@@ -15,6 +15,7 @@ namespace reft {
 struct Disagreement {
   std::string what;  // op_mismatch | size_mismatch | dtype_mismatch | root_mismatch
   std::string group;
+  size_t log = 0;  // of the group: an index into JobView::groups()
   uint32_t seq = 0;
   std::vector<int> minority;  // empty: no strict majority of the group, so any side may be wrong
   std::vector<int> ranks;     // all whose op of this number is known

@@ -14,23 +14,23 @@ constexpr size_t kUnsynced = 16;  // newest ops of a log that shows neither a me
 constexpr size_t kMaxSuspects = 64;
 constexpr size_t kMaxOthers = 64;
 
-// How many ops before `a` are those before `b`.
-size_t commonPast(const std::vector<PastOp>& done, size_t a, size_t b) {
-  size_t length = 0;
-  while (length < kMaxContext && length < b && length < a &&
-         done[a - 1 - length] == done[b - 1 - length]) {
-    ++length;
+// `common[place]` is how many ops before `place` are those before `at - 1`; afterwards, before
+// `at`.
+void goOn(const std::vector<PastOp>& done, size_t at, std::vector<size_t>& common) {
+  for (size_t place = at - 1; place > 0; --place) {
+    common[place] =
+        done[at - 1] == done[place - 1] ? std::min(common[place - 1] + 1, kMaxContext) : 0;
   }
-  return length;
 }
 
 // What has followed, each time, the longest run of ops before `at` that the log has kTimes times;
 // nullopt if there is none, or if different ops have.
-std::optional<size_t> usualAt(const std::vector<PastOp>& done, size_t at, size_t& times) {
+std::optional<size_t> usualAt(const std::vector<PastOp>& done, size_t at,
+                              const std::vector<size_t>& common, size_t& times) {
   std::vector<std::pair<size_t, size_t>> before;  // length of the common past, place
   for (size_t place = 1; place < at; ++place) {
-    if (const size_t length = commonPast(done, at, place); length > 0) {
-      before.emplace_back(length, place);
+    if (common[place] > 0) {
+      before.emplace_back(common[place], place);
     }
   }
   if (before.size() < kTimes) {
@@ -101,9 +101,14 @@ Habit habitOfRank(const JobView& view, size_t rank, const std::set<size_t>& susp
 Habit habitOf(const std::vector<PastOp>& done, size_t first, Departure& left) {
   bool known = true;
   size_t kept = 0;  // in a row, up to now
-  for (size_t at = first; at < done.size(); ++at) {
+  std::vector<size_t> common(done.size());
+  for (size_t at = 1; at < done.size(); ++at) {
+    goOn(done, at, common);
+    if (at < first) {
+      continue;
+    }
     size_t times = 0;
-    const auto usual = usualAt(done, at, times);
+    const auto usual = usualAt(done, at, common, times);
     const bool keeps = usual && done[*usual] == done[at];
     if (usual && !keeps && known) {
       const auto end = done.begin() + static_cast<ptrdiff_t>(at);

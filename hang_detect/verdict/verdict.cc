@@ -110,9 +110,7 @@ class Decision {
   std::string cycleClass(const std::set<size_t>& ranks) const;
   OpKind heldKind(size_t rank) const;
   std::optional<Departure> departureOf(const std::set<size_t>& ranks) const;
-  bool familiarPlace() const {
-    return waitsAtAFamiliarPlace(view_, graph_.waitingRanks(), result_.waited_sec);
-  }
+  bool familiarPlace() const;
   VerdictState stateByTime() const { return still_ ? VerdictState::kHang : VerdictState::kSlow; }
   void addEvidence(std::string sentence) { result_.evidence.push_back(std::move(sentence)); }
   // Sets the verdict, and returns the list in which `ranks` now are.
@@ -130,6 +128,7 @@ class Decision {
   std::set<size_t> first_dead_;
   std::set<size_t> out_;  // dead and stopped ranks that hold up the job whatever the ops say
   const Disagreement* disagreement_ = nullptr;  // the first for which ranks wait
+  mutable std::optional<bool> familiar_;        // it goes over the ops of all ranks
   Verdict result_;
 };
 
@@ -241,12 +240,12 @@ bool Decision::disagreement() {
                                       view_.indicesOf(found.suspects()));
   result_.group = found.group;
   result_.seq = found.seq;
+  auto calls = whatEachCalls(view_, view_.groups()[found.log], found.seq);
   for (Culprit& culprit : list) {
     culprit.reason = found.what;
     culprit.text = "rank " + std::to_string(culprit.rank) +
                    (named ? " differs from the others in " : " is one side of ") + "seq " +
-                   std::to_string(found.seq) + " of group " + found.group +
-                   whatItCalls(view_, found.group, found.seq, culprit.rank);
+                   std::to_string(found.seq) + " of group " + found.group + calls[culprit.rank];
   }
   return true;
 }
@@ -368,6 +367,13 @@ bool Decision::excuses(const Culprit& culprit) const {
     case Excuse::kNewPlace: return usesProcessor(*rank) || !familiarPlace();
   }
   return false;
+}
+
+bool Decision::familiarPlace() const {
+  if (!familiar_) {
+    familiar_ = waitsAtAFamiliarPlace(view_, graph_.waitingRanks(), result_.waited_sec);
+  }
+  return *familiar_;
 }
 
 bool Decision::stopped() {

@@ -148,18 +148,15 @@ std::string disagreementSentence(const JobView& view, const GroupLog& group, uin
   return text;
 }
 
-std::string whatItCalls(const JobView& view, const std::string& group, uint32_t seq, int rank) {
-  const std::set<size_t> wanted = view.indicesOf({rank});
-  for (const GroupLog& log : view.groups()) {
-    for (const Member& member : log.members) {
-      const OpEntry* op =
-          log.name == group && wanted.contains(member.rank) ? member.find(seq) : nullptr;
-      if (op != nullptr) {
-        return ": it calls " + callOf(view.ranks()[member.rank], *op, false);
-      }
+std::map<int, std::string> whatEachCalls(const JobView& view, const GroupLog& group, uint32_t seq) {
+  std::map<int, std::string> calls;
+  for (const Member& member : group.members) {
+    if (const OpEntry* op = member.find(seq)) {
+      const RankEvidence& rank = view.ranks()[member.rank];
+      calls[rank.rank] = ": it calls " + callOf(rank, *op, false);
     }
   }
-  return "";
+  return calls;
 }
 
 std::string opOf(const CollectiveWait& wait) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,8 @@ std::string disagreementSentence(const JobView& view, const GroupLog& group, uin
                                  const std::vector<OpSide>& sides);
 
 // ": it calls broadcast (4.0 MiB, float32, root 0) at jobs/train.py:9 step": the op of this number
-// in the group; "" if its log lacks it.
-std::string whatItCalls(const JobView& view, const std::string& group, uint32_t seq, int rank);
+// in the group, by rank; without the ranks whose log lacks it.
+std::map<int, std::string> whatEachCalls(const JobView& view, const GroupLog& group, uint32_t seq);
 
 // "all_reduce"; "an op" where no waiting rank has it.
 std::string opOf(const CollectiveWait& wait);
