@@ -540,9 +540,10 @@ void ReftBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_a
 
 namespace {
 
-// What a message of this rank to itself is refused for, in the words of gloo, which never sees it.
-void checkMessage(const char* name, const TensorList& tensors, int tag) {
-  TORCH_CHECK(tensors.size() == 1, "ProcessGroupGloo::", name, " takes a single tensor");
+// What a message of this rank to itself is refused for, in the words of gloo, which never sees it:
+// it speaks of send where it receives, too.
+void checkMessage(const TensorList& tensors, int tag) {
+  TORCH_CHECK(tensors.size() == 1, "ProcessGroupGloo::send takes a single tensor");
   TORCH_CHECK(tag >= 0, "Tag must be nonnegative");
 }
 
@@ -560,7 +561,7 @@ WorkPtr ReftBackend::send(TensorList& tensors, int destination, int tag) {
   const OpShape shape = messageOf(OpKind::kSend, tensors, destination, tag);
   return issue(target, shape, OpType::SEND, TensorList{}, [&] {
     if (destination == rank_ && target.where == ReftWork::Where::kHost) {
-      checkMessage("send", tensors, tag);
+      checkMessage(tensors, tag);
       return loopback_.send(tensors[0], tag);
     }
     return target.backend->send(tensors, destination, tag);
@@ -573,7 +574,7 @@ WorkPtr ReftBackend::recv(TensorList& tensors, int source, int tag) {
   const OpShape shape = messageOf(OpKind::kRecv, tensors, source, tag);
   return issue(target, shape, OpType::RECV, tensors, [&] {
     if (source == rank_ && target.where == ReftWork::Where::kHost) {
-      checkMessage("recv", tensors, tag);
+      checkMessage(tensors, tag);
       return loopback_.recv(tensors[0], tag, hostTimeout());
     }
     return target.backend->recv(tensors, source, tag);

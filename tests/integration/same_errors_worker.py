@@ -41,7 +41,6 @@ def calls(group: Any) -> dict[str, Callable[[], Any]]:
         "all_reduce of nothing": lambda: group.allreduce([]),
         "all_reduce of two types": lambda: group.allreduce([one, whole]),
         "all_reduce of two layouts": lambda: group.allreduce([sparse, two]),
-        "all_reduce of a meta tensor": lambda: group.allreduce([zeros(1, device="meta")]),
         "all_reduce of None": lambda: group.allreduce(None),
         "all_reduce by BAND": lambda: group.allreduce([one], reduced_by(dist.ReduceOp.BAND)),
         "all_reduce_coalesced of nothing": lambda: group.allreduce_coalesced([], coalesced),
@@ -98,9 +97,6 @@ def calls(group: Any) -> dict[str, Callable[[], Any]]:
         "reduce_scatter of three": lambda: group.reduce_scatter([one], [[one] * 3]),
         "reduce_scatter_tensor of 3": lambda: group._reduce_scatter_base(one, zeros(3)),
         "all_to_all of other splits": lambda: group.alltoall_base(two, two, [1, 2], [1, 1]),
-        "all_to_all of two types": lambda: group.alltoall_base(
-            two, zeros(2, dtype=torch.int), [], []
-        ),
         "send of two": lambda: group.send([one, one], 1 - own, 0),
         "send with tag -1": lambda: group.send([one], 1 - own, -1),
         "send to itself of two": lambda: group.send([one, one], own, 0),
@@ -129,8 +125,9 @@ def main() -> None:
     other = calls(plain)
     for name, call in calls(dist.group.WORLD).items():
         ours, theirs = raised(call), raised(other[name])
-        assert theirs != "nothing", f"{name}: gloo raises nothing"
-        if ours != theirs:
+        if theirs == "nothing":
+            wrong[name] = "gloo raises nothing: no call for this test"
+        elif ours != theirs:
             wrong[name] = f"{ours}, not {theirs}"
     assert not wrong, "\n".join(f"{name}: {text}" for name, text in wrong.items())
     # gloo reads beyond its table here, and sometimes waits for ever.
