@@ -60,20 +60,19 @@ def test_its_line_is_said_by_those_that_wait(missing: int, does: str, tmp_path: 
                 for rank in (3, 0, 1, 2)
             ]
         try:
+            verb = "is at work" if does == "busy" else "stands"
+            place = "job.py:1[01] load" if does == "busy" else "job.py:12 load"
+            line = (
+                rf"^reft: warning: slow: rank {missing} has not reached init_process_group: its"
+                rf" process {verb} at {place} \(pid {started[1 + missing].pid}\); the others have"
+                r" waited for \d+ s$"
+            )
             deadline = time.monotonic() + 90
-            while "has not reached" not in log.read_text():
+            while not (said := re.findall(line, log.read_text(), re.MULTILINE)):
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(0.05)
-            pid = started[1 + missing].pid
+            assert len(said) == 1
         finally:
             for process in started:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
-        (line,) = re.findall(r"^reft: .*has not reached.*$", log.read_text(), re.MULTILINE)
-    state, verb = ("slow", "is at work") if does == "busy" else ("hang", "stands")
-    place = "job.py:1[01] load" if does == "busy" else "job.py:12 load"
-    assert re.search(
-        rf"{state}: rank {missing} has not reached init_process_group: its process {verb} at"
-        rf" {place} \(pid {pid}\); the others have waited for \d+ s$",
-        line,
-    ), line

@@ -20,8 +20,14 @@ from typing import Any
 
 _READ_SEC = 20
 _MOST_ENVIRONMENT = 1 << 20  # bytes
-# Variables in which launchers number the ranks; the first that fits this process counts.
-_RANK_NAMES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+# Variables in which launchers number the ranks, and how many there are; the first pair that fits
+# this process counts.
+_RANK_NAMES = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
 # Variables that name a launch. All its ranks have them alike, and no rank of another has.
 _LAUNCH_NAMES = (
     "MASTER_PORT",
@@ -30,7 +36,15 @@ _LAUNCH_NAMES = (
     "PMIX_NAMESPACE",
     "OMPI_MCA_ess_base_jobid",
 )
-_ALIKE = (*_LAUNCH_NAMES, "MASTER_ADDR", "WORLD_SIZE", "SLURM_STEP_ID")
+_ALIKE = (
+    *_LAUNCH_NAMES,
+    "MASTER_ADDR",
+    "WORLD_SIZE",
+    "SLURM_STEP_ID",
+    # What an earlier attempt has left behind is no rank of this one.
+    "TORCHELASTIC_RESTART_COUNT",
+    "SLURM_RESTART_COUNT",
+)
 
 
 def read_stacks(pid: int, native: bool = False) -> dict[str, Any]:
@@ -60,43 +74,55 @@ def read_stacks(pid: int, native: bool = False) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Use:
-    """What processes have used together since their starts.
+    """What a process has used since its start.
 
     Attributes:
-        cpu_sec: processor time.
-        io_bytes: bytes read and written.
-        running: whether one of them runs, or waits for a disk.
+        cpu_sec: processor time, that of its ended children included.
+        io_bytes: bytes read and written; None if that cannot be read.
+        fault_bytes: pages that a disk had to bring.
+        running: whether it runs now. (One that waits for a disk may do so for ever.)
     """
 
     cpu_sec: float
-    io_bytes: int
+    io_bytes: int | None
+    fault_bytes: int
     running: bool
 
 
-def use_of(pids: Iterable[int]) -> Use:
-    """Of those that still exist."""
-    cpu, moved, running = 0.0, 0, False
+def use_of(pids: Iterable[int]) -> dict[int, Use]:
+    """By pid, of those that still exist."""
+    uses: dict[int, Use] = {}
     for pid in pids:
         fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
         if len(fields) > 15:
-            cpu += sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
-            running = running or fields[0] in "RD"
-        for line in _text(f"/proc/{pid}/io").splitlines():
-            name, _, count = line.partition(": ")
-            moved += int(count) if name in ("rchar", "wchar") else 0
-    return Use(cpu, moved, running)
+            cpu_sec = sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+            faults = int(fields[9]) * os.sysconf("SC_PAGE_SIZE")
+            uses[pid] = Use(cpu_sec, _io_bytes(pid), faults, fields[0] == "R")
+    return uses
 
 
-def siblings(rank: int) -> dict[int, list[int]]:
-    """Processes on this machine that the launch of this process, which is `rank`, started for other
-    ranks, and their descendants: pids by rank, a parent before its children.
+def _io_bytes(pid: int) -> int | None:
+    counts = dict(line.split(": ", 1) for line in _text(f"/proc/{pid}/io").splitlines())
+    try:
+        return int(counts["rchar"]) + int(counts["wchar"])
+    except (KeyError, ValueError):
+        return None
+
+
+def siblings(rank: int, size: int) -> dict[int, list[int]]:
+    """Processes on this machine that the launch of this process, which is `rank` of `size`, started
+    for other ranks, and their descendants: pids by rank, a parent before its children.
 
     They are known by their variables, as they were at their start; so ranks that a program has
-    forked are not found. {} if this process has no such variables.
+    forked are not found. {} if this process has no such variables. If children of this process's
+    own parent are among a rank's processes, only they and theirs are returned: others may be left
+    over from an attempt that has the same variables.
     """
     own = _environment(os.getpid())
-    number = next((name for name in _RANK_NAMES if own.get(name) == str(rank)), None)
-    if number is None or not any(own.get(name) for name in _LAUNCH_NAMES):
+    here = [str(rank), str(size)]
+    fitting = (names for names in _RANK_NAMES if [own.get(name) for name in names] == here)
+    number, count = next(fitting, ("", ""))
+    if not number or not any(own.get(name) for name in _LAUNCH_NAMES):
         return {}
     parents: dict[int, int] = {}
     found: dict[int, list[int]] = {}
@@ -108,19 +134,25 @@ def siblings(rank: int) -> dict[int, list[int]]:
             if entry.stat().st_uid != os.geteuid():
                 continue
         env = _environment(pid)
-        other = env.get(number, "")
-        same = all(env.get(name) == own.get(name) for name in _ALIKE)
-        if same and other.isascii() and other.isdigit() and len(other) < 9 and int(other) != rank:
+        other = _rank(env.get(number, ""), size)
+        same = all(env.get(name) == own.get(name) for name in (*_ALIKE, count))
+        if same and other is not None and other != rank:
             parents[pid] = _parent(pid)
-            found.setdefault(int(other), []).append(pid)
+            found.setdefault(other, []).append(pid)
     above = _ancestors(os.getpid())
-    return {
-        other: sorted(
-            (pid for pid in pids if pid not in above),
-            key=lambda pid: (len(_ancestors(pid, parents)), pid),
-        )
-        for other, pids in found.items()
-    }
+    launcher = _parent(os.getpid())
+    by_rank: dict[int, list[int]] = {}
+    for one, pids in found.items():
+        chains = {pid: _ancestors(pid, parents) for pid in pids if pid not in above}
+        beside = {pid: chain for pid, chain in chains.items() if launcher in chain}
+        chosen = beside or chains
+        by_rank[one] = sorted(chosen, key=lambda pid: (len(chains[pid]), pid))
+    return {one: pids for one, pids in by_rank.items() if pids}
+
+
+def _rank(text: str, size: int) -> int | None:
+    fits = text.isascii() and text.isdigit() and len(text) < 9 and int(text) < size
+    return int(text) if fits else None
 
 
 def _ancestors(pid: int, parents: Mapping[int, int] | None = None) -> set[int]:

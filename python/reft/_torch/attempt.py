@@ -6,6 +6,7 @@ Threads: the training thread. Errors: `RuntimeError` if a rank does not join in 
 from __future__ import annotations
 
 import contextlib
+import random
 import secrets
 import time
 from collections.abc import Sequence
@@ -18,7 +19,11 @@ from reft._torch.latecomers import Latecomers, Missing
 
 _SHORTEST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.05
+_PAUSE_PER_RANK = 1e-4  # seconds; the store answers a few ten thousand requests in one
 _TAKING_SEC = 2.0  # a rank that waits for an answer takes it sooner
+_MOST_ABSENT = 256  # ranks that one look at the store searches for
+
+_jitter = random.SystemRandom()  # neither the script's generator nor one that forked ranks share
 
 
 def agree_on_prefix(
@@ -56,9 +61,9 @@ def _ask(keys: Any, rank: int, size: int, deadline: float, late: Latecomers | No
 
     def missing(of: Sequence[int] | None) -> Missing:
         others = range(size) if of is None else of
-        named = [n for n in others if n not in (0, rank) and n < size]
-        unseen = [n for n in named if not keys.check([f"ask/{n}"])]
-        return Missing(unseen, [0] if 0 in others else [])
+        unseen = _absent(keys, [n for n in others if n not in (0, rank) and n < size])
+        cut = len(unseen) >= _MOST_ABSENT
+        return Missing(unseen, [0] if 0 in others else [], cut)
 
     while True:
         if keys.check([f"answer/{rank}"]):
@@ -67,9 +72,9 @@ def _ask(keys: Any, rank: int, size: int, deadline: float, late: Latecomers | No
                 keys.set(f"taken/{rank}", number)
                 return number
         if late is not None:
-            late.tick(missing, lambda turn: _claim(keys, turn))
+            late.tick(missing, lambda turn, renew: _claim(keys, turn, renew))
         _pause(deadline, pause, "rank 0 does not answer")
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        pause = min(pause * 1.5, _longest_pause(size))
 
 
 def _answer(keys: Any, size: int, deadline: float, late: Latecomers | None) -> str:
@@ -102,7 +107,7 @@ def _answer(keys: Any, size: int, deadline: float, late: Latecomers | None) -> s
         if not waiting:
             return number
         if late is not None:
-            late.tick(missing, lambda _: True)
+            late.tick(missing, lambda *_: True)
         absent = missing(None)
         _pause(
             deadline,
@@ -111,7 +116,7 @@ def _answer(keys: Any, size: int, deadline: float, late: Latecomers | None) -> s
             if absent.unseen
             else "some ranks did not take the answer",
         )
-        pause = min(pause * 1.5, _LONGEST_PAUSE)
+        pause = min(pause * 1.5, _longest_pause(size))
 
 
 def _has_taken(keys: Any, rank: int, number: str) -> bool:
@@ -119,11 +124,45 @@ def _has_taken(keys: Any, rank: int, number: str) -> bool:
     return keys.check([key]) and bytes(keys.get(key)).decode() == number
 
 
-def _claim(keys: Any, turn: int) -> bool:
-    """Whether this rank is the first of those that wait for rank 0 to speak, in this turn and the
-    one before. A claim of an earlier attempt is soon too old to count. Where clocks differ between
-    hosts, two may speak."""
-    return [keys.add(f"late/{number}", 1) for number in (turn, turn - 1)] == [1, 1]
+def _absent(keys: Any, ranks: Sequence[int]) -> list[int]:
+    """Those of the ranks that have not asked, but not more than `_MOST_ABSENT`.
+
+    One request covers many ranks, and halves of them only where one is absent.
+    """
+    absent: list[int] = []
+    spans = [ranks] if ranks else []
+    while spans and len(absent) < _MOST_ABSENT:
+        span = spans.pop()
+        if keys.check([f"ask/{rank}" for rank in span]):
+            continue
+        if len(span) == 1:
+            absent.append(span[0])
+        else:
+            half = len(span) // 2
+            spans += [span[half:], span[:half]]
+    return absent
+
+
+def _claim(keys: Any, turn: int, renew: bool) -> bool:
+    """Whether this rank speaks for those that wait for rank 0: no other has, in this turn and the
+    two before. A claim of an earlier attempt is soon too old to count. Where clocks differ between
+    hosts, two may speak.
+
+    Args:
+        renew: it speaks already.
+    """
+    if renew:
+        keys.add(f"late/{turn}", 1)
+        return True
+    # Only who speaks leaves a mark: those of ranks that may not would keep all silent for ever.
+    if any(keys.check([f"late/{number}"]) for number in (turn, turn - 1, turn - 2)):
+        return False
+    return bool(keys.add(f"late/{turn}", 1) == 1)
+
+
+def _longest_pause(size: int) -> float:
+    """Seconds between two questions of a rank to the store, which all ranks share."""
+    return max(_LONGEST_PAUSE, size * _PAUSE_PER_RANK)
 
 
 def _pause(deadline: float, seconds: float, what: str) -> None:
@@ -132,7 +171,7 @@ def _pause(deadline: float, seconds: float, what: str) -> None:
             f"backend reft: {what} before the timeout of the process group. Check that every rank"
             " runs and has the same REFT_DISABLE"
         )
-    time.sleep(seconds)
+    time.sleep(seconds * _jitter.uniform(0.5, 1.0))  # else all ranks ask at once
 
 
 def withdraw_signals(store: Any) -> None:

@@ -58,7 +58,7 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     if is_default:
         _prefix.value = None
     if _prefix.value is None:
-        late = _latecomers(rank) if is_default else None
+        late = _latecomers(rank, size) if is_default else None
         prefix = attempt.agree_on_prefix(options.store, rank, size, timeout, late)
         if is_default:
             _prefix.value = prefix
@@ -87,9 +87,9 @@ def create_backend(options: Any, pg_options: Any) -> Any:
     return backend
 
 
-def _latecomers(rank: int) -> Latecomers | None:
+def _latecomers(rank: int, size: int) -> Latecomers | None:
     try:
-        return Latecomers(rank, _C.environment()["hang_suspect_sec"])
+        return Latecomers(rank, size, _C.environment()["hang_suspect_sec"])
     except _C.Error:  # of which the session speaks
         return None
 
