@@ -81,6 +81,7 @@ class Session:
         self._comparing: VerifiedResume | None = None  # until the first step after the resume
         self._at_end = ""  # what is known about the resume of this attempt
         self._evidence: _C.EvidenceExchange | None = None
+        self._numbered = False  # whether a compiled step has had the optimizers numbered
         self._streams_known = False  # whether the engine has seen on which streams optimizers step
         self._crossing_graph: str | None = None
         self._drill = drill.of_session(env, self.job, number, self._capture_small_state())
@@ -343,9 +344,11 @@ class Session:
         """Reports, once, that an optimizer steps inside a function given to torch.compile."""
         if self._announcer is not None:
             self._announcer.compiled_step(is_seen)
-        if not is_seen or self.planner is None or self.planner.state is not None:
+        if not is_seen or self._numbered or not self._snapshots:
             return
-        # Those that were made before the process group have no number yet.
+        # Those that were made before the process group have no number yet. Once: this is a walk of
+        # the heap.
+        self._numbered = True
         of_process.in_order(discovery.live(Optimizer)[0], Optimizer)
 
     def failed(self, what: str, error: Exception) -> None:

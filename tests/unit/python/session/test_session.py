@@ -16,6 +16,7 @@ import torch.distributed as dist
 from reft import _C, _continuation
 from reft._link import agent_protocol
 from reft._session.session import RestoreFailed, Session
+from reft._state import discovery
 from tests.fakes.native import FakeNative
 from tests.support.jobs import agreed
 
@@ -137,6 +138,24 @@ def test_a_step_that_is_not_due_takes_no_snapshot(
     train(3)
     assert session.step == 3 and native.engine.captures == []
     assert native.engine.calls.count("end_point") == 3
+
+
+@pytest.mark.parametrize(("gone", "walks"), [(False, 1), (True, 0)])
+def test_compiled_steps_walk_the_heap_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch, gone: bool, walks: int
+) -> None:
+    session, calls = start(), []
+
+    def live(*classes: type) -> list[list[object]]:
+        calls.append(classes)
+        return [[] for _ in classes]
+
+    monkeypatch.setattr(discovery, "live", live)
+    if gone:
+        session.failed("step", _C.Unavailable("no memory for a snapshot"))
+    for _ in range(3):  # there is no plan yet
+        session.compiled_step(is_seen=True)
+    assert len(calls) == walks
 
 
 def test_snapshots_off_hooks_nothing(
