@@ -55,17 +55,36 @@ class Gradients:
 
         @functools.wraps(original)
         def zero_grad(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            before = {key: _version(left[1]) for key, left in self._left.items()}
-            self._awaited = self._awaited - {id(obj)} if cls is Optimizer else set()
+            if torch.compiler.is_compiling():
+                # A constant there: the graph is as without this wrapper, and has no guards on what
+                # it notes, which is new in each step.
+                return original(obj, *args, **kwargs)
+            before = self._before_zeroing(obj)
             result = original(obj, *args, **kwargs)
+            self._zeroed(before)
+            return result
+
+        # torch's own for optimizers is not traced. This imports nothing that it does not import.
+        disable: Any = torch._disable_dynamo
+        cls.zero_grad = disable(zero_grad) if cls is Optimizer else zero_grad
+
+    def _before_zeroing(self, obj: Any) -> dict[int, int]:
+        """Gives the versions of the gradients that the last step has left."""
+        try:
+            self._awaited = self._awaited - {id(obj)} if isinstance(obj, Optimizer) else set()
+            return {key: _version(left[1]) for key, left in self._left.items()}
+        except Exception:  # an observer may go blind, it may not break training
+            return {}
+
+    def _zeroed(self, before: dict[int, int]) -> None:
+        try:
             self._left = {
                 key: left
                 for key, left in self._left.items()
                 if _version(left[1]) == before.get(key)
             }
-            return result
-
-        cls.zero_grad = zero_grad
+        except Exception:
+            self._left = {}
 
     def has_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped."""

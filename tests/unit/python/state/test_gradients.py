@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from reft._state import gradients
 from reft._state.gradients import Gradients
+
+
+@pytest.fixture
+def original(monkeypatch: pytest.MonkeyPatch) -> None:
+    for cls in (torch.optim.Optimizer, torch.nn.Module):
+        monkeypatch.setattr(cls, "zero_grad", cls.zero_grad)  # put back when the test ends
 
 
 def made(size: int) -> tuple[torch.nn.Parameter, torch.optim.Optimizer]:
@@ -43,11 +50,7 @@ def test_gradients_that_another_optimizer_gathers_outlive_its_steps() -> None:
         known.stepped(both)
 
 
-def test_an_optimizer_that_zeroes_its_gradients_lacks_none_after_a_resume(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for cls in (torch.optim.Optimizer, torch.nn.Module):
-        monkeypatch.setattr(cls, "zero_grad", cls.zero_grad)  # put back when the test ends
+def test_an_optimizer_that_zeroes_its_gradients_lacks_none_after_a_resume(original: None) -> None:
     known, (_, one), (_, other) = Gradients(), made(3), made(4)
     known.watch()
     known.resumed([one, other], 7)
@@ -56,3 +59,41 @@ def test_an_optimizer_that_zeroes_its_gradients_lacks_none_after_a_resume(
     assert known.steps_without(other) and not known.steps_without(other)
     known.resumed([one], 1)  # the discarded iteration was the first one, too
     assert not known.steps_without(one)
+
+
+def test_compiled_functions_do_not_trace_what_is_noted_of_zero_grad(original: None) -> None:
+    known, model = Gradients(), torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    known.watch()
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        model.zero_grad(set_to_none=False)
+        return model(x).sum()  # type: ignore[no-any-return]
+
+    def zero() -> None:
+        optimizer.zero_grad(set_to_none=False)
+
+    compiled = torch.compile(forward, backend="eager", fullgraph=True)
+    for _ in range(3):  # each with other gradients and versions of them
+        compiled(torch.ones(1, 2)).backward()
+        known.stepped([optimizer])
+    known.resumed([optimizer], 7)
+    torch.compile(zero, backend="eager")()
+    assert not known.steps_without(optimizer), "the optimizer's own runs as it is"
+    torch.compiler.reset()
+
+
+def test_an_error_in_what_is_noted_does_not_reach_zero_grad(
+    original: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, (parameter, optimizer) = Gradients(), made(3)
+    known.watch()
+    step(known, parameter, optimizer)
+    known.stepped([optimizer])
+
+    def fail(reference: object) -> int:
+        raise RuntimeError("no version")
+
+    monkeypatch.setattr(gradients, "_version", fail)
+    optimizer.zero_grad()
+    assert parameter.grad is None
