@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from . import batches, plain, workers
 from .loader_parts import Parts, fingerprint, parts
 from .rng import capture_rng, restore_rng
 
+_SAMPLED_INDICES = 4096  # of a larger batch
 ORIGIN = "_reft_origin"
 """Attribute of an iterator that holds its `Origin`."""
 _REPLAY = "_reft_replay"
@@ -104,11 +105,15 @@ class Origin:
         self.draws += 1
 
     def drew(self, index: Any) -> None:
-        """Notes what was drawn. Only numbers: the hash of a string differs in each process."""
+        """Notes what was drawn; of a large batch, its size and a sample. Only numbers: the hash of
+        a string differs in each process, and a dict has none."""
         if type(index) is int:
             self.indices = hash((self.indices, index))
-        elif type(index) is list and index and type(index[0]) is type(index[-1]) is int:
-            self.indices = hash((self.indices, *index))
+        elif type(index) is list and index:
+            step = len(index) // _SAMPLED_INDICES
+            some = [len(index), *index[::step]] if step > 1 else index
+            if set(map(type, some)) == {int}:
+                self.indices = hash((self.indices, *some))
 
     def begin(self) -> None:
         """An epoch of an iterator with workers begins."""
@@ -158,7 +163,7 @@ class FirstDraw:
         owner, inner = self._owner, self._inner
         origin = getattr(owner, ORIGIN, None)
         if origin is not None and origin.first_draw is None:
-            origin.drawn()
+            _observe(owner, origin.drawn)
         if owner is not None and owner._sampler_iter is self:
             owner._sampler_iter = inner
         self._owner = None
@@ -254,10 +259,7 @@ def install(batch_hashes: bool = False) -> None:
             if replay is not None:
                 _begin_replay(self, origin, replay)
             else:
-                try:
-                    origin.begin()
-                except Exception:
-                    delattr(self, ORIGIN)
+                _observe(self, origin.begin)
         reset(self, loader, first_iter)
         if origin is not None and replay is not None and not replay.is_iterable:
             for _ in range(replay.yielded):
@@ -281,9 +283,9 @@ def install(batch_hashes: bool = False) -> None:
         origin: Origin | None = getattr(self, ORIGIN, None)
         if origin is None:
             return next_index(self)
-        origin.before_draw()
+        _observe(self, origin.before_draw)
         index = next_index(self)
-        origin.drew(index)
+        _observe(self, origin.drew, index)
         return index
 
     @functools.wraps(next_batch)
@@ -307,6 +309,15 @@ def install(batch_hashes: bool = False) -> None:
 
 
 _END = object()
+
+
+def _observe(iterator: Any, note: Callable[..., None], *arguments: Any) -> None:
+    """Calls a method of an iterator's origin. If it fails, the iterator has no origin any more: an
+    observer may go blind, it may not break training."""
+    try:
+        note(*arguments)
+    except Exception:
+        iterator.__dict__.pop(ORIGIN, None)
 
 
 def uninstall() -> None:
