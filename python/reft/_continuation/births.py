@@ -122,6 +122,13 @@ class Births:
         alive = found is not None and found[0]() is not None and found[1] not in self._ambiguous
         return found[1] if found is not None and alive else None
 
+    def restored(self, written: list[Any]) -> None:
+        """A resume has given these objects the contents that they had when they were captured: they
+        have changed since the first program point."""
+        at = {id(live) for live in written}
+        for bulk in self.bulky.values():
+            bulk.restored(at)
+
     def hold(self) -> None:
         """Keeps every object that is noted from now on: `by_place` gives them all."""
         self._held = {}

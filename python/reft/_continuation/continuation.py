@@ -191,6 +191,7 @@ class Continuation:
             births.release()
         walk.write(lambda: self._settings.restore(changed))
         walk.apply()
+        births.restored(walk.written())
         return RestoreReport(frames=user, problems=walk.problems)
 
     def compare(

@@ -15,8 +15,8 @@ from __future__ import annotations
 import functools
 import struct
 import sys
-from collections import deque
-from collections.abc import Callable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,13 +29,21 @@ _MOST_VISITS = 1024
 _DEEPEST = 12
 _WHOLE_BYTES = 1 << 14  # of a tensor or array that is read in full
 _SAMPLED = 64
-_COMPARED_PER_STEP = 4096  # items of a large container
-_MOST_COPIED = 1 << 18
+_COMPARED_PER_STEP = 1 << 14  # items of a large list; their identity is compared first
+_DEARER = 4  # items of sets and dicts
+_BYTES_COMPARED_PER_STEP = 1 << 18
+_MOST_COPIED = 1 << 18  # items of a container
+_MOST_BYTES_COPIED = 1 << 21
 _IMMUTABLE = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
 
+TRACKERS = frozenset(
+    {"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"}
+)
+"""Packages whose objects tell of this run: their threads write while the script trains."""
 # Packages, and modules of packages, whose objects belong to the process.
 _CLOSED = frozenset(
     {
+        *TRACKERS,
         *("_thread", "abc", "ast", "asyncio", "atexit", "builtins", "cProfile", "code", "codecs"),
         *("codeop", "concurrent", "contextvars", "ctypes", "dbm", "dis", "doctest", "faulthandler"),
         *("gc", "ftplib", "http", "imaplib", "importlib", "inspect", "io", "logging", "mmap"),
@@ -107,6 +115,20 @@ def own_slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
+def _slot_names(kind: type) -> tuple[str, ...]:
+    return tuple(
+        f"_{base.__name__.lstrip('_')}{name}"
+        if name.startswith("__") and not name.endswith("__")
+        else name
+        for base in kind.__mro__
+        for name in own_slots(base)
+    )
+
+
+slot_names: Callable[[type], tuple[str, ...]] = functools.cache(_slot_names)
+"""Attributes that objects of a class keep in `__slots__`, as `getattr` takes them."""
+
+
 class Fingerprint:
     """What an object looks like now: equal fingerprints of one object, taken in one process, mean
     that nothing that was looked at has changed.
@@ -143,19 +165,24 @@ class Fingerprint:
             return None
         self._left -= 1
         self._seen[id(value)] = len(self._seen)
-        if is_random(value):
-            return repr(object_state(value))
-        if kind in (list, tuple, deque):
-            return self._all(kind.__name__, value, depth)
         if isinstance(value, dict):
-            pairs = list(dict.items(value))
+            pairs = [*islice(_plain_iterator(value), self._left + 1)]
+            self.is_whole = self.is_whole and len(pairs) == len(value)
             return [
+                len(value),
                 *self._all("keys", [key for key, _ in pairs], depth),
                 *self._all("values", [item for _, item in pairs], depth),
                 *self._attributes(value, depth),
             ]
-        if isinstance(value, (set, frozenset)):
-            return [len(value), *(item for item in islice(value, self._left) if type(item) is int)]
+        if isinstance(value, (list, tuple, deque, set, frozenset)):
+            items = [*islice(_plain_iterator(value), self._left + 1)]
+            self.is_whole = self.is_whole and len(items) == len(value)
+            found = [kind.__name__, len(value), *self._all("items", items, depth)]
+            return [*found, *self._attributes(value, depth)]
+        if _is_plain_object(kind):
+            return [kind.__qualname__, *self._attributes(value, depth)]
+        if is_random(value):
+            return repr(object_state(value))
         if (contents := _of_memory(value)) is not None:
             return contents
         if kind is MethodType:
@@ -174,7 +201,12 @@ class Fingerprint:
             if self._left <= 0:
                 self.is_whole = False
                 break
-            if type(item) in _IMMUTABLE:
+            kind = type(item)
+            if kind is str or kind is int:
+                self._left -= 1
+                found.append((False, item))
+                continue
+            if kind in _IMMUTABLE:
                 self._left -= 1
             found.append(self._look(item, depth + 1))
         return found
@@ -182,15 +214,14 @@ class Fingerprint:
     def _attributes(self, value: Any, depth: int) -> list[Any]:
         there = getattr(value, "__dict__", None)
         found = [] if type(there) is not dict else self._all("attributes", [*there.values()], depth)
-        for base in type(value).__mro__:
-            for name in own_slots(base):
-                if not name.startswith("__"):
-                    found.append(self._look(getattr(value, name, None), depth + 1))
+        for name in slot_names(type(value)):
+            found.append(self._look(getattr(value, name, None), depth + 1))
         return found
 
 
-def _of_memory(value: Any) -> Any:
-    """The contents of a tensor or array, or samples of them; None for anything else."""
+def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
+    """The contents of a tensor or array, or samples of one of more bytes than `whole`; None for
+    anything else."""
     torch: Any = sys.modules["torch"]
     if isinstance(value, torch.Tensor):
         version = 0 if value.is_inference() else value._version
@@ -201,14 +232,14 @@ def _of_memory(value: Any) -> Any:
             return mark
         # An in-place write through `.data` leaves the version.
         flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach()[:1].reshape(-1)
-        if flat.nbytes > _WHOLE_BYTES:
+        if flat.nbytes > whole:
             flat = flat[:: flat.numel() // _SAMPLED]
         return [*mark[1:], flat.contiguous().view(torch.uint8).numpy().tobytes()]
     if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
         if value.dtype.hasobject or not value.flags.c_contiguous:
             return [value.shape, str(value.dtype)]
         flat = value.reshape(-1)
-        if value.nbytes > _WHOLE_BYTES:
+        if value.nbytes > whole:
             flat = flat[:: flat.size // _SAMPLED]
         return [value.shape, str(value.dtype), flat.tobytes()]
     return None
@@ -227,9 +258,15 @@ class Bulk:
     def __init__(self, item: Any) -> None:
         self._identity, self._size = id(item), _size_of(item)
         self._version = getattr(item, "_version", 0)
-        self._every = 1 + self._size // _COMPARED_PER_STEP
+        self._every = _steps_between(item, self._size)
         self._turn = 0
         self._first: Any = _copy_of(item)
+
+    def restored(self, written: set[int]) -> None:
+        """A resume has written into the objects with these ids: if the item is one of them, it is
+        not the restarted script's any more."""
+        if self._identity in written:
+            self._first = None
 
     def has_changed(self, item: Any) -> bool:
         """Whether something has changed; once true, always true."""
@@ -251,6 +288,9 @@ class Bulk:
         if self._turn % self._every:
             return True
         try:
+            if isinstance(item, list) and len(item) <= _MOST_COPIED:
+                # Compares identities without a look at the items, which may lie anywhere.
+                return list.__eq__(item, self._first) is True
             return bool(_copy_of(item) == self._first)
         except Exception:  # items that cannot be compared are not the same ones
             return False
@@ -258,32 +298,78 @@ class Bulk:
 
 def _size_of(item: Any) -> int:
     nbytes = getattr(item, "nbytes", None)
-    return len(item) if nbytes is None else int(nbytes) // 8
+    return len(item) if nbytes is None else int(nbytes)
+
+
+def _steps_between(item: Any, size: int) -> int:
+    """Gives how often an item is compared: each so many steps."""
+    if hasattr(item, "nbytes") or isinstance(item, bytearray):
+        return 1 + size // _BYTES_COMPARED_PER_STEP if size <= _MOST_BYTES_COPIED else 1
+    if size > _MOST_COPIED:
+        return 1
+    dearer = _DEARER if isinstance(item, (set, frozenset, dict)) else 1
+    return 1 + dearer * size // _COMPARED_PER_STEP
 
 
 def _copy_of(item: Any) -> Any:
-    if (contents := _of_memory(item)) is not None:
+    """The items of a container, values of a dict and its order included; samples of a large one."""
+    if (contents := _of_memory(item, _MOST_BYTES_COPIED)) is not None:
         return contents
-    size = len(item)
-    if size <= _MOST_COPIED:
-        return _BASES[type(item)](item) if type(item) in _BASES else list(item)
-    if isinstance(item, (list, tuple, bytearray)):
-        return item[:: size // _SAMPLED]
-    items = dict.items(item) if isinstance(item, dict) else item
+    if isinstance(item, bytearray):
+        return bytes(memoryview(item)[:: 1 + len(item) // _MOST_BYTES_COPIED])
     if isinstance(item, (set, frozenset)):
-        return [*islice(items, _SAMPLED)]
-    return [*islice(items, _SAMPLED), *islice(reversed(items), _SAMPLED)]
+        # Two that are equal may yield their members in another order.
+        members = _plain_iterator(item)
+        return set(members) if len(item) <= _MOST_COPIED else [*islice(members, _SAMPLED)]
+    if len(item) <= _MOST_COPIED:
+        if isinstance(item, dict):  # not pairs, which would have to be made
+            base: Any = OrderedDict if isinstance(item, OrderedDict) else dict
+            return [[*base.keys(item)], [*base.values(item)]]
+        return [*_plain_iterator(item)]
+    if isinstance(item, (list, tuple)):
+        base = list if isinstance(item, list) else tuple
+        return base.__getitem__(item, slice(None, None, len(item) // _SAMPLED))
+    return [
+        *islice(_plain_iterator(item), _SAMPLED),
+        *islice(_plain_iterator(item, backwards=True), _SAMPLED),
+    ]
 
 
-_BASES: dict[type, Callable[[Any], Any]] = {
-    list: list,
-    tuple: tuple,
-    dict: lambda item: list(item.items()),  # the order counts, too
-    deque: deque,
-    set: set,
-    frozenset: frozenset,
-    bytearray: bytes,
-}
+def _plain_iterator(container: Any, backwards: bool = False) -> Iterator[Any]:
+    """Iterates over a container as it is, whatever its class yields: a script's subclass is not
+    run. Gives the pairs of a dict.
+
+    Args:
+        backwards: From the end; for dicts and deques.
+    """
+    if isinstance(container, dict):
+        ordered: Any = OrderedDict if isinstance(container, OrderedDict) else dict
+        pairs = ordered.items(container)
+        return reversed(pairs) if backwards else iter(pairs)
+    base = next(base for base in _PLAIN_BASES if isinstance(container, base))
+    items: Iterator[Any] = (
+        base.__reversed__(container) if backwards else base.__iter__(container)
+    )
+    return items
+
+
+_PLAIN_BASES: tuple[Any, ...] = (list, tuple, deque, set, frozenset)
+
+
+def _has_only_attributes(kind: type) -> bool:
+    """Whether a fingerprint is all of the attributes of objects of a class."""
+    torch: Any = sys.modules["torch"]
+    nodes = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, MethodType, FunctionType)
+    schedulers = (torch.optim.lr_scheduler.LRScheduler, BuiltinFunctionType, ModuleType, type)
+    return (
+        is_open(kind)
+        and kind.__module__.partition(".")[0] not in ("random", "numpy")
+        and not issubclass(kind, (*nodes, *schedulers))
+        and _probe_of(kind) is None
+    )
+
+
+_is_plain_object: Callable[[type], bool] = functools.cache(_has_only_attributes)
 
 
 def _is_saved_elsewhere(value: Any) -> bool:

@@ -10,17 +10,19 @@ captured one.
 
 from __future__ import annotations
 
+import functools
 import math
 import pickle
 import sys
 from array import array
 from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 from . import plain
 from .nodes import type_name
 from .reach import reach
-from .rng import is_random, new_object, object_state, set_object_state
+from .rng import is_random, is_random_kind, new_object, object_state, set_object_state
 
 Captured = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
 """Numbers and strings by part; states of generators; contents of lists and arrays."""
@@ -83,6 +85,8 @@ class Parts:
             drawn = self._read_elsewhere or part.is_drawn
             most = _LARGE_ELEMENTS if nested and part.is_drawn else _SMALL_ELEMENTS
             for name, value in items:
+                if type(value) in _PLAIN_TYPES or (not drawn and _is_other(type(value))):
+                    continue  # most are: a dataset may have hundreds of parts
                 path = f"{part.path}.{name}"
                 if is_random(value):
                     generators[path] = _state_of(value)
@@ -266,6 +270,16 @@ def _contents_of(value: Any, is_drawn: bool, most: int) -> Any:
         small = value.size <= most and not value.dtype.hasobject and value.dtype.names is None
         return ("array", (value.dtype.str, value.shape), value.tobytes()) if small else None
     return None
+
+
+def _is_neither(kind: type) -> bool:
+    torch: Any = sys.modules["torch"]
+    return kind is not torch.Tensor and not is_random_kind(kind)
+
+
+_is_other: Callable[[type], bool] = functools.cache(_is_neither)
+"""Whether objects of a class are neither tensors nor generators: all that is copied of a part that
+is not drawn from."""
 
 
 def _is_array(value: Any) -> bool:

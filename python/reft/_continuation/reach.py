@@ -30,8 +30,8 @@ _MOST_ITEMS = 256  # of a container that is looked into
 _SEQUENCES = (list, tuple, deque, set, frozenset)
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict})
 _LEAVES = (type, ModuleType, GeneratorType, str, bytes, bytearray, memoryview)
-# Loggers, locks, files and what else belongs to the process.
-_CLOSED = frozenset({"torch", "numpy", "reft", "wandb", "tensorboard", "tensorboardX", "mlflow"})
+# Of these, and of the standard library, only what `foreign` takes for plain is followed.
+_CLOSED = frozenset({"torch", "numpy", "reft", *foreign.TRACKERS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,7 @@ def _inner(value: Any, packages: bool) -> list[tuple[str, Any]] | None:
     attributes = [(f".{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())]
     slots = [
         (f".{name}", getattr(value, name))
-        for base in kind.__mro__
-        for name in _slots_of(base)
+        for name in foreign.slot_names(kind)
         if hasattr(value, name)
     ]
     return [*attributes, *slots, *_read_by_class(kind)]
@@ -183,9 +182,3 @@ def _read_by_class(kind: type) -> list[tuple[str, Any]]:
             elif is_random(member):  # an attribute of the class
                 found.append((f"<{base.__qualname__}.{name}>", member))
     return found
-
-
-def _slots_of(kind: type) -> tuple[str, ...]:
-    slots = kind.__dict__.get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if not name.startswith("__"))

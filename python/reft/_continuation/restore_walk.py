@@ -19,7 +19,7 @@ from . import handles, hooks
 from .births import MEMBER
 from .device_parts import contents
 from .kinds.functions import Method
-from .kinds.objects import Lost
+from .kinds.objects import Lost, Owned
 from .kinds.table import rule_of
 from .kinds.tensors import Array, Tensor
 from .memory import Memory
@@ -135,6 +135,11 @@ class RestoreWalk:
                 action()
             except Exception as error:
                 self.problems.append(("write", type(error).__name__, str(error)))
+
+    def written(self) -> list[Any]:
+        """Gives the live objects that now have captured contents."""
+        nodes = self.graph.nodes
+        return [live for index, live in self._done.items() if not isinstance(nodes[index], Owned)]
 
     def problem(self, at: At, reason: str, place: str | None = None) -> Any:
         """Reports what cannot be put back; returns KEEP."""

@@ -88,7 +88,11 @@ def state_tensor(state: bytes) -> Any:
 
 def is_random(value: Any) -> bool:
     """Says whether an object is a random generator that a script made for itself."""
-    kind = type(value)
+    return is_random_kind(type(value))
+
+
+def is_random_kind(kind: type) -> bool:
+    """As `is_random`, of the objects of a class."""
     root = kind.__module__.partition(".")[0]
     if root == "torch":
         return kind.__name__ == "Generator" and kind is sys.modules["torch"].Generator

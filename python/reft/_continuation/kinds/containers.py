@@ -159,6 +159,8 @@ class Mapping(Node):
         if not walk.take(16 * len(value)):
             return walk.no_room(value, place, 16 * len(value))
         below = depth + 1
+        # As it is, whatever its class yields. The order of an OrderedDict is not its dict's.
+        base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         items = [
             (
                 key
@@ -168,8 +170,7 @@ class Mapping(Node):
                 if type(item) in NUMBERS
                 else walk.encode(item, f"{place}[{name_of_key(key, i)}]", below),
             )
-            # As it is, whatever its class yields.
-            for i, (key, item) in enumerate(list(dict.items(value)))
+            for i, (key, item) in enumerate(list(base.items(value)))
         ]
         attributes = walk.attributes(value, place, depth)
         factory = value.default_factory if isinstance(value, defaultdict) else None

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 # in the same expression.
 _OFF_THE_STACK = re.compile(r"<stack|\.__self__|<partial>|<\w+>\[")
 _COMMUNICATE = frozenset({"ProcessGroup", "DeviceMesh"})
-_slots: dict[type, tuple[str, ...]] = {}
 
 
 @kind
@@ -254,21 +253,6 @@ def encode_slots(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named
     """Encodes what an object keeps in `__slots__`."""
     return [
         (name, walk.encode(getattr(value, name), f"{place}.{name}", depth + 1))
-        for name in _slot_names(type(value))
+        for name in foreign.slot_names(type(value))
         if hasattr(value, name)
     ]
-
-
-def _slot_names(kind: type) -> tuple[str, ...]:
-    found = _slots.get(kind)
-    if found is None:
-        names: list[str] = []
-        for base in kind.__mro__:
-            slots = base.__dict__.get("__slots__", ())
-            for name in (slots,) if isinstance(slots, str) else tuple(slots):
-                if name.startswith("__") and not name.endswith("__"):
-                    name = f"_{base.__name__.lstrip('_')}{name}"
-                if name not in ("__dict__", "__weakref__"):
-                    names.append(name)
-        found = _slots[kind] = tuple(names)
-    return found

@@ -37,7 +37,7 @@ from types import (
 )
 from typing import TYPE_CHECKING, Any
 
-from ..foreign import is_plain_class
+from ..foreign import TRACKERS, is_plain_class
 from ..nodes import Node
 from ..rng import is_bit_generator
 from . import (
@@ -86,9 +86,6 @@ _OWNED: tuple[type, ...] = (
 _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
 _PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
 # Loggers and their like: what they hold lives outside of the process.
-_OUTSIDE = frozenset(
-    {"wandb", "tensorboard", "tensorboardX", "mlflow", "comet_ml", "neptune", "aim"}
-)
 _PLAIN_TORCH = (
     "torch.distributed.algorithms.",  # states of hooks: PowerSGD and the like
     "torch.distributions.",
@@ -281,7 +278,7 @@ _RULES: tuple[Rule, ...] = (
         is_born=False,
     ),
     Rule(_named("random", "Random"), randoms.Random.capture, is_mutable=True),
-    Rule(lambda kind: _root(kind) in _OUTSIDE, objects.Owned.capture, is_left_alone=True),
+    Rule(lambda kind: _root(kind) in TRACKERS, objects.Owned.capture, is_left_alone=True),
     Rule(
         lambda kind: _is_foreign(kind) and hasattr(kind, "__next__"),
         objects.capture_unknown,
