@@ -20,6 +20,7 @@ from typing import Any
 
 from . import plain
 from .bytecode import Unsupported, analyse
+from .kinds.constants import Pickled
 from .kinds.containers import List, Mapping, Set
 from .kinds.files import File
 from .kinds.iterators import Advanced, FinishedGenerator, Generator, Iterator, RunningGenerator
@@ -45,6 +46,8 @@ _ADDRESSES = {Tensor: {"storage", "offset", "strides"}, Array: {"storage", "addr
 # Packages whose objects show progress: what they hold follows the time that has passed.
 _DISPLAYS = frozenset({"tqdm"})
 _HASHES = frozenset({"indices_drawn", "last_batch"})  # of a `LoaderIterator`
+# Of which fields are pickles. Bytes of others may look like one.
+_PICKLES = (Pickled, LoaderIterator)
 _POSITIONS = (Iterator, Advanced, Generator, FinishedGenerator, File, Loader, LoaderIterator)
 
 
@@ -208,7 +211,10 @@ class _Walk:
                     a, b = getattr(old, one.name), getattr(new, one.name)
                     if one.name in _HASHES and 0 in (a, b):
                         continue  # one of the processes did not take it
-                    self._field(a, b, where, one.name, kind)
+                    if isinstance(old, _PICKLES) and type(a) is type(b) is bytes:
+                        self._pickles(a, b, where, one.name, kind)
+                    else:
+                        self._field(a, b, where, one.name, kind)
 
     def _field(self, old: Any, new: Any, where: str, name: str, kind: str) -> None:
         """Compares a field of two nodes, whatever it holds."""
@@ -225,9 +231,6 @@ class _Walk:
             self._pair(old, new, where)
             if kind == DATA:
                 self._as_data(before, where, name)
-        elif isinstance(old, bytes) and isinstance(new, bytes):
-            if old != new:
-                self._pickles(old, new, where, name, kind)
         else:
             self.plain(old, new, where, kind)
 
@@ -316,6 +319,8 @@ class _Walk:
 
     def _pickles(self, old: bytes, new: bytes, where: str, name: str, kind: str) -> None:
         """Equal values may have unequal pickles."""
+        if old == new:
+            return
         try:
             one, other = _loaded(old), _loaded(new)
         except (pickle.UnpicklingError, ValueError, EOFError, IndexError, KeyError):

@@ -94,6 +94,12 @@ def test_a_value_that_differs_is_named(old: Any, new: Any, kind: str, words: str
     assert re.search(words, found[0].why), found[0].why
 
 
+def test_bytes_that_look_like_one_pickle_are_still_bytes() -> None:
+    for kind in (bytes, bytearray, lambda data: [data]):
+        (found,) = differences(kind(b"N.\0\0"), kind(b"N.\1\0"))
+        assert found.kind == VARIABLE, kind
+
+
 def test_a_position_in_a_loop_is_data_order() -> None:
     one, other = iter([1, 2, 3]), iter([1, 2, 3])
     next(other)
