@@ -112,6 +112,11 @@ def agree(
         circumstances: see `verification.circumstances`.
     """
     if env["resume_verify"] == "off" or env["resume"] != "exact":
+        if job.world > 1:
+            # Settings may differ between nodes. Others do not wait for this rank, nor it for them.
+            is_off = env["resume_verify"] == "off"
+            why = "REFT_RESUME_VERIFY=off" if is_off else f"REFT_RESUME={env['resume']}"
+            gather.refuse(job, store, VERIFY, why)
         return Agreed()
     own = _own(job, client, newest, inventory, own_fd)
     answer = {
@@ -125,7 +130,8 @@ def agree(
     conclude = partial(_concluded, env, job, newest, own)
     gathered = gather.gather(job, store, VERIFY, json.dumps(answer), _merge, conclude)
     if gathered.refusals:
-        return Agreed(unverified=f"rank {min(gathered.refusals)} does not take part")
+        rank = min(gathered.refusals)
+        return Agreed(unverified=f"rank {rank} does not take part: {gathered.refusals[rank]}")
     decided = json.loads(gathered.text)
     if decided["whole"] and own.base is not None:
         return Agreed(Recomputation(newest.plan.step, own.base, None, True))
@@ -134,7 +140,8 @@ def agree(
     after, unfinished = newest.plan.step + 1, own.unfinished
     if unfinished is not None and unfinished.step != after:
         unfinished = None
-    return Agreed(Recomputation(after, newest, unfinished, False))
+    recomputed = Recomputation(after, newest, unfinished, False)
+    return Agreed(recomputed, given_up=decided["died_at"] > 0)
 
 
 def _own(
