@@ -167,15 +167,7 @@ class Continuation:
         Raises:
             FrameMismatch: The live frames are not the captured ones; nothing was written.
         """
-        if captured["refused"] is not None:
-            raise FrameMismatch(captured["refused"])
-        version, python, *rest = plain.loads(captured["frames"])
-        here = sys.version_info[:2]
-        if version != _VERSION or tuple(python) != here:
-            raise FrameMismatch(
-                f"captured by format {version}, Python {python}; this is {_VERSION}, {here}"
-            )
-        path, outside, changed, packed = rest
+        path, outside, changed, packed = _unpacked(captured)
         graph = Graph.unpacked(packed)
         put_in(graph, room)
         births = self._births if again else Births()
@@ -193,6 +185,24 @@ class Continuation:
         walk.apply()
         births.restored(walk.written())
         return RestoreReport(frames=user, problems=walk.problems)
+
+    def why_not_here(self, start_frame: FrameType, captured: dict[str, Any]) -> str:
+        """Why a captured loop is not the one that the live frames are in, "" if it is.
+
+        Writes nothing. A value that `restore` cannot do without may still be missing.
+
+        Args:
+            start_frame: As for `capture`.
+            captured: What `capture` returned.
+        """
+        try:
+            path, *_ = _unpacked(captured)
+            if not captured["exact"]:
+                return "the position of a loop is not known"
+            frames.compare_paths(path, frames.frames_from(start_frame))
+        except FrameMismatch as error:
+            return str(error)
+        return ""
 
     def compare(
         self,
@@ -251,6 +261,23 @@ class Continuation:
         except Exception as error:
             raise FrameMismatch(f"planning the restore: {type(error).__name__}: {error}") from error
         return user
+
+
+def _unpacked(captured: dict[str, Any]) -> list[Any]:
+    """Reads what `capture` returned: frames, state outside of them, settings, and the graph.
+
+    Raises:
+        FrameMismatch: This process cannot be put there, whatever its frames are.
+    """
+    if captured["refused"] is not None:
+        raise FrameMismatch(captured["refused"])
+    version, python, *rest = plain.loads(captured["frames"])
+    here = sys.version_info[:2]
+    if version != _VERSION or tuple(python) != here:
+        raise FrameMismatch(
+            f"captured by format {version}, Python {python}; this is {_VERSION}, {here}"
+        )
+    return [*rest]
 
 
 def _others_run() -> str | None:

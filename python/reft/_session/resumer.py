@@ -102,7 +102,19 @@ class Resumer:
         """Position of the optimizer that ended iterations before the restart."""
         return self.saved["closing"]
 
-    def prepare(self, boundary: Boundary, name: str, again: bool = False) -> Ready | None:
+    def why_not_at(self, frame: FrameType) -> str:
+        """Why the place in the loop could not be restored at this program point; "" if nothing is
+        known against it. Never raises: the other ranks wait for the answer."""
+        if not self._has_frames:
+            return "the place in the loop was not saved"
+        try:
+            return _continuation.why_not_here(frame, self.saved["frames"])
+        except Exception as error:  # noqa: BLE001
+            return f"the saved place cannot be read: {type(error).__name__}: {error}"
+
+    def prepare(
+        self, boundary: Boundary, name: str, again: bool = False, problem: str = ""
+    ) -> Ready | None:
         """Looks whether the script has built on all ranks what the snapshot holds.
 
         Args:
@@ -110,9 +122,10 @@ class Resumer:
             name: of the round in which the ranks agree, used once.
             again: the script has been looked at before: what it has loaded was not newer, and a
                 step that it has computed since may be.
+            problem: what else is known against the restore on this rank.
 
         Returns:
-            None if it has not, and nothing was written.
+            None if it has not, or a rank knows of a problem, and nothing was written.
         """
         known = boundary.optimizers
         wanted = list(zip(self.saved["optimizers"], self.saved["keys"]["optimizers"], strict=True))
@@ -124,7 +137,6 @@ class Resumer:
         find = small_state.finder_in(state)
         self.saved = small_state.opened(self._packed, find)
         made = arrangement.Arrangement(self._restorer.regions, self.saved, find)
-        problem = ""
         try:
             _check_groups(self.saved["groups"], state)
             state = made.make(state, boundary.optimizers)
@@ -135,7 +147,7 @@ class Resumer:
                 " Training starts from its beginning"
             )
         else:
-            problem = "" if again else self._newer(live)
+            problem = problem or ("" if again else self._newer(live))
         if not self._all_match(problem, name):
             made.unmake()
             return None

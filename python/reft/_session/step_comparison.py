@@ -100,6 +100,9 @@ def compare(
             why = f"{finding.left_out} bytes of the snapshot could not be compared"
             found.append(Difference(comparison.TENSOR, "snapshot", why))
         saved = there.saved(state)
+        if there.partly:
+            # What this rank had not begun to copy was not compared either.
+            finding.left_out += (saved is None) + (state.bytes if there.compare is None else 0)
         if saved is not None:
             finding.saved = capture(frame, there.step, state)
             found += small_states(frame, saved, finding.saved)
@@ -143,9 +146,22 @@ def parts(saved: Saved, live: Saved) -> list[Difference]:
     found: list[Difference] = []
     there: dict[str, Any] = dict(saved)
     here: dict[str, Any] = dict(live)
+    here["schedulers"] = _in_order_of(saved, live)
     for key, name, kind in _PARTS:
         found += comparison.values(there.get(key), here.get(key), name, kind)
     return found
+
+
+def _in_order_of(saved: Saved, live: Saved) -> Any:
+    """The live schedulers in the order of the saved ones, as a restore matches them: two processes
+    may find them in another order. As they are if they cannot all be told apart."""
+    rows = live.get("schedulers")
+    wanted = saved.get("keys", {}).get("schedulers", [])
+    there = live.get("keys", {}).get("schedulers", [])
+    if rows is None or len(set(there)) != len(rows) or set(wanted) != set(there):
+        return rows
+    by_key = dict(zip(there, rows, strict=True))
+    return [by_key[key] for key in wanted]
 
 
 def small_states(frame: FrameType, saved: Saved, live: Saved) -> list[Difference]:

@@ -101,11 +101,16 @@ class _Outcome:
         found: differences with their ranks, the most telling ones first.
         share: of the tensors' bytes of all ranks that was compared. Small state counts as a byte: a
             step without tensors to compare is still compared.
+        small: whether the small state of every rank was compared.
+        lost: places of values that were left out because they are not restored, by name, with one
+            of their ranks; the first ones.
         fault: why nothing may be claimed, "" if something may.
     """
 
     found: list[tuple[int, Difference]]
     share: float
+    small: bool
+    lost: dict[str, int]
     fault: str
 
 
@@ -188,11 +193,13 @@ class VerifiedResume:
         finding.fault = self._fault or finding.fault
         self._finding = finding
         if self._agree_to_compute_twice():
-            ready = self._base.prepare(boundary, self._round(), again=True)
+            problem = self._base.why_not_at(frame)
+            ready = self._base.prepare(boundary, self._round(), again=True, problem=problem)
             if ready is not None:
                 self._put_base_back(frame, ready, again=True)
                 self._stage = _Stage.COMPUTING_TWICE
                 return False, None
+            finding.differences = _no_time(finding.differences)
         return self._finish(frame, boundary)
 
     def left(self) -> None:
@@ -226,9 +233,11 @@ class VerifiedResume:
         self._began = time.monotonic()
         self._mark(self._recomputed.step)
         ready.missing.unmake()
-        base = self._base.prepare(boundary, self._round(), again=True)
+        # Of both: what is written here is written over there, and never with the loop elsewhere.
+        problem = self._base.why_not_at(frame) or self.newest.why_not_at(frame)
+        base = self._base.prepare(boundary, self._round(), again=True, problem=problem)
         if base is None:
-            self._unverified = "the step before it has other state"
+            self._unverified = "the step before it has other state or another place in the script"
             ready = self.newest.prepare(boundary, self._round(), again=True)
             return True, None if ready is None else self._go_on(frame, ready)
         fault = ""
@@ -288,19 +297,38 @@ class VerifiedResume:
             self.outcome = f"not verified: {outcome.fault}"
         elif outcome.share == 0:
             self.outcome = f"not verified: nothing of step {step} had been copied"
+        elif not outcome.small:
+            # Variables, random state and data order of a rank were not looked at.
+            self.outcome = f"not verified: not every rank had begun to copy step {step}"
         else:
             self.verdict = Verdict.IDENTICAL
-            self.outcome = f"{again} is bit-identical{self._of_what(outcome.share)}"
+            self.outcome = f"{again} is bit-identical{self._of_what(outcome)}"
         self._notes.add(notes.RESUME, [(f"step {newest}", "", self.outcome)])
         if self._job.rank == 0:
             _voice.say(f"the resume at step {newest}: {self.outcome}")
         if outcome.found:
             self._tell(step, outcome.found)
 
-    def _of_what(self, share: float) -> str:
-        but = " but for what is named above" if self.newest.lost else ""
-        part = "" if share == 1 else f" to what had been copied of it, {share:.0%} of its bytes"
-        return f"{part}{but}"
+    def _of_what(self, outcome: _Outcome) -> str:
+        part = ""
+        if outcome.share < 1:
+            # Rounded down: 100% would be all of it.
+            percent = int(100 * outcome.share)
+            part = f" to what had been copied of it, {percent}% of its bytes"
+        if not outcome.lost:
+            return part
+        named = [f"{where} on rank {rank}" for where, rank in outcome.lost.items()]
+        more = ", and more" if len(named) > _SHOWN else ""
+        return f"{part} but for {', '.join(named[:_SHOWN])}{more}"
+
+    def _left_out(self) -> list[str]:
+        """Places of values that this rank cannot restore. Before the newest step is put back, that
+        is what the other one and its own capture tell."""
+        lost = [*self.newest.lost]
+        if self._recomputed is not None and self._recomputed.whole and self._base is not None:
+            frames = cast(dict[str, Any], self.newest.saved).get("frames", {})
+            lost = [*self._base.lost, *frames.get("uncaptured", [])]
+        return [str(where)[:_LONGEST] for where, _, _ in lost]
 
     def _go_on(self, frame: FrameType, ready: Ready) -> Resumed:
         """Restores the newest step without a verification."""
@@ -325,17 +353,25 @@ class VerifiedResume:
         assert self._recomputed is not None and self._base is not None
         step = self._recomputed.step
         outcome = self._all_found()
-        ready = self.newest.prepare(boundary, self._round(), again=True)
+        problem = self.newest.why_not_at(frame)
+        ready = self.newest.prepare(boundary, self._round(), again=True, problem=problem)
         if ready is None:
             # The state that was computed is that of a step of this script, if not of the one before.
             if self._job.rank == 0:
                 _voice.warn(
-                    f"step {self._step} was computed again and has other state than step"
-                    f" {self.newest.plan.step}; training continues with the computed one"
+                    f"step {self._step} was computed again and has other state, or another place in"
+                    f" the script, than step {self.newest.plan.step}; training continues with the"
+                    " computed one"
                 )
+            if outcome.found:
+                self.verdict = Verdict.DIFFERS
+                self._tell(step, outcome.found)
             state = discovery.discover(boundary.optimizers)
             return True, Resumed(self._step, state, [], 0, True, "state", 0)
         resumed = self.newest.write(ready, frame, again=True)
+        if not resumed.has_place:
+            # The loop stands at the computed step: the next attempt resumes without computing it.
+            raise RuntimeError("the place in the loop is not restored")
         again = f"step {step} was computed again from step {self._base.plan.step} and"
         if outcome.found:
             self.verdict = Verdict.DIFFERS
@@ -345,7 +381,7 @@ class VerifiedResume:
             self._report(resumed, f"not verified: {outcome.fault}")
         else:
             self.verdict = Verdict.IDENTICAL
-            self._report(resumed, f"{again} is bit-identical{self._of_what(outcome.share)}")
+            self._report(resumed, f"{again} is bit-identical{self._of_what(outcome)}")
         return True, resumed
 
     # -- comparisons
@@ -423,11 +459,17 @@ class VerifiedResume:
         finding = self._finding
         differs = bool(finding.differences) and not self._restore_faults
         spent = time.monotonic() - self._began
-        answer = {"fault": finding.fault, "differs": differs, "seconds": spent}
+        # Settings may differ between ranks, so each answers for itself and all decide the same.
+        too_long = 2 * spent > self._longest_sec
+        answer = {"fault": finding.fault, "differs": differs, "too_long": too_long}
         merged = self._gather(answer, _worst)
-        if merged["fault"] or not merged["differs"]:
+        if merged["fault"]:
+            # Kernels that are not deterministic may be the cause, too, and nothing can tell.
+            finding.differences = _no_cause_but_restore(finding.differences)
             return False
-        if 2 * merged["seconds"] > self._longest_sec:
+        if not merged["differs"]:
+            return False
+        if merged["too_long"]:
             finding.differences = _no_time(finding.differences)
             return False
         return True
@@ -446,6 +488,8 @@ class VerifiedResume:
             "rows": {self._job.rank: rows} if rows else {},
             "compared": finding.compared + (finding.saved is not None),
             "left_out": finding.left_out,
+            "small": finding.saved is not None,
+            "lost": dict.fromkeys(sorted(set(self._left_out()))[: _SHOWN + 1], self._job.rank),
         }
         merged = self._gather(answer, _together)
         everything = [
@@ -456,7 +500,11 @@ class VerifiedResume:
         everything.sort(key=lambda one: _ORDER.index(one[1].kind))
         compared, left_out = merged.get("compared", 0), merged.get("left_out", 0)
         return _Outcome(
-            everything, compared / max(1, compared + left_out), str(merged.get("fault", ""))
+            everything,
+            compared / max(1, compared + left_out),
+            bool(merged.get("small")),
+            merged.get("lost", {}),
+            str(merged.get("fault", "")),
         )
 
     def _tell(self, step: int, found: list[tuple[int, Difference]]) -> None:
@@ -495,6 +543,11 @@ def _no_time(found: list[Difference]) -> list[Difference]:
     return [one for one in found if not one.may_be_time]
 
 
+def _no_cause_but_restore(found: list[Difference]) -> list[Difference]:
+    """Without those that a clock or kernels may be the cause of."""
+    return [one for one in _no_time(found) if one.kind != comparison.TENSOR]
+
+
 def _worst(texts: list[str]) -> str:
     """A fault, any wish or hindrance, the longest time; "" if no rank takes part."""
     answers = [json.loads(text) for text in texts]
@@ -508,13 +561,17 @@ def _together(texts: list[str]) -> str:
     if not answers:
         return ""
     rows: dict[str, Any] = {}
+    lost: dict[str, int] = {}
     for one in answers:
         rows |= one["rows"]
+        lost = one["lost"] | lost
     return json.dumps(
         {
             "fault": max(one["fault"] for one in answers),
             "rows": {rank: rows[rank] for rank in sorted(rows, key=int)[:_SENT]},
             "compared": sum(one["compared"] for one in answers),
             "left_out": sum(one["left_out"] for one in answers),
+            "small": all(one["small"] for one in answers),
+            "lost": {where: lost[where] for where in sorted(lost)[: _SHOWN + 1]},
         }
     )

@@ -191,3 +191,28 @@ def test_what_cannot_be_compared_is_no_equality() -> None:
 def test_a_small_tensor_is_no_clock() -> None:
     (found,) = differences(torch.tensor(0.25), torch.tensor(0.5))
     assert found.kind == TENSOR and not found.may_be_time
+
+
+def test_where_a_captured_loop_can_be_restored_is_known_before_any_write() -> None:
+    known, why = Continuation(), []
+
+    def look(taken: list[Any]) -> None:
+        frame = sys._getframe(1)
+        taken.append(known.capture(frame, 1 << 20))
+        why.append(known.why_not_here(frame, taken[0]))
+
+    def at_two_lines() -> None:
+        taken: list[Any] = []
+        for _ in range(2):
+            look(taken)
+        look(taken)
+        unknown = {**taken[2], "exact": False}
+        why.append(known.why_not_here(sys._getframe(), unknown))
+
+    thread = threading.Thread(target=at_two_lines)
+    thread.start()
+    thread.join()
+    same, again, elsewhere, unknown = why
+    assert same == again == ""
+    assert "the call in progress was at offset" in elsewhere
+    assert unknown == "the position of a loop is not known"
