@@ -57,7 +57,7 @@ def test_a_resume_that_is_exact_says_so_and_is(tmp_path: Path, undisturbed: list
     assert finals(said) == undisturbed
 
 
-CUT_OFF = "0:20:capture:kill"  # rank 0 dies while step 20 is copied, and the step before has gone
+CUT_OFF = "0:20:early_copy:kill"  # rank 0 dies while it copies step 20, and the step before has gone
 
 
 def test_a_step_that_was_copied_in_part_verifies_the_one_before(

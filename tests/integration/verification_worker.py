@@ -90,7 +90,7 @@ def plant() -> None:
 
         restore_walk.RestoreWalk.resolve = stale
     elif PLANT == "scheduler":
-        small_state.restore_state_dicts = lambda kind, objects, saved: []
+        small_state.restore_state_dicts = lambda *arguments: []
     elif PLANT == "optimizer":
         arrangement.Arrangement._optimizers = lambda made, state: None
 
