@@ -43,10 +43,12 @@ def counts(
         count = _steps_of(optimizer, parts)
         if count is not None:
             found[f"optimizer {index}"] = count
-    for scheduler in schedulers:
+    known = list(schedulers)
+    for scheduler in known:
         last = getattr(scheduler, "last_epoch", None)
-        if isinstance(last, (int, float)):
-            found[f"scheduler {of_process.key_of(scheduler)}"] = float(last)
+        key = of_process.key_of(scheduler) or ("0" if len(known) == 1 else "")
+        if key and isinstance(last, (int, float)):  # without a key it may be any of several
+            found[f"scheduler {key}"] = float(last)
     return found
 
 
