@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from reft._link.job_identity import digest
+from reft._link.other_process import stat_fields
 
 _TORCH_SPAWN = "torch.multiprocessing.spawn"
 
@@ -159,9 +160,8 @@ def _session_around(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat from the third on; zeros if there is no such process."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return fields if len(fields) > 19 else ["0"] * 20
+    """As `stat_fields`; zeros if there is no such process."""
+    return stat_fields(pid) or ["0"] * 20
 
 
 def _place(env: Mapping[str, str]) -> tuple[str, str]:

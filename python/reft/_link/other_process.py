@@ -93,12 +93,17 @@ def use_of(pids: Iterable[int]) -> dict[int, Use]:
     """By pid, of those that still exist."""
     uses: dict[int, Use] = {}
     for pid in pids:
-        fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        if len(fields) > 15:
+        if fields := stat_fields(pid):
             cpu_sec = sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
             faults = int(fields[9]) * os.sysconf("SC_PAGE_SIZE")
             uses[pid] = Use(cpu_sec, _io_bytes(pid), faults, fields[0] == "R")
     return uses
+
+
+def stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on; [] if there is no such process."""
+    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return fields if len(fields) > 19 else []
 
 
 def _io_bytes(pid: int) -> int | None:
@@ -166,8 +171,8 @@ def _ancestors(pid: int, parents: Mapping[int, int] | None = None) -> set[int]:
 
 
 def _parent(pid: int) -> int:
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return int(fields[1]) if len(fields) > 1 else 0
+    fields = stat_fields(pid)
+    return int(fields[1]) if fields else 0
 
 
 def _environment(pid: int) -> dict[str, str]:
