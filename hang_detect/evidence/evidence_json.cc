@@ -18,7 +18,7 @@ namespace {
 using nlohmann::json;
 
 constexpr size_t kMaxRanks = 1u << 20;
-constexpr size_t kMaxPast = 1u << 10;
+constexpr size_t kMaxOps = 1u << 10;  // of a rank, in each of its two lists
 
 template <typename Number>
 Number number(const json& object, const char* key, Number otherwise) {
@@ -119,7 +119,7 @@ std::vector<PastOp> pastFrom(const json& entry) {
     return at != found->end() && at->is_array() ? *at : json::array();
   };
   for (const json& op : list("ops")) {
-    if (ops.size() >= kMaxPast || !op.is_array() || op.size() != 5) {
+    if (ops.size() >= kMaxOps || !op.is_array() || op.size() != 5) {
       return past;
     }
     const json fields = {
@@ -131,7 +131,7 @@ std::vector<PastOp> pastFrom(const json& entry) {
   }
   for (const json& index : list("order")) {
     const auto at = number<size_t>(json{{"at", index}}, "at", SIZE_MAX);
-    if (at >= ops.size() || past.size() >= kMaxPast) {
+    if (at >= ops.size() || past.size() >= kMaxOps) {
       return {};
     }
     past.push_back(ops[at]);
@@ -178,7 +178,7 @@ RankEvidence rankOf(const json& entry) {
     rank.groups.push_back(read);
   });
   each(entry, "tail", [&](const json& op) {
-    if (rank.tail.size() < kMaxPast) {
+    if (rank.tail.size() < kMaxOps) {
       rank.tail.push_back(opOf(op));
     }
   });

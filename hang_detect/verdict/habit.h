@@ -2,12 +2,12 @@
 //
 // Note [habit]
 // Training repeats itself: after the same ops comes the same next op, from the same line. So a
-// rank's own log foretells its next op, without a look at other ranks: the longest run of newest
+// rank's own log predicts its next op, without a look at other ranks: the longest run of newest
 // ops that the log has often enough is always followed by one op, the usual one. A rank *keeps* its
 // habit if that is what it does, and *leaves* it if it does another op of its habit instead: it has
-// left an op out, added one, or changed their order. An op that it has seldom done before shows no
-// fault, but a new phase: then nothing is known, as where several ops come next by turns, until the
-// rank has kept a habit some times again.
+// left an op out, added one, or changed their order. An op that it has seldom done before is not
+// a fault but a new phase: nothing is known until the rank has kept a habit several times again.
+// The same holds where several ops come next in turn.
 //
 // Only the ops since the ranks last met count: what a rank did before, the others went along with.
 //

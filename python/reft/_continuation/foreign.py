@@ -145,7 +145,7 @@ class Fingerprint:
         self._seen: dict[int, int] = {}
         try:
             self._value = self._look(value, 0)
-        except Exception:  # code of somebody else's
+        except Exception:  # foreign code may raise anything
             self._value = None
         del self._seen, self._left
 

@@ -1,4 +1,4 @@
-"""What holds a value for somebody: context variables, variables of a thread, numbers that processes
+"""Holders of a value: context variables, variables of a thread, numbers that processes
 share.
 
 Threads: the training thread, whose context and variables these are. Errors: none; what cannot be put
