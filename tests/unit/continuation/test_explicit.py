@@ -79,6 +79,12 @@ def test_snapshot_wins_over_an_older_or_no_checkpoint() -> None:
     assert own_checkpoints.newer(same, saved) is None
 
 
+def test_schedulers_that_nothing_tells_apart_are_not_counted() -> None:
+    optimizers, first = run(2)
+    _, second = run(5)
+    assert own_checkpoints.counts(optimizers, first + second) == {"optimizer 0": 2.0}
+
+
 def test_checkpoint_of_the_script_that_is_ahead_wins() -> None:
     live = own_checkpoints.counts(run(1, run(30)[0][0].state_dict())[0], [])
     why = own_checkpoints.newer(live, own_checkpoints.counts(*run(20)))
