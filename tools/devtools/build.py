@@ -23,6 +23,7 @@ from .machine import (
 )  # fmt: skip
 
 FOLDERS = ["intercept", "snapshot", "hang_detect", "c10d_backend", "agent", "python", "tests"]
+CONFIG = "--config-settings"  # its short form, -C, is newer than Debian 12's pip
 # Top-level names of a wheel; anything else is not the product.
 WHEEL_NAMES = {"reft", "reft_autoload.py"}
 WHEEL_FILES = ["reft/lib/libreft.so", "reft/lib/libreft_intercept.so", "reft/bin/reft-agent",
@@ -87,9 +88,9 @@ def install(build: Path, *, editable: bool, tests: bool, werror: bool = False) -
     }
     words: list[str | Path] = [python(), "-m", "pip", "install", "-v"]
     words += ["--disable-pip-version-check", "--no-build-isolation", "--no-deps"]
-    words += ["--force-reinstall", "-C", f"build-dir={build}"]
+    words += ["--force-reinstall", CONFIG, f"build-dir={build}"]
     for name, value in definitions.items():
-        words += ["-C", f"cmake.define.{name}={value}"]
+        words += [CONFIG, f"cmake.define.{name}={value}"]
     run([*words, *(["-e"] if editable else []), ROOT], env=parallel())
 
 
@@ -134,8 +135,8 @@ def build_wheel() -> list[Path]:
     use_venv(torch=TORCH)
     dist = ROOT / "dist"
     words: list[str | Path] = [python(), "-m", "pip", "wheel", "--disable-pip-version-check"]
-    words += ["--no-build-isolation", "--no-deps", "-C", f"build-dir={ROOT / 'build-wheel'}"]
-    words += ["-C", f"cmake.define.REFT_PYTHON={python()}", "-w", dist]
+    words += ["--no-build-isolation", "--no-deps", CONFIG, f"build-dir={ROOT / 'build-wheel'}"]
+    words += [CONFIG, f"cmake.define.REFT_PYTHON={python()}", "-w", dist]
     run([*words, ROOT], env=parallel())
     wheels = sorted(dist.glob("reft-*.whl"))
     for wheel in wheels:
