@@ -93,9 +93,10 @@ def test_a_planted_difference_is_named(folder: Path) -> None:
     assert "NOT EXACT" in done.stdout
     lines = [line for line in done.stdout.splitlines() if line.startswith("  variable")]
     assert "main:seen (_hashlib.HASH), at the resume, ranks 0 1" in lines[0]
-    assert "input of DistributedDataParallel, step 4" in done.stdout
+    # Step 3 may not be committed yet when its rank dies in step 4.
+    assert re.search(r"input of DistributedDataParallel, step [34]", done.stdout), done.stdout
     words = " ".join(done.stdout.split())
-    assert re.search(r"tensors, from step 4 on; most in the end \S+", words), done.stdout
+    assert re.search(r"tensors, from step [34] on; most in the end \S+", words), done.stdout
     assert "max |Δ| " in words, done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines()[1:])
     assert left_behind(folder) == []

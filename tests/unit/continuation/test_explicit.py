@@ -10,6 +10,13 @@ torch = pytest.importorskip("torch")
 
 from reft._resume import explicit, own_checkpoints  # noqa: E402
 from reft._state import registry  # noqa: E402
+from reft._state.constructions import Constructions  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def nothing_made_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the process may have had reft number what scripts make."""
+    monkeypatch.setattr(own_checkpoints, "of_process", Constructions())
 
 
 @pytest.fixture(autouse=True)

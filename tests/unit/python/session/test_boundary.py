@@ -10,6 +10,12 @@ import torch
 from torch.optim import Optimizer
 
 from reft._session.boundary import Boundary
+from tests.support import strangers
+
+
+@pytest.fixture(autouse=True)
+def no_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers.hide(monkeypatch)
 
 
 class Recorder:
