@@ -57,9 +57,13 @@ struct RankEvidence {
   int64_t gone_ns = 0;     // time at which the agent noticed its end; 0 = alive, or unknown
   int64_t oom_kills = -1;  // OOM kills in its cgroup during the life of a dead rank; < 0 = unknown
   int tracer_pid = 0;      // debugger attached to it; 0 = none
-  std::string wait_channel;  // kernel function in which its main thread sleeps
-  double cpu_share = -1;     // processors kept busy over the last seconds; < 0 = unknown
-  int64_t io_bytes = -1;     // bytes read and written in that time; < 0 = unknown
+  std::string wait_channel;        // kernel function in which its main thread sleeps
+  double cpu_share = -1;           // processors kept busy over the last seconds; < 0 = unknown
+  double children_cpu_share = -1;  // the same of the processes that it started and of theirs
+  int64_t io_bytes = -1;           // bytes that it read and wrote in that time; < 0 = unknown
+  // How many ran or waited for a processor or a disk when they were looked at.
+  int running_threads = 0;   // of the rank
+  int running_children = 0;  // processes that it started, and theirs
   std::vector<ChildProcess> children;
   std::string error;  // reason for missing fields
 };
@@ -102,8 +106,8 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
 // Fills answered and stacks from the payload of a kStackReply.
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept;
 
-// Fills alive, proc_state, tracer_pid, wait_channel and children from /proc, and states of callers;
-// drops callers that have ended.
+// Fills alive, proc_state, tracer_pid, wait_channel, children and what runs from /proc, and states
+// of callers; drops callers that have ended.
 void addProcessState(RankEvidence& rank) noexcept;
 
 // Adds the ranks of another node, but for those that are present already. `shift_ns` converts its

@@ -162,7 +162,10 @@ RankEvidence rankOf(const json& entry) {
   rank.tracer_pid = number<int>(entry, "tracer_pid", 0);
   rank.wait_channel = text(entry, "wait_channel");
   rank.cpu_share = number<double>(entry, "cpu_share", -1);
+  rank.children_cpu_share = number<double>(entry, "children_cpu_share", -1);
   rank.io_bytes = number<int64_t>(entry, "io_bytes", -1);
+  rank.running_threads = number<int>(entry, "running_threads", 0);
+  rank.running_children = number<int>(entry, "running_children", 0);
   rank.error = text(entry, "error");
   each(entry, "children", [&](const json& child) {
     rank.children.push_back({number<int>(child, "pid", 0), text(child, "state"),
@@ -319,7 +322,10 @@ json evidenceFields(const RankEvidence& rank) {
           {"tracer_pid", rank.tracer_pid},
           {"wait_channel", rank.wait_channel},
           {"cpu_share", rank.cpu_share},
+          {"children_cpu_share", rank.children_cpu_share},
           {"io_bytes", rank.io_bytes},
+          {"running_threads", rank.running_threads},
+          {"running_children", rank.running_children},
           {"children", std::move(children)},
           {"groups", std::move(groups)},
           {"past", pastFields(rank.past)},

@@ -17,6 +17,8 @@ constexpr double kBusyShare = 0.5;
 // Enough on a machine with too few processors. The main thread of an idle rank sleeps, and its
 // other threads use less.
 constexpr double kBusyShareIfRunning = 0.02;
+// The same for other threads of the rank and for its children: pollers use a few hundredths.
+constexpr double kBusyShareIfOthersRun = 0.1;
 constexpr int64_t kMovingIoBytes = 64 << 10;
 
 bool contains(std::string_view text, std::initializer_list<std::string_view> parts) {
@@ -278,12 +280,18 @@ bool atWork(const RankEvidence& rank, const Culprit& culprit) {
   // On a crowded machine only its state shows that a process wants a processor.
   return child_works || standingOf(rank).state == "R" || culprit.reason == "busy" ||
          culprit.reason == "compiling" || culprit.reason == "profiling" || rank.cpu_share < 0 ||
-         rank.cpu_share >= kBusyShare || movesData(rank);
+         rank.cpu_share >= kBusyShare || childrenUseProcessor(rank) || movesData(rank);
 }
 
 bool usesProcessor(const RankEvidence& rank) {
   return rank.cpu_share >= kBusyShare ||
-         (standingOf(rank).state == "R" && rank.cpu_share >= kBusyShareIfRunning);
+         (standingOf(rank).state == "R" && rank.cpu_share >= kBusyShareIfRunning) ||
+         (rank.running_threads > 0 && rank.cpu_share >= kBusyShareIfOthersRun);
+}
+
+bool childrenUseProcessor(const RankEvidence& rank) {
+  return rank.children_cpu_share >= kBusyShare ||
+         (rank.running_children > 0 && rank.children_cpu_share >= kBusyShareIfOthersRun);
 }
 
 bool movesData(const RankEvidence& rank) {

@@ -565,6 +565,30 @@ TEST(Healthy, TheMissingRankWritesACheckpoint) {
   expectNamed(decide(evidence), "checkpoint_io", {2}, VerdictState::kHang);
 }
 
+TEST(Healthy, WhatTheMissingRankStartedWorks) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].stacks = stackOf(
+      "  File \"/usr/lib/python3.11/threading.py\", line 1 in wait\n"
+      "  File \"/x/train.py\", line 7 in tokenize\n");
+  evidence.ranks[2].cpu_share = 0;
+  evidence.ranks[2].children_cpu_share = 1.9;
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kSlow);
+  evidence.ranks[2].children_cpu_share = 0.2;  // shares a processor with others, or polls
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kHang);
+  evidence.ranks[2].running_children = 1;
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kSlow);
+  evidence.ranks[2].children_cpu_share = 0.05;
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kHang);
+}
+
+TEST(Healthy, AThreadOfTheMissingRankWorksOnACrowdedMachine) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].cpu_share = 0.2;
+  expectNamed(decide(evidence), "user_code", {2}, VerdictState::kHang);
+  evidence.ranks[2].running_threads = 1;
+  expectNamed(decide(evidence), "busy", {2}, VerdictState::kSlow);
+}
+
 TEST(Healthy, OthersWaitWhereTheyNeverWaitedUntilItHasTakenTenTimesAsLong) {
   const OpEntry barrier = op(OpKind::kBarrier, 6, false);
   HangEvidence evidence = job({rankOf(0, 2, after(5)), rankOf(1, 2, after(5, {barrier}))});
