@@ -1,8 +1,8 @@
-"""What holds for all tests: the path of the programs that they start, and how two processes share
-the tests.
+"""What holds for all tests: the path of the programs that they start, and how several processes
+share the tests.
 
-`pytest -n 2` runs whole jobs, whose times some tests watch, one after the other in one process.
-The other files go to either process, each file in one piece for what its tests share.
+`pytest -n 3` runs the whole jobs whose times some tests watch one after the other in one process.
+The other files go to any process, each file in one piece for what its tests share.
 """
 
 from __future__ import annotations
@@ -20,9 +20,17 @@ _ROOT = Path(__file__).resolve().parent.parent
 _WHOLE_JOBS = ("tests/fault/", "tests/integration/")
 # Of these, the files whose tests look at results alone, so that they may run beside others.
 _UNTIMED = {
-    f"tests/integration/test_{name}.py"
-    for name in ("drill", "parallelism_matrix", "never_wrong", "verified_resume")
-}
+    "tests/fault/test_fault_kill.py",
+    "tests/fault/test_fault_scripts.py",
+    *(
+        f"tests/integration/test_{name}.py"
+        for name in (
+            "autoload", "backend_autoload", "backend_cases", "bad_input", "consistent_cut", "cuda",
+            "drill", "never_wrong", "notes", "parallelism_matrix", "resume", "unprotected",
+            "verified_resume",
+        )
+    ),
+}  # fmt: skip
 
 # Workers that a test starts, under torchrun too, find `tests.support` as pytest does.
 os.environ["PYTHONPATH"] = os.pathsep.join(

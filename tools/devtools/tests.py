@@ -29,7 +29,7 @@ from .results import Counts, junit
 
 SHOWN_FUZZER_LINES = 30
 # Jobs wait for each other and for deadlines half of their time; see tests/conftest.py.
-TWO_AT_A_TIME = ["-n", "2"]
+AT_A_TIME = ["-n", str(min(jobs() + 1, 4))]
 # The tests of iterators otherwise run under every Python that the machine has.
 OWN_PYTHON = {"CONTINUATION_PYTHONS": "own"}
 SANITIZERS = {
@@ -77,7 +77,7 @@ def pytest(counts: Counts, fast: bool, ci: bool, extra: Sequence[str]) -> None:
         words += ["-m", "not slow"]
     env = OWN_PYTHON if ci else None  # the others have stages of their own
     code = run(
-        [*words, *(TWO_AT_A_TIME if ci else []), f"--junitxml={report}"], check=False, env=env
+        [*words, *(AT_A_TIME if ci else []), f"--junitxml={report}"], check=False, env=env
     )
     if ci and code == 1:
         once_more = ["--last-failed", "--last-failed-no-failures=none", "-m", "not exact"]
@@ -180,7 +180,7 @@ def in_other_venv(counts: Counts, stage: str, name: str, interpreter: Path, torc
         ]:
             if what == "resume" or torch == NEWEST_TORCH:
                 report.unlink(missing_ok=True)
-                words: list[str | Path] = [python(), "-m", "pytest", "-q", *TWO_AT_A_TIME]
+                words: list[str | Path] = [python(), "-m", "pytest", "-q", *AT_A_TIME]
                 code = run([*words, f"--junitxml={report}", *tests], check=False, env=OWN_PYTHON)
                 junit(counts, f"{stage}, {what}", report, code, started)
     except Failed as error:

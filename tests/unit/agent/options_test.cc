@@ -8,7 +8,7 @@
 #include "intercept/base/error.h"
 
 namespace reft::agent {
-namespace {
+namespace options_test {
 
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -52,5 +52,5 @@ TEST(AgentOptions, RejectAFolderThatIsRelative) {
       ThrowsMessage<InvalidArgument>(HasSubstr("REFT_VAULT_DIR")));
 }
 
-}  // namespace
+}  // namespace options_test
 }  // namespace reft::agent

@@ -11,7 +11,7 @@
 #include "tests/fakes/recording_backend.h"
 
 namespace reft {
-namespace {
+namespace backend_test {
 
 class Forwarding : public ::testing::Test {
  protected:
@@ -322,5 +322,5 @@ TEST(CallSites, FirstTextStays) {
             "a.py:1 f");
 }
 
-}  // namespace
+}  // namespace backend_test
 }  // namespace reft

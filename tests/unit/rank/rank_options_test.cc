@@ -7,7 +7,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace rank_options_test {
 
 using namespace std::chrono_literals;
 
@@ -55,5 +55,5 @@ TEST(RankOptions, APolicyThatIsNoneIsRefused) {
   EXPECT_THROW(policyNamed("paper"), InvalidArgument);
 }
 
-}  // namespace
+}  // namespace rank_options_test
 }  // namespace reft

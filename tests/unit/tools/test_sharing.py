@@ -1,4 +1,4 @@
-"""tests/conftest.py shares the tests between two processes."""
+"""tests/conftest.py shares the tests between processes."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
 #include "intercept/base/clock.h"
 
 namespace reft::agent {
-namespace {
+namespace abort_policy_test {
 
 using Act = AbortPolicy::Act;
 using ::testing::HasSubstr;
@@ -161,5 +161,5 @@ TEST(AbortPolicy, DoesNothingUnlessItIsAskedFor) {
   EXPECT_EQ(policy.tick(400 * kSecond, 400 * kSecond, kRun, false), Act::kNothing);
 }
 
-}  // namespace
+}  // namespace abort_policy_test
 }  // namespace reft::agent

@@ -15,7 +15,7 @@
 #include "tests/unit/agent/hang/simulated_day.h"
 
 namespace reft::agent {
-namespace {
+namespace hang_soak_test {
 
 constexpr int64_t kHour = 3600 * kSec;
 constexpr int kKinds = static_cast<int>(RealHang::kCount);
@@ -94,5 +94,5 @@ INSTANTIATE_TEST_SUITE_P(Settings, HangSoak, testing::Values(20.0, 2.5), [](cons
   return info.param > 10 ? "AtDefault" : "AtItsShortest";
 });
 
-}  // namespace
+}  // namespace hang_soak_test
 }  // namespace reft::agent

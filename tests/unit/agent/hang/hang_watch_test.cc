@@ -5,7 +5,7 @@
 #include "hang_detect/verdict/verdict.h"
 
 namespace reft::agent {
-namespace {
+namespace hang_watch_test {
 
 TEST(HangWatch, ReportsOnceWhenEveryRankStandsStillWithAPendingOp) {
   HangWatch watch(100);
@@ -128,5 +128,5 @@ TEST(HangWatch, IdleRanksAreNotHung) {
   EXPECT_FALSE(watch.suspect({{0, {0, 0, true}}}, 5000));
 }
 
-}  // namespace
+}  // namespace hang_watch_test
 }  // namespace reft::agent

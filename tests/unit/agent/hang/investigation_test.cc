@@ -11,7 +11,7 @@
 #include "intercept/base/error.h"
 
 namespace reft::agent {
-namespace {
+namespace investigation_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -434,5 +434,5 @@ TEST_F(InvestigationTest, AnswersToolsUpToALimit) {
   EXPECT_THAT(reports, IsEmpty());
 }
 
-}  // namespace
+}  // namespace investigation_test
 }  // namespace reft::agent

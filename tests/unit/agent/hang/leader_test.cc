@@ -5,7 +5,7 @@
 #include "intercept/base/clock.h"
 
 namespace reft::agent {
-namespace {
+namespace leader_test {
 
 constexpr int64_t kStart = 100 * kSecond;
 using Act = Leader::Act;
@@ -61,5 +61,5 @@ TEST(Leader, IsNobodyWhenTheRanksMakeProgress) {
   EXPECT_EQ(leader.tick(kStart + 60 * kSecond), Act::kNothing);
 }
 
-}  // namespace
+}  // namespace leader_test
 }  // namespace reft::agent

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 namespace reft::agent {
-namespace {
+namespace native_readers_test {
 
 using ::testing::HasSubstr;
 
@@ -73,5 +73,5 @@ TEST(NativeReaders, DoNotWaitForOneThatHangs) {
   EXPECT_THAT(answerOf(readers), HasSubstr("cannot be read within"));
 }
 
-}  // namespace
+}  // namespace native_readers_test
 }  // namespace reft::agent

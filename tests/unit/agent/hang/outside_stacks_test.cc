@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 namespace reft::agent {
-namespace {
+namespace outside_stacks_test {
 
 using ::testing::HasSubstr;
 
@@ -67,5 +67,5 @@ TEST(OutsideStacks, WakeTheLoopAfterTheyAreGone) {
   }
 }
 
-}  // namespace
+}  // namespace outside_stacks_test
 }  // namespace reft::agent

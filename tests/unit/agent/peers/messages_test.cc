@@ -9,7 +9,7 @@
 #include "intercept/base/error.h"
 
 namespace reft::agent {
-namespace {
+namespace messages_test {
 
 const std::string kRank =
     R"({"role":"rank","protocol":3,"version":"0.1.0","job":"demo","node":0,"rank":3,"local_rank":1,"world":4,)"
@@ -147,5 +147,5 @@ TEST(ErrorPayload, TakesBytesThatAreNotUtf8) {
   EXPECT_NE(errorPayload("\xff\xfe", "h").find("\"hint\":\"h\""), std::string::npos);
 }
 
-}  // namespace
+}  // namespace messages_test
 }  // namespace reft::agent

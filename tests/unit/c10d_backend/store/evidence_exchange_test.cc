@@ -16,7 +16,7 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 namespace reft {
-namespace {
+namespace evidence_exchange_test {
 
 using nlohmann::json;
 using std::chrono::milliseconds;
@@ -160,5 +160,5 @@ TEST(BrokenExchange, TellsTheAgentWhyOtherNodesAreSilent) {
   EXPECT_EQ(end["error"], "the job's store failed: connection reset");
 }
 
-}  // namespace
+}  // namespace evidence_exchange_test
 }  // namespace reft

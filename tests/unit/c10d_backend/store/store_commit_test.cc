@@ -13,7 +13,7 @@
 #include "intercept/record/cut.h"
 
 namespace reft {
-namespace {
+namespace store_commit_test {
 
 // The first rank of a node.
 class Node {
@@ -142,5 +142,5 @@ TEST_F(StoreCommitTest, TheStoreDoesNotGrow) {
   EXPECT_LE(store_->getNumKeys(), 6);
 }
 
-}  // namespace
+}  // namespace store_commit_test
 }  // namespace reft

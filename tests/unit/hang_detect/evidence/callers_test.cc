@@ -11,7 +11,7 @@
 #include "hang_detect/evidence/evidence.h"
 
 namespace reft {
-namespace {
+namespace callers_test {
 
 OpEntry calledBy(uint64_t thread, OpKind kind = OpKind::kAllreduce) {
   OpEntry op;
@@ -75,5 +75,5 @@ TEST(Callers, OfADeadRankAreUnknown) {
   EXPECT_TRUE(rank.callers.empty());
 }
 
-}  // namespace
+}  // namespace callers_test
 }  // namespace reft

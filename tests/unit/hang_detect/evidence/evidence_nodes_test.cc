@@ -9,7 +9,7 @@
 #include "tests/unit/hang_detect/evidence/evidence_maker.h"
 
 namespace reft {
-namespace {
+namespace evidence_nodes_test {
 
 using namespace testing_evidence;  // NOLINT(google-build-using-namespace): the words of these tests
 using ::testing::ElementsAre;
@@ -185,5 +185,5 @@ TEST(Nodes, EvidenceThatIsTooLongKeepsWhereRanksStand) {
   EXPECT_LE(evidenceJson(evidence, 100).size(), evidenceJson(HangEvidence{}).size() + 100);
 }
 
-}  // namespace
+}  // namespace evidence_nodes_test
 }  // namespace reft

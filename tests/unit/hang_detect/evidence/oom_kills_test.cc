@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace oom_kills_test {
 
 namespace fs = std::filesystem;
 
@@ -56,5 +56,5 @@ TEST_F(OomKills, AreUnknownWithoutACounter) {
   EXPECT_EQ(oomCounterOf(7, root_), "");
 }
 
-}  // namespace
+}  // namespace oom_kills_test
 }  // namespace reft

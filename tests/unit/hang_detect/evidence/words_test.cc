@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace reft::words {
-namespace {
+namespace words_test {
 
 // tests/unit/python/test_voice.py reads the same table.
 TEST(Words, AreThoseOfPython) {
@@ -14,5 +14,5 @@ TEST(Words, AreThoseOfPython) {
 #undef SIZE
 }
 
-}  // namespace
+}  // namespace words_test
 }  // namespace reft::words

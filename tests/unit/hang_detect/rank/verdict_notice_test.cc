@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace verdict_notice_test {
 
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
@@ -74,5 +74,5 @@ TEST(VerdictNotice, OfAForeignPayloadIsEmpty) {
   EXPECT_LE(verdictNoticeText(verdictNoticeJson(std::string(100'000, 'x'))).size(), 4096u);
 }
 
-}  // namespace
+}  // namespace verdict_notice_test
 }  // namespace reft

@@ -19,7 +19,7 @@
 #include <nlohmann/json.hpp>
 
 namespace reft {
-namespace {
+namespace report_test {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
@@ -254,5 +254,5 @@ TEST(ProcessState, TellsWhoIsStoppedAndByWhom) {
   EXPECT_FALSE(processIsStopped(pid));
 }
 
-}  // namespace
+}  // namespace report_test
 }  // namespace reft

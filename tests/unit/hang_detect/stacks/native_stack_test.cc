@@ -5,7 +5,7 @@
 #include <nlohmann/json.hpp>
 
 namespace reft {
-namespace {
+namespace native_stack_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -119,5 +119,5 @@ TEST(MergedStacks, AsJsonSayOfEachFrameWhatItIs) {
       nlohmann::json({{"kind", "python"}, {"file", "train.py"}, {"line", 7}, {"function", "a"}}));
 }
 
-}  // namespace
+}  // namespace native_stack_test
 }  // namespace reft

@@ -10,7 +10,7 @@
 #include "hang_detect/stacks/stacks.h"
 
 namespace reft {
-namespace {
+namespace python_memory_test {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -372,5 +372,5 @@ TEST(PythonLayout, IsKnownForTwoVersionsAndReadFromTheThird) {
   EXPECT_EQ(with_gil->runtime_gil, PythonLayout::kAbsent);
 }
 
-}  // namespace
+}  // namespace python_memory_test
 }  // namespace reft

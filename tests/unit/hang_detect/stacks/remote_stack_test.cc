@@ -17,7 +17,7 @@
 extern char** environ;
 
 namespace reft {
-namespace {
+namespace remote_stack_test {
 
 using ::testing::HasSubstr;
 
@@ -163,5 +163,5 @@ TEST(ProcessMaps, AreReadWithPathsThatHoldBlanks) {
   EXPECT_EQ(ranges[2].path, "");
 }
 
-}  // namespace
+}  // namespace remote_stack_test
 }  // namespace reft

@@ -16,7 +16,7 @@
 #include "hang_detect/stacks/stacks.h"
 
 namespace reft {
-namespace {
+namespace stack_dump_test {
 
 using ::testing::HasSubstr;
 
@@ -106,5 +106,5 @@ TEST(StackReply, EchoesTheIdAndReplacesBadBytes) {
   EXPECT_TRUE(nlohmann::json::parse(stackReplyJson("no json", 3, dump))["id"].is_null());
 }
 
-}  // namespace
+}  // namespace stack_dump_test
 }  // namespace reft

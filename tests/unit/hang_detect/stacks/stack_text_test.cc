@@ -5,7 +5,7 @@
 #include "hang_detect/stacks/stacks.h"
 
 namespace reft {
-namespace {
+namespace stack_text_test {
 
 TEST(StackText, ReadsThreadsAndFrames) {
   const Stacks stacks = parseStacks(
@@ -97,5 +97,5 @@ TEST(StackText, KeepsABoundedNumberOfThreadsAndFrames) {
   EXPECT_TRUE(stacks.truncated);
 }
 
-}  // namespace
+}  // namespace stack_text_test
 }  // namespace reft

@@ -30,7 +30,7 @@ extern "C" __attribute__((noinline)) int reft_test_outer(int pipe) {
 }
 
 namespace reft {
-namespace {
+namespace native_stacks_test {
 
 using ::testing::Contains;
 using ::testing::HasSubstr;
@@ -241,5 +241,5 @@ TEST(NativeStacks, OfAProcessThatGetsSignalsLoseNone) {
   ::munmap(shared, 4096);
 }
 
-}  // namespace
+}  // namespace native_stacks_test
 }  // namespace reft

@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace agreement_watch_test {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -288,5 +288,5 @@ TEST(AgreementWatch, AHostileLogCostsNoMoreThanItsWindows) {
   EXPECT_FALSE(watch.next(kLater));
 }
 
-}  // namespace
+}  // namespace agreement_watch_test
 }  // namespace reft

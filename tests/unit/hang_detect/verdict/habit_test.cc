@@ -12,7 +12,7 @@
 #include "hang_detect/report/report.h"
 
 namespace reft {
-namespace {
+namespace habit_test {
 
 using namespace testing_evidence;  // NOLINT(google-build-using-namespace)
 using ::testing::HasSubstr;
@@ -275,5 +275,5 @@ TEST(HabitOf, IsUnknownWithoutAPast) {
   EXPECT_EQ(habitAtTheEnd(pastOfLines({1, 2, 1, 2, 2})), Habit::kUnknown);
 }
 
-}  // namespace
+}  // namespace habit_test
 }  // namespace reft

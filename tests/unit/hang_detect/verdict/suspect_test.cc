@@ -10,7 +10,7 @@
 #include "tests/unit/hang_detect/evidence/evidence_maker.h"
 
 namespace reft {
-namespace {
+namespace suspect_test {
 
 using namespace testing_evidence;  // NOLINT(google-build-using-namespace)
 
@@ -172,5 +172,5 @@ TEST(Suspect, AProgramThatHasEndedIsNamedAtItsNewestOp) {
   EXPECT_EQ(describeRank(rank).frame->function, "_shutdown");
 }
 
-}  // namespace
+}  // namespace suspect_test
 }  // namespace reft

@@ -13,7 +13,7 @@
 #include "tests/unit/hang_detect/verdict/simulated_job.h"
 
 namespace reft {
-namespace {
+namespace verdict_simulation_test {
 
 using namespace testing_evidence;  // NOLINT(google-build-using-namespace)
 
@@ -256,5 +256,5 @@ TEST(Simulation, DecidesOnFourThousandRanks) {
   std::printf("  4096 ranks merged and decided in at most %.0f ms\n", longest * 1e3);
 }
 
-}  // namespace
+}  // namespace verdict_simulation_test
 }  // namespace reft

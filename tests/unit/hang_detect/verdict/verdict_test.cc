@@ -13,7 +13,7 @@
 #include "hang_detect/report/verdict_text.h"
 
 namespace reft {
-namespace {
+namespace verdict_test {
 
 using namespace testing_evidence;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
@@ -800,5 +800,5 @@ TEST(VerdictText, FitsOneScreen) {
   EXPECT_GT(lines, 6u);
 }
 
-}  // namespace
+}  // namespace verdict_test
 }  // namespace reft

@@ -6,7 +6,7 @@
 #include "tests/unit/hang_detect/evidence/evidence_maker.h"
 
 namespace reft {
-namespace {
+namespace wait_graph_test {
 
 using namespace testing_evidence;  // NOLINT(google-build-using-namespace)
 using ::testing::ElementsAre;
@@ -122,5 +122,5 @@ TEST(WaitGraph, ACollectiveCountsMoreThanAMessage) {
   EXPECT_TRUE(std::holds_alternative<CollectiveWait>(*g.graph.widestWait()));
 }
 
-}  // namespace
+}  // namespace wait_graph_test
 }  // namespace reft

@@ -10,7 +10,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace env_test {
 
 Env parse(const std::map<std::string, std::string>& variables) {
   return Env::parse([&](const std::string& name) -> std::optional<std::string> {
@@ -112,5 +112,5 @@ TEST(Env, AskingForAWrongMemberIsABug) {
   EXPECT_THROW(env.flag("snapshot_slots"), std::logic_error);
 }
 
-}  // namespace
+}  // namespace env_test
 }  // namespace reft

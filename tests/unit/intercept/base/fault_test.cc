@@ -12,7 +12,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace fault_test {
 
 // Runs `body` in a child and returns its wait status; the child exits with 0 if nothing hit it.
 int statusOf(const std::function<void()>& body) {
@@ -104,5 +104,5 @@ TEST(Fault, MalformedSpecsAreRefused) {
   configureFaults("", 0);
 }
 
-}  // namespace
+}  // namespace fault_test
 }  // namespace reft

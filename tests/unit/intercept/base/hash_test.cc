@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace hash_test {
 
 // Values that ranks of one job compare, and that files hold.
 static_assert(splitmix64(0) == 0xE220A8397B1DCDAF);
@@ -26,5 +26,5 @@ TEST(Hash, CombineTellsTheOrderOfTheWords) {
   EXPECT_NE(hashCombine(hashCombine(0, 1), 2), hashCombine(hashCombine(0, 2), 1));
 }
 
-}  // namespace
+}  // namespace hash_test
 }  // namespace reft

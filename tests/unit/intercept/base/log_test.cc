@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace log_test {
 
 // What stderr gets; the levels are REFT_LOG's default again at the end.
 class Log : public testing::Test {
@@ -78,5 +78,5 @@ TEST_F(Log, NamesThePartsThatItCannotUse) {
   EXPECT_EQ(configured(",,info,"), "");
 }
 
-}  // namespace
+}  // namespace log_test
 }  // namespace reft

@@ -6,7 +6,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace mutex_test {
 
 using namespace std::chrono_literals;
 
@@ -74,5 +74,5 @@ TEST(ConditionVariable, BoundedWaitsReportWhatThePredicateSays) {
   EXPECT_EQ(box.changed.wait_until(box.mutex, now), std::cv_status::timeout);
 }
 
-}  // namespace
+}  // namespace mutex_test
 }  // namespace reft

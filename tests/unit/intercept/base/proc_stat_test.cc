@@ -8,7 +8,7 @@
 #include <string>
 
 namespace reft {
-namespace {
+namespace proc_stat_test {
 
 TEST(ProcStat, ReadsNameStateParentFaultsAndProcessorTime) {
   const auto stat =
@@ -72,5 +72,5 @@ TEST(ProcStat, ReadsThisProcessItsThreadAndAZombie) {
   EXPECT_FALSE(procStat(child));
 }
 
-}  // namespace
+}  // namespace proc_stat_test
 }  // namespace reft

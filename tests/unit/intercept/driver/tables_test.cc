@@ -4,7 +4,7 @@
 #include "intercept/driver/dynamic_library.h"
 
 namespace reft {
-namespace {
+namespace tables_test {
 
 TEST(DynamicLibrary, TakesTheFirstThatIsThere) {
   const DynamicLibrary library = DynamicLibrary::open({"libreft-nowhere.so", "libc.so.6"});
@@ -28,5 +28,5 @@ TEST(Tables, AreAvailableOrSayWhy) {
   EXPECT_FALSE(cudaApi().describe(1).empty());
 }
 
-}  // namespace
+}  // namespace tables_test
 }  // namespace reft

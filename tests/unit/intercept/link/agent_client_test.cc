@@ -18,7 +18,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace agent_client_test {
 
 using std::chrono::milliseconds;
 using wire::Type;
@@ -303,5 +303,5 @@ TEST_F(AgentClientTest, AForkedChildLeavesTheConnectionAlone) {
             "parent");  // the first frame since hello: the child sent nothing
 }
 
-}  // namespace
+}  // namespace agent_client_test
 }  // namespace reft

@@ -16,7 +16,7 @@
 #include "intercept/base/error.h"
 
 namespace reft::wire {
-namespace {
+namespace wire_test {
 
 using std::chrono::milliseconds;
 
@@ -171,5 +171,5 @@ TEST(Wire, RandomBytesNeverCrashTheDecoder) {
   }
 }
 
-}  // namespace
+}  // namespace wire_test
 }  // namespace reft::wire

@@ -6,7 +6,7 @@
 #include <vector>
 
 namespace reft {
-namespace {
+namespace cut_test {
 
 class Ranks {
  public:
@@ -86,5 +86,5 @@ TEST(Cut, StartsAgainWithANewSetOfRanks) {
   EXPECT_EQ(counter.value(), 0u);
 }
 
-}  // namespace
+}  // namespace cut_test
 }  // namespace reft

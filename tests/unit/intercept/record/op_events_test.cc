@@ -9,7 +9,7 @@
 #include <vector>
 
 namespace reft {
-namespace {
+namespace op_events_test {
 
 constexpr int64_t kNever = std::numeric_limits<int64_t>::max();
 
@@ -204,5 +204,5 @@ TEST(OpEvents, TheOpLogTellsItsMarks) {
   EXPECT_FALSE(events.poll(seen));
 }
 
-}  // namespace
+}  // namespace op_events_test
 }  // namespace reft

@@ -18,7 +18,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace op_log_test {
 
 class Area {
  public:
@@ -293,5 +293,5 @@ TEST(OpLog, KindsHaveNames) {
   EXPECT_STREQ(opKindName(static_cast<OpKind>(200)), "unknown");
 }
 
-}  // namespace
+}  // namespace op_log_test
 }  // namespace reft

@@ -9,7 +9,7 @@
 #include "intercept/record/cut.h"
 
 namespace reft {
-namespace {
+namespace commit_ledger_test {
 
 constexpr uint64_t kInc = 7;
 using Action = CommitLedger::Action;
@@ -198,5 +198,5 @@ TEST(CommitLedger, ForgetsTheOldestInsteadOfGrowing) {
   EXPECT_LE(ledger.open().size(), CommitLedger::kRemembered * CommitLedger::kIncarnations);
 }
 
-}  // namespace
+}  // namespace commit_ledger_test
 }  // namespace reft

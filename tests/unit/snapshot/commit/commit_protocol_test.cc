@@ -11,7 +11,7 @@
 #include "snapshot/commit/slot_book.h"
 
 namespace reft {
-namespace {
+namespace commit_protocol_test {
 
 constexpr uint64_t kInc = 7;
 using Action = CommitLedger::Action;
@@ -224,5 +224,5 @@ TEST_P(CommitProtocol, GoesOnAfterAgentsDied) {
 
 INSTANTIATE_TEST_SUITE_P(Slots, CommitProtocol, ::testing::Values(2, 3));
 
-}  // namespace
+}  // namespace commit_protocol_test
 }  // namespace reft

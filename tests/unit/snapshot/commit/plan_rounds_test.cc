@@ -7,7 +7,7 @@
 #include <vector>
 
 namespace reft {
-namespace {
+namespace plan_rounds_test {
 
 constexpr int64_t kNone = PlanRounds::kNone;
 
@@ -118,5 +118,5 @@ TEST(PlanRounds, RanksMeetAtOnePointWheneverTheyLearnOfIt) {
   }
 }
 
-}  // namespace
+}  // namespace plan_rounds_test
 }  // namespace reft

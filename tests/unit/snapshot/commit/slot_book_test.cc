@@ -5,7 +5,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace slot_book_test {
 
 constexpr uint64_t kInc = 7;
 
@@ -157,5 +157,5 @@ TEST(SlotBook, RejectsMisuse) {
   EXPECT_THROW(book.adopt(0, 1, 1), InvalidArgument);
 }
 
-}  // namespace
+}  // namespace slot_book_test
 }  // namespace reft

@@ -14,7 +14,7 @@
 #include "snapshot/commit/slot_book.h"
 
 namespace reft {
-namespace {
+namespace cadence_test {
 
 constexpr int64_t kLimit = 10'000;  // one percent
 
@@ -320,5 +320,5 @@ TEST_P(CadenceProtocol, NoRankLeavesOutWhatAnotherOneTakes) {
 
 INSTANTIATE_TEST_SUITE_P(Slots, CadenceProtocol, ::testing::Values(2, 3));
 
-}  // namespace
+}  // namespace cadence_test
 }  // namespace reft

@@ -6,7 +6,7 @@
 #include <set>
 
 namespace reft {
-namespace {
+namespace control_steps_test {
 
 struct Block {
   int64_t steps = 0;
@@ -107,5 +107,5 @@ TEST(ControlSteps, BlocksNeverHaveSmallerNumbersThanBefore) {
   }
 }
 
-}  // namespace
+}  // namespace control_steps_test
 }  // namespace reft

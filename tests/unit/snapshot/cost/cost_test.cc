@@ -5,7 +5,7 @@
 #include <vector>
 
 namespace reft {
-namespace {
+namespace cost_test {
 
 constexpr int64_t kWorkNs = 10'000'000;
 constexpr int64_t kPointNs = 1'000'000;
@@ -129,5 +129,5 @@ TEST_F(CostTest, ReplaysOnDevicesEndTheMeasurement) {
   EXPECT_FALSE(device.figures().known);
 }
 
-}  // namespace
+}  // namespace cost_test
 }  // namespace reft

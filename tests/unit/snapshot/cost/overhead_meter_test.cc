@@ -9,7 +9,7 @@
 #include "snapshot/cost/control_steps.h"
 
 namespace reft {
-namespace {
+namespace overhead_meter_test {
 
 constexpr int64_t kMs = 1'000'000;
 
@@ -138,5 +138,5 @@ TEST(OverheadMeter, StepsFromBeforeARestartDoNotCountAfterIt) {
   EXPECT_EQ(meter.overhead().ppm, 100'000);
 }
 
-}  // namespace
+}  // namespace overhead_meter_test
 }  // namespace reft

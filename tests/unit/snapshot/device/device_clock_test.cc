@@ -5,7 +5,7 @@
 #include "tests/fakes/scripted_driver.h"
 
 namespace reft {
-namespace {
+namespace device_clock_test {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr int64_t kAheadNs = 77 * kMs;
@@ -85,5 +85,5 @@ TEST_F(DeviceClockTest, AFailedDriverEndsIt) {
   EXPECT_FALSE(look(mark, 0).has_value());
 }
 
-}  // namespace
+}  // namespace device_clock_test
 }  // namespace reft

@@ -11,7 +11,7 @@
 #include "tests/fakes/scripted_driver.h"
 
 namespace reft {
-namespace {
+namespace device_placement_test {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr uint64_t kChunk = 1000;
@@ -487,5 +487,5 @@ TEST_F(DevicePlacementTest, StepsBetweenWhichOthersWereNotMarkedAreNotWhole) {
   EXPECT_FALSE(found[0].whole);
 }
 
-}  // namespace
+}  // namespace device_placement_test
 }  // namespace reft

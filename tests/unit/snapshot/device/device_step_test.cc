@@ -5,7 +5,7 @@
 #include <array>
 
 namespace reft {
-namespace {
+namespace device_step_test {
 
 std::array<uint64_t, kTiers> byTier(const DeviceStep& step) {
   std::array<uint64_t, kTiers> bytes{};
@@ -116,5 +116,5 @@ TEST(DeviceStep, TheHostsTimeAtTheProgramPointCountsAsFarAsItIsNotAhead) {
   EXPECT_EQ(withoutSnapshotNs(atHost(1005, 1015), 20), 70) << "clocks are not that exact";
 }
 
-}  // namespace
+}  // namespace device_step_test
 }  // namespace reft

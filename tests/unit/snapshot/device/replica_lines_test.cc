@@ -8,7 +8,7 @@
 #include <set>
 
 namespace reft {
-namespace {
+namespace replica_lines_test {
 
 std::vector<std::byte> gather(const std::vector<std::vector<std::byte>>& regions,
                               const std::vector<ReplicaLine>& lines) {
@@ -94,5 +94,5 @@ TEST(ReplicaLines, WhatLiesBehindAShortLineDoesNotCount) {
   EXPECT_NE(replicaDigest({}, nullptr, 0), 0u);
 }
 
-}  // namespace
+}  // namespace replica_lines_test
 }  // namespace reft

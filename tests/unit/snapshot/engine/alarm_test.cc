@@ -5,7 +5,7 @@
 #include "intercept/base/clock.h"
 
 namespace reft {
-namespace {
+namespace alarm_test {
 
 using namespace std::chrono_literals;
 
@@ -61,5 +61,5 @@ TEST(AlarmTest, AResumedJobBeginsBehindItsRestoredStep) {
   EXPECT_FALSE(alarm.check(12 * kSecond, 1, 4)) << "one step behind what it was restored from";
 }
 
-}  // namespace
+}  // namespace alarm_test
 }  // namespace reft

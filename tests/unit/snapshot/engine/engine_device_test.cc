@@ -36,7 +36,7 @@ constexpr int kInterleavings = 2500;
 #endif
 
 namespace reft {
-namespace {
+namespace engine_device_test {
 
 using namespace std::chrono_literals;
 constexpr uint64_t kChunk = 4096;
@@ -1187,5 +1187,5 @@ TEST_F(EngineDevice, ASlotThatMovesIsPinnedAnew) {
   }
 }
 
-}  // namespace
+}  // namespace engine_device_test
 }  // namespace reft

@@ -14,7 +14,7 @@
 #include "tests/fakes/scripted_driver.h"
 
 namespace reft {
-namespace {
+namespace engine_device_times_test {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr uint64_t kChunk = 4096;
@@ -351,5 +351,5 @@ TEST_F(EngineDeviceTimes, OnlySoManyCopiesAreAskedForBeforeSomeHaveLanded) {
   EXPECT_EQ(vault_->stats().sealed.load(), 1u);
 }
 
-}  // namespace
+}  // namespace engine_device_times_test
 }  // namespace reft

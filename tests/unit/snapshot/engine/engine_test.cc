@@ -33,7 +33,7 @@ constexpr bool kSanitized = false;
 #endif
 
 namespace reft {
-namespace {
+namespace engine_test {
 
 using namespace std::chrono_literals;
 constexpr uint64_t kChunk = 4096;
@@ -1177,5 +1177,5 @@ TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
   ::munmap(stop, kPage);
 }
 
-}  // namespace
+}  // namespace engine_test
 }  // namespace reft

@@ -14,7 +14,7 @@
 #include "snapshot/engine/engine.h"
 
 namespace reft {
-namespace {
+namespace node_affinity_test {
 
 std::vector<int> numbers(const cpu_set_t& cpus) {
   std::vector<int> found;
@@ -184,5 +184,5 @@ TEST(NodeAffinity, TheCopyThreadOfAnEngineFollowsTraining) {
   ASSERT_EQ(::sched_setaffinity(0, sizeof(all), &all), 0);
 }
 
-}  // namespace
+}  // namespace node_affinity_test
 }  // namespace reft

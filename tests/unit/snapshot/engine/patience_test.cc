@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace patience_test {
 
 TEST(PatienceTest, OneWaitInVainUntilTheNextOutcome) {
   Patience patience(0);
@@ -23,5 +23,5 @@ TEST(PatienceTest, WaitsInVainTakeAHundredthOfTheRun) {
   EXPECT_FALSE(patience.mayWait(500 + 10'000));
 }
 
-}  // namespace
+}  // namespace patience_test
 }  // namespace reft

@@ -13,7 +13,7 @@
 #include "snapshot/engine/copier.h"
 
 namespace reft {
-namespace {
+namespace snapshot_job_test {
 
 using namespace std::chrono_literals;
 using State = SnapshotJob::State;
@@ -121,5 +121,5 @@ TEST(SnapshotJobTest, WaitingForItsEndHasALimit) {
   EXPECT_TRUE(job->awaitFinished(0ms));
 }
 
-}  // namespace
+}  // namespace snapshot_job_test
 }  // namespace reft

@@ -10,7 +10,7 @@
 #include "snapshot/vault/span_log.h"
 
 namespace reft {
-namespace {
+namespace telemetry_test {
 
 class TelemetryTest : public testing::Test {
  protected:
@@ -141,5 +141,5 @@ TEST_F(TelemetryTest, ADevicesStepIsReportedByItsTimes) {
   EXPECT_EQ(spans()[3].kind, SpanKind::kDeviceStep);
 }
 
-}  // namespace
+}  // namespace telemetry_test
 }  // namespace reft

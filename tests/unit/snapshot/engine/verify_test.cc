@@ -9,7 +9,7 @@
 #include <vector>
 
 namespace reft {
-namespace {
+namespace verify_test {
 
 constexpr uint64_t kChunk = 4096;
 
@@ -174,5 +174,5 @@ TEST(GroupDigestsTest, AreEqualForEqualBytesAndUnknownOnDevices) {
   EXPECT_NE(groupDigests(plan(0, false), both, {}, 5), digests);
 }
 
-}  // namespace
+}  // namespace verify_test
 }  // namespace reft

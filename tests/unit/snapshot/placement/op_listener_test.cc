@@ -8,7 +8,7 @@
 #include "intercept/base/clock.h"
 
 namespace reft {
-namespace {
+namespace op_listener_test {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr uint32_t kChunk = 2'000'000;  // a millisecond at the rate that is assumed first
@@ -250,5 +250,5 @@ TEST(OpListener, AtTheGateNothingIsLeftToAskFor) {
   EXPECT_EQ(rank.placement.placer().granted(Tier::kGate), kBytes);
 }
 
-}  // namespace
+}  // namespace op_listener_test
 }  // namespace reft

@@ -9,7 +9,7 @@
 #include "snapshot/placement/simulate/simulator.h"
 
 namespace reft {
-namespace {
+namespace placer_test {
 
 constexpr int64_t kMs = 1'000'000;
 constexpr uint64_t kChunk = 1'000'000;  // a millisecond at the rate below
@@ -413,5 +413,5 @@ TEST(Placer, CopiesNeverRunPastAGapByMoreThanAChunk) {
   }
 }
 
-}  // namespace
+}  // namespace placer_test
 }  // namespace reft

@@ -10,7 +10,7 @@
 #include "snapshot/placement/simulate/simulator.h"
 
 namespace reft {
-namespace {
+namespace schedule_model_test {
 
 constexpr int64_t kMs = 1'000'000;
 
@@ -374,5 +374,5 @@ INSTANTIATE_TEST_SUITE_P(All, Schedules,
                                          std::tuple{simulate::ScheduleKind::kFsdp, 4}),
                          scheduleTestName);
 
-}  // namespace
+}  // namespace schedule_model_test
 }  // namespace reft

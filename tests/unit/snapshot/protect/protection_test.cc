@@ -6,7 +6,7 @@
 #include "snapshot/state/table.h"
 
 namespace reft {
-namespace {
+namespace protection_test {
 
 std::vector<bool> lostSet(unsigned bits, uint32_t members) {
   std::vector<bool> lost(members);
@@ -72,5 +72,5 @@ TEST(Protection, RecipesNameEveryMemberThatHasTheShard) {
   EXPECT_EQ(recipes[1], (Recipe{Decode::kCopy, {{3, 2}}}));
 }
 
-}  // namespace
+}  // namespace protection_test
 }  // namespace reft

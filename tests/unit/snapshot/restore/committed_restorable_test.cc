@@ -15,7 +15,7 @@
 // accepts the inventories of every step that the votes committed.
 
 namespace reft {
-namespace {
+namespace committed_restorable_test {
 
 constexpr uint64_t kInc = 7;
 constexpr int kHistories = 12'000;
@@ -296,5 +296,5 @@ TEST(CommittedRestorable, WithoutTheCheckOfReplicasItDoesNot) {
   }
 }
 
-}  // namespace
+}  // namespace committed_restorable_test
 }  // namespace reft

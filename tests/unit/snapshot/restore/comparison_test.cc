@@ -9,7 +9,7 @@
 #include "snapshot/vault/writer.h"
 
 namespace reft {
-namespace {
+namespace comparison_test {
 
 constexpr uint64_t kChunk = 4096;
 constexpr int64_t kStep = 7;
@@ -206,5 +206,5 @@ TEST_F(ComparisonTest, RegionsOfAnotherSizeAreLeftOut) {
   EXPECT_EQ(found.compared_bytes, memory_[1].size());
 }
 
-}  // namespace
+}  // namespace comparison_test
 }  // namespace reft

@@ -16,7 +16,7 @@
 #include "tests/unit/snapshot/restore/replicas.h"
 
 namespace reft {
-namespace {
+namespace inventory_test {
 
 TEST(Inventory, RoundTripKeepsEverything) {
   auto vaults = replicas(3, 11, 1);
@@ -111,5 +111,5 @@ TEST_F(SummarizeVerified, DamagedPrivatePartTakesTheSlotAway) {
   EXPECT_EQ(faults_.size(), 1u);
 }
 
-}  // namespace
+}  // namespace inventory_test
 }  // namespace reft

@@ -13,7 +13,7 @@
 #include "tests/unit/snapshot/restore/replicas.h"
 
 namespace reft {
-namespace {
+namespace plan_test {
 
 void addStep(std::vector<VaultSummary>& vaults, const std::vector<VaultSummary>& more) {
   for (size_t i = 0; i < vaults.size(); ++i) {
@@ -306,5 +306,5 @@ TEST(TransfersOf, SendsAndReceivesOfAllRanksPairUpInOneOrder) {
   EXPECT_GT(planned, 100);
 }
 
-}  // namespace
+}  // namespace plan_test
 }  // namespace reft

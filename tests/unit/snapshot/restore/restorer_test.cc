@@ -15,7 +15,7 @@
 #include "tests/contract/transport/in_process_transport.h"
 
 namespace reft {
-namespace {
+namespace restorer_test {
 
 constexpr uint64_t kChunk = 4096;
 constexpr int64_t kStep = 7;
@@ -288,5 +288,5 @@ TEST(SlotSource, AnotherStepInTheSlotIsRefused) {
   EXPECT_THROW(source.copy({{uint64_t{1} << 40, 1, nullptr}}), InvalidArgument);
 }
 
-}  // namespace
+}  // namespace restorer_test
 }  // namespace reft

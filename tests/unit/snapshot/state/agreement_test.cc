@@ -5,7 +5,7 @@
 #include <functional>
 
 namespace reft {
-namespace {
+namespace agreement_test {
 
 SnapshotTable tableOf(int rank, const std::vector<int>& members, int own_regions = 0) {
   std::vector<RegionInfo> regions;
@@ -66,5 +66,5 @@ TEST(Agreement, TwoDifferencesDoNotCancel) {
   EXPECT_EQ(part(tableOf(0, members), 10) + part(tableOf(1, members), 10), 0u);
 }
 
-}  // namespace
+}  // namespace agreement_test
 }  // namespace reft

@@ -11,7 +11,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace table_test {
 
 using Json = nlohmann::json;
 constexpr uint64_t kChunk = 4096;
@@ -357,5 +357,5 @@ TEST_F(TableJson, RejectsEarlyBytesOutsideOfThePayloadOrOffChunks) {
   expectCorrupt("early");
 }
 
-}  // namespace
+}  // namespace table_test
 }  // namespace reft

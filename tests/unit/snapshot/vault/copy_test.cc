@@ -10,7 +10,7 @@
 #include "snapshot/vault/hash.h"
 
 namespace reft {
-namespace {
+namespace copy_test {
 
 std::vector<std::byte> noise(size_t bytes, uint64_t seed) {
   std::mt19937_64 random(seed);
@@ -120,5 +120,5 @@ TEST(SampleHash, DependsOnContentsSeedAndNothingElse) {
             sampleHash(data.data(), data.size(), 100, 2));
 }
 
-}  // namespace
+}  // namespace copy_test
 }  // namespace reft

@@ -16,7 +16,7 @@
 #include "tests/unit/snapshot/vault/vault_fixture.h"
 
 namespace reft {
-namespace {
+namespace reader_test {
 
 using VaultReaderTest = VaultTest;
 
@@ -250,5 +250,5 @@ TEST(VaultFile, TruncatedIsRejectedAndSlotsBeyondTheEndAreAbsent) {
   std::filesystem::remove_all(directory);
 }
 
-}  // namespace
+}  // namespace reader_test
 }  // namespace reft

@@ -11,7 +11,7 @@
 #include "intercept/base/error.h"
 
 namespace reft {
-namespace {
+namespace span_log_test {
 
 constexpr uint32_t kCapacity = 8;
 
@@ -105,5 +105,5 @@ TEST_F(SpanLogTest, WhatIsNoSpanLogIsRefused) {
   EXPECT_THROW(SpanLogReader(area_.get(), bytes_), Corruption);
 }
 
-}  // namespace
+}  // namespace span_log_test
 }  // namespace reft

@@ -18,7 +18,7 @@
 #include "tests/unit/snapshot/vault/vault_fixture.h"
 
 namespace reft {
-namespace {
+namespace writer_test {
 
 using VaultWriterTest = VaultTest;
 
@@ -178,5 +178,5 @@ TEST(Vault, CreateNamesWhatIsWrong) {
   EXPECT_THROW(Vault::create(kIdentity, 2, 64, "/nonexistent-directory/vault"), SystemError);
 }
 
-}  // namespace
+}  // namespace writer_test
 }  // namespace reft

@@ -7,7 +7,7 @@
 #include "intercept/base/error.h"
 
 namespace reft::simulate {
-namespace {
+namespace simulator_test {
 
 constexpr int64_t kMs = 1'000'000;
 
@@ -175,5 +175,5 @@ TEST(Simulator, SaysWhatMakesNoSense) {
   EXPECT_EQ(scheduleNamed("1f1b"), ScheduleKind::kOneFOneB);
 }
 
-}  // namespace
+}  // namespace simulator_test
 }  // namespace reft::simulate
