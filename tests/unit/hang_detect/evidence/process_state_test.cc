@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 namespace reft {
-namespace {
+namespace process_state_test {
 
 using testing::IsEmpty;
 
@@ -86,5 +86,5 @@ TEST(Counters, HaveTheTimeOfALivingChildUntilItsParentHasIt) {
   EXPECT_GE(after.cpu_ns - before.cpu_ns, 50'000'000);
 }
 
-}  // namespace
+}  // namespace process_state_test
 }  // namespace reft
