@@ -16,6 +16,9 @@ from typing import Any
 
 _NAME = "reft"
 _OLDEST_TORCH = (2, 11)
+_REMEDY = (
+    "Install it again for this torch (`pip install --force-reinstall --no-deps .` in its checkout)"
+)
 
 
 def register() -> None:
@@ -114,10 +117,14 @@ def _create(options: Any, pg_options: Any) -> Any:
         return c10d.ProcessGroupGloo(
             options.store, options.group_rank, options.group_size, timeout=options.timeout
         )
-    if why := unfit():
+    why = unfit()
+    if not why:
+        try:
+            from reft._torch import backend
+        except ImportError as error:
+            why = _unloadable(error)
+    if why:
         raise RuntimeError(f'backend "reft" {why}, or set REFT_DISABLE=1 for plain gloo/NCCL')
-    from reft._torch import backend
-
     return backend.create_backend(options, pg_options)
 
 
@@ -127,27 +134,26 @@ def unfit() -> str:
 
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     version = (int(found[1]), int(found[2])) if found else _OLDEST_TORCH
-    remedy = (
-        "Install it again for this torch (`pip install --force-reinstall --no-deps .` in its"
-        " checkout)"
-    )
     if version < _OLDEST_TORCH:
         return f"needs torch 2.11 or newer, this is {torch.__version__}. Use a newer torch"
     try:
         from reft import _C
     except ImportError as error:
-        return (
-            f"cannot load its native library, installed for {_installed_for()}, with torch"
-            f" {torch.__version__}: {error}. {remedy}"
-        )
+        return _unloadable(error)
     built_for = ".".join(_C.torch_version.split(".")[:2])
     if built_for != ".".join(map(str, version)):
-        return f"was built for torch {built_for}, this is {torch.__version__}. {remedy}"
+        return f"was built for torch {built_for}, this is {torch.__version__}. {_REMEDY}"
     return ""
 
 
-def _installed_for() -> str:
+def _unloadable(error: ImportError) -> str:
     from importlib import metadata
 
+    import torch
+
     needed = metadata.requires("reft") or []
-    return next((text for text in needed if text.startswith("torch")), "any torch")
+    fits = next((text for text in needed if text.startswith("torch")), "any torch")
+    return (
+        f"cannot load its native library (for {fits}) with torch {torch.__version__}: {error}."
+        f" {_REMEDY}"
+    )
