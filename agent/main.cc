@@ -12,9 +12,7 @@
 #include "agent/options.h"
 #include "agent/serve/status.h"
 #include "agent/test_clock.h"
-#include "hang_detect/stacks/native_stack.h"
 #include "hang_detect/stacks/remote_stack.h"
-#include "hang_detect/unwind/native_stacks.h"
 #include "intercept/base/env.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
@@ -119,12 +117,6 @@ int main(int argc, char** argv) {
   if (command.version) {
     std::printf("reft-agent %s\n", reft::agent::kAgentVersion);
     return 0;
-  }
-  if (command.stack_pid != 0 && command.native) {
-    const auto stacks = reft::readNativeStacks(command.stack_pid);
-    std::printf("%s\n",
-                reft::mergedStacksJson(command.stack_pid, stacks.python, stacks.merged).c_str());
-    return stacks.python.error.empty() && stacks.merged.error.empty() ? 0 : 1;
   }
   if (command.stack_pid != 0) {
     const auto stacks = reft::readRemoteStacks(command.stack_pid);

@@ -10,7 +10,7 @@ namespace reft::agent {
 
 const char kUsage[] =
     "usage: reft-agent --run-dir DIR --job ID --node N [--foreground]\n"
-    "       reft-agent --version | --stack PID [--native]\n"
+    "       reft-agent --version | --stack PID\n"
     "Keeps the vaults of one job on one node. Ranks start it with their environment, which holds "
     "its\n"
     "settings (REFT_AGENT_LINGER_SEC, ...); it ends by itself.\n";
@@ -52,10 +52,8 @@ CommandLine CommandLine::parse(const std::vector<std::string>& arguments) {
     const auto& value = arguments[++i];
     if (name == "--stack") {
       command.stack_pid = number(name, value, 1, INT32_MAX);
-      command.native = i + 1 < arguments.size() && arguments[i + 1] == "--native";
-      if (i + (command.native ? 2 : 1) < arguments.size()) {
-        throw InvalidArgument("option", arguments[i + (command.native ? 2 : 1)],
-                              "--native, after --stack PID");
+      if (i + 1 < arguments.size()) {
+        throw InvalidArgument("option", arguments[i + 1], "none after --stack PID");
       }
       return command;
     }

@@ -19,7 +19,6 @@ struct CommandLine {
   bool help = false;
   bool version = false;
   int stack_pid = 0;       // not 0: print the stacks of that process and end
-  bool native = false;     // with native frames
   std::string test_clock;  // see test_clock.h; for tests only, so kUsage does not list it
 
   static CommandLine parse(const std::vector<std::string>& arguments);

@@ -22,7 +22,7 @@ add_library(reft_spdlog INTERFACE)
 target_include_directories(reft_spdlog SYSTEM INTERFACE ${REFT_SPDLOG_INCLUDE} ${REFT_FMT_INCLUDE})
 target_compile_definitions(reft_spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
 
-# libunwind, for native frames of other processes. Tests link what is there; reft-agent has a static copy where there is one, so
+# libunwind, for native frames of other processes. Tests link what is there; reft-unwind has a static copy where there is one, so
 # that it starts on machines that have no libunwind.
 add_library(reft_unwind INTERFACE)
 set(REFT_UNWIND_STATIC "")

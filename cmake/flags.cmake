@@ -16,6 +16,20 @@ if(REFT_WERROR)
 endif()
 add_link_options(-Wl,--as-needed)
 
+# What makes an error in memory harder to use; tools/check_hardening examines the binaries for it. The sanitizers find
+# such errors themselves, and replace the functions that FORTIFY would check.
+include(CheckPIESupported)
+check_pie_supported(LANGUAGES CXX)  # links programs with -pie, or with -no-pie, as POSITION_INDEPENDENT_CODE says
+if(NOT REFT_SANITIZE)
+  add_compile_options(-fstack-protector-strong)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    add_compile_options(-fcf-protection=full)
+  endif()
+  # 2 checks against sizes that the compiler knows; 3 would add code to copies of sizes known at run time only.
+  add_compile_options($<$<NOT:$<CONFIG:Debug>>:-U_FORTIFY_SOURCE> $<$<NOT:$<CONFIG:Debug>>:-D_FORTIFY_SOURCE=2>)
+  add_link_options(-Wl,-z,relro -Wl,-z,now -Wl,-z,noexecstack)
+endif()
+
 set(reft_sanitizers_address address,undefined)
 set(reft_sanitizers_undefined undefined)
 set(reft_sanitizers_thread thread)

@@ -16,6 +16,9 @@ from typing import Any
 
 _NAME = "reft"
 _OLDEST_TORCH = (2, 11)
+_REMEDY = (
+    "Install it again for this torch (`pip install --force-reinstall --no-deps .` in its checkout)"
+)
 
 
 def register() -> None:
@@ -106,8 +109,6 @@ def _create(options: Any, pg_options: Any) -> Any:
         RuntimeError: reft is not usable here; the text says why and what to do. No group has been
             made.
     """
-    import torch
-
     if _disabled():
         # Set after torch was imported, or the caller has made no BackendConfig.
         from torch.distributed import distributed_c10d as c10d
@@ -116,28 +117,43 @@ def _create(options: Any, pg_options: Any) -> Any:
         return c10d.ProcessGroupGloo(
             options.store, options.group_rank, options.group_size, timeout=options.timeout
         )
+    why = unfit()
+    if not why:
+        try:
+            from reft._torch import backend
+        except ImportError as error:
+            why = _unloadable(error)
+    if why:
+        raise RuntimeError(f'backend "reft" {why}, or set REFT_DISABLE=1 for plain gloo/NCCL')
+    return backend.create_backend(options, pg_options)
+
+
+def unfit() -> str:
+    """Why reft does not work with the torch that is imported, and what to do; "" if it does."""
+    import torch
+
     found = re.match(r"(\d+)\.(\d+)", torch.__version__)
     version = (int(found[1]), int(found[2])) if found else _OLDEST_TORCH
-    remedy = (
-        "Install it again for this torch (`pip install --force-reinstall --no-deps .` in its"
-        " checkout), or set REFT_DISABLE=1 for plain gloo/NCCL"
-    )
     if version < _OLDEST_TORCH:
-        raise RuntimeError(
-            f'backend "reft" needs torch 2.11 or newer, this is {torch.__version__}. Use a newer'
-            " torch, or set REFT_DISABLE=1 for plain gloo/NCCL"
-        )
+        return f"needs torch 2.11 or newer, this is {torch.__version__}. Use a newer torch"
     try:
         from reft import _C
-        from reft._torch import backend
     except ImportError as error:
-        raise RuntimeError(
-            f'backend "reft" cannot load its native library with torch {torch.__version__}:'
-            f" {error}. {remedy}"
-        ) from error
+        return _unloadable(error)
     built_for = ".".join(_C.torch_version.split(".")[:2])
     if built_for != ".".join(map(str, version)):
-        raise RuntimeError(
-            f'backend "reft" was built for torch {built_for}, this is {torch.__version__}. {remedy}'
-        )
-    return backend.create_backend(options, pg_options)
+        return f"was built for torch {built_for}, this is {torch.__version__}. {_REMEDY}"
+    return ""
+
+
+def _unloadable(error: ImportError) -> str:
+    from importlib import metadata
+
+    import torch
+
+    needed = metadata.requires("reft") or []
+    fits = next((text for text in needed if text.startswith("torch")), "any torch")
+    return (
+        f"cannot load its native library (for {fits}) with torch {torch.__version__}: {error}."
+        f" {_REMEDY}"
+    )

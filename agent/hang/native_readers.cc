@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <system_error>
 #include <thread>
 
@@ -54,14 +55,14 @@ std::string readWith(const std::string& program, int pid, std::chrono::milliseco
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_adddup2(&actions, to.get(), STDOUT_FILENO);
-  std::string words[] = {"reft-agent", "--stack", std::to_string(pid), "--native"};
-  char* arguments[] = {words[0].data(), words[1].data(), words[2].data(), words[3].data(), nullptr};
+  std::string words[] = {program, std::to_string(pid)};
+  char* arguments[] = {words[0].data(), words[1].data(), nullptr};
   pid_t child = 0;
   const int problem = ::posix_spawn(&child, program.c_str(), &actions, nullptr, arguments, environ);
   ::posix_spawn_file_actions_destroy(&actions);
   to.reset();
   if (problem != 0) {
-    return failure("cannot start a reader: " + std::string(std::strerror(problem)));
+    return failure("cannot start " + program + ": " + std::strerror(problem));
   }
   std::string text;
   const auto deadline = steady_clock::now() + limit;
@@ -94,6 +95,11 @@ std::string readWith(const std::string& program, int pid, std::chrono::milliseco
 }
 
 }  // namespace
+
+std::string NativeReaders::besideThisProgram() {
+  std::error_code unread;
+  return std::filesystem::read_symlink("/proc/self/exe", unread).replace_filename("reft-unwind");
+}
 
 NativeReaders::NativeReaders(std::string program, std::chrono::milliseconds limit)
     : program_(std::move(program)), limit_(limit) {}

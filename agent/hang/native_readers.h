@@ -1,4 +1,4 @@
-// Runs `reft-agent --stack PID --native` for tools that ask for a rank's native frames.
+// Runs `reft-unwind PID` for tools that ask for a rank's native frames.
 //
 // Reading native frames stops the rank for a moment. A process of its own does that, never the
 // agent: a crash of it costs the vaults nothing. As the agent's child it may trace the ranks, which
@@ -24,13 +24,15 @@ namespace reft::agent {
 
 class NativeReaders {
  public:
-  // `program`: reft-agent. `limit`: time until a reader is killed.
-  explicit NativeReaders(std::string program = "/proc/self/exe",
+  // `program`: default: reft-unwind beside this program. `limit`: time until a reader is killed.
+  explicit NativeReaders(std::string program = besideThisProgram(),
                          std::chrono::milliseconds limit = std::chrono::seconds(15));
 
   void start(uint64_t requester, int pid);
   // Requester and JSON of the readers that have ended since the last call.
   std::vector<std::pair<uint64_t, std::string>> finished();
+
+  static std::string besideThisProgram();
 
  private:
   struct Shared {

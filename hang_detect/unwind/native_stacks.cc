@@ -98,7 +98,7 @@ NativeStacks readNativeStacks(int pid, std::chrono::milliseconds limit) {
   const auto maps = pid > 0 ? mapsOf(pid, problem) : std::vector<MappedRange>();
   if (!builtWithUnwinder()) {
     error =
-        "this reft-agent was built without libunwind (REFT_WITH_UNWIND), so there are no native "
+        "this reft was built without libunwind (REFT_WITH_UNWIND), so there are no native "
         "frames";
   } else if (maps.empty()) {
     error = problem == EACCES || problem == EPERM

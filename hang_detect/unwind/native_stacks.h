@@ -1,4 +1,4 @@
-// `reft-agent --stack PID --native`: native and Python frames of every thread of a process, which
+// `reft-unwind PID`: native and Python frames of every thread of a process, which
 // may run, stand still, hold the GIL in C, or have never loaded reft or Python.
 //
 // Stops one thread after the other while it copies registers, stack and Python frames

@@ -5,7 +5,7 @@
 // process has mapped. Without libunwind, builtWithUnwinder() returns false and stacks are empty.
 //
 // Why not elfutils' libdwfl? Its memory callbacks are public, while this file needs a symbol that
-// libunwind exports without a header. But reft-agent links its unwinder statically, to run on hosts
+// libunwind exports without a header. But reft-unwind links it statically, to run on hosts
 // without that library. libunwind's licence (MIT) asks only for a copyright notice; libdw's
 // (LGPLv3+ or GPLv2+) obliges every distributor of such a binary to make it relinkable. libdwfl
 // also needs an ELF file for each module, and custom callbacks for files that are deleted or in

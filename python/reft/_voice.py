@@ -4,13 +4,26 @@ Every line goes to standard error and begins with `reft: `. Details for develope
 instead (`debug`), which REFT_LOG governs (`REFT_LOG=reft.python=debug`). Threads of C++ that must
 not wait for the interpreter write through `intercept/base/voice.h`.
 
+Names, paths, stacks and messages come from programs, other ranks and files, so whatever is printed
+goes through `shown` first, here and in the command line.
+
 Threads: any. Errors: none; a line that cannot be written is lost.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
+
+# Characters without a picture of their own that Python counts as printable: joiners, fillers and
+# variation selectors.
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U000e0100-\U000e01ef]"
+)
+_MOST_IN_LINE = 4096
+_MOST_LINES = 50_000
 
 _warned: set[str] = set()  # kinds; one process is one terminal
 
@@ -18,7 +31,7 @@ _warned: set[str] = set()  # kinds; one process is one terminal
 def say(text: str) -> None:
     """Writes one line."""
     try:
-        print(f"reft: {text}", file=sys.stderr, flush=True)
+        print(f"reft: {shown(text)}", file=sys.stderr, flush=True)
     except (OSError, ValueError, AttributeError):  # closed, or no standard error at all
         pass
 
@@ -42,6 +55,34 @@ def debug(text: str) -> None:
     from reft import _C
 
     _C.log_debug(text)
+
+
+def shown(text: str) -> str:
+    """The text as a terminal or a page shows it and does nothing else.
+
+    Control characters, among them those of escape sequences, marks that turn the direction of text,
+    and characters that nobody sees are written as Python writes them: `\\x1b`. Lines stay lines; what
+    exceeds 4096 characters of a line, or 50,000 lines, is counted.
+    """
+    lines = text.split("\n", _MOST_LINES)
+    rest = lines.pop() if len(lines) > _MOST_LINES else ""
+    if rest:
+        lines.append(f"... ({rest.count(chr(10)) + 1} more lines)")
+    return "\n".join(map(_shown_line, lines))
+
+
+def _shown_line(line: str) -> str:
+    if len(line) > _MOST_IN_LINE:
+        more = len(line) - _MOST_IN_LINE
+        return f"{_shown_line(line[:_MOST_IN_LINE])}... ({more} more characters)"
+    if line.isprintable() and not _UNSEEN.search(line):
+        return line
+    return "".join(
+        letter
+        if letter.isprintable() and not _UNSEEN.match(letter)
+        else letter.encode("unicode_escape").decode()
+        for letter in line
+    )
 
 
 def size(count: float) -> str:

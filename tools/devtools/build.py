@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -27,7 +29,7 @@ CONFIG = "--config-settings"  # its short form, -C, is newer than Debian 12's pi
 # Top-level names of a wheel; anything else is not the product.
 WHEEL_NAMES = {"reft", "reft_autoload.py"}
 WHEEL_FILES = ["reft/lib/libreft.so", "reft/lib/libreft_intercept.so", "reft/bin/reft-agent",
-               "reft/_cli/main.py", "reft/_cli/pages/verdict.css", "reft_autoload.py"]  # fmt: skip
+               "reft/bin/reft-unwind", "reft/_cli/main.py", "reft/_cli/pages/verdict.css", "reft_autoload.py"]  # fmt: skip
 
 
 def build_dir() -> Path:
@@ -39,7 +41,7 @@ def build_dir() -> Path:
 def recipe() -> str:
     """A hash of what the configuration depends on besides sources."""
     digest = hashlib.sha256(str(venv_dir()).encode())
-    files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml", *sorted((ROOT / "cmake").iterdir())]
+    files = [ROOT / "CMakeLists.txt", ROOT / "pyproject.toml", *sorted((ROOT / "cmake").glob("*.*"))]
     files += [ROOT / folder / "CMakeLists.txt" for folder in FOLDERS]
     for path in files:
         digest.update(path.read_bytes())
@@ -140,10 +142,12 @@ def build_wheel() -> list[Path]:
     run([*words, ROOT], env=parallel())
     wheels = sorted(dist.glob("reft-*.whl"))
     for wheel in wheels:
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
             wrong = wrong_in_wheel(archive.namelist())
-        if wrong:
-            raise Failed(f"{wheel.name}: {wrong}")
+            if wrong:
+                raise Failed(f"{wheel.name}: {wrong}")
+            archive.extractall(folder)
+            run([sys.executable, ROOT / "tools" / "check_hardening", folder])
     return wheels
 
 
@@ -157,7 +161,8 @@ def wrong_in_wheel(names: list[str]) -> str:
         if any(name.startswith("reft/_C.") and name.endswith(".so") for name in names)
         else ["reft/_C"]
     )
-    missing += [] if any(name.endswith("/LICENSE") for name in metadata) else ["LICENSE"]
+    for text in ("LICENSE", "THIRD_PARTY_NOTICES"):
+        missing += [] if any(name.endswith(f"/{text}") for name in metadata) else [text]
     more = [name for name in set(names) - set(metadata) if name.split("/")[0] not in WHEEL_NAMES]
     more += [name for name in names if names.count(name) > 1]
     text = [f"missing: {' '.join(missing)}"] if missing else []

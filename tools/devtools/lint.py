@@ -23,6 +23,7 @@ def checks(counts: Counts) -> None:
     steps: list[tuple[str, list[str | Path]]] = [
         ("layers", [sys.executable, tools / "check_layers"]),
         ("exports", [sys.executable, tools / "check_exports", ROOT / "python" / "reft" / "lib"]),
+        ("hardening", [sys.executable, tools / "check_hardening", ROOT / "python" / "reft"]),
         *((name, [python(), "-m", *words]) for name, words in PYTHON_LINT),
     ]
     for name, words in steps:
@@ -59,7 +60,7 @@ def unsafe_sources(tree: Path) -> list[str]:
     def examine(entry: dict[str, str]) -> str:
         words = shlex.split(entry["command"])
         words = words[: words.index("-o")] + words[words.index("-o") + 2 :]
-        words += ["-fsyntax-only", "-O0", "-Wthread-safety", "-Werror"]
+        words += ["-fsyntax-only", "-O0", "-U_FORTIFY_SOURCE", "-Wthread-safety", "-Werror"]
         done = subprocess.run(
             words, cwd=entry["directory"], capture_output=True, text=True, check=False
         )

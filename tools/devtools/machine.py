@@ -18,11 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 TORCH = "torch==2.11.0"
 NEWEST_TORCH = "torch>=2.11"
 PYTHONS = ["3.11", "3.12", "3.13"]
-BUILD_TOOLS = ["cmake>=3.25,<5", "ninja"]
-PRODUCT_TOOLS = ["numpy", "scikit-build-core>=0.11", "click>=8", "rich>=13"]
+# Exact versions, so that a new release of a tool is a commit here and changes no build by itself.
+BUILD_TOOLS = ["cmake==4.4.5", "ninja==1.13.2"]
+PRODUCT_TOOLS = ["numpy==2.4.6", "scikit-build-core==1.1.2", "click==8.5.1", "rich==15.0.0"]
 TEST_TOOLS = [
-    "pytest>=8", "pytest-timeout", "pytest-xdist", "hypothesis", "expecttest", "tqdm", "ruff>=0.8",
-    "mypy>=1.13",
+    "pytest==9.2.0", "pytest-timeout==2.4.0", "pytest-xdist==3.8.0", "hypothesis==6.170.17",
+    "expecttest==0.3.0", "tqdm==4.70.1", "ruff==0.17.6", "mypy==2.4.1",
 ]  # fmt: skip
 # Debian package -> what shows that it is there: a program, or an absolute path.
 PRODUCT_PACKAGES = {

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import click
 
+from reft._cli import words
 from reft._link import agent_protocol as protocol
 from reft._link import job_identity
 
@@ -23,6 +24,7 @@ EXIT_NOTHING = 3
 EXIT_NO_ANSWER = 4
 
 _ANSWER_SEC = 20.0
+_MOST_MESSAGE = 4000  # characters
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,9 +40,9 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         if self._as_json:
-            click.echo(json.dumps({"error": self.message}))
+            words.echo(json.dumps({"error": self.message[:_MOST_MESSAGE]}))
         else:
-            click.echo(f"reft: {self.message}", err=True)
+            words.echo(f"reft: {self.message}", err=True)
 
 
 def write_file(path: str | Path, text: str) -> None:
@@ -162,4 +164,5 @@ def common_options(function: F) -> F:
 
 
 def print_json(value: Any) -> None:
+    """One object; all that is no printable ASCII is escaped in its strings."""
     click.echo(json.dumps(value, indent=2))

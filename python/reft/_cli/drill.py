@@ -296,7 +296,7 @@ class _Drill:
                 f"cannot start {argv[0]}: {error.strerror}", EXIT_NOT_RUN
             ) from error
         if self._settings.verbose:
-            click.echo(log.read_text(errors="replace"), err=True)
+            words.echo(log.read_text(errors="replace"), err=True)
         run = _events(folder)
         steps = _voice.plural(run.last_step, "step")
         self._print(f"  {what}: {steps} in {time.monotonic() - began:.1f} s")
@@ -342,7 +342,7 @@ class _Drill:
 
     def _print(self, text: str) -> None:
         if not self._quiet:
-            click.echo(text)
+            words.echo(text)
 
     def _progress(self, what: str, folder: Path) -> _Progress:
         return _Progress(what, folder, self._steps, not self._quiet)
@@ -398,7 +398,7 @@ def last_lines(said: str) -> str:
     lines = said.splitlines()
     failed = [at for at, line in enumerate(lines) if _FAILED.search(line)]
     lines = [line for line in lines[: failed[-1]] if not _LAUNCHER.match(line)] if failed else lines
-    return "\n".join(f"  | {words.printable(line)}" for line in lines[-_TAIL:])
+    return "\n".join(f"  | {line}" for line in lines[-_TAIL:])
 
 
 class _Progress:
@@ -543,7 +543,7 @@ def _print_findings(console: Any, found: list[dict[str, Any]], most: int) -> Non
     for one in others[:most]:
         when = "at the resume" if one["restored"] else f"step {one['step']}"
         text = f"{one['where']}, {when}, {_voice.ranks(one['ranks'])}: {one['why']}"
-        words.print_folded(console, Text(f"  {one['kind']:<13}"), Text(words.printable(text)))
+        words.print_folded(console, Text(f"  {one['kind']:<13}"), Text(text))
     if len(others) > most:
         console.print(Text(f"  {'':<13}and {len(others) - most} more, which --json lists"))
     if tensors:
@@ -551,7 +551,7 @@ def _print_findings(console: Any, found: list[dict[str, Any]], most: int) -> Non
         assert most_different is not None
         text = f"{_voice.plural(len(tensors), 'tensor')}, from step {tensors[0]['step']} on"
         text += f"; most in the end {most_different.where}: {most_different.at_end}"
-        words.print_folded(console, Text(f"  {'tensor':<13}"), Text(words.printable(text)))
+        words.print_folded(console, Text(f"  {'tensor':<13}"), Text(text))
 
 
 def _print_named(console: Any, report: dict[str, Any]) -> None:
@@ -560,7 +560,7 @@ def _print_named(console: Any, report: dict[str, Any]) -> None:
         console.print()
         console.print(Text("Messages of reft:"))
         for text in report["messages"][:3]:
-            words.print_folded(console, Text("  "), Text(words.printable(text)))
+            words.print_folded(console, Text("  "), Text(text))
     if report["differences"] and not report["not_restorable"]:
         console.print()
         text = (

@@ -8,12 +8,12 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from reft._cli import agents, vaults, words
+from reft._cli import agents, native, vaults, words
 
 
 def describe(vault: vaults.Vault) -> dict[str, Any]:
     """The contents of one vault; `error` instead if it cannot be read."""
-    import torch  # noqa: F401  (the native module needs its libraries)
+    native.need()
 
     from reft import _C
 
@@ -21,7 +21,7 @@ def describe(vault: vaults.Vault) -> dict[str, Any]:
     try:
         with vault.open() as fd:
             result.update(_C.list_vault(fd))
-    except (_C.Error, OSError) as error:
+    except (_C.Error, OSError, ValueError) as error:
         result["error"] = str(error)
     return result
 

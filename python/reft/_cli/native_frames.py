@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from reft._cli import agents, words
+from reft._cli import agents
 from reft._link import agent_protocol as protocol
 
 _AT_ONCE = 8  # an agent starts a process for each
@@ -67,15 +67,13 @@ def gil_of(thread: dict[str, Any]) -> str:
 def lines_of_thread(thread: dict[str, Any]) -> list[str]:
     kind = "main thread" if thread["main"] else "thread"
     lines = [
-        words.printable(
-            f"{kind} {thread['tid']} {thread['name']} ({thread['state']}){gil_of(thread)}"
-        )
+        f"{kind} {thread['tid']} {thread['name']} ({thread['state']}){gil_of(thread)}"
     ]
-    lines += [words.printable("  " + _line_of(frame)) for frame in thread["frames"]]
+    lines += ["  " + _line_of(frame) for frame in thread["frames"]]
     if not thread["frames"]:
         lines.append("  (no frames)")
     if thread["problem"]:
-        lines.append(words.printable(f"  <{thread['problem']}>"))
+        lines.append(f"  <{thread['problem']}>")
     return lines
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 import click
 
-from reft._cli import agents, verdict_page
+from reft._cli import agents, native, verdict_page, words
+from reft._link import bounded_json
 
-_MOST_BYTES = 1 << 30
+_MOST_BYTES = 256 << 20
 # What makes two verdicts the same for whoever reads them.
 _DECIDED = (
     "state",
@@ -26,39 +29,44 @@ _DECIDED = (
 )
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The reports in a file: of one agent (`verdicts/<time>.json`), or of all (`reft stack
-    --json`).
+def read(path: Path) -> tuple[list[dict[str, Any]], bool]:
+    """The reports in a file: of one agent (`verdicts/<time>.json`), or (then also True) of all
+    (`reft stack --json`).
 
     Raises:
         Failure: the file cannot be read, is cut off, or holds no report of this version.
     """
+    content = _content(path)
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise agents.Failure(
-                f"{path} is larger than any report ({_MOST_BYTES >> 30} GiB)", agents.EXIT_WRONG
-            )
-        content = path.read_bytes()
-    except OSError as error:
-        raise agents.Failure(
-            f"cannot read {path}: {error.strerror}", agents.EXIT_NOTHING
-        ) from error
-    try:
-        value = json.loads(content)
-    except RecursionError:
-        value = None
+        value = bounded_json.loads(content, limit=_MOST_BYTES)
     except ValueError as error:
         raise agents.Failure(_no_json(path, content, error), agents.EXIT_WRONG) from error
-    reports = (
-        value["agents"]
-        if isinstance(value, dict) and isinstance(value.get("agents"), list)
-        else [value]
-    )
+    of_many = isinstance(value, dict) and isinstance(value.get("agents"), list)
+    reports = value["agents"] if of_many else [value]
     if not reports:
         raise agents.Failure(f"{path} contains no report", agents.EXIT_WRONG)
     for report in reports:
         _check(path, report)
-    return reports
+    return reports, of_many
+
+
+def _content(path: Path) -> bytes:
+    try:
+        # A pipe that nobody writes into is not waited for.
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+            info = os.fstat(file.fileno())
+            if not stat.S_ISREG(info.st_mode):
+                raise agents.Failure(f"{path} is no regular file", agents.EXIT_WRONG)
+            content = file.read(_MOST_BYTES + 1) if info.st_size <= _MOST_BYTES else b""
+    except OSError as error:
+        raise agents.Failure(
+            f"cannot read {path}: {error.strerror}", agents.EXIT_NOTHING
+        ) from error
+    if max(info.st_size, len(content)) > _MOST_BYTES:
+        raise agents.Failure(
+            f"{path} is larger than any report ({words.size(_MOST_BYTES)})", agents.EXIT_WRONG
+        )
+    return content
 
 
 def _no_json(path: Path, content: bytes, error: ValueError) -> str:
@@ -140,20 +148,19 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
     of reft wrote the file, or the file was edited. --json prints the new report, or
     {"agents": [...]} if EVIDENCE has that form. --html writes one file that loads nothing.
     """
-    import torch  # noqa: F401  (the native module needs its libraries)
+    native.need()
 
     from reft import _C
 
-    written = read(evidence)
+    written, of_many = read(evidence)
     try:
         replayed = [again(report) for report in written]
     except (_C.Corruption, ValueError) as error:  # Python's parser accepts NaN, for example
         raise agents.Failure(f"{evidence} is damaged: {error}", agents.EXIT_WRONG) from error
     if as_json:
-        whole = len(replayed) == 1 and "agents" not in json.loads(evidence.read_bytes())
-        agents.print_json(replayed[0] if whole else {"agents": replayed})
+        agents.print_json({"agents": replayed} if of_many else replayed[0])
     else:
-        click.echo("\n".join(report["screen"].rstrip("\n") for report in replayed))
+        words.echo("\n".join(report["screen"].rstrip("\n") for report in replayed))
     if html_path is not None:
         _write_pages(html_path, replayed)
     changed = [
@@ -163,7 +170,7 @@ def command(evidence: Path, as_json: bool, html_path: Path | None) -> None:
         if old.get(field) != new.get(field)
     ]
     if changed:
-        click.echo(
+        words.echo(
             "reft: the verdict differs from the one in the file: " + "; ".join(changed)[:1000],
             err=True,
         )

@@ -10,7 +10,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from reft._cli import agents, timeline, timeline_page, vaults, words
+from reft._cli import agents, native, timeline, timeline_page, vaults, words
 
 _HEADINGS = (
     "rank",
@@ -27,7 +27,7 @@ _HEADINGS = (
 
 
 def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str]]:
-    import torch  # noqa: F401  (the native module needs its libraries)
+    native.need()
 
     from reft import _C
 
@@ -37,7 +37,7 @@ def _read(found: list[vaults.Vault]) -> tuple[str, list[timeline.Rank], list[str
         try:
             with vault.open() as fd:
                 read = _C.timeline_of(fd)
-        except (_C.Error, OSError) as error:
+        except (_C.Error, OSError, ValueError) as error:
             problems.append(f"{vault.name}: {error}")
             continue
         except agents.Failure as error:
@@ -213,7 +213,7 @@ def command(
     else:
         _print(name, ranks)
         for problem in problems:
-            click.echo(f"reft: {problem}", err=True)
+            words.echo(f"reft: {problem}", err=True)
     if problems:
         raise SystemExit(agents.EXIT_WRONG)
     if not ranks:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from reft._cli import agents
+from reft._cli import agents, words
 
 _RESTARTS = 3
 
@@ -64,14 +64,14 @@ def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
     rest, script = torchrun_arguments(arguments)
     argv = [sys.executable, "-m", "torch.distributed.run", *rest]
     if dry_run or as_json:
-        agents.print_json({"argv": argv}) if as_json else click.echo(shlex.join(argv))
+        agents.print_json({"argv": argv}) if as_json else words.echo(shlex.join(argv))
         return
     if script is not None and not script.is_file():
         raise agents.Failure(f"script not found: {script}", agents.EXIT_NOTHING)
     if os.environ.get("REFT_DISABLE") == "1":
-        click.echo("reft: REFT_DISABLE=1 is set: this run has no snapshots", err=True)
+        words.echo("reft: REFT_DISABLE=1 is set: this run has no snapshots", err=True)
     elif script is not None and "reft" not in script.read_text(errors="replace"):
-        click.echo(
+        words.echo(
             f'reft: {script} does not contain "reft": is backend="reft" set elsewhere?', err=True
         )
     sys.stdout.flush()

@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 from rich.table import Table
 
-from reft._cli import agents, pages, words
+from reft._cli import agents, native, pages, words
 from reft._cli.options import Number
 
 POLICIES = ("gap", "eager", "sync", "paper")
@@ -56,7 +56,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         click.UsageError: the options make no sense.
     """
-    import torch  # noqa: F401  (the native module needs its libraries)
+    native.need()
 
     from reft import _C
 

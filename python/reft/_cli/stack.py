@@ -83,7 +83,7 @@ def command(
                 *(native_frames.lines_of_ranks(report) if native else []),
             ]
             texts.append("\n".join(lines))
-        click.echo("\n\n".join(texts))
+        words.echo("\n\n".join(texts))
     if not complete:
         click.get_current_context().exit(agents.EXIT_WRONG)
 
@@ -107,9 +107,9 @@ def _process(pid: int, native: bool, as_json: bool) -> None:
     if as_json:
         agents.print_json(found)
     else:
-        click.echo("\n".join(_lines_of(found)))
+        words.echo("\n".join(_lines_of(found)))
         for problem in errors:
-            click.echo(f"reft: {problem}", err=True)
+            words.echo(f"reft: {problem}", err=True)
     if errors:
         click.get_current_context().exit(agents.EXIT_WRONG)
 
@@ -119,7 +119,7 @@ def _command_of(pid: int) -> str:
         parts = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return ""
-    return words.printable(b" ".join(parts).decode(errors="replace").strip())[:1000]
+    return b" ".join(parts).decode(errors="replace").strip()[:1000]
 
 
 def _lines_of(found: dict[str, Any]) -> list[str]:
@@ -137,9 +137,7 @@ def _lines_of(found: dict[str, Any]) -> list[str]:
         heading = " ".join(filter(None, [kind, thread["thread"], thread["name"]]))
         lines += ["", f"{heading}{native_frames.gil_of(thread)}, newest call first"]
         for frame in thread["frames"]:
-            lines.append(
-                words.printable(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}")
-            )
+            lines.append(f"  {frame['file']}:{frame['line'] or '?'} {frame['function']}")
         if not thread["frames"]:
             lines.append("  (no Python frames)")
         elif thread["truncated"]:

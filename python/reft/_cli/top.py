@@ -123,13 +123,13 @@ def render(statuses: list[dict[str, Any]]) -> Group:
         for note, who in notes.items():
             parts.append(
                 Text(
-                    f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {words.printable(note)}",
+                    f"rank{'s' if len(who) > 1 else ''} {' '.join(map(str, who))}: {note}",
                     style="yellow",
                 )
             )
         for found in status.get("disagreements", []):
             lines = str(found.get("text", "")).splitlines()
-            text = "\n    ".join(map(words.printable, lines))
+            text = "\n    ".join(lines)
             parts.append(Text(f"ranks disagree about an op: {text}", style="red"))
         if status is not statuses[-1]:
             parts.append(Text())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,14 +28,7 @@ class Vault:
     def open(self) -> Iterator[int]:
         """A descriptor for reading, closed afterwards."""
         if self.path is not None:
-            try:
-                fd: int | None = os.open(
-                    self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-                )  # of a FIFO: do not wait
-            except OSError as error:
-                raise agents.Failure(
-                    f"{self.path}: {error.strerror}", agents.EXIT_NOTHING
-                ) from error
+            fd: int | None = _open(self.path)
         else:
             assert self.agent is not None
             _, fd = self.agent.ask(protocol.VAULT_GET, {"rank": self.rank})
@@ -46,6 +40,27 @@ class Vault:
             yield fd
         finally:
             os.close(fd)
+
+
+def _open(path: Path) -> int:
+    """A vault file for reading.
+
+    What another user can cut short while it is mapped would end this process; only root reads it.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a FIFO: do not wait
+    except OSError as error:
+        raise agents.Failure(f"{path}: {error.strerror}", agents.EXIT_NOTHING) from error
+    info = os.fstat(fd)
+    problem = ""
+    if not stat.S_ISREG(info.st_mode):
+        problem = "is no regular file"
+    elif info.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
+        problem = f"belongs to user {info.st_uid}"
+    if problem:
+        os.close(fd)
+        raise agents.Failure(f"{path} {problem}", agents.EXIT_NOTHING)
+    return fd
 
 
 def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Vault]:

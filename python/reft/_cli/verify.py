@@ -7,7 +7,7 @@ from typing import Any
 import click
 from rich.text import Text
 
-from reft._cli import agents, ls, vaults, words
+from reft._cli import agents, ls, native, vaults, words
 
 
 def check(vault: vaults.Vault) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def check(vault: vaults.Vault) -> dict[str, Any]:
         `{vault, rank, job, slots: [{slot, step, result, faults}], error}`; result is ok, corrupt or
         overwritten.
     """
-    import torch  # noqa: F401  (the native module needs its libraries)
+    native.need()
 
     from reft import _C
 
@@ -38,7 +38,7 @@ def check(vault: vaults.Vault) -> dict[str, Any]:
                     result["slots"].append(
                         {"slot": index, "step": step, "result": "corrupt", "faults": []}
                     )
-    except (_C.Error, OSError) as error:
+    except (_C.Error, OSError, ValueError) as error:
         result["error"] = str(error)
     return result
 

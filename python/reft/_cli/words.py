@@ -1,24 +1,48 @@
-"""How numbers, and text that others wrote, are printed."""
+"""How numbers, and text that others wrote, are printed.
+
+Every command prints through `console` or `echo`, and no other way: there, foreign text is made
+harmless (`_voice.shown`), whatever put it into a table, a sentence or a message.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Console
+import click
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from reft import _voice
-from reft._voice import percent, size
+from reft._voice import percent, shown, size
 
 __all__ = [
-    "console", "fold", "nanoseconds", "overhead", "percent", "print_folded", "printable", "signed", "size", "step",
+    "console", "echo", "fold", "nanoseconds", "overhead", "percent", "print_folded", "shown", "signed", "size",
+    "step",
 ]  # fmt: skip
 
 
+class _Console(Console):
+    """Shows foreign text as escapes; rich's own control sequences are segments of their own."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            text = segment.text if segment.control else shown(segment.text)
+            yield Segment(text, segment.style, segment.control)
+
+
 def console() -> Console:
-    """Text goes to stdout as it is: no emoji, no highlighting."""
-    return Console(highlight=False, emoji=False, soft_wrap=False)
+    """Text goes to stdout as it is: no markup, no emoji, no highlighting."""
+    return _Console(highlight=False, emoji=False, markup=False, soft_wrap=False)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Prints lines to stdout, or stderr."""
+    click.echo(shown(text), err=err)
 
 
 def fold(text: str, width: int) -> list[str]:
@@ -45,10 +69,6 @@ def print_folded(console: Console, head: Text, text: Text) -> None:
     for number, line in enumerate(lines):
         before = head if number == 0 else Text(" " * len(head))
         console.print(Text.assemble(before, (line, text.style)), soft_wrap=True)
-
-
-def printable(text: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def nanoseconds(count: float) -> str:

@@ -1,6 +1,11 @@
 """Client of the agent's socket in pure Python, for the command line and for tests.
 
 The frames are those of `intercept/link/wire.h`; the table of messages is in ARCHITECTURE.md.
+
+Whoever listens is believed only if the kernel names the own user, which is asked before anything is
+sent or read. Answers have a size, a depth and a time, all of them limited.
+
+Threads: a connection belongs to one. Errors: see `AgentConnection`.
 """
 
 from __future__ import annotations
@@ -9,18 +14,22 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from reft import __version__
+from reft._link import bounded_json
 
 MAGIC = 0x57544652
 VERSION = 3
 MAX_PAYLOAD = 64 << 20
 HEADER = struct.Struct("<IHHII")
 BALLOT = struct.Struct("<qQQQBBB5x")
+_PEER = struct.Struct("3i")  # ucred: pid, uid, gid
+_MOST_FDS = 4  # that wait for their message
 
 HELLO, WELCOME, ERROR = 1, 2, 3
 VAULT_PUT, VAULT_ACK, VAULT_LIST, VAULT_INVENTORY, VAULT_GET, VAULT_FD = 10, 11, 12, 13, 14, 15
@@ -49,10 +58,12 @@ class AgentConnection:
         path: of the socket.
         hello: fields that replace those of a tool's hello, as for a rank. None: a tool. An empty
             `{}` is a tool too.
-        timeout_sec: for connecting and for each answer.
+        timeout_sec: for connecting and the greeting as a whole, and for each later answer as a
+            whole, however it arrives.
 
     Raises:
-        OSError: nobody listens, or no answer in time (`TimeoutError`).
+        OSError: nobody listens, another user does (`PermissionError`), or no answer in time
+            (`TimeoutError`).
         ValueError: what answers is not an agent, or it refuses; the message says why.
     """
 
@@ -64,8 +75,11 @@ class AgentConnection:
         self._fds: list[int] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(timeout_sec)
+        self._timeout_sec = timeout_sec
+        deadline = time.monotonic() + timeout_sec
         try:
             self._connect(path)
+            self._check_peer(path)
             greeting: dict[str, Any] = {
                 "role": "tool",
                 "protocol": VERSION,
@@ -75,7 +89,7 @@ class AgentConnection:
                 "pid": os.getpid(),
             }
             self.send(HELLO, {**greeting, **(hello or {})})
-            kind, answer, _ = self.receive()
+            kind, answer, _ = self._receive(deadline)
             if kind == ERROR:
                 raise ValueError(
                     f"the agent refuses: {answer.get('what')} {answer.get('hint', '')}".strip()
@@ -98,6 +112,12 @@ class AgentConnection:
         finally:
             os.close(directory)
 
+    def _check_peer(self, path: Path) -> None:
+        data = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        _, uid, _ = _PEER.unpack(data)
+        if uid != os.geteuid():
+            raise PermissionError(f"{path} belongs to user {uid}, and this is user {os.geteuid()}")
+
     def __enter__(self) -> AgentConnection:
         return self
 
@@ -117,6 +137,7 @@ class AgentConnection:
 
     def send(self, kind: int, payload: dict[str, Any] | bytes, fd: int | None = None) -> None:
         """Sends one frame; `fd` rides on its first byte and stays the caller's."""
+        self._socket.settimeout(self._timeout_sec)
         body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
         frame = HEADER.pack(MAGIC, VERSION, kind, len(body), 0) + body
         if fd is not None:
@@ -139,13 +160,18 @@ class AgentConnection:
             Its type, its payload (ballots as `{step, incarnation, digest, yes, proposal}`,
             metrics as `{text}`), and a descriptor if one came with it; the caller closes it.
         """
-        header = self._take(HEADER.size)
+        return self._receive(time.monotonic() + self._timeout_sec)
+
+    def _receive(self, deadline: float) -> tuple[int, dict[str, Any], int | None]:
+        header = self._take(HEADER.size, deadline)
         magic, version, kind, size, _ = HEADER.unpack(header)
         if magic != MAGIC or version != VERSION or size > MAX_PAYLOAD:
             raise ValueError("what answers is not an agent of this version of reft")
-        body = self._take(size)
+        body = self._take(size, deadline)
         fd = self._fds.pop(0) if kind in (VAULT_PUT, VAULT_FD) and self._fds else None
         if kind in _BALLOTS:
+            if size != BALLOT.size:
+                raise ValueError(f"a ballot of {size} bytes")
             step, incarnation, digest, _, yes, proposal, _ = BALLOT.unpack(body)
             ballot = {
                 "step": step,
@@ -157,7 +183,7 @@ class AgentConnection:
             return kind, ballot, fd
         if kind == METRICS:
             return kind, {"text": body.decode()}, fd
-        value = json.loads(body or b"{}")
+        value = bounded_json.loads(body or b"{}", limit=MAX_PAYLOAD)
         if not isinstance(value, dict):
             raise ValueError(f"message {kind} is not a JSON object")
         return kind, value, fd
@@ -169,12 +195,20 @@ class AgentConnection:
         self.send(kind, payload or {})
         return self.receive()
 
-    def _take(self, size: int) -> bytes:
+    def _take(self, size: int, deadline: float) -> bytes:
         parts = [self._buffer]
         have = len(self._buffer)
         while have < size:
-            data, fds, _, _ = socket.recv_fds(self._socket, 1 << 16, 4)
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no whole answer in time")
+            self._socket.settimeout(left)
+            data, fds, _, _ = socket.recv_fds(
+                self._socket, 1 << 16, _MOST_FDS, socket.MSG_CMSG_CLOEXEC
+            )
             self._fds += fds
+            if len(self._fds) > _MOST_FDS:
+                raise ValueError("more descriptors than answers")
             if not data:
                 raise ConnectionError("the agent closed the connection")
             parts.append(data)

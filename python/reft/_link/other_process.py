@@ -1,16 +1,15 @@
-"""Other processes of this machine: their stacks, through the agent's binary, and those of the same
-launch.
+"""Other processes of this machine: their stacks, through the programs in reft/bin, and those of the
+same launch.
 
-The binary reads memory from outside, and needs neither torch nor the other process's consent beyond
+These programs read memory from outside, and need neither torch nor the other process's consent beyond
 the right to read it (`hang_detect/stacks/remote_stack.h`).
 
-Threads: any. Errors: `OSError` and `ValueError` if the binary does not run or answer; else none.
+Threads: any. Errors: `OSError` and `ValueError` if the program does not run or answer; else none.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reft._link import bounded_json
+
 _READ_SEC = 20
+_MOST_OUTPUT = 64 << 20  # bytes
 _MOST_ENVIRONMENT = 1 << 20  # bytes
 # Variables in which launchers number the ranks, and how many there are; the first pair that fits
 # this process counts.
@@ -48,27 +50,29 @@ _ALIKE = (
 
 
 def read_stacks(pid: int, native: bool = False) -> dict[str, Any]:
-    """As `reft-agent --stack` prints them.
+    """As `reft-agent --stack` prints them, or with native frames, `reft-unwind` beside it.
 
     Raises:
         subprocess.TimeoutExpired: its memory cannot be read in time.
     """
-    binary = (
+    agent = Path(
         os.environ.get("REFT_AGENT_PATH")
         or Path(__file__).resolve().parent.parent / "bin" / "reft-agent"
     )
-    command = [binary, "--stack", str(pid), *(["--native"] if native else [])]
+    unwinder = agent.with_name("reft-unwind")
+    can_unwind = native and unwinder.exists()
+    command: list[str | Path] = [unwinder, str(pid)] if can_unwind else [agent, "--stack", str(pid)]
     reader = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
     try:
         output, _ = reader.communicate(timeout=_READ_SEC)
     except subprocess.TimeoutExpired:
         reader.kill()  # and it is not waited for: it may be where no signal reaches it
         raise
-    read: dict[str, Any] = json.loads(output)
-    if native:
-        read.setdefault(
-            "native", {"threads": [], "error": f"this version of {binary} has no native frames"}
-        )
+    read = bounded_json.loads(output, limit=_MOST_OUTPUT)
+    if not isinstance(read, dict):
+        raise ValueError(f"{command[0]} prints no JSON object")
+    if native and not can_unwind:
+        read["native"] = {"threads": [], "error": f"there is no {unwinder}, so no native frames"}
     return read
 
 

@@ -95,7 +95,7 @@ def test_many_second_tries_leave_the_counts_in_sight(capsys: pytest.CaptureFixtu
 
 
 WHEEL = [*build.WHEEL_FILES, "reft/_C.cpython-311-x86_64-linux-gnu.so", "reft-0.1.0.dist-info/METADATA",
-         "reft-0.1.0.dist-info/licenses/LICENSE"]  # fmt: skip
+         "reft-0.1.0.dist-info/licenses/LICENSE", "reft-0.1.0.dist-info/licenses/THIRD_PARTY_NOTICES"]  # fmt: skip
 
 
 def test_a_wheel_of_the_product_alone_is_fine() -> None:
@@ -104,5 +104,6 @@ def test_a_wheel_of_the_product_alone_is_fine() -> None:
 
 def test_a_wheel_without_its_agent_or_with_tests_is_refused() -> None:
     assert "reft/bin/reft-agent" in build.wrong_in_wheel([n for n in WHEEL if "agent" not in n])
+    assert build.wrong_in_wheel(WHEEL[:-1]) == "missing: THIRD_PARTY_NOTICES"
     assert "tests/x.py" in build.wrong_in_wheel([*WHEEL, "tests/x.py"])
     assert "reft/lib/libreft.so" in build.wrong_in_wheel([*WHEEL, "reft/lib/libreft.so"])

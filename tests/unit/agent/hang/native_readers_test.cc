@@ -17,7 +17,7 @@ namespace native_readers_test {
 
 using ::testing::HasSubstr;
 
-// A program that stands for reft-agent.
+// A program that stands for reft-unwind.
 class FakeReader {
  public:
   explicit FakeReader(const std::string& script)
@@ -52,12 +52,12 @@ TEST(NativeReaders, GiveWhatTheReaderPrintsOnce) {
   const FakeReader reader(R"(echo "{\"words\": \"$*\"}"; exit 1)");
   NativeReaders readers(reader.path());
   readers.start(5, 4711);
-  EXPECT_EQ(nlohmann::json::parse(answerOf(readers))["words"], "--stack 4711 --native");
+  EXPECT_EQ(nlohmann::json::parse(answerOf(readers))["words"], "4711");
   EXPECT_TRUE(readers.finished().empty());
 }
 
 TEST(NativeReaders, SayWhyThereIsNoAnswer) {
-  NativeReaders nobody("/nonexistent/reft-agent");
+  NativeReaders nobody("/nonexistent/reft-unwind");
   nobody.start(5, 1);
   EXPECT_THAT(answerOf(nobody), HasSubstr("cannot start"));
   const FakeReader broken("echo '{'");
