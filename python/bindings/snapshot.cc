@@ -3,10 +3,14 @@
 #include <fcntl.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <random>
+
 #include "intercept/driver/cuda_api.h"
 #include "python/bindings/tensor_arguments.h"
 #include "python/rank/rank.h"
 #include "snapshot/vault/hash.h"
+#include "snapshot/vault/live_reader.h"
 
 namespace py = pybind11;
 
@@ -50,6 +54,10 @@ std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::s
   }
   start.plan = plan;
   start.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
+  start.hold_still = [](const std::function<void()>& work) {
+    const py::gil_scoped_acquire acquire;
+    work();
+  };
   return std::make_shared<Rank>(std::move(start));
 }
 
@@ -132,8 +140,21 @@ py::tuple contentHash(const py::object& handle) {
     if (tensor.is_cuda()) {  // waits for the stream; plans are rare
       tensor = tensor.detach().cpu();
     }
-    low = hashBytes(tensor.const_data_ptr(), tensor.nbytes(), 1);
-    high = hashBytes(tensor.const_data_ptr(), tensor.nbytes(), 2);
+    const auto* from = fitsStorage(tensor) ? static_cast<const std::byte*>(tensor.const_data_ptr())
+                                          : nullptr;
+    LiveReader& reader = LiveReader::ofThread();
+    for (uint64_t at = 0; at < tensor.nbytes();) {
+      const uint64_t part = std::min<uint64_t>(tensor.nbytes() - at, LiveReader::kMostBytes);
+      const std::byte* const copy = from == nullptr ? nullptr : reader.read(from + at, part);
+      if (copy == nullptr) {  // its memory has gone: equal to nothing
+        low = std::random_device()();
+        high = std::random_device()();
+        break;
+      }
+      low = hashBytes(copy, part, low + 1);
+      high = hashBytes(copy, part, high + 2);
+      at += part;
+    }
   }
   return py::make_tuple(low, high);
 }

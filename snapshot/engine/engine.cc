@@ -504,11 +504,17 @@ void SnapshotEngine::finish(SnapshotJob& job) {
     faultPoint(FaultPoint::after_seal, job.step);
   } else {
     vault_.clearSlot(job.slot);
-    telemetry_.dropped(job.step, late.empty()
-                                     ? ""
-                                     : job.plan->table.regions[late.front()].name +
-                                           " was written between the optimizer step and its copy; "
-                                           "it is copied before the step returns from now on");
+    const bool lost = job.verify.anyLost();
+    telemetry_.dropped(job.step, late.empty() ? ""
+                                              : job.plan->table.regions[late.front()].name +
+                                                    (lost ? " was moved or freed"
+                                                          : " was written") +
+                                                    " between the optimizer step and its copy; "
+                                                    "it is copied before the step returns from "
+                                                    "now on");
+    if (lost) {
+      telemetry_.moved();
+    }
   }
   telemetry_.finished(finishing, clock_.nowNs(), good, job.copy_ns.load());
   {
