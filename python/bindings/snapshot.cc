@@ -61,6 +61,19 @@ std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::s
   return std::make_shared<Rank>(std::move(start));
 }
 
+void askRoom(Rank& self, py::function room) {
+  // Kept for good: a function of a module, and the vault may end without the GIL.
+  const py::handle kept = room.release();
+  self.vault().askRoom([kept](uint64_t bytes) {
+    const py::gil_scoped_acquire acquire;
+    try {
+      return kept(bytes).cast<bool>();
+    } catch (const py::error_already_set&) {
+      return true;  // nothing is known against it
+    }
+  });
+}
+
 void setTable(Rank& self,
               const std::vector<std::tuple<std::string, py::object, int32_t, bool>>& rows,
               const std::vector<std::pair<std::string, std::vector<int>>>& groups, bool plan_anew) {
@@ -166,6 +179,8 @@ void bindRank(py::module_& module) {
            py::arg("world"), py::arg("nodes"), py::arg("attempt"), py::arg("incarnation"),
            py::arg("overhead_percent"), py::arg("store"), py::arg("path"), py::arg("adopt_fd") = -1,
            py::arg("plan") = nullptr)
+      .def("ask_room", &askRoom, py::arg("room"),
+           "room: whether the vault may take so many bytes more; asked before each part of a slot.")
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
            py::arg("plan_anew") = false,
            "regions: (name, tensor, group, early); groups: (id, ranks); plan_anew: votes ask all "
@@ -224,6 +239,18 @@ void bindRank(py::module_& module) {
           "set_resume_verdict",
           [](Rank& self, uint64_t verdict) { self.vault().stats().resume_verdict.store(verdict); },
           py::arg("verdict"))
+      .def(
+          "set_memory_marks",
+          [](Rank& self, uint64_t oom_mark, bool given_up) {
+            self.vault().stats().oom_mark.store(oom_mark);
+            self.vault().stats().given_up.store(given_up ? 1 : 0);
+          },
+          py::arg("oom_mark"), py::arg("given_up"), "For the next attempt.")
+      .def(
+          "give_back",
+          [](Rank& self, bool everything) { return self.engine().giveBack(everything); },
+          py::arg("everything"), unlocked,
+          "Ends snapshots for good; returns the bytes of memory that this freed.")
       .def("stats", &stats)
       .def_property_readonly("fd", [](const Rank& self) { return self.vault().fd(); });
 }

@@ -533,6 +533,21 @@ void SnapshotEngine::finish(SnapshotJob& job) {
   changed_.notify_all();
 }
 
+uint64_t SnapshotEngine::giveBack(bool everything) {
+  if (!settle()) {
+    return 0;  // a device still copies into one
+  }
+  uint64_t bytes = 0;
+  const MutexLock lock(mutex_);
+  plan_ = nullptr;
+  for (uint32_t i = 0; i < vault_.slots(); ++i) {
+    if (everything || book_.isFree(static_cast<int>(i))) {
+      bytes += vault_.releaseSlot(i);
+    }
+  }
+  return bytes;
+}
+
 bool SnapshotEngine::busyOnDevice() {
   const auto job = threads_.job();
   return job != nullptr && !job->copier->hostWaits();

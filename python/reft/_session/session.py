@@ -22,10 +22,11 @@ from torch.optim import Optimizer
 
 from reft import _C, __version__, _continuation, _voice
 from reft._continuation import module_tree
-from reft._link import agent_protocol, agreement, hang_replies, job_identity
+from reft._link import agent_protocol, agreement, hang_replies, host_memory, job_identity
 from reft._session import drill, notes, recomputation, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
+from reft._session.memory_watch import MemoryWatch
 from reft._session.planner import Planner
 from reft._session.resumer import Resumed, Resumer
 from reft._session.small_state import Captured, SmallState, registered_values
@@ -74,6 +75,7 @@ class Session:
         self._small_state = SmallState(
             number, self._exact, int(env["resume_frame_bytes"]), self.failed
         )
+        self._memory: MemoryWatch | None = None
         self._boundary: Boundary | None = None
         self._announcer: Announcer | None = None
         self._resume: VerifiedResume | None = None
@@ -115,6 +117,9 @@ class Session:
         self._announcer = Announcer(self.env, self.job, found)
         if self._snapshots:
             self.planner = Planner(self.env, self.job, self._store, self.engine)
+            self._memory = MemoryWatch(self.env, self.job, self.engine, agreed.oom_kills)
+            if not self.env["vault_dir"] and not self.env["snapshot_host_bytes"]:
+                self.engine.ask_room(host_memory.has_room)
             of_process.watch()
             gradients.of_process.watch()
             if self._exact:
@@ -290,7 +295,12 @@ class Session:
         try:
             self._observe(frame)
             self._look_at_gradients()
-            if due and self.enabled and self._snapshots:
+            if self._memory is not None and self._snapshots:
+                self._memory.point()
+            if self._memory is not None and self._memory.given_up:
+                if due:  # the other ranks wait for a vote
+                    self.engine.pass_over(self.step, self._memory.given_up, False)
+            elif due and self.enabled and self._snapshots:
                 self._snapshot(frame, gated)
         finally:
             self.engine.end_point()
@@ -550,7 +560,7 @@ class Session:
         # A reference to the client keeps it connected, and it would compete for the agent with the
         # next session of this process.
         gradients.of_process.forget()
-        self.engine = self.planner = self._evidence = None
+        self.engine = self.planner = self._memory = self._evidence = None
         self._boundary = self._announcer = None
         self.client = None
 

@@ -22,11 +22,12 @@ from typing import Any
 
 from reft import _C, _voice
 from reft._continuation import plain
-from reft._link import agent_protocol, agreement, gather, job_identity
+from reft._link import agent_protocol, agreement, gather, host_memory, job_identity
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
 MATCH = "match"
 VERIFY = "verify"
+_OOM = "oom"
 _REASON_CHARS = 300
 _NO_AGENT = "none: "
 _LONGEST_ANSWER = 2000
@@ -72,11 +73,14 @@ class Agreed:
             on with.
         newest: None: training starts from its beginning.
         inventory: of all vaults, as all ranks know it.
+        oom_kills: 1: the kernel has ended a process of a rank's control group for want of memory
+            since the attempt before began; 2: although that attempt took no snapshots.
     """
 
     own_fd: int = -1
     newest: Source | None = None
     inventory: str = ""
+    oom_kills: int = 0
 
 
 def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
@@ -342,19 +346,41 @@ def agree(
     agreed = Agreed()
     try:
         _C.fault_point("restore_agree", 0)
+        _report_oom_kills(env, store, own_fd)  # before the others can go on
         gathered = gather.gather(job, store, INVENTORY, inventory, _C.merge_inventories)
         all_take_part(job.rank, job.world, gathered.refusals)
+        killed = _oom_kills(store) if gathered.text != _C.merge_inventories([]) else 0
+        agreed.oom_kills = killed
         plan = _plan(env, job, gathered.text)
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
             saved = plain.loads(_small_state(job, store, plan, restorer))
             if _is_of(session, saved, plan, job):
                 own = own_fd if plan.is_near(job.rank, job.rank) else -1
-                agreed = Agreed(own, Source(plan, restorer, saved), gathered.text)
+                agreed = Agreed(own, Source(plan, restorer, saved), gathered.text, killed)
         return agreed
     finally:
         if own_fd >= 0 and agreed.own_fd < 0:
             os.close(own_fd)
+
+
+def _report_oom_kills(env: dict[str, Any], store: Any, own_fd: int) -> None:
+    """Tells the other ranks if vaults may have made the kernel end a process. Who has said how much
+    memory they may take has decided that."""
+    if own_fd < 0 or env["vault_dir"] or env["snapshot_host_bytes"]:
+        return
+    try:
+        listing = _C.list_vault(own_fd)
+        if host_memory.oom_killed_since(listing["oom_mark"]):
+            store.set(_OOM, "2" if listing["given_up"] else "1")
+    except _C.Error:
+        return
+
+
+def _oom_kills(store: Any) -> int:
+    if not store.check([_OOM]):
+        return 0
+    return 2 if bytes(store.get(_OOM)) == b"2" else 1
 
 
 def _inventory(
