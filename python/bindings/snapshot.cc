@@ -240,6 +240,15 @@ void bindRank(py::module_& module) {
           [](Rank& self, uint64_t verdict) { self.vault().stats().resume_verdict.store(verdict); },
           py::arg("verdict"))
       .def(
+          "set_restoring",
+          [](Rank& self, uint64_t step, uint64_t way, uint64_t tries) {
+            RankStats& stats = self.vault().stats();
+            stats.restoring_way.store(way);
+            stats.restoring_tries.store(tries);
+            stats.restoring_step.store(step);
+          },
+          py::arg("step"), py::arg("way"), py::arg("tries"), "For the next attempt.")
+      .def(
           "set_memory_marks",
           [](Rank& self, uint64_t oom_mark, bool given_up) {
             self.vault().stats().oom_mark.store(oom_mark);

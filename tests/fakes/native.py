@@ -103,6 +103,7 @@ class FakeEngine:
         self.errors: dict[str, Exception] = {}
         self.late: list[int] = []
         self.marks = (0, False)
+        self.restoring = (0, 0, 0)
         self.given_back: list[bool] = []
         self.due = True
         self.restore_ns = self.recomputing = self.resume_verdict = 0
@@ -191,6 +192,9 @@ class FakeEngine:
 
     def set_recomputing(self, step: int) -> None:
         self.recomputing = step
+
+    def set_restoring(self, step: int, way: int, tries: int) -> None:
+        self.restoring = step, way, tries
 
     def set_memory_marks(self, oom_mark: int, given_up: bool) -> None:
         self.marks = oom_mark, given_up
