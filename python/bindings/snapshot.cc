@@ -153,8 +153,8 @@ py::tuple contentHash(const py::object& handle) {
     if (tensor.is_cuda()) {  // waits for the stream; plans are rare
       tensor = tensor.detach().cpu();
     }
-    const auto* from = fitsStorage(tensor) ? static_cast<const std::byte*>(tensor.const_data_ptr())
-                                          : nullptr;
+    const auto* from =
+        fitsStorage(tensor) ? static_cast<const std::byte*>(tensor.const_data_ptr()) : nullptr;
     LiveReader& reader = LiveReader::ofThread();
     for (uint64_t at = 0; at < tensor.nbytes();) {
       const uint64_t part = std::min<uint64_t>(tensor.nbytes() - at, LiveReader::kMostBytes);

@@ -18,8 +18,8 @@ namespace reft {
 
 // Tensors of one capture. Holds the storages, because user code may drop a tensor before the copy
 // is done, and the version counters, which outlive the tensors. The memory inside a storage it
-// cannot hold (share_memory_, resize_), so it notes where that is. Destroy it with the GIL held: the
-// last reference to a storage may free Python objects.
+// cannot hold (share_memory_, resize_), so it notes where that is. Destroy it with the GIL held:
+// the last reference to a storage may free Python objects.
 class TensorVersions final : public VersionReader {
  public:
   // Returns the address of its first element; nullptr if its storage has not all of its memory.

@@ -6,8 +6,8 @@
 // time.
 //
 // Threads: the training thread; check() from the thread that ask_check asked; nothing here takes
-// the GIL but hold_still. Errors: Unavailable for a second Rank; the constructor also throws what making or
-// adopting a vault throws.
+// the GIL but hold_still. Errors: Unavailable for a second Rank; the constructor also throws what
+// making or adopting a vault throws.
 #pragma once
 
 #include <functional>

@@ -44,9 +44,9 @@ struct CaptureInput {
   std::span<const ObjectPart> parts = {};
   // Further streams of the same devices; copies run behind the work enqueued on them so far.
   std::span<const DeviceStream> writers = {};
-  uint64_t cut = 0;                   // CutCounter::value() at the program point
-  bool checkable = true;              // `ask_check` reaches the thread that trains
-  bool gated = true;                  // gate() runs before the state is written again
+  uint64_t cut = 0;       // CutCounter::value() at the program point
+  bool checkable = true;  // `ask_check` reaches the thread that trains
+  bool gated = true;      // gate() runs before the state is written again
   // Runs its argument while no other thread moves memory; empty: none does at any time.
   std::function<void(const std::function<void()>&)> still = {};
   std::span<const int> devices = {};  // of each address, -1: the host; empty: all on the host

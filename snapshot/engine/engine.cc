@@ -505,13 +505,13 @@ void SnapshotEngine::finish(SnapshotJob& job) {
   } else {
     vault_.clearSlot(job.slot);
     const bool lost = job.verify.anyLost();
-    telemetry_.dropped(job.step, late.empty() ? ""
-                                              : job.plan->table.regions[late.front()].name +
-                                                    (lost ? " was moved or freed"
-                                                          : " was written") +
-                                                    " between the optimizer step and its copy; "
-                                                    "it is copied before the step returns from "
-                                                    "now on");
+    telemetry_.dropped(job.step, late.empty()
+                                     ? ""
+                                     : job.plan->table.regions[late.front()].name +
+                                           (lost ? " was moved or freed" : " was written") +
+                                           " between the optimizer step and its copy; "
+                                           "it is copied before the step returns from "
+                                           "now on");
     if (lost) {
       telemetry_.moved();
     }

@@ -6,11 +6,11 @@
 // write to it drops the snapshot (verify.h).
 //
 // Threads: the thread that trains calls setTable, beginPoint, capture, leaveOut, passOver,
-// endPoint, check, gate, busyOnDevice, settle, giveBack, takeLateWritten and drain; outcome, setPolicy and
-// committedStep come from any. The engine owns the threads `reft-copy` (copy_threads.h); the
-// destructor joins them and leaves an unfinished snapshot unsealed. Errors: no failure of a
-// snapshot throws; RankStats counts and describes it, and capture() returns it. setTable throws
-// SystemError without memory for the slots; the engine then takes no snapshots.
+// endPoint, check, gate, busyOnDevice, settle, giveBack, takeLateWritten and drain; outcome,
+// setPolicy and committedStep come from any. The engine owns the threads `reft-copy`
+// (copy_threads.h); the destructor joins them and leaves an unfinished snapshot unsealed. Errors:
+// no failure of a snapshot throws; RankStats counts and describes it, and capture() returns it.
+// setTable throws SystemError without memory for the slots; the engine then takes no snapshots.
 #pragma once
 
 #include <atomic>

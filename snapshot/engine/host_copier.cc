@@ -145,9 +145,8 @@ void HostCopier::findLost(std::span<const iovec> parts, std::span<const uint32_t
     return;
   }
   for (size_t i = 0; i < parts.size(); ++i) {
-    if (regions[i] != kPadding &&
-        reader.read(static_cast<const std::byte*>(parts[i].iov_base), parts[i].iov_len) ==
-            nullptr) {
+    if (regions[i] != kPadding && reader.read(static_cast<const std::byte*>(parts[i].iov_base),
+                                              parts[i].iov_len) == nullptr) {
       job_.verify.lost(regions[i]);
     }
   }

@@ -6,10 +6,10 @@
 // cannot read a device at the program point without waiting for it, so only regions on the host are
 // sampled. Early regions are copied before the point returns and are not compared.
 //
-// Threads: sample() by the thread that trains. copied() and lost() by copy threads, until compareVersions();
-// compareVersions() by one thread, once, when the copies have ended or read no counters.
-// compareSamples() by the thread that seals, behind both. late() by any. Errors: none besides
-// std::bad_alloc.
+// Threads: sample() by the thread that trains. copied() and lost() by copy threads, until
+// compareVersions(); compareVersions() by one thread, once, when the copies have ended or read no
+// counters. compareSamples() by the thread that seals, behind both. late() by any. Errors: none
+// besides std::bad_alloc.
 #pragma once
 
 #include <cstddef>

@@ -5,7 +5,8 @@
 // sharding group compare their shards, so together they compare everything once.
 //
 // Threads: re-entrant. Errors: none for chunks that are damaged or were not copied, and for live
-// memory that is gone, which are counted and left out; Corruption if the slot is overwritten meanwhile; what `download` throws.
+// memory that is gone, which are counted and left out; Corruption if the slot is overwritten
+// meanwhile; what `download` throws.
 #pragma once
 
 #include <cstddef>

@@ -23,7 +23,8 @@ class ChunkHasher {
   void reset();
   // dst and src do not overlap. `dst` 64-byte aligned is fastest.
   // `next`: what is read after this, maybe by another; it is fetched meanwhile, and may vanish.
-  void copy(std::byte* dst, const std::byte* src, size_t bytes, std::span<const std::byte> next = {});
+  void copy(std::byte* dst, const std::byte* src, size_t bytes,
+            std::span<const std::byte> next = {});
   // Hashes bytes that are in place.
   void hash(const std::byte* data, size_t bytes);
   // Writes zeros (padding between pieces) and hashes them.

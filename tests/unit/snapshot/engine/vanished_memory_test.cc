@@ -1,5 +1,5 @@
-// Memory of regions that a script moves, unmaps or shrinks while it is copied: the process lives, the
-// snapshot of that step is dropped, the next one is whole.
+// Memory of regions that a script moves, unmaps or shrinks while it is copied: the process lives,
+// the snapshot of that step is dropped, the next one is whole.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -52,10 +52,11 @@ class VanishedMemory : public testing::Test {
  protected:
   void SetUp() override {
     vault_ = Vault::create({"job", 0, 1}, 2, 64);
-    engine_ = std::make_unique<SnapshotEngine>(EngineOptions{}, *vault_, [this](const wire::Ballot& ballot) {
-      votes_.push_back(ballot);
-      voter_->outcome(ballot);
-    });
+    engine_ = std::make_unique<SnapshotEngine>(EngineOptions{}, *vault_,
+                                               [this](const wire::Ballot& ballot) {
+                                                 votes_.push_back(ballot);
+                                                 voter_->outcome(ballot);
+                                               });
     voter_ = engine_.get();
     plan(/*early=*/false);
     for (size_t i = 0; i < 2; ++i) {
@@ -78,8 +79,8 @@ class VanishedMemory : public testing::Test {
     engine_->setTable(buildTable(0, 1, std::move(regions), {}, "none", 0, kChunk));
   }
   void map(size_t region) {
-    addresses_[region] = ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                                MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    addresses_[region] =
+        ::mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     std::memset(addresses_[region], static_cast<int>(region + 1), kBytes);
   }
   CaptureResult capture(int64_t step) {

@@ -21,8 +21,8 @@ namespace {
 class Pages {
  public:
   explicit Pages(size_t count) : bytes_(count * kPage) {
-    data_ = static_cast<std::byte*>(::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    data_ = static_cast<std::byte*>(
+        ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     std::memset(data_, 7, bytes_);
   }
   ~Pages() { ::munmap(data_, bytes_); }
