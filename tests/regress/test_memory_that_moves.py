@@ -36,10 +36,9 @@ for step in range(1, 9):
         assert sent["0.weight"].shape == (size, size)
     elif WAY == "freed" and step in (3, 5):
         storage = frozen.weight.untyped_storage()
-        bytes_ = storage.nbytes()
         storage.resize_(0)
         if step == 5:
-            storage.resize_(bytes_)
+            storage.resize_(size * size * 4)
             frozen.weight.copy_(kept)
     elif WAY == "larger" and step == 3:
         with torch.no_grad():
