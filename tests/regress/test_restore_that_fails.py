@@ -25,8 +25,8 @@ final(*model.state_dict().values(), step=step)
 
 def test_the_older_step_is_resumed_instead(jobs: Runner) -> None:
     undisturbed = jobs.run(SCRIPT)
-    said = jobs.run(SCRIPT, kill="0:6:before_seal")
+    said = jobs.run(SCRIPT, kill="0:6:after_commit")
     text = " ".join(said.split())
     assert "restore failed: no" in text, said
-    assert "an attempt ended while it restored step 5: step 4, the one before it, is resumed" in text, said
-    assert "resumed at step 4" in text and finals(said) == finals(undisturbed), said
+    assert "an attempt ended while it restored step 6: step 5, the one before it, is resumed" in text, said
+    assert "resumed at step 5" in text and finals(said) == finals(undisturbed), said
