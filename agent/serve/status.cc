@@ -53,6 +53,8 @@ constexpr Metric kMetrics[] = {
     {"captured", "counter", "Snapshots begun."},
     {"sealed", "counter", "Snapshots sealed in the vault."},
     {"dropped", "counter", "Snapshots given up after they were begun."},
+    {"moved", "counter",
+     "Snapshots given up because the script moved or freed memory that was yet to be copied."},
     {"skipped", "counter", "Snapshots not begun because no slot was free."},
     {"sealed_step", "gauge", "Newest step sealed by this rank."},
     {"committed_step", "gauge", "Newest step that every rank sealed."},

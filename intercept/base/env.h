@@ -72,8 +72,8 @@ namespace reft {
     "How reft detects writes that bypass version counters (`.data`): by hashes of samples, " \
     "or of everything.") \
   X(snapshot_host_bytes, "REFT_SNAPSHOT_HOST_BYTES", kBytes, "0", "0 or a size", \
-    "Limit of the host memory that the vaults of this node take. 0: nine tenths of the " \
-    "available memory.") \
+    "Limit of the host memory that the vaults of this node take. 0: nine tenths of what the job " \
+    "leaves of the available memory (docs/memory.md).") \
   X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", \
     "Longest wait for a free slot after the optimizers return. If none is free by then, the " \
     "step skips its snapshot, and the skip is counted.") \

@@ -3,10 +3,14 @@
 #include <fcntl.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+#include <random>
+
 #include "intercept/driver/cuda_api.h"
 #include "python/bindings/tensor_arguments.h"
 #include "python/rank/rank.h"
 #include "snapshot/vault/hash.h"
+#include "snapshot/vault/live_reader.h"
 
 namespace py = pybind11;
 
@@ -50,7 +54,24 @@ std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::s
   }
   start.plan = plan;
   start.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
+  start.hold_still = [](const std::function<void()>& work) {
+    const py::gil_scoped_acquire acquire;
+    work();
+  };
   return std::make_shared<Rank>(std::move(start));
+}
+
+void askRoom(Rank& self, py::function room) {
+  // Kept for good: a function of a module, and the vault may end without the GIL.
+  const py::handle kept = room.release();
+  self.vault().askRoom([kept](uint64_t bytes) {
+    const py::gil_scoped_acquire acquire;
+    try {
+      return kept(bytes).cast<bool>();
+    } catch (const py::error_already_set&) {
+      return true;  // nothing is known against it
+    }
+  });
 }
 
 void setTable(Rank& self,
@@ -132,8 +153,21 @@ py::tuple contentHash(const py::object& handle) {
     if (tensor.is_cuda()) {  // waits for the stream; plans are rare
       tensor = tensor.detach().cpu();
     }
-    low = hashBytes(tensor.const_data_ptr(), tensor.nbytes(), 1);
-    high = hashBytes(tensor.const_data_ptr(), tensor.nbytes(), 2);
+    const auto* from =
+        fitsStorage(tensor) ? static_cast<const std::byte*>(tensor.const_data_ptr()) : nullptr;
+    LiveReader& reader = LiveReader::ofThread();
+    for (uint64_t at = 0; at < tensor.nbytes();) {
+      const uint64_t part = std::min<uint64_t>(tensor.nbytes() - at, LiveReader::kMostBytes);
+      const std::byte* const copy = from == nullptr ? nullptr : reader.read(from + at, part);
+      if (copy == nullptr) {  // its memory has gone: equal to nothing
+        low = std::random_device()();
+        high = std::random_device()();
+        break;
+      }
+      low = hashBytes(copy, part, low + 1);
+      high = hashBytes(copy, part, high + 2);
+      at += part;
+    }
   }
   return py::make_tuple(low, high);
 }
@@ -145,6 +179,8 @@ void bindRank(py::module_& module) {
            py::arg("world"), py::arg("nodes"), py::arg("attempt"), py::arg("incarnation"),
            py::arg("overhead_percent"), py::arg("store"), py::arg("path"), py::arg("adopt_fd") = -1,
            py::arg("plan") = nullptr)
+      .def("ask_room", &askRoom, py::arg("room"),
+           "room: whether the vault may take so many bytes more; asked before each part of a slot.")
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
            py::arg("plan_anew") = false,
            "regions: (name, tensor, group, early); groups: (id, ranks); plan_anew: votes ask all "
@@ -203,6 +239,27 @@ void bindRank(py::module_& module) {
           "set_resume_verdict",
           [](Rank& self, uint64_t verdict) { self.vault().stats().resume_verdict.store(verdict); },
           py::arg("verdict"))
+      .def(
+          "set_restoring",
+          [](Rank& self, uint64_t step, uint64_t way, uint64_t tries) {
+            RankStats& stats = self.vault().stats();
+            stats.restoring_way.store(way);
+            stats.restoring_tries.store(tries);
+            stats.restoring_step.store(step);
+          },
+          py::arg("step"), py::arg("way"), py::arg("tries"), "For the next attempt.")
+      .def(
+          "set_memory_marks",
+          [](Rank& self, uint64_t oom_mark, bool given_up) {
+            self.vault().stats().oom_mark.store(oom_mark);
+            self.vault().stats().given_up.store(given_up ? 1 : 0);
+          },
+          py::arg("oom_mark"), py::arg("given_up"), "For the next attempt.")
+      .def(
+          "give_back",
+          [](Rank& self, bool everything) { return self.engine().giveBack(everything); },
+          py::arg("everything"), unlocked,
+          "Ends snapshots for good; returns the bytes of memory that this freed.")
       .def("stats", &stats)
       .def_property_readonly("fd", [](const Rank& self) { return self.vault().fd(); });
 }

@@ -2,6 +2,9 @@
 
 #include <torch/csrc/autograd/python_variable.h>
 
+#include "intercept/base/error.h"
+#include "python/rank/live_tensors.h"
+
 namespace py = pybind11;
 
 namespace reft {
@@ -30,6 +33,9 @@ py::object hostMemory(py::handle handle, int64_t limit) {
     return py::none();
   }
   const auto bytes = static_cast<int64_t>(tensor.nbytes());
+  if (bytes > 0 && !fitsStorage(tensor)) {
+    throw InvalidArgument("tensor", "without memory", "tensors that have theirs");
+  }
   py::object contents = py::none();
   if (bytes <= limit) {
     contents = py::bytes(bytes == 0 ? "" : static_cast<const char*>(tensor.const_data_ptr()),

@@ -42,6 +42,12 @@ py::dict listVault(int fd) {
   result["bytes"] = reader.bytes();
   result["step_ns"] = reader.stats().step_ns.load(std::memory_order_relaxed);
   result["recomputing_step"] = reader.stats().recomputing_step.load(std::memory_order_relaxed);
+  result["restoring"] =
+      py::make_tuple(reader.stats().restoring_step.load(std::memory_order_relaxed),
+                     reader.stats().restoring_way.load(std::memory_order_relaxed),
+                     reader.stats().restoring_tries.load(std::memory_order_relaxed));
+  result["oom_mark"] = reader.stats().oom_mark.load(std::memory_order_relaxed);
+  result["given_up"] = reader.stats().given_up.load(std::memory_order_relaxed) != 0;
   py::list slots;
   for (const SlotView& view : reader.slots()) {
     py::dict slot = describe(view);

@@ -10,11 +10,22 @@
 
 namespace reft {
 
-void TensorVersions::add(const at::Tensor& tensor) {
-  storages_.push_back(tensor.storage());
+const void* TensorVersions::add(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  const auto offset = static_cast<uint64_t>(tensor.storage_offset()) * tensor.itemsize();
+  memory_.push_back({storage, storage.data(), offset + tensor.nbytes()});
   // Inference tensors keep no versions; writes to them are found by samples alone.
   counters_.push_back(tensor.is_inference() ? c10::VariableVersion(c10::VariableVersion::DISABLED)
                                             : tensor.unsafeGetTensorImpl()->version_counter());
+  const Memory& memory = memory_.back();
+  return memory.begin != nullptr && memory.bytes <= storage.nbytes()
+             ? static_cast<const std::byte*>(memory.begin) + offset
+             : nullptr;
+}
+
+bool TensorVersions::stands(size_t region) const noexcept {
+  const Memory& memory = memory_[region];
+  return memory.storage.data() == memory.begin && memory.bytes <= memory.storage.nbytes();
 }
 
 uint64_t TensorVersions::version(size_t region) const noexcept {
@@ -88,6 +99,9 @@ std::vector<LiveRegion> liveRegions(const std::vector<NamedTensor>& tensors) {
     if (!isDense(tensor)) {
       throw InvalidArgument("region " + name, "not dense",
                             "tensors whose elements fill one span of memory");
+    }
+    if (!fitsStorage(tensor)) {
+      throw InvalidArgument("region " + name, "without memory", "tensors that have theirs");
     }
     LiveRegion region{name, dtypeName(tensor), tensor.sizes().vec(), tensor.nbytes(), nullptr};
     if (!tensor.is_cuda()) {

@@ -16,18 +16,27 @@
 
 namespace reft {
 
-// Tensors of one capture. Holds the storages, because user code may drop or swap a tensor's memory
-// before the copy is done, and the version counters, which outlive the tensors. Destroy it with the
-// GIL held: the last reference to a storage may free Python objects.
+// Tensors of one capture. Holds the storages, because user code may drop a tensor before the copy
+// is done, and the version counters, which outlive the tensors. The memory inside a storage it
+// cannot hold (share_memory_, resize_), so it notes where that is. Destroy it with the GIL held:
+// the last reference to a storage may free Python objects.
 class TensorVersions final : public VersionReader {
  public:
-  void add(const at::Tensor& tensor);
+  // Returns the address of its first element; nullptr if its storage has not all of its memory.
+  const void* add(const at::Tensor& tensor);
   // Keeps its memory as well.
-  void keep(const at::Tensor& tensor) { storages_.push_back(tensor.storage()); }
+  void keep(const at::Tensor& tensor) { parts_.push_back(tensor.storage()); }
   uint64_t version(size_t region) const noexcept override;
+  bool stands(size_t region) const noexcept override;
 
  private:
-  std::vector<c10::Storage> storages_;
+  struct Memory {
+    c10::Storage storage;
+    const void* begin = nullptr;
+    uint64_t bytes = 0;  // up to the end of the tensor
+  };
+  std::vector<Memory> memory_;
+  std::vector<c10::Storage> parts_;
   std::vector<c10::VariableVersion> counters_;
 };
 

@@ -80,7 +80,8 @@ Rank::Rank(Start start)
       client_(start.client),
       identity_(start.identity),
       chunk_bytes_(start.options.chunk_bytes),
-      protection_(start.options.protection) {
+      protection_(start.options.protection),
+      hold_still_(start.hold_still) {
   const VaultIdentity vault_identity{identity_.job, identity_.rank, identity_.world};
   const bool adopts = static_cast<bool>(start.adopted);
   vault_ = adopts ? Vault::adopt(std::move(start.adopted), vault_identity)
@@ -228,12 +229,14 @@ CaptureResult Rank::capture(const Point& point) {
   addresses.reserve(point.tensors.size());
   for (size_t i = 0; i < point.tensors.size(); ++i) {
     const at::Tensor& tensor = point.tensors[i];
-    if (!fitsRegion(tensor, regions_[i]) || !fitsStorage(tensor)) {
+    if (!fitsRegion(tensor, regions_[i])) {
       return CaptureResult::kNoTable;
     }
-    addresses.push_back(tensor.const_data_ptr());
+    addresses.push_back(versions->add(tensor));
+    if (addresses.back() == nullptr) {
+      return CaptureResult::kNoTable;
+    }
     devices.push_back(deviceOf(tensor));
-    versions->add(tensor);
   }
   if (!standsApart(addresses)) {
     return CaptureResult::kNoTable;
@@ -274,6 +277,7 @@ CaptureResult Rank::capture(const Point& point) {
   input.writers = point.writers;
   input.cut = processCut().value();
   input.gated = point.gated;
+  input.still = hold_still_;
   input.checkable = ::gettid() == ::getpid();  // the main thread is the one that can be asked
   const CaptureResult result = engine_->capture(input);
   // A snapshot that was not taken may have left an earlier one under way, which still reads what it

@@ -6,8 +6,8 @@
 // time.
 //
 // Threads: the training thread; check() from the thread that ask_check asked; nothing here takes
-// the GIL. Errors: Unavailable for a second Rank; the constructor also throws what making or
-// adopting a vault throws.
+// the GIL but hold_still. Errors: Unavailable for a second Rank; the constructor also throws what
+// making or adopting a vault throws.
 #pragma once
 
 #include <functional>
@@ -43,6 +43,8 @@ class Rank {
     const RestorePlan* plan = nullptr;  // what the job resumes from
     // Asks the main thread to call check() between two bytecodes; false: it could not be asked.
     std::function<bool()> ask_check;
+    // Runs its argument while no other thread of the script moves memory.
+    std::function<void(const std::function<void()>&)> hold_still;
   };
   // A region of the snapshot, as the script has it.
   struct Region {
@@ -104,6 +106,7 @@ class Rank {
   const RankIdentity identity_;
   const uint64_t chunk_bytes_;
   const Protection* protection_;
+  const std::function<void(const std::function<void()>&)> hold_still_;
   std::unique_ptr<Vault> vault_;
   std::unique_ptr<SnapshotEngine> engine_;
   std::unique_ptr<StoreCommit> commit_;

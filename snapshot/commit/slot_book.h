@@ -62,6 +62,8 @@ class SlotBook {
   std::optional<int> find(int64_t step, uint64_t incarnation) const;
   // Whether the slot holds a sealed snapshot that is not aborted.
   bool holds(int slot) const;
+  // Whether nothing in the slot is needed any more.
+  bool isFree(int slot) const { return reusable(slots_[static_cast<size_t>(slot)]); }
   int slots() const { return static_cast<int>(slots_.size()); }
 
  private:

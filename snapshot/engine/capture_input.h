@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -14,11 +15,14 @@
 
 namespace reft {
 
-// Version counters of the regions, in table order. Copy threads call it: no lock, no GIL.
+// What tells that regions were written or moved, in table order. Copy threads call it: no lock, no
+// GIL.
 class VersionReader {
  public:
   virtual ~VersionReader() = default;
   virtual uint64_t version(size_t region) const noexcept = 0;
+  // Whether the memory of a region is where it was at the capture, and as large.
+  virtual bool stands(size_t /*region*/) const noexcept { return true; }
 };
 
 // Bytes of the objects that still lie on a device.
@@ -40,9 +44,11 @@ struct CaptureInput {
   std::span<const ObjectPart> parts = {};
   // Further streams of the same devices; copies run behind the work enqueued on them so far.
   std::span<const DeviceStream> writers = {};
-  uint64_t cut = 0;                   // CutCounter::value() at the program point
-  bool checkable = true;              // `ask_check` reaches the thread that trains
-  bool gated = true;                  // gate() runs before the state is written again
+  uint64_t cut = 0;       // CutCounter::value() at the program point
+  bool checkable = true;  // `ask_check` reaches the thread that trains
+  bool gated = true;      // gate() runs before the state is written again
+  // Runs its argument while no other thread moves memory; empty: none does at any time.
+  std::function<void(const std::function<void()>&)> still = {};
   std::span<const int> devices = {};  // of each address, -1: the host; empty: all on the host
   std::span<const DeviceStream> streams = {};  // that train, one for each device in `devices`
 

@@ -10,6 +10,7 @@
 #include "snapshot/engine/snapshot_job.h"
 #include "snapshot/engine/telemetry.h"
 #include "snapshot/vault/copy.h"
+#include "snapshot/vault/live_reader.h"
 
 namespace reft {
 
@@ -135,9 +136,8 @@ void DeviceCopier::landExtras() {
 bool DeviceCopier::fetch(Fetched& fetched, int device, const std::byte* from, std::byte* to,
                          uint64_t bytes) {
   if (device < 0) {
-    std::memcpy(to, from, bytes);
     fetched.host_bytes += bytes;
-    return true;
+    return fetchFromHost(from, to, bytes);
   }
   ++fetched.calls;
   if (std::none_of(fetched.tickets.begin(), fetched.tickets.end(),
@@ -145,6 +145,20 @@ bool DeviceCopier::fetch(Fetched& fetched, int device, const std::byte* from, st
     fetched.tickets.push_back({device, 0});
   }
   return copy_.copy(device, to, from, bytes);
+}
+
+bool DeviceCopier::fetchFromHost(const std::byte* from, std::byte* to, uint64_t bytes) {
+  LiveReader& reader = LiveReader::ofThread();
+  for (uint64_t at = 0; at < bytes;) {
+    const uint64_t part = std::min<uint64_t>(bytes - at, LiveReader::kMostBytes);
+    const std::byte* const copy = reader.read(from + at, part);
+    if (copy == nullptr) {
+      return false;
+    }
+    std::memcpy(to + at, copy, part);
+    at += part;
+  }
+  return true;
 }
 
 void DeviceCopier::submit(Fetched& fetched, bool fine) {
@@ -181,6 +195,9 @@ bool DeviceCopier::fetchChunk(Fetched& fetched) {
     const uint64_t bytes = std::min(end - at, piece.end - piece.begin - into);
     fine = fetch(fetched, devices_[piece.region], job_.addresses[piece.region] + piece.begin + into,
                  payload + at, bytes);
+    if (!fine && devices_[piece.region] < 0) {
+      job_.verify.lost(piece.region);
+    }
     at += bytes;
   }
   if (fine && at < end) {

@@ -66,6 +66,8 @@ class DeviceCopier final : public Copier {
   void landExtras();
   // False: the copy cannot be enqueued.
   bool fetch(Fetched& fetched, int device, const std::byte* from, std::byte* to, uint64_t bytes);
+  // False: not all of it is there.
+  static bool fetchFromHost(const std::byte* from, std::byte* to, uint64_t bytes);
   bool fetchChunk(Fetched& fetched) REQUIRES(mutex_);
   // False: all chunks are fetched.
   bool fetchOne(Tier tier) REQUIRES(mutex_);

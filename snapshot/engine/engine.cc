@@ -504,11 +504,17 @@ void SnapshotEngine::finish(SnapshotJob& job) {
     faultPoint(FaultPoint::after_seal, job.step);
   } else {
     vault_.clearSlot(job.slot);
+    const bool lost = job.verify.anyLost();
     telemetry_.dropped(job.step, late.empty()
                                      ? ""
                                      : job.plan->table.regions[late.front()].name +
-                                           " was written between the optimizer step and its copy; "
-                                           "it is copied before the step returns from now on");
+                                           (lost ? " was moved or freed" : " was written") +
+                                           " between the optimizer step and its copy; "
+                                           "it is copied before the step returns from "
+                                           "now on");
+    if (lost) {
+      telemetry_.moved();
+    }
   }
   telemetry_.finished(finishing, clock_.nowNs(), good, job.copy_ns.load());
   {
@@ -525,6 +531,21 @@ void SnapshotEngine::finish(SnapshotJob& job) {
   threads_.retire(job);
   job.finish(good);
   changed_.notify_all();
+}
+
+uint64_t SnapshotEngine::giveBack(bool everything) {
+  if (!settle()) {
+    return 0;  // a device still copies into one
+  }
+  uint64_t bytes = 0;
+  const MutexLock lock(mutex_);
+  plan_ = nullptr;
+  for (uint32_t i = 0; i < vault_.slots(); ++i) {
+    if (everything || book_.isFree(static_cast<int>(i))) {
+      bytes += vault_.releaseSlot(i);
+    }
+  }
+  return bytes;
 }
 
 bool SnapshotEngine::busyOnDevice() {

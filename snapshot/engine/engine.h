@@ -6,11 +6,11 @@
 // write to it drops the snapshot (verify.h).
 //
 // Threads: the thread that trains calls setTable, beginPoint, capture, leaveOut, passOver,
-// endPoint, check, gate, busyOnDevice, settle, takeLateWritten and drain; outcome, setPolicy and
-// committedStep come from any. The engine owns the threads `reft-copy` (copy_threads.h); the
-// destructor joins them and leaves an unfinished snapshot unsealed. Errors: no failure of a
-// snapshot throws; RankStats counts and describes it, and capture() returns it. setTable throws
-// SystemError without memory for the slots; the engine then takes no snapshots.
+// endPoint, check, gate, busyOnDevice, settle, giveBack, takeLateWritten and drain; outcome,
+// setPolicy and committedStep come from any. The engine owns the threads `reft-copy`
+// (copy_threads.h); the destructor joins them and leaves an unfinished snapshot unsealed. Errors:
+// no failure of a snapshot throws; RankStats counts and describes it, and capture() returns it.
+// setTable throws SystemError without memory for the slots; the engine then takes no snapshots.
 #pragma once
 
 #include <atomic>
@@ -92,6 +92,10 @@ class SnapshotEngine {
   bool busyOnDevice();
   // Seals or drops every snapshot. False: a device has not finished after `device_wait`.
   bool settle() { return settleWithin(options_.device_wait); }
+
+  // Ends snapshots for good, and gives the memory of slots back: of those that a restart does not
+  // need, or of all. Returns the bytes.
+  uint64_t giveBack(bool everything);
 
   // From the agent.
   void outcome(const wire::Ballot& ballot);

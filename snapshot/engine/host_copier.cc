@@ -1,6 +1,9 @@
 #include "snapshot/engine/host_copier.h"
 
 #include <algorithm>
+#include <array>
+#include <string>
+#include <vector>
 
 #include "intercept/base/fault.h"
 #include "snapshot/engine/snapshot_job.h"
@@ -8,6 +11,16 @@
 #include "snapshot/vault/copy.h"
 
 namespace reft {
+
+namespace {
+
+constexpr uint32_t kPadding = UINT32_MAX;
+
+uint64_t payloadEnd(const Piece& piece) {
+  return piece.payload_offset + (piece.end - piece.begin);
+}
+
+}  // namespace
 
 Copier::Way HostCopier::way(const Wanted& wanted) const {
   // A control step begins when its copy is done, as every step does under `sync`. Without a gate
@@ -62,6 +75,10 @@ bool HostCopier::copyNext(Tier tier, const Sink& sink) {
 
 uint64_t HostCopier::copyChunk(uint64_t chunk, Tier tier) {
   thread_local ChunkHasher hasher;
+  thread_local std::vector<iovec> parts;       // of a block, padding included
+  thread_local std::vector<uint32_t> regions;  // of the parts
+  static constexpr std::array<std::byte, kPage> kZeros{};
+  LiveReader& reader = LiveReader::ofThread();
   const SnapshotPlan& plan = *job_.plan;
   const std::vector<Piece>& pieces = plan.table.pieces;
   const int64_t start = context_.clock.nowNs();
@@ -69,31 +86,70 @@ uint64_t HostCopier::copyChunk(uint64_t chunk, Tier tier) {
   std::byte* const payload = context_.vault.payload(job_.slot);
   const uint64_t begin = chunk * plan.table.chunk_bytes;
   const uint64_t end = begin + plan.chunkBytes(chunk);
-  uint64_t at = begin;
-  for (uint32_t i = plan.first_piece[chunk]; i < pieces.size() && pieces[i].payload_offset < end;
-       ++i) {
-    const Piece& piece = pieces[i];
-    if (at < piece.payload_offset) {
-      hasher.zero(payload + at, piece.payload_offset - at);
-      at = piece.payload_offset;
+  uint32_t piece = plan.first_piece[chunk];
+  for (uint64_t at = begin; at < end && !job_.failed();) {
+    parts.clear();
+    regions.clear();
+    uint64_t to = at;
+    const uint64_t block_end = std::min(end, at + LiveReader::kMostBytes);
+    while (to < block_end && parts.size() < LiveReader::kMostParts) {
+      while (piece < pieces.size() && payloadEnd(pieces[piece]) <= to) {
+        ++piece;
+      }
+      const bool in_piece = piece < pieces.size() && pieces[piece].payload_offset <= to;
+      uint64_t bytes = block_end - to;
+      if (in_piece) {
+        const Piece& of = pieces[piece];
+        bytes = std::min(bytes, payloadEnd(of) - to);
+        parts.push_back(
+            partOf(job_.addresses[of.region] + of.begin + (to - of.payload_offset), bytes));
+        regions.push_back(of.region);
+      } else {  // padding
+        const uint64_t next = piece < pieces.size() ? pieces[piece].payload_offset : end;
+        bytes = std::min({bytes, next - to, uint64_t{kZeros.size()}});
+        parts.push_back(partOf(kZeros.data(), bytes));
+        regions.push_back(kPadding);
+      }
+      to += bytes;
     }
-    const uint64_t into = at - piece.payload_offset;
-    const uint64_t bytes = std::min(end - at, piece.end - piece.begin - into);
-    hasher.copy(payload + at, job_.addresses[piece.region] + piece.begin + into, bytes);
-    at += bytes;
-    if (i == plan.first_piece[chunk]) {
+    if (reader.gather(parts) != to - at) {
+      findLost(parts, regions);
+      break;
+    }
+    const std::byte* const last = static_cast<const std::byte*>(parts.back().iov_base);
+    hasher.copy(payload + at, reader.data(), to - at,
+                {last + parts.back().iov_len, std::min(LiveReader::kMostBytes, end - to)});
+    if (at == begin) {
       faultPoint(FaultPoint::mid_chunk, job_.step);
     }
-    job_.verify.copied(piece.region);
-  }
-  if (at < end) {
-    hasher.zero(payload + at, end - at);
+    for (const uint32_t region : regions) {
+      if (region != kPadding) {
+        job_.verify.copied(region);
+      }
+    }
+    at = to;
   }
   context_.vault.chunkHashes(job_.slot)[chunk] = hasher.digest();
   const int64_t now = context_.clock.nowNs();
   job_.copy_ns.fetch_add(now - start);
   context_.telemetry.copied(job_.step, tier, start, now, end - begin);
   return end - begin;
+}
+
+// Each part by itself: a write that faults says no more exactly than to a page where it ended.
+void HostCopier::findLost(std::span<const iovec> parts, std::span<const uint32_t> regions) {
+  LiveReader& reader = LiveReader::ofThread();
+  job_.fail();
+  if (!reader.why().empty()) {
+    context_.telemetry.note("step " + std::to_string(job_.step) + " dropped: " + reader.why());
+    return;
+  }
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (regions[i] != kPadding && reader.read(static_cast<const std::byte*>(parts[i].iov_base),
+                                              parts[i].iov_len) == nullptr) {
+      job_.verify.lost(regions[i]);
+    }
+  }
 }
 
 }  // namespace reft

@@ -52,7 +52,8 @@ class SnapshotJob {
     uint8_t proposal = 0;  // that its vote carries
   };
 
-  // Takes the samples of the program point.
+  // Takes the samples of the program point. Fails if a region has moved since the caller read its
+  // address.
   SnapshotJob(const Place& place, const CaptureInput& input, bool verify_full);
   ~SnapshotJob();
   SnapshotJob(const SnapshotJob&) = delete;
@@ -109,6 +110,7 @@ class SnapshotJob {
   bool awaitFinished(std::chrono::nanoseconds most) EXCLUDES(mutex_);
 
  private:
+  void sample(const CaptureInput& input);
   void to(State next) REQUIRES(mutex_);
   bool isCopied() const REQUIRES(mutex_);
   bool isFinished() const REQUIRES(mutex_);

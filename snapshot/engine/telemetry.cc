@@ -141,6 +141,10 @@ void Telemetry::dropped(int64_t step, const std::string& why) {
   logDebug(kLogger, "step ", step, " dropped", why.empty() ? "" : ": ", why);
 }
 
+void Telemetry::moved() {
+  stats_.moved.fetch_add(1);
+}
+
 uint64_t Telemetry::finishing(int64_t step, int64_t now_ns) {
   return vault_.spans().begin(SpanKind::kSeal, step, now_ns);
 }

@@ -44,6 +44,7 @@ class Telemetry {
   void gated(int64_t step, int64_t begin_ns, int64_t waited_ns);
   void sealed(int64_t step);
   void dropped(int64_t step, const std::string& why);
+  void moved();  // the snapshot was dropped because memory of a region moved, or went
   // A thread begins to seal or to drop the snapshot. Returns what finished() takes.
   uint64_t finishing(int64_t step, int64_t now_ns);
   // `copy_ns`: added up over the copy threads.

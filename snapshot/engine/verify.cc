@@ -51,16 +51,27 @@ void Verify::sample(std::span<const std::byte* const> addresses, std::span<const
   }
 }
 
-bool Verify::moved(uint32_t region) const {
-  return !plan_->table.regions[region].early && versions_ != nullptr &&
-         versions_->version(region) != versions_at_point_[region];
+// Early regions are copied before anything may write them.
+bool Verify::compares(uint32_t region) const {
+  return !plan_->table.regions[region].early && versions_ != nullptr;
 }
 
 void Verify::copied(uint32_t region) {
-  if (moved(region)) {
+  if (!compares(region)) {
+    return;
+  }
+  if (!versions_->stands(region)) {
+    lost(region);
+  } else if (versions_->version(region) != versions_at_point_[region]) {
     const MutexLock lock(mutex_);
     late_.push_back(region);
   }
+}
+
+void Verify::lost(uint32_t region) {
+  const MutexLock lock(mutex_);
+  late_.push_back(region);
+  any_lost_ = true;
 }
 
 void Verify::compareVersions() {
@@ -87,6 +98,11 @@ void Verify::compareSamples(const std::byte* payload) {
 std::vector<uint32_t> Verify::late() const {
   const MutexLock lock(mutex_);
   return late_;
+}
+
+bool Verify::anyLost() const {
+  const MutexLock lock(mutex_);
+  return any_lost_;
 }
 
 bool groupOnDevice(const SnapshotPlan& plan, size_t group, std::span<const int> devices) {

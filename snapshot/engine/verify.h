@@ -1,14 +1,15 @@
-// Finds regions that were written between the program point and their copy.
+// Finds regions that were written or moved between the program point and their copy.
 //
-// Two kinds of evidence: version counters, which move when an op on a tensor has ended, and samples
-// of the bytes (all bytes with `full`), which also show writes that bypass the counters. The host
+// Three kinds of evidence: version counters, which move when an op on a tensor has ended; the place
+// of a region's memory; and samples of the bytes (all bytes with `full`), which also show writes
+// that bypass the counters. The host
 // cannot read a device at the program point without waiting for it, so only regions on the host are
 // sampled. Early regions are copied before the point returns and are not compared.
 //
-// Threads: sample() by the thread that trains. copied() by copy threads, until compareVersions();
-// compareVersions() by one thread, once, when the copies have ended or read no counters.
-// compareSamples() by the thread that seals, behind both. late() by any. Errors: none besides
-// std::bad_alloc.
+// Threads: sample() by the thread that trains. copied() and lost() by copy threads, until
+// compareVersions(); compareVersions() by one thread, once, when the copies have ended or read no
+// counters. compareSamples() by the thread that seals, behind both. late() by any. Errors: none
+// besides std::bad_alloc.
 #pragma once
 
 #include <cstddef>
@@ -27,11 +28,13 @@ class Verify {
  public:
   Verify(std::shared_ptr<const SnapshotPlan> plan, int64_t step, bool full);
 
-  // At the program point. `devices`: as in CaptureInput.
+  // At the program point, while nothing moves memory. `devices`: as in CaptureInput.
   void sample(std::span<const std::byte* const> addresses, std::span<const int> devices,
               std::shared_ptr<const VersionReader> versions);
   // A piece of `region` was copied just now.
   void copied(uint32_t region);
+  // Memory of `region` is gone.
+  void lost(uint32_t region);
   // The thread that trains is between two ops. Gives the counters back.
   void compareVersions();
   // Skipped if a region is late already.
@@ -39,9 +42,11 @@ class Verify {
 
   // Regions that were written too early; empty: the copy holds the state of the program point.
   std::vector<uint32_t> late() const;
+  // Whether memory of a region that is late went, or moved.
+  bool anyLost() const;
 
  private:
-  bool moved(uint32_t region) const;
+  bool compares(uint32_t region) const;
   uint64_t hashOf(size_t piece, const std::byte* data) const;
 
   const std::shared_ptr<const SnapshotPlan> plan_;
@@ -54,6 +59,7 @@ class Verify {
 
   mutable Mutex mutex_;
   std::vector<uint32_t> late_ GUARDED_BY(mutex_);
+  bool any_lost_ GUARDED_BY(mutex_) = false;
 };
 
 // What samples and lines of one step are drawn by, equal on all ranks.

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "intercept/base/error.h"
+#include "snapshot/vault/live_reader.h"
 
 namespace reft {
 
@@ -55,17 +56,29 @@ Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
     const std::byte* const payload = saved.bytesAt(piece.payload_offset);
     const std::byte* const memory = live[at->second].memory;
     uint64_t first = bytes;
+    bool gone = false;
     for (uint64_t done = 0; done < bytes && first == bytes;) {
-      const uint64_t part = std::min(bytes - done, memory == nullptr ? kStageBytes : bytes);
-      const std::byte* now = memory == nullptr ? nullptr : memory + piece.begin + done;
-      if (now == nullptr) {
+      const uint64_t part =
+          std::min(bytes - done, memory == nullptr ? kStageBytes : LiveReader::kMostBytes);
+      const std::byte* now = nullptr;
+      if (memory == nullptr) {
         stage.resize(part);
         download(at->second, piece.begin + done, stage);
         now = stage.data();
+      } else {
+        now = LiveReader::ofThread().read(memory + piece.begin + done, part);
+        gone = now == nullptr;
+        if (gone) {
+          break;
+        }
       }
       const uint64_t same = firstDifference(payload + done, now, part);
       first = same == part ? bytes : done + same;
       done += part;
+    }
+    if (gone) {
+      result.left_out_bytes += bytes;
+      continue;
     }
     result.compared_bytes += bytes;
     if (first < bytes && result.differences.size() < kMostDifferences) {

@@ -4,8 +4,9 @@
 // (python/reft/_session/verification.py). Only the slot's own pieces are compared: the members of a
 // sharding group compare their shards, so together they compare everything once.
 //
-// Threads: re-entrant. Errors: none for chunks that are damaged or were not copied, which are
-// counted and left out; Corruption if the slot is overwritten meanwhile; what `download` throws.
+// Threads: re-entrant. Errors: none for chunks that are damaged or were not copied, and for live
+// memory that is gone, which are counted and left out; Corruption if the slot is overwritten
+// meanwhile; what `download` throws.
 #pragma once
 
 #include <cstddef>

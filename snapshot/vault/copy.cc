@@ -22,11 +22,11 @@ constexpr size_t kBlock =
     size_t{16} << 10;  // two blocks fit in L1: the one in work and the one that is being fetched
 constexpr uint64_t kLine = 64;
 
-// `ahead` bytes behind the source come next: they are fetched meanwhile, so that memory is read
-// while it is written.
-void streamCopy(std::byte* dst, const std::byte* src, size_t bytes, size_t ahead) {
+// `next` is fetched meanwhile, so that memory is read while it is written. To fetch what is not
+// there does nothing.
+void streamCopy(std::byte* dst, const std::byte* src, size_t bytes,
+                std::span<const std::byte> next) {
 #if defined(__SSE2__)
-  const std::byte* next = src + bytes;
   const size_t head = std::min<size_t>((16 - reinterpret_cast<uintptr_t>(dst) % 16) % 16, bytes);
   std::memcpy(dst, src, head);
   dst += head;
@@ -34,8 +34,8 @@ void streamCopy(std::byte* dst, const std::byte* src, size_t bytes, size_t ahead
   bytes -= head;
   size_t at = 0;
   for (; at + 64 <= bytes; at += 64) {
-    if (at < ahead) {
-      _mm_prefetch(reinterpret_cast<const char*>(next + at), _MM_HINT_T0);
+    if (at < next.size()) {
+      _mm_prefetch(reinterpret_cast<const char*>(next.data() + at), _MM_HINT_T1);
     }
     const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at));
     const __m128i b = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + at + 16));
@@ -49,7 +49,7 @@ void streamCopy(std::byte* dst, const std::byte* src, size_t bytes, size_t ahead
   std::memcpy(dst + at, src + at, bytes - at);
   _mm_sfence();
 #else
-  (void)ahead;
+  (void)next;
   std::memcpy(dst, src, bytes);
 #endif
 }
@@ -72,7 +72,8 @@ uint64_t ChunkHasher::digest() const {
   return XXH3_64bits_digest(static_cast<XXH3_state_t*>(state_));
 }
 
-void ChunkHasher::copy(std::byte* dst, const std::byte* src, size_t bytes) {
+void ChunkHasher::copy(std::byte* dst, const std::byte* src, size_t bytes,
+                       std::span<const std::byte> next) {
   const bool fast = avx2::available();
   for (size_t at = 0; at < bytes; at += kBlock) {
     const size_t part = std::min(kBlock, bytes - at);
@@ -81,7 +82,7 @@ void ChunkHasher::copy(std::byte* dst, const std::byte* src, size_t bytes) {
     } else {
       XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), src + at, part);
     }
-    streamCopy(dst + at, src + at, part, std::min(kBlock, bytes - at - part));
+    streamCopy(dst + at, src + at, part, next.subspan(std::min(at, next.size())));
   }
 }
 

@@ -1,13 +1,15 @@
 // Copies bytes into a vault and computes the checksum of each chunk on the way.
 //
 // Copy and hash share one pass over the source: a block is hashed, which brings it into the cache,
-// and then stored past the cache, so the training process keeps its working set.
+// and then stored past the cache, so the training process keeps its working set. The source is not
+// live memory: it would be read twice, by loads that may fault (live_reader.h).
 //
 // Threads: re-entrant. Errors: none.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 namespace reft {
 
@@ -20,7 +22,9 @@ class ChunkHasher {
 
   void reset();
   // dst and src do not overlap. `dst` 64-byte aligned is fastest.
-  void copy(std::byte* dst, const std::byte* src, size_t bytes);
+  // `next`: what is read after this, maybe by another; it is fetched meanwhile, and may vanish.
+  void copy(std::byte* dst, const std::byte* src, size_t bytes,
+            std::span<const std::byte> next = {});
   // Hashes bytes that are in place.
   void hash(const std::byte* data, size_t bytes);
   // Writes zeros (padding between pieces) and hashes them.

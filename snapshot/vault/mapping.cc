@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string>
 #include <utility>
@@ -16,6 +17,12 @@
 #endif
 
 namespace reft {
+
+namespace {
+
+constexpr uint64_t kPart = uint64_t{64} << 20;  // that is taken at once
+
+}  // namespace
 
 uint64_t fileBytes(int fd) {
   struct stat info {};
@@ -49,8 +56,20 @@ Mapping::~Mapping() {
   }
 }
 
-void Mapping::populate(int fd, uint64_t offset) {
-  if (::madvise(data_, bytes_, MADV_POPULATE_WRITE) == 0) {
+void Mapping::populate(int fd, uint64_t offset, const Room& room) {
+  for (uint64_t at = 0; at < bytes_; at += kPart) {
+    const uint64_t part = std::min(kPart, bytes_ - at);
+    if (room && !room(part)) {
+      throw SystemError("taking " + std::to_string(bytes_) + " bytes for the vault: after " +
+                            std::to_string(at) + ", this node has not enough left",
+                        ENOMEM);
+    }
+    populatePart(fd, offset, at, part);
+  }
+}
+
+void Mapping::populatePart(int fd, uint64_t offset, uint64_t at, uint64_t bytes) {
+  if (::madvise(data_ + at, bytes, MADV_POPULATE_WRITE) == 0) {
     return;
   }
   const std::string what = "taking " + std::to_string(bytes_) + " bytes for the vault";
@@ -60,12 +79,13 @@ void Mapping::populate(int fd, uint64_t offset) {
   }
   // Kernels before 5.14. Touching a page that cannot be had would kill the process, so all are
   // allocated first.
-  const int failed = ::posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes_));
+  const int failed =
+      ::posix_fallocate(fd, static_cast<off_t>(offset + at), static_cast<off_t>(bytes));
   if (failed != 0) {
     throw SystemError(what, failed);
   }
-  for (uint64_t at = 0; at < bytes_; at += kPage) {
-    auto* byte = reinterpret_cast<volatile std::byte*>(data_ + at);
+  for (uint64_t page = at; page < at + bytes; page += kPage) {
+    auto* byte = reinterpret_cast<volatile std::byte*>(data_ + page);
     *byte = *byte;
   }
 }

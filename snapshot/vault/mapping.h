@@ -5,11 +5,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 
 namespace reft {
 
 // Length of the file, now.
 uint64_t fileBytes(int fd);
+
+// Whether so many bytes more may be taken now.
+using Room = std::function<bool(uint64_t bytes)>;
 
 // An mmap with one owner.
 class Mapping {
@@ -25,9 +29,13 @@ class Mapping {
 
   // Touches every page, so that the first snapshot does not pay for it. `fd` and `offset` are those
   // of the constructor. Throws if the memory cannot be had; no page is then lost to a signal.
-  void populate(int fd, uint64_t offset);
+  // `room`: asked before each part, because a control group that is full ends a process instead of
+  // refusing memory.
+  void populate(int fd, uint64_t offset, const Room& room = {});
 
  private:
+  void populatePart(int fd, uint64_t offset, uint64_t at, uint64_t bytes);
+
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
 };

@@ -178,7 +178,7 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
     throw SystemError("growing the vault by " + std::to_string(extent.bytes) + " bytes");
   }
   try {
-    mapping.populate(fd_.get(), extent.offset);
+    mapping.populate(fd_.get(), extent.offset, room_);
   } catch (...) {
     // Give back what was touched before memory ran out. The length stays (a memfd is sealed against
     // shrinking), for the next attempt to use.
@@ -295,6 +295,23 @@ void Vault::clearSlot(uint32_t index) {
   if (slot_[index].mapping.data() != nullptr) {
     header(index)->state.store(static_cast<uint32_t>(SlotState::kEmpty), std::memory_order_seq_cst);
   }
+}
+
+uint64_t Vault::releaseSlot(uint32_t index) {
+  Slot& slot = slot_[index];
+  const SlotExtent old = superblock()->extents[index];
+  if (old.offset == 0 || slot.mapping.data() == nullptr) {
+    return 0;
+  }
+  clearSlot(index);
+  if (before_move_) {
+    before_move_(payload(index));
+  }
+  superblock()->extents[index] = SlotExtent{};
+  slot = Slot{};
+  ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(old.offset),
+              static_cast<off_t>(old.bytes));
+  return old.bytes;
 }
 
 }  // namespace reft

@@ -45,6 +45,9 @@ class Vault {
   // before it returns, because the first write to a fresh page costs three times a copy.
   void reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_bytes,
                    uint64_t chunk_count, uint64_t payload_bytes);
+  // reserveSlot calls `room` with the bytes of each part before it touches that; false: the slot
+  // gets none, as if memory had run out.
+  void askRoom(Room room) { room_ = std::move(room); }
   // reserveSlot calls `moving` with the payload of a slot that is about to move, while it is
   // mapped.
   void beforeMove(std::function<void(std::byte* payload)> moving) {
@@ -67,6 +70,8 @@ class Vault {
   void setBallot(uint32_t index, uint64_t cut, uint64_t replicas, uint8_t proposal, bool plan_anew);
   void sealSlot(uint32_t index, std::span<const uint64_t> group_digests, int64_t now_ns);
   void clearSlot(uint32_t index);
+  // Gives the memory of a slot back; reserveSlot can take some again. Returns the bytes.
+  uint64_t releaseSlot(uint32_t index);
   uint64_t objectCapacity(uint32_t index) const;
   uint64_t payloadCapacity(uint32_t index) const;
 
@@ -92,6 +97,7 @@ class Vault {
   std::unique_ptr<SpanLog> span_log_;
   std::vector<Slot> slot_;
   std::function<void(std::byte*)> before_move_;
+  Room room_;
 };
 
 }  // namespace reft

@@ -14,6 +14,7 @@
 #include "snapshot/engine/engine.h"
 #include "snapshot/vault/copy.h"
 #include "snapshot/vault/hash.h"
+#include "snapshot/vault/live_reader.h"
 
 namespace reft {
 namespace {
@@ -79,6 +80,31 @@ void chunkHasherCopy(benchmark::State& state) {
   setRate(state);
 }
 BENCHMARK(chunkHasherCopy)->Unit(benchmark::kMillisecond)->UseRealTime();
+
+// As HostCopier does: the kernel reads a block, which is hashed and stored from the cache.
+void liveCopy(benchmark::State& state) {
+  const Shared from(kBytes);
+  const Shared to(kBytes);
+  ChunkHasher hasher;
+  LiveReader& reader = LiveReader::ofThread();
+  for (auto _ : state) {
+    for (size_t at = 0; at < kBytes; at += kChunk) {
+      hasher.reset();
+      for (size_t into = at; into < at + kChunk; into += LiveReader::kMostBytes) {
+        const std::byte* const block = reader.read(from.data() + into, LiveReader::kMostBytes);
+        if (block == nullptr) {
+          state.SkipWithError("not readable");
+          return;
+        }
+        hasher.copy(to.data() + into, block, LiveReader::kMostBytes,
+                    {from.data() + into + LiveReader::kMostBytes, LiveReader::kMostBytes});
+      }
+      benchmark::DoNotOptimize(hasher.digest());
+    }
+  }
+  setRate(state);
+}
+BENCHMARK(liveCopy)->Unit(benchmark::kMillisecond)->UseRealTime();
 
 void hashOnly(benchmark::State& state) {
   const Shared from(kBytes);

@@ -102,6 +102,9 @@ class FakeEngine:
         self.results: list[str] = []
         self.errors: dict[str, Exception] = {}
         self.late: list[int] = []
+        self.marks = (0, False)
+        self.restoring = (0, 0, 0)
+        self.given_back: list[bool] = []
         self.due = True
         self.restore_ns = self.recomputing = self.resume_verdict = 0
         self.counters: dict[str, Any] = {
@@ -117,6 +120,8 @@ class FakeEngine:
         self.calls.append(name + detail)
         if name in self.errors:
             raise self.errors[name]
+
+    def ask_room(self, room: Callable[[int], bool]) -> None: ...
 
     def set_table(
         self,
@@ -187,6 +192,16 @@ class FakeEngine:
 
     def set_recomputing(self, step: int) -> None:
         self.recomputing = step
+
+    def set_restoring(self, step: int, way: int, tries: int) -> None:
+        self.restoring = step, way, tries
+
+    def set_memory_marks(self, oom_mark: int, given_up: bool) -> None:
+        self.marks = oom_mark, given_up
+
+    def give_back(self, everything: bool) -> int:
+        self.given_back.append(everything)
+        return 4096
 
     def set_resume_verdict(self, verdict: int) -> None:
         self.resume_verdict = verdict

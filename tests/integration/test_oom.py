@@ -42,6 +42,30 @@ print("ended", flush=True)
 """
 
 
+# Fits the limit with a fifth to spare, and not with two snapshots beside it.
+TIGHT = f"""
+import os, sys
+import torch
+import torch.distributed as dist
+
+with open(sys.argv[1], "w") as processes:
+    processes.write(str(os.getpid()))
+dist.init_process_group("reft")
+size = {LIMIT // 12 // 4}
+weight = torch.nn.Parameter(torch.zeros(size))
+optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+for step in range(4):
+    optimizer.zero_grad()
+    (weight.sum() * step).backward()
+    optimizer.step()
+ballast = torch.ones({LIMIT // 4 // 4})
+for step in range(3):
+    optimizer.step()
+dist.destroy_process_group()
+print("ended at the first attempt", os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", flush=True)
+"""
+
+
 @pytest.fixture
 def limited() -> Iterator[Path]:
     """The list of processes of a cgroup that may have LIMIT bytes."""
@@ -75,3 +99,15 @@ def test_who_the_oom_killer_ended_is_told_to_the_next_attempt(tmp_path: Path, li
     said = " ".join(text.split())
     assert "why the previous ranks ended:" in said and "resumed at step" in said, text
     assert "is gone; the kernel's OOM killer has ended a process of its cgroup" in said, text
+
+
+def test_a_job_that_fits_its_limit_is_not_killed_for_the_vault(tmp_path: Path, limited: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TIGHT)
+    command = torchrun(script, str(limited), ranks=1, options=("--standalone", "--max-restarts=1"))
+    environment = job_environment(tmp_path, REFT_AGENT_LINGER_SEC="1")
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    text = job.stdout + job.stderr
+    assert "ended at the first attempt True" in text, text
+    said = " ".join(text.split())
+    assert "but the limit is" in said or "memory is short" in said or "has not enough left" in said, text

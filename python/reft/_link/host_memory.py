@@ -1,47 +1,137 @@
-"""How much of this node vaults could take."""
+"""How much of this node vaults could take.
+
+The kernel ends a process when a control group has no memory left, not only when the machine has
+none. So the limits of this process's group and of all groups above it count, of both versions:
+`memory.max` and `memory.high` (2), `memory.limit_in_bytes` (1). Page cache that the kernel can drop
+does not.
+"""
 
 from __future__ import annotations
 
 import shutil
+import zlib
+from dataclasses import dataclass
 from pathlib import Path
+
+# A process that grows by more than the kernel can reclaim at once dies even below its limit.
+_LIMIT_SHARE, _LIMIT_BYTES = 0.05, 8 << 30
+# That little left, and snapshots give their memory back.
+_SHORT_SHARE, _SHORT_BYTES = 0.02, 1 << 30
+_COUNTS = 1 << 32
+_UNLIMITED = 1 << 60  # version 1 writes "no limit" as a number
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one bound leaves.
+
+    Attributes:
+        left: bytes that are free, or can be freed at once.
+        most: the bound.
+        what: in words.
+    """
+
+    left: int
+    most: int
+    what: str
+
+    @property
+    def usable(self) -> int:
+        """Bytes that may be taken, so that the rest of the node has some to grow."""
+        return max(0, self.left - min(int(_LIMIT_SHARE * self.most), _LIMIT_BYTES))
 
 
 def available_bytes(vault_dir: str = "", root: Path = Path("/")) -> int | None:
     """Bytes that vaults could take: free space of `vault_dir`, or without one, available memory.
 
-    Memory is what the kernel reports as available, or less if this process's control group, or one
-    above it, limits it. None if neither can be read. `root`: where /proc and /sys are.
+    None if neither can be read. `root`: where /proc and /sys are.
     """
     if vault_dir:
         return shutil.disk_usage(vault_dir).free
-    found = [*_from_meminfo(root / "proc/meminfo"), *_from_control_groups(root)]
-    return min(found, default=None)
+    found = tightest(root)
+    return None if found is None else found.left
 
 
-def _from_meminfo(path: Path) -> list[int]:
+def tightest(root: Path = Path("/")) -> Room | None:
+    """The bound that leaves the least, None if none can be read."""
+    rooms = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
+    return min(rooms, key=lambda room: room.usable, default=None)
+
+
+def has_room(wanted: int) -> bool:
+    """Whether a vault may take so many bytes more now. Asked for each part that it takes, as other
+    ranks and other jobs take theirs at the same time."""
+    room = tightest()
+    return room is None or wanted <= room.usable
+
+
+def growth_bytes(root: Path = Path("/")) -> int:
+    """How much more memory this process has had at its peak than it has now: between two steps,
+    activations are free, and the next step takes them again."""
     try:
-        lines = path.read_text().splitlines()
-        return [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    except (OSError, ValueError, IndexError):
+        lines = (root / "proc/self/status").read_text().splitlines()
+        rows = (line.partition(":") for line in lines)
+        sizes = {key: value.split() for key, _, value in rows if key in ("VmHWM", "VmRSS")}
+        return max(0, int(sizes["VmHWM"][0]) - int(sizes["VmRSS"][0])) * 1024
+    except (OSError, ValueError, IndexError, KeyError):
+        return 0
+
+
+def _of_machine(path: Path) -> list[Room]:
+    try:
+        rows = (line.split() for line in path.read_text().splitlines())
+        sizes = {row[0]: int(row[1]) * 1024 for row in rows if len(row) > 1 and row[1].isdigit()}
+    except OSError:
         return []
+    left = sizes.get("MemAvailable:")
+    return [] if left is None else [Room(left, sizes.get("MemTotal:", left), "memory of the host")]
 
 
-def _from_control_groups(root: Path) -> list[int]:
-    """What each limited control group (version 2), from this process's up to the root, has left."""
-    top = root / "sys/fs/cgroup"
+def _of_groups(root: Path) -> list[Room]:
+    """Of each limited group, from this process's up."""
+    rooms: list[Room] = []
+    for is_first, folder in _folders(root):
+        if is_first:
+            limits = ["memory.limit_in_bytes"]
+            used, cache = _number_in(folder / "memory.usage_in_bytes"), "total_inactive_file"
+        else:
+            limits = ["memory.max", "memory.high"]
+            used, cache = _number_in(folder / "memory.current"), "inactive_file"
+        if used is None:
+            continue
+        for name in limits:
+            most = _number_in(folder / name)
+            if most is not None and most < _UNLIMITED:
+                left = most - max(0, used - _entry(folder / "memory.stat", cache))
+                rooms.append(Room(max(0, left), most, f"{name} of the control group"))
+    return rooms
+
+
+def _folders(root: Path) -> list[tuple[bool, Path]]:
+    """(whether it is of version 1, folder) of each group with the memory of this process, from its
+    own to the topmost."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        lines = []
-    own = next((line[len("0::/") :] for line in lines if line.startswith("0::/")), "")
-    group, left = top / own, []
-    for folder in [group, *group.parents]:
-        limit, used = _number_in(folder / "memory.max"), _number_in(folder / "memory.current")
-        if limit is not None and used is not None:
-            left.append(max(0, limit - used))
-        if folder == top:
-            break
-    return left
+        return []
+    found: list[tuple[bool, Path]] = []
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            found += [(True, f) for f in _upwards(root / "sys/fs/cgroup/memory", path)]
+        elif not controllers:
+            found += [(False, f) for f in _upwards(root / "sys/fs/cgroup", path)]
+    return found
+
+
+def _upwards(top: Path, path: str) -> list[Path]:
+    """The folder of a group and those above it, up to the mount. In a container, the path may be
+    the host's and the mount the container's own group: then that one alone is to be seen."""
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts or not top.joinpath(*parts).is_dir():
+        parts = []
+    return [top.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
 
 
 def _number_in(path: Path) -> int | None:
@@ -49,3 +139,42 @@ def _number_in(path: Path) -> int | None:
         return int(path.read_text())
     except (OSError, ValueError):
         return None
+
+
+def _entry(path: Path, key: str) -> int:
+    """A number of a file of lines `key number`, 0 if it has none."""
+    try:
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if len(words) == 2 and words[0] == key:
+                return int(words[1])
+    except (OSError, ValueError):
+        pass
+    return 0
+
+
+def oom_mark(root: Path = Path("/")) -> int:
+    """The control group of this process, and how many processes the kernel has ended in it for want
+    of memory, as one number; 0 if the kernel does not say."""
+    for is_first, folder in _folders(root):
+        file = folder / ("memory.oom_control" if is_first else "memory.events")
+        try:
+            is_counted = any(row.startswith("oom_kill ") for row in file.read_text().splitlines())
+        except OSError:
+            continue
+        if is_counted:
+            count = _entry(file, "oom_kill") % (_COUNTS - 1) + 1
+            return zlib.crc32(str(folder).encode()) * _COUNTS + count
+    return 0
+
+
+def oom_killed_since(mark: int, root: Path = Path("/")) -> bool:
+    """Whether the kernel has ended a process of this group since `mark` was taken in it."""
+    now = oom_mark(root)
+    return mark > 0 and now // _COUNTS == mark // _COUNTS and now > mark
+
+
+def is_short(root: Path = Path("/")) -> bool:
+    """Whether so little is left that the kernel may soon end a process."""
+    room = tightest(root)
+    return room is not None and room.left < min(_SHORT_SHARE * room.most, _SHORT_BYTES)

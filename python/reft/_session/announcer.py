@@ -174,10 +174,11 @@ class Announcer:
         self._every, self._cost_reported = every, noise_ppm >= 0
 
     def written_late(self, name: str) -> None:
-        """A region was written between steps, and the snapshot dropped for it."""
+        """A region was written or moved between steps, and the snapshot dropped for it."""
         _voice.warn_once(
             f"late {name}",
-            f"{name} was written between optimizer steps, before its copy. reft dropped that"
+            f"{name} was written between optimizer steps, or its memory moved, before its copy. reft"
+            " dropped that"
             f" snapshot; from now on, it copies {name} before the optimizer step returns",
         )
 

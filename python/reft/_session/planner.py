@@ -15,6 +15,8 @@ from reft._link import host_memory, job_identity
 from reft._state import discovery, replica_groups
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
+_TIGHT_SHARE = 0.7  # of that, from which on the numbers are reported
+_SMALL_STATE_GROWTH = 2  # a slot that is too small gets so many times the size
 _FIRST = "first"  # names the plan that all ranks make when they take their first snapshot
 # A plan that this rank makes alone saves what is new as its own. That much is let through: the rest
 # waits for the next plan of all ranks, because slots that have grown keep their memory.
@@ -251,13 +253,14 @@ class Planner:
     def _check_memory(self, state: discovery.State) -> None:
         """Refuses a plan that does not fit the node."""
         env, job = self._env, self._job
-        per_rank = self._per_rank(state)
-        have = self._engine.stats()["slot_bytes"]
-        need = max(0, per_rank * env["snapshot_slots"] - have) * job.local_world
+        stats = self._engine.stats()
+        per_rank = self._per_rank(state) + _SMALL_STATE_GROWTH * stats.get("object_bytes", 0)
+        need = max(0, per_rank * env["snapshot_slots"] - stats["slot_bytes"]) * job.local_world
         limit = env["snapshot_host_bytes"]
         if not limit:
-            available = host_memory.available_bytes(env["vault_dir"])
-            limit = float("inf") if available is None else _MEMORY_SHARE * available
+            limit, tight = self._limit()
+            if need > _TIGHT_SHARE * limit and need <= limit:
+                self._announce_tight(need, limit, tight)
         if need > limit:
             raise _C.Unavailable(
                 f"snapshots need {_voice.size(need)} of host memory on this node"
@@ -267,6 +270,26 @@ class Planner:
                 " To make them fit, use more data-parallel"
                 " ranks (smaller shares), set REFT_VAULT_DIR (vaults on a disk), or raise"
                 " REFT_SNAPSHOT_HOST_BYTES"
+            )
+
+
+    def _limit(self) -> tuple[float, str]:
+        """Bytes that all vaults of this node may take now, and what bounds them."""
+        folder = self._env["vault_dir"]
+        if folder:
+            return _MEMORY_SHARE * (host_memory.available_bytes(folder) or 0), folder
+        room = host_memory.tightest()
+        if room is None:
+            return float("inf"), ""
+        growth = host_memory.growth_bytes() * self._job.local_world
+        return _MEMORY_SHARE * max(0, room.usable - growth), room.what
+
+    def _announce_tight(self, need: float, limit: float, what: str) -> None:
+        if self._job.local_rank == 0:
+            _voice.warn_once(
+                "tight memory",
+                f"snapshots take {_voice.size(need)} of the {_voice.size(limit)} that the {what}"
+                f" leaves for them on node {self._job.node}",
             )
 
 

@@ -11,7 +11,6 @@ failure is reported once, and training continues without snapshots, unless REFT_
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from types import FrameType
@@ -20,13 +19,15 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from reft import _C, __version__, _continuation, _voice
+from reft import _C, _continuation, _voice
 from reft._continuation import module_tree
-from reft._link import agent_protocol, agreement, hang_replies, job_identity
+from reft._link import agreement, hang_replies, host_memory, job_identity
 from reft._session import drill, notes, recomputation, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
+from reft._session.memory_watch import MemoryWatch
 from reft._session.planner import Planner
+from reft._session.restore_ways import Begun, Way
 from reft._session.resumer import Resumed, Resumer
 from reft._session.small_state import Captured, SmallState, registered_values
 from reft._session.step_comparison import Capture, capture_with
@@ -74,6 +75,8 @@ class Session:
         self._small_state = SmallState(
             number, self._exact, int(env["resume_frame_bytes"]), self.failed
         )
+        self._memory: MemoryWatch | None = None
+        self._begun, self._way = Begun(), Way.NEWEST
         self._boundary: Boundary | None = None
         self._announcer: Announcer | None = None
         self._resume: VerifiedResume | None = None
@@ -100,7 +103,7 @@ class Session:
 
     def start(self) -> None:
         """Connects, agrees on what to resume from, and hooks the optimizers."""
-        self.client = startup.connect(self.env, self.job, self._store, self._hello())
+        self.client = startup.connect(self.env, self.job, self._store, startup.hello(self.job, self._incarnation))
         found = notes.Notes(self.client)
         agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
         try:
@@ -108,6 +111,8 @@ class Session:
                 self._resume = self._make_resume(agreed, agreed.newest, found)
                 self._report_origin(agreed.newest.plan.step)
             self.engine = self._make_engine(agreed)
+            self._begun, self._way = agreed.begun, agreed.way
+            self._begun.keep(self.engine)
         finally:
             if agreed.own_fd >= 0:
                 os.close(agreed.own_fd)
@@ -115,6 +120,9 @@ class Session:
         self._announcer = Announcer(self.env, self.job, found)
         if self._snapshots:
             self.planner = Planner(self.env, self.job, self._store, self.engine)
+            self._memory = MemoryWatch(self.env, self.job, self.engine, agreed.oom_kills)
+            if not self.env["vault_dir"] and not self.env["snapshot_host_bytes"]:
+                self.engine.ask_room(host_memory.has_room)
             of_process.watch()
             gradients.of_process.watch()
             if self._exact:
@@ -130,27 +138,6 @@ class Session:
         _voice.debug(
             f"rank {self.job.rank} started session {self.number} of attempt {self.job.attempt},"
             f" incarnation {self._incarnation:016x}, resuming at {self.resuming_at}"
-        )
-
-    def _hello(self) -> str:
-        job = self.job
-        return json.dumps(
-            {
-                "role": "rank",
-                "protocol": agent_protocol.VERSION,
-                "version": __version__,
-                "job": job.id,
-                "node": job.node,
-                "rank": job.rank,
-                "local_rank": job.local_rank,
-                "world": job.world,
-                "local_world": job.local_world,
-                "nodes": job.nodes,
-                "pid": os.getpid(),
-                "attempt": job.attempt,
-                "restarts_left": job.restarts_left,
-                "incarnation": f"{self._incarnation:016x}",
-            }
         )
 
     def _report_origin(self, step: int) -> None:
@@ -189,8 +176,9 @@ class Session:
         if self.env["resume_verify"] != "off":  # reads the script's files
             self._circumstances = circumstances()
         assert self.client is not None
+        exact = self._exact and agreed.way is not Way.STATE
         agreed_on = recomputation.agree(
-            self.env,
+            self.env if exact else {**self.env, "resume": "state"},
             self.job,
             self._store,
             self.client,
@@ -201,13 +189,13 @@ class Session:
         )
         base, recomputed = None, agreed_on.recomputed
         if recomputed is not None:
-            base = Resumer(self.job, self._store, recomputed.base, self._exact, found, quiet=True)
+            base = Resumer(self.job, self._store, recomputed.base, exact, found, quiet=True)
         verified = newest.saved.get("verified", "")
         self._small_state.verified = self._circumstances if agreed_on.given_up else verified
         return VerifiedResume(
             self.job,
             self._store,
-            Resumer(self.job, self._store, newest, self._exact, found),
+            Resumer(self.job, self._store, newest, exact, found),
             base,
             recomputed,
             agreed_on.unverified,
@@ -290,7 +278,12 @@ class Session:
         try:
             self._observe(frame)
             self._look_at_gradients()
-            if due and self.enabled and self._snapshots:
+            if self._memory is not None and self._snapshots:
+                self._memory.point()
+            if self._memory is not None and self._memory.given_up:
+                if due:  # the other ranks wait for a vote
+                    self.engine.pass_over(self.step, self._memory.given_up, False)
+            elif due and self.enabled and self._snapshots:
                 self._snapshot(frame, gated)
         finally:
             self.engine.end_point()
@@ -486,13 +479,19 @@ class Session:
 
     def _resume_at(self, resume: VerifiedResume, frame: FrameType) -> None:
         assert self._boundary is not None
+        assert self.engine is not None
         self._observe(frame)
+        restoring = self._begun.again(resume.newest.plan.step, self._way)
+        restoring.keep(self.engine)
         try:
             is_over, resumed = resume.point(frame, self._boundary)
         except Exception as error:
+            restoring.failed().keep(self.engine)
             raise RestoreFailed(f"rank {self.job.rank}: restore failed: {error}") from error
         if not is_over:
+            self._begun.keep(self.engine)
             return
+        Begun().keep(self.engine)
         self._resume = None
         self._mark_recomputing(0)
         if resumed is not None:
@@ -550,7 +549,7 @@ class Session:
         # A reference to the client keeps it connected, and it would compete for the agent with the
         # next session of this process.
         gradients.of_process.forget()
-        self.engine = self.planner = self._evidence = None
+        self.engine = self.planner = self._memory = self._evidence = None
         self._boundary = self._announcer = None
         self.client = None
 

@@ -20,13 +20,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from reft import _C, _voice
+from reft import _C, __version__, _voice
 from reft._continuation import plain
-from reft._link import agent_protocol, agreement, gather, job_identity
+from reft._link import agent_protocol, agreement, gather, host_memory, job_identity
+from reft._session import restore_ways
+from reft._session.restore_ways import Begun, Way
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
 MATCH = "match"
 VERIFY = "verify"
+_OOM = "oom"
 _REASON_CHARS = 300
 _NO_AGENT = "none: "
 _LONGEST_ANSWER = 2000
@@ -72,11 +75,18 @@ class Agreed:
             on with.
         newest: None: training starts from its beginning.
         inventory: of all vaults, as all ranks know it.
+        oom_kills: 1: the kernel has ended a process of a rank's control group for want of memory
+            since the attempt before began; 2: although that attempt took no snapshots.
+        way: how `newest` is restored.
+        begun: the restore that an attempt before this one has not ended.
     """
 
     own_fd: int = -1
     newest: Source | None = None
     inventory: str = ""
+    oom_kills: int = 0
+    way: Way = Way.NEWEST
+    begun: Begun = Begun()
 
 
 def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
@@ -144,6 +154,28 @@ def all_take_part(rank: int, world: int, refusals: dict[int, str]) -> None:
     raise OthersGaveUp(
         f"rank {first} cannot take part ({refusals[first]}){others}",
         rank == min(taking_part, default=rank),
+    )
+
+
+def hello(job: job_identity.Job, incarnation: int) -> str:
+    """How this rank introduces itself to the agent."""
+    return json.dumps(
+        {
+            "role": "rank",
+            "protocol": agent_protocol.VERSION,
+            "version": __version__,
+            "job": job.id,
+            "node": job.node,
+            "rank": job.rank,
+            "local_rank": job.local_rank,
+            "world": job.world,
+            "local_world": job.local_world,
+            "nodes": job.nodes,
+            "pid": os.getpid(),
+            "attempt": job.attempt,
+            "restarts_left": job.restarts_left,
+            "incarnation": f"{incarnation:016x}",
+        }
     )
 
 
@@ -342,19 +374,45 @@ def agree(
     agreed = Agreed()
     try:
         _C.fault_point("restore_agree", 0)
+        _report_oom_kills(env, store, own_fd)  # before the others can go on
+        restore_ways.report(store, restore_ways.found_in(own_fd))
         gathered = gather.gather(job, store, INVENTORY, inventory, _C.merge_inventories)
         all_take_part(job.rank, job.world, gathered.refusals)
-        plan = _plan(env, job, gathered.text)
+        begun = Begun()
+        if gathered.text != _C.merge_inventories([]):
+            agreed.oom_kills = _oom_kills(store)
+            begun = restore_ways.reported(store)
+        plan, agreed.way = _plan_after(begun, env, job, gathered.text)
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
             saved = plain.loads(_small_state(job, store, plan, restorer))
             if _is_of(session, saved, plan, job):
                 own = own_fd if plan.is_near(job.rank, job.rank) else -1
-                agreed = Agreed(own, Source(plan, restorer, saved), gathered.text)
+                agreed.own_fd, agreed.newest = own, Source(plan, restorer, saved)
+                agreed.inventory, agreed.begun = gathered.text, begun
         return agreed
     finally:
         if own_fd >= 0 and agreed.own_fd < 0:
             os.close(own_fd)
+
+
+def _report_oom_kills(env: dict[str, Any], store: Any, own_fd: int) -> None:
+    """Tells the other ranks if vaults may have made the kernel end a process. Who has said how much
+    memory they may take has decided that."""
+    if own_fd < 0 or env["vault_dir"] or env["snapshot_host_bytes"]:
+        return
+    try:
+        listing = _C.list_vault(own_fd)
+        if host_memory.oom_killed_since(listing["oom_mark"]):
+            store.set(_OOM, "2" if listing["given_up"] else "1")
+    except _C.Error:
+        return
+
+
+def _oom_kills(store: Any) -> int:
+    if not store.check([_OOM]):
+        return 0
+    return 2 if bytes(store.get(_OOM)) == b"2" else 1
 
 
 def _inventory(
@@ -418,6 +476,24 @@ def _plan(env: dict[str, Any], job: job_identity.Job, inventory: str) -> _C.Rest
             " agent"
         )
     return None
+
+
+def _plan_after(
+    begun: Begun, env: dict[str, Any], job: job_identity.Job, inventory: str
+) -> tuple[_C.RestorePlan | None, Way]:
+    """The plan of the newest step, or where attempts have ended while they restored it, another."""
+    plan, way = _plan(env, job, inventory), begun.next_way()
+    if plan is None or way is Way.NEWEST:
+        return plan, Way.NEWEST
+    if way is Way.OLDER:
+        below = begun.step + (begun.way is Way.OLDER)
+        older, _, _ = _C.plan_restore(inventory, job.layout.node_of, below)
+        plan, way = (plan, Way.STATE) if older is None else (older, way)
+    if way is Way.NONE:
+        plan = None
+    if job.rank == 0:
+        _voice.warn(restore_ways.sentence(begun, way, None if plan is None else plan.step))
+    return plan, way
 
 
 def _is_of(

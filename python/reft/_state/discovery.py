@@ -105,6 +105,7 @@ class State:
     _wrappers: set[str] = field(default_factory=set)
     _ambiguous: set[str] = field(default_factory=set)
     _lazy: list[torch.Tensor] = field(default_factory=list)
+    _given_back: list[torch.Tensor] = field(default_factory=list)
     _dicts: list[dict[str, Any]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
 
@@ -126,6 +127,8 @@ class State:
         if any(held.get(key) is not None for held, key in self.empty.values()):
             return False
         if any(not is_lazy(parameter) for parameter in self._lazy):
+            return False
+        if any(not _problem(tensor) for tensor in self._given_back):
             return False
         if self.aliases:
             at = {region.name: region.current().data_ptr() for region in self.regions}
@@ -442,6 +445,8 @@ class _Finder:
         local, placed = _local(tensor)
         if problem := _problem(local):
             state.missed.append((name, problem))
+            if problem == _GIVEN_BACK:
+                state._given_back.append(local)
             return
         if local.numel() == 0:
             return
@@ -464,6 +469,9 @@ class _Finder:
                     alias.region = name
 
 
+_GIVEN_BACK = "its memory has been given back"
+
+
 def _problem(tensor: torch.Tensor) -> str:
     """Why a tensor cannot be saved, "" if it can."""
     dense = tensor.layout is torch.strided and not tensor.is_quantized
@@ -477,7 +485,7 @@ def _problem(tensor: torch.Tensor) -> str:
     begin = tensor.storage_offset() * tensor.element_size()
     # The least that a dense tensor takes; those with gaps are copied by torch, which checks them.
     if begin + tensor.nbytes > tensor.untyped_storage().nbytes() and _C.is_dense(tensor):
-        return "its memory has been given back"
+        return _GIVEN_BACK
     return ""
 
 

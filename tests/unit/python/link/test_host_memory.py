@@ -43,6 +43,103 @@ def test_a_group_above_its_limit_has_nothing_left(tmp_path: Path) -> None:
     assert host_memory.available_bytes(root=root) == 0
 
 
+def group(root: Path, folder: str, **files: str) -> None:
+    """Files of a control group; `_` in their names stands for `.`, the first one."""
+    (root / folder).mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (root / folder / name.replace("_", ".", 1)).write_text(text)
+
+
+def test_the_first_version_counts_too(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO)
+    (root / "proc/self/cgroup").write_text("4:cpu,memory:/slurm/job_1\n1:name=x:/\n0::/\n")
+    group(
+        root, "sys/fs/cgroup/memory", memory_limit_in_bytes="9223372036854771712", memory_usage_in_bytes="99"
+    )
+    group(root, "sys/fs/cgroup/memory/slurm", memory_limit_in_bytes="5000", memory_usage_in_bytes="4000")
+    group(
+        root,
+        "sys/fs/cgroup/memory/slurm/job_1",
+        memory_limit_in_bytes="9000",
+        memory_usage_in_bytes="100",
+    )
+    assert host_memory.available_bytes(root=root) == 1000
+    found = host_memory.tightest(root)
+    assert found is not None and found.what == "memory.limit_in_bytes of the control group"
+
+
+def test_page_cache_that_can_be_dropped_is_not_taken(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO, "a", {"a": ("5000", "4000")})
+    group(root, "sys/fs/cgroup/a", memory_stat="anon 100\ninactive_file 2500\n")
+    assert host_memory.available_bytes(root=root) == 3500
+    first = machine(tmp_path / "first", MEMINFO)
+    (first / "proc/self/cgroup").write_text("4:memory:/\n")
+    stat = "inactive_file 1\ntotal_inactive_file 200\n"
+    group(
+        first,
+        "sys/fs/cgroup/memory",
+        memory_limit_in_bytes="1000",
+        memory_usage_in_bytes="900",
+        memory_stat=stat,
+    )
+    assert host_memory.available_bytes(root=first) == 300
+
+
+def test_what_throttles_counts_like_what_kills(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO, "a/b", {"a": ("9000", "1000"), "a/b": ("max", "1000")})
+    group(root, "sys/fs/cgroup/a", memory_high="1500\n")
+    group(root, "sys/fs/cgroup/a/b", memory_high="max\n")
+    assert host_memory.available_bytes(root=root) == 500
+
+
+def test_a_path_of_the_host_stands_for_the_groups_own_mount(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO, "", {"": ("3000\n", "1000\n")})
+    (root / "proc/self/cgroup").write_text("0::/kubepods/pod1\n")
+    assert host_memory.available_bytes(root=root) == 2000
+
+
+def test_some_of_a_bound_is_left_for_growth(tmp_path: Path) -> None:
+    found = host_memory.tightest(machine(tmp_path, MEMINFO, "a", {"a": ("1000", "100")}))
+    assert found is not None and (found.left, found.usable) == (900, 850)
+    assert host_memory.Room(10, 1000, "").usable == 0
+    assert host_memory.Room(1 << 40, 2 << 40, "").usable == (1 << 40) - (8 << 30)
+
+
+def test_what_a_process_has_given_back_since_its_peak(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO)
+    assert host_memory.growth_bytes(root) == 0
+    (root / "proc/self/status").write_text("Name:\tpython\nVmHWM:\t  900 kB\nVmRSS:\t  600 kB\n")
+    assert host_memory.growth_bytes(root) == 300 * 1024
+    (root / "proc/self/status").write_text("VmHWM:\nVmRSS: 1 kB\n")
+    assert host_memory.growth_bytes(root) == 0
+
+
+def test_kills_of_both_versions_are_counted(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO, "a/b", {"a/b": ("max", "1")})
+    assert host_memory.oom_mark(root) == 0
+    group(root, "sys/fs/cgroup/a/b", memory_events="low 0\noom 3\noom_kill 2\n")
+    before = host_memory.oom_mark(root)
+    assert before and not host_memory.oom_killed_since(before, root)
+    group(root, "sys/fs/cgroup/a/b", memory_events="low 0\noom 3\noom_kill 3\n")
+    assert host_memory.oom_killed_since(before, root)
+    assert not host_memory.oom_killed_since(0, root)
+    (root / "proc/self/cgroup").write_text("4:memory:/b\n0::/\n")
+    group(root, "sys/fs/cgroup/memory/b", memory_oom_control="under_oom 0\noom_kill 5\n")
+    assert not host_memory.oom_killed_since(before, root)  # another group
+    before = host_memory.oom_mark(root)
+    group(root, "sys/fs/cgroup/memory/b", memory_oom_control="under_oom 0\noom_kill 6\n")
+    assert host_memory.oom_killed_since(before, root)
+
+
+def test_memory_is_short_before_none_is_left(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO, "a", {"a": ("100000", "97000")})
+    assert not host_memory.is_short(root)
+    group(root, "sys/fs/cgroup/a", memory_current="99000")
+    assert host_memory.is_short(root)
+    group(root, "sys/fs/cgroup/a", memory_stat="inactive_file 5000\n")
+    assert not host_memory.is_short(root)
+
+
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert host_memory.available_bytes(root=tmp_path) is None
     assert host_memory.available_bytes(root=machine(tmp_path / "odd", "MemAvailable:\n")) is None

@@ -290,8 +290,47 @@ def test_the_default_limit_is_a_share_of_what_is_available(
 ) -> None:
     made = plans()
     made.regions = [("o0.p0", torch.zeros(512), (0, 1))]
-    monkeypatch.setattr(host_memory, "available_bytes", lambda vault_dir: 4096 / 0.9 - 1)
+    monkeypatch.setattr(host_memory, "growth_bytes", lambda: 0)
+    room(monkeypatch, 4550)
     with pytest.raises(_C.Unavailable):
         made.refresh()
-    monkeypatch.setattr(host_memory, "available_bytes", lambda vault_dir: 4096 / 0.9 + 1)
+    room(monkeypatch, 4552)
     assert made.refresh()
+
+
+def test_memory_that_the_ranks_had_at_their_peak_is_theirs(
+    plans: Callable[..., Plans], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = plans()
+    made.regions = [("o0.p0", torch.zeros(512), (0, 1))]
+    room(monkeypatch, 10_000)
+    monkeypatch.setattr(host_memory, "growth_bytes", lambda: 10_000)
+    with pytest.raises(_C.Unavailable):
+        made.refresh()
+    monkeypatch.setattr(host_memory, "growth_bytes", lambda: 100)
+    assert made.refresh()
+
+
+def test_small_state_counts(plans: Callable[..., Plans]) -> None:
+    made = plans(REFT_SNAPSHOT_HOST_BYTES="5000")
+    made.regions = [("o0.p0", torch.zeros(512), (0, 1))]
+    made.engine.counters["object_bytes"] = 1000
+    with pytest.raises(_C.Unavailable):
+        made.refresh()
+
+
+def test_numbers_are_reported_where_it_is_tight(
+    plans: Callable[..., Plans], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = plans()
+    made.regions = [("o0.p0", torch.zeros(512), (0, 1))]
+    monkeypatch.setattr(host_memory, "growth_bytes", lambda: 0)
+    room(monkeypatch, 5000)
+    assert made.refresh()
+    assert "memory of the test leaves for them" in " ".join(capfd.readouterr().err.split())
+
+
+def room(monkeypatch: pytest.MonkeyPatch, usable: int) -> None:
+    """Has the node leave so many bytes."""
+    found = host_memory.Room(usable, 0, "memory of the test")
+    monkeypatch.setattr(host_memory, "tightest", lambda: found)

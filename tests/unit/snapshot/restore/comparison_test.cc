@@ -206,5 +206,19 @@ TEST_F(ComparisonTest, RegionsOfAnotherSizeAreLeftOut) {
   EXPECT_EQ(found.compared_bytes, memory_[1].size());
 }
 
+TEST_F(ComparisonTest, LiveMemoryThatIsGoneIsLeftOut) {
+  std::vector<LiveRegion> live;
+  for (size_t i = 0; i < memory_.size(); ++i) {
+    const uint64_t bytes = memory_[i].size();
+    live.push_back({name(i), "uint8", {static_cast<int64_t>(bytes)}, bytes, memory_[i].data()});
+  }
+  live[0].memory = reinterpret_cast<std::byte*>(kChunk);  // never mapped
+  const SlotSource saved(vault_->fd(), 0, kStep, kIncarnation);
+  const Comparison found = compare(saved, live, nullptr);
+  EXPECT_TRUE(found.differences.empty());
+  EXPECT_EQ(found.compared_bytes, memory_[1].size());
+  EXPECT_EQ(found.left_out_bytes, memory_[0].size());
+}
+
 }  // namespace comparison_test
 }  // namespace reft

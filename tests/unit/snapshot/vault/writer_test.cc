@@ -104,6 +104,49 @@ TEST_P(VaultWriterTest, ManyGroupsKeepTheFirstDigests) {
   EXPECT_EQ(VaultReader(vault_->fd()).slots().at(0).group_digests.size(), kMaxGroupDigests);
 }
 
+TEST_P(VaultWriterTest, ASlotThatIsReleasedGivesItsMemoryBackAndCanBeReservedAgain) {
+  seal(0, 5, 1 << 20);
+  seal(1, 6, 1 << 20);
+  const auto usedBlocks = [&] {
+    struct stat info {};
+    ::fstat(vault_->fd(), &info);
+    return static_cast<uint64_t>(info.st_blocks) * 512;
+  };
+  const uint64_t before = usedBlocks();
+  EXPECT_GE(vault_->releaseSlot(0), 1u << 20);
+  EXPECT_LE(usedBlocks() + (1 << 20), before);
+  EXPECT_EQ(vault_->releaseSlot(0), 0u);
+  {
+    const VaultReader reader(vault_->fd());
+    ASSERT_EQ(reader.slots().size(), 1u);
+    EXPECT_EQ(reader.slots()[0].step, 6);
+  }
+  seal(0, 7, 1 << 20);
+  EXPECT_EQ(VaultReader(vault_->fd()).slots().size(), 2u);
+}
+
+TEST(VaultGrowth, AsksForRoomBeforeEachPartAndGivesBackWhatItTook) {
+  constexpr uint64_t kPart = uint64_t{64} << 20;
+  const auto vault = Vault::create({"job", 0, 1}, 2, 64);
+  const auto usedBytes = [&] {
+    struct stat info {};
+    ::fstat(vault->fd(), &info);
+    return static_cast<uint64_t>(info.st_blocks) * 512;
+  };
+  const uint64_t before = usedBytes();
+  std::vector<uint64_t> asked;
+  vault->askRoom([&](uint64_t bytes) {
+    asked.push_back(bytes);
+    EXPECT_GE(usedBytes() - before + 1, (asked.size() - 1) * kPart);
+    return asked.size() < 3;
+  });
+  EXPECT_THROW(vault->reserveSlot(0, 100, 100, 10, 3 * kPart), SystemError);
+  EXPECT_EQ(asked, (std::vector<uint64_t>{kPart, kPart, kPart}));
+  EXPECT_EQ(usedBytes(), before);
+  vault->askRoom({});
+  vault->reserveSlot(0, 100, 100, 10, 1000);
+}
+
 TEST(VaultGrowth, BeyondTheAddressSpaceLeavesTheFileAsItWas) {
   const auto vault = Vault::create(kIdentity, 2, 64);
   const uint64_t bytes = vault->bytes();

@@ -1,0 +1,84 @@
+"""Gives the memory of the vault back before the kernel ends a process for want of it.
+
+A vault takes memory that the job may need later. If little is left, the slot goes that a restart
+does not need, and snapshots end; if little is left still, the other slots go. If the kernel has
+ended a process of the control group all the same, the next attempt resumes, and then does without
+snapshots; if it happens there as well, the attempt after that keeps nothing once it has resumed.
+
+Threads: the training thread. Errors: none besides those of the engine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from reft import _C, _voice
+from reft._link import host_memory, job_identity
+
+_LOOK_SEC = 1.0
+
+
+class MemoryWatch:
+    """Of one rank.
+
+    Args:
+        oom_kills: as in `startup.Agreed`.
+
+    Attributes:
+        given_up: why no snapshots are taken; "": they are.
+    """
+
+    def __init__(
+        self,
+        env: dict[str, Any],
+        job: job_identity.Job,
+        engine: _C.Rank,
+        oom_kills: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._job, self._engine, self._clock = job, engine, clock
+        self._watches = not env["vault_dir"]
+        self._look_at = 0.0
+        self._to_release = oom_kills > 0  # once nothing reads the older slots any more
+        self._everything = oom_kills > 1
+        self._stage = 0  # 1: one slot is left at most; 2: none
+        self.given_up = ""
+        if oom_kills:
+            self.given_up = "the kernel has ended a process of this job for want of memory"
+            if job.rank == 0:
+                _voice.warn(
+                    f"{self.given_up}: this attempt trains WITHOUT snapshots. To have them, raise"
+                    " the memory limit, or set REFT_VAULT_DIR (vaults on a disk) or"
+                    " REFT_SNAPSHOT_HOST_BYTES (memory that they may take)"
+                )
+        engine.set_memory_marks(host_memory.oom_mark(), bool(oom_kills))
+
+    def point(self) -> None:
+        """At a program point, when the resume is over."""
+        if self._to_release:
+            self._to_release = False
+            self._stage = 2 if self._everything else 1
+            self._engine.give_back(self._everything)
+        now = self._clock()
+        if not self._watches or self._stage == 2 or now < self._look_at:
+            return
+        self._look_at = now + _LOOK_SEC
+        if host_memory.is_short():
+            self._shrink()
+
+    def _shrink(self) -> None:
+        self._stage += 1
+        freed = self._engine.give_back(self._stage == 2)
+        self.given_up = self.given_up or "memory was short"
+        self._engine.set_memory_marks(host_memory.oom_mark(), True)
+        room = host_memory.tightest()
+        left = "" if room is None else f" ({_voice.size(room.most)} {room.what})"
+        kept = (
+            "the newest snapshot stays" if self._stage == 1 else "no snapshot of this rank is left"
+        )
+        _voice.warn(
+            f"rank {self._job.rank}: memory is short{left}: snapshots have ended and gave"
+            f" {_voice.size(freed)} back; {kept}"
+        )
