@@ -1,0 +1,1 @@
+"""What attackers may try, one file a door."""

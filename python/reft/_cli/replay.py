@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from reft._cli import agents, verdict_page
+from reft._link import json_text
 
 _MOST_BYTES = 1 << 30
 # What makes two verdicts the same for whoever reads them.
@@ -44,9 +45,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             f"cannot read {path}: {error.strerror}", agents.EXIT_NOTHING
         ) from error
     try:
-        value = json.loads(content)
-    except RecursionError:
-        value = None
+        value = json_text.loads(content, _MOST_BYTES)
     except ValueError as error:
         raise agents.Failure(_no_json(path, content, error), agents.EXIT_WRONG) from error
     reports = (
