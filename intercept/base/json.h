@@ -1,4 +1,5 @@
-// Parses JSON that comes from outside: over a socket, out of the job's store, from a file.
+// Parses JSON that comes from outside: over a socket, out of the job's store, from a file. Python
+// has python/reft/_link/bounded_json.py.
 //
 // nlohmann's parser needs no stack, but copies, comparisons and dump() of what it makes recurse as
 // deep as the text is nested: 200,000 brackets end the process. So the depth is counted before

@@ -1,1 +1,0 @@
-"""What attackers may try, one file a door."""

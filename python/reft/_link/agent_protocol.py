@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from reft import __version__
-from reft._link import json_text
 
 MAGIC = 0x57544652
 VERSION = 3
@@ -158,7 +157,7 @@ class AgentConnection:
             return kind, ballot, fd
         if kind == METRICS:
             return kind, {"text": body.decode()}, fd
-        value = json_text.loads(body or b"{}")
+        value = json.loads(body or b"{}")
         if not isinstance(value, dict):
             raise ValueError(f"message {kind} is not a JSON object")
         return kind, value, fd

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from reft import _voice
-from reft._link import agent_protocol, gather, json_text, launch
+from reft._link import agent_protocol, gather, launch
 from reft._link.job_identity import (
     ID_CHARS,
     Job,
@@ -352,7 +352,7 @@ def parse_members(text: str, world: int) -> list[Member]:
     Raises:
         ValueError: it is not that.
     """
-    found = json_text.loads(text)
+    found = gather.parsed(text)
     if not isinstance(found, dict) or set(found) != {str(rank) for rank in range(world)}:
         raise ValueError("identities: not those of all ranks")
     return [_member_of(found[str(rank)]) for rank in range(world)]
@@ -390,7 +390,7 @@ def parse(text: str, world: int) -> Agreement:
         ValueError: it is not that.
     """
     wrong = ValueError("identity of the job: not what rank 0 writes")
-    values = json_text.loads(text)
+    values = gather.parsed(text)
     if not isinstance(values, list) or len(values) != 7:
         raise wrong
     name, origin, nodes, hosts, run_dirs, incarnation, percent = values

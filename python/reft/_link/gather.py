@@ -19,12 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from reft._link import json_text
+from reft._link import bounded_json
 from reft._link.job_identity import Layout
 from reft._link.trusted_store import ROUND, TrustedStore
 
 Merge = Callable[[list[str]], str]
 
+MOST_BYTES = 1 << 30  # of all ranks' texts
 _MOST_BYTES = 16 << 20  # of one rank's text, if a round does not say otherwise
 _REASON_CHARS = 1000
 
@@ -109,8 +110,17 @@ def merge_by_rank(texts: list[str], most: int | None = None) -> str:
     """
     merged: dict[str, Any] = {}
     for text in texts:
-        merged |= json_text.loads(text)
+        merged |= parsed(text)
     return json.dumps({rank: merged[rank] for rank in sorted(merged, key=int)[:most]})
+
+
+def parsed(text: str) -> Any:
+    """The value of a text of a round, which is JSON.
+
+    Raises:
+        ValueError: it is not.
+    """
+    return bounded_json.loads(text.encode(), limit=MOST_BYTES)
 
 
 def refuse(member: Member, store: TrustedStore, name: str, reason: str) -> None:
@@ -168,7 +178,9 @@ class _Reader:
         """The answer of so many ranks, which `publisher` has written."""
         # JSON writes a character in up to six bytes.
         longest = 6 * (self._most_bytes + _REASON_CHARS) * ranks
-        answer = json_text.loads(self._store.read(ROUND, key, publisher, longest), longest)
+        answer = bounded_json.loads(
+            self._store.read(ROUND, key, publisher, longest), limit=longest
+        )
         if not isinstance(answer, list) or len(answer) != 2:
             raise ValueError(f"{key}: not an answer of a rank")
         text, refusals = answer

@@ -10,14 +10,13 @@ Threads: any. Errors: `OSError` and `ValueError` if the binary does not run or a
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from reft._link import json_text
 
 _READ_SEC = 20
 _MOST_ENVIRONMENT = 1 << 20  # bytes
@@ -65,7 +64,7 @@ def read_stacks(pid: int, native: bool = False) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         reader.kill()  # and it is not waited for: it may be where no signal reaches it
         raise
-    read: dict[str, Any] = json_text.loads(output)
+    read: dict[str, Any] = json.loads(output)
     if native:
         read.setdefault(
             "native", {"threads": [], "error": f"this version of {binary} has no native frames"}

@@ -22,7 +22,7 @@ from typing import Any
 
 from reft import _C, _voice
 from reft._continuation import plain
-from reft._link import agent_protocol, agreement, gather, job_identity, json_text
+from reft._link import agent_protocol, agreement, bounded_json, gather, job_identity
 from reft._link.trusted_store import AGENT, OBJECTS, TABLE, TrustedStore
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
@@ -367,7 +367,8 @@ def _inventory(
     payload, _ = client.request(
         agent_protocol.VAULT_LIST, wanted_world, agent_protocol.VAULT_INVENTORY
     )
-    ranks_here = {int(v["rank"]) for v in json_text.loads(payload)["vaults"]}
+    listed = bounded_json.loads(payload.encode(), limit=agent_protocol.MAX_PAYLOAD)
+    ranks_here = {int(vault["rank"]) for vault in listed["vaults"]}
     if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
         Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ import torch
 from reft import __version__, _voice
 from reft._continuation import comparison
 from reft._continuation.comparison import Difference
-from reft._link import agent_protocol, gather, job_identity, json_text
+from reft._link import agent_protocol, gather, job_identity
 from reft._link.trusted_store import TrustedStore
 from reft._resume import restorer
 from reft._session import notes, startup, step_comparison
@@ -432,7 +432,7 @@ class VerifiedResume:
     def _gather(self, answer: dict[str, Any], merge: gather.Merge) -> dict[str, Any]:
         """A round of the verification. A rank that does not take part is a fault."""
         gathered = gather.gather(self._job, self._store, self._round(), json.dumps(answer), merge)
-        merged: dict[str, Any] = json_text.loads(gathered.text or "{}")
+        merged: dict[str, Any] = gather.parsed(gathered.text or "{}")
         if gathered.refusals:
             rank = min(gathered.refusals)
             merged["fault"] = f"rank {rank} {gathered.refusals[rank]}"
@@ -551,14 +551,14 @@ def _no_cause_but_restore(found: list[Difference]) -> list[Difference]:
 
 def _worst(texts: list[str]) -> str:
     """A fault, any wish or hindrance, the longest time; "" if no rank takes part."""
-    answers = [json_text.loads(text) for text in texts]
+    answers = [gather.parsed(text) for text in texts]
     keys = answers[0] if answers else {}
     return json.dumps({key: max(one[key] for one in answers) for key in keys}) if keys else ""
 
 
 def _together(texts: list[str]) -> str:
     """What several ranks have found; bounded, whatever the number of ranks."""
-    answers = [json_text.loads(text) for text in texts]
+    answers = [gather.parsed(text) for text in texts]
     if not answers:
         return ""
     rows: dict[str, Any] = {}

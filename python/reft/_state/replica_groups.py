@@ -26,7 +26,7 @@ from datetime import timedelta
 from typing import Any
 
 from reft import _C
-from reft._link import json_text
+from reft._link import bounded_json
 from reft._link.trusted_store import REPLICAS, TrustedStore, Untrusted
 from reft._state.discovery import Region
 
@@ -131,7 +131,7 @@ class _Comparison:
             self._store.put(REPLICAS, f"{self._key}/rows/{self._rank}", self._rank, rows)
             outcome = self._outcome("rows", _compare_rows)
         self.missed = outcome == _NONE
-        return set() if self.missed else set(json_text.loads(outcome, _MOST_BYTES))
+        return set() if self.missed else set(bounded_json.loads(outcome.encode(), limit=_MOST_BYTES))
 
     def _outcome(self, what: str, compare: Callable[[list[str]], str]) -> str:
         store, key = self._store, f"{self._key}/{what}/outcome"
@@ -156,7 +156,9 @@ def _compare_digests(digests: list[str]) -> str:
 
 
 def _compare_rows(texts: list[str]) -> str:
-    tables: list[list[Row]] = [json_text.loads(text, _MOST_BYTES) for text in texts]
+    tables: list[list[Row]] = [
+        bounded_json.loads(text.encode(), limit=_MOST_BYTES) for text in texts
+    ]
     first, *others = ({row[0]: row for row in table} for table in tables)
     return json.dumps(
         [name for name, row in first.items() if all(o.get(name) == row for o in others)]
