@@ -190,6 +190,15 @@ def test_nobody_declares_replicas_equal_from_outside(
     assert confirmed(store, [1, 1]) in ([True, True], [False, False]), "all or none"
 
 
+def test_a_refusal_replaces_what_an_outsider_has_put_in_its_place() -> None:
+    store = trusted()
+    for key in ("round/0", "round/node/0", "round/job"):
+        store.raw.set(key, b"node-0")
+    gather.refuse(job(0, 2), store, "round", "no memory")
+    gathered = gather.gather(job(1, 2), store, "round", "{}", gather.merge_by_rank)
+    assert gathered.refusals == {0: "no memory"}
+
+
 # -- a store that somebody else writes to all the time
 
 

@@ -204,7 +204,7 @@ def _folders(env: Mapping[str, str]) -> list[Path]:
     """Where the file may be. The home directory may be one of a network, so jobs that are known to
     be on one host leave it alone."""
     run_dir = Path(env["REFT_RUN_DIR"]) if env.get("REFT_RUN_DIR") else default_run_dir(env)
-    folders = [run_dir / "secrets"]
+    folders = [run_dir / "secrets"] if run_dir.is_absolute() else []
     if _hosts(env) != 1 and env.get("HOME", "").startswith("/"):
         folders.append(Path(env["HOME"]) / ".reft" / "secrets")
     return folders

@@ -49,9 +49,12 @@ class TrustedStore:
         self.raw.set(key, self._sealed(kind, key, publisher, payload))
 
     def put_new(self, kind: str, key: str, publisher: int, payload: str | bytes) -> None:
-        """As `put`, unless the key is there."""
-        if not self.raw.check([key]):
-            self.put(kind, key, publisher, payload)
+        """As `put`, unless this rank has written there."""
+        if self.raw.check([key]):
+            there = bytes(self.raw.get(key))
+            if self.seal.open(kind, key, publisher, there) is not None:
+                return
+        self.put(kind, key, publisher, payload)
 
     def first_of(self, kind: str, key: str, publisher: int, payload: str | bytes) -> bytes:
         """Writes if nobody has; what stands there then, whichever rank wrote it.
