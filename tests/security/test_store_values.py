@@ -26,7 +26,7 @@ from reft._state.discovery import Region
 from tests.support.jobs import job, trusted
 
 DEEP = b"[" * 200_000
-HUGE = b"[" + b"0," * (40 << 20) + b"0]"
+HUGE = b"[" + b"0," * (4 << 20) + b"0]"
 BEFORE = "the attempt before"
 
 Read = Callable[[TrustedStore], Any]
