@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "intercept/driver/cuda_api.h"
+#include "intercept/link/value_seal.h"
 #include "python/bindings/tensor_arguments.h"
 #include "python/rank/rank.h"
 #include "snapshot/vault/hash.h"
