@@ -23,16 +23,16 @@ def outsider(parent):
     done = set()
     while os.getppid() == parent:
         for key in store.list_keys():
-            prefix, there, rest = key.partition("/reft/")
-            number = rest.partition("/")[0]
-            if not there or len(number) != 16:
+            prefix, there, _ = key.partition("/reft/agree/answer/1")
+            if not there:
                 continue
+            number = store.get(key).decode().split()[1]
             for i, name in enumerate(names):
                 forged = f"{prefix}/reft/{number}/{name}"
                 if forged not in done and not store.check([forged]):
                     store.set(forged, values[(i + len(done)) % len(values)])
                 done.add(forged)
-        time.sleep(0.01)
+        time.sleep(0.001)
     os._exit(0)
 if os.environ["RANK"] == "1":
     me = os.getpid()

@@ -252,7 +252,7 @@ def test_forged_answers_of_rank_0_are_as_if_they_were_not_there() -> None:
         with pytest.raises(RuntimeError, match="rank 0 does not answer"):
             attempt.agree(store, 1, 2, timedelta(seconds=0.05))
         keys.set("ask/1", value)
-        with pytest.raises(RuntimeError, match=r"ranks \[1\] did not join"):
+        with pytest.raises(RuntimeError, match="did not (join|take the answer)"):
             attempt.agree(store, 0, 2, timedelta(seconds=0.05))
 
 

@@ -48,7 +48,6 @@ SETTINGS: Names = (
     of("argparse", "Namespace")
     | of("types", "SimpleNamespace")
     | of("torch", "Size device")
-    | of("torch.serialization", "_get_layout")
 )
 GENERATORS: Names = (
     of("random", "Random")

@@ -35,10 +35,10 @@ _READ = (
     | names.CONTAINERS
     | names.SETTINGS
     | names.GENERATORS
-    | names.of("reft._state.object_pickles", "tensor_of")
+    | names.of("reft._state.object_pickles", "tensor_of constant_of")
 )
 _CALLABLE = (type, FunctionType, BuiltinFunctionType)
-# Kinds of constants that torch pickles by their names.
+# torch pickles these by their names, and pickle guesses the module.
 _CONSTANTS = (torch.dtype, torch.memory_format, torch.layout)
 
 
@@ -62,6 +62,14 @@ def tensor_of(data: bytes) -> torch.Tensor:
     return made
 
 
+def constant_of(name: str) -> Any:
+    """The dtype, layout or memory format of that name."""
+    made = getattr(torch, name, None)
+    if not isinstance(made, _CONSTANTS):
+        raise pickle.UnpicklingError(f"torch.{name} is not a constant")
+    return made
+
+
 class _Pickler(pickle.Pickler):
     def __init__(self, stream: io.BytesIO, references: References) -> None:
         super().__init__(stream, protocol=5)
@@ -74,6 +82,8 @@ class _Pickler(pickle.Pickler):
         if isinstance(value, _CALLABLE):
             module = pickle.whichmodule(value, value.__qualname__)  # type: ignore[attr-defined]
             _resolve(module, value.__qualname__, pickle.PicklingError)
+        elif isinstance(value, _CONSTANTS):
+            return constant_of, (str(value).removeprefix("torch."),)
         elif isinstance(value, torch.Tensor):
             stream = io.BytesIO()
             torch.save(value, stream)
@@ -104,10 +114,6 @@ def _resolve(module: str, name: str, error: type[Exception]) -> Any:
         made, full = trusted if isinstance(trusted, tuple) else (trusted, _full_name(trusted))
         if full == f"{module}.{name}":
             return made
-    if module == "torch":
-        value = getattr(torch, name, None) if "." not in name else None
-        if isinstance(value, _CONSTANTS):
-            return value
     if "." not in name and is_own(module):
         value = vars(sys.modules[module]).get(name)
         # Not what the module has imported from others.
