@@ -28,7 +28,7 @@ def outsider(parent):
                 continue
             number = store.get(key).decode().split()[1]
             for i, name in enumerate(names):
-                forged = f"{prefix}/reft/{number}/{name}"
+                forged = f"{prefix}/reft/{number}//{name}"
                 if forged not in done and not store.check([forged]):
                     store.set(forged, values[(i + len(done)) % len(values)])
                 done.add(forged)
