@@ -22,6 +22,17 @@ add_library(reft_spdlog INTERFACE)
 target_include_directories(reft_spdlog SYSTEM INTERFACE ${REFT_SPDLOG_INCLUDE} ${REFT_FMT_INCLUDE})
 target_compile_definitions(reft_spdlog INTERFACE SPDLOG_FMT_EXTERNAL FMT_HEADER_ONLY)
 
+# SHA-256, out of OpenSSL's archive: four of its objects. A shared libcrypto would have to be that of the machine that runs reft,
+# and Python may have loaded another one.
+find_path(REFT_OPENSSL_INCLUDE openssl/sha.h)
+find_library(REFT_CRYPTO_ARCHIVE libcrypto.a)
+if(NOT REFT_OPENSSL_INCLUDE OR NOT REFT_CRYPTO_ARCHIVE)
+  message(FATAL_ERROR "openssl/sha.h or libcrypto.a not found: install libssl-dev (tools/dev build does)")
+endif()
+add_library(reft_crypto INTERFACE)
+target_include_directories(reft_crypto SYSTEM INTERFACE ${REFT_OPENSSL_INCLUDE})
+target_link_libraries(reft_crypto INTERFACE ${REFT_CRYPTO_ARCHIVE})
+
 # libunwind, for native frames of other processes. Tests link what is there; reft-unwind has a static copy where there is one, so
 # that it starts on machines that have no libunwind.
 add_library(reft_unwind INTERFACE)

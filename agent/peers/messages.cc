@@ -7,6 +7,7 @@
 #include "hang_detect/evidence/evidence_json.h"
 #include "hang_detect/stacks/stacks.h"
 #include "intercept/base/error.h"
+#include "intercept/base/json.h"
 #include "intercept/link/wire.h"
 
 namespace reft::agent {
@@ -16,7 +17,7 @@ namespace {
 using nlohmann::json;
 
 json object(std::string_view payload) {
-  json value = json::parse(payload, nullptr, false);
+  json value = parseJson(payload);
   if (!value.is_object()) {
     throw InvalidArgument("payload", std::to_string(payload.size()) + " bytes", "a JSON object");
   }

@@ -12,6 +12,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "intercept/base/json.h"
 #include "intercept/base/log.h"
 #include "intercept/base/mutex.h"
 
@@ -28,6 +29,7 @@ constexpr milliseconds kJoin{2000};
 constexpr double kLongestGatherSec = 600;
 constexpr int64_t kMostRequests = 64;  // newest requests handled after a pause of this rank
 constexpr size_t kMostInbox = 64;
+constexpr milliseconds kPatience{500};  // of one look at the requests, with those not yet written
 
 template <typename Number>
 Number number(const json& object, const char* key, Number otherwise) {
@@ -43,8 +45,10 @@ std::string dumped(const json& value) {
 
 class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
  public:
-  Worker(const c10::intrusive_ptr<c10d::Store>& store, Place place, Send send, Pace pace)
+  Worker(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<const ValueSeal> seal,
+         Place place, Send send, Pace pace)
       : store_(store->clone()),
+        seal_(std::move(seal)),
         place_(place),
         send_(std::move(send)),
         pace_(pace),
@@ -96,11 +100,15 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
     return key("answer", number) + "/" + std::to_string(node);
   }
 
-  std::string text(const std::string& name) {
+  // A value that a rank of `node` has written; a discarded one if none has.
+  json read(ValueKind kind, const std::string& name, uint32_t node) {
     const std::vector<uint8_t> bytes = store_->get(name);
-    return {bytes.begin(), bytes.end()};
+    const auto opened =
+        seal_->open(kind, name, node, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
+    return opened ? parseJson(opened->payload) : json(json::value_t::discarded);
   }
-  void put(const std::string& name, const std::string& value) {
+  void put(ValueKind kind, const std::string& name, const std::string& text) {
+    const std::string value = seal_->seal(kind, name, static_cast<uint32_t>(place_.node), text);
     store_->set(name, std::vector<uint8_t>(value.begin(), value.end()));
   }
 
@@ -154,7 +162,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
   }
 
   void take(wire::Type type, const std::string& payload) {
-    const json message = json::parse(payload, nullptr, /*allow_exceptions=*/false);
+    const json message = parseJson(payload);
     if (!message.is_object()) {
       return;
     }
@@ -181,7 +189,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
     // Listed before the first call to the store, so that a failure reaches the agent.
     gatherings_.push_back(gathering);
     const int64_t count = store_->add(prefix_ + "count", 1);
-    put(key("request", count),
+    put(ValueKind::kRequest, key("request", count),
         dumped({{"node", place_.node}, {"kind", message.value("kind", json())}}));
     written_.push_back({count, std::chrono::steady_clock::now() + pace_.kept, {}});
     gatherings_.back().number = count;
@@ -193,15 +201,18 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
   // Passes on the requests of other nodes.
   void requests() {
     const int64_t count = store_->add(prefix_ + "count", 0);
+    if (count <= seen_) {
+      return;
+    }
+    std::chrono::milliseconds patience = kPatience;
     seen_ = std::max(seen_, count - kMostRequests);
     while (seen_ < count) {
       const int64_t request = ++seen_;
       // The sender counts first and writes then: the request follows within moments.
-      if (!there(key("request", request))) {
+      if (!there(key("request", request), patience)) {
         continue;
       }
-      const json message =
-          json::parse(text(key("request", request)), nullptr, /*allow_exceptions=*/false);
+      const json message = read(ValueKind::kRequest, key("request", request), ValueSeal::kAnyRank);
       const int node = message.is_object() ? number<int>(message, "node", -1) : -1;
       if (node < 0 || node == place_.node || store_->check({answerKey(request, place_.node)})) {
         continue;
@@ -211,11 +222,15 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
     }
   }
 
-  bool there(const std::string& name) {
-    for (const milliseconds pause : {milliseconds(20), milliseconds(200), milliseconds(0)}) {
+  // Waits for a key a short time, and no longer than `patience`, of which it takes that time off:
+  // anybody can count up.
+  bool there(const std::string& name, milliseconds& patience) {
+    for (milliseconds pause : {milliseconds(20), milliseconds(200), milliseconds(0)}) {
       if (store_->check({name})) {
         return true;
       }
+      pause = std::min(pause, patience);
+      patience -= pause;
       const MutexLock lock(mutex_);
       arrived_.wait_for(mutex_, pause, [this]() REQUIRES(mutex_) { return stopping_; });
     }
@@ -231,7 +246,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
         !store_->check({asked})) {
       return;
     }
-    put(answerKey(request, place_.node), value);
+    put(ValueKind::kAnswer, answerKey(request, place_.node), value);
     if (!store_->check({asked})) {
       store_->deleteKey(answerKey(request, place_.node));  // too late: the reader is gone
     }
@@ -245,13 +260,14 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
           ++node;
           continue;
         }
-        const std::string value = text(name);
+        json answer = read(ValueKind::kAnswer, name, static_cast<uint32_t>(*node));
         store_->deleteKey(name);
-        json answer = json::parse(value, nullptr, /*allow_exceptions=*/false);
-        if (answer.is_object()) {
-          send_(wire::Type::kGathered,
-                dumped({{"id", gathering->id}, {"node", *node}, {"answer", std::move(answer)}}));
+        if (!answer.is_object()) {  // not of that node, which may still answer
+          ++node;
+          continue;
         }
+        send_(wire::Type::kGathered,
+              dumped({{"id", gathering->id}, {"node", *node}, {"answer", std::move(answer)}}));
         node = gathering->missing.erase(node);
       }
       if (gathering->missing.empty() || std::chrono::steady_clock::now() >= gathering->deadline) {
@@ -293,6 +309,7 @@ class EvidenceExchange::Worker : public std::enable_shared_from_this<Worker> {
   }
 
   c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<const ValueSeal> seal_;
   const Place place_;
   Send send_;
   const Pace pace_;
@@ -315,9 +332,11 @@ EvidenceExchange::Pace EvidenceExchange::paceOf(int nodes) {
   return pace;
 }
 
-EvidenceExchange::EvidenceExchange(const c10::intrusive_ptr<c10d::Store>& store, Place place,
-                                   Send send, Pace pace)
-    : owner_(::getpid()), worker_(std::make_shared<Worker>(store, place, std::move(send), pace)) {
+EvidenceExchange::EvidenceExchange(const c10::intrusive_ptr<c10d::Store>& store,
+                                   std::shared_ptr<const ValueSeal> seal, Place place, Send send,
+                                   Pace pace)
+    : owner_(::getpid()),
+      worker_(std::make_shared<Worker>(store, std::move(seal), place, std::move(send), pace)) {
   worker_->start();
 }
 

@@ -8,6 +8,10 @@
 // `answer/K/<node>`. The requesting rank passes on each answer as it arrives, and at the end lists
 // the silent nodes (kGathered). Payloads: agent/peers/messages.h.
 //
+// Requests and answers are sealed by their nodes (intercept/link/value_seal.h), and what is not is
+// ignored. The counter is not: who reaches the store can make nodes miss requests, and is then
+// taken for silent nodes.
+//
 // An answer is deleted when it is read; a request a minute later, because a node may still read it.
 //
 // Threads: receive() from any; it never blocks. One thread, `reft-evidence`, uses the store over a
@@ -30,6 +34,7 @@
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include "intercept/link/value_seal.h"
 #include "intercept/link/wire.h"
 
 namespace reft {
@@ -53,7 +58,8 @@ class EvidenceExchange {
   static Pace paceOf(int nodes);
 
   // `store`: keys that no other attempt of the job sees.
-  EvidenceExchange(const c10::intrusive_ptr<c10d::Store>& store, Place place, Send send, Pace pace);
+  EvidenceExchange(const c10::intrusive_ptr<c10d::Store>& store,
+                   std::shared_ptr<const ValueSeal> seal, Place place, Send send, Pace pace);
   ~EvidenceExchange();
   EvidenceExchange(const EvidenceExchange&) = delete;
   EvidenceExchange& operator=(const EvidenceExchange&) = delete;

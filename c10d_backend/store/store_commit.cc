@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "intercept/base/log.h"
 #include "intercept/record/cut.h"
@@ -19,24 +22,52 @@ constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
 constexpr size_t kRemembered = 64;    // outcomes; as many as CommitLedger has open
-// Fields of the counter `marks`, each wide enough for all nodes: nodes whose cut is not known, the
-// proposal of one node, nodes with a vote for a new plan.
-constexpr int kProposalShift = 32;
-constexpr int kPlanShift = 40;
-constexpr uint64_t kUnknownMask = (uint64_t{1} << kProposalShift) - 1;
-// Sums of 32,768 nodes stay within the store's signed counter.
-constexpr uint64_t kSumMask = (uint64_t{1} << 48) - 1;
-constexpr size_t kPlanByte = 2;  // of an outcome: what it was, proposal, whether to plan anew
+constexpr size_t kOutcomeBytes = 3;   // what it was, proposal, whether to plan anew
 
-std::string key(const char* what, const wire::Ballot& ballot) {
+std::string commitKey(const char* what, const wire::Ballot& ballot) {
   return std::string("commit/") + what + "/" + std::to_string(ballot.step);
+}
+
+std::string voteKey(const wire::Ballot& ballot, int node) {
+  return commitKey("vote", ballot) + "/" + std::to_string(node);
+}
+
+std::vector<uint8_t> stored(const std::string& value) {
+  return {value.begin(), value.end()};
+}
+
+std::string_view viewOf(const std::vector<uint8_t>& value) {
+  return {reinterpret_cast<const char*>(value.data()), value.size()};
+}
+
+// What the votes of all nodes come to. A vote that is missing or not of its node counts as a no.
+std::string outcomeOf(const std::vector<std::optional<wire::Ballot>>& votes) {
+  bool known_cut = true;
+  bool plan_anew = false;
+  uint64_t cut = 0;
+  uint64_t replicas = 0;
+  uint8_t proposal = 0;
+  for (const auto& vote : votes) {
+    if (!vote || vote->yes == 0) {
+      return {'0', 0, 0};
+    }
+    known_cut = known_cut && vote->cut != kUnknownCut;
+    cut += vote->cut;
+    replicas += vote->replicas;  // groups within a node add up to 0
+    plan_anew = plan_anew || vote->plan_anew != 0;
+    proposal = std::max(proposal, vote->proposal);  // of one node alone
+  }
+  const char what = known_cut && cut != 0 ? 'c' : replicas != 0 ? 'r' : '1';
+  return {what, static_cast<char>(proposal), static_cast<char>(what == 'r' || plan_anew ? 1 : 0)};
 }
 
 }  // namespace
 
-StoreCommit::StoreCommit(const c10::intrusive_ptr<c10d::Store>& store, int nodes, Decided decided)
+StoreCommit::StoreCommit(const c10::intrusive_ptr<c10d::Store>& store,
+                         std::shared_ptr<const ValueSeal> seal, Place place, Decided decided)
     : store_(store->clone()),
-      nodes_(nodes),
+      seal_(std::move(seal)),
+      place_(place),
       decided_(std::move(decided)),
       thread_([this] { run(); }) {}
 
@@ -58,71 +89,105 @@ void StoreCommit::vote(const wire::Ballot& node_vote) {
 }
 
 void StoreCommit::cast(const wire::Ballot& ballot) {
-  const auto plan_anew = static_cast<uint8_t>(ballot.plan_anew != 0);
   if (ballot.yes == 0) {
-    // The first one stays: all nodes read the same.
-    store_->compareSet(key("outcome", ballot), std::vector<uint8_t>{},
-                       std::vector<uint8_t>{static_cast<uint8_t>('0'), 0, plan_anew});
+    publish(ballot, {'0', 0, static_cast<char>(ballot.plan_anew != 0 ? 1 : 0)});
     return;
   }
-  const bool unknown_cut = ballot.cut == kUnknownCut;
-  const int64_t mark = (int64_t{plan_anew} << kPlanShift) +
-                       (int64_t{ballot.proposal} << kProposalShift) + (unknown_cut ? 1 : 0);
-  if (mark != 0) {
-    store_->add(key("marks", ballot), mark);
+  const std::string key = voteKey(ballot, place_.node);
+  const auto node = static_cast<uint32_t>(place_.node);
+  store_->set(key, stored(seal_->seal(ValueKind::kVote, key, node,
+                                      {reinterpret_cast<const char*>(&ballot), sizeof(ballot)})));
+}
+
+// The first outcome stays, so that all nodes read the same, unless it is not one.
+void StoreCommit::publish(const wire::Ballot& ballot, const std::string& outcome) {
+  const std::string key = commitKey("outcome", ballot);
+  const auto value =
+      stored(seal_->seal(ValueKind::kOutcome, key, static_cast<uint32_t>(place_.node), outcome));
+  const std::vector<uint8_t> there = store_->compareSet(key, {}, value);
+  if (there != value && !opened(ballot, there)) {
+    store_->set(key, value);
   }
-  if (!unknown_cut && ballot.cut != 0) {
-    store_->add(key("cut", ballot), static_cast<int64_t>(ballot.cut & kSumMask));
+}
+
+std::optional<std::string> StoreCommit::opened(const wire::Ballot& ballot,
+                                               const std::vector<uint8_t>& value) const {
+  auto outcome = seal_->open(ValueKind::kOutcome, commitKey("outcome", ballot), ValueSeal::kAnyRank,
+                             viewOf(value));
+  if (!outcome || outcome->payload.size() != kOutcomeBytes) {
+    return std::nullopt;
   }
-  if (ballot.replicas != 0) {  // groups within a node add up to 0
-    store_->add(key("replicas", ballot), static_cast<int64_t>(ballot.replicas & kSumMask));
+  return std::move(outcome->payload);
+}
+
+// The first node counts. The votes of all nodes are there before it reads one.
+void StoreCommit::count(const wire::Ballot& ballot) {
+  std::vector<std::string> keys;
+  for (int node = 0; node < place_.nodes; ++node) {
+    keys.push_back(voteKey(ballot, node));
   }
-  if (store_->add(key("sealed", ballot), 1) == nodes_) {
-    const auto marks = static_cast<uint64_t>(store_->add(key("marks", ballot), 0));
-    const auto sum = [&](const char* what) {
-      return static_cast<uint64_t>(store_->add(key(what, ballot), 0)) & kSumMask;
-    };
-    const bool cut_holds = (marks & kUnknownMask) != 0 || sum("cut") == 0;
-    const bool agreed = sum("replicas") == 0;
-    const char what = !cut_holds ? 'c' : !agreed ? 'r' : '1';
-    store_->set(key("outcome", ballot),
-                std::vector<uint8_t>{
-                    static_cast<uint8_t>(what), static_cast<uint8_t>(marks >> kProposalShift),
-                    static_cast<uint8_t>(what == 'r' || marks >> kPlanShift != 0 ? 1 : 0)});
+  if (!store_->check(keys)) {
+    return;
   }
+  std::vector<std::vector<uint8_t>> values;
+  if (store_->hasExtendedApi()) {
+    values = store_->multiGet(keys);
+  } else {
+    for (const std::string& key : keys) {
+      values.push_back(store_->get(key));
+    }
+  }
+  std::vector<std::optional<wire::Ballot>> votes;
+  for (size_t node = 0; node < keys.size() && node < values.size(); ++node) {
+    const auto vote = seal_->open(ValueKind::kVote, keys[node], static_cast<uint32_t>(node),
+                                  viewOf(values[node]));
+    votes.push_back(vote ? wire::decodeBallot(vote->payload) : std::nullopt);
+  }
+  publish(ballot, outcomeOf(votes));
 }
 
 void StoreCommit::await(wire::Ballot ballot) {
   const microseconds longest =
-      std::max(kLeastLongPause, microseconds(1000 * nodes_ / kNodesPerPauseMs));
+      std::max(kLeastLongPause, microseconds(1000 * place_.nodes / kNodesPerPauseMs));
   microseconds pause{0};
+  bool foreign = false;
   while (!stopsWithin(pause)) {
-    if (store_->check({key("outcome", ballot)})) {
-      const std::vector<uint8_t> found = store_->get(key("outcome", ballot));
-      const char what = found.empty() ? '0' : static_cast<char>(found[0]);
-      ballot.yes = what == '1' ? 1 : 0;
-      ballot.cut = what == 'c' ? 1 : 0;
-      ballot.replicas = what == 'r' ? 1 : 0;
-      ballot.proposal = what == '1' && found.size() > 1 ? found[1] : 0;
-      ballot.plan_anew = found.size() > kPlanByte ? found[kPlanByte] : 0;
-      answered_[ballot.step] = ballot;
-      if (answered_.size() > kRemembered) {
-        answered_.erase(answered_.begin());
+    if (place_.node == 0 && ballot.yes != 0 && !foreign) {
+      count(ballot);
+    }
+    if (store_->check({commitKey("outcome", ballot)})) {
+      if (const auto found = opened(ballot, store_->get(commitKey("outcome", ballot)))) {
+        const char what = (*found)[0];
+        ballot.yes = what == '1' ? 1 : 0;
+        ballot.cut = what == 'c' ? 1 : 0;
+        ballot.replicas = what == 'r' ? 1 : 0;
+        ballot.proposal = what == '1' ? static_cast<uint8_t>((*found)[1]) : 0;
+        ballot.plan_anew = static_cast<uint8_t>((*found)[2]);
+        answered_[ballot.step] = ballot;
+        if (answered_.size() > kRemembered) {
+          answered_.erase(answered_.begin());
+        }
+        decided_(ballot);
+        forget(ballot);
+        return;
       }
-      decided_(ballot);
-      forget(ballot);
-      return;
+      if (place_.node == 0 && !foreign) {  // no node that waits may wait for ever
+        publish(ballot, {'0', 0, 0});
+      }
+      foreign = true;
+      pause = longest;  // a long value is not read over and over
     }
     pause = std::clamp(pause * 3 / 2, kFirstPause, longest);
   }
 }
 
 // This node has read the outcome. Every node writes before it reads, so nothing is written behind
-// the last one.
+// the last one. Counters carry no seal: this one decides on nothing but when keys go.
 void StoreCommit::forget(const wire::Ballot& ballot) {
-  if (store_->add(key("read", ballot), 1) == nodes_) {
-    for (const char* what : {"sealed", "marks", "cut", "replicas", "outcome", "read"}) {
-      store_->deleteKey(key(what, ballot));
+  store_->deleteKey(voteKey(ballot, place_.node));
+  if (store_->add(commitKey("read", ballot), 1) == place_.nodes) {
+    for (const char* what : {"outcome", "read"}) {
+      store_->deleteKey(commitKey(what, ballot));
     }
   }
 }

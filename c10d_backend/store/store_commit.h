@@ -1,12 +1,15 @@
-// The commit exchange between nodes: one vote per node and step, counted in the job's store.
+// The commit exchange between nodes: one vote per node and step, through the job's store.
 //
-// `sealed/<step>` counts nodes whose ranks all sealed. The node that completes the count writes
-// `outcome/<step>`; a node with a dropped snapshot writes that it was dropped. Every node votes
-// once, so both cannot happen. All nodes read the outcome, and with it the cadence that one node
-// proposed and whether a vote asked for a new plan (`marks/<step>`). The last node that has read
-// it deletes the keys of the step (`read/<step>` counts), so the store does not grow, and no node
+// A node whose ranks all sealed writes `vote/<step>/<node>`. The first node reads the votes of all
+// and writes `outcome/<step>`; a node with a dropped snapshot writes there that it was dropped.
+// Every node votes once, so both cannot happen. All nodes read the outcome, and with it the cadence
+// that one node proposed and whether a vote asked for a new plan. Each node then deletes its vote,
+// and the last one the outcome (`read/<step>` counts), so the store does not grow, and no node
 // waits for an outcome that another one deleted. A vote that comes again, because an agent was
 // started anew, is answered from memory.
+//
+// Votes and outcomes are sealed (intercept/link/value_seal.h): nobody but a rank of this attempt
+// can commit a step. Where a vote or an outcome is not sealed, the step is aborted.
 //
 // Threads: vote() from any. One thread, `reft-commit`, uses the store over a connection of its own,
 //          because a store client serves one request at a time and training must not queue behind
@@ -20,11 +23,16 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
+#include <optional>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "intercept/base/mutex.h"
+#include "intercept/link/value_seal.h"
 #include "intercept/link/wire.h"
 
 namespace reft {
@@ -33,8 +41,14 @@ class StoreCommit {
  public:
   using Decided = std::function<void(const wire::Ballot& outcome)>;  // from `reft-commit`
 
+  struct Place {
+    int node = 0;
+    int nodes = 1;
+  };
+
   // `store`: keys that no other attempt of the job sees.
-  StoreCommit(const c10::intrusive_ptr<c10d::Store>& store, int nodes, Decided decided);
+  StoreCommit(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<const ValueSeal> seal,
+              Place place, Decided decided);
   ~StoreCommit();
   StoreCommit(const StoreCommit&) = delete;
   StoreCommit& operator=(const StoreCommit&) = delete;
@@ -44,12 +58,17 @@ class StoreCommit {
  private:
   void run();
   void cast(const wire::Ballot& ballot);
+  void count(const wire::Ballot& ballot);
+  void publish(const wire::Ballot& ballot, const std::string& outcome);
+  std::optional<std::string> opened(const wire::Ballot& ballot,
+                                    const std::vector<uint8_t>& value) const;
   void await(wire::Ballot ballot);
   void forget(const wire::Ballot& ballot);
   bool stopsWithin(std::chrono::microseconds pause) EXCLUDES(mutex_);
 
   c10::intrusive_ptr<c10d::Store> store_;
-  const int nodes_;
+  std::shared_ptr<const ValueSeal> seal_;
+  const Place place_;
   Decided decided_;
   Mutex mutex_;
   ConditionVariable arrived_;

@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "intercept/base/json.h"
+
 namespace reft {
 
 namespace {
@@ -100,7 +102,7 @@ void addOpLog(RankEvidence& rank, const void* area, size_t bytes, int64_t now_ns
 
 void addStackReply(RankEvidence& rank, std::string_view payload) noexcept {
   try {
-    const auto reply = nlohmann::json::parse(payload, nullptr, /*allow_exceptions=*/false);
+    const auto reply = parseJson(payload);
     if (!reply.is_object() || !reply.contains("text") || !reply["text"].is_string()) {
       addError(rank, "stacks", "the reply is not one");
       return;

@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "hang_detect/evidence/words.h"
+#include "intercept/base/json.h"
 
 namespace reft {
 
@@ -383,7 +384,7 @@ std::string evidenceJson(HangEvidence evidence, size_t limit) {
 }
 
 std::optional<HangEvidence> evidenceFromJson(std::string_view given) {
-  return evidenceOf(json::parse(given, nullptr, /*allow_exceptions=*/false));
+  return evidenceOf(parseJson(given));
 }
 
 std::optional<HangEvidence> evidenceOf(const json& report) {

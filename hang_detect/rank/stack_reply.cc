@@ -7,12 +7,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "intercept/base/json.h"
 #include "intercept/base/log.h"
 
 namespace reft {
 
 std::string stackReplyJson(std::string_view request, int rank, const StackDump& dump) {
-  const auto asked = nlohmann::json::parse(request, nullptr, /*allow_exceptions=*/false);
+  const auto asked = parseJson(request);
   nlohmann::json reply;
   reply["id"] = asked.is_object() && asked.contains("id") ? asked["id"] : nlohmann::json();
   reply["rank"] = rank;
@@ -25,7 +26,7 @@ std::string stackReplyJson(std::string_view request, int rank, const StackDump& 
 namespace {
 
 void permitReading(const std::string& welcome) {
-  const auto fields = nlohmann::json::parse(welcome, nullptr, /*allow_exceptions=*/false);
+  const auto fields = parseJson(welcome);
   if (fields.is_object() && fields.contains("agent_pid") &&
       fields["agent_pid"].is_number_unsigned()) {
     ::prctl(PR_SET_PTRACER, fields["agent_pid"].get<unsigned long>(), 0, 0,

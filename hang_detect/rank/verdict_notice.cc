@@ -18,6 +18,7 @@
 
 #include "hang_detect/report/wrap.h"
 #include "hang_detect/stacks/printable.h"
+#include "intercept/base/json.h"
 
 namespace reft {
 
@@ -181,7 +182,7 @@ std::string verdictNoticeJson(std::string_view text) {
 }
 
 std::string verdictNoticeText(std::string_view payload) {
-  const auto notice = nlohmann::json::parse(payload, nullptr, /*allow_exceptions=*/false);
+  const auto notice = parseJson(payload);
   if (!notice.is_object() || !notice.contains("text") || !notice["text"].is_string()) {
     return "";
   }

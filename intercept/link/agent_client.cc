@@ -15,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "intercept/base/error.h"
+#include "intercept/base/json.h"
 #include "intercept/base/log.h"
 
 namespace reft {
@@ -50,7 +51,7 @@ ucred listenerOf(int socket) {
 
 // The agent's refusal, {"what", "hint"}, as a sentence.
 std::string refusalText(const std::string& payload) {
-  const auto fields = nlohmann::json::parse(payload, nullptr, false);
+  const auto fields = parseJson(payload);
   if (!fields.is_object() || !fields.contains("what") || !fields["what"].is_string()) {
     return payload;
   }

@@ -12,10 +12,10 @@ namespace {
 class Carrier {
  public:
   Carrier(std::shared_ptr<AgentClient> client, const c10::intrusive_ptr<c10d::Store>& store,
-          int node, int nodes, uint64_t incarnation)
+          std::shared_ptr<const ValueSeal> seal, int node, int nodes, uint64_t incarnation)
       : client_(std::move(client)),
         exchange_(
-            store, {node, nodes, incarnation},
+            store, std::move(seal), {node, nodes, incarnation},
             [client = client_](wire::Type type, std::string_view payload) {
               client->send(type, payload);
             },
@@ -53,13 +53,13 @@ void bindEvidenceExchange(py::module_& module) {
       module, "EvidenceExchange",
       "Carries evidence of hangs between the agents of a job's nodes, until it is dropped.")
       .def(py::init([](std::shared_ptr<AgentClient> client,
-                       const c10::intrusive_ptr<c10d::Store>& store, int node, int nodes,
-                       uint64_t incarnation) {
+                       const c10::intrusive_ptr<c10d::Store>& store,
+                       std::shared_ptr<ValueSeal> seal, int node, int nodes, uint64_t incarnation) {
              const py::gil_scoped_release release;
              return std::unique_ptr<Carrier, Released>(
-                 new Carrier(std::move(client), store, node, nodes, incarnation));
+                 new Carrier(std::move(client), store, std::move(seal), node, nodes, incarnation));
            }),
-           py::arg("client"), py::arg("store"), py::arg("node"), py::arg("nodes"),
+           py::arg("client"), py::arg("store"), py::arg("seal"), py::arg("node"), py::arg("nodes"),
            py::arg("incarnation"));
   module.attr("evidence_carriers") = wire::kEvidenceCarriers;
 }

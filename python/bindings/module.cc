@@ -13,12 +13,14 @@
 #include "python/bindings/snapshot.h"
 #include "python/bindings/tensors.h"
 #include "python/bindings/timeline.h"
+#include "python/bindings/value_seal.h"
 #include "python/bindings/vaults.h"
 
 PYBIND11_MODULE(_C, module) {
   module.doc() = "Native part of reft.";
   module.attr("torch_version") = TORCH_VERSION;  // that it was compiled for
-  reft::bindBase(module);  // first: it registers the exceptions
+  reft::bindBase(module);                        // first: it registers the exceptions
+  reft::bindValueSeal(module);
   reft::bindBackend(module);
   reft::bindSnapshot(module);
   reft::bindRestore(module);

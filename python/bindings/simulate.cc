@@ -6,6 +6,7 @@
 #include <string>
 
 #include "intercept/base/error.h"
+#include "intercept/base/json.h"
 #include "snapshot/placement/simulate/simulator.h"
 
 namespace py = pybind11;
@@ -64,7 +65,10 @@ simulate::SimulationOptions parse(const std::string& text) {
       {"warm_up_steps", into(options.warm_up_steps)},
   };
   try {
-    const json given = json::parse(text);
+    const json given = parseJson(text);
+    if (!given.is_object()) {
+      throw InvalidArgument("options: not a JSON object");
+    }
     for (const auto& [name, value] : given.items()) {
       const auto field = fields.find(name);
       if (field == fields.end()) {

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "intercept/driver/cuda_api.h"
+#include "intercept/link/value_seal.h"
 #include "python/bindings/tensor_arguments.h"
 #include "python/rank/rank.h"
 #include "snapshot/vault/hash.h"
@@ -38,16 +39,19 @@ const char* nameOf(CaptureResult result) {
 }
 
 std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::string& job,
-                               int rank, int world, int nodes, uint64_t attempt,
+                               int rank, int world, int node, int nodes, uint64_t attempt,
                                uint64_t incarnation, uint32_t overhead_percent,
                                const c10::intrusive_ptr<c10d::Store>& store,
-                               const std::string& path, int adopt_fd, const RestorePlan* plan) {
+                               std::shared_ptr<ValueSeal> seal, const std::string& path,
+                               int adopt_fd, const RestorePlan* plan) {
   Rank::Start start;
   start.identity = {job, rank, world, nodes, attempt, incarnation};
   start.options = RankOptions::from(Env::parse());
   start.options.overhead_percent = overhead_percent;
   start.client = std::move(client);
+  start.node = node;
   start.store = store;
+  start.seal = std::move(seal);
   start.vault_path = path;
   if (adopt_fd >= 0) {
     start.adopted = UniqueFd(::fcntl(adopt_fd, F_DUPFD_CLOEXEC, 3));
@@ -176,9 +180,9 @@ void bindRank(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<Rank, std::shared_ptr<Rank>>(module, "Rank")
       .def(py::init(&makeRank), py::kw_only(), py::arg("client"), py::arg("job"), py::arg("rank"),
-           py::arg("world"), py::arg("nodes"), py::arg("attempt"), py::arg("incarnation"),
-           py::arg("overhead_percent"), py::arg("store"), py::arg("path"), py::arg("adopt_fd") = -1,
-           py::arg("plan") = nullptr)
+           py::arg("world"), py::arg("node"), py::arg("nodes"), py::arg("attempt"),
+           py::arg("incarnation"), py::arg("overhead_percent"), py::arg("store"), py::arg("seal"),
+           py::arg("path"), py::arg("adopt_fd") = -1, py::arg("plan") = nullptr)
       .def("ask_room", &askRoom, py::arg("room"),
            "room: whether the vault may take so many bytes more; asked before each part of a slot.")
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),

@@ -172,7 +172,8 @@ void Rank::startVotes(const Start& start) {
   // Agents do not know each other: the first rank of each node carries their votes through the
   // job's store.
   commit_ = std::make_unique<StoreCommit>(
-      start.store, identity_.nodes, [client = client_.get()](const wire::Ballot& outcome) {
+      start.store, start.seal, StoreCommit::Place{start.node, identity_.nodes},
+      [client = client_.get()](const wire::Ballot& outcome) {
         client->send(wire::Type::kJobOutcome,
                      {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
       });

@@ -30,6 +30,7 @@
 namespace reft {
 
 class StoreCommit;
+class ValueSeal;
 
 class Rank {
  public:
@@ -37,7 +38,9 @@ class Rank {
     RankIdentity identity;
     RankOptions options;
     std::shared_ptr<AgentClient> client;
+    int node = 0;                           // of this rank
     c10::intrusive_ptr<c10d::Store> store;  // keys that no other attempt of the job sees
+    std::shared_ptr<const ValueSeal> seal;  // of what goes into the store
     std::string vault_path;                 // "": anonymous memory
     UniqueFd adopted;                   // the rank's vault of an earlier attempt, if there is one
     const RestorePlan* plan = nullptr;  // what the job resumes from

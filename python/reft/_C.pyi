@@ -40,6 +40,17 @@ def configure_faults(spec: str, rank: int) -> None: ...
 def fault_point(name: str, step: int) -> None: ...
 def log_step(group: int, step: int) -> None: ...
 
+# value_seal.cc
+
+class ValueSeal:
+    def __init__(self, secret: bytes, attempt: str, world: int) -> None: ...
+    def seal(self, kind: str, key: str, publisher: int, payload: bytes) -> bytes: ...
+    def open(
+        self, kind: str, key: str, publisher: int | None, value: bytes, longest: int = ...
+    ) -> tuple[int, bytes] | None: ...
+    @staticmethod
+    def refused() -> int: ...
+
 # backend.cc
 
 class ReftBackend:
@@ -82,7 +93,9 @@ def install_call_sites(skip: Sequence[str]) -> None: ...
 evidence_carriers: int
 
 class EvidenceExchange:
-    def __init__(self, client: AgentClient, store: Any, node: int, nodes: int, incarnation: int) -> None: ...
+    def __init__(
+        self, client: AgentClient, store: Any, seal: ValueSeal, node: int, nodes: int, incarnation: int
+    ) -> None: ...
 
 # snapshot.cc
 
@@ -94,11 +107,13 @@ class Rank:
         job: str,
         rank: int,
         world: int,
+        node: int,
         nodes: int,
         attempt: int,
         incarnation: int,
         overhead_percent: int,
         store: Store | None,
+        seal: ValueSeal | None,
         path: str,
         adopt_fd: int = ...,
         plan: RestorePlan | None = ...,

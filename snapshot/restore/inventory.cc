@@ -6,6 +6,7 @@
 #include <set>
 
 #include "intercept/base/error.h"
+#include "intercept/base/json.h"
 #include "intercept/base/json_integer.h"
 #include "snapshot/state/agreement.h"
 #include "snapshot/vault/reader.h"
@@ -17,6 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMaxNodes = 1 << 20;
+constexpr size_t kLongestText = size_t{1} << 30;  // of a whole job
 
 }  // namespace
 
@@ -89,7 +91,10 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
   std::vector<VaultSummary> vaults;
   for (const std::string& text : texts) {
     try {
-      const Json json = Json::parse(text);
+      const Json json = parseJson(text, kLongestText);
+      if (!json.is_object()) {
+        throw Corruption("inventory of a node: not a JSON object");
+      }
       std::vector<std::pair<std::string, std::vector<int>>> groups;
       for (const Json& g : json.at("groups")) {
         groups.emplace_back(g.at(0).get<std::string>(), integersOf<int>(g.at(1)));

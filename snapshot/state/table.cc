@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include "intercept/base/error.h"
+#include "intercept/base/json.h"
 #include "intercept/base/json_integer.h"
 #include "snapshot/state/align.h"
 
@@ -17,6 +18,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPieceAlign = 64;
 constexpr size_t kMaxItems = 10'000'000;
+constexpr size_t kLongestText = size_t{1} << 30;
 
 [[noreturn]] void corrupt(const std::string& what) {
   throw Corruption("snapshot table: " + what);
@@ -183,7 +185,10 @@ std::string SnapshotTable::toJson() const {
 SnapshotTable SnapshotTable::fromJson(std::string_view text) {
   SnapshotTable table;
   try {
-    const Json json = Json::parse(text);
+    const Json json = parseJson(text, kLongestText);
+    if (!json.is_object()) {
+      corrupt("not a JSON object");
+    }
     table.rank = integerOf<int>(json.at("rank"));
     table.world = integerOf<int>(json.at("world"));
     table.protection = json.at("protection").get<std::string>();

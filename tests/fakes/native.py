@@ -4,7 +4,7 @@
 what they are asked and answer as a test has set them up. `tests/unit/python/test_fakes.py` compares
 their signatures with those of `_C.pyi`.
 
-A store needs no fake: `torch.distributed.HashStore` is one, in memory.
+A store needs no fake: `torch.distributed.HashStore` is one, in memory (`support/jobs.trusted`).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.distributed_c10d import Store
 
 from reft import _C
 from reft._link import agent_protocol, gather
+from reft._link.trusted_store import TrustedStore
 
 
 class FakeAgentClient:
@@ -217,7 +217,9 @@ class FakeEngine:
 class FakeEvidenceExchange:
     """The exchange of hang evidence between nodes, of which nobody asks anything."""
 
-    def __init__(self, client: Any, store: Any, node: int, nodes: int, incarnation: int) -> None:
+    def __init__(
+        self, client: Any, store: Any, seal: Any, node: int, nodes: int, incarnation: int
+    ) -> None:
         self.node, self.nodes = node, nodes
 
 
@@ -284,7 +286,8 @@ class FakeNative:
 
 
 def answer_for_all(
-    store: Store, name: str, text: str = "", refusals: dict[int, str] | None = None
+    store: TrustedStore, name: str, text: str = "", refusals: dict[int, str] | None = None
 ) -> None:
     """Puts the result of a round (`_link/gather.py`) into a store, as rank 0 does."""
-    store.set(f"{name}/job", gather._pack(gather.Gathered(text, refusals or {})))
+    answer = gather._pack(gather.Gathered(text, refusals or {}))
+    store.put("round", f"{name}/job", 0, answer)

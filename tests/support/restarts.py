@@ -30,15 +30,16 @@ def final(*tensors):
     for tensor in tensors:
         digest.update(tensor.detach().contiguous().numpy().tobytes())
     print("FINAL", dist.get_rank(), digest.hexdigest()[:16], flush=True)
-dist.init_process_group("reft")
 """
+_JOIN = 'dist.init_process_group("reft")\n'
 
 
-def run(body: str, ranks: int, kill: int = 0, **env: str) -> str:
+def run(body: str, ranks: int, kill: int = 0, before: str = "", **env: str) -> str:
     """What all ranks printed, in all attempts.
 
     Args:
         kill: the step at which `maybe_kill` acts, 0 for none.
+        before: what the script does before it makes the process group.
 
     Raises:
         AssertionError: the job failed or did not end.
@@ -47,7 +48,7 @@ def run(body: str, ranks: int, kill: int = 0, **env: str) -> str:
     launcher = Forkrun()
     try:
         script = folder / "train.py"
-        script.write_text(_HEAD + body + "\ndist.destroy_process_group()\n")
+        script.write_text(_HEAD + before + _JOIN + body + "\ndist.destroy_process_group()\n")
         environment = {
             "REFT_JOB_ID": folder.name,
             "REFT_RUN_DIR": str(folder / "run"),

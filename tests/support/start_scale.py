@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from reft import _C
-from reft._link import agreement, gather
+from reft._link import agreement, gather, secret
 from reft._link.job_identity import Job
+from reft._link.secret import Attempt, Secret
+from reft._link.trusted_store import TrustedStore
 from reft._session import startup
 from reft._state import replica_groups
 from reft._state.discovery import Region
@@ -69,17 +71,24 @@ class CountingStore:
             self._count(len(keys))
             return all(key in self._values for key in keys)
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         with self._lock:
             self._count(len(keys))
         for key in keys:
-            self._await(key, timeout.total_seconds())
+            self._await(key, _PATIENCE_SEC if timeout is None else timeout.total_seconds())
 
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+    def add(self, key: str, amount: int) -> int:
+        with self._lock:
+            self._count()
+            total = int(self._values.get(key, b"0")) + amount
+            self._put(key, str(total).encode())
+            return total
+
+    def compare_set(self, key: str, expected: str, desired: bytes) -> bytes:
         with self._lock:
             self._count()
             if self._values.get(key, b"") == expected.encode():
-                self._put(key, desired.encode())
+                self._put(key, desired)
             return self._values[key]
 
     def _count(self, keys: int = 1) -> None:
@@ -134,10 +143,13 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
     """Runs the phases of a start with a restore. Returns the traffic of each."""
     world = nodes * local_world
     store = CountingStore()
+    trusted = _SECRET.store(store, "0", world)
     jobs = [job(rank, world, local_world, attempt=1) for rank in range(world)]
     real_client, real_wait = _C.AgentClient, replica_groups._WAIT
     stack_bytes = threading.stack_size(256 << 10)
     traffic: dict[str, Traffic] = {}
+    real_found = secret._found
+    secret._found = lambda *_: _SECRET  # as in a file
     _C.AgentClient = OneVaultAgent  # type: ignore[assignment,misc]
     replica_groups._WAIT = timedelta(seconds=_PATIENCE_SEC)  # threads take turns
     try:
@@ -148,7 +160,7 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
 
                 def run(job: Job, phase: Any = phase) -> None:
                     store.act_as(job.rank)
-                    phase(job, store)
+                    phase(job, trusted)
 
                 for done in [pool.submit(run, job) for job in jobs]:
                     done.result()
@@ -157,37 +169,48 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
                     sum(store.operations.values()), most, rank, store.bytes_read
                 )
     finally:
+        secret._found = real_found
         _C.AgentClient = real_client  # type: ignore[misc]
         replica_groups._WAIT = real_wait
         threading.stack_size(stack_bytes)
     return traffic
 
 
-def _identify(job: Job, store: CountingStore) -> None:
+_SECRET = Secret(bytes(32), "0" * 32)
+_ONE_HOST = {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1", "REFT_RUN_DIR": "/nowhere"}
+
+
+def _share(job: Job, store: TrustedStore) -> None:
+    asked = f"{job.rank:016x}"
+    entered = Attempt("0", asked, _SECRET.proof(job.rank, asked, "0"), _SECRET)
+    secret.share(store.raw, job.rank, job.world, entered, _ONE_HOST)
+
+
+def _identify(job: Job, store: TrustedStore) -> None:
     settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0}
     agreed, refusals = agreement.agree(store, job.rank, job.world, settings)
     # All threads are on one host: one node.
     assert agreed is not None and not refusals and agreed.job.local_world == job.world
 
 
-def _connect(job: Job, store: CountingStore) -> None:
+def _connect(job: Job, store: TrustedStore) -> None:
     env = {"connect_sec": 60, "agent_path": "reft-agent", "agent_linger_sec": 60}
     env |= {"hang_suspect_sec": 60, "hang_action": "report", "vault_dir": "", "metrics_port": 0}
     startup.connect(env, job, store, "{}")
 
 
-def _agree(job: Job, store: CountingStore) -> None:
+def _agree(job: Job, store: TrustedStore) -> None:
     gathered = gather.gather(job, store, startup.INVENTORY, inventory(job), _C.merge_inventories)
     plan, rejected, _ = _C.plan_restore(gathered.text, job.layout.node_of)
     assert plan is not None and plan.step == 41, rejected
 
 
-def _match(job: Job, store: CountingStore) -> None:
+def _match(job: Job, store: TrustedStore) -> None:
     gathered = gather.gather(job, store, startup.MATCH, "{}", gather.merge_by_rank)
     assert gathered == gather.Gathered("{}", {})
 
 
-def _confirm(job: Job, store: CountingStore) -> None:
+def _confirm(job: Job, store: TrustedStore) -> None:
     ranks = tuple(range(job.world))
     pair = (job.rank // 2 * 2, job.rank // 2 * 2 + 1)
     regions = [Region("o0.p0", torch.ones(4), ranks), Region("o0.p1", torch.ones(4), pair)]
@@ -196,6 +219,7 @@ def _confirm(job: Job, store: CountingStore) -> None:
 
 
 PHASES = {
+    "secret": _share,
     "identity": _identify,
     "agents": _connect,
     "inventories and plan": _agree,

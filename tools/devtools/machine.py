@@ -30,6 +30,7 @@ PRODUCT_PACKAGES = {
     "g++": "c++", "binutils": "nm", "libspdlog-dev": "/usr/include/spdlog/spdlog.h",
     "libfmt-dev": "/usr/include/fmt/format.h", "libxxhash-dev": "/usr/include/xxhash.h",
     "nlohmann-json3-dev": "/usr/include/nlohmann/json.hpp",
+    "libssl-dev": "/usr/include/openssl/sha.h",
     "libunwind-dev": "/usr/lib/x86_64-linux-gnu/libunwind-x86_64.a",
 }  # fmt: skip
 TEST_PACKAGES = {

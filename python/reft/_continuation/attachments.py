@@ -17,8 +17,9 @@ from itertools import islice
 from types import CodeType
 from typing import Any
 
+from reft._state.own import is_own
+
 from .nodes import ATOMS, function_in
-from .own import is_own
 
 _TORCH = frozenset({"torch", "builtins", "typing", "abc"})
 _SEQUENCES = frozenset({list, tuple, set, frozenset, deque})

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from types import FunctionType, MethodType
 from typing import Any
 
-from .own import is_own
+from reft._state.own import is_own
 
 Hooks = list[
     tuple[str, Any]

@@ -18,43 +18,12 @@ from collections.abc import Collection
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-Names = frozenset[tuple[str, str]]
+from reft._state import names
 
-
-def _names(module: str, names: str) -> Names:
-    return frozenset((module, name) for name in names.split())
-
-
-# Of numbers, dates and paths. `complex` and `Ellipsis` are atoms of nodes.
-VALUES: Names = (
-    _names("builtins", "complex Ellipsis range slice")
-    | _names("datetime", "date time datetime timedelta timezone")
-    | _names("fractions", "Fraction")
-    | _names("uuid", "UUID SafeUUID")
-    | _names("zoneinfo", "ZoneInfo")
-    | _names(
-        "decimal",
-        "Decimal DecimalTuple Context Clamped InvalidOperation DivisionByZero Inexact Rounded"
-        " Subnormal Overflow Underflow FloatOperation",
-    )
-)
-_PATHS = "PosixPath PurePosixPath WindowsPath PureWindowsPath Path PurePath"
-VALUES |= _names("pathlib", _PATHS) | _names("pathlib._local", _PATHS)
-# NumPy 1 and 2 keep what its pickles name in different modules.
-ARRAYS: Names = (
-    _names("numpy", "dtype ndarray")
-    | _names("numpy.core.multiarray", "_reconstruct scalar")
-    | _names("numpy._core.multiarray", "_reconstruct scalar")
-    | _names("numpy.core.numeric", "_frombuffer")
-    | _names("numpy._core.numeric", "_frombuffer")
-)
-MASKED_ARRAYS: Names = _names("numpy.ma", "MaskedArray") | _names(
-    "numpy.ma.core", "MaskedArray _mareconstruct"
-)
-CONTAINERS: Names = _names("collections", "deque defaultdict OrderedDict Counter") | _names(
-    "builtins", "list dict set tuple int float bool str bytes frozenset bytearray"
-)
-TENSORS: Names = _names("reft._continuation.plain", "tensor_of")
+Names = names.Names
+VALUES, ARRAYS = names.VALUES, names.ARRAYS
+MASKED_ARRAYS, CONTAINERS = names.MASKED_ARRAYS, names.CONTAINERS
+TENSORS: Names = names.of("reft._continuation.plain", "tensor_of")
 
 
 class _Unpickler(pickle.Unpickler):

@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
+from reft._state.own import is_own
+
 from . import foreign
 from .bytecode import global_names
-from .own import is_own
 from .rng import is_random
 
 _MOST_PARTS = 512

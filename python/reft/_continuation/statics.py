@@ -18,10 +18,11 @@ from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
+from reft._state.own import is_own
+
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
 from .nodes import ATOMS, KEEP, MISSING, function_in
-from .own import is_own
 from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256

@@ -37,6 +37,7 @@ from reft._link.job_identity import (
     safe_id,
 )
 from reft._link.launch import Host
+from reft._link.trusted_store import NAME, TrustedStore
 
 ROUND = "identity"
 
@@ -110,7 +111,7 @@ class Agreement:
 
 
 def agree(
-    store: Any, rank: int, world: int, settings: Mapping[str, Any]
+    store: TrustedStore, rank: int, world: int, settings: Mapping[str, Any]
 ) -> tuple[Agreed | None, dict[int, str]]:
     """Takes part in the exchange.
 
@@ -156,7 +157,7 @@ def agree(
     return Agreed(job, agreement.incarnation, agreement.overhead_percent), {}
 
 
-def refuse(store: Any, rank: int, world: int, reason: str) -> None:
+def refuse(store: TrustedStore, rank: int, world: int, reason: str) -> None:
     """Tells the others, in place of `agree`, that this rank does not take part."""
     gather.refuse(_member(rank, world), store, ROUND, reason)
 
@@ -218,7 +219,9 @@ def _joined(hosts: Sequence[Host]) -> list[int]:
 # -- the name
 
 
-def _name(store: Any, own: Member, members: list[Member], layout: Layout) -> tuple[str, Origin]:
+def _name(
+    store: TrustedStore, own: Member, members: list[Member], layout: Layout
+) -> tuple[str, Origin]:
     """What rank 0 calls the job."""
     if others := sorted({m.job_id for m in members if m.job_id != own.job_id}):
         _voice.warn(
@@ -255,25 +258,32 @@ def _name(store: Any, own: Member, members: list[Member], layout: Layout) -> tup
 class _Record:
     """What an earlier attempt of the same launch has written into the launcher's store."""
 
-    def __init__(self, store: Any) -> None:
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        self._store = store
+    def __init__(self, store: TrustedStore) -> None:
+        raw = store.raw
+        while hasattr(raw, "underlying_store"):
+            raw = raw.underlying_store
+        self._store, self._seal = raw, store.lasting
         run_id = os.environ.get("TORCHELASTIC_RUN_ID", "")
         self._key = f"reft/launch/{digest(run_id)[:_PLACE]}"
         self._is_launchers = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def read(self, mine: launch.Launch) -> str:
         """The job's name, "" if there is none."""
-        if not self._store.check([self._key]):
+        if self._seal is None or not self._store.check([self._key]):
             return ""
-        name, _, command = bytes(self._store.get(self._key))[:1024].decode("ascii").partition(" ")
+        value = bytes(self._store.get(self._key))
+        opened = self._seal.open(NAME, self._key, 0, value)
+        if opened is None:
+            return ""
+        name, _, command = opened[1].decode().partition(" ")
         is_same = mine.command is not None and command == mine.command
         # A store that is not the launcher's may be a file that an earlier run has left.
         return name if name == safe_id(name) and (self._is_launchers or is_same) else ""
 
     def write(self, name: str, mine: launch.Launch) -> None:
-        self._store.set(self._key, f"{name} {mine.command or '-'}")
+        if self._seal is not None:
+            text = f"{name} {mine.command or '-'}"
+            self._store.set(self._key, self._seal.seal(NAME, self._key, 0, text.encode()))
 
 
 def _agents(folder: Path) -> list[Path]:
@@ -342,7 +352,7 @@ def parse_members(text: str, world: int) -> list[Member]:
     Raises:
         ValueError: it is not that.
     """
-    found = json.loads(text)
+    found = gather.parsed(text)
     if not isinstance(found, dict) or set(found) != {str(rank) for rank in range(world)}:
         raise ValueError("identities: not those of all ranks")
     return [_member_of(found[str(rank)]) for rank in range(world)]
@@ -380,7 +390,7 @@ def parse(text: str, world: int) -> Agreement:
         ValueError: it is not that.
     """
     wrong = ValueError("identity of the job: not what rank 0 writes")
-    values = json.loads(text)
+    values = gather.parsed(text)
     if not isinstance(values, list) or len(values) != 7:
         raise wrong
     name, origin, nodes, hosts, run_dirs, incarnation, percent = values

@@ -19,10 +19,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from reft._link import bounded_json
 from reft._link.job_identity import Layout
+from reft._link.trusted_store import ROUND, TrustedStore
 
 Merge = Callable[[list[str]], str]
 
+MOST_BYTES = 1 << 30  # of all ranks' texts
 _MOST_BYTES = 16 << 20  # of one rank's text, if a round does not say otherwise
 _REASON_CHARS = 1000
 
@@ -59,7 +62,7 @@ class Gathered:
 
 def gather(
     member: Member,
-    store: Any,
+    store: TrustedStore,
     name: str,
     text: str,
     merge: Merge,
@@ -77,23 +80,26 @@ def gather(
         most_bytes: of a rank's text. Merged texts of n ranks have at most n times as many.
 
     Raises:
-        ValueError: a value in the store is too long, or not of the form that this writes.
+        ValueError: a value in the store is not of that rank (`Untrusted`), is too long, or not of
+            the form that this writes.
     """
     rank, layout = member.rank, member.layout
     read = _Reader(store, most_bytes)
-    store.set(_rank_key(name, rank), _pack(Gathered(text, {})))
+    store.put(ROUND, _rank_key(name, rank), rank, _pack(Gathered(text, {})))
     node = layout.node_of[rank]
     ranks = layout.nodes[node]
     if rank == ranks[0]:
-        parts = [read(_rank_key(name, other), 1) for other in ranks]
-        store.set(_node_key(name, node), _pack(_merged(parts, merge)))
+        parts = [read(_rank_key(name, other), other, 1) for other in ranks]
+        store.put(ROUND, _node_key(name, node), rank, _pack(_merged(parts, merge)))
     if rank == 0:
-        parts = [read(_node_key(name, n), len(ranks)) for n, ranks in enumerate(layout.nodes)]
+        parts = [
+            read(_node_key(name, n), ranks[0], len(ranks)) for n, ranks in enumerate(layout.nodes)
+        ]
         merged = _merged(parts, merge)
         if conclude is not None and not merged.refusals:
             merged = Gathered(conclude(merged.text), {})
-        store.set(_job_key(name), _pack(merged))
-    return read(_job_key(name), layout.world)
+        store.put(ROUND, _job_key(name), rank, _pack(merged))
+    return read(_job_key(name), 0, layout.world)
 
 
 def merge_by_rank(texts: list[str], most: int | None = None) -> str:
@@ -104,11 +110,20 @@ def merge_by_rank(texts: list[str], most: int | None = None) -> str:
     """
     merged: dict[str, Any] = {}
     for text in texts:
-        merged |= json.loads(text)
+        merged |= parsed(text)
     return json.dumps({rank: merged[rank] for rank in sorted(merged, key=int)[:most]})
 
 
-def refuse(member: Member, store: Any, name: str, reason: str) -> None:
+def parsed(text: str) -> Any:
+    """The value of a text of a round, which is JSON.
+
+    Raises:
+        ValueError: it is not.
+    """
+    return bounded_json.loads(text.encode(), limit=MOST_BYTES)
+
+
+def refuse(member: Member, store: TrustedStore, name: str, reason: str) -> None:
     """Answers a round, past or to come, in place of `gather`. What this rank has written stays."""
     rank, layout = member.rank, member.layout
     refusal = _pack(Gathered("", {rank: reason[:_REASON_CHARS]}))
@@ -119,13 +134,12 @@ def refuse(member: Member, store: Any, name: str, reason: str) -> None:
     if rank == 0:
         keys.append(_job_key(name))
     for key in keys:
-        if not store.check([key]):
-            store.set(key, refusal)
+        store.put_new(ROUND, key, rank, refusal)
 
 
-def refusal_of_the_first(store: Any, name: str) -> str | None:
+def refusal_of_the_first(store: TrustedStore, name: str) -> str | None:
     """Why rank 0 refused; None if it takes part. Waits for it as long as the store does."""
-    return _Reader(store, _MOST_BYTES)(_rank_key(name, 0), 1).refusals.get(0)
+    return _Reader(store, _MOST_BYTES)(_rank_key(name, 0), 0, 1).refusals.get(0)
 
 
 def first_key(name: str) -> str:
@@ -155,18 +169,18 @@ def _pack(gathered: Gathered) -> str:
 
 
 class _Reader:
-    """Reads answers. Whoever reaches the store can write to it, so nothing is taken on trust."""
+    """Reads answers."""
 
-    def __init__(self, store: Any, most_bytes: int) -> None:
+    def __init__(self, store: TrustedStore, most_bytes: int) -> None:
         self._store, self._most_bytes = store, most_bytes
 
-    def __call__(self, key: str, ranks: int) -> Gathered:
-        """The answer of so many ranks."""
-        value = bytes(self._store.get(key))
+    def __call__(self, key: str, publisher: int, ranks: int) -> Gathered:
+        """The answer of so many ranks, which `publisher` has written."""
         # JSON writes a character in up to six bytes.
-        if len(value) > 6 * (self._most_bytes + _REASON_CHARS) * ranks:
-            raise ValueError(f"{key}: {len(value)} bytes are too many")
-        answer = json.loads(value)
+        longest = 6 * (self._most_bytes + _REASON_CHARS) * ranks
+        answer = bounded_json.loads(
+            self._store.read(ROUND, key, publisher, longest), limit=longest
+        )
         if not isinstance(answer, list) or len(answer) != 2:
             raise ValueError(f"{key}: not an answer of a rank")
         text, refusals = answer

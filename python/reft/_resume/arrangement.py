@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from reft import _C
 from reft._resume.restorer import strides_of
-from reft._state import contents, discovery, gradients, naming
+from reft._state import contents, discovery, gradients, naming, object_pickles
 from reft._state.discovery import State
 
 Row = tuple[str, str, list[int], list[int]]  # name, dtype, shape, strides
@@ -46,7 +46,7 @@ class Arrangement:
         find: gives what a reference in it stands for.
     """
 
-    def __init__(self, regions: list[Row], saved: Any, find: contents.Find) -> None:
+    def __init__(self, regions: list[Row], saved: Any, find: object_pickles.Find) -> None:
         self._saved, self._find = saved, find
         self._regions = {row[0]: row for row in regions}
         self._aliases = {alias[0]: alias for alias in saved["aliases"]}

@@ -37,6 +37,7 @@ class Announcer:
         self._every, self._cost_reported = int(env["snapshot_every"]), False
         self._under_way = 0
         self._compiled_reported = False
+        self._refused = 0  # values of the store
 
     def started(self, resuming_at: int | None) -> None:
         """The two lines at start."""
@@ -159,6 +160,15 @@ class Announcer:
         why = f"the snapshot of step {step} has no gradients, and {how}"
         self._notes.add(notes.NOT_RESTORED, [("gradients", "", why)])
         _voice.warn(f"rank {self._job.rank}: the resume is not exact: {why}")
+
+    def stepped(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
+        """A step is over; see `cadence`."""
+        self.cadence(step, every, overhead_ppm, noise_ppm)
+        refused = _C.ValueSeal.refused()
+        if refused and not self._refused:  # the log has named the first
+            why = "some are not of this attempt's ranks, and are ignored: SECURITY.md"
+            self._notes.add(notes.IGNORED, [("values in the job's store", "", why)])
+        self._refused = refused
 
     def cadence(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
         """What snapshots cost, once it is measured, and again whenever their rhythm changes."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from reft import _C, _voice
 from reft._link import agreement
+from reft._link.trusted_store import TrustedStore
 from reft._session import startup
 from reft._session.session import Session
 
@@ -70,7 +71,7 @@ def session() -> Session | None:
     return _owner.session
 
 
-def on_default_group(store: Any, rank: int, world_size: int) -> None:
+def on_default_group(store: TrustedStore, rank: int, world_size: int) -> None:
     """Starts the session of a new default process group; the backend's creator calls it.
 
     Args:
@@ -111,7 +112,7 @@ def on_default_group_gone() -> None:
             session.failed("release", error)
 
 
-def _environment(store: Any, rank: int, world_size: int) -> dict[str, Any] | None:
+def _environment(store: TrustedStore, rank: int, world_size: int) -> dict[str, Any] | None:
     """The settings; None if one of them has no value that can be used."""
     try:
         env = _C.environment()
@@ -130,7 +131,7 @@ def _environment(store: Any, rank: int, world_size: int) -> dict[str, Any] | Non
     return env
 
 
-def _give_up(session: Session, store: Any, error: Exception) -> None:
+def _give_up(session: Session, store: TrustedStore, error: Exception) -> None:
     """A session could not start: the other ranks learn of it, and training continues without."""
     job = session.job
     startup.give_up(job, store, str(error) or type(error).__name__)
@@ -141,7 +142,7 @@ def _give_up(session: Session, store: Any, error: Exception) -> None:
 
 
 def _report(
-    rank: int, store: Any, name: str, error: Exception, beginning: str, strict: bool
+    rank: int, store: TrustedStore, name: str, error: Exception, beginning: str, strict: bool
 ) -> None:
     """Says why this rank trains without reft, unless another one has said it in round `name`."""
     if strict:

@@ -44,12 +44,12 @@ from reft._continuation.bytecode import Unsupported, analyse
 from reft._continuation.comparison import Difference
 from reft._continuation.frames import frames_from
 from reft._continuation.nodes import type_name
-from reft._continuation.own import is_own
 from reft._link import job_identity
 from reft._session import notes
 from reft._session.small_state import Saved
 from reft._session.step_comparison import Capture, parts
 from reft._state import discovery
+from reft._state.own import is_own
 
 PLAN = "plan.json"
 

@@ -20,6 +20,7 @@ NOT_PROTECTED = "not protected:"
 NOT_RESTORABLE = "not restorable:"
 NOT_RESTORED = "not restored:"
 NOT_VERIFIED = "not verified:"
+IGNORED = "ignored:"
 RESUME = agent_protocol.RESUME_NOTE
 
 Note = tuple[str, str, str]  # where, kind, why

@@ -12,6 +12,7 @@ import torch
 
 from reft import _C, _voice
 from reft._link import host_memory, job_identity
+from reft._link.trusted_store import TrustedStore
 from reft._state import discovery, replica_groups
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
@@ -44,7 +45,7 @@ class Planner:
     """
 
     def __init__(
-        self, env: dict[str, Any], job: job_identity.Job, store: Any, engine: _C.Rank
+        self, env: dict[str, Any], job: job_identity.Job, store: TrustedStore, engine: _C.Rank
     ) -> None:
         self._env, self._job, self._store, self._engine = env, job, store, engine
         self._identities: tuple[int, ...] = ()

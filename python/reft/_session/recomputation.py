@@ -27,6 +27,7 @@ from typing import Any
 from reft import _C, _voice
 from reft._continuation import plain
 from reft._link import gather, job_identity, launch
+from reft._link.trusted_store import TrustedStore
 from reft._session.startup import VERIFY, Source
 
 _SLOWEST_BYTES_PER_SEC = 1e9
@@ -96,7 +97,7 @@ class _Own:
 def agree(
     env: dict[str, Any],
     job: job_identity.Job,
-    store: Any,
+    store: TrustedStore,
     client: _C.AgentClient,
     newest: Source,
     inventory: str,
@@ -132,7 +133,7 @@ def agree(
     if gathered.refusals:
         rank = min(gathered.refusals)
         return Agreed(unverified=f"rank {rank} does not take part: {gathered.refusals[rank]}")
-    decided = json.loads(gathered.text)
+    decided = gather.parsed(gathered.text)
     if decided["whole"] and own.base is not None:
         return Agreed(Recomputation(newest.plan.step, own.base, None, True))
     if not decided["after"]:
@@ -168,7 +169,7 @@ def _own(
 def _merge(texts: list[str]) -> str:
     """Whether a rank wants the verification, the first step that any rank has begun, what stands
     against it, and the longest time."""
-    answers = [json.loads(text) for text in texts]
+    answers = [gather.parsed(text) for text in texts]
     after = [one["after"] for one in answers if one["after"] >= 0]
     merged = {
         "changed": any(one["changed"] for one in answers),
@@ -185,7 +186,7 @@ def _concluded(
     env: dict[str, Any], job: job_identity.Job, newest: Source, own: _Own, merged: str
 ) -> str:
     """The decision of rank 0, which never raises: all ranks wait for it."""
-    answers = json.loads(merged)
+    answers = gather.parsed(merged)
     decision = {"whole": False, "after": False, "why": "", "died_at": 0}
     try:
         if env["resume_verify"] == "always" or answers["changed"]:

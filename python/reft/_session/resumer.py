@@ -21,6 +21,7 @@ import torch
 
 from reft import _C, _continuation, _voice
 from reft._link import gather, job_identity
+from reft._link.trusted_store import TrustedStore
 from reft._resume import arrangement, own_checkpoints, restorer
 from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
@@ -85,7 +86,7 @@ class Resumer:
     def __init__(
         self,
         job: job_identity.Job,
-        store: Any,
+        store: TrustedStore,
         source: startup.Source,
         exact: bool,
         found: notes.Notes,
@@ -292,7 +293,7 @@ class Resumer:
         job = self._job
         answer = json.dumps({job.rank: problem} if problem else {})
         gathered = gather.gather(job, self._store, name, answer, gather.merge_by_rank)
-        problems = {int(rank): text for rank, text in json.loads(gathered.text or "{}").items()}
+        problems = {int(rank): text for rank, text in gather.parsed(gathered.text or "{}").items()}
         problems |= gathered.refusals
         if not problems:
             return True

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from reft import _C, _continuation, _voice
 from reft._continuation import module_tree
 from reft._link import agreement, hang_replies, host_memory, job_identity
+from reft._link.trusted_store import TrustedStore
 from reft._session import drill, notes, recomputation, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
@@ -60,7 +61,7 @@ class Session:
     """
 
     def __init__(
-        self, env: dict[str, Any], agreed: agreement.Agreed, store: Any, number: int
+        self, env: dict[str, Any], agreed: agreement.Agreed, store: TrustedStore, number: int
     ) -> None:
         self.env, self.job, self.number = env, agreed.job, number
         self._incarnation, self._overhead_percent = agreed.incarnation, agreed.overhead_percent
@@ -134,7 +135,7 @@ class Session:
             self._boundary = Boundary(self)
         self._announcer.started(self.resuming_at)
         if self._drill is not None:
-            self._drill.started(self._store, self.resuming_at)
+            self._drill.started(self._store.raw, self.resuming_at)
         _voice.debug(
             f"rank {self.job.rank} started session {self.number} of attempt {self.job.attempt},"
             f" incarnation {self._incarnation:016x}, resuming at {self.resuming_at}"
@@ -160,11 +161,13 @@ class Session:
             job=job.id,
             rank=job.rank,
             world=job.world,
+            node=job.node,
             nodes=job.nodes,
             attempt=job.attempt,
             incarnation=self._incarnation,
             overhead_percent=self._overhead_percent,
-            store=self._store,
+            store=self._store.raw,
+            seal=self._store.seal,
             path=path,
             adopt_fd=agreed.own_fd,
             plan=None if agreed.newest is None else agreed.newest.plan,
@@ -230,7 +233,12 @@ class Session:
         if job.nodes > 1 and job.local_rank < _C.evidence_carriers:
             try:
                 self._evidence = _C.EvidenceExchange(
-                    self.client, self._store, job.node, job.nodes, self._incarnation
+                    self.client,
+                    self._store.raw,
+                    self._store.seal,
+                    job.node,
+                    job.nodes,
+                    self._incarnation,
                 )
             except Exception as error:
                 self.failed("evidence of hangs for other nodes", error)
@@ -289,7 +297,7 @@ class Session:
             self.engine.end_point()
         gradients.of_process.resumed_at = 0
         gradients.of_process.stepped(self.optimizers_now())
-        self._announcer.cadence(self.step, *self.engine.cadence)
+        self._announcer.stepped(self.step, *self.engine.cadence)
         if self._drill is not None:
             self._record(self._drill, frame)
 

@@ -25,7 +25,7 @@ from reft import _continuation
 from reft._continuation import plain
 from reft._resume import own_checkpoints
 from reft._session.notes import Note
-from reft._state import constructions, contents, discovery, naming, registry
+from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 
 
 class Saved(TypedDict, total=False):
@@ -124,7 +124,7 @@ class SmallState:
         self._storages: frozenset[int] = frozenset()
         self._addresses: list[int] = []
         self._saved_names: set[str] = set()
-        self._references: contents.References = {}
+        self._references: object_pickles.References = {}
         self._labels: dict[int, str] = {}
         # By optimizer, where it keeps nothing but tensors: that changes with a new plan only.
         self._fixed: dict[int, bytes] = {}
@@ -200,10 +200,7 @@ class SmallState:
             "scalers": [
                 self._state_dict(f"gradient scaler {i}", s) for i, s in enumerate(state.scalers)
             ],
-            "strided": {
-                name: pickle.dumps(tensor.detach().to("cpu", copy=True), protocol=5)
-                for name, tensor in state.strided.items()
-            },
+            "strided": {name: self._strided(name, t) for name, t in state.strided.items()},
             "registered": {},
             "rng": _continuation.capture_rng(),
             "verified": self.verified,
@@ -219,6 +216,14 @@ class SmallState:
         saved["room"] = parts.room()
         pickled = self._pickle(saved)
         return Captured(pickled, parts.placed(pickled), parts.writers(), state)
+
+    def _strided(self, name: str, tensor: torch.Tensor) -> bytes | None:
+        try:
+            return object_pickles.dumps(tensor.detach().to("cpu", copy=True), {})
+        except Exception as error:  # noqa: BLE001  # of a class that torch does not read back
+            why = f"cannot be pickled: {error}"
+            self.unsaved.append((f"tensor {name}", type(tensor).__name__, why))
+            return None
 
     def _encoder(self) -> contents.Encoder:
         self.unsaved = []
@@ -239,7 +244,7 @@ class SmallState:
             self.unsaved.append((name, kind, f"state_dict() fails: {error}"))
             return kind, None
         try:
-            return kind, contents.dumps(values, self._references)
+            return kind, object_pickles.dumps(values, self._references)
         except Exception as error:  # noqa: BLE001  # a lambda, a lock
             if type(values) is not dict:
                 self.unsaved.append((name, kind, f"cannot be pickled: {error}"))
@@ -247,13 +252,13 @@ class SmallState:
         kept = {}
         for key, value in values.items():
             try:
-                contents.dumps(value, self._references)
+                object_pickles.dumps(value, self._references)
                 kept[key] = value
             except Exception as error:  # noqa: BLE001
                 if not isinstance(value, FunctionType):  # code, which a restarted script has
                     what = f"{name} {kind}.{key}"
                     self.unsaved.append((what, type(value).__name__, f"cannot be pickled: {error}"))
-        return kind, contents.dumps(kept, self._references)
+        return kind, object_pickles.dumps(kept, self._references)
 
     def _capture_frames(
         self,
@@ -287,7 +292,7 @@ class SmallState:
             return pickle.dumps(saved, protocol=pickle.HIGHEST_PROTOCOL)
 
 
-def opened(saved: Saved, find: contents.Find) -> Saved:
+def opened(saved: Saved, find: object_pickles.Find) -> Saved:
     """`saved` with its pickles read: those that can be.
 
     Args:
@@ -309,11 +314,11 @@ def opened(saved: Saved, find: contents.Find) -> Saved:
     return {**saved, **more}
 
 
-def _opened(data: bytes | None, find: contents.Find) -> Any:
+def _opened(data: bytes | None, find: object_pickles.Find) -> Any:
     if data is None:
         return Unreadable("it was not saved")
     try:
-        return contents.loads(data, find)
+        return object_pickles.loads(data, find)
     except Exception as error:  # noqa: BLE001  # a class that was renamed, say
         return Unreadable(f"{type(error).__name__}: {error}")
 
@@ -434,9 +439,9 @@ def _own_state_dict(scheduler: Any) -> dict[str, Any]:
     return {k: v for k, v in scheduler.state_dict().items() if not holds_others(v)}
 
 
-def references_to(state: discovery.State) -> contents.References:
+def references_to(state: discovery.State) -> object_pickles.References:
     """What stands in pickles for objects that a restarted script has, too."""
-    found: contents.References = {}
+    found: object_pickles.References = {}
     for root in state.modules:
         for module in root.modules():
             if (name := naming.of_process.get(module)) is not None:
@@ -448,7 +453,7 @@ def references_to(state: discovery.State) -> contents.References:
     return found | {id(obj): ("scheduler", key) for key, obj in schedulers}
 
 
-def finder_in(state: discovery.State) -> contents.Find:
+def finder_in(state: discovery.State) -> object_pickles.Find:
     """The opposite of `references_to`, in a restarted script."""
     modules = {
         naming.of_process.get(module): module for root in state.modules for module in root.modules()

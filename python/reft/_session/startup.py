@@ -22,7 +22,15 @@ from typing import Any
 
 from reft import _C, __version__, _voice
 from reft._continuation import plain
-from reft._link import agent_protocol, agreement, gather, host_memory, job_identity
+from reft._link import (
+    agent_protocol,
+    agreement,
+    bounded_json,
+    gather,
+    host_memory,
+    job_identity,
+)
+from reft._link.trusted_store import AGENT, OBJECTS, TABLE, TrustedStore
 from reft._session import restore_ways
 from reft._session.restore_ways import Begun, Way
 
@@ -89,7 +97,7 @@ class Agreed:
     begun: Begun = Begun()
 
 
-def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
+def give_up(job: job_identity.Job, store: TrustedStore, reason: str) -> None:
     """Tells the ranks that wait for this one that it trains without snapshots, so that all do;
     never raises.
 
@@ -98,20 +106,18 @@ def give_up(job: job_identity.Job, store: Any, reason: str) -> None:
     """
     reason = _shortened(reason)
 
-    def tell(key: str, answer: str) -> None:
-        if not store.check([key]):
-            store.set(key, answer)
-
     answers: list[Callable[[], None]] = [lambda: gather.refuse(job, store, INVENTORY, reason)]
     # For those that have read the inventories: a step that they agreed on is resumed by all or by
     # none.
     answers += [partial(gather.refuse, job, store, name, reason) for name in (VERIFY, MATCH)]
     if job.local_rank == 0:
-        answers.append(lambda: tell(f"agent/{job.node}", f"{_NO_AGENT}rank {job.rank}: {reason}"))
+        answer = f"{_NO_AGENT}rank {job.rank}: {reason}"
+        key = f"agent/{job.node}"
+        answers.append(lambda: store.put_new(AGENT, key, job.rank, answer))
     _answer_all(job.rank, answers)
 
 
-def give_up_early(rank: int, world: int, store: Any, reason: str) -> None:
+def give_up_early(rank: int, world: int, store: TrustedStore, reason: str) -> None:
     """As `give_up`, for a rank that does not know its job yet."""
     _answer_all(rank, [lambda: agreement.refuse(store, rank, world, _shortened(reason))])
 
@@ -128,7 +134,7 @@ def _answer_all(rank: int, answers: list[Callable[[], None]]) -> None:
             )
 
 
-def said_by_the_first(rank: int, store: Any, name: str, reason: str) -> bool:
+def said_by_the_first(rank: int, store: TrustedStore, name: str, reason: str) -> bool:
     """Whether rank 0 refused round `name` for the same reason, which it reports: settings are the
     same on all ranks, most of the time."""
     if rank == 0:
@@ -179,7 +185,7 @@ def hello(job: job_identity.Job, incarnation: int) -> str:
     )
 
 
-def connect(env: dict[str, Any], job: job_identity.Job, store: Any, hello: str) -> Any:
+def connect(env: dict[str, Any], job: job_identity.Job, store: TrustedStore, hello: str) -> Any:
     """The first rank of a node finds the agent that serves it, starts one if there is none, and
     tells the others where it is, or that it failed."""
     timeout = float(env["connect_sec"])
@@ -187,7 +193,8 @@ def connect(env: dict[str, Any], job: job_identity.Job, store: Any, hello: str) 
     folder = job.run_dir / job.id
     if job.local_rank != 0:
         store.wait([key], timedelta(seconds=timeout))
-        answer = bytes(store.get(key))[:_LONGEST_ANSWER].decode(errors="replace")
+        first = job.layout.nodes[job.node][0]
+        answer = store.read(AGENT, key, first, _LONGEST_ANSWER).decode(errors="replace")
         if not _NODE_DIRECTORY.fullmatch(answer):
             problem = answer.removeprefix(_NO_AGENT)
             raise OthersGaveUp(f"no agent on this node: {problem}", job.local_rank == 1)
@@ -198,9 +205,10 @@ def connect(env: dict[str, Any], job: job_identity.Job, store: Any, hello: str) 
         socket = str(folder / f"node-{number}" / "agent.sock")
         client = _C.AgentClient(socket, hello, int(timeout * 1000), argv)
     except Exception as error:
-        store.set(key, _NO_AGENT + _shortened(str(error) or type(error).__name__))
+        reason = _shortened(str(error) or type(error).__name__)
+        store.put(AGENT, key, job.rank, _NO_AGENT + reason)
         raise
-    store.set(key, f"node-{number}")
+    store.put(AGENT, key, job.rank, f"node-{number}")
     return client
 
 
@@ -357,7 +365,7 @@ def _keep_what_is_no_vault(path: str, job: job_identity.Job) -> None:
 def agree(
     env: dict[str, Any],
     job: job_identity.Job,
-    store: Any,
+    store: TrustedStore,
     client: _C.AgentClient,
     session: int,
 ) -> Agreed:
@@ -424,7 +432,8 @@ def _inventory(
     payload, _ = client.request(
         agent_protocol.VAULT_LIST, wanted_world, agent_protocol.VAULT_INVENTORY
     )
-    ranks_here = {int(v["rank"]) for v in json.loads(payload)["vaults"]}
+    listed = bounded_json.loads(payload.encode(), limit=agent_protocol.MAX_PAYLOAD)
+    ranks_here = {int(vault["rank"]) for vault in listed["vaults"]}
     if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
         Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -510,7 +519,7 @@ def _is_of(
 
 
 def _small_state(
-    job: job_identity.Job, store: Any, plan: _C.RestorePlan, restorer: _C.Restorer
+    job: job_identity.Job, store: TrustedStore, plan: _C.RestorePlan, restorer: _C.Restorer
 ) -> bytes:
     """The small state that this rank resumes with: from a vault of its node, else through the store
     from the rank that reads that vault."""
@@ -518,10 +527,11 @@ def _small_state(
     away = {owner for rank, owner in owners.items() if not plan.is_near(owner, rank)}
     for owner in sorted(away):
         if job.rank == plan.reader(owner):
-            store.set(f"table/{owner}", restorer.table_of(owner))
-            store.set(f"objects/{owner}", restorer.objects_of(owner))
+            store.put(TABLE, f"table/{owner}", job.rank, restorer.table_of(owner))
+            store.put(OBJECTS, f"objects/{owner}", job.rank, restorer.objects_of(owner))
     own = owners[job.rank]
     if plan.is_near(own, job.rank):
         return restorer.objects_of(own)
-    restorer.put_table(bytes(store.get(f"table/{own}")).decode())
-    return bytes(store.get(f"objects/{own}"))
+    reader = plan.reader(own)
+    restorer.put_table(store.read(TABLE, f"table/{own}", reader).decode())
+    return store.read(OBJECTS, f"objects/{own}", reader)

@@ -42,8 +42,8 @@ import torch
 from reft import __version__, _voice
 from reft._continuation import comparison
 from reft._continuation.comparison import Difference
-from reft._continuation.own import is_own
 from reft._link import agent_protocol, gather, job_identity
+from reft._link.trusted_store import TrustedStore
 from reft._resume import restorer
 from reft._session import notes, startup, step_comparison
 from reft._session.boundary import Boundary
@@ -52,6 +52,7 @@ from reft._session.resumer import Ready, Resumed, Resumer
 from reft._session.small_state import Saved, finder_in, opened
 from reft._session.step_comparison import Capture, Finding, SavedStep
 from reft._state import discovery
+from reft._state.own import is_own
 
 _SHOWN = 3  # differences in one line
 _SENT = 20  # of one rank, to the others
@@ -139,7 +140,7 @@ class VerifiedResume:
     def __init__(
         self,
         job: job_identity.Job,
-        store: Any,
+        store: TrustedStore,
         newest: Resumer,
         base: Resumer | None,
         recomputed: Recomputation | None,
@@ -431,7 +432,7 @@ class VerifiedResume:
     def _gather(self, answer: dict[str, Any], merge: gather.Merge) -> dict[str, Any]:
         """A round of the verification. A rank that does not take part is a fault."""
         gathered = gather.gather(self._job, self._store, self._round(), json.dumps(answer), merge)
-        merged: dict[str, Any] = json.loads(gathered.text or "{}")
+        merged: dict[str, Any] = gather.parsed(gathered.text or "{}")
         if gathered.refusals:
             rank = min(gathered.refusals)
             merged["fault"] = f"rank {rank} {gathered.refusals[rank]}"
@@ -550,14 +551,14 @@ def _no_cause_but_restore(found: list[Difference]) -> list[Difference]:
 
 def _worst(texts: list[str]) -> str:
     """A fault, any wish or hindrance, the longest time; "" if no rank takes part."""
-    answers = [json.loads(text) for text in texts]
+    answers = [gather.parsed(text) for text in texts]
     keys = answers[0] if answers else {}
     return json.dumps({key: max(one[key] for one in answers) for key in keys}) if keys else ""
 
 
 def _together(texts: list[str]) -> str:
     """What several ranks have found; bounded, whatever the number of ranks."""
-    answers = [json.loads(text) for text in texts]
+    answers = [gather.parsed(text) for text in texts]
     if not answers:
         return ""
     rows: dict[str, Any] = {}

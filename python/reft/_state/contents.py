@@ -15,14 +15,15 @@ for a parameter that does not exist.
 
 from __future__ import annotations
 
-import io
-import pickle
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
+
+from reft._state import object_pickles
+from reft._state.object_pickles import Find, References
 
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 KEEP: Any = ("keep",)
@@ -31,8 +32,6 @@ _FUNCTIONS = (FunctionType, BuiltinFunctionType)
 _DEEPEST = 12
 
 Place = tuple[Any, Any]  # container, key
-References = dict[int, tuple[Any, Any]]  # by id: what stands for the object in a pickle
-Find = Callable[[str, Any], Any]  # the object that a reference stands for
 
 
 def tensors_in(
@@ -135,7 +134,7 @@ class Encoder:
         if isinstance(value, _FUNCTIONS):
             return KEEP  # code, which the restarted script has
         try:
-            return ("pickle", dumps(value, self._references))
+            return ("pickle", object_pickles.dumps(value, self._references))
         except Exception as error:
             kind = type(value)
             why = f"cannot be pickled: {error}"
@@ -177,7 +176,7 @@ class Builder:
         if kind == "object":
             return self._find(rest[0], rest[1])
         if kind == "pickle":
-            return loads(rest[0], self._find)
+            return object_pickles.loads(rest[0], self._find)
         if kind == "dict":
             return self.put_items(rest[0], live if type(live) in _DICTS else {})
         if kind == "keep":
@@ -237,33 +236,3 @@ class Builder:
     def undo(self) -> None:
         while self._undo:
             self._undo.pop()()
-
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, references: References) -> None:
-        super().__init__(stream, protocol=5)
-        self._references = references
-
-    def persistent_id(self, obj: Any) -> Any:
-        return self._references.get(id(obj))
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, find: Find) -> None:
-        super().__init__(io.BytesIO(data))
-        self._find = find
-
-    def persistent_load(self, pid: Any) -> Any:
-        return self._find(*pid)
-
-
-def dumps(value: Any, references: References) -> bytes:
-    """Pickles a value by itself: one that cannot be pickled, or read back, spoils no other."""
-    stream = io.BytesIO()
-    _Pickler(stream, references).dump(value)
-    return stream.getvalue()
-
-
-def loads(data: bytes, find: Find) -> Any:
-    """Reads what `dumps` wrote."""
-    return _Unpickler(data, find).load()

@@ -26,9 +26,12 @@ from datetime import timedelta
 from typing import Any
 
 from reft import _C
+from reft._link import bounded_json
+from reft._link.trusted_store import REPLICAS, TrustedStore, Untrusted
 from reft._state.discovery import Region
 
 _WAIT = timedelta(seconds=6)
+_MOST_BYTES = 256 << 20
 _EQUAL, _DIFFERENT, _NONE = "equal", "different", "none"
 
 Row = list[Any]  # name, dtype, shape, strides, content hash
@@ -50,12 +53,12 @@ class Difference:
 
 
 def confirm(
-    regions: list[Region], store: Any, rank: int, plan: str
+    regions: list[Region], store: TrustedStore, rank: int, plan: str
 ) -> tuple[list[tuple[str, tuple[int, ...]]], list[Difference]]:
     """Clears `ranks` of regions that are not the same everywhere.
 
     Args:
-        store: c10d store whose keys no other attempt sees.
+        store: keys that no other attempt sees.
         plan: names this plan, equal on all ranks and used once.
 
     Returns:
@@ -98,7 +101,7 @@ class _Comparison:
     """
 
     def __init__(
-        self, store: Any, rank: int, plan: str, ranks: tuple[int, ...], members: list[Region]
+        self, store: TrustedStore, rank: int, plan: str, ranks: tuple[int, ...], members: list[Region]
     ) -> None:
         self.ranks, self.missed = ranks, False
         self.rows: list[Row] = sorted(
@@ -116,7 +119,7 @@ class _Comparison:
 
     def write_digest(self) -> None:
         digest = hashlib.sha256(json.dumps(self.rows).encode()).hexdigest()
-        self._store.set(f"{self._key}/digest/{self._rank}", digest)
+        self._store.put(REPLICAS, f"{self._key}/digest/{self._rank}", self._rank, digest)
 
     def equal_names(self) -> set[str]:
         """Names of the regions that are equal on all members."""
@@ -124,24 +127,28 @@ class _Comparison:
         if outcome == _EQUAL:
             return {row[0] for row in self.rows}
         if outcome == _DIFFERENT:
-            self._store.set(f"{self._key}/rows/{self._rank}", json.dumps(self.rows))
+            rows = json.dumps(self.rows)
+            self._store.put(REPLICAS, f"{self._key}/rows/{self._rank}", self._rank, rows)
             outcome = self._outcome("rows", _compare_rows)
         self.missed = outcome == _NONE
-        return set() if self.missed else set(json.loads(outcome))
+        return set() if self.missed else set(bounded_json.loads(outcome.encode(), limit=_MOST_BYTES))
 
     def _outcome(self, what: str, compare: Callable[[list[str]], str]) -> str:
         store, key = self._store, f"{self._key}/{what}/outcome"
         try:
             if self._rank == self.ranks[0]:
-                keys = [f"{self._key}/{what}/{r}" for r in self.ranks]
-                store.wait(keys, _WAIT)
-                mine = compare([bytes(store.get(k)).decode() for k in keys])
+                keys = {r: f"{self._key}/{what}/{r}" for r in self.ranks}
+                store.wait(list(keys.values()), _WAIT)
+                mine = compare([store.read(REPLICAS, k, r).decode() for r, k in keys.items()])
             else:
                 store.wait([key], _WAIT)
-                return bytes(store.get(key)).decode()
-        except RuntimeError:  # a member does not expect to share anything, or is gone
+                return store.read(REPLICAS, key, None).decode()
+        except (RuntimeError, Untrusted):  # a member shares nothing, or is gone
             mine = _NONE
-        return bytes(store.compare_set(key, "", mine)).decode()
+        try:
+            return store.first_of(REPLICAS, key, self._rank, mine).decode()
+        except Untrusted:
+            return _NONE
 
 
 def _compare_digests(digests: list[str]) -> str:
@@ -149,7 +156,9 @@ def _compare_digests(digests: list[str]) -> str:
 
 
 def _compare_rows(texts: list[str]) -> str:
-    tables: list[list[Row]] = [json.loads(text) for text in texts]
+    tables: list[list[Row]] = [
+        bounded_json.loads(text.encode(), limit=_MOST_BYTES) for text in texts
+    ]
     first, *others = ({row[0]: row for row in table} for table in tables)
     return json.dumps(
         [name for name, row in first.items() if all(o.get(name) == row for o in others)]

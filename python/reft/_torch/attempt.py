@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import secrets
 import time
 from collections.abc import Sequence
@@ -15,20 +16,28 @@ from typing import Any
 
 import torch.distributed as dist
 
+from reft._link.secret import Attempt, Secret
 from reft._torch.latecomers import Latecomers, Missing
 
 _SHORTEST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.05
 _PAUSE_PER_RANK = 1e-4  # seconds; the store answers a few ten thousand requests in one
 _TAKING_SEC = 2.0  # a rank that waits for an answer takes it sooner
+_NUMBER = re.compile(rb"[0-9a-f]{16}")
+_ANSWER = re.compile(rb"([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{64}|)")
 _MOST_ABSENT = 256  # ranks that one look at the store searches for
 
 _jitter = random.SystemRandom()  # neither the script's generator nor one that forked ranks share
 
 
-def agree_on_prefix(
-    store: Any, rank: int, size: int, timeout: timedelta, late: Latecomers | None = None
-) -> str:
+def agree(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta,
+    late: Latecomers | None = None,
+    secret: Secret | None = None,
+) -> Attempt:
     """Agrees on a key prefix that no earlier attempt of the job has used.
 
     torchrun keeps one store across restarts, with the addresses of dead ranks in it. Its restart
@@ -38,22 +47,22 @@ def agree_on_prefix(
 
     Args:
         late: is told who is missing while this rank waits.
+        secret: of rank 0. With it, rank 0 proves its answers to ranks that have it, too, so that
+            none can be made to take part in an earlier attempt.
 
     Raises:
         RuntimeError: some rank did not join before the timeout.
     """
     if size == 1:
-        return f"reft/{secrets.token_hex(8)}/"
+        return Attempt(secrets.token_hex(8), secret=secret)
     keys = dist.PrefixStore("reft/agree", store)
     deadline = time.monotonic() + timeout.total_seconds()
     if rank == 0:
-        number = _answer(keys, size, deadline, late)
-    else:
-        number = _ask(keys, rank, size, deadline, late)
-    return f"reft/{number}/"
+        return Attempt(_answer(keys, size, deadline, late, secret), secret=secret)
+    return _ask(keys, rank, size, deadline, late)
 
 
-def _ask(keys: Any, rank: int, size: int, deadline: float, late: Latecomers | None) -> str:
+def _ask(keys: Any, rank: int, size: int, deadline: float, late: Latecomers | None) -> Attempt:
     """Gets the number from rank 0."""
     own = secrets.token_hex(8)
     keys.set(f"ask/{rank}", own)
@@ -67,17 +76,21 @@ def _ask(keys: Any, rank: int, size: int, deadline: float, late: Latecomers | No
 
     while True:
         if keys.check([f"answer/{rank}"]):
-            asked, _, number = bytes(keys.get(f"answer/{rank}")).decode().partition(" ")
-            if asked == own:
+            # Anybody can write there; what is no answer to this rank is as if it were not there.
+            answer = _ANSWER.fullmatch(bytes(keys.get(f"answer/{rank}")))
+            if answer is not None and answer[1].decode() == own:
+                number, proof = answer[2].decode(), answer[3].decode()
                 keys.set(f"taken/{rank}", number)
-                return number
+                return Attempt(number, own, proof)
         if late is not None:
             late.tick(missing, lambda turn, renew: _claim(keys, turn, renew))
         _pause(deadline, pause, "rank 0 does not answer")
         pause = min(pause * 1.5, _longest_pause(size))
 
 
-def _answer(keys: Any, size: int, deadline: float, late: Latecomers | None) -> str:
+def _answer(
+    keys: Any, size: int, deadline: float, late: Latecomers | None, secret: Secret | None
+) -> str:
     """Draws the number and sends it to all other ranks."""
     number = secrets.token_hex(8)
     answered: dict[int, tuple[bytes, float]] = {}  # question, and when it was answered
@@ -98,8 +111,12 @@ def _answer(keys: Any, size: int, deadline: float, late: Latecomers | None) -> s
             if not keys.check([f"ask/{other}"]):
                 continue
             question = bytes(keys.get(f"ask/{other}"))
+            if not _NUMBER.fullmatch(question):
+                continue
             if other not in answered or answered[other][0] != question:
-                keys.set(f"answer/{other}", question.decode() + " " + number)
+                asked = question.decode()
+                proof = "" if secret is None else secret.proof(other, asked, number)
+                keys.set(f"answer/{other}", f"{asked} {number} {proof}")
                 answered[other] = question, time.monotonic()
                 pause = _SHORTEST_PAUSE
             elif _has_taken(keys, other, number):
@@ -121,7 +138,7 @@ def _answer(keys: Any, size: int, deadline: float, late: Latecomers | None) -> s
 
 def _has_taken(keys: Any, rank: int, number: str) -> bool:
     key = f"taken/{rank}"
-    return keys.check([key]) and bytes(keys.get(key)).decode() == number
+    return keys.check([key]) and bytes(keys.get(key)) == number.encode()
 
 
 def _absent(keys: Any, ranks: Sequence[int]) -> list[int]:

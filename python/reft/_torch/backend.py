@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from reft import _C, _voice
+from reft._link import agreement
+from reft._link.secret import Attempt, Refused, Secret, of_rank_0, share
 from reft._torch import attempt, patches
 from reft._torch.latecomers import Latecomers
 
@@ -59,7 +62,9 @@ def create_backend(options: Any, pg_options: Any) -> Any:
         _prefix.value = None
     if _prefix.value is None:
         late = _latecomers(rank, size) if is_default else None
-        prefix = attempt.agree_on_prefix(options.store, rank, size, timeout, late)
+        secret, fault = _secret(rank) if is_default else (None, "")
+        entered = attempt.agree(options.store, rank, size, timeout, late, secret)
+        prefix = entered.prefix
         if is_default:
             _prefix.value = prefix
     else:
@@ -83,7 +88,7 @@ def create_backend(options: Any, pg_options: Any) -> Any:
         _plain_gloo if cpu is not None else None,
     )
     if is_default:
-        _start_session(store, rank, size)
+        _start_session(store, rank, size, replace(entered, fault=fault))
     return backend
 
 
@@ -154,12 +159,31 @@ def _make_nccl(options: Any, pg_options: Any, store: Any, timeout: timedelta) ->
     return nccl
 
 
-def _start_session(store: Any, rank: int, size: int) -> None:
+def _secret(rank: int) -> tuple[Secret | None, str]:
+    """Rank 0's, and why it has none."""
+    if rank != 0:
+        return None, ""
+    try:
+        return of_rank_0(os.environ), ""
+    except Exception as error:
+        return None, str(error) or type(error).__name__
+
+
+def _start_session(store: Any, rank: int, size: int, entered: Attempt) -> None:
     """Starts everything beyond the backend. If that fails, the group still works."""
     try:
         from reft._session import current
 
-        current.on_default_group(store, rank, size)
+        current.on_default_group(share(store, rank, size, entered, os.environ), rank, size)
+    except Refused as error:
+        if error.store is not None:
+            agreement.refuse(error.store, rank, size, str(error))
+        if os.environ.get("REFT_STRICT", "0") == "1":
+            raise
+        if error.to_say:
+            _voice.warn(
+                f"rank {rank}: training continues without snapshots and hang detection: {error}"
+            )
     except Exception as error:
         if os.environ.get("REFT_STRICT", "0") == "1":
             raise

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from reft import _C, _voice
 from reft._session import current
@@ -16,7 +15,7 @@ from reft._session.boundary import Boundary
 from reft._session.session import Session
 from reft._state import gradients, naming, registry
 from tests.fakes.native import FakeNative
-from tests.support.jobs import agreed
+from tests.support.jobs import agreed, trusted
 
 Settings = Callable[..., dict[str, Any]]
 
@@ -61,7 +60,7 @@ def start(native: FakeNative, settings: Settings) -> Iterator[Callable[..., Sess
 
     def run(**values: str) -> Session:
         env = settings(**values)
-        session = Session(env, agreed(), dist.HashStore(), 1)
+        session = Session(env, agreed(), trusted(), 1)
         made.append(session)
         session.start()
         return session

@@ -51,14 +51,13 @@ def test_a_stand_in_takes_the_parameters_of_the_real_class(name: str) -> None:
 def test_the_engine_is_made_with_the_parameters_of_the_real_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import torch.distributed as dist
 
     from reft import _C
     from reft._session.session import Session
-    from tests.support.jobs import agreed
+    from tests.support.jobs import agreed, trusted
 
     made = native.FakeNative().install(monkeypatch)
-    session = Session(_C.environment(), agreed(), dist.HashStore(), 1)
+    session = Session(_C.environment(), agreed(), trusted(), 1)
     try:
         session.start()
         wanted = parameters(members(CLASSES["Rank"])["__init__"])

@@ -15,7 +15,7 @@ def test_store_operations_grow_linearly_with_the_ranks() -> None:
     for phase in traffic[64]:
         per_rank = [traffic[world][phase].total / world for world in (64, 128, 256)]
         assert max(per_rank) < 1.05 * min(per_rank), (phase, per_rank)
-    assert sum(phase.total for phase in traffic[256].values()) < 22 * 256
+    assert sum(phase.total for phase in traffic[256].values()) < 25 * 256
 
 
 @pytest.mark.timeout(120)

@@ -23,13 +23,17 @@ using std::chrono::milliseconds;
 
 constexpr EvidenceExchange::Pace kQuick{milliseconds(5), milliseconds(5), milliseconds(3000)};
 
+std::shared_ptr<const ValueSeal> sealOf(const char* attempt) {
+  return std::make_shared<ValueSeal>(std::string(ValueSeal::kSecretBytes, 's'), attempt, 4);
+}
+
 // A rank that carries for its agent, which the test plays.
 class Carrier {
  public:
   Carrier(const c10::intrusive_ptr<c10d::Store>& store, int node, int nodes,
           uint64_t incarnation = 7)
       : exchange_(
-            store, {node, nodes, incarnation},
+            store, sealOf("attempt"), {node, nodes, incarnation},
             [this](wire::Type type, std::string_view payload) {
               const std::lock_guard lock(mutex_);
               said_.emplace_back(type, json::parse(payload));
@@ -82,6 +86,53 @@ TEST_F(Exchange, BringsTheEvidenceOfAllNodesToWhoAsks) {
   EXPECT_EQ(end["id"], 9);
   EXPECT_EQ(end["silent"], json::array());
   EXPECT_EQ(end["error"], "");
+}
+
+std::vector<uint8_t> bytesOf(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+TEST_F(Exchange, EvidenceOfAnOutsiderIsIgnoredAndTheNodeStillAnswers) {
+  Carrier first(store_, 0, 2), second(store_, 1, 2);
+  first.gather(9, 600);
+  const json request = second.next(wire::Type::kEvidenceRequest);
+  const std::string key = "evidence/7/answer/" + request["id"].dump() + "/1";
+  const auto seal = sealOf("attempt");
+  const uint64_t before = ValueSeal::refused();
+  int forgeries = 0;
+  for (const std::string& forged :
+       {std::string(R"({"of": "nobody"})"), std::string(200'000, '['), std::string(8 << 20, ' '),
+        seal->seal(ValueKind::kAnswer, key, 0, R"({"of": "another node"})"),
+        sealOf("before")->seal(ValueKind::kAnswer, key, 1, R"({"of": "an earlier attempt"})"),
+        seal->seal(ValueKind::kAnswer, key + "0", 1, R"({"of": "another key"})")}) {
+    store_->set(key, bytesOf(forged));
+    while (store_->check({key})) {  // until it is read
+      std::this_thread::yield();
+    }
+    ++forgeries;
+  }
+  EXPECT_EQ(ValueSeal::refused(), before + forgeries);
+  second.tell(wire::Type::kEvidence, {{"id", request["id"]}, {"answer", {{"of", 1}}}});
+  EXPECT_EQ(first.next(wire::Type::kGathered)["answer"]["of"], 1);
+}
+
+TEST_F(Exchange, DeepJsonOfANodeItselfIsNotCopied) {
+  Carrier first(store_, 0, 2), second(store_, 1, 2);
+  first.gather(9, 2);
+  const json request = second.next(wire::Type::kEvidenceRequest);
+  const std::string key = "evidence/7/answer/" + request["id"].dump() + "/1";
+  store_->set(
+      key, bytesOf(sealOf("attempt")->seal(ValueKind::kAnswer, key, 1,
+                                           std::string(200'000, '[') + std::string(200'000, ']'))));
+  EXPECT_EQ(first.next(wire::Type::kGathered)["silent"], json({1}));
+}
+
+TEST_F(Exchange, ARequestOfAnOutsiderIsNotPassedOn) {
+  Carrier first(store_, 0, 2), second(store_, 1, 2);
+  store_->set("evidence/7/request/1", bytesOf(R"({"node": 0, "kind": "evidence"})"));
+  store_->add("evidence/7/count", 1);
+  first.gather(9, 600);
+  EXPECT_EQ(second.next(wire::Type::kEvidenceRequest)["id"], 2);
 }
 
 TEST_F(Exchange, SaysWhoIsSilentWhenTimeIsOver) {

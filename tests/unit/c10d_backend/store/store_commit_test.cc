@@ -15,11 +15,15 @@
 namespace reft {
 namespace store_commit_test {
 
+std::shared_ptr<const ValueSeal> sealOf(const char* attempt) {
+  return std::make_shared<ValueSeal>(std::string(ValueSeal::kSecretBytes, 's'), attempt, 4);
+}
+
 // The first rank of a node.
 class Node {
  public:
-  Node(const c10::intrusive_ptr<c10d::Store>& store, int nodes)
-      : commit_(store, nodes, [this](const wire::Ballot& outcome) {
+  Node(const c10::intrusive_ptr<c10d::Store>& store, int node, int nodes)
+      : commit_(store, sealOf("attempt"), {node, nodes}, [this](const wire::Ballot& outcome) {
           const std::lock_guard lock(mutex_);
           outcomes_[outcome.step].push_back(outcome);
           arrived_.notify_all();
@@ -57,7 +61,7 @@ class Node {
 class StoreCommitTest : public ::testing::Test {
  protected:
   c10::intrusive_ptr<c10d::HashStore> store_ = c10::make_intrusive<c10d::HashStore>();
-  Node a_{store_, 2}, b_{store_, 2};
+  Node a_{store_, 0, 2}, b_{store_, 1, 2};
 };
 
 TEST_F(StoreCommitTest, CommitsWhatBothNodesSealed) {
@@ -140,6 +144,56 @@ TEST_F(StoreCommitTest, TheStoreDoesNotGrow) {
   b_.outcome(51);
   // The last step's keys go after its outcome was passed on.
   EXPECT_LE(store_->getNumKeys(), 6);
+}
+
+std::vector<uint8_t> bytesOf(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+TEST_F(StoreCommitTest, AVoteOfAnOutsiderCommitsNothing) {
+  // Node b has not sealed yet. Before the seals, one `add` to a counter committed for it.
+  const wire::Ballot ballot{.step = 1,
+                            .incarnation = 7,
+                            .cut = 0,
+                            .replicas = 0,
+                            .yes = 1,
+                            .proposal = 0,
+                            .plan_anew = 0,
+                            .reserved = {}};
+  const std::string raw(reinterpret_cast<const char*>(&ballot), sizeof(ballot));
+  store_->set("commit/vote/1/1", bytesOf(raw));
+  store_->add("commit/sealed/1", 1);
+  a_.vote(1, true);
+  EXPECT_EQ(a_.outcome(1).yes, 0);
+  // Replayed: of another step, of another node, of an earlier attempt.
+  const auto seal = sealOf("attempt");
+  const std::string forged[] = {
+      seal->seal(ValueKind::kVote, "commit/vote/1/1", 1, raw),
+      seal->seal(ValueKind::kVote, "commit/vote/3/1", 0, raw),
+      sealOf("attempt before")->seal(ValueKind::kVote, "commit/vote/4/1", 1, raw)};
+  int64_t step = 2;
+  for (const std::string& value : forged) {
+    store_->set("commit/vote/" + std::to_string(step) + "/1", bytesOf(value));
+    a_.vote(step, true);
+    EXPECT_EQ(a_.outcome(step).yes, 0) << "step " << step;
+    ++step;
+  }
+}
+
+TEST_F(StoreCommitTest, AnOutcomeOfAnOutsiderIsIgnored) {
+  const uint64_t before = ValueSeal::refused();
+  for (const std::string& forged :
+       {std::string("1"), std::string({'1', 0, 1}), std::string(), std::string(1 << 20, '1')}) {
+    store_->set("commit/outcome/1", bytesOf(forged));
+    b_.vote(1, true);
+  }
+  a_.vote(1, false);
+  EXPECT_EQ(a_.outcome(1).yes, 0);
+  EXPECT_EQ(b_.outcome(1).yes, 0);
+  EXPECT_GT(ValueSeal::refused(), before);
+  a_.vote(2, true);
+  b_.vote(2, true);
+  EXPECT_EQ(b_.outcome(2).yes, 1) << "the next step is not affected";
 }
 
 }  // namespace store_commit_test

@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from reft._link import agreement, gather, launch
+from reft._link import agreement, gather, launch, trusted_store
 from reft._link.agreement import Agreement, layout_of, parse
 from reft._link.job_identity import Layout, Origin
 from reft._link.launch import Host, Launch
+from reft._link.trusted_store import TrustedStore
+from tests.support.jobs import trusted
 
 Settings = Callable[..., dict[str, Any]]
 HOST = Host("node 1-2", "pid:[1]", "mnt:[1]", 1000, "/run/reft", "64:1", "")
@@ -217,7 +219,7 @@ def settings(tmp_path: Path) -> dict[str, Any]:
     return {"run_dir": str(tmp_path), "job_id": "", "snapshot_overhead_percent": 3}
 
 
-def agree_all(store: dist.Store, world: int, settings: dict[str, Any]) -> list[agreement.Agreed]:
+def agree_all(store: TrustedStore, world: int, settings: dict[str, Any]) -> list[agreement.Agreed]:
     with ThreadPoolExecutor(world) as pool:
         calls = [pool.submit(agreement.agree, store, r, world, settings) for r in range(world)]
         found = [call.result(60) for call in calls]
@@ -229,7 +231,7 @@ def test_all_ranks_agree(settings: dict[str, Any], monkeypatch: pytest.MonkeyPat
     """Under variables of a Slurm shell with one task, which say otherwise."""
     for name, value in {"JOB_ID": "4711", "LOCALID": "0", "NTASKS_PER_NODE": "1"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    agreed = agree_all(dist.HashStore(), 20, settings)
+    agreed = agree_all(trusted(), 20, settings)
     assert [one.job.rank for one in agreed] == list(range(20))
     assert [one.job.local_rank for one in agreed] == list(range(20))
     assert len({(one.job.id, one.job.layout, one.incarnation) for one in agreed}) == 1
@@ -238,10 +240,10 @@ def test_all_ranks_agree(settings: dict[str, Any], monkeypatch: pytest.MonkeyPat
 
 
 def test_a_rank_that_refuses_is_known_to_all(settings: dict[str, Any]) -> None:
-    store = dist.HashStore()
+    store = trusted()
     agreement.refuse(store, 1, 2, "no such setting")
     assert agreement.agree(store, 0, 2, settings) == (None, {1: "no such setting"})
-    store = dist.HashStore()
+    store = trusted()
     agreement.refuse(store, 0, 2, "no such setting")
     assert agreement.agree(store, 1, 2, settings) == (None, {0: "no such setting"})
 
@@ -250,18 +252,19 @@ def test_a_rank_that_refuses_is_known_to_all(settings: dict[str, Any]) -> None:
     "value", ["[" * 200_000, '["", {}', '["", []]', "[5, {}]", '["", {"x": ""}]']
 )
 def test_a_strange_value_of_another_rank_is_an_error(settings: dict[str, Any], value: str) -> None:
-    store = dist.HashStore()
-    store.set("identity/1", value)
-    with pytest.raises((ValueError, RecursionError)):
+    store = trusted()
+    store.put("round", "identity/1", 1, value)
+    with pytest.raises(ValueError):
         agreement.agree(store, 0, 2, settings)
 
 
 def test_a_value_that_is_too_long_is_not_parsed(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = dist.HashStore()
-    store.set("identity/1", json.dumps(["x" * (1 << 20), {}]))
-    with pytest.raises(ValueError, match="too many"):
+    store = trusted()
+    monkeypatch.setattr(trusted_store, "_PATIENCE_SEC", 0)
+    store.put("round", "identity/1", 1, json.dumps(["x" * (1 << 20), {}]))
+    with pytest.raises(ValueError, match="not that of rank 1"):
         agreement.agree(store, 0, 2, settings)
     assert gather.first_key(agreement.ROUND) == "identity/0"
 
@@ -269,8 +272,9 @@ def test_a_value_that_is_too_long_is_not_parsed(
 # -- the name
 
 
-def named(store: dist.Store, settings: dict[str, Any]) -> tuple[str, Origin]:
-    agreed, _ = agreement.agree(dist.PrefixStore(os.urandom(4).hex(), store), 0, 1, settings)
+def named(store: TrustedStore, settings: dict[str, Any]) -> tuple[str, Origin]:
+    raw = dist.PrefixStore(os.urandom(4).hex(), store.raw)
+    agreed, _ = agreement.agree(trusted(raw), 0, 1, settings)
     assert agreed is not None
     return agreed.job.id, agreed.job.origin
 
@@ -287,21 +291,21 @@ def test_the_same_command_is_the_same_job(
     settings: dict[str, Any], run: Callable[..., None]
 ) -> None:
     run("a" * 32)
-    first, origin = named(dist.HashStore(), settings)
+    first, origin = named(trusted(), settings)
     assert origin is Origin.COMMAND and first.startswith("train-")
-    assert named(dist.HashStore(), settings)[0] == first
+    assert named(trusted(), settings)[0] == first
     run("b" * 32)
-    assert named(dist.HashStore(), settings)[0] != first
+    assert named(trusted(), settings)[0] != first
     run("a" * 32, "another shell")
-    assert named(dist.HashStore(), settings)[0] != first
+    assert named(trusted(), settings)[0] != first
 
 
 def test_a_command_that_cannot_be_compared_continues_nothing(
     settings: dict[str, Any], run: Callable[..., None]
 ) -> None:
     run(None)
-    first, origin = named(dist.HashStore(), settings)
-    assert origin is Origin.ALONE and named(dist.HashStore(), settings)[0] != first
+    first, origin = named(trusted(), settings)
+    assert origin is Origin.ALONE and named(trusted(), settings)[0] != first
 
 
 def test_a_launcher_that_keeps_its_store_keeps_the_name(
@@ -309,7 +313,7 @@ def test_a_launcher_that_keeps_its_store_keeps_the_name(
 ) -> None:
     """Also where rank 0 is on another host now, and where the command cannot be compared."""
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
-    store = dist.HashStore()
+    store = trusted()
     run(None)
     first, _ = named(store, settings)
     run(None, "another host")
@@ -319,7 +323,7 @@ def test_a_launcher_that_keeps_its_store_keeps_the_name(
 def test_a_file_that_an_earlier_run_left_is_not_a_launchers_store(
     settings: dict[str, Any], run: Callable[..., None]
 ) -> None:
-    store = dist.HashStore()
+    store = trusted()
     run("a" * 32)
     first, _ = named(store, settings)
     run("b" * 32)
@@ -331,14 +335,18 @@ def test_a_name_in_the_store_that_no_folder_can_have_is_ignored(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     run("a" * 32)
-    store = dist.HashStore()
+    store = trusted()
     first, _ = named(store, settings)
-    (key,) = [key for key in store.list_keys() if key.startswith("reft/launch")]
-    store.set(key, "../../etc x")
+    (key,) = [key for key in store.raw.list_keys() if key.startswith("reft/launch")]
+    for value in ("../../etc x", b"\xff", b""):
+        store.raw.set(key, value)
+        assert named(store, settings) == (first, Origin.COMMAND), "nobody of this job wrote it"
+    assert store.lasting is not None
+    store.raw.set(key, store.lasting.seal("name", key, 0, b"../../etc x"))
     assert named(store, settings) == (first, Origin.COMMAND)
 
 
 def test_an_explicit_name_is_taken(settings: dict[str, Any]) -> None:
     settings["job_id"] = "my job"
-    name, origin = named(dist.HashStore(), settings)
+    name, origin = named(trusted(), settings)
     assert name.startswith("my_job-") and origin is Origin.GIVEN

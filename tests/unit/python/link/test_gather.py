@@ -6,10 +6,9 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch.distributed as dist
 
 from reft._link import gather
-from tests.support.jobs import job
+from tests.support.jobs import job, trusted
 
 
 def joined(texts: list[str]) -> str:
@@ -20,7 +19,7 @@ def run(
     world: int, local_world: int, refusing: dict[int, str] | None = None
 ) -> list[gather.Gathered]:
     """All ranks take part at a time, but for those that refuse. Returns the results of the others."""
-    store = dist.HashStore()
+    store = trusted()
     jobs = [job(rank, world, local_world) for rank in range(world)]
     refusing = refusing or {}
     for rank, reason in refusing.items():
@@ -53,11 +52,11 @@ def test_a_rank_that_merges_may_refuse_too(rank: int) -> None:
 
 
 def test_what_was_written_already_stays() -> None:
-    store = dist.HashStore()
+    store = trusted()
     one = job(0, 1, 1)
     before = gather.gather(one, store, "round", "[0]", joined)
     gather.refuse(one, store, "round", "too late")
-    assert gather._Reader(store, 1 << 20)("round/job", 1) == before
+    assert gather._Reader(store, 1 << 20)("round/job", 0, 1) == before
     assert gather.refusal_of_the_first(store, "round") is None
 
 

@@ -7,16 +7,16 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import reft
 from reft import _C
 from reft._link import agreement
+from reft._link.trusted_store import TrustedStore
 from reft._session import current, startup
 from reft._session.session import Session
 from tests.fakes.native import FakeNative
 from tests.support import jobs
-from tests.support.jobs import agreed
+from tests.support.jobs import agreed, trusted
 
 Train = Callable[..., torch.optim.Optimizer]
 
@@ -25,7 +25,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line for line in capsys.readouterr().err.splitlines() if line.startswith("reft: ")]
 
 
-def others_learn(store: dist.Store, reason: str) -> None:
+def others_learn(store: TrustedStore, reason: str) -> None:
     """The second rank of the node does not start, for the reason of the first."""
     session = Session(_C.environment(), agreed(1, 2), store, 1)
     with pytest.raises(startup.OthersGaveUp, match=reason):
@@ -60,7 +60,7 @@ def test_without_a_group_the_package_does_nothing() -> None:
 
 
 def test_a_default_group_starts_a_session(native: FakeNative) -> None:
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     session = current.session()
     assert session is not None and session.number == 1
     native.engine.newest = 12
@@ -70,14 +70,14 @@ def test_a_default_group_starts_a_session(native: FakeNative) -> None:
 
 def test_disabled_starts_nothing(native: FakeNative, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFT_DISABLE", "1")
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     assert current.session() is None and native.clients == []
 
 
 def test_a_second_group_ends_the_first_session(native: FakeNative) -> None:
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     first = current.session()
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     second = current.session()
     assert first is not None and second is not None and first is not second
     assert second.number == 2
@@ -85,7 +85,7 @@ def test_a_second_group_ends_the_first_session(native: FakeNative) -> None:
 
 
 def test_an_explicit_step_is_gated_and_captured(native: FakeNative, train: Train) -> None:
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     train(1)
     before = len(native.engine.calls)
     reft.step()
@@ -96,7 +96,7 @@ def test_an_explicit_step_is_gated_and_captured(native: FakeNative, train: Train
 def test_an_error_in_an_explicit_step_is_reported(
     native: FakeNative, train: Train, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     train(1)
     native.engine.errors["begin_point"] = ValueError("odd")
     reft.step()
@@ -107,7 +107,7 @@ def test_a_typing_error_in_a_setting_gets_a_hint(
     native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REFT_SNAPSHOT_EVRY", "2")
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     wanted = "REFT_SNAPSHOT_EVRY is not a setting of reft; did you mean REFT_SNAPSHOT_EVERY?"
     assert f"reft: warning: {wanted}" in lines(capsys)
 
@@ -116,7 +116,7 @@ def test_a_value_that_is_not_allowed_stops_reft_and_not_training(
     native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REFT_SNAPSHOT_EVERY", "often")
-    store = dist.HashStore()
+    store = trusted()
     current.on_default_group(store, 0, 2)
     assert current.session() is None and native.clients == []
     said = lines(capsys)
@@ -133,7 +133,7 @@ def test_strict_raises_for_a_value_that_is_not_allowed(monkeypatch: pytest.Monke
     monkeypatch.setenv("REFT_SNAPSHOT_EVERY", "often")
     monkeypatch.setenv("REFT_STRICT", "1")
     with pytest.raises(_C.InvalidArgument, match="REFT_SNAPSHOT_EVERY"):
-        current.on_default_group(dist.HashStore(), 0, 1)
+        current.on_default_group(trusted(), 0, 1)
 
 
 def test_a_session_that_cannot_start_is_given_up_on_all_ranks(
@@ -143,7 +143,7 @@ def test_a_session_that_cannot_start_is_given_up_on_all_ranks(
 ) -> None:
     agreed_at_once(2)
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
-    store = dist.HashStore()
+    store = trusted()
     current.on_default_group(store, 0, 2)
     assert current.session() is None
     assert lines(capsys) == [
@@ -157,7 +157,7 @@ def test_a_restarted_script_that_goes_without_is_told_where_it_begins(
 ) -> None:
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     assert ", from its beginning: no agent answers" in lines(capsys)[0]
 
 
@@ -169,7 +169,7 @@ def test_strict_raises_what_keeps_a_session_from_starting(
     agreed_at_once(2)
     monkeypatch.setenv("REFT_STRICT", "1")
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
-    store = dist.HashStore()
+    store = trusted()
     with pytest.raises(_C.Unavailable, match="no agent answers"):
         current.on_default_group(store, 0, 2)
     others_learn(store, "no agent answers")
@@ -177,7 +177,7 @@ def test_strict_raises_what_keeps_a_session_from_starting(
 
 def test_an_engine_that_cannot_be_made_leaves_no_connection(native: FakeNative) -> None:
     native.fail["Rank"] = _C.SystemError("no memory")
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     assert current.session() is None and len(native.clients) == 1 and not native.client.left
 
 
@@ -187,7 +187,7 @@ def test_what_the_first_rank_reports_is_not_repeated_by_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     agreed_at_once(1)  # each rank starts an agent of its own
-    store = dist.HashStore()
+    store = trusted()
     native.fail["AgentClient"] = _C.Unavailable("no agent answers")
     current.on_default_group(store, 0, 2)
     capsys.readouterr()
@@ -199,7 +199,7 @@ def test_what_the_first_rank_reports_is_not_repeated_by_others(
 
 
 def test_a_forked_child_has_no_session(native: FakeNative, train: Train) -> None:
-    current.on_default_group(dist.HashStore(), 0, 1)
+    current.on_default_group(trusted(), 0, 1)
     optimizer = train(1)
     calls = len(native.engine.calls)
     child = os.fork()

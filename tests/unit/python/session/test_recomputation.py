@@ -8,12 +8,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch.distributed as dist
 
 from reft._link import gather
+from reft._link.trusted_store import TrustedStore
 from reft._session import recomputation, startup
 from reft._session.recomputation import Agreed
 from tests.support import jobs
+from tests.support.jobs import trusted
 
 EXACT = {"resume_verify": "auto", "resume": "exact", "resume_verify_sec": 60}
 
@@ -27,9 +28,9 @@ def agree(store: Any, world: int, rank: int, env: dict[str, Any]) -> Agreed:
 
 
 @pytest.fixture
-def store() -> dist.HashStore:
-    made = dist.HashStore()
-    made.set_timeout(timedelta(seconds=5))  # how long a rank that is waited for is waited for
+def store() -> TrustedStore:
+    made = trusted()
+    made.raw.set_timeout(timedelta(seconds=5))  # how long a rank that is waited for is waited for
     return made
 
 
@@ -42,7 +43,7 @@ def store() -> dist.HashStore:
 )
 @pytest.mark.parametrize("other", [0, 1])
 def test_a_rank_that_verifies_nothing_is_not_waited_for(
-    store: dist.HashStore, setting: dict[str, Any], why: str, other: int
+    store: TrustedStore, setting: dict[str, Any], why: str, other: int
 ) -> None:
     envs = [EXACT, EXACT]
     envs[other] = {**EXACT, **setting}
@@ -52,19 +53,19 @@ def test_a_rank_that_verifies_nothing_is_not_waited_for(
     assert agreed[1 - other] == Agreed(unverified=f"rank {other} does not take part: {why}")
 
 
-def test_where_no_rank_verifies_none_waits_for_another(store: dist.HashStore) -> None:
+def test_where_no_rank_verifies_none_waits_for_another(store: TrustedStore) -> None:
     off = {**EXACT, "resume_verify": "off"}
     assert agree(store, 2, 1, off) == Agreed(), "alone"
 
 
-def test_a_single_rank_that_verifies_nothing_tells_nobody(store: dist.HashStore) -> None:
+def test_a_single_rank_that_verifies_nothing_tells_nobody(store: TrustedStore) -> None:
     assert agree(store, 1, 0, {**EXACT, "resume_verify": "off"}) == Agreed()
-    assert not store.check([gather.first_key(startup.VERIFY)])
+    assert not store.has(gather.first_key(startup.VERIFY))
 
 
 @pytest.mark.parametrize("died_at", [0, 7])
 def test_an_attempt_that_died_over_its_verification_counts_when_a_part_is_compared(
-    store: dist.HashStore, monkeypatch: pytest.MonkeyPatch, died_at: int
+    store: TrustedStore, monkeypatch: pytest.MonkeyPatch, died_at: int
 ) -> None:
     own = recomputation._Own(unfinished=cast(Any, SimpleNamespace(step=8)), died_at=died_at)
     monkeypatch.setattr(recomputation, "_own", lambda *_: own)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from reft import _C, _continuation
 from reft._link import gather
@@ -19,9 +18,10 @@ from reft._session.boundary import Boundary
 from reft._session.resumer import Resumed, Resumer
 from reft._session.session import Session
 from reft._session.verification import VerifiedResume
-from reft._state import contents, discovery, registry
+from reft._state import discovery, object_pickles, registry
 from tests.fakes.native import FakeAgentClient, answer_for_all
 from tests.support import jobs
+from tests.support.jobs import trusted
 
 
 def here() -> FrameType:
@@ -83,7 +83,7 @@ class Restart:
         parameter.grad = torch.ones(3)
         self.optimizer = torch.optim.Adam([parameter], lr=0.5)
         self.optimizer.step()
-        self.store = dist.HashStore()
+        self.store = trusted()
         self.restored: list[discovery.State] = []
         self.unmade = 0
         self.client = FakeAgentClient("", "{}", 1)
@@ -180,7 +180,7 @@ def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
     if rank == 0:  # which merges
         second = jobs.job(1, 3)  # it gave up and reports nothing
         gather.refuse(second, restart.store, startup.MATCH, "cannot take part")
-        restart.store.set("match/2", gather._pack(gather.Gathered("{}", {})))
+        restart.store.put("round", "match/2", 2, gather._pack(gather.Gathered("{}", {})))
     else:
         answer_for_all(restart.store, startup.MATCH, "{}", {1: "cannot take part"})
     assert restart.resume() is None and restart.restored == []
@@ -334,7 +334,7 @@ def test_registered_values_are_known_before_the_resume(
     resuming: Callable[..., tuple[Session, Restart]],
 ) -> None:
     session, restart = resuming()
-    packed = contents.dumps({"epoch": 4}, {})
+    packed = object_pickles.dumps({"epoch": 4}, {})
     restart.resumer.saved["registered"] = {"reft.resume": packed}
     assert session.registered == {"reft.resume": {"epoch": 4}}
     restart.optimizer.step()

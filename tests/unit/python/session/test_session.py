@@ -11,14 +11,13 @@ from types import FrameType
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from reft import _C, _continuation
 from reft._link import agent_protocol
 from reft._session.session import RestoreFailed, Session
 from reft._state import discovery
 from tests.fakes.native import FakeNative
-from tests.support.jobs import agreed
+from tests.support.jobs import agreed, trusted
 
 Start = Callable[..., Session]
 Train = Callable[..., torch.optim.Optimizer]
@@ -50,7 +49,7 @@ def test_the_agent_learns_who_connects(start: Start, native: FakeNative) -> None
 def test_the_engine_takes_the_incarnation_and_the_limit_that_were_agreed_on(
     native: FakeNative, settings: Callable[..., dict[str, object]]
 ) -> None:
-    store = dist.HashStore()
+    store = trusted()
     sessions = [Session(settings(), agreed(rank, 2, 5), store, 1) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(Session.start, sessions))

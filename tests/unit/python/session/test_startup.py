@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from reft import _C
 from reft._link import gather, job_identity
+from reft._link.trusted_store import TrustedStore
 from reft._session import startup
 from tests.fakes.native import FakeNative
 from tests.support import jobs
+from tests.support.jobs import trusted
 
 Settings = Callable[..., dict[str, Any]]
 RUN_DIR = Path("/run/reft")
@@ -25,14 +26,14 @@ def job(rank: int, world: int = 1, local_world: int | None = None) -> job_identi
     return jobs.job(rank, world, local_world, run_dir=RUN_DIR)
 
 
-def connect(env: dict[str, Any], one: job_identity.Job, store: dist.Store) -> Any:
+def connect(env: dict[str, Any], one: job_identity.Job, store: TrustedStore) -> Any:
     return startup.connect(env, one, store, '{"role": "rank"}')
 
 
 def test_the_first_rank_of_each_node_starts_an_agent(
     native: FakeNative, settings: Settings
 ) -> None:
-    env, store = settings(), dist.HashStore()
+    env, store = settings(), trusted()
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda rank: connect(env, job(rank, 4, 2), store), range(4)))
     starters = [client for client in native.clients if client.agent_argv]
@@ -46,7 +47,7 @@ def test_the_first_rank_of_each_node_starts_an_agent(
 def test_the_agent_is_told_who_it_is_and_reads_settings_itself(
     native: FakeNative, settings: Settings
 ) -> None:
-    connect(settings(REFT_AGENT_PATH="/opt/agent"), job(0), dist.HashStore())
+    connect(settings(REFT_AGENT_PATH="/opt/agent"), job(0), trusted())
     argv = native.client.agent_argv
     assert argv == ["/opt/agent", "--run-dir", str(RUN_DIR), "--job", "job", "--node", "0"]
 
@@ -55,7 +56,7 @@ def test_the_agent_is_told_who_it_is_and_reads_settings_itself(
 def test_one_rank_of_a_node_without_an_agent_reports_it(
     native: FakeNative, settings: Settings, local_rank: int, reports: bool
 ) -> None:
-    env, store = settings(), dist.HashStore()
+    env, store = settings(), trusted()
     native.fail["AgentClient"] = _C.Unavailable("the socket is taken")
     with pytest.raises(_C.Unavailable, match="the socket is taken"):
         connect(env, job(0, 3), store)
@@ -69,7 +70,7 @@ def test_one_rank_of_a_node_without_an_agent_reports_it(
 def test_an_error_without_a_text_is_named_by_its_class(
     native: FakeNative, settings: Settings
 ) -> None:
-    env, store = settings(), dist.HashStore()
+    env, store = settings(), trusted()
     native.fail["AgentClient"] = RuntimeError()
     with pytest.raises(RuntimeError):
         connect(env, job(0, 2), store)
@@ -78,7 +79,7 @@ def test_an_error_without_a_text_is_named_by_its_class(
 
 
 def test_a_rank_that_gives_up_takes_nothing_back(native: FakeNative, settings: Settings) -> None:
-    env, store = settings(), dist.HashStore()
+    env, store = settings(), trusted()
     connect(env, job(0, 2), store)
     startup.give_up(job(0, 2), store, "no memory")
     connect(env, job(1, 2), store)  # the agent is there all the same
@@ -86,8 +87,8 @@ def test_a_rank_that_gives_up_takes_nothing_back(native: FakeNative, settings: S
 
 
 def test_a_rank_that_gives_up_refuses_every_round_of_the_start() -> None:
-    store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=2))  # a round that is not refused waits that long
+    store = trusted()
+    store.raw.set_timeout(timedelta(seconds=2))  # a round that is not refused waits that long
     startup.give_up(job(0, 2), store, "no memory")
     for name in (startup.INVENTORY, startup.VERIFY, startup.MATCH):
         gathered = gather.gather(job(1, 2), store, name, "{}", gather.merge_by_rank)
@@ -108,7 +109,7 @@ def test_the_first_rank_reports_for_those_with_the_same_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(startup, "_FIRST_SEC", 0.05)
-    store = dist.HashStore()
+    store = trusted()
     assert not startup.said_by_the_first(1, store, startup.INVENTORY, "no memory"), (
         "it says nothing yet"
     )
@@ -182,7 +183,7 @@ def test_a_node_with_another_number_finds_the_agent_that_it_had(
 def test_ranks_of_a_renumbered_node_go_where_its_first_rank_has_found_the_agent(
     native: FakeNative, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    env, store = settings(), dist.HashStore()
+    env, store = settings(), trusted()
     monkeypatch.setattr(startup, "_agent_of", lambda job: 5)
     for rank in range(2):
         connect(env, job(rank, 2), store)
@@ -191,7 +192,7 @@ def test_ranks_of_a_renumbered_node_go_where_its_first_rank_has_found_the_agent(
 
 
 def test_a_strange_place_of_an_agent_is_no_path(native: FakeNative, settings: Settings) -> None:
-    store = dist.HashStore()
-    store.set("agent/0", "node-0/../../x")
+    store = trusted()
+    store.put("agent", "agent/0", 0, "node-0/../../x")
     with pytest.raises(startup.OthersGaveUp, match="no agent on this node"):
         connect(settings(), job(1, 2), store)

@@ -13,7 +13,6 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from reft._continuation import comparison
 from reft._continuation.comparison import Difference
@@ -27,6 +26,7 @@ from reft._session.verification import Verdict, VerifiedResume
 from reft._state import discovery
 from tests.fakes.native import FakeAgentClient
 from tests.support import jobs
+from tests.support.jobs import trusted
 
 
 def test_a_value_that_is_named_as_lost_excuses_what_it_holds_and_what_holds_it() -> None:
@@ -143,8 +143,8 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Rank]]:
     monkeypatch.setattr(restorer, "compare_unfinished", lambda unfinished, _: unfinished.compared)
     monkeypatch.setattr(verification, "finder_in", lambda _: None)
     monkeypatch.setattr(verification, "opened", lambda saved, _: saved)
-    store = dist.HashStore()
-    store.set_timeout(timedelta(seconds=20))
+    store = trusted()
+    store.raw.set_timeout(timedelta(seconds=20))
     return lambda *differ: [Rank(i, len(differ), store, **more) for i, more in enumerate(differ)]
 
 

@@ -7,10 +7,11 @@ from datetime import timedelta
 
 import pytest
 import torch
-import torch.distributed as dist
 
+from reft._link.trusted_store import TrustedStore
 from reft._state import replica_groups
 from reft._state.discovery import Region
+from tests.support.jobs import trusted
 
 Outcome = tuple[list[tuple[str, tuple[int, ...]]], list[str]]  # groups, names that differ
 
@@ -25,10 +26,10 @@ def region(name: str, value: float, ranks: tuple[int, ...], size: int = 4) -> Re
 
 
 def confirm(
-    ranks: list[list[Region]], store: dist.Store | None = None, plan: str = "first"
+    ranks: list[list[Region]], store: TrustedStore | None = None, plan: str = "first"
 ) -> list[Outcome]:
     """All ranks confirm at a time."""
-    shared = store or dist.HashStore()
+    shared = store or trusted()
     with ThreadPoolExecutor(len(ranks)) as pool:
         calls = [
             pool.submit(replica_groups.confirm, regions, shared, rank, plan)
@@ -79,7 +80,7 @@ def test_two_groups_of_a_rank_are_confirmed_apart() -> None:
 
 def test_a_placement_that_names_other_ranks_only_is_not_a_promise() -> None:
     alone = [region("o0.p0", 1, (1, 2)), region("o0.p1", 1, (0,))]
-    groups, different = replica_groups.confirm(alone, dist.HashStore(), 0, "first")
+    groups, different = replica_groups.confirm(alone, trusted(), 0, "first")
     assert (groups, different) == ([], []) and [r.ranks for r in alone] == [(), ()]
 
 
@@ -99,12 +100,12 @@ def test_another_shape_is_a_difference_and_nobody_waits() -> None:
 def test_a_difference_names_the_group_and_who_missed_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=0.2))
     alone = [region("o0.p0", 1, (0, 1))]
-    _, different = replica_groups.confirm(alone, dist.HashStore(), 0, "first")
+    _, different = replica_groups.confirm(alone, trusted(), 0, "first")
     assert different == [replica_groups.Difference((0, 1), ("o0.p0",), missed=True)]
 
 
 def test_a_second_plan_is_compared_anew() -> None:
-    store = dist.HashStore()
+    store = trusted()
 
     def plan(name: str, values: list[float]) -> list[Outcome]:
         return confirm([[region("o0.p0", value, (0, 1))] for value in values], store, name)
@@ -115,7 +116,7 @@ def test_a_second_plan_is_compared_anew() -> None:
 
 def test_who_comes_late_to_a_plan_takes_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica_groups, "_WAIT", timedelta(seconds=0.2))
-    store = dist.HashStore()
+    store = trusted()
     for rank in range(2):
         groups, different = replica_groups.confirm([region("o0.p0", 1, (0, 1))], store, rank, "4")
         assert groups == [] and different[0].missed

@@ -18,8 +18,8 @@ LONG = timedelta(seconds=20)
 
 def agree(store: Any, ranks: list[int], size: int, timeout: timedelta = LONG) -> list[str]:
     with ThreadPoolExecutor(len(ranks)) as pool:
-        calls = [pool.submit(attempt.agree_on_prefix, store, r, size, timeout) for r in ranks]
-        return [call.result() for call in calls]
+        calls = [pool.submit(attempt.agree, store, r, size, timeout) for r in ranks]
+        return [call.result().prefix for call in calls]
 
 
 def test_all_ranks_get_the_same_prefix() -> None:
@@ -38,7 +38,7 @@ def test_an_answer_to_a_dead_rank_is_not_taken() -> None:
     (dead,) = set(agree(store, [0, 1], 2))
     found: list[str] = []
     asking = threading.Thread(
-        target=lambda: found.append(attempt.agree_on_prefix(store, 1, 2, LONG))
+        target=lambda: found.append(attempt.agree(store, 1, 2, LONG).prefix)
     )
     asking.start()  # the old answer stands in the store meanwhile
     asking.join(0.2)
@@ -49,24 +49,24 @@ def test_an_answer_to_a_dead_rank_is_not_taken() -> None:
 
 
 def test_a_single_rank_needs_no_store() -> None:
-    assert attempt.agree_on_prefix(None, 0, 1, SHORT) != attempt.agree_on_prefix(None, 0, 1, SHORT)
+    assert attempt.agree(None, 0, 1, SHORT) != attempt.agree(None, 0, 1, SHORT)
 
 
 def test_the_first_rank_names_those_that_do_not_come() -> None:
     with pytest.raises(RuntimeError, match=r"ranks \[1, 2\] did not join before the timeout"):
-        attempt.agree_on_prefix(dist.HashStore(), 0, 3, SHORT)
+        attempt.agree(dist.HashStore(), 0, 3, SHORT)
 
 
 def test_a_rank_that_asks_and_dies_is_missed() -> None:
     store = dist.HashStore()
-    dist.PrefixStore("reft/agree", store).set("ask/1", "dead")
+    dist.PrefixStore("reft/agree", store).set("ask/1", "0123456789abcdef")
     with pytest.raises(RuntimeError, match="some ranks did not take the answer"):
-        attempt.agree_on_prefix(store, 0, 2, SHORT)
+        attempt.agree(store, 0, 2, SHORT)
 
 
 def test_a_rank_gives_up_waiting_for_the_first() -> None:
     with pytest.raises(RuntimeError, match="rank 0 does not answer before the timeout"):
-        attempt.agree_on_prefix(dist.HashStore(), 1, 2, SHORT)
+        attempt.agree(dist.HashStore(), 1, 2, SHORT)
 
 
 def test_signals_of_an_earlier_attempt_are_withdrawn_past_every_prefix() -> None:

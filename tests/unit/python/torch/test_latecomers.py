@@ -273,7 +273,7 @@ def test_ranks_know_who_has_not_asked_and_who_has_not_taken_the_answer(
 ) -> None:
     monkeypatch.setattr(attempt, "_TAKING_SEC", 0.1)
     store = dist.HashStore()
-    dist.PrefixStore("reft/agree", store).set("ask/2", "of a dead rank")
+    dist.PrefixStore("reft/agree", store).set("ask/2", "0123456789abcdef")
     known: list[Missing] = []
 
     class Spy(Latecomers):
@@ -281,10 +281,10 @@ def test_ranks_know_who_has_not_asked_and_who_has_not_taken_the_answer(
             known.append(missing(None))  # type: ignore[operator]
 
     with pytest.raises(RuntimeError, match=r"ranks \[1\] did not join"):
-        attempt.agree_on_prefix(store, 0, 3, attempt.timedelta(seconds=0.5), Spy(0, 3, 1))
+        attempt.agree(store, 0, 3, attempt.timedelta(seconds=0.5), Spy(0, 3, 1))
     assert (list(known[-1].unseen), list(known[-1].silent)) == ([1], [2])
     with pytest.raises(RuntimeError, match="rank 0 does not answer"):
-        attempt.agree_on_prefix(store, 3, 4, attempt.timedelta(seconds=0.1), Spy(3, 4, 1))
+        attempt.agree(store, 3, 4, attempt.timedelta(seconds=0.1), Spy(3, 4, 1))
     assert (list(known[-1].unseen), list(known[-1].silent)) == ([1], [0])
 
 

@@ -1,0 +1,112 @@
+"""The job's store, as ranks use it that have the job's secret.
+
+Whoever reaches the store's port can write to it. What ranks write here is sealed
+(`intercept/link/value_seal.h`), and what they read counts only if a rank of this attempt has sealed
+it under that key. Anything else is as if it were not there: it is counted, and the first is named
+in the log.
+
+Threads: any. Errors: what the store raises; `Untrusted` if a key holds nothing but foreign values.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import Any
+
+from reft import _C
+
+ROUND, AGENT, TABLE, OBJECTS, REPLICAS, NAME = (
+    "round", "agent", "table", "objects", "replicas", "name",
+)  # fmt: skip
+
+_PATIENCE_SEC = 10.0  # for a rank's own value after a foreign one
+_PAUSES_SEC = (0.02, 1.0)  # the first and the longest between two looks
+
+_MOST = 1 << 62
+
+
+class Untrusted(ValueError):
+    """A key holds a value that no rank of this attempt has written there."""
+
+
+class TrustedStore:
+    """A store and the seal of its values.
+
+    Attributes:
+        raw: keys that no other attempt sees; for counters and for what brings its own seal.
+        seal: of this attempt.
+        lasting: of values that the next attempt reads; None if there is no such one.
+    """
+
+    def __init__(
+        self, raw: Any, seal: _C.ValueSeal, lasting: _C.ValueSeal | None = None
+    ) -> None:
+        self.raw, self.seal, self.lasting = raw, seal, lasting
+
+    def put(self, kind: str, key: str, publisher: int, payload: str | bytes) -> None:
+        """Writes what rank `publisher`, which is this one, has to say."""
+        self.raw.set(key, self._sealed(kind, key, publisher, payload))
+
+    def put_new(self, kind: str, key: str, publisher: int, payload: str | bytes) -> None:
+        """As `put`, unless this rank has written there."""
+        if self.raw.check([key]):
+            there = bytes(self.raw.get(key))
+            if self.seal.open(kind, key, publisher, there) is not None:
+                return
+        self.put(kind, key, publisher, payload)
+
+    def first_of(self, kind: str, key: str, publisher: int, payload: str | bytes) -> bytes:
+        """Writes if nobody has; what stands there then, whichever rank wrote it.
+
+        Raises:
+            Untrusted: no rank did.
+        """
+        value = self._sealed(kind, key, publisher, payload)
+        there = bytes(self.raw.compare_set(key, "", value))
+        return self._opened(kind, key, None, there, _MOST)
+
+    def read(self, kind: str, key: str, publisher: int | None, longest: int = _MOST) -> bytes:
+        """What rank `publisher` has written, None: any rank. Waits for it as long as the store
+        does, and a short time after a foreign value.
+
+        Args:
+            longest: most bytes.
+
+        Raises:
+            Untrusted: that time is over.
+        """
+        pause, longest_pause = _PAUSES_SEC
+        until: float | None = None
+        while True:
+            value = bytes(self.raw.get(key))
+            try:
+                return self._opened(kind, key, publisher, value, longest)
+            except Untrusted:
+                now = time.monotonic()
+                until = now + _PATIENCE_SEC if until is None else until
+                if now >= until:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, longest_pause)
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there; its value may be foreign."""
+        return bool(self.raw.check([key]))
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Waits until the keys are there; RuntimeError if they do not come."""
+        self.raw.wait(keys, timeout)
+
+    def _sealed(self, kind: str, key: str, publisher: int, payload: str | bytes) -> bytes:
+        data = payload.encode() if isinstance(payload, str) else payload
+        return self.seal.seal(kind, key, publisher, data)
+
+    def _opened(
+        self, kind: str, key: str, publisher: int | None, value: bytes, longest: int
+    ) -> bytes:
+        opened = self.seal.open(kind, key, publisher, value, longest)
+        if opened is None:
+            whom = "a rank" if publisher is None else f"rank {publisher}"
+            raise Untrusted(f"the value of {key} in the job's store is not that of {whom}")
+        return opened[1]
