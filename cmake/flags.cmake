@@ -8,6 +8,9 @@ set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # Asserts stay: a wrong snapshot is worse than an aborted one.
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -g1")
 add_compile_options(-Wall -Wextra -fvisibility-inlines-hidden -fno-omit-frame-pointer)
+if(CMAKE_CXX_COMPILER_ID MATCHES Clang)
+  add_compile_options(-Wthread-safety)
+endif()
 if(REFT_WERROR)
   add_compile_options(-Werror -Wno-error=deprecated-declarations)  # the next torch may deprecate what the pinned one has not
 endif()

@@ -33,8 +33,12 @@ void addUse(RankEvidence& rank, const Use& then, const Use& now) {
     return;
   }
   if (now.counters.cpu_ns >= 0 && then.counters.cpu_ns >= 0) {
-    rank.cpu_share = static_cast<double>(now.counters.cpu_ns - then.counters.cpu_ns) /
-                     static_cast<double>(now.at_ns - then.at_ns);
+    const auto elapsed = static_cast<double>(now.at_ns - then.at_ns);
+    const int64_t own = now.counters.cpu_ns - then.counters.cpu_ns;
+    const int64_t theirs = now.counters.descendants_cpu_ns - then.counters.descendants_cpu_ns;
+    rank.cpu_share = static_cast<double>(own) / elapsed;
+    // One that has ended moved its time from theirs to its own; without a wait for it, to nobody.
+    rank.children_cpu_share = static_cast<double>(std::max<int64_t>(0, theirs)) / elapsed;
   }
   if (now.counters.io_bytes >= 0 && then.counters.io_bytes >= 0) {
     rank.io_bytes = now.counters.io_bytes - then.counters.io_bytes;

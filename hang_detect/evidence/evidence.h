@@ -57,9 +57,10 @@ struct RankEvidence {
   int64_t gone_ns = 0;     // time at which the agent noticed its end; 0 = alive, or unknown
   int64_t oom_kills = -1;  // OOM kills in its cgroup during the life of a dead rank; < 0 = unknown
   int tracer_pid = 0;      // debugger attached to it; 0 = none
-  std::string wait_channel;  // kernel function in which its main thread sleeps
-  double cpu_share = -1;     // processors kept busy over the last seconds; < 0 = unknown
-  int64_t io_bytes = -1;     // bytes read and written in that time; < 0 = unknown
+  std::string wait_channel;        // kernel function in which its main thread sleeps
+  double cpu_share = -1;           // processors kept busy over the last seconds; < 0 = unknown
+  double children_cpu_share = -1;  // the same of the processes that it started and of theirs
+  int64_t io_bytes = -1;           // bytes that it read and wrote in that time; < 0 = unknown
   std::vector<ChildProcess> children;
   std::string error;  // reason for missing fields
 };

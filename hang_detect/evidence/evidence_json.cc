@@ -162,6 +162,7 @@ RankEvidence rankOf(const json& entry) {
   rank.tracer_pid = number<int>(entry, "tracer_pid", 0);
   rank.wait_channel = text(entry, "wait_channel");
   rank.cpu_share = number<double>(entry, "cpu_share", -1);
+  rank.children_cpu_share = number<double>(entry, "children_cpu_share", -1);
   rank.io_bytes = number<int64_t>(entry, "io_bytes", -1);
   rank.error = text(entry, "error");
   each(entry, "children", [&](const json& child) {
@@ -319,6 +320,7 @@ json evidenceFields(const RankEvidence& rank) {
           {"tracer_pid", rank.tracer_pid},
           {"wait_channel", rank.wait_channel},
           {"cpu_share", rank.cpu_share},
+          {"children_cpu_share", rank.children_cpu_share},
           {"io_bytes", rank.io_bytes},
           {"children", std::move(children)},
           {"groups", std::move(groups)},

@@ -37,12 +37,33 @@ int64_t numberAfter(const std::string& text, const char* key) {
 
 constexpr size_t kMaxChildren = 256;
 
+template <typename F>
+void forEachThread(int pid, F&& use) {
+  const std::unique_ptr<DIR, int (*)(DIR*)> tasks(
+      ::opendir(("/proc/" + std::to_string(pid) + "/task").c_str()), &::closedir);
+  while (const dirent* entry = tasks ? ::readdir(tasks.get()) : nullptr) {
+    if (entry->d_name[0] != '.') {
+      use(std::string(entry->d_name));
+    }
+  }
+}
+
+// Children of one thread, up to kMaxChildren in all.
+void addChildren(int pid, const std::string& tid, std::vector<int>& children) {
+  std::string list = procFile(pid, ("task/" + tid + "/children").c_str());
+  for (char *at = list.data(), *end = nullptr; children.size() < kMaxChildren; at = end) {
+    const long child = std::strtol(at, &end, 10);
+    if (end == at) {
+      break;
+    }
+    children.push_back(static_cast<int>(child));
+  }
+}
+
 // Fills in the states of the callers that still live, and drops the others.
 void addCallers(RankEvidence& rank) {
-  const std::unique_ptr<DIR, int (*)(DIR*)> tasks(
-      ::opendir(("/proc/" + std::to_string(rank.pid) + "/task").c_str()), &::closedir);
-  while (const dirent* entry = tasks && !rank.callers.empty() ? ::readdir(tasks.get()) : nullptr) {
-    const int tid = std::atoi(entry->d_name);
+  forEachThread(rank.callers.empty() ? 0 : rank.pid, [&](const std::string& entry) {
+    const int tid = std::atoi(entry.c_str());
     const auto caller =
         std::find_if(rank.callers.begin(), rank.callers.end(), [&](const CallingThread& known) {
           return tid > 0 && OpThread::tidBitsOf(known.thread) == static_cast<uint16_t>(tid) &&
@@ -54,7 +75,7 @@ void addCallers(RankEvidence& rank) {
       caller->wait_channel =
           procFile(rank.pid, ("task/" + std::to_string(tid) + "/wchan").c_str(), 64);
     }
-  }
+  });
   std::erase_if(rank.callers, [](const CallingThread& caller) { return caller.state.empty(); });
 }
 
@@ -63,9 +84,10 @@ void addCallers(RankEvidence& rank) {
 ProcessCounters processCounters(int pid) noexcept {
   ProcessCounters result;
   try {
+    const int64_t tick_ns = 1'000'000'000 / ::sysconf(_SC_CLK_TCK);
     const auto stat = procStat(pid);
     if (stat && stat->cpu_ticks >= 0) {
-      result.cpu_ns = stat->cpu_ticks * (1'000'000'000 / ::sysconf(_SC_CLK_TCK));
+      result.cpu_ns = stat->cpu_ticks * tick_ns;
     }
     const std::string io = procFile(pid, "io");
     const int64_t read = numberAfter(io, "rchar: ");
@@ -73,6 +95,10 @@ ProcessCounters processCounters(int pid) noexcept {
     result.io_bytes = read < 0 || written < 0 ? -1 : read + written;
     if (stat && stat->major_faults > 0 && result.io_bytes >= 0) {
       result.io_bytes += stat->major_faults * ::sysconf(_SC_PAGESIZE);
+    }
+    for (const int descendant : descendantsOf(pid)) {
+      const auto its = procStat(descendant);
+      result.descendants_cpu_ns += its && its->cpu_ticks >= 0 ? its->cpu_ticks * tick_ns : 0;
     }
   } catch (...) {  // NOLINT(bugprone-empty-catch): no memory left; unknown is said as such
   }
@@ -96,18 +122,25 @@ bool processIsStopped(int pid) noexcept {
 std::vector<int> childrenOf(int pid) noexcept {
   std::vector<int> children;
   try {
-    std::string list = procFile(pid, ("task/" + std::to_string(pid) + "/children").c_str());
-    for (char *at = list.data(), *end = nullptr; children.size() < kMaxChildren; at = end) {
-      const long child = std::strtol(at, &end, 10);
-      if (end == at) {
-        break;
-      }
-      children.push_back(static_cast<int>(child));
-    }
+    addChildren(pid, std::to_string(pid), children);
   } catch (
       ...) {  // NOLINT(bugprone-empty-catch): no memory left; those that were found are something
   }
   return children;
+}
+
+std::vector<int> descendantsOf(int pid) noexcept {
+  std::vector<int> found;
+  try {
+    int parent = pid;
+    for (size_t next = 0; parent > 0; ++next) {
+      forEachThread(parent, [&](const std::string& tid) { addChildren(parent, tid, found); });
+      parent = next < found.size() ? found[next] : 0;
+    }
+  } catch (
+      ...) {  // NOLINT(bugprone-empty-catch): no memory left; those that were found are something
+  }
+  return found;
 }
 
 void addProcessState(RankEvidence& rank) noexcept {

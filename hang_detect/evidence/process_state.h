@@ -1,4 +1,4 @@
-// State and resource use of a process and its children, from /proc.
+// State and resource use of a process and of those that it started, from /proc.
 //
 // Threads: free functions, re-entrant. Errors: none: unreadable values are unknown.
 #pragma once
@@ -13,11 +13,17 @@ namespace reft {
 struct ProcessCounters {
   int64_t cpu_ns = -1;
   int64_t io_bytes = -1;
+  // Processor time of its living descendants and of their ended children. With cpu_ns it grows
+  // even when one of them ends: its parent, which waits for it, takes its time over.
+  int64_t descendants_cpu_ns = 0;
 };
 ProcessCounters processCounters(int pid) noexcept;
 
 // Children of the main thread of `pid` that nobody has reaped yet.
 std::vector<int> childrenOf(int pid) noexcept;
+
+// What any thread of `pid` has started, and what those have, parents first; at most 256.
+std::vector<int> descendantsOf(int pid) noexcept;
 
 // The process that traces `pid`; 0 = none or unknown.
 int tracerOf(int pid) noexcept;

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -156,6 +157,9 @@ void RemotePython::readFrom(int pid) {
   const auto maps = mapsOf(pid, problem);
   char link[4096];
   const ssize_t length = ::readlink(procPath(pid, "exe").c_str(), link, sizeof(link));
+  if (length < 0 && problem == 0) {
+    problem = errno;  // the map may be open to whom the rest is closed
+  }
   const std::string program(link, length > 0 ? static_cast<size_t>(length) : 0);
   const ReadMemory memory = [this](uint64_t address, void* into, size_t bytes) {
     return memory_.read(address, into, bytes);

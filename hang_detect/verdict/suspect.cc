@@ -278,12 +278,19 @@ bool atWork(const RankEvidence& rank, const Culprit& culprit) {
   // On a crowded machine only its state shows that a process wants a processor.
   return child_works || standingOf(rank).state == "R" || culprit.reason == "busy" ||
          culprit.reason == "compiling" || culprit.reason == "profiling" || rank.cpu_share < 0 ||
-         rank.cpu_share >= kBusyShare || movesData(rank);
+         rank.cpu_share >= kBusyShare || childrenUseProcessor(rank) || movesData(rank);
 }
 
 bool usesProcessor(const RankEvidence& rank) {
   return rank.cpu_share >= kBusyShare ||
          (standingOf(rank).state == "R" && rank.cpu_share >= kBusyShareIfRunning);
+}
+
+bool childrenUseProcessor(const RankEvidence& rank) {
+  const bool wanted = std::any_of(rank.children.begin(), rank.children.end(),
+                                  [](const ChildProcess& child) { return child.state == "R"; });
+  return rank.children_cpu_share >= kBusyShare ||
+         (wanted && rank.children_cpu_share >= kBusyShareIfRunning);
 }
 
 bool movesData(const RankEvidence& rank) {

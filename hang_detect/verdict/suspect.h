@@ -18,7 +18,7 @@
 namespace reft {
 
 // When a rank may keep the others waiting without being called hung. A rank that keeps a processor
-// busy always may, but for kNever.
+// busy, itself or by processes that it started, always may, but for kNever.
 enum class Excuse : uint8_t {
   kNever,         // it cannot come to the op by itself
   kAlways,        // healthy jobs take long there, too
@@ -73,8 +73,10 @@ bool isOutOfAction(const RankEvidence& rank);
 // True if the rank works in spite of the verdict: it uses a processor, reads or writes, compiles,
 // or has children that do; true, too, if nothing is known. False if it is dead or stopped.
 bool atWork(const RankEvidence& rank, const Culprit& culprit);
-// True if the rank keeps a processor busy; false, too, if that is unknown.
+// True if the rank itself keeps a processor busy; false, too, if that is unknown.
 bool usesProcessor(const RankEvidence& rank);
+// True if processes that it started do: tokenizers, data workers, compilers.
+bool childrenUseProcessor(const RankEvidence& rank);
 // True if the rank's reads and writes go on.
 bool movesData(const RankEvidence& rank);
 // True if its main thread, or the one that counts, stands at the prompt of a Python debugger or

@@ -360,11 +360,12 @@ bool Decision::excuses(const Culprit& culprit) const {
   const auto rank = std::find_if(ranks_.begin(), ranks_.end(), [&](const RankEvidence& entry) {
     return entry.rank == culprit.rank;
   });
+  const bool works = usesProcessor(*rank) || childrenUseProcessor(*rank);
   switch (culprit.rule->excuse) {
     case Excuse::kNever: return false;
     case Excuse::kAlways: return true;
-    case Excuse::kNewPlaceOrIo: return usesProcessor(*rank) || movesData(*rank) || !familiarPlace();
-    case Excuse::kNewPlace: return usesProcessor(*rank) || !familiarPlace();
+    case Excuse::kNewPlaceOrIo: return works || movesData(*rank) || !familiarPlace();
+    case Excuse::kNewPlace: return works || !familiarPlace();
   }
   return false;
 }

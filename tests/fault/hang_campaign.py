@@ -123,7 +123,7 @@ def matrix() -> list[Case]:
 
     # A: the host side of one rank.
     add("H01", "fault_data_sleep", "data_loading", "plain2 ddp4", [-1], says="whose worker pid")
-    add("H01", "fault_data_loop", "data_loading", "pipe4", [0], says="whose worker pid")
+    add("H01", "fault_data_loop", "data_loading", "pipe4", [0], says="whose worker pid", slow=True)
     add("H01", "fault_data_inline", "data_loading user_code", "ddp2", [0])
     add("H03", "fault_data_lock", "data_loading", "ddp2 plain4", [0], says="__getitem__")
     add("H04", "fault_fifo", "blocking_io", "plain2 tpdp4", [-1])
@@ -261,6 +261,11 @@ def matrix() -> list[Case]:
     well("N03", "busy_steps", "plain2")
     well("N03", "busy_slow_steps", "plain4", 2)
     well("N05", "busy_mapped", "plain4", 1)
+    # The rank that works is late at a place where the others have waited often, but never so long.
+    own = ["evaluation", "gc_one", "zip", "zip_thread", "torch_save", "copy", "swap"]
+    by_children = ["pool", "executor", "grandchild", "data_worker"]
+    for number, work in enumerate([*own, *by_children]):
+        well("N30", f"busy_{work}", "plain4" if number % 2 else "ddp4", number % 4)
     cases.append(
         Case(
             "S01",

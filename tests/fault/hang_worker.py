@@ -15,15 +15,19 @@ Nothing of reft is in it but the backend's name.
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import ctypes
 import faulthandler
 import gc
 import mmap
+import multiprocessing
 import os
 import pdb
 import queue
 import re
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -31,6 +35,7 @@ import sys
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -623,10 +628,7 @@ def busy_one_compute(job: Job) -> None:
 
 def busy_one_compute_known_place(job: Job) -> None:
     """The same at a place where the others have waited often before, but never so long."""
-    for number in range(6):
-        if job.chosen and number == 5:
-            busy_all_compute_alone(job)
-        dist.barrier()
+    known_place(job, lambda: busy_all_compute_alone(job))
 
 
 def busy_all_compute_alone(job: Job) -> None:
@@ -650,11 +652,7 @@ def write_slowly(job: Job) -> None:
 
 
 def busy_checkpoint(job: Job) -> None:
-    """At a place where the others have waited often before, but never so long."""
-    for number in range(6):
-        if job.chosen and number == 5:
-            write_slowly(job)
-        dist.barrier()
+    known_place(job, lambda: write_slowly(job))
 
 
 def busy_load(job: Job) -> None:
@@ -783,6 +781,135 @@ def busy_mapped(job: Job) -> None:
             for number in until(time.monotonic() + (job.busy_sec if job.chosen else 0)):
                 mapping[number * 4096 % (64 << 20)] = number % 255
     dist.all_reduce(torch.ones(3))
+
+
+# At a place where the others have waited often before, but never so long.
+
+
+def known_place(job: Job, work: Callable[[], object]) -> None:
+    """The chosen rank does `work` before the last of six barriers."""
+    for number in range(6):
+        if job.chosen and number == 5:
+            work()
+        dist.barrier()
+
+
+def repeated(job: Job, once: Callable[[], object]) -> Callable[[], None]:
+    """Does `once` again and again for the job's time."""
+
+    def work() -> None:
+        for _ in until(time.monotonic() + job.busy_sec):
+            once()
+
+    return work
+
+
+def count_words(text: str) -> int:
+    return len(collections.Counter(re.findall(r"\w+", text)))
+
+
+def spin(sec: float) -> None:
+    for _ in until(time.monotonic() + sec):
+        pass
+
+
+def busy_evaluation(job: Job) -> None:
+    """An evaluation under `no_grad`, as rank 0 makes every few epochs."""
+    model, rows = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8)), torch.randn(256, 64)
+
+    def evaluate() -> torch.Tensor:
+        with torch.no_grad():
+            return model(rows).argmax(1).float().mean()
+
+    known_place(job, repeated(job, evaluate))
+
+
+def busy_gc_one(job: Job) -> None:
+    rows = [[] for _ in range(100_000)]
+    known_place(job, repeated(job, gc.collect))
+    del rows
+
+
+def busy_zip(job: Job) -> None:
+    """zlib gives the GIL back while it works."""
+    known_place(job, repeated(job, lambda: zlib.compress(os.urandom(4 << 20), 9)))
+
+
+def busy_zip_thread(job: Job) -> None:
+    """The main thread waits for a thread of a pool that compresses."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        work = repeated(job, lambda: zlib.compress(os.urandom(4 << 20), 9))
+        known_place(job, lambda: pool.submit(work).result())
+
+
+def busy_pool(job: Job) -> None:
+    """Tokenization by processes: the rank itself only waits for them."""
+
+    def tokenize() -> None:
+        text, end = "to be or not to be " * 20_000, time.monotonic() + job.busy_sec
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            while time.monotonic() < end:
+                pool.map(count_words, [text] * 64)
+
+    known_place(job, tokenize)
+
+
+def busy_executor(job: Job) -> None:
+    """One long task in a process of `concurrent.futures`."""
+
+    def run() -> None:
+        context = multiprocessing.get_context("fork")
+        with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+            pool.submit(spin, job.busy_sec).result()
+
+    known_place(job, run)
+
+
+def busy_grandchild(job: Job) -> None:
+    """A shell that runs a program that works."""
+    loop = f"import time; end = time.time() + {job.busy_sec}\nwhile time.time() < end: pass"
+    command = f"{shlex.quote(sys.executable)} -c {shlex.quote(loop)}; true"
+    known_place(job, lambda: subprocess.run(["sh", "-c", command], check=True))
+
+
+def busy_data_worker(job: Job) -> None:
+    """A data worker that takes long for an item in the midst of an epoch."""
+
+    class Uneven(Dataset[Any]):
+        def __len__(self) -> int:
+            return 6
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            spin(job.busy_sec if job.chosen and index == 5 else 0)
+            return torch.ones(1)
+
+    for _ in DataLoader(Uneven(), num_workers=1, prefetch_factor=2):
+        dist.all_reduce(torch.ones(3))
+
+
+def busy_torch_save(job: Job) -> None:
+    """Checkpoints, one after the other, to a disk that takes them."""
+    state = {str(i): torch.randn(1 << 20) for i in range(4)}
+    known_place(job, repeated(job, lambda: torch.save(state, job.out / "look-alike.pt")))
+
+
+def busy_copy(job: Job) -> None:
+    """The end of a stage copies its files away."""
+    (job.out / "from").write_bytes(os.urandom(8 << 20))
+    known_place(job, repeated(job, lambda: shutil.copy(job.out / "from", job.out / "to")))
+
+
+def busy_swap(job: Job) -> None:
+    """Pages that come back from a file, as under memory pressure."""
+    path = job.out / "pages"
+    path.write_bytes(bytes(32 << 20))
+
+    def touch() -> int:
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            return sum(mapping[at] for at in range(0, 32 << 20, 4096))
+
+    known_place(job, repeated(job, touch))
 
 
 # --- the job

@@ -95,11 +95,10 @@ def script_of(folder: str, name: str, suffix: str) -> Path:
 
 
 def sanitizer_tree(name: str) -> Path:
-    return build_plain(name, "-DREFT_BUILD_TESTS=ON", f"-DREFT_SANITIZE={SANITIZERS[name][0]}")
-
-
-def fuzz_tree() -> Path:
-    return build_plain("fuzz", "-DREFT_FUZZ=ON", "-DREFT_SANITIZE=address", *clang_definitions())
+    """The tree of the address sanitizer has the fuzz targets, too, which need clang."""
+    more = ["-DREFT_FUZZ=ON", *clang_definitions()] if name == "asan" else []
+    sanitize = f"-DREFT_SANITIZE={SANITIZERS[name][0]}"
+    return build_plain(name, "-DREFT_BUILD_TESTS=ON", sanitize, *more)
 
 
 @contextlib.contextmanager
@@ -126,7 +125,7 @@ def sanitize(counts: Counts, name: str) -> None:
 
 
 def fuzz(counts: Counts, seconds: int) -> None:
-    tree = fuzz_tree()
+    tree = sanitizer_tree("asan")
     for source in sorted((ROOT / "tests" / "fuzz").glob("*_fuzz.cc")):
         started = time.monotonic()
         corpus = tree / "corpus" / source.stem

@@ -143,6 +143,7 @@ TEST(Nodes, EvidenceTravelsWhole) {
   evidence.ranks[0].children = {{77, "Z", "python"}};
   evidence.ranks[0].call_sites[1] = "train.py:12 step";
   evidence.ranks[1].cpu_share = 0.25;
+  evidence.ranks[1].children_cpu_share = 1.5;
   evidence.ranks[1].callers = {{OpThread::of(0x7f0000000009, 0xFFFF), "S", "pipe_read"}};
   evidence.silent_nodes = {3, 4};
   const std::string text = evidenceJson(evidence);

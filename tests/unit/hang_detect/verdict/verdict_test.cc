@@ -565,6 +565,22 @@ TEST(Healthy, TheMissingRankWritesACheckpoint) {
   expectNamed(decide(evidence), "checkpoint_io", {2}, VerdictState::kHang);
 }
 
+TEST(Healthy, WhatTheMissingRankStartedWorks) {
+  HangEvidence evidence = missing();
+  evidence.ranks[2].stacks = stackOf(
+      "  File \"/usr/lib/python3.11/threading.py\", line 1 in wait\n"
+      "  File \"/x/train.py\", line 7 in tokenize\n");
+  evidence.ranks[2].cpu_share = 0;
+  evidence.ranks[2].children_cpu_share = 1.9;
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kSlow);
+  evidence.ranks[2].children_cpu_share = 0.1;  // shares a processor with others
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kHang);
+  evidence.ranks[2].children = {{2001, "R", "python"}};
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kSlow);
+  evidence.ranks[2].children_cpu_share = 0;
+  expectNamed(decide(evidence), "waits_for_thread", {2}, VerdictState::kHang);
+}
+
 TEST(Healthy, OthersWaitWhereTheyNeverWaitedUntilItHasTakenTenTimesAsLong) {
   const OpEntry barrier = op(OpKind::kBarrier, 6, false);
   HangEvidence evidence = job({rankOf(0, 2, after(5)), rankOf(1, 2, after(5, {barrier}))});
