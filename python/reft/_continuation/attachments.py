@@ -2,8 +2,8 @@
 model, an average on a parameter.
 
 An attribute that no code of the package's class names was put there by somebody else. Of those only
-values are taken that a script would keep: numbers, strings, containers of them, tensors, arrays,
-objects of its own classes.
+values are taken that a script would keep: numbers, strings, dates, containers of them, tensors,
+arrays, random generators, iterators, objects of its own classes.
 
 Threads: the training thread. Errors: none.
 """
@@ -14,15 +14,21 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection
 from itertools import islice
-from types import CodeType
+from types import CodeType, GeneratorType, SimpleNamespace
 from typing import Any
 
 from .nodes import ATOMS, function_in
 from .own import is_own
+from .rng import is_random_kind
 
 _TORCH = frozenset({"torch", "builtins", "typing", "abc"})
 _SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
+_PLAIN = frozenset({GeneratorType, SimpleNamespace, bytearray, range, slice})
+# Modules all of whose objects a script makes for itself.
+_VALUES = frozenset(
+    {"array", "collections", "datetime", "decimal", "fractions", "itertools", "pathlib", "uuid"}
+)
 _LOOKED_AT = 16  # items of a container
 _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
 
@@ -64,12 +70,24 @@ def is_kept(item: Any, depth: int = 0) -> bool:
         return depth < 3 and all(
             is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT)
         )
+    if kind in _PLAIN or kind.__module__ in _VALUES or is_random_kind(kind):
+        return True
+    if kind.__module__ == "builtins" and hasattr(kind, "__next__"):
+        return True  # a position in something
     torch: Any = sys.modules["torch"]
-    if kind is torch.Tensor or (kind.__module__ == "numpy" and kind.__qualname__ == "ndarray"):
+    if kind is torch.Tensor or _is_of_numpy(kind):
         return True
     return is_own(kind.__module__) and not isinstance(
         item, (type, torch.nn.Module, torch.optim.Optimizer)
     )
+
+
+def _is_of_numpy(kind: type) -> bool:
+    """Whether it is an array, a number or a date of NumPy's."""
+    if kind.__module__ != "numpy":
+        return False
+    numpy: Any = sys.modules["numpy"]
+    return kind is numpy.ndarray or issubclass(kind, numpy.generic)
 
 
 def _unwrapped(function: Any) -> Any:

@@ -35,6 +35,7 @@ from .nodes import (
     ref,
     type_name,
 )
+from .own import is_made
 
 _MAX_DEPTH = 12
 _MAX_NODES = 50_000
@@ -178,6 +179,7 @@ class CaptureWalk:
         """
         if (
             isinstance(value, (ModuleType, type))
+            and not is_made(value)
             and not self.note_births
             and self.births.place(value) == place
         ):

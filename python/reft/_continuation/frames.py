@@ -24,6 +24,7 @@ from . import calls
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .capture_walk import CaptureWalk
 from .nodes import KEEP, MISSING, UNBOUND, Stray, function_in, is_bound, native
+from .own import is_made
 from .restore_walk import RestoreWalk
 
 _CO_OPTIMIZED = 1
@@ -262,9 +263,13 @@ def _encode_names(
     for name in _in_order(names):
         value = namespace.get(name, UNBOUND)
         if isinstance(value, _NAMED):
-            if isinstance(value, ModuleType):
+            if isinstance(value, ModuleType) and not is_made(value):
                 continue
-            stateless = not (value.__closure__ if type(value) is FunctionType else is_bound(value))
+            stateless = not (
+                value.__closure__
+                if type(value) is FunctionType
+                else is_bound(value) or is_made(value)
+            )
             if stateless and not walk.is_switched(value, prefix + name):
                 continue
         if value is not UNBOUND:

@@ -165,7 +165,7 @@ class Mapping(Node):
             (
                 key
                 if type(key) in ATOMS and type(key) is not int
-                else _encode_key(key, f"{place}<key {i}>", depth, walk),
+                else encode_key(key, f"{place}<key {i}>", depth, walk),
                 item
                 if type(item) in NUMBERS
                 else walk.encode(item, f"{place}[{name_of_key(key, i)}]", below),
@@ -196,7 +196,7 @@ class Mapping(Node):
         keys = list(there)
         items: dict[Any, Any] = {}
         for position, (encoded, item) in enumerate(self.items):
-            key = _live_key(encoded, keys, position, place, walk)
+            key = live_key(encoded, keys, position, place, walk)
             if key is KEEP:
                 return walk.problem(at, "one of its keys was made after the first step")
             current = there.get(key, MISSING)
@@ -242,13 +242,13 @@ class Set(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         if not walk.take(16 * len(value)):
             return walk.no_room(value, place, 16 * len(value))
-        members = [_encode_key(item, place + MEMBER, depth, walk) for item in value]
+        members = [encode_key(item, place + MEMBER, depth, walk) for item in value]
         layout = native().set_layout(value) if all(map(_has_fixed_hash, value)) else None
         return cls(members, walk.attributes(value, place, depth), layout)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         items = [
-            _live_key(item, [], position, at.place, walk)
+            live_key(item, [], position, at.place, walk)
             for position, item in enumerate(self.members)
         ]
         if any(item is KEEP for item in items):
@@ -361,7 +361,7 @@ class MemoryView(Node):
         return view.cast("B").cast(self.format, self.shape)  # type: ignore[call-overload]
 
 
-def _encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
+def encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
     """Encodes a key or member: a plain one as itself, else a list, which no key can be."""
     if (
         type(key) is int
@@ -372,7 +372,7 @@ def _encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
     return key if plain_key(key) else list(walk.encode(key, place, depth + 1))
 
 
-def _live_key(key: Any, there: list[Any], position: int, place: str, walk: RestoreWalk) -> Any:
+def live_key(key: Any, there: list[Any], position: int, place: str, walk: RestoreWalk) -> Any:
     """Returns the live key of a dict's or set's item; KEEP if it cannot be found."""
     if type(key) is not list:
         return key

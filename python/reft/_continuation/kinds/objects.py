@@ -90,6 +90,8 @@ def capture_foreign(value: Any, place: str, depth: int, walk: CaptureWalk) -> No
         if foreign.is_observed(type(value)):
             walk.births.looks[place] = foreign.Fingerprint(value)
         return OWNED
+    if foreign.is_silent(type(value)):
+        return walk.lost(place, type_name(type(value)), "nothing can be read of its state")
     if walk.births.place(value) is not None:
         first = walk.births.looks.get(place)
         if first is not None and first != foreign.Fingerprint(value):
