@@ -29,6 +29,7 @@ _PLAIN = frozenset({GeneratorType, SimpleNamespace, bytearray, range, slice})
 _VALUES = frozenset(
     {"array", "collections", "datetime", "decimal", "fractions", "itertools", "pathlib", "uuid"}
 )
+_OF_TORCH = ("torch.utils.data.", "torch.distributions.", "torch.quasirandom")
 _LOOKED_AT = 16  # items of a container
 _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
 
@@ -72,8 +73,12 @@ def is_kept(item: Any, depth: int = 0) -> bool:
         )
     if kind in _PLAIN or kind.__module__ in _VALUES or is_random_kind(kind):
         return True
+    if kind.__module__.startswith(_OF_TORCH):
+        return True
     if kind.__module__ == "builtins" and hasattr(kind, "__next__"):
         return True  # a position in something
+    if isinstance(item, BaseException):
+        return True
     torch: Any = sys.modules["torch"]
     if kind is torch.Tensor or _is_of_numpy(kind):
         return True

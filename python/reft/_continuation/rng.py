@@ -168,8 +168,11 @@ def new_object(kind: str, state: Any) -> Any:
         import numpy
 
         value = plain.loads(state, plain.ARRAYS)
-        seed = value.get(_SEED)
-        sequence = numpy.random.SeedSequence(*seed[:1], spawn_key=seed[1], pool_size=seed[2]) if seed else None
+        seed: Any = value.get(_SEED)
+        sequence = None
+        if seed is not None:
+            make = numpy.random.SeedSequence
+            sequence = make(seed[0], spawn_key=seed[1], pool_size=seed[2])
         bits = getattr(numpy.random, value["bit_generator"])(sequence)
         if kind.endswith("RandomState"):
             made = numpy.random.RandomState(bits)
@@ -181,7 +184,7 @@ def new_object(kind: str, state: Any) -> Any:
 
 def _seed_of(bits: Any) -> dict[str, Any]:
     """What `spawn` makes new generators of: entropy, key, size of the pool, number of those made."""
-    sequence = getattr(bits, "seed_seq", None)
+    sequence: Any = getattr(bits, "seed_seq", None)
     if type(sequence).__name__ != "SeedSequence" or not _is_plain(sequence.entropy):
         return {}
     key = tuple(map(int, sequence.spawn_key))

@@ -90,6 +90,8 @@ def drawn(seed: int) -> list[Place]:
     rng = random.Random(seed)
     found = []
     for kind in assembly.KINDS:
+        if kind in ("scheduler_alone", *assembly.KNOWN_GAPS):
+            continue  # a scheduler is restored by the session
         for holder in ("local", rng.choice(list(INLINE)), rng.choice(list(FUNCTIONS))):
             use, style = rng.choice(USES), rng.choice(list(_STYLES))
             found.append(Place(kind, holder, use, style, rng.choice([2, 3, 6, 8])))

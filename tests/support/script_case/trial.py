@@ -19,7 +19,8 @@ CLASSES = {
     "named": "not exact, and named before or at the resume",
     "SILENT": "not exact, and nothing said",
     "FALSE": "not exact, and called bit-identical",
-    "CRASHED": "the restarted job failed",
+    "stopped": "a value named, without which the restarted script failed",
+    "CRASHED": "the restarted job failed, and nothing was said",
     "not killed": "the fault point was not reached",
     "unusable": "the undisturbed script fails, or two undisturbed runs differ",
 }
@@ -151,7 +152,7 @@ def compared(plain: str, said: str, code: int | None, ranks: int) -> Outcome:
             outcome.differs.append(f"final {rank}: {' '.join(parts)}")
     tail = said.partition("fault point ")[2]
     if code != 0 or "Traceback" in tail and len(got) < ranks:
-        outcome.verdict = "named" if outcome.named and code == 0 else "CRASHED"
+        outcome.verdict = "stopped" if outcome.named else "CRASHED"
     elif not outcome.differs:
         outcome.verdict = "unclaimed" if outcome.named else "exact"
     elif outcome.named:

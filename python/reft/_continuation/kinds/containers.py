@@ -154,7 +154,7 @@ class Mapping(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if "__builtins__" in value or id(value) in walk.owned_groups:
+        if ("__builtins__" in value and "__name__" in value) or id(value) in walk.owned_groups:
             return OWNED  # the globals of a module; a parameter group
         if not walk.take(16 * len(value)):
             return walk.no_room(value, place, 16 * len(value))
@@ -171,6 +171,7 @@ class Mapping(Node):
                 else walk.encode(item, f"{place}[{name_of_key(key, i)}]", below),
             )
             for i, (key, item) in enumerate(list(base.items(value)))
+            if key != "__builtins__"  # `exec` has put it into a namespace of the script's
         ]
         attributes = walk.attributes(value, place, depth)
         factory = value.default_factory if isinstance(value, defaultdict) else None
