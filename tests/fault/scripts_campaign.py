@@ -103,7 +103,9 @@ class Campaign:
 
     def places(self) -> None:
         places.import_all()
-        for place in places.drawn(self.args.seed):
+        every = places.drawn(self.args.seed)
+        some = random.Random(self.args.seed).sample(every, min(self.args.cases or len(every), len(every)))
+        for place in some:
             verdict, why = places.judge(place)
             self.counts[verdict] += 1
             print(f"{verdict:10} {place.kind} in {place.holder}, {place.use}, {place.style}, {place.point}: {why}", flush=True)
@@ -123,7 +125,7 @@ class Campaign:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts_campaign.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=150)
+    parser.add_argument("--cases", type=int, help="default: 150, or all places")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--only", type=int, nargs="+", help="numbers of cases")
@@ -142,7 +144,7 @@ def main() -> int:
     campaign = Campaign(args)
     began = time.monotonic()
     one = campaign.case
-    work: list[Any] = list(args.only or range(args.cases))
+    work: list[Any] = list(args.only or range(args.cases or 150))
     if args.collected is not None:
         one, work = campaign.script, [path for path in args.collected or sorted(COLLECTED.glob("*.py")) if not missing(path)]
     if args.places:

@@ -11,10 +11,11 @@ Threads: the training thread. Errors: none.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection
 from itertools import islice
-from types import CodeType, GeneratorType, SimpleNamespace
+from types import CodeType, GeneratorType, MappingProxyType, SimpleNamespace
 from typing import Any
 
 from .nodes import ATOMS, function_in
@@ -24,10 +25,19 @@ from .rng import is_random_kind
 _TORCH = frozenset({"torch", "builtins", "typing", "abc"})
 _SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
-_PLAIN = frozenset({GeneratorType, SimpleNamespace, bytearray, range, slice})
-# Modules all of whose objects a script makes for itself.
-_VALUES = frozenset(
-    {"array", "collections", "datetime", "decimal", "fractions", "itertools", "pathlib", "uuid"}
+_PLAIN = frozenset(
+    {
+        *(GeneratorType, SimpleNamespace, MappingProxyType, threading.Event),
+        *(bytearray, memoryview, range, slice),
+    }
+)
+# Of the standard library, the modules whose objects a package attaches as well as a script.
+_SHARED = frozenset(
+    {
+        *("_thread", "abc", "ast", "asyncio", "builtins", "concurrent", "contextlib", "functools"),
+        *("importlib", "inspect", "logging", "multiprocessing", "threading", "types", "typing"),
+        "weakref",
+    }
 )
 _OF_TORCH = ("torch.utils.data.", "torch.distributions.", "torch.quasirandom")
 _LOOKED_AT = 16  # items of a container
@@ -71,9 +81,10 @@ def is_kept(item: Any, depth: int = 0) -> bool:
         return depth < 3 and all(
             is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT)
         )
-    if kind in _PLAIN or kind.__module__ in _VALUES or is_random_kind(kind):
+    root = kind.__module__.partition(".")[0]
+    if kind in _PLAIN or (root in sys.stdlib_module_names and root not in _SHARED):
         return True
-    if kind.__module__.startswith(_OF_TORCH):
+    if is_random_kind(kind) or kind.__module__.startswith(_OF_TORCH):
         return True
     if kind.__module__ == "builtins" and hasattr(kind, "__next__"):
         return True  # a position in something
@@ -89,10 +100,10 @@ def is_kept(item: Any, depth: int = 0) -> bool:
 
 def _is_of_numpy(kind: type) -> bool:
     """Whether it is an array, a number or a date of NumPy's."""
-    if kind.__module__ != "numpy":
+    if kind.__module__.partition(".")[0] != "numpy":
         return False
     numpy: Any = sys.modules["numpy"]
-    return kind is numpy.ndarray or issubclass(kind, numpy.generic)
+    return issubclass(kind, (numpy.ndarray, numpy.generic, numpy.random.SeedSequence))
 
 
 def _unwrapped(function: Any) -> Any:

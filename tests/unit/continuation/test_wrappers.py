@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 Run = Callable[..., Any]
 
 HEADER = """
-import collections, datetime, functools, itertools, random, threading, types, weakref
+import collections, datetime, functools, itertools, logging, random, threading, types, weakref
 import numpy as np
 import probe, torch
 probe.hook_optimizers()
@@ -106,6 +106,9 @@ def main():
     model.when, model.turn, model.rng = datetime.datetime(2020, 1, 1), itertools.count(), random.Random(3)
     optimizer.best, optimizer.order = np.float64(9), iter(range(90))
     gate, spawning = threading.Semaphore(30), np.random.default_rng(3)
+    optimizer.defaults["patience"], space, flag, logger = 3, {"n": 0}, threading.Event(), logging.getLogger("made")
+    flag.turns = logger.turns = 0
+    model.data, model.error = torch.utils.data.TensorDataset(torch.zeros(3)), ValueError(0)
     for step in range(8):
         learn()
         model.when += datetime.timedelta(hours=1)
@@ -113,8 +116,14 @@ def main():
         source.drawn += 1
         gate.acquire()
         optimizer.best = optimizer.best * 0.5
+        optimizer.defaults["patience"] += step
+        exec(f"n += {step}", space)
+        flag.turns, logger.turns = flag.turns + step, logger.turns + 1
+        model.data.tensors[0][step % 3] += 1
+        model.error.args = (step,)
+        more = [optimizer.defaults["patience"], space["n"], flag.turns, logger.turns, model.data.tensors[0].tolist(), model.error.args]
         drawn = [next(model.turn), model.rng.random(), next(optimizer.order), source.random(), spawning.spawn(1)[0].random()]
-        probe.trace(step, str(model.when), drawn, float(optimizer.best), scaled.calls, source.drawn, gate._value)
+        probe.trace(step, str(model.when), drawn, more, float(optimizer.best), scaled.calls, source.drawn, gate._value)
 main()
 """,
 }
