@@ -10,12 +10,20 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection
 from itertools import islice
-from types import CodeType, GeneratorType, MappingProxyType, SimpleNamespace
+from types import (
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MappingProxyType,
+    MethodType,
+    SimpleNamespace,
+)
 from typing import Any
 
 from .nodes import ATOMS, function_in
@@ -90,6 +98,10 @@ def is_kept(item: Any, depth: int = 0) -> bool:
         return True  # a position in something
     if isinstance(item, BaseException):
         return True
+    if kind is functools.partial:
+        return depth < 3 and is_kept(item.func, depth + 1)
+    if kind is FunctionType or kind is MethodType:
+        return is_own(item.__module__)
     torch: Any = sys.modules["torch"]
     if kind is torch.Tensor or _is_of_numpy(kind):
         return True
