@@ -125,6 +125,8 @@ def draw(seed: int, number: int, most: int = 6) -> Choice:
             holder, use = rng.choice([name for name in INLINE if name not in left_out]), rng.choice(USES)
         else:
             holder, use = rng.choice(list(FUNCTIONS)), rng.choice(USES + HOOKS + HOOKS)
+        if holder == "on_loader" and choice.loader == "list":
+            holder = "local"
         choice.states.append((kind, holder, use))
     return choice
 

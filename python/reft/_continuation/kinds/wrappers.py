@@ -37,6 +37,8 @@ class WeakContainer(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         is_set = isinstance(value, weakref.WeakSet)
         found = [(member, None) for member in value] if is_set else list(value.items())
+        if found and all(isinstance(key, type) for key, _ in found):
+            return OWNED  # a cache by class, as `singledispatch` has
         if not walk.take(16 * len(found)):
             return walk.no_room(value, place, 16 * len(found))
         pairs = [
