@@ -2,28 +2,53 @@
 model, an average on a parameter.
 
 An attribute that no code of the package's class names was put there by somebody else. Of those only
-values are taken that a script would keep: numbers, strings, containers of them, tensors, arrays,
-objects of its own classes.
+values are taken that a script would keep: numbers, strings, dates, containers of them, tensors,
+arrays, random generators, iterators, objects of its own classes.
 
 Threads: the training thread. Errors: none.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
+import threading
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection
 from itertools import islice
-from types import CodeType
+from types import (
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MappingProxyType,
+    MethodType,
+    SimpleNamespace,
+)
 from typing import Any
 
 from reft._state.own import is_own
 
 from .nodes import ATOMS, function_in
+from .rng import is_random_kind
 
 _TORCH = frozenset({"torch", "builtins", "typing", "abc"})
 _SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
+_PLAIN = frozenset(
+    {
+        *(GeneratorType, SimpleNamespace, MappingProxyType, threading.Event),
+        *(bytearray, memoryview, range, slice),
+    }
+)
+# Of the standard library, the modules whose objects a package attaches as well as a script.
+_SHARED = frozenset(
+    {
+        *("_thread", "abc", "ast", "asyncio", "builtins", "concurrent", "contextlib", "functools"),
+        *("importlib", "inspect", "logging", "multiprocessing", "threading", "types", "typing"),
+        "weakref",
+    }
+)
+_OF_TORCH = ("torch.utils.data.", "torch.distributions.", "torch.quasirandom")
 _LOOKED_AT = 16  # items of a container
 _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
 
@@ -65,12 +90,33 @@ def is_kept(item: Any, depth: int = 0) -> bool:
         return depth < 3 and all(
             is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT)
         )
+    root = kind.__module__.partition(".")[0]
+    if kind in _PLAIN or (root in sys.stdlib_module_names and root not in _SHARED):
+        return True
+    if is_random_kind(kind) or kind.__module__.startswith(_OF_TORCH):
+        return True
+    if kind.__module__ == "builtins" and hasattr(kind, "__next__"):
+        return True  # a position in something
+    if isinstance(item, BaseException):
+        return True
+    if kind is functools.partial:
+        return depth < 3 and is_kept(item.func, depth + 1)
+    if kind is FunctionType or kind is MethodType:
+        return is_own(item.__module__)
     torch: Any = sys.modules["torch"]
-    if kind is torch.Tensor or (kind.__module__ == "numpy" and kind.__qualname__ == "ndarray"):
+    if kind is torch.Tensor or _is_of_numpy(kind):
         return True
     return is_own(kind.__module__) and not isinstance(
         item, (type, torch.nn.Module, torch.optim.Optimizer)
     )
+
+
+def _is_of_numpy(kind: type) -> bool:
+    """Whether it is an array, a number or a date of NumPy's."""
+    if kind.__module__.partition(".")[0] != "numpy":
+        return False
+    numpy: Any = sys.modules["numpy"]
+    return issubclass(kind, (numpy.ndarray, numpy.generic, numpy.random.SeedSequence))
 
 
 def _unwrapped(function: Any) -> Any:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from reft._state.own import is_made
+
 from . import handles
 from .births import MEMBER, Births
 from .device_parts import DeviceParts
@@ -178,6 +180,7 @@ class CaptureWalk:
         """
         if (
             isinstance(value, (ModuleType, type))
+            and not is_made(value)
             and not self.note_births
             and self.births.place(value) == place
         ):

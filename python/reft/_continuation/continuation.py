@@ -26,7 +26,7 @@ from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
 from .statics import Statics
 
-_VERSION = 11
+_VERSION = 12
 _OBSERVE_BYTES = 1 << 26
 
 

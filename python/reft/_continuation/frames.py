@@ -20,6 +20,8 @@ from multiprocessing.process import BaseProcess
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
+from reft._state.own import is_made
+
 from . import calls
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .capture_walk import CaptureWalk
@@ -262,9 +264,13 @@ def _encode_names(
     for name in _in_order(names):
         value = namespace.get(name, UNBOUND)
         if isinstance(value, _NAMED):
-            if isinstance(value, ModuleType):
+            if isinstance(value, ModuleType) and not is_made(value):
                 continue
-            stateless = not (value.__closure__ if type(value) is FunctionType else is_bound(value))
+            stateless = not (
+                value.__closure__
+                if type(value) is FunctionType
+                else is_bound(value) or is_made(value)
+            )
             if stateless and not walk.is_switched(value, prefix + name):
                 continue
         if value is not UNBOUND:

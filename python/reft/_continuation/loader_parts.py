@@ -15,7 +15,7 @@ import math
 import pickle
 import sys
 from array import array
-from collections import defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +34,7 @@ _PLAIN_TYPES = frozenset(_PLAIN)
 _SMALL_ELEMENTS = 4096
 _LARGE_ELEMENTS = 65536  # of integers, at the beginning of an epoch
 _SAMPLED = 64
-_NESTING = frozenset({list, dict, deque, defaultdict})
+_NESTING = frozenset({list, dict, deque, defaultdict, set, Counter, OrderedDict})
 _NESTED = (plain.CONTAINERS, plain.ARRAYS, plain.TENSORS)
 
 
@@ -365,6 +365,9 @@ def _fill_nested(live: Any, saved: Any) -> None:
         pairs = {key: _merged(live.get(key), item) for key, item in saved.items()}
         live.clear()
         live.update(pairs)
+    elif isinstance(saved, set):
+        live.clear()
+        live.update(saved)
     else:
         there = list(live)
         items = [

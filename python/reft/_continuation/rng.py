@@ -13,6 +13,8 @@ from typing import Any
 
 from . import plain
 
+_SEED = "reft seed"  # beside the items of a bit generator's state
+
 
 def capture_rng(cuda: bool = True) -> dict[str, Any]:
     """Takes the state of Python's, numpy's (if imported) and torch's generators.
@@ -119,7 +121,9 @@ def object_state(generator: Any) -> Any:
     if root == "random":
         return _packed(generator.getstate())
     bits = _bits_of(generator)
-    return pickle.dumps(bits.state if bits is not None else generator.get_state(legacy=False))
+    if bits is None:
+        return pickle.dumps(generator.get_state(legacy=False))
+    return pickle.dumps(dict(bits.state, **_seed_of(bits)))
 
 
 def set_object_state(generator: Any, state: Any) -> None:
@@ -138,7 +142,10 @@ def set_object_state(generator: Any, state: Any) -> None:
         value = plain.loads(state, plain.ARRAYS)
         bits = _bits_of(generator)
         if bits is not None:
+            seed = value.pop(_SEED, None)
             bits.state = value
+            if seed is not None and (missing := seed[-1] - bits.seed_seq.n_children_spawned) > 0:
+                bits.seed_seq.spawn(missing)  # how many there were cannot be written
         else:
             generator.set_state(value)
 
@@ -161,13 +168,32 @@ def new_object(kind: str, state: Any) -> Any:
         import numpy
 
         value = plain.loads(state, plain.ARRAYS)
-        bits = getattr(numpy.random, value["bit_generator"])()
+        seed: Any = value.get(_SEED)
+        sequence = None
+        if seed is not None:
+            make = numpy.random.SeedSequence
+            sequence = make(seed[0], spawn_key=seed[1], pool_size=seed[2])
+        bits = getattr(numpy.random, value["bit_generator"])(sequence)
         if kind.endswith("RandomState"):
             made = numpy.random.RandomState(bits)
         else:
             made = numpy.random.Generator(bits) if kind.endswith("Generator") else bits
     set_object_state(made, state)
     return made
+
+
+def _seed_of(bits: Any) -> dict[str, Any]:
+    """What `spawn` makes new generators of: entropy, key, size of the pool, number of those made."""
+    sequence: Any = getattr(bits, "seed_seq", None)
+    if type(sequence).__name__ != "SeedSequence" or not _is_plain(sequence.entropy):
+        return {}
+    key = tuple(map(int, sequence.spawn_key))
+    return {_SEED: (sequence.entropy, key, sequence.pool_size, sequence.n_children_spawned)}
+
+
+def _is_plain(entropy: Any) -> bool:
+    items = entropy if type(entropy) in (list, tuple) else [entropy]
+    return all(type(item) is int for item in items)
 
 
 def _bits_of(generator: Any) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from types import ModuleType
+from typing import Any
 
 _NOT_OWN = frozenset(
     {"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"}
@@ -31,3 +32,18 @@ def is_own(name: str | None) -> bool:
     if not isinstance(file, str) or not file.endswith(".py"):
         return False
     return not (file.startswith(_INTERPRETER) or "site-packages" in file or "dist-packages" in file)
+
+
+def is_made(value: Any) -> bool:
+    """Says whether a module or a class is one that the script's code has made at run time: no file
+    or name leads to it."""
+    if isinstance(value, ModuleType):
+        there = vars(value)
+        has_source = there.get("__spec__") is not None or there.get("__file__") is not None
+        return not has_source and there.get("__name__") != "__main__"
+    if not isinstance(value, type) or not is_own(value.__module__):
+        return False
+    found: Any = sys.modules[value.__module__]
+    for part in value.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is not value

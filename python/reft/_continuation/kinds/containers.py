@@ -154,7 +154,7 @@ class Mapping(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if "__builtins__" in value or id(value) in walk.owned_groups:
+        if ("__builtins__" in value and "__name__" in value) or id(value) in walk.owned_groups:
             return OWNED  # the globals of a module; a parameter group
         if not walk.take(16 * len(value)):
             return walk.no_room(value, place, 16 * len(value))
@@ -165,12 +165,13 @@ class Mapping(Node):
             (
                 key
                 if type(key) in ATOMS and type(key) is not int
-                else _encode_key(key, f"{place}<key {i}>", depth, walk),
+                else encode_key(key, f"{place}<key {i}>", depth, walk),
                 item
                 if type(item) in NUMBERS
                 else walk.encode(item, f"{place}[{name_of_key(key, i)}]", below),
             )
             for i, (key, item) in enumerate(list(base.items(value)))
+            if key != "__builtins__"  # `exec` has put it into a namespace of the script's
         ]
         attributes = walk.attributes(value, place, depth)
         factory = value.default_factory if isinstance(value, defaultdict) else None
@@ -196,7 +197,7 @@ class Mapping(Node):
         keys = list(there)
         items: dict[Any, Any] = {}
         for position, (encoded, item) in enumerate(self.items):
-            key = _live_key(encoded, keys, position, place, walk)
+            key = live_key(encoded, keys, position, place, walk)
             if key is KEEP:
                 return walk.problem(at, "one of its keys was made after the first step")
             current = there.get(key, MISSING)
@@ -242,13 +243,13 @@ class Set(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         if not walk.take(16 * len(value)):
             return walk.no_room(value, place, 16 * len(value))
-        members = [_encode_key(item, place + MEMBER, depth, walk) for item in value]
+        members = [encode_key(item, place + MEMBER, depth, walk) for item in value]
         layout = native().set_layout(value) if all(map(_has_fixed_hash, value)) else None
         return cls(members, walk.attributes(value, place, depth), layout)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         items = [
-            _live_key(item, [], position, at.place, walk)
+            live_key(item, [], position, at.place, walk)
             for position, item in enumerate(self.members)
         ]
         if any(item is KEEP for item in items):
@@ -361,7 +362,7 @@ class MemoryView(Node):
         return view.cast("B").cast(self.format, self.shape)  # type: ignore[call-overload]
 
 
-def _encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
+def encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
     """Encodes a key or member: a plain one as itself, else a list, which no key can be."""
     if (
         type(key) is int
@@ -372,7 +373,7 @@ def _encode_key(key: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
     return key if plain_key(key) else list(walk.encode(key, place, depth + 1))
 
 
-def _live_key(key: Any, there: list[Any], position: int, place: str, walk: RestoreWalk) -> Any:
+def live_key(key: Any, there: list[Any], position: int, place: str, walk: RestoreWalk) -> Any:
     """Returns the live key of a dict's or set's item; KEEP if it cannot be found."""
     if type(key) is not list:
         return key

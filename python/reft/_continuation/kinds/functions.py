@@ -10,6 +10,8 @@ import sys
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
+from reft._state.own import is_made
+
 from ..bytecode import analyse
 from ..nodes import (
     ATOMS,
@@ -107,6 +109,9 @@ class NamedObject(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         if is_bound(value):
             return capture_bound(value, place, depth, walk)
+        is_known = walk.note_births or walk.births.place(value) is not None
+        if isinstance(value, type) and is_known and is_made(value):
+            return MadeClass.capture(value, place, depth, walk)
         if not walk.is_switched(value, place):
             return OWNED
         for name in (value.__qualname__, value.__name__):
@@ -124,6 +129,39 @@ class NamedObject(Node):
 
     def is_made_anew(self) -> bool:
         return True
+
+
+@kind
+class MadeClass(Node):
+    """A class that was made at run time and has no name to find it by: its own attributes."""
+
+    name: str
+    attributes: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        attributes = [
+            (name, walk.encode(item, f"{place}.{name}", depth + 1))
+            for name, item in list(vars(value).items())
+            if not (
+                name.startswith(("__", "_abc_"))
+                or isinstance(item, (FunctionType, type))
+                or hasattr(type(item), "__get__")
+            )
+        ]
+        return cls(value.__qualname__, attributes)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.born(at.birth, live)
+        if not isinstance(target, type) or target.__qualname__ != self.name:
+            return walk.problem(at, _not_by_name(self.name))
+        walk.stands(at, target)
+        for name, item in self.attributes:
+            there = vars(target).get(name, MISSING)
+            value = walk.resolve(item, there, f"{at.place}.{name}")
+            if value is not KEEP and value is not there:
+                walk.contents.append(functools.partial(setattr, target, name, value))
+        return target
 
 
 @kind
@@ -173,6 +211,7 @@ class Partial(Node):
     func: Any
     arguments: list[Any]
     keywords: Named
+    attributes: Named
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -184,7 +223,8 @@ class Partial(Node):
             (name, walk.encode(part, f"{place}.{name}", depth + 1))
             for name, part in value.keywords.items()
         ]
-        return cls(walk.encode(value.func, place, depth + 1), arguments, keywords)
+        attributes = walk.attributes(value, place, depth)
+        return cls(walk.encode(value.func, place, depth + 1), arguments, keywords, attributes)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         place = f"{at.place}<partial>"
@@ -205,8 +245,11 @@ class Partial(Node):
             and _same(arguments, live.args)
             and _same(keywords, live.keywords)
         ):
+            walk.put_attributes(self.attributes, live, place)
             return live
-        return functools.partial(func, *arguments, **keywords)
+        made = functools.partial(func, *arguments, **keywords)
+        walk.put_attributes(self.attributes, made, place)
+        return made
 
 
 def has_state(function: FunctionType, walk: CaptureWalk) -> bool:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..restore_walk import RestoreWalk
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
-_OPTIMIZERS_OWN = frozenset({"defaults", "param_groups", "state"})
+_OPTIMIZERS_OWN = frozenset({"param_groups", "state"})
 # What torch and its schedulers attach to each optimizer, besides its hooks.
 _OPTIMIZERS_PRIVATE = frozenset(
     {
@@ -219,6 +219,7 @@ def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWal
     """Captures the hooks of an optimizer and what a script has attached to it; the settings, too,
     of one that has not stepped yet."""
     attached = _encode_attached(value, place, depth, walk)
+    attached.append(("defaults", walk.encode(value.defaults, f"{place}.defaults", depth + 1)))
     found = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
     if id(value) in walk.owned:
         return Owned(attached, found)

@@ -16,7 +16,7 @@ import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from .. import foreign, hooks
+from .. import attachments, foreign, hooks
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
 
 if TYPE_CHECKING:
@@ -89,13 +89,15 @@ def capture_foreign(value: Any, place: str, depth: int, walk: CaptureWalk) -> No
     if walk.note_births:
         if foreign.is_observed(type(value)):
             walk.births.looks[place] = foreign.Fingerprint(value)
-        return OWNED
+        return _left_with_attributes(value, place, depth, walk)
+    if foreign.is_silent(type(value)):
+        return walk.lost(place, type_name(type(value)), "nothing can be read of its state")
     if walk.births.place(value) is not None:
         first = walk.births.looks.get(place)
         if first is not None and first != foreign.Fingerprint(value):
             why = "has changed since the first step, and its state cannot be restored"
             return walk.lost(place, type_name(type(value)), why)
-        return OWNED
+        return _left_with_attributes(value, place, depth, walk)
     if walk.is_outside or _OFF_THE_STACK.search(place):
         return OWNED
     name = type(value).__name__
@@ -103,6 +105,23 @@ def capture_foreign(value: Any, place: str, depth: int, walk: CaptureWalk) -> No
         walk.refuse(f"{place}: a {name} that was made after the first step")
     why = "refers to another object than after the first step, of a kind that reft does not copy"
     return walk.lost(place, type_name(type(value)), why)
+
+
+def _left_with_attributes(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Leaves an object of a package to the restarted script, but for what was attached to it."""
+    attached = encode_attached(value, place, depth, walk)
+    return Owned(attached, None) if attached else OWNED
+
+
+def encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
+    """Encodes what a script has attached to an object of the standard library."""
+    root = type(value).__module__.partition(".")[0]
+    if root not in sys.stdlib_module_names or type(getattr(value, "__dict__", None)) is not dict:
+        return []
+    return [
+        (name, walk.encode(item, f"{place}.{name}", depth + 1))
+        for name, item in attachments.attributes(value, frozenset({root}))
+    ]
 
 
 def capture_changed(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -213,15 +232,18 @@ class Event(Node):
     """A `threading.Event`: whoever waits for it is the restarted script's."""
 
     is_set: bool
+    attributes: Named
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        return OWNED if walk.note_births else cls(value.is_set())
+        attached = encode_attached(value, place, depth, walk)
+        return OWNED if walk.note_births else cls(value.is_set(), attached)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         target = threading.Event() if target is MISSING else target
         walk.contents.append(target.set if self.is_set else target.clear)
+        walk.put_attributes(self.attributes, target, at.place)
         return target
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..nodes import MISSING, At, Node, kind
+from ..nodes import MISSING, At, Named, Node, kind
 from ..rng import new_object, object_state, set_object_state
 
 if TYPE_CHECKING:
@@ -20,17 +20,21 @@ class Random(Node):
     """A generator of torch, NumPy or Python."""
 
     state: Any
+    attributes: Named
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        return cls(object_state(value))
+        return cls(object_state(value), walk.attributes(value, place, depth))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return new_object(at.type_name, self.state)
+            target = new_object(at.type_name, self.state)
+            walk.put_attributes(self.attributes, target, at.place)
+            return target
         # After the loaders' samplers, whose replay needs the generators' older states.
         walk.positions.append(lambda: set_object_state(target, self.state))
+        walk.put_attributes(self.attributes, target, at.place)
         return target
 
     def is_made_anew(self) -> bool:

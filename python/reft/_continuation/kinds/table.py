@@ -51,6 +51,7 @@ from . import (
     objects,
     randoms,
     tensors,
+    wrappers,
 )
 from .constants import EnumMember, Pickled, Range, TorchConstant
 
@@ -62,18 +63,15 @@ Capture = Callable[[Any, str, int, "CaptureWalk"], Node]
 
 # Things with an owner, or without state of their own.
 _OWNED: tuple[type, ...] = (
-    ModuleType,
     MethodWrapperType,
     WrapperDescriptorType,
     MemberDescriptorType,
     GetSetDescriptorType,
-    MappingProxyType,
     GenericAlias,
     CodeType,
     FrameType,
     TracebackType,
     CellType,
-    CoroutineType,
     type,
     property,
     staticmethod,
@@ -81,7 +79,6 @@ _OWNED: tuple[type, ...] = (
     weakref.ReferenceType,
     weakref.ProxyType,
     weakref.CallableProxyType,
-    BaseException,
 )
 _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
 _PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
@@ -200,6 +197,12 @@ _RULES: tuple[Rule, ...] = (
     Rule(_extends(threading.local), holders.ThreadLocal.capture),
     Rule(_is(contextvars.ContextVar), holders.ContextValue.capture),
     Rule(holders.is_shared_numbers, holders.SharedNumbers.capture),
+    Rule(_is(ModuleType), wrappers.capture_module, is_left_alone=True),
+    Rule(_is(CoroutineType), wrappers.capture_coroutine, is_left_alone=True),
+    Rule(_is(MappingProxyType), wrappers.Proxy.capture, is_mutable=True),
+    Rule(_is(*wrappers.WEAK), wrappers.WeakContainer.capture, is_mutable=True),
+    Rule(_is(threading.Semaphore, threading.BoundedSemaphore), wrappers.Semaphore.capture),
+    Rule(_extends(BaseException), wrappers.Raised.capture),
     Rule(_extends(*_OWNED), objects.Owned.capture, is_left_alone=True),
     Rule(_is(io.BytesIO, io.StringIO), files.Buffer.capture),
     Rule(_extends(io.IOBase), files.File.capture),

@@ -1,0 +1,178 @@
+"""Objects around others: weak containers, read-only views of dicts, exceptions, semaphores,
+suspended coroutines, and modules that a script has made by itself.
+
+Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import threading
+import weakref
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from reft._state.own import is_made
+
+from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
+from .containers import encode_key, live_key
+from .objects import OWNED, Owned
+
+if TYPE_CHECKING:
+    from ..capture_walk import CaptureWalk
+    from ..restore_walk import RestoreWalk
+
+WEAK = (weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet)
+_LATER = "holds an object made after the first step"
+
+
+@kind
+class WeakContainer(Node):
+    """A weak dict or set: its pairs, or members with None. Others hold what lies in it."""
+
+    pairs: list[tuple[Any, Any]]
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        is_set = isinstance(value, weakref.WeakSet)
+        found = [(member, None) for member in value] if is_set else list(value.items())
+        if found and all(isinstance(key, type) for key, _ in found):
+            return OWNED  # a cache by class, as `singledispatch` has
+        if not walk.take(16 * len(found)):
+            return walk.no_room(value, place, 16 * len(found))
+        pairs = [
+            (
+                encode_key(key, f"{place}<key {i}>", depth, walk),
+                walk.encode(item, f"{place}[{i}]", depth + 1),
+            )
+            for i, (key, item) in enumerate(found)
+        ]
+        walk.keep_alive(found)
+        return cls(pairs)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            return walk.problem(at, "made after the first step")
+        is_set = isinstance(target, weakref.WeakSet)
+        there = list(target) if is_set else list(target.keys())
+        items = []
+        for i, (encoded, item) in enumerate(self.pairs):
+            key = live_key(encoded, there, i, at.place, walk)
+            current = MISSING if is_set or key is KEEP else target.get(key, MISSING)
+            value = walk.resolve(item, current, f"{at.place}[{i}]")
+            value = current if value is KEEP else value
+            if key is KEEP or value is MISSING:
+                return walk.problem(at, _LATER)
+            items.append((key, value))
+        walk.keep_alive(items)
+
+        def write() -> None:
+            target.clear()
+            if is_set:
+                target.update(key for key, _ in items)
+            else:
+                target.update(items)
+
+        walk.contents.append(write)
+        return target
+
+
+@kind
+class Proxy(Node):
+    """A `types.MappingProxyType`: the dict behind it may have no other name."""
+
+    behind: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        there = _behind(value)
+        return OWNED if there is None else cls(walk.encode(there, f"{place}.copy()", depth + 1))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        there = _behind(live) if type(live) is MappingProxyType else None
+        if there is not None:
+            walk.fix(there)  # whoever holds the proxy goes on seeing what is written
+        behind = walk.resolve(self.behind, MISSING if there is None else there, f"{at.place}.copy()")
+        if behind is KEEP or behind is there:
+            return KEEP if live is not MISSING else walk.problem(at, _LATER)
+        return MappingProxyType(behind)
+
+
+def _behind(proxy: Any) -> Any:
+    """The dict behind a proxy; None if it is that of a class."""
+    for held in gc.get_referents(proxy):
+        if isinstance(held, dict) and "__module__" not in held and "__builtins__" not in held:
+            return held
+    return None
+
+
+@kind
+class Raised(Node):
+    """An exception that a script keeps: its arguments and attributes, not where it was raised."""
+
+    arguments: list[Any]
+    attributes: Named
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if walk.note_births:
+            walk.births.pin(value, place)
+        arguments = walk.encode_all(value.args, f"{place}.args", depth)
+        return cls(arguments, walk.attributes(value, place, depth))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            found = walk.type_of(at, live)
+            if found is None or not issubclass(found, BaseException):
+                return walk.problem(at, "class not found")
+            target = found.__new__(found)
+        walk.stands(at, target)
+        arguments = walk.children(self.arguments, list(target.args), f"{at.place}.args")
+        if arguments is None:
+            return walk.problem(at, _LATER)
+        walk.contents.append(functools.partial(setattr, target, "args", tuple(arguments)))
+        walk.put_attributes(self.attributes, target, at.place)
+        return target
+
+
+@kind
+class Semaphore(Node):
+    """A `threading.Semaphore`: whoever waits for it is the restarted script's."""
+
+    value: int
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        return OWNED if walk.note_births else cls(value._value)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = walk.target(at, live)
+        if target is MISSING:
+            if at.type_name != "threading.Semaphore":
+                return walk.problem(at, "made after the first step")
+            target = threading.Semaphore()
+        walk.contents.append(functools.partial(setattr, target, "_value", self.value))
+        return target
+
+
+def capture_coroutine(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures a coroutine: one that is on the path by its frame, one that is suspended not."""
+    if walk.note_births or inspect.getcoroutinestate(value) != inspect.CORO_SUSPENDED:
+        return OWNED
+    return walk.lost(place, type_name(type(value)), "a suspended coroutine: use a generator")
+
+
+def capture_module(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures a module: what a script has put into one that it has made by itself."""
+    if not is_made(value):
+        return OWNED
+    attributes = [
+        (name, walk.encode(item, f"{place}.{name}", depth + 1))
+        for name, item in list(vars(value).items())
+        if not name.startswith("__")
+    ]
+    return Owned(attributes, None) if attributes else OWNED

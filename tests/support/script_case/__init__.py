@@ -1,0 +1,1 @@
+"""Random training scripts for `tools/dev fault scripts`: parts, assembly, trial."""
