@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,19 +54,33 @@ import torch.distributed as dist
 with open(sys.argv[1], "w") as processes:
     processes.write(str(os.getpid()))
 dist.init_process_group("reft")
-size = {LIMIT // 12 // 4}
-weight = torch.nn.Parameter(torch.zeros(size))
+ballast = torch.ones({LIMIT * 2 // 5 // 4}) if sys.argv[2] == "early" else None
+weight = torch.nn.Parameter(torch.zeros({LIMIT // 12 // 4}))
 optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
-for step in range(4):
+for step in range(6):
     optimizer.zero_grad()
     (weight.sum() * step).backward()
     optimizer.step()
-ballast = torch.ones({LIMIT // 4 // 4})
-for step in range(3):
-    optimizer.step()
+    if step == 2 and sys.argv[2] == "late":
+        ballast = torch.ones({LIMIT * 9 // 20 // 4})
 dist.destroy_process_group()
-print("ended at the first attempt", os.environ["TORCHELASTIC_RESTART_COUNT"] == "0", flush=True)
+print("ended in attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
 """
+
+
+def _remove(group: Path) -> None:
+    """Ends what is left in the group, the agent that a rank in it has started, and removes it."""
+    deadline = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(OSError):
+            group.rmdir()
+            return
+        assert time.monotonic() < deadline, f"{group} stays busy"
+        with contextlib.suppress(OSError):
+            for process in (group / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -84,7 +101,7 @@ def limited() -> Iterator[Path]:
         except OSError:
             continue
         finally:
-            group.rmdir()
+            _remove(group)
     pytest.skip("no cgroup with a memory limit can be made here")
 
 
@@ -101,13 +118,26 @@ def test_who_the_oom_killer_ended_is_told_to_the_next_attempt(tmp_path: Path, li
     assert "is gone; the kernel's OOM killer has ended a process of its cgroup" in said, text
 
 
-def test_a_job_that_fits_its_limit_is_not_killed_for_the_vault(tmp_path: Path, limited: Path) -> None:
+def run_tight(tmp_path: Path, limited: Path, when: str) -> str:
     script = tmp_path / "train.py"
     script.write_text(TIGHT)
-    command = torchrun(script, str(limited), ranks=1, options=("--standalone", "--max-restarts=1"))
-    environment = job_environment(tmp_path, REFT_AGENT_LINGER_SEC="1")
+    options = ("--standalone", "--max-restarts=2")
+    command = torchrun(script, str(limited), when, ranks=1, options=options)
+    environment = job_environment(tmp_path, REFT_AGENT_LINGER_SEC="30", REFT_RESUME_VERIFY="off")
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    text = job.stdout + job.stderr
-    assert "ended at the first attempt True" in text, text
-    said = " ".join(text.split())
-    assert "but the limit is" in said or "memory is short" in said or "has not enough left" in said, text
+    return " ".join((job.stdout + job.stderr).split())
+
+
+def test_a_job_that_fits_its_limit_is_not_killed_for_the_vault(tmp_path: Path, limited: Path) -> None:
+    said = run_tight(tmp_path, limited, "early")
+    assert "ended in attempt 0" in said, said
+    assert "but the limit is" in said and "Training continues without snapshots" in said, said
+
+
+def test_after_an_oom_kill_the_next_attempt_does_without_snapshots(
+    tmp_path: Path, limited: Path
+) -> None:
+    """It takes its memory at once, when the vault has its own: nothing can be given back in time."""
+    said = run_tight(tmp_path, limited, "late")
+    assert "ended in attempt 1" in said, said
+    assert said.count("this attempt trains WITHOUT snapshots") == 1 and "resumed at step" in said, said
