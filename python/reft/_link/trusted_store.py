@@ -90,6 +90,13 @@ class TrustedStore:
             time.sleep(pause)
             pause = min(2 * pause, longest_pause)
 
+    def found(self, kind: str, key: str, longest: int) -> bytes | None:
+        """What a rank has written, as `read`; None if none has until now."""
+        if not self.raw.check([key]):
+            return None
+        opened = self.seal.open(kind, key, None, bytes(self.raw.get(key)), longest)
+        return None if opened is None else opened[1]
+
     def has(self, key: str) -> bool:
         """Whether the key is there; its value may be foreign."""
         return bool(self.raw.check([key]))

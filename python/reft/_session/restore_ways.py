@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import Any
 
 from reft import _C
+from reft._link.trusted_store import ROUND, TrustedStore
 
 _FAILED = 255  # tries, after an error
 _MOST_TRIES = 2
@@ -75,19 +75,19 @@ def found_in(own_fd: int) -> Begun:
     return Begun(step, Way(way), tries)
 
 
-def report(store: Any, begun: Begun) -> None:
+def report(store: TrustedStore, rank: int, begun: Begun) -> None:
     """Tells the other ranks, before a round in which all take part."""
     if begun.step:
         key = _KEYS[begun.tries < _MOST_TRIES]
-        store.set(key, f"{begun.step} {int(begun.way)} {begun.tries}")
+        store.put(ROUND, key, rank, f"{begun.step} {int(begun.way)} {begun.tries}")
 
 
-def reported(store: Any) -> Begun:
+def reported(store: TrustedStore) -> Begun:
     """What a rank has reported, the same on all ranks after that round."""
     for key in _KEYS:
-        if store.check([key]):
+        if (value := store.found(ROUND, key, 64)) is not None:
             try:
-                step, way, tries = (int(word) for word in bytes(store.get(key))[:64].split())
+                step, way, tries = (int(word) for word in value.split())
                 return Begun(step, Way(way), tries)
             except ValueError:
                 continue

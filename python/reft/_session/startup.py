@@ -30,7 +30,7 @@ from reft._link import (
     host_memory,
     job_identity,
 )
-from reft._link.trusted_store import AGENT, OBJECTS, TABLE, TrustedStore
+from reft._link.trusted_store import AGENT, OBJECTS, ROUND, TABLE, TrustedStore
 from reft._session import restore_ways
 from reft._session.restore_ways import Begun, Way
 
@@ -382,8 +382,8 @@ def agree(
     agreed = Agreed()
     try:
         _C.fault_point("restore_agree", 0)
-        _report_oom_kills(env, store, own_fd)  # before the others can go on
-        restore_ways.report(store, restore_ways.found_in(own_fd))
+        _report_oom_kills(env, store, job.rank, own_fd)  # before the others can go on
+        restore_ways.report(store, job.rank, restore_ways.found_in(own_fd))
         gathered = gather.gather(job, store, INVENTORY, inventory, _C.merge_inventories)
         all_take_part(job.rank, job.world, gathered.refusals)
         begun = Begun()
@@ -404,7 +404,9 @@ def agree(
             os.close(own_fd)
 
 
-def _report_oom_kills(env: dict[str, Any], store: Any, own_fd: int) -> None:
+def _report_oom_kills(
+    env: dict[str, Any], store: TrustedStore, rank: int, own_fd: int
+) -> None:
     """Tells the other ranks if vaults may have made the kernel end a process. Who has said how much
     memory they may take has decided that."""
     if own_fd < 0 or env["vault_dir"] or env["snapshot_host_bytes"]:
@@ -412,15 +414,16 @@ def _report_oom_kills(env: dict[str, Any], store: Any, own_fd: int) -> None:
     try:
         listing = _C.list_vault(own_fd)
         if host_memory.oom_killed_since(listing["oom_mark"]):
-            store.set(_OOM, "2" if listing["given_up"] else "1")
+            store.put(ROUND, _OOM, rank, "2" if listing["given_up"] else "1")
     except _C.Error:
         return
 
 
-def _oom_kills(store: Any) -> int:
-    if not store.check([_OOM]):
+def _oom_kills(store: TrustedStore) -> int:
+    said = store.found(ROUND, _OOM, 1)
+    if said is None:
         return 0
-    return 2 if bytes(store.get(_OOM)) == b"2" else 1
+    return 2 if said == b"2" else 1
 
 
 def _inventory(

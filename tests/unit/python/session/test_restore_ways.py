@@ -7,18 +7,7 @@ import pytest
 from reft import _C
 from reft._session import restore_ways, startup
 from reft._session.restore_ways import Begun, Way
-from tests.support.jobs import job
-
-
-class Store(dict[str, str]):
-    def set(self, key: str, value: str) -> None:
-        self[key] = value
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self for key in keys)
-
-    def get(self, key: str) -> bytes:
-        return self[key].encode()
+from tests.support.jobs import job, trusted
 
 
 def test_a_rank_that_was_killed_once_tries_again() -> None:
@@ -40,14 +29,21 @@ def test_an_error_counts_at_once_and_every_way_is_tried_once() -> None:
 
 
 def test_one_failed_rank_decides_for_all() -> None:
-    store = Store()
-    restore_ways.report(store, Begun())
+    store = trusted()
+    restore_ways.report(store, 0, Begun())
     assert restore_ways.reported(store) == Begun()
-    restore_ways.report(store, Begun(7, Way.NEWEST, 1).failed())
-    restore_ways.report(store, Begun(7, Way.NEWEST, 1))
+    restore_ways.report(store, 0, Begun(7, Way.NEWEST, 1).failed())
+    restore_ways.report(store, 1, Begun(7, Way.NEWEST, 1))
     assert restore_ways.reported(store).next_way() is Way.OLDER
-    for nonsense in ("", "x", "1 2", "1 9 1", "1 1 1 1"):
-        assert restore_ways.reported(Store({"restoring/ended": nonsense})) == Begun()
+
+
+@pytest.mark.parametrize("nonsense", ["", "x", "1 2", "1 9 1", "1 1 1 1", "7 0 255 " * 40])
+def test_nonsense_and_what_an_outsider_says_decide_nothing(nonsense: str) -> None:
+    store = trusted()
+    store.put("round", "restoring/ended", 0, nonsense)
+    assert restore_ways.reported(store) == Begun()
+    store.raw.set("restoring/ended", "7 0 255")
+    assert restore_ways.reported(store) == Begun()
 
 
 class Plan:

@@ -192,7 +192,7 @@ def test_each_rank_publishes_whether_it_matches(monkeypatch: pytest.MonkeyPatch)
     restart = Restart(monkeypatch, world=2, rank=1)
     answer_for_all(restart.store, startup.MATCH, "{}")
     assert restart.resume() is not None
-    assert gather._Reader(restart.store, 1 << 20)("match/1", 1) == gather.Gathered("{}", {})
+    assert gather._Reader(restart.store, 1 << 20)("match/1", 1, 1) == gather.Gathered("{}", {})
 
 
 def test_a_newer_checkpoint_of_the_script_is_kept(
