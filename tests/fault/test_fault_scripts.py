@@ -25,15 +25,15 @@ def campaign(result: Path, *arguments: str) -> dict[str, float]:
 
 @pytest.mark.timeout(300)
 def test_no_resume_of_random_scripts_is_wrong_in_silence(tmp_path: Path) -> None:
-    counts = campaign(tmp_path / "scripts.json", "--seed", "7", "--cases", "4")
-    assert counts["exact"] + counts["unclaimed"] + counts["named"] >= 2
+    counts = campaign(tmp_path / "scripts.json", "--seed", "7", "--cases", "3")
+    assert counts["exact"] + counts["unclaimed"] + counts["named"] >= 1
     assert counts["silent"] == counts["false"] == counts["crashed"] == 0
 
 
 @pytest.mark.timeout(300)
 def test_state_of_each_kind_comes_back_or_is_named(tmp_path: Path) -> None:
-    counts = campaign(tmp_path / "places.json", "--places", "--seed", "7", "--cases", "60")
-    assert counts["exact"] >= 40 and counts["unusable"] <= 6
+    counts = campaign(tmp_path / "places.json", "--places", "--seed", "7", "--cases", "40")
+    assert counts["exact"] >= 25 and counts["unusable"] <= 4
     assert counts["silent"] == counts["crashed"] == 0
 
 

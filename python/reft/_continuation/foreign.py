@@ -383,7 +383,7 @@ def _find_probe(kind: type) -> Callable[[Any], Any] | None:
     if hasattr(kind, "hexdigest") and hasattr(kind, "update"):
         return lambda value: value.hexdigest()  # a running hash
     if module == "mmap":
-        return lambda value: None if value.closed else value.tell()
+        return lambda value: None if value.closed else (value.tell(), _small_contents(value))
     if module == "ctypes" or any(base.__module__ == "_ctypes" for base in kind.__mro__):
         return lambda value: bytes(memoryview(value).cast("B")[:_WHOLE_BYTES])
     if (module, name) == ("contextvars", "ContextVar"):
@@ -395,6 +395,10 @@ def _find_probe(kind: type) -> Callable[[Any], Any] | None:
     if (module, name) == ("xml.etree.ElementTree", "Element"):
         return lambda value: [(one.tag, one.text, one.tail, one.items()) for one in value.iter()]
     return None
+
+
+def _small_contents(value: Any) -> bytes:
+    return bytes(value[:]) if len(value) <= _WHOLE_BYTES else b""
 
 
 def _changes_in_memory(connection: Any) -> int:

@@ -92,7 +92,9 @@ def drawn(seed: int) -> list[Place]:
     for kind in assembly.KINDS:
         if kind in ("scheduler_alone", *assembly.KNOWN_GAPS):
             continue  # a scheduler is restored by the session
-        for holder in ("local", rng.choice(list(INLINE)), rng.choice(list(FUNCTIONS))):
+        # What a scheduler holds is restored by the session, not here.
+        inline = [name for name in INLINE if name not in ("on_scheduler", *assembly.KNOWN_GAPS)]
+        for holder in ("local", rng.choice(inline), rng.choice(list(FUNCTIONS))):
             use, style = rng.choice(USES), rng.choice(list(_STYLES))
             found.append(Place(kind, holder, use, style, rng.choice([2, 3, 6, 8])))
     return found

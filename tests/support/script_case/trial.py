@@ -55,7 +55,7 @@ class Outcome:
 class Trials:
     """Runs scripts, one at a time, with a server of its own."""
 
-    def __init__(self, ranks: int = 2, deadline_sec: float = 100.0) -> None:
+    def __init__(self, ranks: int = 2, deadline_sec: float = 250.0) -> None:
         self._launcher = Forkrun()
         self._ranks, self._deadline = ranks, deadline_sec
 

@@ -195,9 +195,9 @@ def test_parts_that_are_not_drawn_from_give_tensors_and_generators() -> None:
 def test_counters_and_sets_of_a_sampler_are_kept_for_its_replay() -> None:
     sampler = Stage(seen=Counter([1]), used={3}, recent=OrderedDict(a=1))
     parts = Parts(("sampler", sampler, True))
-    before = parts.objects()
+    before = parts.capture(nested=True)  # as a replay takes it
     sampler.seen[1] += 1
     sampler.used.add(4)
     sampler.recent["b"] = 2
-    parts.put_objects(before)
+    parts.write(before)
     assert (sampler.seen, sampler.used, [*sampler.recent]) == (Counter([1]), {3}, ["a"])

@@ -108,7 +108,7 @@ def main():
     gate, spawning = threading.Semaphore(30), np.random.default_rng(3)
     optimizer.defaults["patience"], space, flag, logger = 3, {"n": 0}, threading.Event(), logging.getLogger("made")
     flag.turns = logger.turns = 0
-    model.data, model.error = torch.utils.data.TensorDataset(torch.zeros(3)), ValueError(0)
+    model.rows, model.error = torch.utils.data.TensorDataset(torch.zeros(3)), ValueError(0)
     for step in range(8):
         learn()
         model.when += datetime.timedelta(hours=1)
@@ -119,9 +119,9 @@ def main():
         optimizer.defaults["patience"] += step
         exec(f"n += {step}", space)
         flag.turns, logger.turns = flag.turns + step, logger.turns + 1
-        model.data.tensors[0][step % 3] += 1
+        model.rows.tensors[0][step % 3] += 1
         model.error.args = (step,)
-        more = [optimizer.defaults["patience"], space["n"], flag.turns, logger.turns, model.data.tensors[0].tolist(), model.error.args]
+        more = [optimizer.defaults["patience"], space["n"], flag.turns, logger.turns, model.rows.tensors[0].tolist(), model.error.args]
         drawn = [next(model.turn), model.rng.random(), next(optimizer.order), source.random(), spawning.spawn(1)[0].random()]
         probe.trace(step, str(model.when), drawn, more, float(optimizer.best), scaled.calls, source.drawn, gate._value)
 main()
