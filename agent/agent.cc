@@ -11,7 +11,11 @@
 #include <array>
 #include <cerrno>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
+#include "agent/peers/admission.h"
 #include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
@@ -20,10 +24,23 @@ namespace reft::agent {
 
 namespace {
 
-enum Token : uint64_t { kListener = 1, kTimer = 2, kWake = 3, kMetrics = 4, kFirstFree = 16 };
+enum Token : uint64_t {
+  kListener = 1,
+  kTimer = 2,
+  kWake = 3,
+  kMetrics = 4,
+  kClaim = 5,
+  kFirstFree = 16
+};
 
-constexpr size_t kMaxPeers = 4096;
 constexpr int kMaxAccepts = 64;  // in one pass of the loop
+// What tools may ask for until the next tick, so that a flood of them leaves the processor to
+// ranks.
+constexpr int kToolFramesPerTick = 100;
+constexpr int64_t kHelloNs = 3 * kSecond;
+// For a refused peer to take the reason, and for a tool to take its answer.
+constexpr int64_t kRefusalNs = 3 * kSecond;
+constexpr int64_t kAnswerNs = 30 * kSecond;
 constexpr int64_t kTickNs = kSecond / 4;
 // A rank that crashes while it exits is started again by then, with whatever it imports.
 constexpr int64_t kAfterByeNs = 30 * kSecond;
@@ -48,23 +65,26 @@ void drain(const UniqueFd& fd) {
 
 }  // namespace
 
-Agent::Agent(AgentOptions options, UniqueFd listener, const Clock& clock)
-    : options_(std::move(options)),
+Agent::Agent(const AgentOptions& options, RunPlace& place, const Clock& clock)
+    : options_(options),
+      place_(place),
+      log_file_(!options.foreground),
       clock_(clock),
       epoll_(::epoll_create1(EPOLL_CLOEXEC)),
-      listener_(std::move(listener)),
       timer_(::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
       spare_(::open("/dev/null", O_RDONLY | O_CLOEXEC)),
       next_token_(kFirstFree),
       ranks_(options_.job, options_.vault_dir),
-      investigation_(settingsOf(options_), options_.directory(), ranks_, connections_, wake_.get()),
+      investigation_(settingsOf(options_), place.directory(), options_.directory(), ranks_,
+                     connections_, wake_.get()),
       dispatch_(
           options_, ranks_, connections_, investigation_,
           [this](RankState& rank, uint64_t old_connection) { joined(rank, old_connection); },
           clock.nowNs()),
       metrics_http_(options_.metrics_port, [this] { return dispatch_.metrics(); }),
-      empty_since_ns_(clock.nowNs()) {
+      empty_since_ns_(clock.nowNs()),
+      tool_frames_left_(kToolFramesPerTick) {
   if (!epoll_ || !timer_ || !wake_) {
     throw SystemError("epoll, timerfd or eventfd");
   }
@@ -72,7 +92,10 @@ Agent::Agent(AgentOptions options, UniqueFd listener, const Clock& clock)
   if (::timerfd_settime(timer_.get(), 0, &every, nullptr) != 0) {
     throw SystemError("timerfd_settime");
   }
-  watch(listener_.get(), kListener, false, true);
+  watch(place_.listener(), kListener, false, true);
+  if (place_.claim() >= 0) {
+    watch(place_.claim(), kClaim, false, true);
+  }
   watch(timer_.get(), kTimer, false, true);
   watch(wake_.get(), kWake, false, true);
   if (metrics_http_.fd() >= 0) {
@@ -103,7 +126,7 @@ Agent::End Agent::run() {
   std::array<epoll_event, 128> events;
   while (!stopping_) {
     const int count =
-        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), -1);
+        ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), more_ ? 0 : -1);
     if (count < 0 && errno != EINTR) {
       throw SystemError("epoll_wait");
     }
@@ -111,6 +134,7 @@ Agent::End Agent::run() {
       const auto& event = events[static_cast<size_t>(i)];
       handle(event.data.u64, event.events);
     }
+    more_ = false;
     sweep();
     investigation_.step(clock_.nowNs());
     dispatch_.sendNativeStacks();
@@ -131,6 +155,9 @@ void Agent::handle(uint64_t token, uint32_t events) {
     drain(wake_);
   } else if (token == kMetrics) {
     metrics_http_.serve(clock_.nowNs());
+  } else if (token == kClaim) {
+    place_.answerKnocks();
+    keepPlace();
   } else if (auto* peer = connections_.find(token)) {
     serve(*peer, events);
   } else if (const auto dead = pidfd_ranks_.find(token); dead != pidfd_ranks_.end()) {
@@ -175,70 +202,110 @@ std::optional<Agent::End> Agent::end() {
 
 void Agent::acceptPeers() {
   for (int i = 0; i < kMaxAccepts; ++i) {
-    UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    if (!socket) {
-      if (errno == EMFILE || errno == ENFILE) {
-        // Accept it and close it at once, else the loop would spin on it.
-        spare_.reset();
-        UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
-        spare_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-        logWarn("agent", "out of file descriptors: refused a connection");
-      }
-      return;
-    }
-    ucred peer{};
-    socklen_t length = sizeof(peer);
-    const bool known = ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0;
-    const auto token = next_token_++;
-    const int fd = socket.get();
-    auto connection = std::make_unique<Connection>(token, std::move(socket), peer.pid);
-    if (!known || peer.uid != ::geteuid()) {
-      dispatch_.refuse(*connection,
-                       "this agent serves user " + std::to_string(::geteuid()) + " only",
-                       "run as that user");
+    UniqueFd socket(::accept4(place_.listener(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (socket) {
+      admit(std::move(socket));
       continue;
     }
-    if (connections_.size() >= kMaxPeers) {
-      dispatch_.refuse(*connection, "the agent has " + std::to_string(kMaxPeers) + " connections",
-                       "close some");
-      continue;
+    if (errno == EMFILE || errno == ENFILE) {
+      // Accept one and close it, so that it knows; then leave the others until the next tick, else
+      // the loop would spin on them.
+      spare_.reset();
+      UniqueFd(::accept4(place_.listener(), nullptr, nullptr, SOCK_CLOEXEC)).reset();
+      spare_.reset(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      dispatch_.noteNoDescriptors();
+      accepting_ = false;
+      watch(place_.listener(), kListener, false, false, false);
     }
-    watch(fd, token, false, true);
-    connections_.add(std::move(connection));
+    return;
   }
+}
+
+void Agent::admit(UniqueFd socket) {
+  const auto token = next_token_++;
+  const int fd = socket.get();
+  auto process = peerOf(fd);
+  const bool ours = process.known && process.uid == ::geteuid();
+  auto connection =
+      std::make_unique<Connection>(token, std::move(socket), std::move(process), clock_.nowNs());
+  if (!ours) {
+    dispatch_.refuse(*connection, "this agent serves user " + std::to_string(::geteuid()) + " only",
+                     "run as that user");
+    return;
+  }
+  watch(fd, token, false, true);
+  auto& peer = *connection;
+  connections_.add(std::move(connection));
+  // A rank has said hello by now, and takes no place of a stranger.
+  serve(peer, EPOLLIN);
+  makeRoom();
+}
+
+// Ends the connections that are too many of their kind.
+void Agent::makeRoom() {
+  std::vector<Seat> strangers, tools;
+  for (auto& [id, peer] : connections_.all()) {
+    if (!peer->gone() && peer->rank() < 0) {
+      (peer->greeted() ? tools : strangers).push_back({id, peer->process().pid, peer->heardNs()});
+    }
+  }
+  // A rank whose connection ends before it is greeted tries again; an error would end its attempt.
+  if (auto* peer = connections_.find(surplus(strangers, kMostStrangers))) {
+    dispatch_.note(*peer, "dropped: too many connections before hello");
+    peer->drop();
+  }
+  if (auto* peer = connections_.find(surplus(tools, kMostTools))) {
+    dispatch_.refuse(*peer, "too many tools are connected", "close some");
+    peer->drop();
+  }
+}
+
+// Tools wait for each other, and for their own answers to be taken; ranks do not.
+bool Agent::mayAct(const Connection& peer) const {
+  return !peer.closing() && !peer.gone() &&
+         (!peer.greeted() || peer.rank() >= 0 || (tool_frames_left_ > 0 && !peer.wantsWrite()));
 }
 
 void Agent::serve(Connection& peer, uint32_t events) {
   if ((events & EPOLLOUT) != 0) {
     peer.flush();
   }
-  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) == 0 || peer.gone()) {
+  if (peer.gone()) {
     return;
   }
-  if (peer.closing()) {
-    if ((events & (EPOLLHUP | EPOLLERR)) != 0) {
-      peer.drop();
-    }
+  if (!mayAct(peer) && (events & (EPOLLHUP | EPOLLERR)) != 0) {
+    peer.drop();
     return;
   }
-  const bool open = peer.receive();
+  const bool readable = (events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0;
+  const bool open = !readable || !mayAct(peer) || peer.full() || peer.receive(clock_.nowNs());
+  handleFrames(peer);
+  if (!open) {
+    peer.drop();
+  }
+}
+
+void Agent::handleFrames(Connection& peer) {
   try {
-    while (!peer.closing() && !peer.gone()) {
+    while (mayAct(peer)) {
       auto frame = peer.next();
       if (!frame) {
         break;
       }
+      const bool tool = peer.greeted() && peer.rank() < 0;
+      tool_frames_left_ -= tool;
       logDebug("agent", "connection ", peer.id(), " sent message ", static_cast<int>(frame->type),
                " of ", frame->payload.size(), " bytes");
       dispatch_.handle(peer, std::move(*frame), clock_.nowNs());
+      if (tool) {  // one at a time: ranks come in between
+        more_ = true;
+        break;
+      }
     }
   } catch (const Corruption& error) {
     dispatch_.refuse(peer, error.what(), "is the peer of the same version of reft?");
   } catch (const std::exception& error) {
     dispatch_.refuse(peer, error.what(), "");
-  }
-  if (!open) {
-    peer.drop();
   }
 }
 
@@ -272,8 +339,11 @@ void Agent::sweep() {
   auto& all = connections_.all();
   for (auto it = all.begin(); it != all.end();) {
     auto& peer = *it->second;
+    if (peer.greeted() && peer.rank() < 0) {
+      handleFrames(peer);  // what was left
+    }
     if (!peer.gone()) {
-      watch(peer.fd(), peer.id(), peer.wantsWrite(), false, !peer.closing());
+      watch(peer.fd(), peer.id(), peer.wantsWrite(), false, mayAct(peer) && !peer.full());
       ++it;
       continue;
     }
@@ -287,14 +357,48 @@ void Agent::sweep() {
   }
 }
 
+void Agent::dropSlow(int64_t now_ns) {
+  for (auto& [id, peer] : connections_.all()) {
+    const int64_t stalled = peer->stalledNs(now_ns);
+    if (peer->closing() ? stalled >= kRefusalNs : peer->rank() < 0 && stalled >= kAnswerNs) {
+      peer->drop();
+    } else if (!peer->greeted() && !peer->closing() && now_ns - peer->heardNs() >= kHelloNs) {
+      dispatch_.note(*peer, "dropped: no hello within 3 s");
+      peer->drop();
+    }
+  }
+}
+
+void Agent::keepPlace() {
+  switch (place_.keep()) {
+    case RunPlace::Kept::kSame: log_file_.tend(place_.directory()); return;
+    case RunPlace::Kept::kLost: return;
+    case RunPlace::Kept::kMoved:
+      log_file_.open(place_.directory());
+      logWarn("agent",
+              "the run directory was removed or replaced; made it anew: ", options_.directory());
+      investigation_.setDirectory(place_.directory(), options_.directory());
+      watch(place_.listener(), kListener, false, true);  // closing the old one has removed it
+      accepting_ = true;
+  }
+}
+
 void Agent::tick() {
   const auto now = clock_.nowNs();
+  tool_frames_left_ = kToolFramesPerTick;
+  if (!accepting_) {
+    accepting_ = true;
+    watch(place_.listener(), kListener, false, false);
+  }
+  keepPlace();
+  dropSlow(now);
   dispatch_.tick();
   for (auto& [number, rank] : ranks_.all()) {
     if (rank.alive && RankTable::ended(rank)) {
       ended(rank);
     }
   }
+  ranks_.tendVaultFiles(now);
   investigation_.tick(now);
   metrics_http_.tick(now);
 }

@@ -14,9 +14,11 @@
 
 #include "agent/dispatch.h"
 #include "agent/hang/investigation_runner.h"
+#include "agent/log_file.h"
 #include "agent/options.h"
 #include "agent/peers/connection.h"
 #include "agent/peers/rank_table.h"
+#include "agent/run_place.h"
 #include "agent/serve/metrics_http.h"
 #include "intercept/base/clock.h"
 #include "intercept/base/unique_fd.h"
@@ -27,8 +29,8 @@ class Agent {
  public:
   enum class End { kClean, kAbandoned, kStopped };
 
-  // `listener` listens already.
-  Agent(AgentOptions options, UniqueFd listener, const Clock& clock = SteadyClock::instance());
+  // `place` is taken. It and `options`, which it changes, outlive the agent.
+  Agent(const AgentOptions& options, RunPlace& place, const Clock& clock = SteadyClock::instance());
   ~Agent();
   Agent(const Agent&) = delete;
   Agent& operator=(const Agent&) = delete;
@@ -40,16 +42,24 @@ class Agent {
   void watch(int fd, uint64_t token, bool write, bool add, bool read = true);
   void handle(uint64_t token, uint32_t events);
   void acceptPeers();
+  void admit(UniqueFd socket);
+  void makeRoom();
   void serve(Connection& peer, uint32_t events);
+  void handleFrames(Connection& peer);
+  bool mayAct(const Connection& peer) const;
+  void dropSlow(int64_t now_ns);
+  void keepPlace();
   void joined(RankState& rank, uint64_t old_connection);
   void ended(RankState& rank);
   void sweep();
   void tick();
   std::optional<End> end();
 
-  AgentOptions options_;
+  const AgentOptions& options_;
+  RunPlace& place_;
+  LogFile log_file_;
   const Clock& clock_;
-  UniqueFd epoll_, listener_, timer_, wake_;
+  UniqueFd epoll_, timer_, wake_;
   UniqueFd spare_;  // given up to accept and close a connection when there are no descriptors left
   uint64_t next_token_;
   Connections connections_;              // by token
@@ -61,6 +71,9 @@ class Agent {
   int64_t all_bye_since_ns_ = 0;  // 0: some rank has not said bye
   int64_t empty_since_ns_;        // 0: some rank lives
   bool came_ = false;             // some rank has joined
+  bool accepting_ = true;         // false: out of descriptors, until the next tick
+  int tool_frames_left_ = 0;      // until the next tick
+  bool more_ = false;             // frames were left for the next pass of the loop
   std::atomic<bool> stopping_{false};
 };
 

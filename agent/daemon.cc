@@ -1,12 +1,9 @@
 #include "agent/daemon.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/resource.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -14,12 +11,11 @@
 #include <cstring>
 
 #include "intercept/base/error.h"
+#include "intercept/base/safe_files.h"
 
 namespace reft::agent {
 
 namespace {
-
-constexpr int kBacklog = 1024;
 
 void ownDirectory(const std::string& path) {
   if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) {
@@ -33,26 +29,6 @@ void ownDirectory(const std::string& path) {
     throw Unavailable(
         path + " must be a directory of this user with mode 0700; remove it, or set REFT_RUN_DIR");
   }
-}
-
-// A path of any length as a socket address: long ones go through the open directory.
-sockaddr_un address(const std::string& directory, const UniqueFd& handle) {
-  sockaddr_un result{};
-  result.sun_family = AF_UNIX;
-  std::string path = directory + "/agent.sock";
-  if (path.size() >= sizeof(result.sun_path)) {
-    path = "/proc/self/fd/" + std::to_string(handle.get()) + "/agent.sock";
-  }
-  std::memcpy(result.sun_path, path.c_str(), path.size() + 1);
-  return result;
-}
-
-UniqueFd openDirectory(const std::string& directory) {
-  UniqueFd handle(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  if (!handle) {
-    throw SystemError("open " + directory);
-  }
-  return handle;
 }
 
 void closeRange(unsigned first, unsigned last) {
@@ -82,6 +58,10 @@ void makeDirectories(const std::string& run_dir, const std::string& job, int nod
     ::mkdir(run_dir.substr(0, slash).c_str(), 0700);
   }
   ownDirectory(run_dir);
+  if (const auto problem = chainProblem(run_dir); !problem.empty()) {
+    throw Unavailable("run directory " + run_dir + " is not safe: " + problem +
+                      "; mend that, or set REFT_RUN_DIR");
+  }
   ownDirectory(run_dir + "/" + job);
   ownDirectory(run_dir + "/" + job + "/node-" + std::to_string(node));
 }
@@ -119,8 +99,8 @@ UniqueFd daemonise(const std::string& log_path) {
   }
   ::umask(077);
   UniqueFd nothing(::open("/dev/null", O_RDWR | O_CLOEXEC));
-  UniqueFd log(
-      ::open(log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0600));
+  UniqueFd log(::open(log_path.c_str(),
+                      O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600));
   ::dup2(nothing.get(), STDIN_FILENO);
   ::dup2(log ? log.get() : nothing.get(), STDERR_FILENO);
   nothing.reset();
@@ -143,63 +123,6 @@ void ready(UniqueFd parent, int status, const std::string& line) {
     const auto byte = static_cast<unsigned char>(status);
     [[maybe_unused]] const auto written = ::write(parent.get(), &byte, 1);
   }
-}
-
-UniqueFd lockDirectory(const std::string& directory) {
-  const auto path = directory + "/agent.lock";
-  for (int i = 0; i < 100; ++i) {
-    UniqueFd lock(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600));
-    if (!lock) {
-      throw SystemError("open " + path);
-    }
-    if (::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) {
-      if (errno == EWOULDBLOCK || errno == EINTR) {
-        return UniqueFd();
-      }
-      throw SystemError("flock " + path);
-    }
-    // An agent that ended in between removed the file: the lock is worth something only on the one
-    // that is there.
-    struct stat ours {};
-    struct stat there {};
-    if (::fstat(lock.get(), &ours) == 0 && ::stat(path.c_str(), &there) == 0 &&
-        ours.st_ino == there.st_ino && ours.st_dev == there.st_dev) {
-      return lock;
-    }
-  }
-  throw Unavailable(path + " keeps changing; is the directory shared between hosts?");
-}
-
-UniqueFd listenOn(const std::string& directory) {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) {
-    throw SystemError("socket");
-  }
-  const auto handle = openDirectory(directory);
-  const auto where = address(directory, handle);
-  ::unlink((directory + "/agent.sock").c_str());
-  const mode_t before = ::umask(0177);
-  const int bound = ::bind(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where));
-  const int code = errno;
-  ::umask(before);
-  if (bound != 0) {
-    throw SystemError("bind " + directory + "/agent.sock", code);
-  }
-  if (::listen(socket.get(), kBacklog) != 0) {
-    throw SystemError("listen");
-  }
-  return socket;
-}
-
-bool answers(const std::string& directory) {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const UniqueFd handle(::open(directory.c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
-  if (!socket || !handle) {
-    return false;
-  }
-  const auto where = address(directory, handle);
-  return ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&where), sizeof(where)) == 0 ||
-         errno == EAGAIN;
 }
 
 }  // namespace reft::agent

@@ -1,4 +1,4 @@
-// What makes a process a daemon that other processes can find: directories, lock, socket, session.
+// What makes a process a daemon: its directories, its session, the pipe to who started it.
 //
 // Threads: before any thread is started. Errors: SystemError, Unavailable.
 #pragma once
@@ -10,7 +10,7 @@
 namespace reft::agent {
 
 // Makes <run_dir>, <run_dir>/<job> and <run_dir>/<job>/node-<n> with mode 0700. Throws Unavailable
-// if one is a link, belongs to somebody else, or may be entered by others.
+// if one is a link, belongs to somebody else, or may be entered or replaced by others.
 void makeDirectories(const std::string& run_dir, const std::string& job, int node);
 
 // Double fork, own session, working directory /, standard input from nowhere, stderr to `log_path`,
@@ -20,14 +20,5 @@ void makeDirectories(const std::string& run_dir, const std::string& job, int nod
 UniqueFd daemonise(const std::string& log_path);
 // Tells the waiting parent the exit status and prints `line` on stdout, which is detached then.
 void ready(UniqueFd parent, int status, const std::string& line);
-
-// flock on <directory>/agent.lock, without waiting; an empty descriptor: somebody else holds it.
-UniqueFd lockDirectory(const std::string& directory);
-
-// Listens on <directory>/agent.sock, mode 0600, replacing what a dead agent left. Call with the
-// lock held.
-UniqueFd listenOn(const std::string& directory);
-// True if somebody accepts connections there.
-bool answers(const std::string& directory);
 
 }  // namespace reft::agent

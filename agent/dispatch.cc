@@ -1,14 +1,19 @@
 #include "agent/dispatch.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
+#include "agent/peers/admission.h"
 #include "agent/peers/messages.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "snapshot/cost/cadence.h"
+#include "snapshot/vault/mapping.h"
 
 namespace reft::agent {
 
@@ -42,14 +47,34 @@ Dispatch::Dispatch(const AgentOptions& options, RankTable& ranks, Connections& c
 }
 
 void Dispatch::refuse(Connection& peer, const std::string& what, const std::string& hint) {
-  ++state_.refused_peers;
-  logWarn("agent", "connection ", peer.id(), " of pid ", peer.pid(), " refused: ", what);
+  note(peer, "refused: " + what);
   peer.send(wire::Type::kError, errorPayload(what, hint));
   peer.closeAfterFlush();
 }
 
+void Dispatch::note(const Connection& peer, const std::string& what) {
+  ++state_.refused_peers;
+  if (lines_.take()) {
+    logWarn("agent", "connection ", peer.id(), " of pid ", peer.process().pid, " ", what);
+  }
+}
+
+void Dispatch::noteNoDescriptors() {
+  ++state_.refused_peers;
+  if (lines_.take()) {
+    logWarn("agent", "out of file descriptors: refused a connection");
+  }
+}
+
+void Dispatch::tick() {
+  ++state_.ticks;
+  if (const auto left_out = lines_.refill(); left_out > 0) {
+    logWarn("agent", left_out, " more lines about peers were left out");
+  }
+}
+
 void Dispatch::handle(Connection& peer, wire::Frame frame, int64_t now_ns) {
-  if (!peer.greeted) {
+  if (!peer.greeted()) {
     if (frame.type != wire::Type::kHello) {
       throw InvalidArgument("first message", std::to_string(static_cast<int>(frame.type)),
                             "hello (1)");
@@ -57,7 +82,7 @@ void Dispatch::handle(Connection& peer, wire::Frame frame, int64_t now_ns) {
     hello(peer, frame);
     return;
   }
-  if (auto* rank = peer.rank >= 0 ? ranks_.ofConnection(peer.id()) : nullptr) {
+  if (auto* rank = peer.rank() >= 0 ? ranks_.ofConnection(peer.id()) : nullptr) {
     fromRank(peer, *rank, frame, now_ns);
   } else {
     fromAnybody(peer, frame, now_ns);
@@ -74,8 +99,13 @@ void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
   if (hello.is_rank) {
     const auto* before = ranks_.find(hello.rank);
     const auto old_connection = before == nullptr ? 0 : before->connection;
+    if (before == nullptr && ranks_.all().size() >= kMostRanks) {
+      refuse(peer, "this agent has " + std::to_string(kMostRanks) + " ranks", "");
+      return;
+    }
+    peer.process().confirm(hello.started);
     try {
-      ranks_.join(hello, peer.pid() > 0 ? peer.pid() : hello.pid, peer.id());
+      ranks_.join(hello, peer.process(), peer.id());
     } catch (const InvalidArgument&) {
       const auto* live = ranks_.find(hello.rank);
       refuse(peer,
@@ -86,17 +116,15 @@ void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
              "this one, end it");
       return;
     }
-    peer.rank = hello.rank;
     auto& rank = *ranks_.find(hello.rank);
     rank.notes.clear();
-    rank.pid_is_own = peer.pid() > 0;
     // The numbers of nodes change with each start of the ranks.
     state_.node = hello.node;
     investigation_.setNode(hello.node);
     joined_(rank, old_connection);
     logInfo("agent", "rank ", hello.rank, " joined, pid ", rank.pid, " attempt ", hello.attempt);
   }
-  peer.greeted = true;
+  peer.greet(hello.is_rank ? hello.rank : -1);
   peer.send(wire::Type::kWelcome, dumpJson({{"agent_pid", ::getpid()},
                                             {"version", kAgentVersion},
                                             {"run_dir", options_.directory()},
@@ -153,9 +181,13 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
       throw InvalidArgument("incarnation of a vote", std::to_string(ballot->incarnation),
                             "that of hello");
     }
+    // No step counts that only a vault holds that this agent has lost.
+    if (ballot->yes != 0) {
+      rank.readable();
+    }
     act(ledger_.vote(rank.hello.rank, key,
-                     {ballot->yes != 0, ballot->cut, ballot->proposal, ballot->replicas,
-                      ballot->plan_anew != 0}));
+                     {ballot->yes != 0 && !rank.vault.lost, ballot->cut, ballot->proposal,
+                      ballot->replicas, ballot->plan_anew != 0}));
     if (rank.hello.local_rank == 0) {
       investigation_.rankVoted(rank, now_ns);
     }
@@ -189,7 +221,7 @@ void Dispatch::fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns)
     }
     default:
       throw InvalidArgument("message type", std::to_string(static_cast<int>(frame.type)),
-                            "those of a " + std::string(peer.rank >= 0 ? "rank" : "tool"));
+                            "those of a " + std::string(peer.rank() >= 0 ? "rank" : "tool"));
   }
 }
 
@@ -197,24 +229,42 @@ void Dispatch::giveVault(Connection& peer, const VaultGet& wanted) {
   const int number = wanted.rank;
   auto* rank = ranks_.find(number);
   auto* held = rank == nullptr ? nullptr : &rank->vaultFor(wanted.world);
-  const auto* vault = held == nullptr ? nullptr : held->readable(number);
-  if (vault == nullptr) {
+  if (held != nullptr) {
+    held->readable(number);  // one that was cut off is given up
+  }
+  if (held == nullptr || !held->fd) {
     // Not the peer's fault: the rank may be new, so the connection stays.
     peer.send(wire::Type::kError,
               errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
     return;
   }
-  peer.send(wire::Type::kVaultFd, dumpJson({{"rank", number}, {"bytes", vault->bytes()}}),
-            held->fd.get());
+  // A rank that is started again goes on writing to its own vault. All others only read.
+  const bool own = peer.rank() == number;
+  const UniqueFd to_read(own ? -1
+                             : ::open(("/proc/self/fd/" + std::to_string(held->fd.get())).c_str(),
+                                      O_RDONLY | O_CLOEXEC));
+  if (!own && !to_read) {
+    peer.send(wire::Type::kError,
+              errorPayload("cannot open the vault of rank " + std::to_string(number) +
+                               " for reading: " + std::strerror(errno),
+                           ""));
+    return;
+  }
+  peer.send(wire::Type::kVaultFd,
+            dumpJson({{"rank", number}, {"bytes", fileBytes(held->fd.get())}}),
+            own ? held->fd.get() : to_read.get());
 }
 
 void Dispatch::readNative(Connection& peer, int number) {
   const auto* rank = ranks_.find(number);
-  if (rank == nullptr || !rank->alive || rank->pid <= 0) {
+  const int pid = rank == nullptr ? 0 : RankTable::readablePid(*rank);
+  if (pid == 0) {
     peer.send(wire::Type::kStacks,
-              dumpJson({{"error", rank == nullptr ? "not a rank of this node" : "it has ended"}}));
+              dumpJson({{"error", rank == nullptr ? "not a rank of this node"
+                                  : rank->live()  ? "its process is in another PID namespace"
+                                                  : "it has ended"}}));
   } else {
-    native_readers_.start(peer.id(), rank->pid);
+    native_readers_.start(peer.id(), pid);
   }
 }
 

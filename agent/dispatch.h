@@ -14,6 +14,7 @@
 #include "agent/hang/native_readers.h"
 #include "agent/options.h"
 #include "agent/peers/connection.h"
+#include "agent/peers/line_budget.h"
 #include "agent/peers/rank_table.h"
 #include "agent/serve/status.h"
 #include "snapshot/commit/commit_ledger.h"
@@ -30,9 +31,12 @@ class Dispatch {
   void handle(Connection& peer, wire::Frame frame, int64_t now_ns);
   // Sends an error and closes the connection.
   void refuse(Connection& peer, const std::string& what, const std::string& hint);
+  // Logs what happened to a peer, unless peers have caused too many lines.
+  void note(const Connection& peer, const std::string& what);
+  void noteNoDescriptors();
   // Sends the native stacks that are there by now.
   void sendNativeStacks();
-  void tick() { ++state_.ticks; }
+  void tick();
   std::string metrics();
 
  private:
@@ -53,6 +57,7 @@ class Dispatch {
   CommitLedger ledger_;
   NativeReaders native_readers_;
   AgentState state_;
+  LineBudget lines_;  // that peers cause
 };
 
 }  // namespace reft::agent

@@ -5,11 +5,12 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <thread>
+#include <string>
 
 #include "agent/agent.h"
 #include "agent/daemon.h"
 #include "agent/options.h"
+#include "agent/run_place.h"
 #include "agent/serve/status.h"
 #include "agent/test_clock.h"
 #include "hang_detect/stacks/remote_stack.h"
@@ -17,6 +18,7 @@
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "intercept/link/agent_start.h"
+#include "snapshot/vault/mapping.h"
 
 namespace {
 
@@ -28,6 +30,13 @@ void onSignal(int) {
   }
 }
 
+// A vault file that somebody cuts off while it is read costs that vault, not the agent.
+void onLostPage(int, siginfo_t* info, void*) {
+  if (info->si_code != BUS_ADRERR || !reft::replaceLostPage(info->si_addr)) {
+    ::signal(SIGBUS, SIG_DFL);  // the instruction runs again, and ends the process
+  }
+}
+
 void installSignals() {
   struct sigaction action {};
   action.sa_handler = SIG_IGN;
@@ -36,67 +45,40 @@ void installSignals() {
   }
   action.sa_handler = onSignal;
   ::sigaction(SIGTERM, &action, nullptr);
+  struct sigaction lost {};
+  lost.sa_sigaction = onLostPage;
+  lost.sa_flags = SA_SIGINFO;
+  ::sigaction(SIGBUS, &lost, nullptr);
 }
 
-// Removes the lock last, so that the next agent starts with nothing of this one. Hang reports stay
-// for people to read, and the log beside them; a job without reports leaves nothing.
-void removeTraces(const reft::agent::AgentOptions& options) {
-  const auto directory = options.directory();
-  ::unlink((directory + "/agent.sock").c_str());
-  if (::access((directory + "/verdicts").c_str(), F_OK) != 0) {
-    ::unlink((directory + "/agent.log").c_str());
-  }
-  ::unlink((directory + "/agent.lock").c_str());
-  ::rmdir(directory.c_str());
-  ::rmdir((options.run_dir + "/" + options.job).c_str());
-}
-
-// True if an agent answers within a second (one that has just taken the lock needs a moment to
-// listen).
-bool waitForOther(const std::string& directory) {
-  for (int i = 0; i < 100; ++i) {
-    if (reft::agent::answers(directory)) {
-      return true;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return false;
-}
-
-int serve(const reft::agent::AgentOptions& options, const reft::Clock& clock,
-          reft::UniqueFd& parent) {
+int serve(reft::agent::AgentOptions options, const reft::Clock& clock, reft::UniqueFd& parent) {
   using reft::agent::ready;
-  const auto directory = options.directory();
-  reft::UniqueFd lock;
-  for (int i = 0; !lock && i < 5; ++i) {
-    reft::agent::makeDirectories(options.run_dir, options.job,
-                                 options.node);  // an ending agent may have removed them
-    lock = reft::agent::lockDirectory(directory);
-    if (!lock && waitForOther(directory)) {
-      ready(std::move(parent), 0, "already listening " + directory + "/agent.sock");
-      return 0;
-    }
+  using reft::agent::RunPlace;
+  RunPlace place(options);
+  std::string other;
+  const auto taken = place.take(other);
+  if (taken == RunPlace::Taken::kServed) {
+    ready(std::move(parent), 0, "already listening " + options.directory() + "/agent.sock");
+    return 0;
   }
-  if (!lock) {
-    reft::logError("agent", "another process holds ", directory, "/agent.lock and does not answer");
-    ready(std::move(parent), 1,
-          std::string(reft::kAgentFailed) + "another one holds " + directory +
-              " and does not answer");
+  if (taken == RunPlace::Taken::kSilent) {
+    reft::logError("agent", other, " and does not answer");
+    ready(std::move(parent), 1, std::string(reft::kAgentFailed) + other + " and does not answer");
     return 1;
   }
-  reft::agent::Agent agent(options, reft::agent::listenOn(directory), clock);
+  reft::agent::Agent agent(options, place, clock);
   running = &agent;
   installSignals();
   reft::logInfo("agent", "listening, pid ", ::getpid(), " job ", options.job, " node ",
                 options.node);
-  ready(std::move(parent), 0, "listening " + directory + "/agent.sock");
+  ready(std::move(parent), 0, "listening " + options.directory() + "/agent.sock");
   const auto end = agent.run();
   running = nullptr;
   const bool clean = end == reft::agent::Agent::End::kClean;
   reft::logInfo("agent", clean                                      ? "all ranks ended cleanly"
                          : end == reft::agent::Agent::End::kStopped ? "stopped by a signal"
                                                                     : "no rank returned");
-  removeTraces(options);
+  place.removeTraces();
   return 0;
 }
 

@@ -1,7 +1,10 @@
 #include "agent/options.h"
 
+#include <unistd.h>
+
 #include <charconv>
 #include <cstdint>
+#include <cstdlib>
 
 #include "agent/peers/messages.h"
 #include "intercept/base/error.h"
@@ -86,6 +89,16 @@ CommandLine CommandLine::parse(const std::vector<std::string>& arguments) {
 AgentOptions AgentOptions::from(const Env& env, const CommandLine& command) {
   AgentOptions options;
   options.run_dir = command.run_dir;
+  options.foreground = command.foreground;
+  // As default_run_dir() in python/reft/_link/job_identity.py.
+  const char* temporary = std::getenv("TMPDIR");
+  const char* runtime = std::getenv("XDG_RUNTIME_DIR");
+  const auto shared = std::string(temporary == nullptr || *temporary != '/' ? "/tmp" : temporary) +
+                      "/reft-" + std::to_string(::getuid());
+  const auto of_session = std::string(runtime == nullptr ? "" : runtime) + "/reft";
+  if (options.run_dir == shared || options.run_dir == of_session) {
+    options.fallback_run_dir = shared;
+  }
   options.job = command.job;
   options.node = command.node;
   options.vault_dir = env.text("vault_dir");

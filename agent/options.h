@@ -26,6 +26,9 @@ struct CommandLine {
 
 struct AgentOptions {
   std::string run_dir;
+  // Where ranks look if the default run directory is gone; "": run_dir is no default one.
+  std::string fallback_run_dir;
+  bool foreground = false;
   std::string job;
   int node = 0;
   std::string vault_dir;  // "": vaults are anonymous memory

@@ -59,7 +59,7 @@ void Aborter::kill() {
     if (!rank.live() || rank.hello.incarnation != incarnation_) {
       continue;
     }
-    const bool traced = tracerOf(rank.pid) > 0;
+    const bool traced = tracerOf(RankTable::readablePid(rank)) > 0;
     if (!rank.pidfd || !rank.pid_is_own || traced) {
       logWarn("agent", "rank ", number, " pid ", rank.pid,
               " has not ended after the abort and is left alone: ",

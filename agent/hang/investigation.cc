@@ -301,7 +301,7 @@ void Investigation::sampled(uint64_t id, const std::vector<ProcessSample>& sampl
     if (facts.connection != 0) {
       ask.connections.push_back(facts.connection);
     }
-    if (facts.alive && (facts.connection == 0 || sample.stopped)) {
+    if (facts.alive && !facts.hidden && (facts.connection == 0 || sample.stopped)) {
       read({facts.pid});  // it will not answer
     }
     if (facts.alive && look->thorough()) {

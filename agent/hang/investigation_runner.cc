@@ -1,15 +1,6 @@
 #include "agent/hang/investigation_runner.h"
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <ctime>
 #include <fstream>
 #include <variant>
 
@@ -18,7 +9,6 @@
 #include "hang_detect/evidence/process_state.h"
 #include "hang_detect/rank/verdict_notice.h"
 #include "intercept/base/log.h"
-#include "intercept/base/unique_fd.h"
 #include "intercept/link/wire.h"
 
 namespace reft::agent {
@@ -27,39 +17,6 @@ namespace {
 
 // Evidence of all nodes together, which passes through one store and one process.
 constexpr size_t kMaxGathered = 128u << 20;
-
-// True if the file was written whole and, with `durably`, is on disk; a failure is logged.
-bool writeWhole(const std::string& path, const std::string& text, bool durably) {
-  const UniqueFd file(
-      ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0600));
-  size_t done = 0;
-  while (file && done < text.size()) {
-    const ssize_t count = ::write(file.get(), text.data() + done, text.size() - done);
-    if (count <= 0) {
-      break;
-    }
-    done += static_cast<size_t>(count);
-  }
-  if (!file || done < text.size() || (durably && ::fsync(file.get()) != 0)) {
-    logWarn("agent", "cannot write ", path, ": ", std::strerror(errno));
-    return false;
-  }
-  return true;
-}
-
-// Name of a report: the time of day.
-std::string utcName() {
-  const auto now = std::chrono::system_clock::now();
-  const auto seconds = std::chrono::system_clock::to_time_t(now);
-  const auto ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch()).count() % 1000;
-  tm parts{};
-  ::gmtime_r(&seconds, &parts);
-  std::array<char, 48> text{};
-  const auto length = std::strftime(text.data(), text.size(), "%Y%m%dT%H%M%S", &parts);
-  std::snprintf(text.data() + length, text.size() - length, ".%03dZ", static_cast<int>(ms));
-  return text.data();
-}
 
 }  // namespace
 
@@ -70,11 +27,11 @@ std::string bootId() {
   return id.size() <= 64 ? id : "";
 }
 
-InvestigationRunner::InvestigationRunner(const Investigation::Settings& settings,
-                                         std::string directory, RankTable& ranks,
+InvestigationRunner::InvestigationRunner(const Investigation::Settings& settings, int directory,
+                                         const std::string& path, RankTable& ranks,
                                          Connections& connections, int wake)
     : settings_(settings),
-      directory_(std::move(directory)),
+      reports_(directory, path, {}),
       ranks_(ranks),
       connections_(connections),
       investigation_(settings),
@@ -188,7 +145,7 @@ void InvestigationRunner::execute(const action::Count&, int64_t now_ns) {
   std::map<int, ProcessCounters> counters;
   for (const auto& [number, rank] : ranks_.all()) {
     if (rank.live()) {
-      counters[number] = processCounters(rank.pid);
+      counters[number] = processCounters(RankTable::readablePid(rank));
     }
   }
   investigation_.counted(counters, now_ns);
@@ -219,7 +176,8 @@ void InvestigationRunner::execute(const action::Examine& action, int64_t now_ns)
 Connection* InvestigationRunner::carrier() {
   for (auto& [number, rank] : ranks_.all()) {
     if (rank.live() && rank.hello.incarnation == ranks_.incarnation() &&
-        rank.hello.local_rank < wire::kEvidenceCarriers && !processIsStopped(rank.pid)) {
+        rank.hello.local_rank < wire::kEvidenceCarriers &&
+        !processIsStopped(RankTable::readablePid(rank))) {
       if (auto* connection = connections_.find(rank.connection)) {
         return connection;
       }
@@ -253,12 +211,10 @@ void InvestigationRunner::execute(const action::AnswerTool& action, int64_t) {
 }
 
 void InvestigationRunner::execute(const action::WriteReport& action, int64_t now_ns) {
-  const auto folder = directory_ + "/verdicts";
-  ::mkdir(folder.c_str(), 0700);
-  const auto path = folder + "/" + utcName();
+  bool on_disk = false;
   // On disk before ranks are ended for it.
-  const bool on_disk = writeWhole(path + ".json", action.finding.json, settings_.abort_on_hang);
-  writeWhole(path + ".txt", action.finding.text, false);
+  const auto path =
+      reports_.write(action.finding.json, action.finding.text, settings_.abort_on_hang, on_disk);
   logWarn("agent", "hang report written: ", path, ".txt\n", action.finding.screen);
   investigation_.written(action, path, on_disk, now_ns);
 }
@@ -274,7 +230,7 @@ void InvestigationRunner::execute(const action::Abort& action, int64_t now_ns) {
 // Whether a debugger or tracer is attached to a rank of this node.
 bool InvestigationRunner::traced() {
   return std::any_of(ranks_.all().begin(), ranks_.all().end(), [](const auto& entry) {
-    return entry.second.live() && tracerOf(entry.second.pid) > 0;
+    return entry.second.live() && tracerOf(RankTable::readablePid(entry.second)) > 0;
   });
 }
 

@@ -14,6 +14,7 @@
 #include "agent/hang/investigation.h"
 #include "agent/hang/outside_stacks.h"
 #include "agent/hang/rank_examiner.h"
+#include "agent/hang/report_folder.h"
 #include "agent/peers/connection.h"
 #include "agent/peers/messages.h"
 #include "agent/peers/rank_table.h"
@@ -25,9 +26,13 @@ std::string bootId();
 
 class InvestigationRunner {
  public:
-  // `directory`: the agent's; reports go to verdicts/ in it. `wake`: an eventfd of the loop.
-  InvestigationRunner(const Investigation::Settings& settings, std::string directory,
-                      RankTable& ranks, Connections& connections, int wake);
+  // `directory`: the agent's, open, at `path`; reports go to verdicts/ in it. `wake`: an eventfd of
+  // the loop.
+  InvestigationRunner(const Investigation::Settings& settings, int directory,
+                      const std::string& path, RankTable& ranks, Connections& connections,
+                      int wake);
+
+  void setDirectory(int directory, const std::string& path) { reports_.move(directory, path); }
 
   // Call every Settings::tick_ns.
   void tick(int64_t now_ns);
@@ -71,7 +76,7 @@ class InvestigationRunner {
   bool traced();
 
   Investigation::Settings settings_;
-  std::string directory_;
+  ReportFolder reports_;
   RankTable& ranks_;
   Connections& connections_;
   Investigation investigation_;

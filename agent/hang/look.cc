@@ -107,7 +107,13 @@ std::optional<RemoteStacks> Look::outside(int pid) const {
 
 bool Look::waitsFor(int number, const NodeFacts& facts) const {
   const auto rank = facts.ranks.find(number);
-  if (rank == facts.ranks.end() || ranks_.at(number).reply || outside(rank->second.pid)) {
+  if (rank == facts.ranks.end() || ranks_.at(number).reply) {
+    return false;
+  }
+  if (rank->second.hidden) {
+    return rank->second.connection != 0;
+  }
+  if (outside(rank->second.pid)) {
     return false;
   }
   // A rank that cannot answer keeps nobody waiting, unless its memory is being read.
@@ -125,7 +131,7 @@ std::vector<int> Look::overdue(const NodeFacts& facts, int64_t now_ns) {
   deadline_ns_ = now_ns + kOutsideNs;
   for (const auto& [number, rank] : ranks_) {
     const auto known = facts.ranks.find(number);
-    if (!rank.reply && known != facts.ranks.end() && known->second.alive) {
+    if (!rank.reply && known != facts.ranks.end() && known->second.alive && !known->second.hidden) {
       found.push_back(number);
     }
   }
@@ -167,7 +173,7 @@ void Look::addTo(RankEvidence& entry, const RankFacts& facts,
                      : facts.connection == 0 ? "is not connected"
                                              : "did not answer the request for its stacks";
     entry.error += (entry.error.empty() ? "" : "; ") + std::string(why);
-    addOutside(entry, outside(facts.pid));
+    addOutside(entry, facts.hidden ? std::nullopt : outside(facts.pid));
   }
   for (ChildProcess& child : entry.children) {
     if (const auto read = outside(child.pid)) {

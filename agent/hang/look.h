@@ -28,6 +28,7 @@ struct RankFacts {
   uint64_t incarnation = 0;
   bool alive = false;
   bool said_bye = false;
+  bool hidden = false;  // its process cannot be looked at: of another PID namespace, or not certain
 
   bool live() const { return alive && !said_bye; }
 };

@@ -20,8 +20,8 @@ NodeFacts factsOf(RankTable& ranks) {
   facts.world = ranks.world();
   facts.nodes = ranks.nodes();
   for (const auto& [number, rank] : ranks.all()) {
-    facts.ranks[number] = {number,     rank.pid,     rank.connection, rank.hello.incarnation,
-                           rank.alive, rank.said_bye};
+    facts.ranks[number] = {number,     rank.pid,      rank.connection, rank.hello.incarnation,
+                           rank.alive, rank.said_bye, !rank.pid_is_own};
   }
   return facts;
 }
@@ -41,10 +41,11 @@ std::optional<OpLogReader> opLogOf(RankState& rank) {
 ProcessSample sampleOf(const RankState& rank, bool children) {
   ProcessSample sample;
   sample.rank = rank.hello.rank;
-  sample.counters = processCounters(rank.pid);
-  sample.stopped = processIsStopped(rank.pid);
+  const int pid = RankTable::readablePid(rank);
+  sample.counters = processCounters(pid);
+  sample.stopped = processIsStopped(pid);
   if (children && rank.alive) {
-    sample.children = childrenOf(rank.pid);
+    sample.children = childrenOf(pid);
   }
   return sample;
 }
@@ -66,7 +67,13 @@ RankEvidence examine(RankState& rank, int node, int64_t now_ns) {
   } else {
     entry.error = "no vault was handed over, so there is no op log";
   }
+  entry.pid = RankTable::readablePid(rank);
   addProcessState(entry);
+  if (entry.pid == 0) {
+    entry.alive = rank.alive;  // of another PID namespace: nothing more is known
+    entry.callers.clear();
+  }
+  entry.pid = rank.pid;
   if (!rank.alive) {
     entry.alive = false;  // the number may be another process's by now
     entry.oom_kills = rank.oomKillsSince();

@@ -10,12 +10,35 @@
 
 namespace reft::agent {
 
-bool Connection::receive() {
+Connection::Connection(uint64_t id, UniqueFd socket, PeerProcess process, int64_t now_ns)
+    : id_(id), socket_(std::move(socket)), process_(std::move(process)), heard_ns_(now_ns) {
+  decoder_.limitPayload(kLongestHello);
+}
+
+void Connection::greet(int rank) {
+  greeted_ = true;
+  rank_ = rank;
+  process_.pidfd.reset();  // the table of ranks has taken that of a rank; a tool is not watched
+  decoder_.limitPayload(rank >= 0 ? wire::kMaxPayload : kLongestOfTool);
+}
+
+bool Connection::receive(int64_t now_ns) {
+  heard_ns_ = greeted_ ? now_ns : heard_ns_;  // a hello that drips does not last longer
   try {
-    return wire::receiveInto(socket_.get(), decoder_);
+    return wire::receiveInto(socket_.get(), decoder_, rank_ >= 0);
   } catch (const SystemError&) {
     return false;
   }
+}
+
+int64_t Connection::stalledNs(int64_t now_ns) {
+  if (queue_.empty() || sent_bytes_ != sent_bytes_before_) {
+    sent_bytes_before_ = sent_bytes_;
+    stalled_since_ns_ = 0;
+  } else if (stalled_since_ns_ == 0) {
+    stalled_since_ns_ = now_ns;
+  }
+  return stalled_since_ns_ == 0 ? 0 : now_ns - stalled_since_ns_;
 }
 
 void Connection::send(wire::Type type, std::string_view payload, int fd) {
@@ -74,6 +97,7 @@ void Connection::flush() {
     }
     out.fd.reset();  // rode on the first byte
     out.sent += static_cast<size_t>(count);
+    sent_bytes_ += static_cast<uint64_t>(count);
     if (out.sent == out.bytes.size()) {
       queued_bytes_ -= out.bytes.size();
       queue_.pop_front();

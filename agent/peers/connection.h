@@ -5,8 +5,6 @@
 // frames.
 #pragma once
 
-#include <sys/types.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -16,6 +14,7 @@
 #include <string>
 #include <string_view>
 
+#include "agent/peers/peer_process.h"
 #include "intercept/base/unique_fd.h"
 #include "intercept/link/wire.h"
 
@@ -24,17 +23,28 @@ namespace reft::agent {
 class Connection {
  public:
   static constexpr size_t kMaxQueued = 128u << 20;  // a peer with more is dropped
+  static constexpr uint32_t kLongestHello = 512;    // payload of the first frame, in bytes
+  static constexpr uint32_t kLongestOfTool = 64u << 10;
 
-  Connection(uint64_t id, UniqueFd socket, pid_t pid)
-      : id_(id), pid_(pid), socket_(std::move(socket)) {}
+  Connection(uint64_t id, UniqueFd socket, PeerProcess process, int64_t now_ns);
 
   uint64_t id() const { return id_; }
   int fd() const { return socket_.get(); }
-  pid_t pid() const { return pid_; }  // from the kernel; 0: another pid namespace
+  PeerProcess& process() { return process_; }
+  const PeerProcess& process() const { return process_; }
 
-  // Reads once; false at end of stream.
-  bool receive();
+  // Takes the peer for what its hello says: `rank` -1 for a tool.
+  void greet(int rank);
+  bool greeted() const { return greeted_; }
+  int rank() const { return rank_; }  // -1: a tool, or not greeted yet
+
+  // Reads once; false at end of stream. Descriptors are taken from ranks alone.
+  bool receive(int64_t now_ns);
   std::optional<wire::Frame> next() { return decoder_.next(); }
+  // A tool that has sent more than the agent takes from it at a time.
+  bool full() const {
+    return greeted_ && rank_ < 0 && decoder_.waiting() >= sizeof(wire::Header) + kLongestOfTool;
+  }
 
   // Queues and sends what the socket takes. `fd` is duplicated.
   void send(wire::Type type, std::string_view payload, int fd = -1);
@@ -48,9 +58,11 @@ class Connection {
   void drop() { gone_ = true; }
   bool gone() const { return gone_ || (closing_ && queue_.empty()); }
 
-  // Set by the agent after a good hello.
-  bool greeted = false;
-  int rank = -1;  // -1: a tool
+  // When it came, or last sent something after its hello.
+  int64_t heardNs() const { return heard_ns_; }
+  // For how long it has taken nothing of what is queued for it; 0: nothing is queued, or it did
+  // since the last call.
+  int64_t stalledNs(int64_t now_ns);
 
  private:
   struct Out {
@@ -61,8 +73,13 @@ class Connection {
   void enqueue(std::string bytes, int fd);
 
   uint64_t id_;
-  pid_t pid_;
   UniqueFd socket_;
+  PeerProcess process_;
+  int64_t heard_ns_;
+  bool greeted_ = false;
+  int rank_ = -1;
+  uint64_t sent_bytes_ = 0, sent_bytes_before_ = 0;
+  int64_t stalled_since_ns_ = 0;  // 0: not stalled
   wire::FrameDecoder decoder_;
   std::deque<Out> queue_;
   size_t queued_bytes_ = 0;

@@ -65,9 +65,8 @@ bool validJobId(std::string_view job) {
 }
 
 Hello parseHello(std::string_view payload) {
-  // Nobody is known yet: deeply nested JSON of many megabytes would keep the agent busy for
-  // seconds.
-  constexpr size_t kMostBytes = size_t{16} << 10;
+  // Nobody is known yet.
+  constexpr size_t kMostBytes = 512;
   if (payload.size() > kMostBytes) {
     throw InvalidArgument("hello", std::to_string(payload.size()) + " bytes",
                           "up to " + std::to_string(kMostBytes));
@@ -88,6 +87,7 @@ Hello parseHello(std::string_view payload) {
   hello.job = text(from, "job", 128);
   hello.node = static_cast<int>(integer(from, "node", 0, kMaxRank));
   hello.pid = static_cast<int>(integer(from, "pid", 0, INT32_MAX, &zero));
+  hello.started = integer(from, "started", 0, INT64_MAX, &zero);
   if (!hello.is_rank) {
     return hello;
   }

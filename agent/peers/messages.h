@@ -29,7 +29,8 @@ struct Hello {
   int world = 1;
   int local_world = 1;
   int nodes = 1;
-  int pid = 0;
+  int pid = 0;          // in the peer's own PID namespace
+  int64_t started = 0;  // when that process began, in clock ticks since boot; 0: unknown
   uint64_t incarnation = 0;
   int attempt = 0;
   int restarts_left = 0;  // how often the launcher would start the ranks again

@@ -1,46 +1,28 @@
 #include "agent/peers/rank_table.h"
 
-#include <dirent.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
-#include <csignal>
+#include <cerrno>
+#include <cstring>
+#include <utility>
 
 #include "hang_detect/evidence/oom_kills.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "intercept/base/proc_stat.h"
+#include "intercept/base/safe_files.h"
 
 namespace reft::agent {
 
 namespace {
 
-bool sameFile(int fd, const std::string& path) {
-  struct stat open_file {};
-  struct stat there {};
-  return ::fstat(fd, &open_file) == 0 && ::lstat(path.c_str(), &there) == 0 &&
-         S_ISREG(there.st_mode) && open_file.st_ino == there.st_ino &&
-         open_file.st_dev == there.st_dev;
-}
-
 // 0: not visible from here.
 int parentOf(int pid) {
   const auto stat = procStat(pid);
   return stat ? stat->parent : 0;
-}
-
-constexpr std::string_view kOfWorld = "-of-";
-
-std::optional<int> numberOf(std::string_view digits) {
-  int number = -1;
-  const auto* end = digits.data() + digits.size();
-  const auto parsed = std::from_chars(digits.data(), end, number);
-  const bool valid = !digits.empty() && parsed.ec == std::errc() && parsed.ptr == end;
-  return valid && number >= 0 && number <= kMaxRank ? std::optional(number) : std::nullopt;
 }
 
 bool sameFile(int fd, int other) {
@@ -52,7 +34,7 @@ bool sameFile(int fd, int other) {
 
 // Deletes the file of a vault that is no longer needed, if it still is that vault.
 void deleteFile(int rank, HeldVault& vault) {
-  if (vault.path.empty() || !vault.fd || !sameFile(vault.fd.get(), vault.path)) {
+  if (vault.path.empty() || !vault.fd || !isAt(vault.fd.get(), vault.path)) {
     return;
   }
   if (::unlink(vault.path.c_str()) == 0) {
@@ -63,11 +45,6 @@ void deleteFile(int rank, HeldVault& vault) {
   vault.path.clear();
 }
 
-bool processEnded(const UniqueFd& pidfd) {
-  pollfd poller{pidfd.get(), POLLIN, 0};
-  return ::poll(&poller, 1, 0) > 0;
-}
-
 }  // namespace
 
 int64_t RankState::oomKillsSince() const {
@@ -76,106 +53,66 @@ int64_t RankState::oomKillsSince() const {
 }
 
 const VaultReader* HeldVault::readable(int rank) {
-  if (!reader) {
+  if (!fd) {
     return nullptr;
   }
   try {
-    reader->refresh();
+    if (reader) {
+      reader->refresh();
+    } else {
+      reader = std::make_unique<VaultReader>(fd.get());
+    }
+    warned_ = false;
     return reader.get();
+  } catch (const SystemError& error) {  // no memory or no descriptor: that may pass
+    if (!std::exchange(warned_, true)) {
+      logWarn("agent", "rank ", rank, " vault cannot be mapped now, and is kept: ", error.what());
+    }
   } catch (const Error& error) {
     logWarn("agent", "rank ", rank, " vault is not readable any more: ", error.what());
     reader.reset();
     fd.reset();
-    return nullptr;
+    lost = true;
   }
+  return nullptr;
 }
 
 HeldVault& RankState::vaultFor(int world) {
   const auto aside = set_aside.find(world);
-  const bool fits = vault && vault.reader->identity().world == world;
+  const bool fits = vault && vault.identity.world == world;
   return world == 0 || fits || aside == set_aside.end() ? vault : aside->second;
 }
 
 RankTable::RankTable(std::string job, std::string vault_dir)
-    : job_(std::move(job)), vault_dir_(std::move(vault_dir)) {}
-
-std::string RankTable::pathOf(int rank, int set_aside_world) const {
-  const std::string of =
-      set_aside_world == 0 ? "" : std::string(kOfWorld) + std::to_string(set_aside_world);
-  return vault_dir_ + "/" + job_ + "/rank-" + std::to_string(rank) + of + ".vault";
-}
+    : job_(job), files_(std::move(job), std::move(vault_dir)) {}
 
 void RankTable::adoptVaultFiles() {
-  if (vault_dir_.empty()) {
-    return;
-  }
-  const auto directory = vault_dir_ + "/" + job_;
-  const std::unique_ptr<DIR, int (*)(DIR*)> entries(::opendir(directory.c_str()), ::closedir);
-  while (entries) {
-    const auto* entry = ::readdir(entries.get());
-    if (entry == nullptr) {
-      break;
+  for (auto& file : files_.find()) {
+    auto& state = ranks_[file.identity.rank];
+    state.hello.rank = file.identity.rank;
+    if (!file.aside || state.hello.world == 0) {
+      state.hello.world = file.identity.world;
     }
-    adoptVaultFile(entry->d_name);
-  }
-}
-
-// "rank-<rank>.vault", or "rank-<rank>-of-<world>.vault" for one that is set aside.
-void RankTable::adoptVaultFile(const std::string& name) {
-  constexpr std::string_view kPrefix = "rank-";
-  constexpr std::string_view kSuffix = ".vault";
-  std::string_view middle = name;
-  if (!middle.starts_with(kPrefix) || !middle.ends_with(kSuffix) ||
-      middle.size() <= kPrefix.size() + kSuffix.size()) {
-    return;
-  }
-  middle = middle.substr(kPrefix.size(), middle.size() - kPrefix.size() - kSuffix.size());
-  const auto of = middle.find(kOfWorld);
-  const bool aside = of != std::string_view::npos;
-  const auto rank = numberOf(middle.substr(0, of));
-  const auto world = aside ? numberOf(middle.substr(of + kOfWorld.size())) : std::optional(1);
-  if (!rank || !world || *world < 1) {
-    return;
-  }
-  const std::string path = vault_dir_ + "/" + job_ + "/" + name;
-  try {
-    UniqueFd fd(::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
-    if (!fd) {
-      throw SystemError("open");
-    }
-    struct stat info {};
-    if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) {
-      throw Corruption("not a regular file of this user");
-    }
-    auto reader = std::make_unique<VaultReader>(fd.get());
-    const VaultIdentity& identity = reader->identity();
-    if (identity.job != job_ || identity.rank != *rank || (aside && identity.world != *world)) {
-      throw Corruption("belongs to rank " + std::to_string(identity.rank) + " of " +
-                       std::to_string(identity.world) + " of job " + identity.job);
-    }
-    auto& state = ranks_[*rank];
-    state.hello.rank = *rank;
-    if (!aside || state.hello.world == 0) {
-      state.hello.world = identity.world;
-    }
-    HeldVault& place = aside ? state.set_aside[*world] : state.vault;
-    place = {std::move(fd), std::move(reader), path};
-  } catch (const Error& error) {
-    logWarn("agent", "vault file ", path, " is left alone: ", error.what());
+    HeldVault& place = file.aside ? state.set_aside[file.identity.world] : state.vault;
+    place.fd = std::move(file.fd);
+    place.identity = std::move(file.identity);
+    place.path = std::move(file.path);
   }
 }
 
 bool RankTable::ended(const RankState& rank) {
-  if (rank.pidfd) {
-    return processEnded(rank.pidfd);
-  }
-  return rank.pid <= 0 || (::kill(rank.pid, 0) != 0 && errno == ESRCH);
+  return rank.pidfd ? processEnded(rank.pidfd) : rank.connection == 0;
 }
 
-RankState& RankTable::join(const Hello& hello, int pid, uint64_t connection) {
+int RankTable::readablePid(const RankState& rank) {
+  return rank.pid_is_own && rank.pidfd && !processEnded(rank.pidfd) ? rank.pid : 0;
+}
+
+RankState& RankTable::join(const Hello& hello, PeerProcess& process, uint64_t connection) {
   auto& state = ranks_[hello.rank];
-  if (state.live() && state.pid != pid && state.hello.incarnation != hello.incarnation &&
-      !ended(state)) {
+  const int pid = process.pid > 0 ? process.pid : hello.pid;
+  if (state.live() && (state.pid != pid || !state.pid_is_own) &&
+      state.hello.incarnation != hello.incarnation && !ended(state)) {
     throw InvalidArgument("job id '" + job_ + "'",
                           "already used by a live job (pid " + std::to_string(state.pid) +
                               " is its rank " + std::to_string(hello.rank) + ")",
@@ -186,11 +123,16 @@ RankState& RankTable::join(const Hello& hello, int pid, uint64_t connection) {
   state.hello = hello;
   state.connection = connection;
   state.said_bye = false;
-  if (state.pid != pid || !state.pidfd) {
-    state.pid = pid;
-    state.pidfd.reset(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
-    const int parent = parentOf(pid);
-    state.oom_counter = oomCounterOf(pid);
+  // Equal numbers of two namespaces are two processes.
+  const bool same = state.pid == pid && state.pid_is_own && process.pid > 0 && state.pidfd &&
+                    !processEnded(state.pidfd);
+  state.pid = pid;
+  state.pid_is_own = process.pid > 0;
+  state.pidfd = std::move(process.pidfd);
+  if (!same) {
+    const int visible = readablePid(state);
+    const int parent = visible > 0 ? parentOf(visible) : 0;
+    state.oom_counter = visible > 0 ? oomCounterOf(visible) : "";
     state.oom_kills_before = oomKills(state.oom_counter);
     state.launcher.reset(parent > 0 ? static_cast<int>(::syscall(SYS_pidfd_open, parent, 0)) : -1);
   }
@@ -206,28 +148,32 @@ void RankTable::putVault(RankState& rank, const VaultPut& put, UniqueFd fd) {
   if (!fd) {
     throw InvalidArgument("vault", "without a descriptor", "a memfd or file");
   }
-  auto reader = std::make_unique<VaultReader>(fd.get());
-  if (reader->identity().rank != put.rank || reader->identity().job != job_) {
-    throw Corruption("vault: belongs to rank " + std::to_string(reader->identity().rank) +
+  VaultIdentity identity = VaultReader::identityOf(fd.get());
+  if (identity.rank != put.rank || identity.job != job_) {
+    throw Corruption("vault: belongs to rank " + std::to_string(identity.rank) +
                      " of another job or rank");
   }
-  const int world = reader->identity().world;
+  const int world = identity.world;
   const HeldVault& before = rank.vaultFor(world);
   rank.resumed = before && sameFile(before.fd.get(), fd.get());
-  if (rank.vault && rank.vault.reader->identity().world != world) {
-    const int other = rank.vault.reader->identity().world;
+  if (rank.vault && rank.vault.identity.world != world) {
+    const int other = rank.vault.identity.world;
     if (!rank.vault.path.empty()) {
-      rank.vault.path = pathOf(put.rank, other);  // where the rank has moved it
+      rank.vault.path = files_.pathOf(put.rank, other);  // where the rank has moved it
     }
     logInfo("agent", "rank ", put.rank, " vault of ", other, " ranks is set aside");
     rank.set_aside.insert_or_assign(other, std::move(rank.vault));
   }
   rank.set_aside.erase(world);
-  std::string path = vault_dir_.empty() ? "" : pathOf(put.rank);
-  if (path.empty() || !sameFile(fd.get(), path)) {
+  std::string path = files_.pathOf(put.rank);
+  if (path.empty() || !isAt(fd.get(), path)) {
     path.clear();
   }
-  rank.vault = {std::move(fd), std::move(reader), std::move(path)};
+  rank.vault = HeldVault();
+  rank.vault.fd = std::move(fd);
+  rank.vault.identity = std::move(identity);
+  rank.vault.path = std::move(path);
+  rank.readable();
 }
 
 void RankTable::dropSetAside() {
@@ -315,9 +261,7 @@ void RankTable::deleteVaultFiles() {
       deleteFile(number, aside);
     }
   }
-  if (!vault_dir_.empty()) {
-    ::rmdir((vault_dir_ + "/" + job_).c_str());  // stays if anything else is in it
-  }
+  files_.removeFolder();
 }
 
 }  // namespace reft::agent

@@ -11,8 +11,11 @@
 #include <vector>
 
 #include "agent/peers/messages.h"
+#include "agent/peers/peer_process.h"
+#include "agent/peers/vault_files.h"
 #include "intercept/base/unique_fd.h"
 #include "snapshot/commit/commit_ledger.h"
+#include "snapshot/vault/identity.h"
 #include "snapshot/vault/reader.h"
 
 namespace reft::agent {
@@ -20,21 +23,29 @@ namespace reft::agent {
 // A vault that the agent keeps.
 struct HeldVault {
   UniqueFd fd;
-  std::unique_ptr<VaultReader> reader;
-  std::string path;  // "": a memfd
+  VaultIdentity identity;
+  std::unique_ptr<VaultReader> reader;  // nullptr: not mapped, perhaps because that failed
+  std::string path;                     // "": a memfd
+  bool lost = false;                    // it was cut off, and given up
 
-  explicit operator bool() const { return reader != nullptr; }
-  // The vault, mapped as long as it is now; nullptr if there is none or it was cut off.
+  explicit operator bool() const { return static_cast<bool>(fd); }
+  // The vault, mapped as long as it is now; nullptr if there is none, or it cannot be mapped now:
+  // then it is kept, and the next call tries again.
   const VaultReader* readable(int rank);
+
+ private:
+  bool warned_ = false;
 };
 
 struct RankState {
   Hello hello;
-  int pid = 0;  // 0: never seen by this agent (only its vault was found)
-  UniqueFd pidfd;
-  bool pid_is_own = false;  // the kernel says so; else the number may be of another pid namespace
-  UniqueFd launcher;        // pidfd of the parent process
-  std::string oom_counter;  // of its cgroup, oom_kills.h
+  // As people know it: of the rank's own PID namespace if that is another one. 0: never seen by
+  // this agent (only its vault was found). To look at the process: RankTable::readablePid().
+  int pid = 0;
+  UniqueFd pidfd;                 // empty: only the end of the connection tells of its end
+  bool pid_is_own = false;        // `pid` is of the agent's namespace, and belongs to `pidfd`
+  UniqueFd launcher;              // pidfd of the parent process
+  std::string oom_counter;        // of its cgroup, oom_kills.h
   int64_t oom_kills_before = -1;  // when it came
   uint64_t connection = 0;        // 0: none
   bool alive = false;             // the process exists
@@ -63,9 +74,9 @@ class RankTable {
   // Vault files that an earlier agent left. Foreign ones stay and are logged.
   void adoptVaultFiles();
 
-  // Registers a rank. Throws InvalidArgument with what to do if a live process of another job uses
-  // the name.
-  RankState& join(const Hello& hello, int pid, uint64_t connection);
+  // Registers a rank, and takes the descriptor of its process. Throws InvalidArgument with what to
+  // do if a live process of another job uses the name.
+  RankState& join(const Hello& hello, PeerProcess& process, uint64_t connection);
   // A vault that a job with another number of ranks has left is set aside.
   void putVault(RankState& rank, const VaultPut& put, UniqueFd fd);
   // A step was committed: ranks that had resumed no longer need what smaller jobs have left.
@@ -74,8 +85,10 @@ class RankTable {
   std::map<int, RankState>& all() { return ranks_; }
   RankState* find(int rank);
   RankState* ofConnection(uint64_t connection);
-  // True if the process has ended.
+  // True if the process has ended, as far as is known.
   static bool ended(const RankState& rank);
+  // The process to look at in /proc: 0 if it has ended, or cannot be seen from here.
+  static int readablePid(const RankState& rank);
 
   bool anyLive() const;
   // Every local rank of the newest incarnation said bye.
@@ -90,13 +103,12 @@ class RankTable {
   std::vector<std::pair<CommitKey, CommitLedger::Held>> sealed(RankState& rank);
   // Deletes the vault files of this node's ranks, each with a log line.
   void deleteVaultFiles();
+  // Shows that the job lives; call each tick.
+  void tendVaultFiles(int64_t now_ns) { files_.tend(now_ns); }
 
  private:
-  std::string pathOf(int rank, int set_aside_world = 0) const;
-  void adoptVaultFile(const std::string& name);
-
   std::string job_;
-  std::string vault_dir_;
+  VaultFiles files_;
   std::map<int, RankState> ranks_;
   uint64_t incarnation_ = 0;  // of the newest hello
   int local_world_ = 0;

@@ -17,9 +17,11 @@ namespace reft::agent {
 namespace {
 
 constexpr uint64_t kListener = 0;  // token
-constexpr size_t kMaxClients = 64;
+constexpr size_t kMaxClients = 16;
 constexpr size_t kMaxRequest = 8192;
 constexpr int64_t kDeadlineNs = 5'000'000'000;
+constexpr int kAcceptsPerTick = 8;
+constexpr int64_t kTextNs = 1'000'000'000;
 
 }  // namespace
 
@@ -36,6 +38,7 @@ MetricsHttp::MetricsHttp(int port, std::function<std::string()> text) : text_(st
     throw SystemError("epoll_create1");
   }
   watch(listener_.get(), kListener, false, true);
+  accepts_left_ = kAcceptsPerTick;
 }
 
 bool MetricsHttp::listen(int port) {
@@ -65,7 +68,7 @@ void MetricsHttp::serve(int64_t now_ns) {
     if (token == kListener) {
       accept(now_ns);
     } else if (const auto client = clients_.find(token);
-               client != clients_.end() && !serve(token, client->second)) {
+               client != clients_.end() && !serve(token, client->second, now_ns)) {
       clients_.erase(client);
     }
   }
@@ -74,11 +77,31 @@ void MetricsHttp::serve(int64_t now_ns) {
 void MetricsHttp::tick(int64_t now_ns) {
   std::erase_if(clients_,
                 [now_ns](const auto& entry) { return entry.second.deadline_ns < now_ns; });
+  accepts_left_ = kAcceptsPerTick;
+  if (paused_) {
+    paused_ = false;
+    watch(listener_.get(), kListener, false, false);
+  }
+}
+
+void MetricsHttp::pause() {
+  paused_ = true;
+  epoll_event nothing{};
+  nothing.data.u64 = kListener;
+  ::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, listener_.get(), &nothing);
 }
 
 void MetricsHttp::accept(int64_t now_ns) {
+  if (accepts_left_ == 0 || clients_.size() >= kMaxClients) {
+    pause();  // the others wait in the kernel
+    return;
+  }
+  --accepts_left_;
   UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!socket || clients_.size() >= kMaxClients) {
+  if (!socket) {
+    if (errno == EMFILE || errno == ENFILE) {
+      pause();
+    }
     return;
   }
   const auto token = next_token_++;
@@ -86,7 +109,15 @@ void MetricsHttp::accept(int64_t now_ns) {
   clients_[token] = {std::move(socket), "", "", now_ns + kDeadlineNs};
 }
 
-bool MetricsHttp::serve(uint64_t token, Client& client) {
+const std::string& MetricsHttp::text(int64_t now_ns) {
+  if (newest_text_ns_ == 0 || now_ns - newest_text_ns_ >= kTextNs) {
+    newest_text_ = text_();
+    newest_text_ns_ = now_ns;
+  }
+  return newest_text_;
+}
+
+bool MetricsHttp::serve(uint64_t token, Client& client, int64_t now_ns) {
   const auto failed = [](ssize_t count) { return count < 0 && errno != EAGAIN && errno != EINTR; };
   if (client.out.empty()) {
     std::array<char, 4096> bytes;
@@ -103,7 +134,7 @@ bool MetricsHttp::serve(uint64_t token, Client& client) {
     }
     const bool known =
         client.in.rfind("GET /metrics ", 0) == 0 || client.in.rfind("GET / ", 0) == 0;
-    const auto body = known ? text_() : std::string("GET /metrics\n");
+    const auto body = known ? text(now_ns) : std::string("GET /metrics\n");
     client.out =
         std::string("HTTP/1.1 ") + (known ? "200 OK" : "404 Not Found") +
         "\r\nContent-Type: text/plain; version=0.0.4\r\nConnection: close\r\nContent-Length: " +

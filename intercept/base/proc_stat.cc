@@ -38,13 +38,18 @@ std::optional<ProcStat> parseProcStat(std::string_view line) noexcept {
   const std::string_view after = line.substr(close + 3, sizeof(rest) - 1);
   std::memcpy(rest, after.data(), after.size());
   rest[after.size()] = '\0';
-  long long faults = 0, user = 0, system = 0, children_user = 0, children_system = 0;
+  long long faults = 0, user = 0, system = 0, children_user = 0, children_system = 0, start = 0;
   const int found =
-      std::sscanf(rest, "%d %*d %*d %*d %*d %*u %*u %*u %lld %*u %lld %lld %lld %lld", &stat.parent,
-                  &faults, &user, &system, &children_user, &children_system);
-  if (found == 6) {
+      std::sscanf(rest,
+                  "%d %*d %*d %*d %*d %*u %*u %*u %lld %*u %lld %lld %lld %lld "
+                  "%*d %*d %*d %*d %lld",
+                  &stat.parent, &faults, &user, &system, &children_user, &children_system, &start);
+  if (found >= 6) {
     stat.major_faults = faults;
     stat.cpu_ticks = user + system + children_user + children_system;
+  }
+  if (found == 7) {
+    stat.start_ticks = start;
   }
   return stat;
 }

@@ -17,6 +17,7 @@ struct ProcStat {
   int parent = 0;
   int64_t cpu_ticks = -1;     // own and of children waited for, in clock ticks; -1: not in the line
   int64_t major_faults = -1;  // own pages read from a disk or from swap; -1: not in the line
+  int64_t start_ticks = -1;   // when it began, in clock ticks since boot; -1: not in the line
 
   // The command's name as the kernel has it: any bytes.
   std::string_view name() const { return {name_, name_bytes_}; }

@@ -85,9 +85,9 @@ std::optional<Frame> FrameDecoder::next() {
                      std::to_string(kVersion) +
                      "; the agent and the ranks must run the same version of reft");
   }
-  if (header.payload_bytes > kMaxPayload) {
+  if (header.payload_bytes > longest_) {
     throw Corruption("frame stream: payload of " + std::to_string(header.payload_bytes) +
-                     " bytes, at most " + std::to_string(kMaxPayload) + " expected");
+                     " bytes, at most " + std::to_string(longest_) + " expected");
   }
   if (buffer_.size() - consumed_ - sizeof(header) < header.payload_bytes) {
     return std::nullopt;
@@ -150,15 +150,17 @@ void sendFrame(int socket, Type type, std::string_view payload, int fd_to_send) 
   }
 }
 
-bool receiveInto(int socket, FrameDecoder& decoder) {
+bool receiveInto(int socket, FrameDecoder& decoder, bool take_fds) {
   thread_local std::vector<char> bytes(kReadBytes);
   alignas(cmsghdr) char control[CMSG_SPACE(kMaxFdsPerRead * sizeof(int))];
   iovec part{bytes.data(), bytes.size()};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof(control);
+  if (take_fds) {
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+  }
   ssize_t count;
   do {
     count = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC);

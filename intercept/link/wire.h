@@ -102,22 +102,28 @@ std::optional<Ballot> decodeBallot(std::string_view payload);  // nullopt if the
 // Takes bytes as they arrive and returns whole frames.
 class FrameDecoder {
  public:
+  // Frames with a longer payload are Corruption from now on. At first: kMaxPayload.
+  void limitPayload(uint32_t bytes) { longest_ = bytes; }
   // Appends received bytes. A descriptor belongs to the first frame that arrives with or after it
   // and whose type carries one (kVaultPut, kVaultFd); the order is kept.
   void feed(const void* data, size_t bytes);
   void feedFd(UniqueFd fd) { fds_.push_back(std::move(fd)); }
   std::optional<Frame> next();
+  // Bytes that wait for next().
+  size_t waiting() const { return buffer_.size() - consumed_; }
 
  private:
   std::string buffer_;
   size_t consumed_ = 0;
+  uint32_t longest_ = kMaxPayload;
   std::deque<UniqueFd> fds_;
 };
 
 // Blocking helpers for clients. `fd_to_send` = -1: none.
 void sendFrame(int socket, Type type, std::string_view payload, int fd_to_send = -1);
-// Reads the available bytes into the decoder; returns false at the end of the stream.
-bool receiveInto(int socket, FrameDecoder& decoder);
+// Reads the available bytes into the decoder, 64 KiB at most; returns false at the end of the
+// stream. Without `take_fds`, the kernel closes descriptors that come with them.
+bool receiveInto(int socket, FrameDecoder& decoder, bool take_fds = true);
 Frame receiveFrame(int socket, FrameDecoder& decoder, std::chrono::milliseconds timeout);
 
 }  // namespace reft::wire

@@ -15,7 +15,7 @@ uint64_t fileBytes(int fd);
 // Whether so many bytes more may be taken now.
 using Room = std::function<bool(uint64_t bytes)>;
 
-// An mmap with one owner.
+// An mmap with one owner. Core dumps leave its memory out.
 class Mapping {
  public:
   Mapping() = default;
@@ -39,5 +39,10 @@ class Mapping {
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
 };
+
+// Puts a page of zeros in place of the page of a Mapping that its file no longer has, because the
+// file was cut off. For a handler of SIGBUS, so that the program goes on to see the file's new
+// length. False if `address` is in no Mapping: the signal has another cause. Async-signal-safe.
+bool replaceLostPage(const void* address) noexcept;
 
 }  // namespace reft

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -12,13 +13,13 @@
 
 namespace reft {
 
-VaultReader::VaultReader(int fd) {
-  fd_.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
-  if (!fd_) {
-    throw SystemError("duplicating a vault's descriptor");
-  }
+namespace {
+
+// The superblock of a vault, and its length in `bytes`. It is read, not mapped: a foreign file may
+// be cut off at any time.
+Superblock superblockOf(int fd, uint64_t& bytes) {
   struct stat info {};
-  if (::fstat(fd_.get(), &info) != 0) {
+  if (::fstat(fd, &info) != 0) {
     throw SystemError("fstat of a vault");
   }
   if (!S_ISREG(info.st_mode)) {
@@ -26,17 +27,20 @@ VaultReader::VaultReader(int fd) {
   }
   // A memfd that can shrink would let its writer kill every reader with SIGBUS. Files under
   // REFT_VAULT_DIR have no seals.
-  const int seals = ::fcntl(fd_.get(), F_GET_SEALS);
+  const int seals = ::fcntl(fd, F_GET_SEALS);
   if (seals >= 0 && info.st_nlink == 0 && (seals & F_SEAL_SHRINK) == 0) {
     throw Corruption("vault: a memfd that is not sealed against shrinking");
   }
-  const auto bytes = static_cast<uint64_t>(info.st_size);
-  if (bytes < 2 * kPage) {
+  bytes = static_cast<uint64_t>(info.st_size);
+  Superblock block;
+  const ssize_t got =
+      bytes < 2 * kPage ? 0 : ::pread(fd, static_cast<void*>(&block), sizeof(block), 0);
+  if (got < 0) {
+    throw SystemError("reading a vault");
+  }
+  if (static_cast<size_t>(got) < sizeof(block)) {
     throw Corruption("vault: " + std::to_string(bytes) + " bytes, shorter than a superblock");
   }
-  mapping_ = Mapping(fd_.get(), 0, bytes, false);
-  Superblock block;
-  std::memcpy(static_cast<void*>(&block), mapping_.data(), sizeof(block));
   if (block.magic != kVaultMagic) {
     throw Corruption("vault: not a vault of reft (magic)");
   }
@@ -59,6 +63,19 @@ VaultReader::VaultReader(int fd) {
                      " bytes (truncated?)");
   }
   block.job[sizeof(block.job) - 1] = '\0';
+  return block;
+}
+
+}  // namespace
+
+VaultReader::VaultReader(int fd) {
+  fd_.reset(::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (!fd_) {
+    throw SystemError("duplicating a vault's descriptor");
+  }
+  uint64_t bytes = 0;
+  const Superblock block = superblockOf(fd_.get(), bytes);
+  mapping_ = Mapping(fd_.get(), 0, bytes, false);
   identity_ = {block.job, block.rank, block.world};
   slots_ = block.slots;
   stats_offset_ = block.stats_offset;
@@ -66,6 +83,12 @@ VaultReader::VaultReader(int fd) {
   op_log_bytes_ = block.op_log_bytes;
   span_log_offset_ = block.span_log_offset;
   span_log_bytes_ = block.span_log_bytes;
+}
+
+VaultIdentity VaultReader::identityOf(int fd) {
+  uint64_t bytes = 0;
+  const Superblock block = superblockOf(fd, bytes);
+  return {block.job, block.rank, block.world};
 }
 
 const RankStats& VaultReader::stats() const {

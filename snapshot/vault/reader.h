@@ -57,6 +57,9 @@ class VaultReader {
   // Maps `fd` read-only and keeps a duplicate. A memfd must be sealed against shrinking.
   explicit VaultReader(int fd);
 
+  // As the constructor, without a map: whose vault `fd` is.
+  static VaultIdentity identityOf(int fd);
+
   const VaultIdentity& identity() const { return identity_; }
   uint32_t slotCount() const { return slots_; }
   // Bytes before the first slot: superblock, counters, op log and, at their end, the span log.

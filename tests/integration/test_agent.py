@@ -422,6 +422,8 @@ def test_vault_files_are_found_again_and_deleted_on_a_clean_end(tmp_path: Path, 
     (folder / "rank-1.vault").write_bytes(vault_bytes(1)[:5000])
     (folder / "rank-5.vault").write_bytes(vault_bytes(2, world=8))
     (folder / "notes.txt").write_text("mine")
+    for path in folder.iterdir():
+        path.chmod(0o600)
     node = make(REFT_VAULT_DIR=str(tmp_path / "vaults"))
     with node.tool() as tool:
         vaults = tool.request(protocol.VAULT_LIST)[1]["vaults"]

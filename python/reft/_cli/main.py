@@ -15,6 +15,7 @@ import reft
 _COMMANDS = {
     "doctor": "Check this machine and its settings.",
     "drill": "Check whether a job resumes exactly, by killing a rank.",
+    "gc": "List or remove vault files of jobs that have ended.",
     "ls": "List vaults and the snapshots in them.",
     "replay": "Recompute a hang verdict from a saved report.",
     "report": "Show where the newest steps and their copies spent time.",

@@ -30,8 +30,8 @@ _DECIDED = (
 
 
 def read(path: Path) -> tuple[list[dict[str, Any]], bool]:
-    """The reports in a file: of one agent (`verdicts/<time>.json`), or (then also True) of all
-    (`reft stack --json`).
+    """The reports in a file: of one agent (`verdicts/<number>-<time>.json`), or (then also True)
+    of all (`reft stack --json`).
 
     Raises:
         Failure: the file cannot be read, is cut off, or holds no report of this version.
@@ -86,7 +86,7 @@ def _check(path: Path, report: Any) -> None:
 
     if not isinstance(report, dict) or report.get("report") != "hang":
         raise agents.Failure(
-            f"{path} is not a hang report; hang reports are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<time>.json",
+            f"{path} is not a hang report; hang reports are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<number>-<time>.json",
             agents.EXIT_WRONG,
         )
     version = report.get("version")

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LOCK, _SOCKET, _LOG, _VERDICTS = "agent.lock", "agent.sock", "agent.log", "verdicts"
+_LOCK, _SOCKET, _VERDICTS = "agent.lock", "agent.sock", "verdicts"
+_LOGS = ("agent.log", "agent.log.1")
 
 
 def _is_ours(path: Path, kind: int) -> bool:
@@ -74,7 +75,7 @@ def clean(run_dir: Path) -> list[Path]:
         with _locked(directory) as dead:
             if not dead:
                 continue
-            traces = [_SOCKET] if (directory / _VERDICTS).exists() else [_SOCKET, _LOG]
+            traces = [_SOCKET] if (directory / _VERDICTS).exists() else [_SOCKET, *_LOGS]
             # The lock goes last: an agent that waits for it notices that the file is gone.
             for path in (directory / name for name in [*traces, _LOCK]):
                 if _is_ours(path, stat.S_IFREG) or _is_ours(path, stat.S_IFSOCK):

@@ -17,6 +17,8 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 
+from reft._link import folders
+
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 ID_CHARS = 100  # so that the path of a socket has room for the rest
 
@@ -136,4 +138,19 @@ def default_run_dir(env: Mapping[str, str] | None = None) -> Path:
     runtime = env.get("XDG_RUNTIME_DIR", "")
     if runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK):
         return Path(runtime) / "reft"
-    return Path(tempfile.gettempdir()) / f"reft-{os.getuid()}"
+    shared = Path(tempfile.gettempdir()) / f"reft-{os.getuid()}"
+    own = _own_run_dir(env)
+    # Anybody can take a name in /tmp before its user does. All of this user's processes on this
+    # host find the other place from then on, until the host is started again.
+    taken = os.path.lexists(shared) and not folders.is_of_user(shared)
+    return own if own is not None and (taken or folders.is_of_user(own)) else shared
+
+
+def _own_run_dir(env: Mapping[str, str]) -> Path | None:
+    """In the user's home, which nobody else can prepare; hosts may share it."""
+    cache = env.get("XDG_CACHE_HOME", "") or os.path.join(env.get("HOME", ""), ".cache")
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None
+    return Path(cache) / "reft" / f"run-{boot[:13]}" if os.path.isabs(cache) else None

@@ -144,6 +144,11 @@ def _make(directory: Path) -> None:
                 folder.mkdir(mode=0o700)
 
 
+def start_ticks() -> int:
+    """When this process began, in clock ticks since boot; 0: unknown."""
+    return int(_process_start(os.getpid()))
+
+
 def _process_start(pid: int) -> str:
     """Start time of a process in clock ticks: with the pid it names one process for good."""
     return _stat(pid)[19]

@@ -26,9 +26,11 @@ from reft._link import (
     agent_protocol,
     agreement,
     bounded_json,
+    folders,
     gather,
     host_memory,
     job_identity,
+    launch,
 )
 from reft._link.trusted_store import AGENT, OBJECTS, ROUND, TABLE, TrustedStore
 from reft._session import restore_ways
@@ -178,6 +180,7 @@ def hello(job: job_identity.Job, incarnation: int) -> str:
             "local_world": job.local_world,
             "nodes": job.nodes,
             "pid": os.getpid(),
+            "started": launch.start_ticks(),
             "attempt": job.attempt,
             "restarts_left": job.restarts_left,
             "incarnation": f"{incarnation:016x}",
@@ -439,6 +442,11 @@ def _inventory(
     ranks_here = {int(vault["rank"]) for vault in listed["vaults"]}
     if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
+        if problem := folders.problem(Path(own_path).parent):
+            raise _C.Unavailable(
+                f"vault directory {env['vault_dir']} is not safe: {problem};"
+                " mend that, or set REFT_VAULT_DIR to another place"
+            )
         Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _exchange_files(own_path, job)
         if job.rank not in ranks_here or not _agent_has(client, own_path, job):

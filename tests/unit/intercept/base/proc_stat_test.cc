@@ -19,6 +19,7 @@ TEST(ProcStat, ReadsNameStateParentFaultsAndProcessorTime) {
   EXPECT_EQ(stat->parent, 7);
   EXPECT_EQ(stat->cpu_ticks, 110);
   EXPECT_EQ(stat->major_faults, 6);
+  EXPECT_EQ(stat->start_ticks, 900);
 }
 
 TEST(ProcStat, NameMayHoldBlanksAndParentheses) {
@@ -34,6 +35,7 @@ TEST(ProcStat, ShortLinesGiveWhatTheyHold) {
   ASSERT_TRUE(stat);
   EXPECT_EQ(stat->state, 'Z');
   EXPECT_EQ(stat->cpu_ticks, -1);
+  EXPECT_EQ(stat->start_ticks, -1);
   EXPECT_EQ(parseProcStat("42 (x) Z")->state, 'Z');
 }
 

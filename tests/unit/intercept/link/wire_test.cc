@@ -66,6 +66,30 @@ TEST(Wire, DecodesFramesCutAnywhere) {
   }
 }
 
+TEST(Wire, RefusesAPayloadAboveTheDecodersLimitBeforeItIsThere) {
+  FrameDecoder decoder;
+  decoder.limitPayload(10);
+  const auto whole = encode(Type::kHello, "0123456789");
+  decoder.feed(whole.data(), whole.size());
+  EXPECT_EQ(decoder.waiting(), whole.size());
+  EXPECT_TRUE(decoder.next());
+  EXPECT_EQ(decoder.waiting(), 0u);
+  const auto longer = encode(Type::kHello, "0123456789a");
+  decoder.feed(longer.data(), sizeof(Header));
+  EXPECT_THROW(decoder.next(), Corruption);
+}
+
+TEST(Wire, TakesDescriptorsOnlyIfItMay) {
+  const Pair pair;
+  const auto file = memory("file");
+  sendFrame(pair.a.get(), Type::kVaultPut, std::string(100, 'x'), file.get());
+  FrameDecoder decoder;
+  EXPECT_TRUE(receiveInto(pair.b.get(), decoder, false));
+  const auto frame = decoder.next();
+  ASSERT_TRUE(frame);
+  EXPECT_FALSE(frame->fd);
+}
+
 TEST(Wire, RefusesForeignStreams) {
   const auto decode = [](size_t at, char byte) {
     std::string bytes = encode(Type::kHello, "{}");

@@ -42,6 +42,14 @@ TEST_P(VaultWriterTest, AdoptKeepsSlotsAndReservesWithoutMovingThem) {
   EXPECT_EQ(reader.slots()[1].step, 6);
 }
 
+TEST_P(VaultWriterTest, NobodyCanForbidARankToWriteItsVault) {
+  if (GetParam()) {
+    GTEST_SKIP() << "a file has no seals";
+  }
+  EXPECT_NE(::fcntl(vault_->fd(), F_ADD_SEALS, F_SEAL_GROW), 0);
+  EXPECT_EQ(::fcntl(vault_->fd(), F_GET_SEALS), F_SEAL_SHRINK | F_SEAL_SEAL);
+}
+
 TEST_P(VaultWriterTest, AdoptRefusesAnotherIdentity) {
   for (const VaultIdentity& other :
        {VaultIdentity{"other", 1, 4}, VaultIdentity{"job", 2, 4}, VaultIdentity{"job", 1, 8}}) {
