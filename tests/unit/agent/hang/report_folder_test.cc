@@ -11,7 +11,7 @@
 
 namespace reft::agent {
 
-namespace {
+namespace report_folder_test {
 
 namespace fs = std::filesystem;
 
@@ -96,6 +96,6 @@ TEST_F(ReportFolderTest, AFolderThatWasRemovedIsMadeAnew) {
   EXPECT_EQ(names().begin()->substr(0, 6), "000002");
 }
 
-}  // namespace
+}  // namespace report_folder_test
 
 }  // namespace reft::agent

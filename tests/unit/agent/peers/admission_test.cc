@@ -6,7 +6,7 @@
 
 namespace reft::agent {
 
-namespace {
+namespace admission_test {
 
 TEST(Admission, NobodyLeavesWhileThereIsRoom) {
   EXPECT_EQ(surplus({}, 2), 0u);
@@ -36,6 +36,6 @@ TEST(LineBudget, LeavesOutWhatComesTooFastAndSaysSoOnce) {
   EXPECT_TRUE(budget.take());
 }
 
-}  // namespace
+}  // namespace admission_test
 
 }  // namespace reft::agent

@@ -8,7 +8,7 @@
 
 namespace reft::agent {
 
-namespace {
+namespace peer_process_test {
 
 // Both ends of a connection that this process made.
 struct Pair {
@@ -49,6 +49,6 @@ TEST(PeerOfAnOldKernel, IsForgottenIfAnotherProcessHasItsNumber) {
   EXPECT_FALSE(peer.pidfd);
 }
 
-}  // namespace
+}  // namespace peer_process_test
 
 }  // namespace reft::agent

@@ -13,7 +13,7 @@
 
 namespace reft::agent {
 
-namespace {
+namespace metrics_http_test {
 
 int freePort() {
   const UniqueFd probe(::socket(AF_INET, SOCK_STREAM, 0));
@@ -114,6 +114,6 @@ TEST_F(MetricsHttpTest, SilentClientsAreDroppedAtTheirDeadline) {
   EXPECT_TRUE(answered(patient));
 }
 
-}  // namespace
+}  // namespace metrics_http_test
 
 }  // namespace reft::agent

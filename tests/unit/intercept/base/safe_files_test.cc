@@ -12,7 +12,7 @@
 
 namespace reft {
 
-namespace {
+namespace safe_files_test {
 
 namespace fs = std::filesystem;
 
@@ -96,6 +96,6 @@ TEST_F(SafeFiles, AFileIsAtItsPathUntilItIsReplaced) {
   EXPECT_FALSE(isAt(fd.get(), path));
 }
 
-}  // namespace
+}  // namespace safe_files_test
 
 }  // namespace reft

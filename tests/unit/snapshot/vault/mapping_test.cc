@@ -12,7 +12,7 @@
 
 namespace reft {
 
-namespace {
+namespace mapping_test {
 
 constexpr uint64_t kBytes = 64 << 10;
 
@@ -71,6 +71,6 @@ TEST(Mapping, CoreDumpsLeaveItOut) {
   EXPECT_TRUE(left_out);
 }
 
-}  // namespace
+}  // namespace mapping_test
 
 }  // namespace reft
