@@ -294,13 +294,6 @@ bool childrenUseProcessor(const RankEvidence& rank) {
          (rank.running_children > 0 && rank.children_cpu_share >= kBusyShareIfOthersRun);
 }
 
-bool childrenUseProcessor(const RankEvidence& rank) {
-  const bool wanted = std::any_of(rank.children.begin(), rank.children.end(),
-                                  [](const ChildProcess& child) { return child.state == "R"; });
-  return rank.children_cpu_share >= kBusyShare ||
-         (wanted && rank.children_cpu_share >= kBusyShareIfRunning);
-}
-
 bool movesData(const RankEvidence& rank) {
   return rank.io_bytes >= kMovingIoBytes;
 }

@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kPieceAlign = 64;
 constexpr size_t kMaxItems = 10'000'000;
-constexpr size_t kLongestText = size_t{1} << 30;
+constexpr size_t kLongestTable = size_t{1} << 30;
 
 [[noreturn]] void corrupt(const std::string& what) {
   throw Corruption("snapshot table: " + what);
@@ -185,7 +185,7 @@ std::string SnapshotTable::toJson() const {
 SnapshotTable SnapshotTable::fromJson(std::string_view text) {
   SnapshotTable table;
   try {
-    const Json json = parseJson(text, kLongestText);
+    const Json json = parseJson(text, kLongestTable);
     if (!json.is_object()) {
       corrupt("not a JSON object");
     }
