@@ -121,7 +121,8 @@ class Look {
   bool repeated_ = false;                               // againAfter() was true
 };
 
-// Fills the shares of processors and io_bytes from what was used between two times, as far as that is known.
+// Fills the shares of processors and io_bytes from what was used between two times, as far as that
+// is known.
 void addUse(RankEvidence& rank, const Use& then, const Use& now);
 
 }  // namespace reft::agent
