@@ -314,6 +314,9 @@ void Agent::joined(RankState& rank, uint64_t old_connection) {
       old != nullptr && old_connection != rank.connection) {
     old->drop();
   }
+  if (!rank.hello.secret.empty()) {
+    place_.ownsSecret(rank.hello.secret);
+  }
   std::erase_if(pidfd_ranks_, [&](const auto& entry) { return entry.second == rank.hello.rank; });
   if (rank.pidfd) {
     const auto token = next_token_++;

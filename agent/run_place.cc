@@ -314,6 +314,10 @@ void RunPlace::answerKnocks() {
 }
 
 void RunPlace::removeTraces() {
+  for (const auto& name : secrets_) {
+    ::unlink((options_.run_dir + "/secrets/" + name).c_str());
+  }
+  ::rmdir((options_.run_dir + "/secrets").c_str());  // as long as another job has one, it stays
   clear(directory_.get(), options_.run_dir, socket_inode_);
 }
 

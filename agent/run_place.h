@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 
 #include "agent/options.h"
@@ -44,6 +45,8 @@ class RunPlace {
   Kept keep();
   // Accepts and closes what knocks.
   void answerKnocks();
+  // The secret of the job, a file of that name in secrets/ beside the jobs, goes with the job.
+  void ownsSecret(const std::string& name) { secrets_.insert(name); }
   // Removes what is still this agent's, the lock last. Hang reports stay for people to read, and
   // the log beside them.
   void removeTraces();
@@ -60,6 +63,7 @@ class RunPlace {
   AgentOptions& options_;
   const std::string wanted_run_dir_;
   UniqueFd claim_, directory_, lock_, listener_;
+  std::set<std::string> secrets_;
   uint64_t socket_inode_ = 0;
   uint64_t fence_ = 0;
   bool lost_ = false;

@@ -99,6 +99,10 @@ Hello parseHello(std::string_view payload) {
   hello.nodes = static_cast<int>(integer(from, "nodes", 1, hello.world, &even));
   hello.attempt = static_cast<int>(integer(from, "attempt", 0, INT32_MAX, &zero));
   hello.restarts_left = static_cast<int>(integer(from, "restarts_left", 0, INT32_MAX, &zero));
+  hello.secret = from.contains("secret") ? text(from, "secret", 32) : "";
+  if (hello.secret.find_first_not_of("0123456789abcdef") != hello.secret.npos) {
+    throw InvalidArgument("secret", "no number", "up to 32 hexadecimal digits");
+  }
   const auto hex = text(from, "incarnation", 18);
   const auto digits = std::string_view(hex).substr(hex.rfind("0x", 0) == 0 ? 2 : 0);
   const auto parsed =

@@ -34,6 +34,7 @@ struct Hello {
   uint64_t incarnation = 0;
   int attempt = 0;
   int restarts_left = 0;  // how often the launcher would start the ranks again
+  std::string secret;     // name of the file of the job's secret that goes with the job, or ""
 };
 
 Hello parseHello(std::string_view payload);

@@ -43,6 +43,7 @@ _MOST_FILES = 4096  # that one start looks at
 _HANDED_SEC = 60.0  # how long a rank without a file waits for rank 0
 _ID = re.compile(r"([0-9a-f]{32}) ([0-9a-f]{64})")
 _NONE, _GO = "none", "go"
+_GIVEN = "0" * 32  # name of one that is the user's file
 
 
 class Refused(RuntimeError):
@@ -90,6 +91,7 @@ class Secret:
             raw,
             _C.ValueSeal(self.value, attempt, world),
             _C.ValueSeal(self.value, "all attempts", 0),
+            "" if self.name == _GIVEN else self.name,
         )
 
 
@@ -127,7 +129,7 @@ def of_rank_0(env: Mapping[str, str]) -> Secret:
     """
     if path := env.get(FILE):
         try:
-            return Secret(given(Path(path)), "0" * 32)
+            return Secret(given(Path(path)), _GIVEN)
         except OSError as error:
             raise Refused(f"{FILE}: {error}", True) from error
     name = _name(env)
@@ -273,6 +275,7 @@ def _keep(path: Path, name: str, value: bytes) -> bytes:
     """
     # `~/.reft`, the run directory.
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(_folder(path.parent))  # or others could put another folder in its place
     path.mkdir(mode=0o700, exist_ok=True)
     folder = _folder(path)
     temporary = f".{secrets.token_hex(8)}"

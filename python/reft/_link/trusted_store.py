@@ -37,12 +37,13 @@ class TrustedStore:
         raw: keys that no other attempt sees; for counters and for what brings its own seal.
         seal: of this attempt.
         lasting: of values that the next attempt reads; None if there is no such one.
+        secret: name of the secret's file, "" if reft has not made it.
     """
 
     def __init__(
-        self, raw: Any, seal: _C.ValueSeal, lasting: _C.ValueSeal | None = None
+        self, raw: Any, seal: _C.ValueSeal, lasting: _C.ValueSeal | None = None, secret: str = ""
     ) -> None:
-        self.raw, self.seal, self.lasting = raw, seal, lasting
+        self.raw, self.seal, self.lasting, self.secret = raw, seal, lasting, secret
 
     def put(self, kind: str, key: str, publisher: int, payload: str | bytes) -> None:
         """Writes what rank `publisher`, which is this one, has to say."""

@@ -104,7 +104,8 @@ class Session:
 
     def start(self) -> None:
         """Connects, agrees on what to resume from, and hooks the optimizers."""
-        self.client = startup.connect(self.env, self.job, self._store, startup.hello(self.job, self._incarnation))
+        hello = startup.hello(self.job, self._incarnation, self._store.secret)
+        self.client = startup.connect(self.env, self.job, self._store, hello)
         found = notes.Notes(self.client)
         agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
         try:

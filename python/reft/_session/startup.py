@@ -165,8 +165,13 @@ def all_take_part(rank: int, world: int, refusals: dict[int, str]) -> None:
     )
 
 
-def hello(job: job_identity.Job, incarnation: int) -> str:
-    """How this rank introduces itself to the agent."""
+def hello(job: job_identity.Job, incarnation: int, secret: str) -> str:
+    """How this rank introduces itself to the agent.
+
+    Args:
+        secret: name of the file of the job's secret, which goes when the agent does; "" if it is
+            not reft's to remove.
+    """
     return json.dumps(
         {
             "role": "rank",
@@ -184,6 +189,7 @@ def hello(job: job_identity.Job, incarnation: int) -> str:
             "attempt": job.attempt,
             "restarts_left": job.restarts_left,
             "incarnation": f"{incarnation:016x}",
+            "secret": secret,
         }
     )
 
