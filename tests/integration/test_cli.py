@@ -526,11 +526,13 @@ def snapshot_engine(
             job="demo",
             rank=0,
             world=1,
+            node=0,
             nodes=1 if store is None else 2,
             attempt=0,
             incarnation=5,
             overhead_percent=0,
             store=store,
+            seal=native.ValueSeal(bytes(32), "attempt", 1),
             path=str(path),
         )
 

@@ -202,7 +202,7 @@ def test_replay_of_what_is_no_report_is_one_clear_error(written: Path, tmp_path:
         "without evidence": json.dumps(bare).encode(),
         "is not a hang report": b"[" * 100_000,
         "of version 2.0; this reft reads": json.dumps({**older, "version": 2.0}).encode(),
-        "is damaged: ": json.dumps({**older, "version": 2, "now_ns": float("inf")}).encode(),
+        "Infinity is no JSON": json.dumps({**older, "version": 2, "now_ns": float("inf")}).encode(),
     }
     for number, (expected, content) in enumerate(cases.items()):
         path = tmp_path / f"{number}.json"

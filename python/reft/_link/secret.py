@@ -137,11 +137,15 @@ def of_rank_0(env: Mapping[str, str]) -> Secret:
         with contextlib.suppress(OSError, ValueError):
             return Secret(_kept(folder, name), name)
     value = secrets.token_bytes(_BYTES)
+    is_kept, why = False, ""
     for folder in _folders(env):
         try:
             value = _keep(folder, name, value)
+            is_kept = True
         except (OSError, ValueError) as error:
-            _voice.debug(f"the job's secret is not kept in {folder}: {error}")
+            why = why or f"the job's secret cannot be kept in {folder}: {error}"
+    if not is_kept and _hosts(env) == 1 and env.get("WORLD_SIZE") != "1":
+        raise Refused(why or "REFT_RUN_DIR is no absolute path", True)
     return Secret(value, name)
 
 
@@ -236,7 +240,7 @@ def _folder(path: Path) -> int:
     if found.st_uid == os.geteuid() and not found.st_mode & 0o022:
         return folder
     os.close(folder)
-    raise OSError(f"{path} is not this user's alone")
+    raise OSError(f"{path} must be a directory of this user with mode 0700")
 
 
 def _kept(path: Path, name: str) -> bytes:
@@ -381,7 +385,7 @@ def _follow(
     try:
         published = _ID.fullmatch(_text(raw.get("secret/id")))
         if published is None:
-            raise Refused("rank 0 has no secret", False)
+            raise Refused("rank 0 cannot take part: it has no secret of the job", rank == 1)
         name, wanted = published.groups()
         secret = _found(env, name, wanted, attempt.number)
         if secret is not None:
