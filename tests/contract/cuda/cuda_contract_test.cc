@@ -97,7 +97,7 @@ class CudaContract : public testing::Test {
   }
 
   static const CudaApi api_;
-  const Extra extra_;
+  const Extra extra_{};
   cuda::Context context_ = nullptr;
   cuda::Stream stream_ = nullptr;
   cuda::Stream other_ = nullptr;
