@@ -136,7 +136,7 @@ uint64_t ownNumber(int pid, int tid) {
       statusField(procPath(pid, "task/" + std::to_string(tid) + "/status"), "NSpid");
   return numbers.empty()
              ? static_cast<uint64_t>(tid)
-             : std::strtoull(numbers.c_str() + numbers.find_last_of("\t ") + 1, nullptr, 10);
+             : std::strtoull(numbers.c_str() + (numbers.find_last_of("\t ") + 1), nullptr, 10);
 }
 
 RemotePython::RemotePython(int pid) : memory_(pid) {
