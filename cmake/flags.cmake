@@ -42,6 +42,9 @@ if(REFT_SANITIZE)
   endif()
   add_compile_options(-fsanitize=${reft_sanitizers_${REFT_SANITIZE}} -fno-sanitize-recover=all -O1)
   add_link_options(-fsanitize=${reft_sanitizers_${REFT_SANITIZE}})
+  if(REFT_SANITIZE STREQUAL "address" AND CMAKE_CXX_COMPILER_ID MATCHES Clang)
+    add_compile_definitions(__SANITIZE_ADDRESS__=1)  # as gcc says it
+  endif()
   if(REFT_SANITIZE STREQUAL "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     add_compile_options(-Wno-tsan)  # the op log's fences, which gcc's thread sanitizer does not model
   endif()
