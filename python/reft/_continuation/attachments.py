@@ -43,9 +43,9 @@ _PLAIN = frozenset(
 # Of the standard library, the modules whose objects a package attaches as well as a script.
 _SHARED = frozenset(
     {
-        *("_thread", "abc", "ast", "asyncio", "builtins", "concurrent", "contextlib", "functools"),
-        *("importlib", "inspect", "logging", "multiprocessing", "threading", "types", "typing"),
-        "weakref",
+        *("_thread", "abc", "ast", "asyncio", "builtins", "concurrent", "contextlib", "ctypes"),
+        *("_ctypes", "functools", "importlib", "inspect", "logging", "multiprocessing", "threading"),
+        *("types", "typing", "weakref"),
     }
 )
 _OF_TORCH = ("torch.utils.data.", "torch.distributions.", "torch.quasirandom")
