@@ -90,10 +90,12 @@ TEST(LiveReader, PagesMayComeAndGoMeanwhile) {
   const Pages pages(16);
   std::atomic<bool> end{false};
   std::thread mover([&] {
+    // Without access instead of unmapped: MAP_FIXED would replace what others map in the hole.
     while (!end.load()) {
-      ::munmap(pages.data() + 4 * kPage, 4 * kPage);
-      ::mmap(pages.data() + 4 * kPage, 4 * kPage, PROT_READ | PROT_WRITE,
-             MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+      for (const int access : {PROT_NONE, PROT_READ | PROT_WRITE}) {
+        ::mmap(pages.data() + 4 * kPage, 4 * kPage, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
+               -1, 0);
+      }
     }
   });
   LiveReader reader;
