@@ -10,7 +10,9 @@ from pathlib import Path
 # How much of the failures the end of the log repeats: a log that was cut still has its end.
 SHOWN_FAILURES, SHOWN_ERRORS, SHOWN_LINES = 5, 12, 20
 # The last lines of a run have its second tries in them: they take no more lines than this.
-SHOWN_SECOND_TRIES = 7
+SHOWN_SECOND_TRIES = 6
+# Stages that took at least this long have their time in the last lines.
+SHOWN_SECONDS = 10
 # Elements of a case in a JUnit report that did not simply pass.
 OUTCOMES = {"failure", "error", "skipped"}
 
@@ -23,6 +25,7 @@ class Counts:
         names: stages in which something failed.
         failures: the end of the output of each failed case.
         second_try: cases that failed and passed when they ran once more, alone.
+        times: what each stage took that was not short.
     """
 
     passed: int = 0
@@ -31,6 +34,7 @@ class Counts:
     names: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     second_try: list[str] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
 
     def add(self, stage: str, passed: int, failed: int, skipped: int, started: float) -> None:
         self.passed += passed
@@ -38,9 +42,15 @@ class Counts:
         self.skipped += skipped
         if failed:
             self.names.append(stage)
-        seconds = time.monotonic() - started
         counted = f"{passed} passed, {failed} failed, {skipped} skipped"
-        print(f"== {stage}: {counted} in {seconds:.0f} s", flush=True)
+        print(f"== {stage}: {counted} in {self.took(stage, started):.0f} s", flush=True)
+
+    def took(self, stage: str, started: float) -> float:
+        """Keeps the time of a stage for the end of the log; returns it in seconds."""
+        seconds = time.monotonic() - started
+        if seconds >= SHOWN_SECONDS:
+            self.times.append(f"{stage} {seconds:.0f} s")
+        return seconds
 
     def add_exit_code(self, stage: str, code: int, started: float) -> None:
         self.add(stage, int(code == 0), int(code != 0), 0, started)
@@ -61,6 +71,8 @@ class Counts:
             print(f"needed a second try: {name}")
         if len(self.second_try) > len(shown):
             print(f"(and {len(self.second_try) - len(shown)} more that needed a second try)")
+        if self.times:
+            print(f"times: {', '.join(self.times)}")
         counted = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
         print(counted, flush=True)
         return 1 if self.failed or not self.passed else 0

@@ -73,6 +73,7 @@ def pytest(counts: Counts, fast: bool, ci: bool, extra: Sequence[str]) -> None:
     report.unlink(missing_ok=True)
     again.unlink(missing_ok=True)
     words: list[str | Path] = [python(), "-m", "pytest", "-q", *extra]
+    words += ["--durations=40", "--durations-min=10"]
     if fast:
         words += ["-m", "not slow"]
     env = OWN_PYTHON if ci else None  # the others have stages of their own
