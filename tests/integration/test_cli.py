@@ -10,12 +10,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.fake_agent import AgentSocket
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -44,33 +45,16 @@ def status(**changes: Any) -> dict[str, Any]:
     return {"job": "demo", "node": 0, "agent_pid": 77, "world": 2, "ranks": ranks}
 
 
-class FakeAgent:
+class FakeAgent(AgentSocket):
     """Answers requests with canned JSON; `fds` go with the answer to vault_get."""
 
     def __init__(self, run_dir: Path, job: str = "demo") -> None:
         self.answers: dict[int, tuple[int, dict[str, Any]]] = {}
         self.fds: dict[int, int] = {}
         self.requests: list[tuple[int, dict[str, Any]]] = []
-        directory = run_dir / job / "node-0"
-        directory.mkdir(mode=0o700, parents=True)
-        run_dir.chmod(0o700)
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(directory / "agent.sock"))
-        self._listener.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
+        super().__init__(run_dir, job)
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
+    def talk(self, connection: socket.socket) -> None:
         stream = connection.makefile("rb")
         while header := stream.read(HEADER.size):
             magic, version, kind, size, _ = HEADER.unpack(header)

@@ -1,15 +1,12 @@
 """Random loop nests, killed at a random program point: every item comes once more or less, in the same order.
 
 A nest is a piece of Python source. It runs in forked children of this process: undisturbed; up to the kill, where the place
-is captured and the child ends; and anew from its top, where the place is put back at the first program point.
+is captured and the child ends; and again from its top, where the place is put back at the first program point.
 """
 
 from __future__ import annotations
 
-import os
 import pickle
-import signal
-import sys
 import textwrap
 from dataclasses import dataclass
 from typing import Any
@@ -19,10 +16,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reft import _continuation
+from tests.support import captured
 
 pytestmark = pytest.mark.exact
-LIMIT_BYTES = 1 << 20
 
 HEADER = """
 import itertools, random
@@ -157,66 +153,8 @@ def plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
-def child(source: str, kill: int, captured: bytes) -> dict[str, Any]:
-    """Runs a program in a child: undisturbed (kill 0), captured at a program point, or with a captured place put back."""
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(read)
-            result = run(source, kill, captured)
-            with os.fdopen(write, "wb") as stream:
-                pickle.dump(result, stream)
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)  # nothing of the parent's may run at exit
-    os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        data = stream.read()
-    os.waitpid(pid, 0)
-    assert data, "the child died"
-    return dict(pickle.loads(data))
-
-
-class Killed(BaseException):
-    pass
-
-
-def run(source: str, kill: int, captured: bytes) -> dict[str, Any]:
-    result: dict[str, Any] = {"points": 0, "lines": [], "problems": []}
-
-    def point() -> None:
-        result["points"] += 1
-        if captured:
-            if result["points"] == 1:
-                place, rng = pickle.loads(captured)
-                try:
-                    result["problems"] = _continuation.restore(sys._getframe(1), place).problems
-                except _continuation.FrameMismatch as error:
-                    result["refused"] = str(error)
-                    raise Killed from error
-                _continuation.restore_rng(rng)
-                result["lines"].clear()
-            return
-        _continuation.observe(sys._getframe(1))
-        if result["points"] == kill:
-            place = _continuation.capture(sys._getframe(1), LIMIT_BYTES)
-            result["uncaptured"] = place["uncaptured"]
-            result["exact"] = place["exact"]
-            result["place"] = pickle.dumps((place, _continuation.capture_rng()))
-            raise Killed
-
-    def trace(*values: Any) -> None:
-        result["lines"].append(pickle.loads(pickle.dumps(values)))
-
-    _continuation.install()
-    namespace = {"__name__": "__main__", "point": point, "trace": trace, "plain": plain}
-    try:
-        exec(compile(source, "nest.py", "exec"), namespace)
-    except Killed:
-        pass
-    except Exception as error:
-        result["error"] = f"{type(error).__name__}: {error}"
-    return result
+def child(source: str, kill: int, place: bytes) -> dict[str, Any]:
+    return captured.child(source, kill, place, names={"plain": plain})
 
 
 def holds(levels: list[Level], in_main: bool, where: float) -> None:
@@ -227,11 +165,11 @@ def holds(levels: list[Level], in_main: bool, where: float) -> None:
         return  # every loop was empty
     kill = 1 + int(where * (undisturbed["points"] - 1))
     case = f"killed at program point {kill} of {undisturbed['points']} of{source}"
-    captured = child(source, kill, b"")
-    assert "place" in captured, f"{captured.get('error')}: {case}"
-    assert captured["exact"] and not captured["uncaptured"], f"{captured['uncaptured']}: {case}"
-    assert captured["lines"] == undisturbed["lines"][: kill - 1], case
-    restored = child(source, 0, captured["place"])
+    seen = child(source, kill, b"")
+    assert "place" in seen, f"{seen.get('error')}: {case}"
+    assert seen["exact"] and not seen["uncaptured"], f"{seen['uncaptured']}: {case}"
+    assert seen["lines"] == undisturbed["lines"][: kill - 1], case
+    restored = child(source, 0, seen["place"])
     assert "refused" not in restored, f"{restored['refused']}: {case}"
     assert "error" not in restored, f"{restored['error']}: {case}"
     assert restored["problems"] == [], f"{restored['problems']}: {case}"

@@ -7,13 +7,14 @@ import os
 import re
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.fake_agent import AgentSocket
 
 pytest.importorskip("click")
 pytest.importorskip("rich")
@@ -30,37 +31,20 @@ HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202egnp.exe\u200b\u2066\u3164\r\nrm\x
 FORBIDDEN = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u202a-\u202e\u2066-\u2069\u3164\ud800-\udfff]")
 
 
-class FakeAgent:
+class FakeAgent(AgentSocket):
     """Says hello as agents do, and answers a request of each type with the bytes in `answers`."""
 
     def __init__(self, run_dir: Path, job: str = "demo") -> None:
         self.answers: dict[int, tuple[int, bytes]] = {}
         self.received = bytearray()
         self.drip: Callable[[socket.socket, bytes], None] = socket.socket.sendall
-        directory = run_dir / job / "node-0"
-        directory.mkdir(mode=0o700, parents=True)
-        self.path = directory / "agent.sock"
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self.path))
-        self._listener.listen()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
+        super().__init__(run_dir, job)
 
     def say(self, kind: int, answer_kind: int, value: Any) -> None:
         body = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.answers[kind] = (answer_kind, body)
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
-
-    def _talk(self, connection: socket.socket) -> None:
+    def talk(self, connection: socket.socket) -> None:
         stream = connection.makefile("rb")
         try:
             while header := stream.read(protocol.HEADER.size):
@@ -133,7 +117,7 @@ def test_an_answer_has_one_deadline_however_it_drips(agent: FakeAgent) -> None:
     def drip(connection: socket.socket, data: bytes) -> None:
         for byte in data:
             connection.sendall(bytes([byte]))
-            time.sleep(0.02)  # whoever waits anew for each byte waits for 20 s
+            time.sleep(0.02)  # a deadline for each byte alone would take 20 s
 
     agent.drip = drip
     agent.say(protocol.STATUS_REQUEST, protocol.STATUS, {"text": "x" * 1000})

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tests.support.learning import ASIDE
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -353,14 +355,7 @@ class Stored:
 class Described:
     n = Stored()
 """),
-    "weak_key_descriptor": Kind("Outside()", "V.n = V.n + k", "V.n", "V.n", top="""
-class Aside:
-    def __init__(self):
-        self.values = weakref.WeakKeyDictionary()
-    def __get__(self, one, owner=None):
-        return self if one is None else self.values.get(one, 0)
-    def __set__(self, one, value):
-        self.values[one] = value
+    "weak_key_descriptor": Kind("Outside()", "V.n = V.n + k", "V.n", "V.n", top="\n" + ASIDE + """\
 class Outside:
     n = Aside()
 """),

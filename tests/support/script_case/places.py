@@ -2,26 +2,19 @@
 of kind and place in a minute, where a job for each would take hours.
 
 A short script runs three times: undisturbed; captured at each program point up to one, where it
-ends; and anew from its top, where the place is put back at the first program point.
+ends; and again from its top, where the place is put back at the first program point.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
 import random
-import signal
-import sys
 import textwrap
-import types
 from dataclasses import dataclass
-from typing import Any
 
-from reft import _continuation
+from tests.support import captured
 from tests.support.script_case import assembly, parts
 from tests.support.script_case.holders import FUNCTIONS, INLINE, held
 
-LIMIT_BYTES = 1 << 20
 USES = ["batch", "batch", "after", "late", "created"]
 _SETUP = """\
 §step = 0
@@ -125,83 +118,19 @@ def source(place: Place) -> str:
     return "\n".join([head, state.top, assembly.placed(_STYLES[place.style], **body)])
 
 
-class _Killed(BaseException):
-    pass
-
-
-def _run(script: str, kill: int, captured: bytes) -> dict[str, Any]:
-    result: dict[str, Any] = {"points": 0, "lines": [], "problems": []}
-
-    def point() -> None:
-        result["points"] += 1
-        frame = sys._getframe(1)
-        if captured:
-            if result["points"] == 1:
-                place, rng = pickle.loads(captured)
-                try:
-                    result["problems"] = _continuation.restore(frame, place).problems
-                except _continuation.FrameMismatch as error:
-                    result["refused"] = str(error)
-                    raise _Killed from error
-                _continuation.restore_rng(rng)
-                result["lines"].clear()
-            return
-        _continuation.observe(frame)
-        if kill:
-            place = _continuation.capture(frame, LIMIT_BYTES)
-            if result["points"] == kill:
-                result["uncaptured"], result["exact"] = place["uncaptured"], place["exact"]
-                result["place"] = pickle.dumps((place, _continuation.capture_rng()))
-                raise _Killed
-
-    def trace(*values: Any) -> None:
-        result["lines"].append(pickle.loads(pickle.dumps(values)))
-
-    _continuation.install()
-    main = types.ModuleType("__main__")
-    main.__dict__.update(point=point, trace=trace)
-    sys.modules["__main__"] = main
-    try:
-        exec(compile(script, "place.py", "exec"), main.__dict__)
-    except _Killed:
-        pass
-    except Exception as error:
-        result["error"] = f"{type(error).__name__}: {error}"
-    return result
-
-
-def _child(script: str, kill: int, captured: bytes) -> dict[str, Any]:
-    read, write = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(read)
-            signal.alarm(120)
-            result = pickle.dumps(_run(script, kill, captured))
-            with os.fdopen(write, "wb") as stream:
-                stream.write(result)
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)  # nothing of the parent's may run at exit
-    os.close(write)
-    with os.fdopen(read, "rb") as stream:
-        data = stream.read()
-    os.waitpid(pid, 0)
-    return dict(pickle.loads(data)) if data else {"error": "the child died", "lines": [], "problems": []}
-
-
 def judge(place: Place) -> tuple[str, str]:
     """The verdict, as of `trial.CLASSES`, and what there is to say of it."""
     script = source(place)
-    plain = _child(script, 0, b"")
+    plain = captured.child(script, 0, b"")
     if "error" in plain or not plain["lines"] or plain["lines"][-1][0] != "end":
         return "unusable", str(plain.get("error"))
-    captured = _child(script, place.point, b"")
-    if "place" not in captured:
-        return "CRASHED", f"capture: {captured.get('error')}"
-    named = [f"{where} ({name}): {why}" for where, name, why in captured["uncaptured"]]
-    restored = _child(script, 0, captured["place"])
+    seen = captured.child(script, place.point, b"", at_each=True)
+    if "place" not in seen:
+        return "CRASHED", f"capture: {seen.get('error')}"
+    named = [f"{where} ({name}): {why}" for where, name, why in seen["uncaptured"]]
+    restored = captured.child(script, 0, seen["place"])
     named += [f"{where} ({name}): {why}" for where, name, why in restored["problems"]]
-    if "refused" in restored or not captured["exact"]:
+    if "refused" in restored or not seen["exact"]:
         return "named", f"refused: {restored.get('refused', named)}"
     if "error" in restored:
         return "named" if named else "CRASHED", f"{restored['error']}; {named}"

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.learning import LEARN
+
 pytest.importorskip("torch")
 
 Run = Callable[..., Any]
@@ -18,13 +20,7 @@ import probe, torch
 from torch.utils.data import DataLoader, Dataset
 probe.hook_optimizers()
 torch.manual_seed(7)
-model = torch.nn.Linear(3, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # weights are not this package's to restore
-def learn():
-    optimizer.zero_grad()
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-"""
+""" + LEARN
 
 SCRIPTS = {
     # The pieces of one storage of which none is all of it, held by the loop of a suspended

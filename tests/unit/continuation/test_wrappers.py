@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.learning import ASIDE, LEARN
+
 pytest.importorskip("torch")
 
 Run = Callable[..., Any]
@@ -17,27 +19,14 @@ import collections, datetime, functools, itertools, logging, random, threading, 
 import numpy as np
 import probe, torch
 probe.hook_optimizers()
-model = torch.nn.Linear(3, 3)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.0)  # weights are not this package's to restore
-def learn():
-    optimizer.zero_grad()
-    model(torch.ones(2, 3)).sum().backward()
-    optimizer.step()
-"""
+""" + LEARN
 
 SCRIPTS = {
     "weak_containers": """
 class Item:
     def __init__(self, n):
         self.n = n
-class Aside:
-    def __init__(self):
-        self.values = weakref.WeakKeyDictionary()
-    def __get__(self, one, owner=None):
-        return self if one is None else self.values.get(one, 0)
-    def __set__(self, one, value):
-        self.values[one] = value
-class Holder:
+""" + ASIDE + """class Holder:
     total = Aside()
 def main():
     items = {n: Item(n) for n in range(3)}
