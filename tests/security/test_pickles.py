@@ -19,7 +19,7 @@ import torch
 
 from reft._continuation import plain
 from reft._session import small_state
-from reft._state import discovery, object_pickles
+from reft._state import discovery, names, object_pickles
 
 
 class Own:
@@ -39,8 +39,8 @@ def own_function() -> None:
 def call_of(module: str, name: str, *arguments: str) -> bytes:
     """A pickle that calls a function by its name."""
     words = b"".join(b"V" + text.encode() + b"\n" for text in arguments)
-    names = b"".join(pickle.SHORT_BINUNICODE + bytes([len(t)]) + t.encode() for t in (module, name))
-    return b"\x80\x04" + names + b"\x93(" + words + b"tR."
+    pair = b"".join(pickle.SHORT_BINUNICODE + bytes([len(t)]) + t.encode() for t in (module, name))
+    return b"\x80\x04" + pair + b"\x93(" + words + b"tR."
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_no_other_name_is_resolved(name: tuple[str, ...]) -> None:
     assert len(list(pickletools.genops(data))) > 3  # it is a pickle
     with pytest.raises(pickle.UnpicklingError):
         object_pickles.loads(data, lambda *_: None)
-    everything = (plain.VALUES, plain.ARRAYS, plain.MASKED_ARRAYS, plain.CONTAINERS, plain.TENSORS)
+    everything = (names.VALUES, names.ARRAYS, names.MASKED_ARRAYS, names.CONTAINERS, plain.TENSORS)
     with pytest.raises(pickle.UnpicklingError):
         plain.loads(data, *everything)
     assert imported_by_this_module is os.system

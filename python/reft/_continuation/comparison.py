@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from reft._state import names
+
 from . import plain
 from .bytecode import Unsupported, analyse
 from .kinds.constants import Pickled
@@ -132,11 +134,11 @@ class _Walk:
     def outside(self, old: Any, new: Any) -> None:
         """Compares the state of the script's own modules."""
         others = {name: rest for name, *rest in new}
-        for name, names, classes, functions in old:
+        for name, old_names, classes, functions in old:
             if name not in others:
                 continue
             new_names, new_classes, new_functions = others[name]
-            self._named(names, new_names, f"{name}:")
+            self._named(old_names, new_names, f"{name}:")
             of_class = dict(new_classes)
             for qualname, attributes in classes:
                 self._named(attributes, of_class.get(qualname, []), f"{name}:{qualname}.")
@@ -461,8 +463,8 @@ def _is_date(value: Any) -> bool:
 
 
 def _loaded(data: bytes) -> Any:
-    names = (plain.VALUES, plain.ARRAYS, plain.MASKED_ARRAYS, plain.CONTAINERS, plain.TENSORS)
-    return plain.loads(data, *names)
+    lists = (names.VALUES, names.ARRAYS, names.MASKED_ARRAYS, names.CONTAINERS, plain.TENSORS)
+    return plain.loads(data, *lists)
 
 
 def _bytes_of(tensor: Any) -> bytes:

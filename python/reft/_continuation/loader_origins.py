@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from reft._state import names
+
 from . import batches, plain, workers
 from .loader_parts import Parts, fingerprint, parts
 from .rng import capture_rng, restore_rng
@@ -69,9 +71,9 @@ class Origin:
                     "epochs": self.epochs,
                     "changes": self.changes,
                 },
-                plain.VALUES,
-                plain.CONTAINERS,
-                plain.ARRAYS,
+                names.VALUES,
+                names.CONTAINERS,
+                names.ARRAYS,
                 plain.TENSORS,
             )
         return self._fixed

@@ -19,6 +19,8 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
+from reft._state import names
+
 from . import plain
 from .nodes import type_name
 from .reach import reach
@@ -35,7 +37,7 @@ _SMALL_ELEMENTS = 4096
 _LARGE_ELEMENTS = 65536  # of integers, at the beginning of an epoch
 _SAMPLED = 64
 _NESTING = frozenset({list, dict, deque, defaultdict, set, Counter, OrderedDict})
-_NESTED = (plain.CONTAINERS, plain.ARRAYS, plain.TENSORS)
+_NESTED = (names.CONTAINERS, names.ARRAYS, plain.TENSORS)
 
 
 _INNER = ("batch_sampler", "sampler", "_sampler", "base_sampler", "dataset", "_dataset", "datasets")

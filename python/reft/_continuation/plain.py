@@ -19,10 +19,8 @@ from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from reft._state import names
+from reft._state.names import Names
 
-Names = names.Names
-VALUES, ARRAYS = names.VALUES, names.ARRAYS
-MASKED_ARRAYS, CONTAINERS = names.MASKED_ARRAYS, names.CONTAINERS
 TENSORS: Names = names.of("reft._continuation.plain", "tensor_of")
 
 
@@ -76,7 +74,7 @@ def dumps(value: Any, *lists: Names) -> bytes:
 
 
 def loads(data: bytes, *lists: Names) -> Any:
-    """Unpickles builtin values and objects whose names are on `lists` (`VALUES` if there is none).
+    """Unpickles builtin values and objects whose names are on `lists`, by default `names.VALUES`.
 
     Raises:
         pickle.UnpicklingError: The data names something else.
@@ -85,7 +83,7 @@ def loads(data: bytes, *lists: Names) -> Any:
 
 
 def _joined(lists: Collection[Names]) -> Names:
-    return frozenset().union(*lists) if lists else VALUES
+    return frozenset().union(*lists) if lists else names.VALUES
 
 
 def tensor_of(dtype: str, shape: tuple[int, ...], contents: bytes) -> Any:

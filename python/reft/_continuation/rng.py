@@ -11,9 +11,11 @@ import sys
 from array import array
 from typing import Any
 
+from reft._state import names
+
 from . import plain
 
-_SEED = "reft seed"  # beside the items of a bit generator's state
+_SEED = "reft seed"  # key added to the state of a bit generator
 
 
 def capture_rng(cuda: bool = True) -> dict[str, Any]:
@@ -139,7 +141,7 @@ def set_object_state(generator: Any, state: Any) -> None:
     elif root == "random":
         generator.setstate(_unpacked(state))
     else:
-        value = plain.loads(state, plain.ARRAYS)
+        value = plain.loads(state, names.ARRAYS)
         bits = _bits_of(generator)
         if bits is not None:
             seed = value.pop(_SEED, None)
@@ -167,7 +169,7 @@ def new_object(kind: str, state: Any) -> Any:
     else:
         import numpy
 
-        value = plain.loads(state, plain.ARRAYS)
+        value = plain.loads(state, names.ARRAYS)
         seed: Any = value.get(_SEED)
         sequence = None
         if seed is not None:
@@ -183,7 +185,7 @@ def new_object(kind: str, state: Any) -> Any:
 
 
 def _seed_of(bits: Any) -> dict[str, Any]:
-    """What `spawn` makes new generators of: entropy, key, size of the pool, number of those made."""
+    """What `spawn` makes new generators of: entropy, key, size of the pool, their number so far."""
     sequence: Any = getattr(bits, "seed_seq", None)
     if type(sequence).__name__ != "SeedSequence" or not _is_plain(sequence.entropy):
         return {}

@@ -1,5 +1,4 @@
-"""Names that a pickle may hold: exact pairs of module and name, none of which does anything but make
-a value.
+"""Names that a pickle may hold: exact pairs of module and name, each of which only makes a value.
 
 Threads: values. Errors: none.
 """

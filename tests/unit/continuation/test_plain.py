@@ -31,12 +31,13 @@ from reft._continuation.nodes import (  # noqa: E402
     index_of,
     ref,
 )
+from reft._state import names  # noqa: E402
 
 ALL = (
-    plain.VALUES,
-    plain.ARRAYS,
-    plain.MASKED_ARRAYS,
-    plain.CONTAINERS,
+    names.VALUES,
+    names.ARRAYS,
+    names.MASKED_ARRAYS,
+    names.CONTAINERS,
     plain.TENSORS,
 )
 
@@ -120,12 +121,12 @@ def test_no_list_has_a_dotted_name() -> None:
     ids=repr,
 )
 def test_values_come_back(value: Any) -> None:
-    assert plain.loads(plain.dumps(value, plain.VALUES)) == value
+    assert plain.loads(plain.dumps(value, names.VALUES)) == value
 
 
 def test_a_decimal_context_comes_back() -> None:
     context = decimal.Context(prec=5, traps=[decimal.Inexact])
-    back = plain.loads(plain.dumps(context, plain.VALUES))
+    back = plain.loads(plain.dumps(context, names.VALUES))
     assert (back.prec, back.traps[decimal.Inexact]) == (5, True)
 
 

@@ -9,6 +9,8 @@ import enum
 import sys
 from typing import TYPE_CHECKING, Any
 
+from reft._state import names
+
 from .. import plain
 from ..nodes import ATOMS, At, Node, find_type, kind
 
@@ -95,16 +97,16 @@ class Pickled(Node):
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         if type(value).__module__.partition(".")[0] not in _CONSTANT_MODULES:
-            return cls(plain.dumps(value, plain.VALUES))
+            return cls(plain.dumps(value, names.VALUES))
         known = _pickles.get(id(value))
         if known is None or known[0] is not value:
             if len(_pickles) >= _MAX_PICKLES:
                 _pickles.clear()
-            known = _pickles[id(value)] = (value, plain.dumps(value, plain.VALUES))
+            known = _pickles[id(value)] = (value, plain.dumps(value, names.VALUES))
         return cls(known[1])
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        return plain.loads(self.data, plain.VALUES, plain.ARRAYS, plain.MASKED_ARRAYS)
+        return plain.loads(self.data, names.VALUES, names.ARRAYS, names.MASKED_ARRAYS)
 
     def is_made_anew(self) -> bool:
         return True

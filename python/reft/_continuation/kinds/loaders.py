@@ -18,6 +18,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from reft._state import names
+
 from .. import attachments, hooks, plain, workers
 from ..loader_origins import ORIGIN, FirstDraw, Origin, Replay, kind_of
 from ..loader_parts import (
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
     from ..restore_walk import RestoreWalk
 
-_FIXED = (plain.VALUES, plain.CONTAINERS, plain.ARRAYS, plain.TENSORS)
+_FIXED = (names.VALUES, names.CONTAINERS, names.ARRAYS, plain.TENSORS)
 _TOUCHED = ("worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
 
 
