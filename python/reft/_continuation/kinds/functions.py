@@ -245,11 +245,11 @@ class Partial(Node):
             and _same(arguments, live.args)
             and _same(keywords, live.keywords)
         ):
-            walk.put_attributes(self.attributes, live, place)
-            return live
-        made = functools.partial(func, *arguments, **keywords)
-        walk.put_attributes(self.attributes, made, place)
-        return made
+            target = live
+        else:
+            target = functools.partial(func, *arguments, **keywords)
+        walk.put_attributes(self.attributes, target, place)
+        return target
 
 
 def has_state(function: FunctionType, walk: CaptureWalk) -> bool:

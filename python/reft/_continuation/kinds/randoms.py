@@ -30,10 +30,9 @@ class Random(Node):
         target = walk.target(at, live)
         if target is MISSING:
             target = new_object(at.type_name, self.state)
-            walk.put_attributes(self.attributes, target, at.place)
-            return target
-        # After the loaders' samplers, whose replay needs the generators' older states.
-        walk.positions.append(lambda: set_object_state(target, self.state))
+        else:
+            # After the loaders' samplers, whose replay needs the generators' older states.
+            walk.positions.append(lambda: set_object_state(target, self.state))
         walk.put_attributes(self.attributes, target, at.place)
         return target
 
