@@ -72,12 +72,12 @@ class Launch:
 
 def attempt(env: Mapping[str, str]) -> int:
     """How often the launcher has started the ranks before."""
-    return _number(env, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return number(env, "TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 
 def restarts_left(env: Mapping[str, str]) -> int:
     """How often the launcher would start the ranks again."""
-    return max(0, _number(env, "TORCHELASTIC_MAX_RESTARTS") - attempt(env))
+    return max(0, number(env, "TORCHELASTIC_MAX_RESTARTS") - attempt(env))
 
 
 def is_last_start(env: Mapping[str, str]) -> bool:
@@ -85,7 +85,8 @@ def is_last_start(env: Mapping[str, str]) -> bool:
     return "TORCHELASTIC_MAX_RESTARTS" in env and restarts_left(env) == 0
 
 
-def _number(env: Mapping[str, str], *names: str) -> int:
+def number(env: Mapping[str, str], *names: str) -> int:
+    """The first of these variables that holds a number of at most nine digits; 0 if none does."""
     for name in names:
         value = env.get(name, "")
         if value.isascii() and value.isdigit() and len(value) <= 9:

@@ -1,4 +1,4 @@
-"""The job's secret: what ranks of a job have and nobody else, so that they can tell each other's
+"""The job's secret: only ranks of the job have it, so that they can tell each other's
 values in the job's store from those of others.
 
 Rank 0 makes it, or reads it from REFT_JOB_SECRET_FILE, and keeps it in a file that only this user
@@ -6,9 +6,9 @@ can read: `<run directory>/secrets/<name>`, and in jobs of several hosts also
 `~/.reft/secrets/<name>`. The other ranks find it there, and know it by an id that rank 0 publishes
 in the store. It is never in arguments, nor in the environment.
 
-Where a rank finds no such file, rank 0 hands the secret out through the store and says so: whoever
-writes to the store at that moment can pose as a rank. REFT_JOB_SECRET=required refuses instead, and
-so does a rank that has REFT_JOB_SECRET_FILE, or that knows that all ranks are on one host.
+Where a rank finds no such file, rank 0 hands the secret out through the store and warns: a process
+that writes to the store at that moment can pose as a rank. REFT_JOB_SECRET=required refuses
+instead, and so does a rank that has REFT_JOB_SECRET_FILE, or that knows that all ranks are on one host.
 
 Threads: the training thread. Errors: `Refused`; what the store raises.
 """
@@ -70,7 +70,7 @@ class Secret:
     name: str
 
     def id(self, attempt: str) -> str:
-        """Tells it from other secrets, and nothing about it."""
+        """Distinguishes it from other secrets, and reveals nothing of it."""
         return self._mac("id", attempt)
 
     def proof(self, rank: int, question: str, attempt: str) -> str:
@@ -217,16 +217,12 @@ def _folders(env: Mapping[str, str]) -> list[Path]:
 
 
 def _hosts(env: Mapping[str, str]) -> int:
-    """As many hosts as launchers tell, at most 2 for more; 0: they do not. Variables of this process
-    are hints, but nobody else writes them."""
-
-    def number(name: str) -> int:
-        value = env.get(name, "")
-        return int(value) if value.isascii() and value.isdigit() and len(value) <= 9 else 0
-
-    if number("WORLD_SIZE") and number("LOCAL_WORLD_SIZE"):
-        return 1 if number("WORLD_SIZE") == number("LOCAL_WORLD_SIZE") else 2
-    return min(2, number("SLURM_JOB_NUM_NODES"))
+    """The number of hosts by the launcher's variables, 2 for more; 0: unknown. They are hints, but
+    no other user writes them."""
+    world, here = launch.number(env, "WORLD_SIZE"), launch.number(env, "LOCAL_WORLD_SIZE")
+    if world and here:
+        return 1 if world == here else 2
+    return min(2, launch.number(env, "SLURM_JOB_NUM_NODES"))
 
 
 def _folder(path: Path) -> int:
@@ -358,7 +354,7 @@ def _lead(raw: Any, world: int, attempt: Attempt, env: Mapping[str, str]) -> Tru
             raw.set("secret/handed", f"{secret.name} {secret.value.hex()}")
             _voice.warn(
                 "ranks on other hosts have no file in common with rank 0, so the job's secret went"
-                " through the job's store: whoever could write there during the start can pose as a"
+                " through the job's store: a process that wrote there during the start can pose as a"
                 f" rank. {FILE} names a file that all hosts have; {REQUIRED}=required refuses"
                 " instead"
             )
