@@ -379,7 +379,7 @@ void Agent::keepPlace() {
     case RunPlace::Kept::kMoved:
       log_file_.open(place_.directory());
       logWarn("agent",
-              "the run directory was removed or replaced; made it anew: ", options_.directory());
+              "the run directory was removed or replaced; recreated it: ", options_.directory());
       investigation_.setDirectory(place_.directory(), options_.directory());
       watch(place_.listener(), kListener, false, true);  // closing the old one has removed it
       accepting_ = true;

@@ -1,4 +1,4 @@
-// The agent's log, agent.log in its directory, which stderr leads to: bounded, and opened anew
+// The agent's log, agent.log in its directory, which stderr leads to: bounded, and reopened
 // where the directory moves.
 //
 // Threads: one at a time. Errors: none; without a file, lines go nowhere.

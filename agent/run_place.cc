@@ -36,7 +36,7 @@ struct Address {
   socklen_t bytes = sizeof(name);
 };
 
-// The socket in the directory `at`, whatever the length of its path.
+// The socket in the directory `at`, for paths of any length.
 Address socketIn(const UniqueFd& at) {
   Address result;
   result.name.sun_family = AF_UNIX;
@@ -79,7 +79,7 @@ const sockaddr* of(const Address& address) {
   return reinterpret_cast<const sockaddr*>(&address.name);
 }
 
-// Who listens there; pid 0: nobody.
+// The process that listens there; pid 0: none.
 ucred listenerAt(const Address& address) {
   const auto socket = streamSocket();
   ucred peer{};
@@ -299,7 +299,7 @@ RunPlace::Kept RunPlace::keep() {
     }
   }
   if (!std::exchange(lost_, true)) {
-    logWarn("agent", "the run directory ", path(), " is gone and cannot be made anew: ", problem,
+    logWarn("agent", "the run directory ", path(), " is gone and cannot be recreated: ", problem,
             "; connected ranks go on, others find no agent until it can be");
   }
   return Kept::kLost;

@@ -2,7 +2,7 @@
 // and a claim that holds on the whole host.
 //
 // A run directory can vanish or be replaced under a living agent ($XDG_RUNTIME_DIR at logout, a
-// cleaner of /tmp). The agent then makes it anew, with the progress that it holds. Until it has,
+// cleaner of /tmp). The agent then recreates it, with the progress that it holds. Until it has,
 // the claim keeps another agent of the same job from starting: it is an abstract socket, which no
 // file system takes away. Who finds it taken knocks on it, and the agent looks at its place at
 // once.
@@ -39,13 +39,13 @@ class RunPlace {
   int directory() const { return directory_.get(); }
 
   enum class Kept { kSame, kMoved, kLost };
-  // Call each tick, and after a knock: makes the place anew if what is there is not this agent's.
-  // kMoved: listener() is another one. kLost: nobody finds the agent now; the next call tries
+  // Call each tick, and after a knock: recreates the place if what is there is not this agent's.
+  // kMoved: listener() is another one. kLost: ranks cannot find the agent; the next call tries
   // again.
   Kept keep();
   // Accepts and closes what knocks.
   void answerKnocks();
-  // The secret of the job, a file of that name in secrets/ beside the jobs, goes with the job.
+  // The secret of the job, the file secrets/`name` in the run directory, goes with the job.
   void ownsSecret(const std::string& name) { secrets_.insert(name); }
   // Removes what is still this agent's, the lock last. Hang reports stay for people to read, and
   // the log beside them.

@@ -16,8 +16,8 @@ if(REFT_WERROR)
 endif()
 add_link_options(-Wl,--as-needed)
 
-# What makes an error in memory harder to use; tools/check_hardening examines the binaries for it. The sanitizers find
-# such errors themselves, and replace the functions that FORTIFY would check.
+# What makes an error in memory harder to use; tools/check_hardening examines the binaries for it.
+# The sanitizers find such errors themselves, and replace the functions that FORTIFY would check.
 include(CheckPIESupported)
 check_pie_supported(LANGUAGES CXX)  # links programs with -pie, or with -no-pie, as POSITION_INDEPENDENT_CODE says
 if(NOT REFT_SANITIZE)

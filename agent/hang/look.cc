@@ -37,7 +37,7 @@ void addUse(RankEvidence& rank, const Use& then, const Use& now) {
     const int64_t own = now.counters.cpu_ns - then.counters.cpu_ns;
     const int64_t theirs = now.counters.descendants_cpu_ns - then.counters.descendants_cpu_ns;
     rank.cpu_share = static_cast<double>(own) / elapsed;
-    // One that has ended moved its time from theirs to its own; without a wait for it, to nobody.
+    // The time of a child that ended moves from theirs to its own, or is lost if nothing waited.
     rank.children_cpu_share = static_cast<double>(std::max<int64_t>(0, theirs)) / elapsed;
   }
   if (now.counters.io_bytes >= 0 && then.counters.io_bytes >= 0) {

@@ -24,7 +24,8 @@ namespace reft::agent {
 
 class NativeReaders {
  public:
-  // `program`: default: reft-unwind beside this program. `limit`: time until a reader is killed.
+  // `program`: by default reft-unwind in the folder of this program. `limit`: time until a reader
+  // is killed.
   explicit NativeReaders(std::string program = besideThisProgram(),
                          std::chrono::milliseconds limit = std::chrono::seconds(15));
 

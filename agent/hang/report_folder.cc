@@ -124,7 +124,7 @@ void ReportFolder::makeRoom() {
   while (!found.empty() && (found.size() > limits_.reports || bytes > limits_.bytes)) {
     const auto oldest = found.begin();
     if (oldest->first == last_) {
-      return;  // the newest one stays, whatever its size
+      return;  // the newest one stays, even if it exceeds the limit
     }
     for (const auto& file : oldest->second.files) {
       ::unlinkat(folder_.get(), file.c_str(), 0);

@@ -65,7 +65,7 @@ bool validJobId(std::string_view job) {
 }
 
 Hello parseHello(std::string_view payload) {
-  // Nobody is known yet.
+  // The peer is not authenticated yet.
   constexpr size_t kMostBytes = 512;
   if (payload.size() > kMostBytes) {
     throw InvalidArgument("hello", std::to_string(payload.size()) + " bytes",

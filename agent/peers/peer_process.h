@@ -17,7 +17,7 @@ struct PeerProcess {
   uid_t uid = 0;
   int pid = 0;  // in the agent's PID namespace; 0: not visible from it, or not certain
   // Readable at the end of the process, which may be in any PID namespace; empty: unknown, so that
-  // only the end of the connection tells.
+  // only the end of the connection shows its end.
   UniqueFd pidfd;
   bool exact = false;  // the kernel itself named the process (Linux 6.5), not only its number
 

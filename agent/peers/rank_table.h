@@ -42,7 +42,7 @@ struct RankState {
   // As people know it: of the rank's own PID namespace if that is another one. 0: never seen by
   // this agent (only its vault was found). To look at the process: RankTable::readablePid().
   int pid = 0;
-  UniqueFd pidfd;                 // empty: only the end of the connection tells of its end
+  UniqueFd pidfd;                 // empty: only the end of the connection shows its end
   bool pid_is_own = false;        // `pid` is of the agent's namespace, and belongs to `pidfd`
   UniqueFd launcher;              // pidfd of the parent process
   std::string oom_counter;        // of its cgroup, oom_kills.h

@@ -5,7 +5,7 @@
 // and a file in it is read before it is mapped.
 //
 // While an agent lives, it holds a shared lock on the folder and touches it every minute. `reft gc`
-// takes the folder of a job for dead if it gets the lock and nobody has touched it for long.
+// takes the folder of a job for dead if it gets the lock and the folder is long unchanged.
 //
 // Threads: one at a time. Errors: none: what is refused is logged in one line.
 #pragma once

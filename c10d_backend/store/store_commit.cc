@@ -22,7 +22,7 @@ constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
 constexpr size_t kRemembered = 64;    // outcomes; as many as CommitLedger has open
-constexpr size_t kOutcomeBytes = 3;   // what it was, proposal, whether to plan anew
+constexpr size_t kOutcomeBytes = 3;   // kind of outcome, proposal, whether to plan again
 
 std::string commitKey(const char* what, const wire::Ballot& ballot) {
   return std::string("commit/") + what + "/" + std::to_string(ballot.step);
@@ -40,7 +40,7 @@ std::string_view viewOf(const std::vector<uint8_t>& value) {
   return {reinterpret_cast<const char*>(value.data()), value.size()};
 }
 
-// What the votes of all nodes come to. A vote that is missing or not of its node counts as a no.
+// The outcome of all nodes' votes. A vote that is missing or not of its node counts as a no.
 std::string outcomeOf(const std::vector<std::optional<wire::Ballot>>& votes) {
   bool known_cut = true;
   bool plan_anew = false;

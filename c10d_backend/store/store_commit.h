@@ -8,7 +8,7 @@
 // waits for an outcome that another one deleted. A vote that comes again, because an agent was
 // started anew, is answered from memory.
 //
-// Votes and outcomes are sealed (intercept/link/value_seal.h): nobody but a rank of this attempt
+// Votes and outcomes are sealed (intercept/link/value_seal.h): only a rank of this attempt
 // can commit a step. Where a vote or an outcome is not sealed, the step is aborted.
 //
 // Threads: vote() from any. One thread, `reft-commit`, uses the store over a connection of its own,

@@ -38,13 +38,13 @@ namespace reft {
     "started elsewhere or with other arguments, and to tell apart jobs that differ only in " \
     "variables or files.") \
   X(job_secret_file, "REFT_JOB_SECRET_FILE", kText, "", "a file of 32 bytes or more", \
-    "The secret by which ranks of the job know each other, where all ranks can read it and nobody " \
-    "else can (mode 0600 or 0400). Default: reft makes one in the run directory and, in a job of " \
+    "The secret by which ranks of the job know each other, that all ranks can read and no other " \
+    "user (mode 0600 or 0400). Default: reft makes one in the run directory and, in a job of " \
     "several hosts, in `~/.reft/secrets`.") \
   X(job_secret, "REFT_JOB_SECRET", kChoice, "auto", "auto|required", \
     "What happens where a rank finds no file with the job's secret. auto: it goes through the " \
-    "job's store, which reft reports; whoever can write to the store at that moment can pose as " \
-    "a rank. required: the job trains without reft.") \
+    "job's store, which reft reports; a process that can write to the store at that moment can " \
+    "pose as a rank. required: the job trains without reft.") \
   X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", \
     "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
     "`/tmp/reft-<uid>`.") \

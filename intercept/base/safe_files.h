@@ -1,6 +1,6 @@
 // Opens files in places that other users, or careless programs of this user, may have prepared.
 //
-// The rules are those of sshd's StrictModes: nobody but this user and root can replace a part of
+// The rules are those of sshd's StrictModes: only this user and root can replace a part of
 // the path, no symbolic link is followed below the directory that was checked, and a file counts
 // as reft's own only if it is regular, belongs to this user, is closed to others, and has one name.
 //
@@ -22,7 +22,7 @@ UniqueFd openBeneath(int at, const std::string& name, int flags, mode_t mode = 0
 // As openBeneath() on kernels without openat2 (before 5.6): folder by folder with O_NOFOLLOW.
 UniqueFd openStepwise(int at, const std::string& name, int flags, mode_t mode = 0) noexcept;
 
-// Why somebody else could replace a part of `path`, a directory: "" if nobody can. Each directory
+// Why another user could replace a part of `path`, a directory; "" if none can. Each directory
 // above it must belong to this user or to the system (the owner of /), and be writable by its
 // owner alone, or be sticky as /tmp is.
 std::string chainProblem(const std::string& path);

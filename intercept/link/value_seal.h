@@ -1,9 +1,10 @@
 // Seals values for the job's store, so that a rank can tell those of its job from others.
 //
-// Whoever reaches the port of the store can write to it. A sealed value carries an HMAC-SHA256
-// under a key that only ranks of this job's attempt have. It covers what the value is (kind, key,
-// publisher) and what it says, so neither a changed value, nor one of another key, rank or attempt
-// opens. It does not keep anything secret, and a value can still be deleted, or held back.
+// Every process that reaches the port of the store can write to it. A sealed value carries an
+// HMAC-SHA256 under a key that only ranks of this job's attempt have. It covers what the value is
+// (kind, key, publisher) and what it says, so neither a changed value, nor one of another key, rank
+// or attempt opens. It does not keep anything secret, and a value can still be deleted, or held
+// back.
 //
 // Layout, little endian: u32 magic 'RFTV', u8 version, u8 kind, u16 0, u32 publisher, u32 bytes of
 // the payload, 32 bytes MAC, payload. The MAC is over the first 16 bytes, the length of the key
@@ -46,7 +47,7 @@ class ValueSeal {
  public:
   static constexpr size_t kSecretBytes = 32;
   static constexpr size_t kHeaderBytes = 48;
-  static constexpr uint32_t kAnyRank = UINT32_MAX;  // in open(): whoever published it
+  static constexpr uint32_t kAnyRank = UINT32_MAX;  // in open(): any publisher
 
   struct Opened {
     uint32_t publisher = 0;
@@ -60,7 +61,7 @@ class ValueSeal {
   std::string seal(ValueKind kind, std::string_view key, uint32_t publisher,
                    std::string_view payload) const;
   // Of a value that was read from `key`; nothing if no rank of this attempt has sealed it there.
-  // `longest`: a limit beside that of the kind.
+  // `longest`: a limit in addition to that of the kind.
   std::optional<Opened> open(ValueKind kind, std::string_view key, uint32_t publisher,
                              std::string_view value, size_t longest = SIZE_MAX) const;
 

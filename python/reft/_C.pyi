@@ -94,7 +94,13 @@ evidence_carriers: int
 
 class EvidenceExchange:
     def __init__(
-        self, client: AgentClient, store: Any, seal: ValueSeal, node: int, nodes: int, incarnation: int
+        self,
+        client: AgentClient,
+        store: Any,
+        seal: ValueSeal,
+        node: int,
+        nodes: int,
+        incarnation: int,
     ) -> None: ...
 
 # snapshot.cc

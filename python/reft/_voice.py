@@ -4,7 +4,7 @@ Every line goes to standard error and begins with `reft: `. Details for develope
 instead (`debug`), which REFT_LOG governs (`REFT_LOG=reft.python=debug`). Threads of C++ that must
 not wait for the interpreter write through `intercept/base/voice.h`.
 
-Names, paths, stacks and messages come from programs, other ranks and files, so whatever is printed
+Names, paths, stacks and messages come from programs, other ranks and files, so all printed text
 goes through `shown` first, here and in the command line.
 
 Threads: any. Errors: none; a line that cannot be written is lost.
@@ -61,7 +61,7 @@ def shown(text: str) -> str:
     """The text as a terminal or a page shows it and does nothing else.
 
     Control characters, among them those of escape sequences, marks that turn the direction of text,
-    and characters that nobody sees are written as Python writes them: `\\x1b`. Lines stay lines; what
+    and invisible characters are written as Python writes them: `\\x1b`. Lines stay lines; what
     exceeds 4096 characters of a line, or 50,000 lines, is counted.
     """
     lines = text.split("\n", _MOST_LINES)

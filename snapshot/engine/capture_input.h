@@ -15,7 +15,7 @@
 
 namespace reft {
 
-// What tells that regions were written or moved, in table order. Copy threads call it: no lock, no
+// Evidence that regions were written or moved, in table order. Copy threads call it: no lock, no
 // GIL.
 class VersionReader {
  public:

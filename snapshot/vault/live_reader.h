@@ -6,7 +6,7 @@
 // refuses (what a driver has mapped), and no seccomp profile forbids it.
 //
 // Threads: one at a time; ofThread() gives each thread its own. A forked child gets a new one.
-// Errors:  none; without a descriptor, nothing can be read, and why() tells.
+// Errors:  none; without a descriptor, nothing can be read, and why() returns the reason.
 #pragma once
 
 #include <sys/uio.h>
@@ -22,7 +22,7 @@ namespace reft {
 
 class LiveReader {
  public:
-  // Of one call: fits the second cache, and is large beside the cost of a call.
+  // Of one call: fits the second cache, and outweighs the cost of a call.
   static constexpr size_t kMostBytes = size_t{128} << 10;
   static constexpr size_t kMostParts = 512;
 

@@ -59,7 +59,7 @@ std::unique_ptr<Vault> Vault::create(const VaultIdentity& identity, uint32_t slo
   if (::ftruncate(vault->fd_.get(), static_cast<off_t>(bytes)) != 0) {
     throw SystemError("sizing the vault to " + std::to_string(bytes) + " bytes");
   }
-  // F_SEAL_SEAL: nobody can forbid this rank to write or to grow its vault.
+  // F_SEAL_SEAL: no process can forbid this rank to write or to grow its vault.
   if (path.empty() && ::fcntl(vault->fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_SEAL) != 0) {
     throw SystemError("sealing the vault");
   }

@@ -1,5 +1,5 @@
 // Values that somebody has written to the job's store, and JSON. No value opens but one that was
-// sealed, whatever is done to it, and JSON that is read is as shallow as it has to be.
+// sealed, after any change to it, and JSON that is read is as shallow as required.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

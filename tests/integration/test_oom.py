@@ -45,7 +45,7 @@ print("ended", flush=True)
 """
 
 
-# Fits the limit with a fifth to spare, and not with two snapshots beside it.
+# Fits the limit with a fifth to spare, but not together with two snapshots.
 TIGHT = f"""
 import os, sys
 import torch

@@ -58,7 +58,7 @@ def test_an_agent_that_lost_its_directory_makes_it_anew(make: Callable[..., Node
         for rank in (first, second):
             rank.vote(3, INCARNATION, True)
         assert first.receive()[1]["yes"] and second.receive()[1]["yes"]
-    assert "made it anew" in node.log()
+    assert "recreated it" in node.log()
     os.kill(node.pid, 15)
     wait_for(lambda: not node.alive())
     assert not node.directory.exists()

@@ -58,7 +58,7 @@ def test_a_rank_of_another_namespace_is_watched_by_its_own_end(apart: Node) -> N
         assert rank.stdout is not None and rank.stdout.readline() == "in\n"
         (state,) = apart.status()["ranks"]
         assert state["alive"] and state["pid"] == 1
-        with apart.tool() as tool:  # nobody's stacks, rather than the agent's
+        with apart.tool() as tool:  # no stacks, rather than the agent's
             answer = tool.request(protocol.STACKS_REQUEST, {"ranks": [0], "native": True})[1]
             assert "another PID namespace" in answer["error"]
         rank.kill()

@@ -1,5 +1,5 @@
 """A job trains, is killed and resumes while somebody else, who lacks its secret, writes to its store
-whatever reft will read there."""
+all that reft reads there."""
 
 from __future__ import annotations
 

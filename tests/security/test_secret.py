@@ -177,7 +177,7 @@ def test_a_file_of_another_size_is_refused(tmp_path: Path, data: bytes) -> None:
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe", 0o600)  # nobody writes: opening it must not wait
+    os.mkfifo(tmp_path / "pipe", 0o600)  # without a writer: opening it must not wait
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/zero"), tmp_path / "missing"):
         with pytest.raises(OSError):
             secret.given(path)

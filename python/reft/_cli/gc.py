@@ -26,7 +26,7 @@ class Folder:
     """The vault files of one job.
 
     Attributes:
-        state: `live` (an agent holds it), `recent` (not older than the limit), `dead`, or `removed`.
+        state: `live` (an agent holds it), `recent` (not older than the limit), `dead` or `removed`.
         days: since an agent or a rank last touched it.
         kept: names in it that reft has not made, for which the folder stays.
     """
@@ -108,8 +108,6 @@ def _print(found: list[Folder], delete: bool) -> None:
             f"{folder.state:8} {folder.job}: {folder.files} files, {words.size(folder.bytes)},"
             f" {folder.days:g} days old{kept}",
             soft_wrap=True,
-            markup=False,
-            highlight=False,
         )
     dead = sum(folder.state == "dead" for folder in found)
     if dead and not delete:
@@ -129,13 +127,13 @@ def _print(found: list[Folder], delete: bool) -> None:
     metavar="DAYS",
     help="A job is dead if no agent has held its files for so long.",
 )
-@click.option("--delete", is_flag=True, help="Delete the files of dead jobs; without it, list them.")
+@click.option("--delete", is_flag=True, help="Delete the files of dead jobs, not only list them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def command(vault_dir: str | None, days: float, delete: bool, as_json: bool) -> None:
     """Lists vault files of jobs that have ended for good, and with --delete removes them.
 
-    Vault files (REFT_VAULT_DIR) outlive a job that did not end cleanly, so that its next start finds
-    them. An agent that lives holds its job's files, on this host and, where the file system has
+    Vault files (REFT_VAULT_DIR) outlive a job that did not end cleanly, so that its next start
+    finds them. An agent that lives holds its job's files, on this host and, where the file system has
     locks between hosts, on others. Only files that reft has made for this user are deleted.
 
     --json prints {"vault_dir", "folders": [{job, path, state, days, bytes, files, kept}, ...]};

@@ -52,8 +52,8 @@ def read(path: Path) -> tuple[list[dict[str, Any]], bool]:
 
 def _content(path: Path) -> bytes:
     try:
-        # A pipe that nobody writes into is not waited for.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        # O_NONBLOCK: a pipe without a writer does not block.
+        with open(path, "rb", opener=lambda at, flags: os.open(at, flags | os.O_NONBLOCK)) as file:
             info = os.fstat(file.fileno())
             if not stat.S_ISREG(info.st_mode):
                 raise agents.Failure(f"{path} is no regular file", agents.EXIT_WRONG)
@@ -86,7 +86,8 @@ def _check(path: Path, report: Any) -> None:
 
     if not isinstance(report, dict) or report.get("report") != "hang":
         raise agents.Failure(
-            f"{path} is not a hang report; hang reports are $REFT_RUN_DIR/<job>/node-<n>/verdicts/<number>-<time>.json",
+            f"{path} is not a hang report; hang reports are"
+            " $REFT_RUN_DIR/<job>/node-<n>/verdicts/<number>-<time>.json",
             agents.EXIT_WRONG,
         )
     version = report.get("version")

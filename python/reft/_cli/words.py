@@ -1,7 +1,7 @@
 """How numbers, and text that others wrote, are printed.
 
 Every command prints through `console` or `echo`, and no other way: there, foreign text is made
-harmless (`_voice.shown`), whatever put it into a table, a sentence or a message.
+harmless (`_voice.shown`), in tables, sentences and messages alike.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from reft import _voice
 from reft._voice import percent, shown, size
 
 __all__ = [
-    "console", "echo", "fold", "nanoseconds", "overhead", "percent", "print_folded", "shown", "signed", "size",
-    "step",
+    "console", "echo", "fold", "nanoseconds", "overhead", "percent", "print_folded", "shown",
+    "signed", "size", "step",
 ]  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 The frames are those of `intercept/link/wire.h`; the table of messages is in ARCHITECTURE.md.
 
-Whoever listens is believed only if the kernel names the own user, which is asked before anything is
-sent or read. Answers have a size, a depth and a time, all of them limited.
+The client trusts a listener only if the kernel reports the own user for it, and checks that before
+it sends or reads. Answers have a size, a depth and a time, all of them limited.
 
 Threads: a connection belongs to one. Errors: see `AgentConnection`.
 """
@@ -62,7 +62,7 @@ class AgentConnection:
             whole, however it arrives.
 
     Raises:
-        OSError: nobody listens, another user does (`PermissionError`), or no answer in time
+        OSError: no process listens, another user's does (`PermissionError`), or no answer in time
             (`TimeoutError`).
         ValueError: what answers is not an agent, or it refuses; the message says why.
     """

@@ -1,4 +1,4 @@
-"""Which folders this user can trust: the rules of sshd's StrictModes, as `safe_files.h` has them."""
+"""Which folders this user can trust: the rules of sshd's StrictModes, as in `safe_files.h`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def problem(folder: Path) -> str:
-    """Why somebody else could replace `folder` or a folder above it; "" if nobody can.
+    """Why another user could replace `folder` or a folder above it; "" if none can.
 
     Each must belong to this user or to the system (the owner of /), and be writable by its owner
     alone, or be sticky as /tmp is. Folders that do not exist yet are left out.

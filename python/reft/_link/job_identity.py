@@ -147,7 +147,7 @@ def default_run_dir(env: Mapping[str, str] | None = None) -> Path:
 
 
 def _own_run_dir(env: Mapping[str, str]) -> Path | None:
-    """In the user's home, which nobody else can prepare; hosts may share it."""
+    """In the user's home, which other users cannot prepare; hosts may share it."""
     cache = env.get("XDG_CACHE_HOME", "") or os.path.join(env.get("HOME", ""), ".cache")
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,8 +1,8 @@
 """Other processes of this machine: their stacks, through the programs in reft/bin, and those of the
 same launch.
 
-These programs read memory from outside, and need neither torch nor the other process's consent beyond
-the right to read it (`hang_detect/stacks/remote_stack.h`).
+These programs read memory from outside, and need neither torch nor the other process's consent
+beyond the right to read it (`hang_detect/stacks/remote_stack.h`).
 
 Threads: any. Errors: `OSError` and `ValueError` if the program does not run or answer; else none.
 """
@@ -50,7 +50,7 @@ _ALIKE = (
 
 
 def read_stacks(pid: int, native: bool = False) -> dict[str, Any]:
-    """As `reft-agent --stack` prints them, or with native frames, `reft-unwind` beside it.
+    """As `reft-agent --stack` prints them, or with native frames, `reft-unwind` in its folder.
 
     Raises:
         subprocess.TimeoutExpired: its memory cannot be read in time.

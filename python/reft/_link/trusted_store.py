@@ -1,6 +1,6 @@
 """The job's store, as ranks use it that have the job's secret.
 
-Whoever reaches the store's port can write to it. What ranks write here is sealed
+Every process that reaches the store's port can write to it. What ranks write here is sealed
 (`intercept/link/value_seal.h`), and what they read counts only if a rank of this attempt has sealed
 it under that key. Anything else is as if it were not there: it is counted, and the first is named
 in the log.
@@ -58,7 +58,7 @@ class TrustedStore:
         self.put(kind, key, publisher, payload)
 
     def first_of(self, kind: str, key: str, publisher: int, payload: str | bytes) -> bytes:
-        """Writes if nobody has; what stands there then, whichever rank wrote it.
+        """Writes if the key is free; returns what the key then holds, of any rank.
 
         Raises:
             Untrusted: no rank did.

@@ -37,7 +37,7 @@ class Announcer:
         self._every, self._cost_reported = int(env["snapshot_every"]), False
         self._under_way = 0
         self._compiled_reported = False
-        self._refused = 0  # values of the store
+        self._knows_refused = False  # that values of the store were ignored
 
     def started(self, resuming_at: int | None) -> None:
         """The two lines at start."""
@@ -164,11 +164,10 @@ class Announcer:
     def stepped(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
         """A step is over; see `cadence`."""
         self.cadence(step, every, overhead_ppm, noise_ppm)
-        refused = _C.ValueSeal.refused()
-        if refused and not self._refused:  # the log has named the first
+        if not self._knows_refused and _C.ValueSeal.refused():  # the log has named the first
+            self._knows_refused = True
             why = "some are not of this attempt's ranks, and are ignored: SECURITY.md"
             self._notes.add(notes.IGNORED, [("values in the job's store", "", why)])
-        self._refused = refused
 
     def cadence(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
         """What snapshots cost, once it is measured, and again whenever their rhythm changes."""
@@ -187,8 +186,8 @@ class Announcer:
         """A region was written or moved between steps, and the snapshot dropped for it."""
         _voice.warn_once(
             f"late {name}",
-            f"{name} was written between optimizer steps, or its memory moved, before its copy. reft"
-            " dropped that"
+            f"{name} was written between optimizer steps, or its memory moved, before its copy."
+            " reft dropped that"
             f" snapshot; from now on, it copies {name} before the optimizer step returns",
         )
 

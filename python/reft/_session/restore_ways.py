@@ -1,7 +1,7 @@
 """No restore fails twice in the same way: which way the next attempt takes.
 
-While a rank restores, its vault says which step, in which way, and by how many attempts so far. What
-ends the rank leaves that behind. After an error, or after two attempts that ended without one (one
+While a rank restores, its vault records which step, in which way, and by how many attempts so far.
+That outlives the rank. After an error, or after two attempts that ended without one (one
 may have been killed from outside), the next attempt takes the next way: the older step, then the
 state without the place in the loop, then none.
 
@@ -76,7 +76,7 @@ def found_in(own_fd: int) -> Begun:
 
 
 def report(store: TrustedStore, rank: int, begun: Begun) -> None:
-    """Tells the other ranks, before a round in which all take part."""
+    """Reports to the other ranks, before a round in which all take part."""
     if begun.step:
         key = _KEYS[begun.tries < _MOST_TRIES]
         store.put(ROUND, key, rank, f"{begun.step} {int(begun.way)} {begun.tries}")

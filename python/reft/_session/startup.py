@@ -416,8 +416,8 @@ def agree(
 def _report_oom_kills(
     env: dict[str, Any], store: TrustedStore, rank: int, own_fd: int
 ) -> None:
-    """Tells the other ranks if vaults may have made the kernel end a process. Who has said how much
-    memory they may take has decided that."""
+    """Reports to the other ranks if vaults may have made the kernel end a process. Not with limits
+    that the user has set."""
     if own_fd < 0 or env["vault_dir"] or env["snapshot_host_bytes"]:
         return
     try:

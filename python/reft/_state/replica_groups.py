@@ -101,7 +101,12 @@ class _Comparison:
     """
 
     def __init__(
-        self, store: TrustedStore, rank: int, plan: str, ranks: tuple[int, ...], members: list[Region]
+        self,
+        store: TrustedStore,
+        rank: int,
+        plan: str,
+        ranks: tuple[int, ...],
+        members: list[Region],
     ) -> None:
         self.ranks, self.missed = ranks, False
         self.rows: list[Row] = sorted(
@@ -131,7 +136,7 @@ class _Comparison:
             self._store.put(REPLICAS, f"{self._key}/rows/{self._rank}", self._rank, rows)
             outcome = self._outcome("rows", _compare_rows)
         self.missed = outcome == _NONE
-        return set() if self.missed else set(bounded_json.loads(outcome.encode(), limit=_MOST_BYTES))
+        return set() if self.missed else set(_parsed(outcome))
 
     def _outcome(self, what: str, compare: Callable[[list[str]], str]) -> str:
         store, key = self._store, f"{self._key}/{what}/outcome"
@@ -151,14 +156,16 @@ class _Comparison:
             return _NONE
 
 
+def _parsed(text: str) -> Any:
+    return bounded_json.loads(text.encode(), limit=_MOST_BYTES)
+
+
 def _compare_digests(digests: list[str]) -> str:
     return _EQUAL if len(set(digests)) == 1 else _DIFFERENT
 
 
 def _compare_rows(texts: list[str]) -> str:
-    tables: list[list[Row]] = [
-        bounded_json.loads(text.encode(), limit=_MOST_BYTES) for text in texts
-    ]
+    tables: list[list[Row]] = [_parsed(text) for text in texts]
     first, *others = ({row[0]: row for row in table} for table in tables)
     return json.dumps(
         [name for name, row in first.items() if all(o.get(name) == row for o in others)]

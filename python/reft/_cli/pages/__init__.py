@@ -1,7 +1,7 @@
 """Styles and frames of the HTML pages that commands write, and how they are filled in.
 
 A page loads nothing and runs no script: its style is part of it, and its policy forbids all else.
-Text of the job comes from anybody's file names, so it is escaped, and what nobody would see of it is
+Text of the job may come from foreign file names, so it is escaped, and invisible characters are
 written out (`_voice.shown`).
 """
 

@@ -94,8 +94,9 @@ class Proxy(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         there = _behind(live) if type(live) is MappingProxyType else None
         if there is not None:
-            walk.fix(there)  # whoever holds the proxy goes on seeing what is written
-        behind = walk.resolve(self.behind, MISSING if there is None else there, f"{at.place}.copy()")
+            walk.fix(there)  # holders of the proxy see what is written to it
+        current = MISSING if there is None else there
+        behind = walk.resolve(self.behind, current, f"{at.place}.copy()")
         if behind is KEEP or behind is there:
             return KEEP if live is not MISSING else walk.problem(at, _LATER)
         return MappingProxyType(behind)
@@ -141,7 +142,7 @@ class Raised(Node):
 
 @kind
 class Semaphore(Node):
-    """A `threading.Semaphore`: whoever waits for it is the restarted script's."""
+    """A `threading.Semaphore`: its waiters are the restarted script's."""
 
     value: int
 

@@ -340,7 +340,7 @@ def test_a_name_in_the_store_that_no_folder_can_have_is_ignored(
     (key,) = [key for key in store.raw.list_keys() if key.startswith("reft/launch")]
     for value in ("../../etc x", b"\xff", b""):
         store.raw.set(key, value)
-        assert named(store, settings) == (first, Origin.COMMAND), "nobody of this job wrote it"
+        assert named(store, settings) == (first, Origin.COMMAND), "no rank of this job wrote it"
     assert store.lasting is not None
     store.raw.set(key, store.lasting.seal("name", key, 0, b"../../etc x"))
     assert named(store, settings) == (first, Origin.COMMAND)
