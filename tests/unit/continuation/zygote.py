@@ -7,10 +7,13 @@ exit status of the run.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import runpy
 import sys
+
+from tests.support.quick_end import quick_end
 
 
 def main() -> None:
@@ -23,6 +26,7 @@ def main() -> None:
         weight.square().backward()
         torch.optim.SGD([weight], lr=0.0).step()  # imports what torch imports late
         next(iter(torch.utils.data.DataLoader([weight.detach()], shuffle=True)))
+        gc.freeze()  # a collection in a child would copy every page that holds an object
     for line in sys.stdin:
         order = json.loads(line)
         child = os.fork()
@@ -41,7 +45,7 @@ def main() -> None:
     os.dup2(errors, 2)
     sys.path[0] = order["folder"]
     sys.argv[:] = ["script.py"]
-    runpy.run_path("script.py", run_name="__main__")
+    quick_end(lambda: runpy.run_path("script.py", run_name="__main__"))
 
 
 if __name__ == "__main__":
