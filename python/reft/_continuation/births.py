@@ -71,6 +71,8 @@ class Births:
         """Numbers by place that were descriptors, processes, threads or addresses then."""
         self.constants: dict[str, Any] = {}
         """Numbers and strings by place outside of frames; see `statics`."""
+        self.variables: set[str] = set()
+        """Places of the variables of frames that had a value."""
         self.named: dict[str, Any] = {}
         """Functions and classes by place: what means another one later is captured by name."""
 

@@ -94,6 +94,7 @@ class Continuation:
         try:
             path = frames.encode_path(walk, start_frame)
             outside = self._statics.capture(walk)
+            frames.report_later(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
         handled = sys.exc_info()[1]

@@ -25,7 +25,7 @@ from reft._state.own import is_made
 from . import calls
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .capture_walk import CaptureWalk
-from .nodes import KEEP, MISSING, UNBOUND, Stray, function_in, is_bound, native
+from .nodes import KEEP, MISSING, UNBOUND, Stray, function_in, index_of, is_bound, native
 from .restore_walk import RestoreWalk
 
 _CO_OPTIMIZED = 1
@@ -49,6 +49,9 @@ _NAMED = (ModuleType, FunctionType, BuiltinFunctionType, type)
 # What a closure returned to torch's wrapper of `step`: the script gets it from there.
 _RESULTS = frozenset({"out"})
 _RETURNED = "<returned>"
+
+
+_LATER = "did not exist in the first iteration: a resume would refuse the place in the loop"
 
 
 class FrameMismatch(Exception):
@@ -117,8 +120,35 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
             if not code.co_flags & _CO_OPTIMIZED:
                 names = _joined(names, analyse(code).nested_names)
             record["globals"] = _encode_names(walk, frame.f_globals, names, "global ")
+        _note_variables(walk, record, frame)
         path.append(record)
     return path
+
+
+def _note_variables(walk: CaptureWalk, record: dict[str, Any], frame: FrameType) -> None:
+    """Notes the variables that have a value now, or that had none at the first program point."""
+    slots, place = analyse(frame.f_code).slot_names, record["name"]
+    variables = [(f"{place}:{slots[i]}", encoded) for i, encoded in record["fast"]]
+    variables += [(f"{place}:{name}", encoded) for name, encoded in record["names"]]
+    if walk.note_births:
+        found = walk.births.variables
+        found.update(where for where, encoded in variables if encoded != UNBOUND)
+        found.update(f"global {name}" for name in frame.f_globals)
+        return
+    variables += [(f"global {name}", encoded) for name, encoded in record["globals"]]
+    walk.later += [
+        (where, encoded)
+        for where, encoded in variables
+        if type(encoded) is tuple and encoded != UNBOUND and where not in walk.births.variables
+    ]
+
+
+def report_later(walk: CaptureWalk) -> None:
+    """Reports the variables for which `plan_frame` would refuse the place in the loop."""
+    for place, encoded in walk.later:
+        index = index_of(encoded)
+        if index is not None and walk.graph.needs_live(encoded):
+            walk.lost(place, walk.graph.types[index], _LATER)
 
 
 def _blocker(frame: FrameType, callee: FrameType) -> str | None:
@@ -315,6 +345,11 @@ def plan_generator(walk: RestoreWalk, record: dict[str, Any], generator: Any, pl
     _compare_code(record, frame)
     analysis = analyse(frame.f_code)
     slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
+    if made:  # its arguments are None, which stands for nothing
+        slots = [
+            value if name in analysis.cells else UNBOUND
+            for name, value in zip(analysis.slot_names, slots, strict=True)
+        ]
     _plan_locals(walk, record, frame, analysis, slots, place)
     stack: list[Any] = []
     for i, encoded in enumerate(record["stack"]):
@@ -488,7 +523,7 @@ def _plan_slot(
     if encoded == UNBOUND:
         value: Any = UNBOUND
     else:
-        value = walk.resolve(encoded, MISSING if live is UNBOUND else live, place)
+        value = _resolve_variable(walk, encoded, MISSING if live is UNBOUND else live, place)
     if value is KEEP:
         return KEEP
     if value is not live:
@@ -505,7 +540,7 @@ def _plan_cell(walk: RestoreWalk, encoded: Any, cell: Any, place: str) -> None:
         return
     if encoded == UNBOUND:
         return
-    value = walk.resolve(encoded, live, place)
+    value = _resolve_variable(walk, encoded, live, place)
     if value is not KEEP:
         walk.write(lambda: setattr(cell, "cell_contents", value))
 
@@ -518,6 +553,21 @@ def _plan_names(
             if name in namespace:
                 walk.write(partial(namespace.pop, name, None))
             continue
-        value = walk.resolve(encoded, namespace.get(name, MISSING), prefix + name)
+        value = _resolve_variable(walk, encoded, namespace.get(name, MISSING), prefix + name)
         if value is not KEEP:
             walk.write(partial(namespace.__setitem__, name, value))
+
+
+def _resolve_variable(walk: RestoreWalk, encoded: Any, live: Any, place: str) -> Any:
+    """Resolves a variable that the loop may read before it assigns it.
+
+    Raises:
+        FrameMismatch: It would have no value. The script would fail on it, in every attempt.
+    """
+    before = len(walk.problems)
+    value = walk.resolve(encoded, live, place)
+    if value is KEEP and live is MISSING:
+        reasons = [reason for _, _, reason in walk.problems[before:]]
+        why = reasons[0] if reasons else "made after the first step"
+        raise FrameMismatch(f"{place} did not exist yet and cannot be restored: {why}")
+    return value

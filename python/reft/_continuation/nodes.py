@@ -18,6 +18,7 @@ import pickle
 import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, fields
+from itertools import islice
 from operator import attrgetter
 from types import BuiltinFunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
@@ -32,6 +33,7 @@ MISSING = object()
 Report = list[tuple[str, str, str]]
 Named = list[tuple[str, Any]]
 """Encoded values by name."""
+_MOST_PARTS = 64  # that `Graph.needs_live` looks at
 _REF = "r"
 _HANDLE = "handle"
 
@@ -111,6 +113,14 @@ class Node:
         """Whether the object can be built from the node and its parts alone."""
         return False
 
+    def needs_live(self, type_name: str) -> bool:
+        """Whether it is restored only into an object that stood there at the first program point.
+
+        Args:
+            type_name: Full name of the object's class.
+        """
+        return False
+
     def parts(self) -> Collection[Any]:
         """Encoded values that a new object is built from."""
         return ()
@@ -175,6 +185,21 @@ class Graph:
         if not len(births) == len(types) == len(made):
             raise pickle.UnpicklingError("the lists of a graph differ in length")
         return cls(made, births, types)
+
+    def needs_live(self, encoded: Any) -> bool:
+        """Says whether a value can be restored only where it stood at the first program point; it
+        did not. Looks at the first of its parts only, since captures ask at each step."""
+        left, seen = [encoded], 0
+        while left and seen < _MOST_PARTS:
+            index = index_of(left.pop())
+            seen += 1
+            if index is None or self.births[index] is not None:
+                continue
+            node = self.nodes[index]
+            if node.needs_live(self.types[index]):
+                return True
+            left += islice((part for part in node.parts() if type(part) is tuple), _MOST_PARTS)
+        return False
 
     def node(self, encoded: Any) -> Node | None:
         """Returns the node that an encoded value refers to; None if it refers to none."""

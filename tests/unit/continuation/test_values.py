@@ -757,6 +757,44 @@ main()
     assert [line[3] for line in restored] == [step - 2 for step, *_ in restored]
 
 
+LATER = """
+def main():
+    for step in range(6):
+        if step:
+            probe.trace(step, type(hook).__name__)
+        learn()
+        if step == 0:
+            hook = {}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("(lambda factor: lambda x: x * factor)(3)", "function made after the first step"),
+        ("[(x for x in range(3))]", "generator made after the first step"),
+        ("open(probe.__file__)", "was opened after the first step"),
+    ],
+)
+def test_a_loop_whose_variable_would_have_no_value_is_refused(
+    run_script: Run, value: str, reason: str
+) -> None:
+    result = run_script(HEADER + LATER.format(value), 3)
+    named = [place for place, _, why in result.captured["uncaptured"] if "would refuse" in why]
+    assert named == ["main:hook"]
+    assert "main:hook did not exist yet and cannot be restored" in result.restored["mismatch"]
+    assert reason in result.restored["mismatch"]
+
+
+def test_a_variable_that_is_assigned_before_it_is_read_needs_no_value(run_script: Run) -> None:
+    script = LATER.replace("if step == 0:", "if True:").replace("if step:", "if False:")
+    script = script.replace("hook = {}", "probe.trace(step)\n            hook = lambda: step")
+    result = run_script(HEADER + script, 3)
+    assert not result.captured["uncaptured"]
+    assert result.restored["lines"] == result.expected["lines"]
+
+
 def test_renamed_local_and_deeper_change_are_refused(run_script: Run) -> None:
     script = (
         HEADER

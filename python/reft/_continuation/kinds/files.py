@@ -45,6 +45,9 @@ class File(Node):
         walk.positions.append(lambda: target.seek(self.position))
         return target
 
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
 
 @kind
 class Buffer(Node):

@@ -97,6 +97,9 @@ class Function(Node):
                 walk.contents.append(functools.partial(_set_default, target, name, value))
         return target
 
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
 
 @kind
 class NamedObject(Node):
@@ -174,6 +177,9 @@ class Code(Node):
         if isinstance(live, FunctionType) and _which(live) == self.which:
             return live
         return walk.problem(at, _not_by_name(self.which.partition(" ")[0]))
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
 
 
 @kind

@@ -45,6 +45,9 @@ class ContextValue(Node):
             walk.contents.append(functools.partial(target.set, value))
         return target
 
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
 
 @kind
 class ThreadLocal(Node):
@@ -63,6 +66,9 @@ class ThreadLocal(Node):
         walk.stands(at, target)
         walk.put_attributes(self.attributes, target, at.place)
         return target
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
 
 
 @kind
@@ -89,6 +95,9 @@ class SharedNumbers(Node):
             return walk.problem(at, "made after the first step")
         walk.contents.append(functools.partial(room.__setitem__, slice(None), self.data))
         return target
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
 
 
 def _room(value: Any) -> memoryview | None:

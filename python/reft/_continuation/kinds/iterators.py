@@ -175,6 +175,9 @@ class Advanced(Node):
         walk.contents.insert(0, advance)
         return target
 
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
 
 @kind
 class Generator(Node):
@@ -208,6 +211,9 @@ class Generator(Node):
         if made is None:
             return walk.problem(at, "generator made after the first step")
         return made
+
+    def needs_live(self, type_name: str) -> bool:
+        return "<" in self.record["name"]  # no name finds its function
 
 
 @kind

@@ -96,6 +96,9 @@ class Shallow(Node):
     def parts(self) -> list[Any]:
         return [item for _, item in (*self.attributes, *self.slots)]
 
+    def needs_live(self, type_name: str) -> bool:
+        return type_name.startswith("torch.")
+
 
 @kind
 class Loader(Node):
@@ -162,6 +165,9 @@ class Loader(Node):
             if iterator is not KEEP and iterator is not there:
                 put("_iterator", iterator)
         return target
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
 
 
 @kind

@@ -110,6 +110,9 @@ class Module(Node):
         walk.contents.append(modes)
         return target
 
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
 
 @kind
 class Idle(Node):

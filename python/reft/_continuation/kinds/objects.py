@@ -70,6 +70,9 @@ class Owned(Node):
                 return candidate
         return walk.problem(at, "made after the first step")
 
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
 
 OWNED = Owned([], None)
 PENDING = Pending()
