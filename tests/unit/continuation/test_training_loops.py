@@ -383,25 +383,32 @@ for epoch in range(2):
     run_script(source, 2).check()
 
 
-def test_settings_that_a_loop_moves_come_back(run_script: Run) -> None:
+@pytest.mark.parametrize("parts", [False, True])
+def test_settings_that_a_loop_moves_come_back(run_script: Run, parts: bool) -> None:
     source = (
         HEADER
+        + f"parts = {parts}"
         + """
 dropout = torch.nn.Dropout(0.1)
-whole = torch.nn.Sequential(model, dropout)
+norm, pool = torch.nn.LayerNorm(1), torch.nn.MaxPool1d((2,))
+whole = torch.nn.Sequential(model, dropout, norm, pool)
 def main():
     for i in range(6):
         learn(torch.ones(1, 1, dtype=torch.float32))
         if i == 2:
             torch.set_default_dtype(torch.float64)
             torch.use_deterministic_algorithms(True, warn_only=True)
-            dropout.p = 0.5
-        probe.trace(i, str(torch.ones(1).dtype), torch.is_deterministic_algorithms_warn_only_enabled(), whole[1].p)
+            dropout.p, norm.eps, pool.kernel_size = 0.5, 0.25, (3,)
+            if parts:
+                whole.append(torch.nn.ReLU())
+        probe.trace(i, str(torch.ones(1).dtype), torch.is_deterministic_algorithms_warn_only_enabled())
+        probe.trace(whole[1].p, whole[2].eps, whole[3].kernel_size)
 main()
 """
     )
     run_script(source, 2).check()
-    run_script(source, 5).check()
+    if not parts:  # a restarted script has not added its part
+        run_script(source, 5).check()
 
 
 def test_what_another_thread_computes_is_named(run_script: Run) -> None:
