@@ -1,5 +1,5 @@
-"""Hooks that a script has registered: on modules, their parameters, optimizers, and for the
-communication of gradients.
+"""Hooks that a script has registered: on modules, their parameters, optimizers, on all of them, and
+for the communication of gradients.
 
 What a hook keeps (a closure, the object whose method it is) is often held by nothing else. Only
 hooks that are the script's own are looked at: those of packages belong to what the restarted script
@@ -25,6 +25,15 @@ Hooks = list[
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+_OF_ALL = {
+    "torch.nn.modules.module": (
+        "_global_forward_pre_hooks",
+        "_global_forward_hooks",
+        "_global_backward_pre_hooks",
+        "_global_backward_hooks",
+    ),
+    "torch.optim.optimizer": ("_global_optimizer_pre_hooks", "_global_optimizer_post_hooks"),
+}
 
 
 def count() -> int:
@@ -56,6 +65,15 @@ def of_optimizer(optimizer: Any) -> Hooks:
     """Gives the hooks of an optimizer's steps."""
     found: Hooks = []
     _collect(found, "", optimizer, _OF_OPTIMIZERS)
+    return found
+
+
+def of_all() -> Hooks:
+    """Gives the hooks that hold for all modules or all optimizers."""
+    found: Hooks = []
+    for module, kinds in _OF_ALL.items():
+        if module in sys.modules:
+            _collect(found, "", sys.modules[module], kinds)
     return found
 
 

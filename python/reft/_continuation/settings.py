@@ -1,5 +1,5 @@
 """Settings of the whole process that a script may change in mid-run: default dtype, precision,
-determinism, autocast.
+determinism, autocast, environment variables.
 
 Only what has changed since the first program point is captured, so that a restarted script's own
 beginning counts otherwise.
@@ -11,12 +11,16 @@ Threads: the training thread (grad mode and autocast belong to it). Errors: none
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
+_ENVIRONMENT = "environment"
+# What a launcher sets: another value in each attempt.
+_OF_LAUNCHERS = (b"TORCHELASTIC_", b"MASTER_", b"GROUP_", b"ROLE_", b"SLURM_")
 
 
 class Settings:
@@ -25,23 +29,42 @@ class Settings:
     def __init__(self) -> None:
         self._known: list[_Setting] | None = None
         self._at_first: dict[str, Any] = {}
+        self._variables: dict[Any, Any] = {}
 
     def note_first(self) -> None:
         """Notes how they stand at the first program point."""
         self._at_first = {name: get() for name, get, _ in self._found()}
+        self._variables = dict(_variables())
 
     def capture(self) -> dict[str, Any]:
         """Returns those that have changed since `note_first`, as plain values by name."""
         first = self._at_first
         if not first:
             return {}
-        return {name: value for name, get, _ in self._found() if (value := get()) != first[name]}
+        changed = {name: value for name, get, _ in self._found() if (value := get()) != first[name]}
+        if _variables() != self._variables:
+            changed[_ENVIRONMENT] = self._changed_variables()
+        return changed
 
     def restore(self, captured: dict[str, Any]) -> None:
         """Sets what `capture` returned."""
         for name, get, put in self._found():
             if name in captured and get() != captured[name]:
                 put(captured[name])
+        for variable, text in captured.get(_ENVIRONMENT, {}).items():
+            if text is None:
+                os.environb.pop(variable, None)
+            else:
+                os.environb[variable] = text
+
+    def _changed_variables(self) -> dict[bytes, bytes | None]:
+        """None: it is gone."""
+        first, now = self._variables, dict(_variables())
+        return {
+            name: now.get(name)
+            for name in {**first, **now}
+            if now.get(name) != first.get(name) and not name.startswith(_OF_LAUNCHERS)
+        }
 
     def _found(self) -> list[_Setting]:
         if self._known is None:
@@ -49,6 +72,13 @@ class Settings:
             is_there = torch is not None and hasattr(torch, "get_default_dtype")
             self._known = _of_torch(torch) if is_there else []
         return self._known
+
+
+def _variables() -> dict[Any, Any]:
+    """The environment as `os.environ` keeps it: a comparison of it takes 2 us, one of `os.environ`
+    100."""
+    variables: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+    return variables
 
 
 def _of_torch(torch: Any) -> list[_Setting]:

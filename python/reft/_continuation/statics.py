@@ -1,5 +1,5 @@
 """What a script keeps outside of its frames: globals of its other modules, attributes of classes
-and functions, defaults.
+and functions, defaults, hooks for all of torch's modules.
 
 Looked at are the script's own modules (`own`). Of the main module only classes and functions,
 because its globals belong to the frames. Numbers and strings that are what they were at the first
@@ -20,12 +20,15 @@ from typing import Any
 
 from reft._state.own import is_own
 
+from . import hooks
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
+from .kinds.modules import encode_hooks
 from .nodes import ATOMS, KEEP, MISSING, function_in
 from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256
+_TORCH = "torch"  # stands for its hooks
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
 # Methods with special names that a script writes; others are made by decorators, with closures that
@@ -143,6 +146,8 @@ class Statics:
                 ]
                 if names or classes or functions:
                     found.append((name, names, classes, functions))
+            if there := hooks.of_all():
+                found.append((_TORCH, [], [], encode_hooks(there, _TORCH, 0, walk)))
         return found
 
     @staticmethod
@@ -154,6 +159,9 @@ class Statics:
             module = sys.modules.get(name)
             if module is None:
                 walk.problems.append((name, "module", "imported after the first step"))
+                continue
+            if name == _TORCH:
+                walk.put_hooks(functions, hooks.of_all(), _TORCH)
                 continue
             namespace = vars(module)
             for key, encoded in names:

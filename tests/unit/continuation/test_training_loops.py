@@ -387,7 +387,7 @@ for epoch in range(2):
 def test_settings_that_a_loop_moves_come_back(run_script: Run, parts: bool) -> None:
     source = (
         HEADER
-        + f"parts = {parts}"
+        + f"import os\nparts = {parts}"
         + """
 dropout = torch.nn.Dropout(0.1)
 norm, pool = torch.nn.LayerNorm(1), torch.nn.MaxPool1d((2,))
@@ -399,9 +399,12 @@ def main():
             torch.set_default_dtype(torch.float64)
             torch.use_deterministic_algorithms(True, warn_only=True)
             dropout.p, norm.eps, pool.kernel_size = 0.5, 0.25, (3,)
+            os.environ["PHASE"] = "second"
+            os.environ.pop("OMP_NUM_THREADS", None)
             if parts:
                 whole.append(torch.nn.ReLU())
         probe.trace(i, str(torch.ones(1).dtype), torch.is_deterministic_algorithms_warn_only_enabled())
+        probe.trace(os.environ.get("PHASE"), os.environ.get("OMP_NUM_THREADS"))
         probe.trace(whole[1].p, whole[2].eps, whole[3].kernel_size)
 main()
 """
@@ -409,6 +412,36 @@ main()
     run_script(source, 2).check()
     if not parts:  # a restarted script has not added its part
         run_script(source, 5).check()
+
+
+def test_hooks_of_all_modules_keep_their_state(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+from torch.optim.optimizer import _global_optimizer_pre_hooks, register_optimizer_step_pre_hook
+def counter():
+    calls = 0
+    def hook(*_):
+        nonlocal calls
+        calls += 1
+    return hook
+forward, optimizers = counter(), counter()
+torch.nn.modules.module.register_module_forward_hook(forward)
+register_optimizer_step_pre_hook(optimizers)
+del forward, optimizers
+def main():
+    for i in range(6):
+        learn(torch.ones(1, 1))
+        hooks = [
+            *torch.nn.modules.module._global_forward_hooks.values(),
+            *_global_optimizer_pre_hooks.values(),
+        ]
+        probe.trace(i, [h.__closure__[0].cell_contents for h in hooks if h.__name__ == "hook"])
+        del hooks
+main()
+"""
+    )
+    run_script(source, 4).check()
 
 
 def test_what_another_thread_computes_is_named(run_script: Run) -> None:
