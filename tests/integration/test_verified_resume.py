@@ -5,21 +5,34 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.launchers import agent_pids, job_environment, kill_all, torchrun
+from tests.support.launchers import Forkrun, agent_pids, job_environment, kill_all, torchrun
 
 pytestmark = pytest.mark.exact
 WORKER = Path(__file__).with_name("verification_worker.py")
+_forkrun = Forkrun()
 
 
-def run(folder: Path, ranks: int = 2, max_restarts: int = 2, **env: str) -> str:
+@pytest.fixture(scope="module", autouse=True)
+def forkrun() -> Iterator[None]:
+    yield
+    _forkrun.close()
+
+
+def run(
+    folder: Path, ranks: int = 2, max_restarts: int = 2, under_torchrun: bool = False, **env: str
+) -> str:
     environment = job_environment(folder, REFT_AGENT_LINGER_SEC="60", **env)
     if "REFT_RESUME_VERIFY" not in env:
         del environment["REFT_RESUME_VERIFY"]
     try:
+        if not under_torchrun:
+            log = folder / f"said-{len(list(folder.glob('said-*')))}"
+            return _forkrun.run([str(WORKER)], environment, log, ranks, 180, max_restarts)
         done = subprocess.run(
             [*torchrun(WORKER, ranks=ranks, options=("--standalone", f"--max-restarts={max_restarts}"))],
             env=environment, capture_output=True, text=True, timeout=180, check=False,
@@ -50,7 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_a_resume_that_is_exact_says_so_and_is(tmp_path: Path, undisturbed: list[str]) -> None:
-    said = run(tmp_path, KILL="20", REFT_RESUME_VERIFY="always")
+    said = run(tmp_path, under_torchrun=True, KILL="20", REFT_RESUME_VERIFY="always")
     assert "verifying the resume: step 20 is computed again" in said
     assert resumed(said).endswith("step 20 was computed again from step 19 and is bit-identical")
     assert "reft: warning: the resume" not in said
@@ -126,7 +139,7 @@ def test_a_wrong_resume_is_found_by_a_step_that_was_copied_in_part(
 def test_by_default_the_first_resume_alone_is_verified(
     tmp_path: Path, undisturbed: list[str]
 ) -> None:
-    said = run(tmp_path, KILL="20 30")
+    said = run(tmp_path, under_torchrun=True, KILL="20 30")
     first, second = re.findall(r"reft: (resumed at step .*)", said)
     assert first.startswith("resumed at step 20:") and "bit-identical" in first
     assert second.startswith("resumed at step 30:")

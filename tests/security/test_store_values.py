@@ -205,17 +205,19 @@ def test_a_refusal_replaces_what_an_outsider_has_put_in_its_place() -> None:
 def test_an_outsider_that_overwrites_everything_only_keeps_ranks_from_agreeing() -> None:
     store = trusted()
     store.raw.set_timeout(timedelta(seconds=20))
-    ended = threading.Event()
+    overwritten, ended = threading.Event(), threading.Event()
 
     def overwrite() -> None:
         while not ended.is_set():
             for key in store.raw.list_keys():
                 store.raw.set(key, DEEP)
+            overwritten.set()
 
     outsider = threading.Thread(target=overwrite)
     settings = {"run_dir": "/run/reft", "job_id": "job", "snapshot_overhead_percent": 0}
     store.put("round", "identity/1", 1, "{}")
     outsider.start()
+    overwritten.wait(20)
     try:
         with pytest.raises(Untrusted):
             agreement.agree(store, 0, 2, settings)

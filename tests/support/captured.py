@@ -6,6 +6,7 @@ A program calls `point()` at each program point and `trace(…)` with what it kn
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -44,8 +45,11 @@ def child(
         `place`, `uncaptured`, `exact` of the capture, `refused` by the restore, `error`.
     """
     read, write = os.pipe()
+    gc.freeze()  # a collection in the child would copy every page of the parent's objects
     pid = os.fork()
-    if pid == 0:
+    if pid:
+        gc.unfreeze()
+    else:
         try:
             os.close(read)
             signal.alarm(_MOST_SEC)

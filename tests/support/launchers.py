@@ -142,14 +142,20 @@ class Forkrun:
         self._running = True
 
     def run(
-        self, argv: list[str], env: dict[str, str], log: Path, nproc: int, timeout_sec: float
+        self,
+        argv: list[str],
+        env: dict[str, str],
+        log: Path,
+        nproc: int,
+        timeout_sec: float,
+        max_restarts: int = 0,
     ) -> str:
-        """Runs a job without restarts to its end; gives what all ranks said.
+        """Runs a job to its end; gives what all ranks said.
 
         Raises:
             AssertionError: It failed, or had not ended in time and was killed.
         """
-        self.start(argv, env, log, nproc, 0)
+        self.start(argv, env, log, nproc, max_restarts)
         deadline = time.monotonic() + timeout_sec
         code = None
         while code is None and time.monotonic() < deadline:
