@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.cuda import environment as cuda
-from tests.support.launchers import Torchrun, TrainJob, job_environment, torchrun
+from tests.support.launchers import Forkrun, Torchrun, TrainJob, job_environment, torchrun
 
 HERE = Path(__file__).resolve().parent
 
@@ -36,6 +36,19 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def forkrun() -> Iterator[Forkrun]:
+    launcher = Forkrun(cuda.environment(4))
+    yield launcher
+    launcher.close()
+
+
+def said_by(forkrun: Forkrun, folder: Path, *words: str, environment: dict[str, str], ranks: int = 1) -> str:
+    """What all ranks of a job of `train.py` said, which may be restarted once and has to end well."""
+    log = folder / f"said-{len(list(folder.glob('said-*')))}"
+    return forkrun.run([str(folder / "train.py"), *words], environment, log, ranks, 240, max_restarts=1)
+
+
 def devices(count: int) -> dict[str, str]:
     """The environment of a job on so many devices."""
     if cuda.devices_there() < count:
@@ -50,13 +63,14 @@ def job_on(folder: Path, devices_there: dict[str, str], **settings: str) -> dict
     return own | devices_there | {"PYTHONPATH": os.pathsep.join(paths)}
 
 
-def ranks_of(folder: Path, what: str, backend: str, device: str, **settings: str) -> list[dict[str, Any]]:
+def ranks_of(
+    forkrun: Forkrun, folder: Path, what: str, backend: str, device: str, **settings: str
+) -> list[dict[str, Any]]:
     """What the two ranks of a job found; see cuda_worker.py."""
     there = devices(2) if device == "cuda" else {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     environment = job_on(folder, there) | settings
-    command = torchrun(HERE / "cuda_worker.py", what, backend, device, str(folder), ranks=2)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    words = [str(HERE / "cuda_worker.py"), what, backend, device, str(folder)]
+    forkrun.run(words, environment, folder / f"said-{backend}", 2, 240)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -67,17 +81,18 @@ def python(code: str, **settings: object) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.timeout(300)
-def test_collectives_over_nccl(folder: Path) -> None:
-    for found in ranks_of(folder, "collectives", "reft", "cuda"):
+def test_collectives_over_nccl(forkrun: Forkrun, folder: Path) -> None:
+    for found in ranks_of(forkrun, folder, "collectives", "reft", "cuda"):
         assert [name for name, right in found.items() if not right] == []
         assert "all_reduce on the host" in found
 
 
 @on_stand_in
 @pytest.mark.timeout(300)
-def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
+def test_ddp_trains_as_on_the_cpu(forkrun: Forkrun, folder: Path) -> None:
     """The stand-in computes with the CPU's kernels, and its NCCL adds in the order of the ranks: not a bit may differ."""
-    assert ranks_of(folder, "ddp", "reft", "cuda") == ranks_of(folder, "ddp", "gloo", "cpu")
+    on_device = ranks_of(forkrun, folder, "ddp", "reft", "cuda")
+    assert on_device == ranks_of(forkrun, folder, "ddp", "gloo", "cpu")
 
 
 @pytest.mark.timeout(600)
@@ -93,17 +108,18 @@ def test_ddp_trains_as_on_the_cpu(folder: Path) -> None:
     ],
 )
 def test_a_killed_rank_resumes_bit_for_bit(
-    folder: Path, model: str, ranks: int, optimizer: str, policy: str, signals: bool
+    forkrun: Forkrun, folder: Path, model: str, ranks: int, optimizer: str, policy: str, signals: bool
 ) -> None:
     """`signals`: the launcher is so late that the other rank's watchdog has told all ranks of the failure, in torchrun's store."""
     environment = devices(2 * ranks if model == "split" else ranks) | {"REFT_SNAPSHOT_POLICY": policy}
     arguments = ["--steps", "16", "--model", model, "--optimizer", optimizer]
     script = "cuda_train_worker.py"
-    reference = TrainJob(Torchrun(), folder, "reference", ranks, script=script).start(
+    launcher = Torchrun() if signals else forkrun
+    reference = TrainJob(forkrun, folder, "reference", ranks, script=script).start(
         *arguments, backend="nccl", **environment
     )
     assert reference.wait(250) == 0, reference.said[-4000:]
-    job = TrainJob(Torchrun(), folder, "resume", ranks, max_restarts=2, script=script)
+    job = TrainJob(launcher, folder, "resume", ranks, max_restarts=2, script=script)
     try:
         # torchrun imports torch anew, and that may take longer than the agent of other tests waits.
         job.start(*arguments, "--delay", "0.1", REFT_AGENT_LINGER_SEC="100", **environment)
@@ -132,8 +148,10 @@ def test_a_killed_rank_resumes_bit_for_bit(
 @on_stand_in
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["graph", "graph_aside"])
-def test_a_captured_step_is_captured_and_its_replays_are_protected(folder: Path, what: str) -> None:
-    for found in ranks_of(folder, what, "reft", "cuda", FAKE_CUDA_KERNEL_US="200"):
+def test_a_captured_step_is_captured_and_its_replays_are_protected(
+    forkrun: Forkrun, folder: Path, what: str
+) -> None:
+    for found in ranks_of(forkrun, folder, what, "reft", "cuda", FAKE_CUDA_KERNEL_US="200"):
         assert found == {"wrong": [], "verified": 12, "errors": 0, "skipped": 0}
 
 
@@ -315,7 +333,8 @@ LONGER_THAN_PLANNING = 6_000
     ],
     ids=["held", "side", "buffers", "many", "streams", "first"],
 )
-def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int, kernel_us: int) -> None:
+def test_what_the_device_writes_is_put_back(
+    forkrun: Forkrun, folder: Path, script: str, last: int, kernel_us: int) -> None:
     """A loss that is kept, a running sum, an optimizer's counter: captured while the device is held, and put back bit for bit; and so
     is what other streams write: a batch that is fetched ahead, a sum of metrics, a model beside another one; and hundreds of small tensors."""
     (folder / "train.py").write_text(ON_ONE_DEVICE + script)
@@ -323,19 +342,18 @@ def test_what_the_device_writes_is_put_back(folder: Path, script: str, last: int
     for what in ("run", "kill"):
         environment = job_on(folder, devices(1), REFT_AGENT_LINGER_SEC="100", REFT_JOB_ID=what)
         environment["FAKE_CUDA_KERNEL_US"] = str(kernel_us)
-        options = ("--standalone", "--max-restarts=1")
-        command = torchrun(folder / "train.py", what, str(last), ranks=1, options=options)
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-        finals += [line for line in done.stdout.splitlines() if line.startswith("final")]
-    assert "resumed at step" in done.stderr, done.stderr[-4000:]
-    assert "not restorable" not in done.stderr and "not restored" not in done.stderr, done.stderr[-4000:]
+        said = said_by(forkrun, folder, what, str(last), environment=environment)
+        finals += [line for line in said.splitlines() if line.startswith("final")]
+    assert "resumed at step" in said, said[-4000:]
+    assert "not restorable" not in said and "not restored" not in said, said[-4000:]
     assert len(finals) == 2 and finals[0] == finals[1]
 
 
 @on_stand_in
 @pytest.mark.timeout(300)
-def test_the_first_snapshot_knows_no_stream_and_waits_for_the_devices(folder: Path) -> None:
+def test_the_first_snapshot_knows_no_stream_and_waits_for_the_devices(
+    forkrun: Forkrun, folder: Path
+) -> None:
     """Where nobody looks for the script's streams (REFT_RESUME=state), one on which another optimizer steps is known from then on."""
     at_end = """
 def end_of(step):
@@ -351,11 +369,10 @@ def end_of(step):
     (folder / "train.py").write_text(ON_ONE_DEVICE + at_end + STREAMS)
     environment = job_on(folder, devices(1), REFT_AGENT_LINGER_SEC="100", REFT_RESUME="state")
     environment["FAKE_CUDA_KERNEL_US"] = str(LONGER_THAN_PLANNING)
-    command = torchrun(folder / "train.py", ranks=1, options=("--standalone", "--max-restarts=1"))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "resumed at step 1" in done.stderr, (done.stdout + done.stderr)[-4000:]
-    before, after = [line for line in done.stdout.splitlines() if line.startswith("state")]
-    assert before == after and "sealed 1 of 1" in done.stdout
+    said = said_by(forkrun, folder, environment=environment)
+    assert "resumed at step 1" in said, said[-4000:]
+    before, after = [line for line in said.splitlines() if line.startswith("state")]
+    assert before == after and "sealed 1 of 1" in said
 
 
 @on_stand_in
@@ -416,15 +433,14 @@ dist.destroy_process_group()
 @on_stand_in
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("parting", [True, False])
-def test_replicas_that_went_their_own_ways_are_not_mixed(folder: Path, parting: bool) -> None:
+def test_replicas_that_went_their_own_ways_are_not_mixed(
+    forkrun: Forkrun, folder: Path, parting: bool
+) -> None:
     """Each saves another shard, so a resume would give every rank halves of both. The step at which
     they part is not committed, and each saves all of its own from then on."""
     (folder / "train.py").write_text(PARTED.replace("PARTING", str(parting)))
     environment = job_on(folder, devices(2), REFT_AGENT_LINGER_SEC="100")
-    command = torchrun(folder / "train.py", ranks=2, options=("--standalone", "--max-restarts=1"))
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-4000:]
+    said = said_by(forkrun, folder, environment=environment, ranks=2)
     assert re.search(r"resumed at step (9|10): state and place in the loop", said), said[-4000:]
     parted = "step 5 was not committed: 1 replicated tensor not equal on ranks 0 1"
     assert (parted in said) == parting, said[-4000:]

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,14 @@ def two_launchers(
 
 
 class Forkrun:
-    """The server that starts jobs quickly, one at a time."""
+    """The server that starts jobs quickly, one at a time.
 
-    def __init__(self) -> None:
+    Args:
+        environment: of the server, whose libraries those of all ranks are.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self._running = False
         self.pid = 0
@@ -122,7 +127,7 @@ class Forkrun:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | self._environment,
                 start_new_session=True,
             )
             self._answer()
