@@ -24,7 +24,7 @@ from .graphs import GraphWatch, refusal
 from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
-from .statics import Statics
+from .statics import Statics, report_threads
 
 _VERSION = 12
 _OBSERVE_BYTES = 1 << 26
@@ -95,6 +95,7 @@ class Continuation:
             path = frames.encode_path(walk, start_frame)
             outside = self._statics.capture(walk)
             frames.report_later(walk)
+            report_threads(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
         handled = sys.exc_info()[1]

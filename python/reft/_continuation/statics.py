@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import sys
+import threading
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -24,11 +25,12 @@ from . import hooks
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
 from .kinds.modules import encode_hooks
-from .nodes import ATOMS, KEEP, MISSING, function_in
+from .nodes import ATOMS, KEEP, MISSING, function_in, type_name
 from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256
 _TORCH = "torch"  # stands for its hooks
+_BESIDE = "runs at the same time: its variables, and batches that it holds, are not restored"
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
 # Methods with special names that a script writes; others are made by decorators, with closures that
@@ -207,6 +209,17 @@ class Statics:
             )
             return self._known[:_MOST_MODULES]
         return self._known
+
+
+def report_threads(walk: CaptureWalk) -> None:
+    """Reports the threads that run functions of the script: what they hold is not captured. Not the
+    main thread, which waits where another one trains."""
+    here, main = threading.current_thread(), threading.main_thread()
+    for thread in threading.enumerate():
+        function = function_in(getattr(thread, "_target", None) or type(thread).run)
+        if thread not in (here, main) and is_own(getattr(function, "__module__", None)):
+            place = f"thread {getattr(function, '__qualname__', thread.name)}"
+            walk.lost(place, type_name(type(thread)), _BESIDE)
 
 
 def _capture_names(walk: CaptureWalk, names: list[str], namespace: Any, prefix: str) -> Named:

@@ -444,6 +444,32 @@ main()
     run_script(source, 4).check()
 
 
+def test_threads_of_the_script_are_named(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+import queue, threading
+def main():
+    ready, room = queue.Queue(), threading.Semaphore(2)
+    def fill():
+        for i in range(9):
+            room.acquire()
+            ready.put(torch.full((1, 1), float(i)))
+    threading.Thread(target=fill, daemon=True).start()
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+    for i in range(6):
+        batch = ready.get()
+        room.release()
+        learn(batch)
+        probe.trace(i)
+main()
+"""
+    )
+    result = run_script(source, 3)
+    named = [place for place, kind, _ in result.captured["uncaptured"] if kind == "threading.Thread"]
+    assert named == ["thread main.<locals>.fill"]
+
+
 def test_what_another_thread_computes_is_named(run_script: Run) -> None:
     source = (
         HEADER
