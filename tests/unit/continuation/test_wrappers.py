@@ -45,6 +45,30 @@ def main():
         probe.trace(all(one in items.values() for one in [*counts, *cache.values(), *alive]))
 main()
 """,
+    "weak_references": """
+class Item:
+    def __init__(self, n):
+        self.n, self.left = n, iter({k: k for k in range(40)})
+    def turn(self, k):
+        self.n += k
+        return self.n + next(self.left)
+    def __call__(self, k):
+        self.n -= k
+        return self.n
+ITEMS = [Item(n) for n in range(5)]  # no function reads it: only what is weak leads there
+METHOD, PROXY = weakref.WeakMethod(ITEMS[0].turn), weakref.proxy(ITEMS[1])
+CALLED, GONE = [], lambda reference: None
+CALLED.append(weakref.ref(ITEMS[2], GONE))
+def main(later=None):
+    for step in range(8):
+        learn()
+        PROXY(step)
+        CALLED[0]().turn(step)
+        if step == 1:
+            later = weakref.WeakMethod(PROXY.turn)
+        probe.trace(step, METHOD()(step), PROXY.n, CALLED[0]().n, later and later()(step))
+main()
+""",
     "proxies_and_exceptions": """
 class Stop(Exception):
     pass

@@ -12,7 +12,6 @@ import functools
 import re
 import sys
 import threading
-import weakref
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -248,30 +247,6 @@ class Event(Node):
         walk.contents.append(target.set if self.is_set else target.clear)
         walk.put_attributes(self.attributes, target, at.place)
         return target
-
-
-@kind
-class WeakReference(Node):
-    """A weak reference without a callback."""
-
-    referent: Any
-
-    @classmethod
-    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        there = value()
-        if walk.note_births or there is None or value.__callback__ is not None:
-            return OWNED
-        return cls(walk.encode(there, f"{place}()", depth + 1))
-
-    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        there = live() if type(live) is weakref.ReferenceType else None
-        known = MISSING if there is None else there
-        value = walk.resolve(self.referent, known, f"{at.place}()")
-        if value is KEEP or value is there:
-            if there is not None:
-                return KEEP
-            return walk.problem(at, "made after the first step")
-        return weakref.ref(value)
 
 
 def encode_slots(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:

@@ -77,8 +77,6 @@ _OWNED: tuple[type, ...] = (
     staticmethod,
     classmethod,
     weakref.ReferenceType,
-    weakref.ProxyType,
-    weakref.CallableProxyType,
 )
 _QUEUES = frozenset({"queue", "_queue", "asyncio.queues", "multiprocessing.queues"})
 _PICKLED_MODULES = frozenset({"datetime", "decimal", "fractions", "uuid", "pathlib", "zoneinfo"})
@@ -188,7 +186,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is(FunctionType), functions.Function.capture),
     Rule(_extends(BuiltinFunctionType, type), functions.NamedObject.capture),
     Rule(_is(memoryview), containers.MemoryView.capture),
-    Rule(_is(weakref.ReferenceType), objects.WeakReference.capture),
+    Rule(_is(*wrappers.WEAK_REFERENCES), wrappers.WeakReference.capture, is_born=False),
     Rule(_named("array", "array"), containers.Numbers.capture),
     Rule(_is(MethodType), functions.Method.capture, is_born=False),
     Rule(_is(MethodWrapperType), functions.capture_bound),

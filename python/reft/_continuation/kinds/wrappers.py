@@ -1,5 +1,5 @@
-"""Objects around others: weak containers, read-only views of dicts, exceptions, semaphores,
-suspended coroutines, and modules that a script has made by itself.
+"""Objects around others: weak references and containers, read-only views of dicts, exceptions,
+semaphores, suspended coroutines, and modules that a script has made by itself.
 
 Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
 """
@@ -11,6 +11,7 @@ import gc
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -78,6 +79,53 @@ class WeakContainer(Node):
 
         walk.contents.append(write)
         return target
+
+
+@kind
+class WeakReference(Node):
+    """A weak reference, a weak method or a weak proxy, and what it leads to."""
+
+    referent: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        there = _referent(value)
+        return OWNED if there is None else cls(walk.encode(there, f"{place}()", depth + 1))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        is_same = type_name(type(live)) == at.type_name
+        there = _referent(live) if is_same else None
+        known = MISSING if there is None else there
+        value = walk.resolve(self.referent, known, f"{at.place}()")
+        if value is KEEP or value is there:
+            return KEEP if there is not None else walk.problem(at, _LATER)
+        if is_same and getattr(live, "__callback__", None) is not None:
+            return walk.problem(at, "a weak reference with a callback: leads elsewhere")
+        return _WEAK_REFERENCES[at.type_name](value)
+
+
+def _referent(reference: Any) -> Any:
+    """What a weak reference leads to; None if that is gone."""
+    try:
+        if type(reference) in (weakref.ProxyType, weakref.CallableProxyType):
+            return reference.__init__.__self__  # a proxy passes on everything but its type
+        return reference()
+    except ReferenceError:
+        return None
+
+
+_WEAK_REFERENCES: dict[str, Callable[[Any], Any]] = {
+    type_name(weakref.ReferenceType): weakref.ref,
+    type_name(weakref.WeakMethod): weakref.WeakMethod,
+    type_name(weakref.ProxyType): weakref.proxy,
+    type_name(weakref.CallableProxyType): weakref.proxy,
+}
+WEAK_REFERENCES = (
+    weakref.ReferenceType,
+    weakref.WeakMethod,
+    weakref.ProxyType,
+    weakref.CallableProxyType,
+)
 
 
 @kind
