@@ -29,7 +29,7 @@ from .rng import capture_rng, restore_rng
 _process = Continuation()
 capture, observe, restore = _process.capture, _process.observe, _process.restore
 compare, place_of = _process.compare, _process.place_of
-why_not_here = _process.why_not_here
+plan, why_not_here = _process.plan, _process.why_not_here
 graphs = _process.graphs
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "install",
     "observe",
     "place_of",
+    "plan",
     "restore",
     "restore_rng",
     "why_not_here",

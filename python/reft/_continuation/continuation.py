@@ -40,6 +40,21 @@ class RestoreReport:
     """(where, type, reason) of each value that could not be put back."""
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A restore that nothing speaks against."""
+
+    _walk: RestoreWalk
+    _births: Births
+    _frames: int
+
+    def write(self) -> RestoreReport:
+        """Does it, once."""
+        self._walk.apply()
+        self._births.restored(self._walk.written())
+        return RestoreReport(frames=self._frames, problems=self._walk.end())
+
+
 class Continuation:
     """The continuation of one process, and what it remembers of the first program point.
 
@@ -169,6 +184,18 @@ class Continuation:
         Raises:
             FrameMismatch: The live frames are not the captured ones; nothing was written.
         """
+        return self.plan(start_frame, captured, foreign, owned_storages, room, again).write()
+
+    def plan(
+        self,
+        start_frame: FrameType,
+        captured: dict[str, Any],
+        foreign: bool = False,
+        owned_storages: frozenset[int] = frozenset(),
+        room: bytes = b"",
+        again: bool = False,
+    ) -> Planned:
+        """The first half of `restore`, which writes nothing: ranks can agree before the second."""
         path, outside, changed, packed = _unpacked(captured)
         graph = Graph.unpacked(packed)
         put_in(graph, room)
@@ -183,10 +210,8 @@ class Continuation:
             user = self._plan(walk, start_frame, path, outside)
         finally:
             births.release()
-        walk.write(lambda: self._settings.restore(changed))
-        walk.apply()
-        births.restored(walk.written())
-        return RestoreReport(frames=user, problems=walk.problems)
+        walk.write(lambda: self._settings.restore(changed, foreign))
+        return Planned(walk, births, user)
 
     def why_not_here(self, start_frame: FrameType, captured: dict[str, Any]) -> str:
         """Why a captured loop is not the one that the live frames are in, "" if it is.

@@ -95,7 +95,7 @@ class Resumer:
         self.plan, self._restorer = source.plan, source.restorer
         self._packed = self.saved = cast(small_state.Saved, source.saved)
         self._job, self._store, self._exact, self._notes = job, store, exact, found
-        self._quiet = quiet
+        self._quiet, self._rounds = quiet, 0
         self.lost: list[notes.Note] = []
 
     @property
@@ -231,36 +231,53 @@ class Resumer:
     def _restore_frames(
         self, frame: FrameType, state: discovery.State, again: bool
     ) -> tuple[bool, str]:
-        """Restores the place in the loop. Returns whether it could, and what was restored in all,
-        for the terminal."""
-        if not self._has_frames:
+        """Restores the place in the loop, on all ranks or on none. Returns whether it could, and
+        what was restored in all, for the terminal."""
+        if not self._exact:
             return False, "state"
-        frames = self.saved["frames"]
-        uncaptured: list[notes.Note] = frames["uncaptured"]
-        self._notes.add(notes.NOT_RESTORABLE, uncaptured)  # reported before the restart
-        is_replica = self._job.rank in self.plan.donor
+        planned, problem = None, ""
         try:
-            done = _continuation.restore(
-                frame,
-                frames,
-                is_replica,
-                small_state.storages_of(state),
-                self.saved["room"],
-                again,
-            )
-        except Exception as error:
-            if not self._quiet:
+            planned = self._planned(frame, state, again)
+        except Exception as error:  # noqa: BLE001  (the other ranks wait for the answer)
+            problem = str(error) or type(error).__name__
+        self._rounds += 1
+        name = f"place/{self.plan.step}/{self._rounds}"
+        problems = _problems_in(self._gathered(problem, name))
+        if planned is None or problems:
+            if self._job.rank == 0 and not self._quiet:
+                why = problems[min(problems)]
                 _voice.say(
-                    f"rank {self._job.rank}: place in the loop not restored ({error}); tensors,"
-                    " optimizer, schedulers and random state are restored. Loop counters start"
-                    " again"
+                    f"{_voice.ranks(problems)}: place in the loop not restored ({why}); tensors,"
+                    " optimizer, schedulers and random state are restored on all ranks. Loop"
+                    " counters start again"
                 )
             return False, "state"
+        uncaptured: list[notes.Note] = self.saved["frames"]["uncaptured"]
+        done = planned.write()
         there = {where for where, _, _ in done.problems}
         lost = [*done.problems, *(note for note in uncaptured if note[0] not in there)]
         self._report_lost(lost)
         exceptions = f" except {_voice.plural(len(lost), 'value')}" if lost else ""
         return True, f"state and place in the loop{exceptions}"
+
+    def _planned(self, frame: FrameType, state: discovery.State, again: bool) -> Any:
+        """The place in the loop, ready to be written.
+
+        Raises:
+            FrameMismatch: It is another one, or was not saved.
+        """
+        if not self._has_frames:
+            raise _continuation.FrameMismatch("it was not saved")
+        frames = self.saved["frames"]
+        self._notes.add(notes.NOT_RESTORABLE, frames["uncaptured"])  # reported before the restart
+        return _continuation.plan(
+            frame,
+            frames,
+            self._job.rank in self.plan.donor,
+            small_state.storages_of(state),
+            self.saved["room"],
+            again,
+        )
 
     def _restore_state_dicts(
         self,
@@ -291,10 +308,8 @@ class Resumer:
             problem: why this one cannot, "" if it can.
         """
         job = self._job
-        answer = json.dumps({job.rank: problem} if problem else {})
-        gathered = gather.gather(job, self._store, name, answer, gather.merge_by_rank)
-        problems = {int(rank): text for rank, text in gather.parsed(gathered.text or "{}").items()}
-        problems |= gathered.refusals
+        gathered = self._gathered(problem, name)
+        problems = _problems_in(gathered)
         if not problems:
             return True
         first = min(problems)
@@ -306,6 +321,10 @@ class Resumer:
             _voice.say(f"rank {first}: step {self.plan.step} is not resumed, {problems[first]}")
         return False
 
+    def _gathered(self, problem: str, name: str) -> gather.Gathered:
+        answer = json.dumps({self._job.rank: problem} if problem else {})
+        return gather.gather(self._job, self._store, name, answer, gather.merge_by_rank)
+
     def _newer(self, live: own_checkpoints.Counts) -> str:
         """Why what the script has loaded is kept, "" if it is not."""
         saved = self.saved
@@ -313,6 +332,12 @@ class Resumer:
         if newer:
             return f"the script has loaded a newer checkpoint of its own, which is kept: {newer}"
         return ""
+
+
+def _problems_in(gathered: gather.Gathered) -> dict[int, str]:
+    """What ranks have answered to a round, and why others did not take part."""
+    problems = {int(rank): text for rank, text in gather.parsed(gathered.text or "{}").items()}
+    return problems | gathered.refusals
 
 
 def _check_groups(saved: list[Any], state: discovery.State) -> None:

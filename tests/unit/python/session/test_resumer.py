@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -215,16 +216,25 @@ def test_a_lost_vault_is_named(
     )
 
 
+def planned(write: Callable[[], object], problems: Sequence[Any] = ()) -> Any:
+    """What `_continuation.plan` returns."""
+
+    def write_all() -> Any:
+        write()
+        return SimpleNamespace(problems=[*problems])
+
+    return SimpleNamespace(write=write_all)
+
+
 def test_the_place_in_the_loop_is_restored_with_exact_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     places: list[Any] = []
 
-    def restore(frame: Any, frames: Any, *_: Any) -> Any:
-        places.append(frames)
-        return SimpleNamespace(problems=[])
+    def plan(frame: Any, frames: Any, *_: Any) -> Any:
+        return planned(lambda: places.append(frames))
 
-    monkeypatch.setattr(_continuation, "restore", restore)
+    monkeypatch.setattr(_continuation, "plan", plan)
     frames = {"uncaptured": []}
     Restart(monkeypatch, frames=frames).resume()
     assert places == [] and "step 7: state, " in lines(capsys)[0]
@@ -232,11 +242,25 @@ def test_the_place_in_the_loop_is_restored_with_exact_only(
     assert places == [frames] and "step 7: state and place in the loop, " in lines(capsys)[0]
 
 
+def test_a_place_that_another_rank_cannot_restore_is_written_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written: list[bool] = []
+    monkeypatch.setattr(
+        _continuation, "plan", lambda *_: planned(lambda: written.append(True))
+    )
+    restart = Restart(monkeypatch, world=2, rank=1, exact=True, frames={"uncaptured": []})
+    answer_for_all(restart.store, startup.MATCH, "{}")
+    answer_for_all(restart.store, "place/7/1", json.dumps({0: "the code has changed"}))
+    resumed = restart.resume()
+    assert resumed is not None and not resumed.has_place and written == []
+
+
 def test_values_that_are_not_restored_are_counted_and_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     problems = [("main:a", "int", "other code")]
-    monkeypatch.setattr(_continuation, "restore", lambda *_: SimpleNamespace(problems=problems))
+    monkeypatch.setattr(_continuation, "plan", lambda *_: planned(lambda: None, problems))
     uncaptured = [("main:a", "x", "too deep"), ("main:b", "queue", "not empty")]
     restart = Restart(monkeypatch, exact=True, frames={"uncaptured": uncaptured})
     resumed = restart.resume()
@@ -254,10 +278,10 @@ def test_values_that_are_not_restored_are_counted_and_named(
 def test_a_place_that_cannot_be_restored_leaves_the_rest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def restore(*_: Any) -> None:
+    def plan(*_: Any) -> None:
         raise _continuation.FrameMismatch("the code has changed")
 
-    monkeypatch.setattr(_continuation, "restore", restore)
+    monkeypatch.setattr(_continuation, "plan", plan)
     restart = Restart(monkeypatch, exact=True, frames={"uncaptured": []})
     assert restart.resume() is not None and len(restart.restored) == 1
     said = lines(capsys)
