@@ -31,7 +31,10 @@ class Point:
     stack_depth: int
     """Slots of the value stack that hold live values while the instruction is in progress."""
     live: frozenset[str]
-    """Fast locals (or, in a module, names) that may be read before they are assigned again."""
+    """Fast locals (or, in a module, names) that may be read before they are assigned again; all of
+    them where code can see every name."""
+    read: frozenset[str]
+    """Those that the code itself may read by name."""
     name: str = ""
     """Of the instruction in progress."""
     callables: tuple[int, int] = (-1, -1)
@@ -143,7 +146,6 @@ class CodeAnalysis:
         name_of: Any = code._varname_from_oparg  # type: ignore[attr-defined]
         self.slot_names: tuple[str, ...] = tuple(name_of(i) for i in range(self.slot_count))
         self.cells = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
-        self.sees_all = not _SEES_ALL.isdisjoint(code.co_names)
         self.file = os.path.basename(code.co_filename)
         self.every_slot = [(i, name, name in self.cells) for i, name in enumerate(self.slot_names)]
         self._points: dict[int, Point] = {}
@@ -155,6 +157,21 @@ class CodeAnalysis:
         hasher = hashlib.blake2b(digest_size=16)
         _hash_code(self.code, hasher)
         return hasher.digest()
+
+    @cached_property
+    def sees_all(self) -> bool:
+        """Whether the code may look at all names: `model.eval()` does not."""
+        return not _SEES_ALL.isdisjoint(self.code.co_names) and any(
+            instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in _SEES_ALL
+            for instruction in self._instructions
+        )
+
+    def read_from(self, offset: int) -> frozenset[str]:
+        """`Point.read` of the instruction at an offset; -1: before the code has started."""
+        if offset >= 0:
+            return self.point(offset).read
+        live_in, names = self._liveness
+        return _named(live_in[0], names)
 
     @cached_property
     def nested_names(self) -> frozenset[str]:
@@ -223,18 +240,14 @@ class CodeAnalysis:
         after = 0
         for successor in (*self._successors[index], *self._handlers[index]):
             after |= live_in[successor]
-        live = (
-            frozenset(names)
-            if self.sees_all
-            else frozenset(n for bit, n in enumerate(names) if after >> bit & 1)
-        )
+        read = _named(after, names)
+        live = frozenset(names) if self.sees_all else read
         if (
             index and self._instructions[index - 1].opname == "PRECALL"
         ):  # counted as if it took the arguments
             depth = self._depths[index - 1]
-        return Point(
-            instruction.offset, during, live, name, _callables(name, depth, instruction.arg or 0)
-        )
+        callables = _callables(name, depth, instruction.arg or 0)
+        return Point(instruction.offset, during, live, read, name, callables)
 
     def _is_yield(self, index: int) -> bool:
         return self._instructions[index].opname == "YIELD_VALUE"
@@ -355,6 +368,10 @@ class CodeAnalysis:
             argument = instruction.arg or 0
             return (self.slot_names[argument >> 4], self.slot_names[argument & 15])
         return (self.slot_names[instruction.arg or 0],)
+
+
+def _named(bits: int, names: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(name for bit, name in enumerate(names) if bits >> bit & 1)
 
 
 def _callables(name: str, depth: int, argument: int) -> tuple[int, int]:

@@ -181,7 +181,7 @@ class CaptureWalk:
         the restarted process, too.
         """
         if (
-            isinstance(value, (ModuleType, type))
+            issubclass(type(value), (ModuleType, type))
             and not is_made(value)
             and not self.note_births
             and self.births.place(value) == place

@@ -126,21 +126,23 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
 
 
 def _note_variables(walk: CaptureWalk, record: dict[str, Any], frame: FrameType) -> None:
-    """Notes the variables that have a value now, or that had none at the first program point."""
-    slots, place = analyse(frame.f_code).slot_names, record["name"]
-    variables = [(f"{place}:{slots[i]}", encoded) for i, encoded in record["fast"]]
-    variables += [(f"{place}:{name}", encoded) for name, encoded in record["names"]]
-    if walk.note_births:
-        found = walk.births.variables
-        found.update(where for where, encoded in variables if encoded != UNBOUND)
-        found.update(f"global {name}" for name in frame.f_globals)
-        return
-    variables += [(f"global {name}", encoded) for name, encoded in record["globals"]]
-    walk.later += [
-        (where, encoded)
-        for where, encoded in variables
-        if type(encoded) is tuple and encoded != UNBOUND and where not in walk.births.variables
+    """Notes the variables that have a value now, or that had none at the first program point and
+    are read."""
+    analysis, place = analyse(frame.f_code), record["name"]
+    variables = [
+        *((analysis.slot_names[i], encoded) for i, encoded in record["fast"]),
+        *record["names"],
     ]
+    known = walk.births.variables
+    if walk.note_births:
+        known.update(f"{place}:{name}" for name, encoded in variables if encoded != UNBOUND)
+        return
+    read = analysis.read_from(record["offset"])
+    for name, encoded in variables:
+        if type(encoded) is tuple and encoded != UNBOUND and name in read:
+            where = f"{place}:{name}"
+            if where not in known and name not in analysis.cells:
+                walk.later.append((where, encoded))
 
 
 def report_later(walk: CaptureWalk) -> None:
@@ -221,7 +223,9 @@ def _point(analysis: CodeAnalysis, frame: Any, created: bool) -> Point:
     A generator that was never asked for an item has no instruction in progress.
     """
     return (
-        Point(-1, 0, frozenset(analysis.slot_names)) if created else analysis.point(frame.f_lasti)
+        Point(-1, 0, frozenset(analysis.slot_names), analysis.read_from(-1))
+        if created
+        else analysis.point(frame.f_lasti)
     )
 
 
@@ -293,8 +297,8 @@ def _encode_names(
     result: list[tuple[str, Any]] = []
     for name in _in_order(names):
         value = namespace.get(name, UNBOUND)
-        if isinstance(value, _NAMED):
-            if isinstance(value, ModuleType) and not is_made(value):
+        if issubclass(type(value), _NAMED):  # a weak proxy answers for what it leads to
+            if type(value) is ModuleType and not is_made(value):
                 continue
             stateless = not (
                 value.__closure__
@@ -346,10 +350,11 @@ def plan_generator(walk: RestoreWalk, record: dict[str, Any], generator: Any, pl
     analysis = analyse(frame.f_code)
     slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
     if made:  # its arguments are None, which stands for nothing
-        slots = [
-            value if name in analysis.cells else UNBOUND
-            for name, value in zip(analysis.slot_names, slots, strict=True)
-        ]
+        for i, name in enumerate(analysis.slot_names):
+            if name not in analysis.cells:
+                slots[i] = MISSING
+            elif type(slots[i]) is CellType:
+                del slots[i].cell_contents
     _plan_locals(walk, record, frame, analysis, slots, place)
     stack: list[Any] = []
     for i, encoded in enumerate(record["stack"]):
@@ -410,7 +415,7 @@ def _functions_of(namespace: dict[str, Any]) -> list[FunctionType]:
     for value in list(namespace.values()):
         members = (
             vars(value).values()
-            if isinstance(value, type) and value.__module__ == namespace.get("__name__")
+            if issubclass(type(value), type) and value.__module__ == namespace.get("__name__")
             else (value,)
         )
         for member in members:
@@ -500,30 +505,38 @@ def _plan_locals(
     slots: list[Any],
     place: str,
 ) -> None:
-    _plan_names(walk, record["globals"], frame.f_globals, "global ")
+    _plan_names(walk, record["globals"], frame.f_globals, "global ", frozenset())
+    read = analysis.read_from(record["offset"])
     for i, encoded in record["fast"]:
         name = analysis.slot_names[i]
         if name in analysis.cells:
             _plan_cell(walk, encoded, slots[i], f"{place}:{name}")
         else:
-            _plan_slot(walk, encoded, frame, i, slots[i], f"{place}:{name}")
+            _plan_slot(walk, encoded, frame, i, slots[i], f"{place}:{name}", name in read)
     if record["names"]:
-        _plan_names(walk, record["names"], frame.f_locals, f"{place}:")
+        _plan_names(walk, record["names"], frame.f_locals, f"{place}:", read)
     captured = {i for i, _ in record["fast"]}
     for i, value in enumerate(slots[: analysis.slot_count]):
         # Nobody reads it any more, but when it goes, what it has open in the discarded iteration is
         # left: better now than later.
-        if i not in captured and isinstance(value, _OPEN):
+        if i not in captured and issubclass(type(value), _OPEN):
             walk.write(partial(native().frame_set_slot, frame, i, None, UNBOUND))
 
 
 def _plan_slot(
-    walk: RestoreWalk, encoded: Any, frame: Any, index: int, live: Any, place: str
+    walk: RestoreWalk,
+    encoded: Any,
+    frame: Any,
+    index: int,
+    live: Any,
+    place: str,
+    is_read: bool = True,
 ) -> Any:
     if encoded == UNBOUND:
         value: Any = UNBOUND
     else:
-        value = _resolve_variable(walk, encoded, MISSING if live is UNBOUND else live, place)
+        resolve = partial(_resolve_needed, walk) if is_read else walk.resolve
+        value = resolve(encoded, MISSING if live is UNBOUND else live, place)
     if value is KEEP:
         return KEEP
     if value is not live:
@@ -540,25 +553,31 @@ def _plan_cell(walk: RestoreWalk, encoded: Any, cell: Any, place: str) -> None:
         return
     if encoded == UNBOUND:
         return
-    value = _resolve_variable(walk, encoded, live, place)
+    value = walk.resolve(encoded, live, place)
     if value is not KEEP:
         walk.write(lambda: setattr(cell, "cell_contents", value))
 
 
 def _plan_names(
-    walk: RestoreWalk, names: list[tuple[str, Any]], namespace: dict[str, Any], prefix: str
+    walk: RestoreWalk,
+    names: list[tuple[str, Any]],
+    namespace: dict[str, Any],
+    prefix: str,
+    read: frozenset[str],
 ) -> None:
+    """`read`: the names that the frame's code may read before it assigns them."""
     for name, encoded in names:
         if encoded == UNBOUND:
             if name in namespace:
                 walk.write(partial(namespace.pop, name, None))
             continue
-        value = _resolve_variable(walk, encoded, namespace.get(name, MISSING), prefix + name)
+        resolve = partial(_resolve_needed, walk) if name in read else walk.resolve
+        value = resolve(encoded, namespace.get(name, MISSING), prefix + name)
         if value is not KEEP:
             walk.write(partial(namespace.__setitem__, name, value))
 
 
-def _resolve_variable(walk: RestoreWalk, encoded: Any, live: Any, place: str) -> Any:
+def _resolve_needed(walk: RestoreWalk, encoded: Any, live: Any, place: str) -> Any:
     """Resolves a variable that the loop may read before it assigns it.
 
     Raises:
@@ -567,7 +586,9 @@ def _resolve_variable(walk: RestoreWalk, encoded: Any, live: Any, place: str) ->
     before = len(walk.problems)
     value = walk.resolve(encoded, live, place)
     if value is KEEP and live is MISSING:
-        reasons = [reason for _, _, reason in walk.problems[before:]]
-        why = reasons[0] if reasons else "made after the first step"
+        why = walk.lost_reason(encoded)
+        if why is None:
+            reasons = [reason for _, _, reason in walk.problems[before:]]
+            why = reasons[0] if reasons else "made after the first step"
         raise FrameMismatch(f"{place} did not exist yet and cannot be restored: {why}")
     return value

@@ -85,10 +85,16 @@ def _collect(found: Hooks, name: str, owner: Any, kinds: tuple[str, ...]) -> Non
             found.extend((f"{name}<{kind.strip('_')} {i}>", hook) for i, hook in enumerate(own))
 
 
-def is_own_hook(hook: Any) -> bool:
-    """Whether a function, method or object that is called is one of the script's."""
+def behind(hook: Any) -> Any:
+    """What a partial call calls."""
     while type(hook) is functools.partial:
         hook = hook.func
+    return hook
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Whether a function, method or object that is called is one of the script's."""
+    hook = behind(hook)
     if type(hook) is MethodType:
         hook = hook.__self__
     return is_own(hook.__module__ if isinstance(hook, FunctionType) else type(hook).__module__)

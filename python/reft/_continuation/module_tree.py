@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import sys
 import weakref
+from itertools import repeat
+from numbers import Number
 from operator import is_not
 from typing import Any
 
@@ -34,8 +36,7 @@ _STATIC_ROOTS = frozenset(
 )
 # Parts of these keep what they do themselves in attributes.
 _MACHINERY = ("torch.distributed.", "torch.nn.parallel.", "torch.fx.", "torch._dynamo.")
-_SETTINGS = frozenset({int, float, bool, str, type(None)})
-_UNKNOWN = object()
+_UNKNOWN, _GONE = object(), object()
 _SAMPLED_PER_STEP = 8
 _SAMPLE_ELEMENTS = 16
 _SAMPLE_ALL_BYTES = 4096
@@ -228,8 +229,9 @@ class _Settings:
     def moved(self) -> list[tuple[int, str, Any]]:
         """(module's index, name, value) of each that is not as it began, or whose beginning is not
         known."""
-        if any(map(is_not, map(dict.get, self._held, self._names), self._seen)):
-            self._seen = list(map(dict.get, self._held, self._names))
+        now = map(dict.get, self._held, self._names, repeat(_GONE))
+        if any(map(is_not, now, self._seen)):
+            self._seen = list(map(dict.get, self._held, self._names, repeat(_GONE)))
             self._moved = self._compare()
         return self._moved
 
@@ -277,8 +279,9 @@ _standard: frozenset[str] = frozenset()
 
 
 def _is_setting(value: Any) -> bool:
-    kind = type(value)
-    return kind in _SETTINGS or (kind is tuple and all(type(item) in _SETTINGS for item in value))
+    if type(value) is tuple:
+        return all(map(_is_setting, value))
+    return value is None or isinstance(value, (str, Number))  # NumPy's are registered as such
 
 
 def _has_own_code(kind: type) -> bool:

@@ -198,7 +198,7 @@ class Graph:
             node = self.nodes[index]
             if node.needs_live(self.types[index]):
                 return True
-            left += islice((part for part in node.parts() if type(part) is tuple), _MOST_PARTS)
+            left += [part for part in islice(node.parts(), _MOST_PARTS) if type(part) is tuple]
         return False
 
     def node(self, encoded: Any) -> Node | None:

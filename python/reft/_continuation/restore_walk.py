@@ -90,6 +90,7 @@ class RestoreWalk:
         self._fixed: set[int] = set()
         self._done: dict[int, Any] = {}
         self._claimed: set[int] = set()
+        self._made_weak: list[tuple[At, Callable[[], Any]]] = []
         self._alive: list[Any] = []
 
     def resolve(self, encoded: Any, live: Any, place: str) -> Any:
@@ -100,7 +101,7 @@ class RestoreWalk:
             live: What is at the same place now.
             place: The place, for reports.
         """
-        if self._foreign and _RANK.search(place):
+        if self._foreign and live is not MISSING and _RANK.search(place):
             return KEEP
         if type(encoded) is not tuple:
             return encoded
@@ -140,6 +141,22 @@ class RestoreWalk:
         """Gives the live objects that now have captured contents."""
         nodes = self.graph.nodes
         return [live for index, live in self._done.items() if not isinstance(nodes[index], Owned)]
+
+    def leads_weakly(self, at: At, referent: Callable[[], Any]) -> None:
+        """Notes a weak reference that was made: something else must hold what it leads to."""
+        self._made_weak.append((at, referent))
+
+    def end(self) -> Report:
+        """Forgets all objects; returns the problems, with the weak references that lead nowhere
+        now."""
+        self._done.clear()
+        self._alive.clear()
+        for writes in (self.contents, self.positions, self._last):
+            writes.clear()
+        for at, referent in self._made_weak:
+            if referent() is None:
+                self.problem(at, "what held the object that it led to is not restored")
+        return self.problems
 
     def problem(self, at: At, reason: str, place: str | None = None) -> Any:
         """Reports what cannot be put back; returns KEEP."""

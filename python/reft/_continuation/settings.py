@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -19,8 +20,10 @@ from typing import Any
 
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
 _ENVIRONMENT = "environment"
-# What a launcher sets: another value in each attempt.
-_OF_LAUNCHERS = (b"TORCHELASTIC_", b"MASTER_", b"GROUP_", b"ROLE_", b"SLURM_")
+# What launchers set, and what leads to processes and ports: another value in each attempt.
+_OF_AN_ATTEMPT = re.compile(
+    rb"(TORCHELASTIC|MASTER|GROUP|ROLE|SLURM|WANDB)_|.*_(SERVICE|PID|PORT|SOCKET|ADDR|ADDRESS|URL)$"
+)
 
 
 class Settings:
@@ -46,12 +49,14 @@ class Settings:
             changed[_ENVIRONMENT] = self._changed_variables()
         return changed
 
-    def restore(self, captured: dict[str, Any]) -> None:
-        """Sets what `capture` returned."""
+    def restore(self, captured: dict[str, Any], foreign: bool = False) -> None:
+        """Sets what `capture` returned, in another rank if `foreign`: its environment is not this
+        one's."""
         for name, get, put in self._found():
             if name in captured and get() != captured[name]:
                 put(captured[name])
-        for variable, text in captured.get(_ENVIRONMENT, {}).items():
+        environment = {} if foreign else captured.get(_ENVIRONMENT, {})
+        for variable, text in environment.items():
             if text is None:
                 os.environb.pop(variable, None)
             else:
@@ -63,7 +68,7 @@ class Settings:
         return {
             name: now.get(name)
             for name in {**first, **now}
-            if now.get(name) != first.get(name) and not name.startswith(_OF_LAUNCHERS)
+            if now.get(name) != first.get(name) and not _OF_AN_ATTEMPT.match(name)
         }
 
     def _found(self) -> list[_Setting]:
@@ -77,7 +82,7 @@ class Settings:
 def _variables() -> dict[Any, Any]:
     """The environment as `os.environ` keeps it: a comparison of it takes 2 us, one of `os.environ`
     100."""
-    variables: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
+    variables: dict[Any, Any] = getattr(os.environ, "_data", {})  # a script may replace it
     return variables
 
 

@@ -216,9 +216,10 @@ def report_threads(walk: CaptureWalk) -> None:
     main thread, which waits where another one trains."""
     here, main = threading.current_thread(), threading.main_thread()
     for thread in threading.enumerate():
-        function = function_in(getattr(thread, "_target", None) or type(thread).run)
-        if thread not in (here, main) and is_own(getattr(function, "__module__", None)):
-            place = f"thread {getattr(function, '__qualname__', thread.name)}"
+        # A timer calls its `function`.
+        run = getattr(thread, "_target", None) or getattr(thread, "function", type(thread).run)
+        if thread not in (here, main) and hooks.is_own_hook(run):
+            place = f"thread {getattr(hooks.behind(run), '__qualname__', type(thread).__name__)}"
             walk.lost(place, type_name(type(thread)), _BESIDE)
 
 

@@ -387,7 +387,7 @@ for epoch in range(2):
 def test_settings_that_a_loop_moves_come_back(run_script: Run, parts: bool) -> None:
     source = (
         HEADER
-        + f"import os\nparts = {parts}"
+        + f"import os\nimport numpy as np\nparts = {parts}"
         + """
 dropout = torch.nn.Dropout(0.1)
 norm, pool = torch.nn.LayerNorm(1), torch.nn.MaxPool1d((2,))
@@ -398,7 +398,8 @@ def main():
         if i == 2:
             torch.set_default_dtype(torch.float64)
             torch.use_deterministic_algorithms(True, warn_only=True)
-            dropout.p, norm.eps, pool.kernel_size = 0.5, 0.25, (3,)
+            dropout.p, norm.eps, pool.kernel_size = np.float64(0.5), 0.25, (3,)
+            os.environ["TRACKER_SERVICE"] = "2-1-tcp-localhost-3"  # of this process
             os.environ["PHASE"] = "second"
             os.environ.pop("OMP_NUM_THREADS", None)
             if parts:
@@ -448,7 +449,7 @@ def test_threads_of_the_script_are_named(run_script: Run) -> None:
     source = (
         HEADER
         + """
-import queue, threading
+import functools, queue, threading
 def main():
     ready, room = queue.Queue(), threading.Semaphore(2)
     def fill():
@@ -457,6 +458,9 @@ def main():
             ready.put(torch.full((1, 1), float(i)))
     threading.Thread(target=fill, daemon=True).start()
     threading.Thread(target=threading.Event().wait, daemon=True).start()
+    timer = threading.Timer(3600, functools.partial(fill))
+    timer.daemon = True
+    timer.start()
     for i in range(6):
         batch = ready.get()
         room.release()
@@ -466,8 +470,8 @@ main()
 """
     )
     result = run_script(source, 3)
-    named = [place for place, kind, _ in result.captured["uncaptured"] if kind == "threading.Thread"]
-    assert named == ["thread main.<locals>.fill"]
+    named = [place for place, kind, _ in result.captured["uncaptured"] if "threading.T" in kind]
+    assert named == ["thread main.<locals>.fill"] * 2
 
 
 def test_what_another_thread_computes_is_named(run_script: Run) -> None:

@@ -787,11 +787,46 @@ def test_a_loop_whose_variable_would_have_no_value_is_refused(
     assert reason in result.restored["mismatch"]
 
 
-def test_a_variable_that_is_assigned_before_it_is_read_needs_no_value(run_script: Run) -> None:
-    script = LATER.replace("if step == 0:", "if True:").replace("if step:", "if False:")
-    script = script.replace("hook = {}", "probe.trace(step)\n            hook = lambda: step")
-    result = run_script(HEADER + script, 3)
-    assert not result.captured["uncaptured"]
+UNREAD = {
+    "assigned_before_it_is_read": """
+        probe.trace(step)
+        hook = lambda: step
+""",
+    "code_with_an_attribute_called_eval": """
+        probe.trace(step, Model().eval())
+        hook = lambda: step
+""",
+    "a_cell": """
+        def down(n):
+            return n and down(n - 1)
+        probe.trace(step, down(3))
+""",
+    "a_variable_of_a_comprehension": """
+        with open(probe.__file__) as hook:
+            lines = [hook.readline() for _ in range(2)]
+        probe.trace(step, lines)
+""",
+    "a_global_that_a_function_names": """
+        probe.trace(step, reads() if step == 9 else 0)
+        globals()["late"] = lambda: step
+""",
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_variable_that_the_loop_does_not_read_needs_no_value(run_script: Run, name: str) -> None:
+    script = """
+class Model:
+    def eval(self):
+        return 1
+def reads():
+    return late
+def main():
+    for step in range(5):
+        learn()
+"""
+    result = run_script(HEADER + script + UNREAD[name] + "main()\n", 3)
+    assert not [why for _, _, why in result.captured["uncaptured"] if "would refuse" in why]
     assert result.restored["lines"] == result.expected["lines"]
 
 

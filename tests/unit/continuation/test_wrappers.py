@@ -60,8 +60,11 @@ METHOD, PROXY = weakref.WeakMethod(ITEMS[0].turn), weakref.proxy(ITEMS[1])
 CALLED, GONE = [], lambda reference: None
 CALLED.append(weakref.ref(ITEMS[2], GONE))
 def main(later=None):
+    dead = weakref.proxy(Item(9))
     for step in range(8):
         learn()
+        del dead
+        dead = weakref.proxy(Item(9))
         PROXY(step)
         CALLED[0]().turn(step)
         if step == 1:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -98,10 +99,12 @@ class WeakReference(Node):
         known = MISSING if there is None else there
         value = walk.resolve(self.referent, known, f"{at.place}()")
         if value is KEEP or value is there:
-            return KEEP if there is not None else walk.problem(at, _LATER)
+            return live if there is not None else walk.problem(at, _LATER)
         if is_same and getattr(live, "__callback__", None) is not None:
             return walk.problem(at, "a weak reference with a callback: leads elsewhere")
-        return _WEAK_REFERENCES[at.type_name](value)
+        made = _WEAK_REFERENCES[at.type_name](value)
+        walk.leads_weakly(at, functools.partial(_referent, made))
+        return made
 
 
 def _referent(reference: Any) -> Any:
@@ -215,10 +218,25 @@ def capture_coroutine(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
     return walk.lost(place, type_name(type(value)), "a suspended coroutine: use a generator")
 
 
+@kind
+class Imported(Node):
+    """A module that a variable has come to mean after the first step."""
+
+    name: str
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        found = sys.modules.get(self.name)
+        return walk.problem(at, f"{self.name} was imported later") if found is None else found
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
 def capture_module(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     """Captures a module: what a script has put into one that it has made by itself."""
     if not is_made(value):
-        return OWNED
+        born = walk.note_births or walk.births.place(value) is not None
+        return OWNED if born else Imported(value.__name__)
     attributes = [
         (name, walk.encode(item, f"{place}.{name}", depth + 1))
         for name, item in list(vars(value).items())
