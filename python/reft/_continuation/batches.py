@@ -9,13 +9,15 @@ Threads: the training thread. Errors: none; what cannot be read is left out.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from reft import _C
+
+if TYPE_CHECKING:
+    import torch
 
 _MOST_TENSORS = 8
 _WHOLE_BYTES = 16 << 10
@@ -36,6 +38,7 @@ def sample_hash(batch: Any) -> int:
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
+    torch: Any = sys.modules["torch"]  # a Python without torch imports this package in tests
     if type(value) is torch.Tensor:
         yield value
     elif depth < 3 and isinstance(value, (list, tuple)):
@@ -47,6 +50,7 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
 
 
 def _content(tensor: torch.Tensor) -> tuple[int, ...]:
+    torch: Any = sys.modules["torch"]
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
         return ()
     dtype = zlib.crc32(str(tensor.dtype).encode())
