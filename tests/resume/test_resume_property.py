@@ -197,7 +197,7 @@ def test_each_item_once(levels: list[Level], in_main: bool, where: float) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=300, deadline=None, suppress_health_check=checks, print_blob=True)
+@settings(max_examples=100, deadline=None, suppress_health_check=checks, print_blob=True)
 @given(nests, st.booleans(), st.floats(0, 1))
 def test_each_item_once_at_length(levels: list[Level], in_main: bool, where: float) -> None:
     holds(levels, in_main, where)
