@@ -18,8 +18,6 @@ import sys
 import time
 import types
 
-from tests.support.quick_end import quick_end
-
 
 class Become(BaseException):
     """Unwinds a forked child to the bottom of the stack."""
@@ -152,4 +150,4 @@ if __name__ == "__main__":
     sys.modules["__main__"].__file__ = sys.argv[0]
     with open(sys.argv[0]) as script:
         code = compile(script.read(), sys.argv[0], "exec")
-    quick_end(lambda: exec(code, sys.modules["__main__"].__dict__))
+    exec(code, sys.modules["__main__"].__dict__)
