@@ -45,8 +45,9 @@ class Settings:
         if not first:
             return {}
         changed = {name: value for name, get, _ in self._found() if (value := get()) != first[name]}
-        if _variables() != self._variables:
-            changed[_ENVIRONMENT] = self._changed_variables()
+        now = _variables()
+        if self._variables and now and now != self._variables:
+            changed[_ENVIRONMENT] = _differences(self._variables, now)
         return changed
 
     def restore(self, captured: dict[str, Any], foreign: bool = False) -> None:
@@ -62,15 +63,6 @@ class Settings:
             else:
                 os.environb[variable] = text
 
-    def _changed_variables(self) -> dict[bytes, bytes | None]:
-        """None: it is gone."""
-        first, now = self._variables, dict(_variables())
-        return {
-            name: now.get(name)
-            for name in {**first, **now}
-            if now.get(name) != first.get(name) and not _OF_AN_ATTEMPT.match(name)
-        }
-
     def _found(self) -> list[_Setting]:
         if self._known is None:
             torch: Any = sys.modules.get("torch")
@@ -80,10 +72,19 @@ class Settings:
 
 
 def _variables() -> dict[Any, Any]:
-    """The environment as `os.environ` keeps it: a comparison of it takes 2 us, one of `os.environ`
-    100."""
-    variables: dict[Any, Any] = getattr(os.environ, "_data", {})  # a script may replace it
+    """The environment as `os.environ` keeps it (a comparison of it takes 2 us, one of `os.environ`
+    100); empty if the script has put something else in its place."""
+    variables: dict[Any, Any] = getattr(os.environ, "_data", {})
     return variables
+
+
+def _differences(first: dict[Any, Any], now: dict[Any, Any]) -> dict[Any, Any]:
+    """The variables that have another value now; None: it is gone."""
+    return {
+        name: now.get(name)
+        for name in {**first, **now}
+        if now.get(name) != first.get(name) and not _OF_AN_ATTEMPT.match(name)
+    }
 
 
 def _of_torch(torch: Any) -> list[_Setting]:

@@ -404,7 +404,8 @@ def main():
             os.environ.pop("OMP_NUM_THREADS", None)
             if parts:
                 whole.append(torch.nn.ReLU())
-        probe.trace(i, str(torch.ones(1).dtype), torch.is_deterministic_algorithms_warn_only_enabled())
+        probe.trace(i, str(torch.ones(1).dtype))
+        probe.trace(torch.is_deterministic_algorithms_warn_only_enabled())
         probe.trace(os.environ.get("PHASE"), os.environ.get("OMP_NUM_THREADS"))
         probe.trace(whole[1].p, whole[2].eps, whole[3].kernel_size)
 main()
@@ -413,6 +414,23 @@ main()
     run_script(source, 2).check()
     if not parts:  # a restarted script has not added its part
         run_script(source, 5).check()
+
+
+def test_an_environment_that_the_script_replaces_is_left_alone(run_script: Run) -> None:
+    source = (
+        HEADER
+        + """
+import os
+def main():
+    for i in range(6):
+        learn(torch.ones(1, 1))
+        if i == 1:
+            os.environ = dict(os.environ)
+        probe.trace(i, "PATH" in os.environ, b"PATH" in os.environb)
+main()
+"""
+    )
+    run_script(source, 4).check()
 
 
 def test_hooks_of_all_modules_keep_their_state(run_script: Run) -> None:
