@@ -79,7 +79,7 @@ def _run(
             if result["points"] == 1:
                 place, rng = pickle.loads(captured)
                 try:
-                    result["problems"] = _continuation.restore(frame, place).problems
+                    result["problems"] = _continuation.plan(frame, place).write().problems
                 except _continuation.FrameMismatch as error:
                     result["refused"] = str(error)
                     raise _Killed from error

@@ -1,6 +1,6 @@
 """Puts a restarted, unchanged script back where a captured loop stood.
 
-`capture` and `restore` are called at the same program point, inside the optimizer's step post-hook,
+`capture` and `plan` are called at the same program point, inside the optimizer's step post-hook,
 in the process that will die and in the one that takes its place. `install` makes DataLoader
 iterators remember their origin and comes before both.
 
@@ -27,9 +27,9 @@ from .loader_origins import install
 from .rng import capture_rng, restore_rng
 
 _process = Continuation()
-capture, observe, restore = _process.capture, _process.observe, _process.restore
+capture, observe, plan = _process.capture, _process.observe, _process.plan
 compare, place_of = _process.compare, _process.place_of
-plan, why_not_here = _process.plan, _process.why_not_here
+why_not_here = _process.why_not_here
 graphs = _process.graphs
 
 __all__ = [
@@ -45,7 +45,6 @@ __all__ = [
     "observe",
     "place_of",
     "plan",
-    "restore",
     "restore_rng",
     "why_not_here",
 ]

@@ -67,7 +67,6 @@ class CaptureWalk:
         uncaptured: What could not be captured.
         refused: Why the place in the loop must not be put back; None if it can be.
         graphs: Tensors that were computed from others, each with its place.
-        later: Variables of frames that had no value at the first program point: place, encoded.
         bytes_left: What is left of the limit.
         is_outside: Whether what is walked now is a dataset's, or stands outside of the frames.
     """
@@ -89,7 +88,6 @@ class CaptureWalk:
         self.uncaptured: Report = []
         self.refused: str | None = None
         self.graphs: list[tuple[Any, str]] = []
-        self.later: list[tuple[str, Any]] = []
         self.bytes_left = limit_bytes
         self.births = births
         self.owned = owned if isinstance(owned, (set, frozenset)) else frozenset(owned)

@@ -89,8 +89,8 @@ class Continuation:
             owned_groups: Ids of the parameter groups of these optimizers.
 
         Returns:
-            A picklable dict: "frames" (bytes for `restore`), "uncaptured" (list of (where, type,
-            reason)), "exact" (False if `restore` would refuse) and "refused" (why, if it is not for
+            A picklable dict: "frames" (bytes for `plan`), "uncaptured" (list of (where, type,
+            reason)), "exact" (False if `plan` would refuse) and "refused" (why, if it is not for
             a position of a loop that is not known).
 
         Raises:
@@ -109,7 +109,6 @@ class Continuation:
         try:
             path = frames.encode_path(walk, start_frame)
             outside = self._statics.capture(walk)
-            frames.report_later(walk)
             report_threads(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
@@ -142,7 +141,7 @@ class Continuation:
         """Notes where objects stand at the process's first program point, unless that is done.
 
         Later captures name objects by these places, so that a loop variable that means another
-        object by then still finds it. The first `capture` and `restore` do this on their own; call
+        object by then still finds it. The first `capture` and `plan` do this on their own; call
         it when the first step is not captured. Copies nothing.
 
         Args:
@@ -157,7 +156,7 @@ class Continuation:
         that a restarted script would find again."""
         return self._births.place(value)
 
-    def restore(
+    def plan(
         self,
         start_frame: FrameType,
         captured: dict[str, Any],
@@ -165,8 +164,9 @@ class Continuation:
         owned_storages: frozenset[int] = frozenset(),
         room: bytes = b"",
         again: bool = False,
-    ) -> RestoreReport:
-        """Writes a captured loop into the live frames.
+    ) -> Planned:
+        """Plans the writes that put a captured loop into the live frames, and does none of them:
+        ranks can agree before `Planned.write`.
 
         Args:
             start_frame: As for `capture`, in the restarted process at its first program point.
@@ -178,24 +178,9 @@ class Continuation:
             again: This process has restored a loop before, and this is not its first program point:
                 objects are known by the places that they had then.
 
-        Returns:
-            What was written and what could not be.
-
         Raises:
-            FrameMismatch: The live frames are not the captured ones; nothing was written.
+            FrameMismatch: The live frames are not the captured ones.
         """
-        return self.plan(start_frame, captured, foreign, owned_storages, room, again).write()
-
-    def plan(
-        self,
-        start_frame: FrameType,
-        captured: dict[str, Any],
-        foreign: bool = False,
-        owned_storages: frozenset[int] = frozenset(),
-        room: bytes = b"",
-        again: bool = False,
-    ) -> Planned:
-        """The first half of `restore`, which writes nothing: ranks can agree before the second."""
         path, outside, changed, packed = _unpacked(captured)
         graph = Graph.unpacked(packed)
         put_in(graph, room)
@@ -207,7 +192,7 @@ class Continuation:
             walk = RestoreWalk(
                 graph, births.by_place(), frames.plan_generator, foreign, owned_storages
             )
-            user = self._plan(walk, start_frame, path, outside)
+            user = self._plan_frames(walk, start_frame, path, outside)
         finally:
             births.release()
         walk.write(lambda: self._settings.restore(changed, foreign))
@@ -216,7 +201,7 @@ class Continuation:
     def why_not_here(self, start_frame: FrameType, captured: dict[str, Any]) -> str:
         """Why a captured loop is not the one that the live frames are in, "" if it is.
 
-        Writes nothing. A value that `restore` cannot do without may still be missing.
+        Writes nothing. A value that `plan` cannot do without may still be missing.
 
         Args:
             start_frame: As for `capture`.
@@ -266,7 +251,7 @@ class Continuation:
             return
         self.graphs.watch(walk.graphs)
 
-    def _plan(
+    def _plan_frames(
         self, walk: RestoreWalk, start_frame: FrameType, path: list[dict[str, Any]], outside: Any
     ) -> int:
         """Plans all writes; returns the number of user frames."""

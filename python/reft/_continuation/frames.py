@@ -126,30 +126,19 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
 
 
 def _note_variables(walk: CaptureWalk, record: dict[str, Any], frame: FrameType) -> None:
-    """Notes the variables that have a value now, or that had none at the first program point and
-    are read."""
-    analysis, place = analyse(frame.f_code), record["name"]
-    variables = [
-        *((analysis.slot_names[i], encoded) for i, encoded in record["fast"]),
-        *record["names"],
-    ]
-    known = walk.births.variables
-    if walk.note_births:
-        known.update(f"{place}:{name}" for name, encoded in variables if encoded != UNBOUND)
-        return
+    """At the first program point, notes which variables have a value; later, reports those for
+    which `plan_frame` would refuse the place in the loop."""
+    analysis, known = analyse(frame.f_code), walk.births.variables
     read = analysis.read_from(record["offset"])
-    for name, encoded in variables:
-        if type(encoded) is tuple and encoded != UNBOUND and name in read:
-            where = f"{place}:{name}"
-            if where not in known and name not in analysis.cells:
-                walk.later.append((where, encoded))
-
-
-def report_later(walk: CaptureWalk) -> None:
-    """Reports the variables for which `plan_frame` would refuse the place in the loop."""
-    for place, encoded in walk.later:
+    fast = ((analysis.slot_names[i], encoded) for i, encoded in record["fast"])
+    for name, encoded in (*fast, *record["names"]):
+        place = f"{record['name']}:{name}"
+        if walk.note_births and encoded != UNBOUND:
+            known.add(place)
         index = index_of(encoded)
-        if index is not None and walk.graph.needs_live(encoded):
+        if walk.note_births or index is None or place in known:
+            continue
+        if name in read and name not in analysis.cells and walk.graph.needs_live(encoded):
             walk.lost(place, walk.graph.types[index], _LATER)
 
 
@@ -535,8 +524,8 @@ def _plan_slot(
     if encoded == UNBOUND:
         value: Any = UNBOUND
     else:
-        resolve = partial(_resolve_needed, walk) if is_read else walk.resolve
-        value = resolve(encoded, MISSING if live is UNBOUND else live, place)
+        there = MISSING if live is UNBOUND else live
+        value = _resolve_variable(walk, encoded, there, place, is_read)
     if value is KEEP:
         return KEEP
     if value is not live:
@@ -571,21 +560,27 @@ def _plan_names(
             if name in namespace:
                 walk.write(partial(namespace.pop, name, None))
             continue
-        resolve = partial(_resolve_needed, walk) if name in read else walk.resolve
-        value = resolve(encoded, namespace.get(name, MISSING), prefix + name)
+        there = namespace.get(name, MISSING)
+        value = _resolve_variable(walk, encoded, there, prefix + name, name in read)
         if value is not KEEP:
             walk.write(partial(namespace.__setitem__, name, value))
 
 
-def _resolve_needed(walk: RestoreWalk, encoded: Any, live: Any, place: str) -> Any:
-    """Resolves a variable that the loop may read before it assigns it.
+def _resolve_variable(
+    walk: RestoreWalk, encoded: Any, live: Any, place: str, is_read: bool
+) -> Any:
+    """Resolves a variable.
+
+    Args:
+        is_read: the loop may read it before it assigns it.
 
     Raises:
-        FrameMismatch: It would have no value. The script would fail on it, in every attempt.
+        FrameMismatch: It is read and would have no value. The script would fail on it, in every
+            attempt.
     """
     before = len(walk.problems)
     value = walk.resolve(encoded, live, place)
-    if value is KEEP and live is MISSING:
+    if is_read and value is KEEP and live is MISSING:
         why = walk.lost_reason(encoded)
         if why is None:
             reasons = [reason for _, _, reason in walk.problems[before:]]

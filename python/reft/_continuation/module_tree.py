@@ -205,7 +205,9 @@ class _Settings:
     A look costs about 60 ns for each.
     """
 
-    def __init__(self, stock: list[tuple[int, Any, dict[str, Any]]], before: _Settings | None) -> None:
+    def __init__(
+        self, stock: list[tuple[int, Any, dict[str, Any]]], before: _Settings | None
+    ) -> None:
         standard = _standard_names()
         known = {} if before is None else before._begun_by_place()
         self._places: list[tuple[int, str]] = []

@@ -44,7 +44,7 @@ def program_point(frame, owned=()):
         with open(file, "rb") as stream:
             captured, rng = pickle.load(stream)
         try:
-            report = c.restore(frame, captured)
+            report = c.plan(frame, captured).write()
             result["problems"] = report.problems
             c.restore_rng(rng)
         except c.FrameMismatch as error:

@@ -220,7 +220,7 @@ def capture_coroutine(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
 
 @kind
 class Imported(Node):
-    """A module that a variable has come to mean after the first step."""
+    """A module that a variable refers to only since the first step."""
 
     name: str
 
