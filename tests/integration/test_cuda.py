@@ -43,10 +43,13 @@ def forkrun() -> Iterator[Forkrun]:
     launcher.close()
 
 
-def said_by(forkrun: Forkrun, folder: Path, *words: str, environment: dict[str, str], ranks: int = 1) -> str:
-    """What all ranks of a job of `train.py` said, which may be restarted once and has to end well."""
+def said_by(
+    forkrun: Forkrun, folder: Path, *words: str, environment: dict[str, str], ranks: int = 1
+) -> str:
+    """What all ranks of a job of `train.py` said. It may be restarted once, and has to end well."""
     log = folder / f"said-{len(list(folder.glob('said-*')))}"
-    return forkrun.run([str(folder / "train.py"), *words], environment, log, ranks, 240, max_restarts=1)
+    script = [str(folder / "train.py"), *words]
+    return forkrun.run(script, environment, log, ranks, 240, max_restarts=1)
 
 
 def devices(count: int) -> dict[str, str]:
@@ -108,7 +111,13 @@ def test_ddp_trains_as_on_the_cpu(forkrun: Forkrun, folder: Path) -> None:
     ],
 )
 def test_a_killed_rank_resumes_bit_for_bit(
-    forkrun: Forkrun, folder: Path, model: str, ranks: int, optimizer: str, policy: str, signals: bool
+    forkrun: Forkrun,
+    folder: Path,
+    model: str,
+    ranks: int,
+    optimizer: str,
+    policy: str,
+    signals: bool,
 ) -> None:
     """`signals`: the launcher is so late that the other rank's watchdog has told all ranks of the failure, in torchrun's store."""
     environment = devices(2 * ranks if model == "split" else ranks) | {"REFT_SNAPSHOT_POLICY": policy}

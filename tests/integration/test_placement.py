@@ -118,7 +118,8 @@ def test_every_byte_of_a_late_write_is_seen_by_full_verification(forkrun: Forkru
 @pytest.mark.parametrize(("policy", "models"), [("gap", ["pipe", "fsdp"]), ("eager", ["ddp", "pipe"])])
 def test_killed_jobs_resume_bit_for_bit(tmp_path: Path, policy: str, models: list[str]) -> None:
     written = tmp_path / "kill.json"
-    command = [sys.executable, str(HERE.parent / "fault" / "kill_campaign.py"), "--cases", "4", "--seed", "5"]
+    campaign = str(HERE.parent / "fault" / "kill_campaign.py")
+    command = [sys.executable, campaign, "--cases", "4", "--seed", "5"]
     done = subprocess.run(
         [*command, "--models", *models, "--json", str(written)],
         env=os.environ | {"REFT_SNAPSHOT_POLICY": policy},

@@ -1,7 +1,8 @@
 """Random loop nests, killed at a random program point: every item comes once more or less, in the same order.
 
-A nest is a piece of Python source. It runs in forked children of this process: undisturbed; up to the kill, where the place
-is captured and the child ends; and again from its top, where the place is put back at the first program point.
+A nest is a piece of Python source. It runs in forked children of this process: undisturbed; up to
+the kill, where the place is captured and the child ends; and again from its top, where the place is
+put back at the first program point.
 """
 
 from __future__ import annotations

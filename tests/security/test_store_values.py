@@ -1,5 +1,5 @@
-"""Every process that reaches the job's store can write to it. What no rank of this attempt has written counts
-as absent: no code, no crash, no wrong result, and it is counted."""
+"""Every process that reaches the job's store can write to it. What no rank of this attempt has
+written counts as absent: no code, no crash, no wrong result, and it is counted."""
 
 from __future__ import annotations
 

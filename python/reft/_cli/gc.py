@@ -133,8 +133,8 @@ def command(vault_dir: str | None, days: float, delete: bool, as_json: bool) -> 
     """Lists vault files of jobs that have ended for good, and with --delete removes them.
 
     Vault files (REFT_VAULT_DIR) outlive a job that did not end cleanly, so that its next start
-    finds them. An agent that lives holds its job's files, on this host and, where the file system has
-    locks between hosts, on others. Only files that reft has made for this user are deleted.
+    finds them. An agent that lives holds its job's files, on this host and, where the file system
+    has locks between hosts, on others. Only files that reft has made for this user are deleted.
 
     --json prints {"vault_dir", "folders": [{job, path, state, days, bytes, files, kept}, ...]};
     state is live, recent, dead or removed.

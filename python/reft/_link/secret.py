@@ -8,7 +8,8 @@ in the store. It is never in arguments, nor in the environment.
 
 Where a rank finds no such file, rank 0 hands the secret out through the store and warns: a process
 that writes to the store at that moment can pose as a rank. REFT_JOB_SECRET=required refuses
-instead, and so does a rank that has REFT_JOB_SECRET_FILE, or that knows that all ranks are on one host.
+instead, and so does a rank that has REFT_JOB_SECRET_FILE, or that knows that all ranks are on one
+host.
 
 Threads: the training thread. Errors: `Refused`; what the store raises.
 """
@@ -354,8 +355,8 @@ def _lead(raw: Any, world: int, attempt: Attempt, env: Mapping[str, str]) -> Tru
             raw.set("secret/handed", f"{secret.name} {secret.value.hex()}")
             _voice.warn(
                 "ranks on other hosts have no file in common with rank 0, so the job's secret went"
-                " through the job's store: a process that wrote there during the start can pose as a"
-                f" rank. {FILE} names a file that all hosts have; {REQUIRED}=required refuses"
+                " through the job's store: a process that wrote there during the start can pose as"
+                f" a rank. {FILE} names a file that all hosts have; {REQUIRED}=required refuses"
                 " instead"
             )
         else:
