@@ -14,8 +14,6 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from reft import _C
-
 if TYPE_CHECKING:
     import torch
 
@@ -50,6 +48,8 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
 
 
 def _content(tensor: torch.Tensor) -> tuple[int, ...]:
+    from reft import _C  # needs torch's libraries; this package is imported before them, too
+
     torch: Any = sys.modules["torch"]
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.is_contiguous():
         return ()
