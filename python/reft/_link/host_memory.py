@@ -17,6 +17,8 @@ from pathlib import Path
 _LIMIT_SHARE, _LIMIT_BYTES = 0.05, 8 << 30
 # That little left, and snapshots give their memory back.
 _SHORT_SHARE, _SHORT_BYTES = 0.02, 1 << 30
+# Likewise where every process of a group waited for memory for that share of the last ten seconds.
+_STALLED_PERCENT = 10.0
 _COUNTS = 1 << 32
 _UNLIMITED = 1 << 60  # version 1 writes "no limit" as a number
 
@@ -178,3 +180,26 @@ def is_short(root: Path = Path("/")) -> bool:
     """Whether so little is left that the kernel may soon end a process."""
     room = tightest(root)
     return room is not None and room.left < min(_SHORT_SHARE * room.most, _SHORT_BYTES)
+
+
+def is_stalled(root: Path = Path("/")) -> bool:
+    """Whether the processes of this one's groups, or of the machine, spend their time waiting until
+    the kernel has made memory free (`full avg10` of its pressure stall information), while none is
+    left beyond the part for growth. Where some is, page cache is what they wait for."""
+    room = tightest(root)
+    if room is None or room.usable:
+        return False
+    groups = [folder / "memory.pressure" for is_first, folder in _folders(root) if not is_first]
+    files = [*groups, root / "proc/pressure/memory"]
+    return any(_stalled_percent(file) >= _STALLED_PERCENT for file in files)
+
+
+def _stalled_percent(path: Path) -> float:
+    try:
+        for line in path.read_text().splitlines():
+            kind, *averages = line.split()
+            if kind == "full":
+                return float(dict(entry.split("=", 1) for entry in averages)["avg10"])
+    except (OSError, ValueError, KeyError):  # an old kernel, or one that was told not to measure
+        pass
+    return 0.0

@@ -1,9 +1,10 @@
 """Gives the memory of the vault back before the kernel ends a process for want of it.
 
-A vault takes memory that the job may need later. If little is left, the slot goes that a restart
-does not need, and snapshots end; if little is left still, the other slots go. If the kernel has
-ended a process of the control group all the same, the next attempt resumes, and then does without
-snapshots; if it happens there as well, the attempt after that keeps nothing once it has resumed.
+A vault takes memory that the job may need later. If little is left, or the processes of a control
+group wait for memory, the slot goes that a restart does not need, and snapshots end; if that does
+not help, the other slots go. If the kernel has ended a process of the control group all the same,
+the next attempt resumes, and then does without snapshots; if it happens there as well, the attempt
+after that keeps nothing once it has resumed.
 
 Threads: the training thread. Errors: none besides those of the engine.
 """
@@ -18,6 +19,7 @@ from reft import _C, _voice
 from reft._link import host_memory, job_identity
 
 _LOOK_SEC = 1.0
+_SETTLE_SEC = 20.0  # the kernel's figure is of ten seconds: it tells what helped only after them
 
 
 class MemoryWatch:
@@ -40,7 +42,7 @@ class MemoryWatch:
     ) -> None:
         self._job, self._engine, self._clock = job, engine, clock
         self._watches = not env["vault_dir"]
-        self._look_at = 0.0
+        self._look_at = self._settled_at = 0.0
         self._to_release = oom_kills > 0  # once nothing reads the older slots any more
         self._everything = oom_kills > 1
         self._stage = 0  # 1: one slot is left at most; 2: none
@@ -66,12 +68,17 @@ class MemoryWatch:
             return
         self._look_at = now + _LOOK_SEC
         if host_memory.is_short():
-            self._shrink()
+            self._shrink("memory is short")
+        elif now >= self._settled_at and host_memory.is_stalled():
+            self._shrink("processes wait for memory")
+        else:
+            return
+        self._settled_at = now + _SETTLE_SEC
 
-    def _shrink(self) -> None:
+    def _shrink(self, why: str) -> None:
         self._stage += 1
         freed = self._engine.give_back(self._stage == 2)
-        self.given_up = self.given_up or "memory was short"
+        self.given_up = self.given_up or why
         self._engine.set_memory_marks(host_memory.oom_mark(), True)
         room = host_memory.tightest()
         left = "" if room is None else f" ({_voice.size(room.most)} {room.what})"
@@ -79,6 +86,6 @@ class MemoryWatch:
             "the newest snapshot stays" if self._stage == 1 else "no snapshot of this rank is left"
         )
         _voice.warn(
-            f"rank {self._job.rank}: memory is short{left}: snapshots have ended and gave"
+            f"rank {self._job.rank}: {why}{left}: snapshots have ended and gave"
             f" {_voice.size(freed)} back; {kept}"
         )

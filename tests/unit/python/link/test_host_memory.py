@@ -140,6 +140,23 @@ def test_memory_is_short_before_none_is_left(tmp_path: Path) -> None:
     assert not host_memory.is_short(root)
 
 
+def test_waiting_for_memory_counts_where_none_is_left(tmp_path: Path) -> None:
+    waits = "some avg10=60.00 avg60=1.00 avg300=0.00 total=9\nfull avg10={} avg60=1.00 avg300=0.00 total=9\n"
+    root = machine(tmp_path, MEMINFO, "a/b", {"a": ("100000", "97000")})
+    assert not host_memory.is_stalled(root)
+    group(root, "sys/fs/cgroup/a", memory_pressure=waits.format("9.50"))
+    assert not host_memory.is_stalled(root)
+    group(root, "sys/fs/cgroup/a", memory_pressure=waits.format("10.50"))
+    assert host_memory.is_stalled(root)
+    group(root, "sys/fs/cgroup/a", memory_current="50000")
+    assert not host_memory.is_stalled(root), "it waits for page cache"
+    group(root, "sys/fs/cgroup/a", memory_current="97000", memory_pressure="full avg10=much\n")
+    assert not host_memory.is_stalled(root)
+    (root / "proc/pressure").mkdir()
+    (root / "proc/pressure/memory").write_text(waits.format("40.00"))
+    assert host_memory.is_stalled(root)
+
+
 def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
     assert host_memory.available_bytes(root=tmp_path) is None
     assert host_memory.available_bytes(root=machine(tmp_path / "odd", "MemAvailable:\n")) is None

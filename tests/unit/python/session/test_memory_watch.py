@@ -25,6 +25,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """Whether memory is short, in its one item."""
     answer = [False]
     monkeypatch.setattr(host_memory, "is_short", lambda: answer[0])
+    monkeypatch.setattr(host_memory, "is_stalled", lambda: False)
     monkeypatch.setattr(host_memory, "oom_mark", lambda: 5)
     yield answer
 
@@ -53,6 +54,24 @@ def test_one_slot_then_none_while_memory_is_short(
     assert engine.given_back == [False, True]
     said = capfd.readouterr().err
     assert said.count("memory is short") == 2 and "no snapshot of this rank is left" in said
+
+
+def test_what_helped_against_waiting_for_memory_shows_only_later(
+    short: list[bool], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(host_memory, "is_stalled", lambda: True)
+    engine, clock = FakeEngine(), Clock()
+    made = watch(engine, clock)
+    made.point()
+    assert engine.given_back == [False]
+    for _ in range(15):
+        clock.now += 1
+        made.point()
+    assert engine.given_back == [False]
+    clock.now += 10
+    made.point()
+    assert engine.given_back == [False, True]
+    assert capfd.readouterr().err.count("processes wait for memory") == 2
 
 
 def test_after_an_oom_kill_the_attempt_keeps_what_it_was_resumed_from(
