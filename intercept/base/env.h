@@ -35,16 +35,17 @@ namespace reft {
   X(job_id, "REFT_JOB_ID", kText, "", "letters, digits, . _ -", \
     "Name of the job. Default: made from the command (script, arguments, directory) and from " \
     "what started it, so that another command is another job. Set it to continue a job that was " \
-    "started elsewhere or with other arguments, and to tell apart jobs that differ only in " \
-    "variables or files.") \
-  X(job_secret_file, "REFT_JOB_SECRET_FILE", kText, "", "a file of 32 bytes or more", \
-    "The secret by which ranks of the job know each other, that all ranks can read and no other " \
-    "user (mode 0600 or 0400). Default: reft makes one in the run directory and, in a job of " \
-    "several hosts, in `~/.reft/secrets`.") \
+    "started elsewhere or with other arguments, and to distinguish jobs that differ only in " \
+    "environment variables or files.") \
+  X(job_secret_file, "REFT_JOB_SECRET_FILE", kText, "", "a file of 32 to 4096 bytes", \
+    "The secret with which ranks of the job authenticate each other. All ranks must be able to " \
+    "read the file, and no other user (mode 0600 or 0400). Default: reft makes one in the run " \
+    "directory and, unless all ranks are known to be on one host, in `~/.reft/secrets`.") \
   X(job_secret, "REFT_JOB_SECRET", kChoice, "auto", "auto|required", \
-    "What happens where a rank finds no file with the job's secret. auto: it goes through the " \
-    "job's store, which reft reports; a process that can write to the store at that moment can " \
-    "pose as a rank. required: the job trains without reft.") \
+    "What happens if a rank finds no file with the job's secret. auto: unless all ranks are " \
+    "known to be on one host, rank 0 sends it through the job's store and warns; a process that " \
+    "can write to the store at that moment can pose as a rank. required: the job trains without " \
+    "reft.") \
   X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", \
     "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
     "`/tmp/reft-<uid>`.") \
@@ -62,12 +63,12 @@ namespace reft {
     "Steps per snapshot.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \
     "Limit of the measured slowdown, in percent. Above it, snapshots become rarer (every " \
-    "2nd, 4th, … 64th step); well below it, more frequent. A restart then repeats at most " \
-    "that many steps. 0: no limit.") \
+    "2nd, 4th, … 64th step); well below it, more frequent. A restart repeats at most the steps " \
+    "since the newest committed snapshot. 0: no limit.") \
   X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", \
     "Internal: one step in this many runs without a concurrent copy, to measure the " \
-    "overhead of snapshots. Its snapshot is copied before the step begins. On a CUDA device, " \
-    "it is one step in eight times as many, and its snapshot is copied at its end. 0: no " \
+    "overhead of snapshots. reft copies its snapshot before the step begins. On a CUDA device, " \
+    "it is one step in eight times as many, and reft copies its snapshot at its end. 0: no " \
     "such steps.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", \
     "Internal: unit of copies and checksums.") \
@@ -89,16 +90,16 @@ namespace reft {
     "Warn that training is unprotected if collectives progress but no snapshot is committed " \
     "for this long.") \
   X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", \
-    "What a restarted job restores. exact: everything, and its place in the loop. state: " \
+    "What a restarted job restores. exact: everything, and the place in the loop. state: " \
     "tensors, schedulers, gradient scaler and random state. off: nothing.") \
   X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", \
     "Limit for all variables of the loop together. reft does not restore variables that do " \
     "not fit, and names them.") \
   X(resume_verify, "REFT_RESUME_VERIFY", kChoice, "auto", "auto|always|off", \
     "Whether a resume computes the resumed step again from the one before it and compares the " \
-    "results; what the step prints is repeated. auto: at the first resume of a job, and after " \
-    "the script, torch, Python, reft or the host of a rank has changed, if the launcher has a " \
-    "restart left. always: at every resume. off: never.") \
+    "results; the step then prints its lines again. auto: at the first resume of a job, and " \
+    "after the script, torch, Python, reft or the host of a rank has changed, if the launcher " \
+    "has a restart left. always: at every resume. off: never.") \
   X(resume_verify_sec, "REFT_RESUME_VERIFY_SEC", kSeconds, "60", "0..86400", \
     "Longest time that a verification may add to a resume, estimated from how long steps took " \
     "before the restart and how long a restore takes. If it would take longer, reft prints that " \

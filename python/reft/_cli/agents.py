@@ -1,7 +1,7 @@
 """Finds agents and asks them, for all commands alike.
 
-Exit codes of every command: 0 done and nothing wrong, 1 something is wrong with what was looked at,
-2 wrong usage, 3 nothing found to look at, 4 an agent was found but did not answer.
+Exit codes of every command: 0 done and nothing wrong, 1 the command found something wrong, 2 wrong
+usage, 3 nothing found to inspect, 4 an agent did not answer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write_file(path: str | Path, text: str) -> None:
 
 @dataclass(frozen=True)
 class Agent:
-    """One running agent, named by where its socket lies."""
+    """One running agent, identified by the path of its socket."""
 
     job: str
     node: int
@@ -97,7 +97,7 @@ class Agent:
         return reply, fd
 
     def is_gone(self) -> bool:
-        """True if nobody listens on the socket any more."""
+        """True if no process listens on the socket any more."""
         try:
             protocol.AgentConnection(self.path, timeout_sec=_ANSWER_SEC).close()
         except ConnectionRefusedError:
@@ -126,11 +126,10 @@ def select(directory: Path, job: str | None) -> list[Agent]:
     """The agents of one job.
 
     Args:
-        job: its name, as it was given to the job or as that calls itself; None: the only job there
-            is.
+        job: its name, as in REFT_JOB_ID or in the run directory; None: the only job.
 
     Raises:
-        Failure: there is none, or several jobs run and none was named.
+        Failure: no such agent, or several jobs run and `job` is None.
     """
     agents = find(directory)
     if job is not None:
@@ -158,11 +157,11 @@ def common_options(function: F) -> F:
         "--json", "as_json", is_flag=True, help="Print one JSON object instead of text."
     )(function)
     function = click.option(
-        "--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR."
+        "--run-dir", metavar="DIR", help="Directory of the agents' sockets. Default: REFT_RUN_DIR."
     )(function)
     return click.option("--job", metavar="NAME", help="Which job, if several run here.")(function)
 
 
 def print_json(value: Any) -> None:
-    """One object; all that is no printable ASCII is escaped in its strings."""
+    """Prints one object; escapes everything in its strings that is not printable ASCII."""
     click.echo(json.dumps(value, indent=2))

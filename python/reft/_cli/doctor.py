@@ -1,4 +1,4 @@
-"""`reft doctor`: what on this machine keeps reft from working, and how to fix it."""
+"""`reft doctor`: what prevents reft from working on this machine, and how to fix it."""
 
 from __future__ import annotations
 
@@ -389,9 +389,9 @@ def examine(run_dir: str | None) -> list[Finding]:
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 @click.option(
-    "--run-dir", metavar="DIR", help="Where agents put their sockets. Default: REFT_RUN_DIR."
+    "--run-dir", metavar="DIR", help="Directory of the agents' sockets. Default: REFT_RUN_DIR."
 )
-@click.option("--clean", is_flag=True, help="Remove and list what dead agents left.")
+@click.option("--clean", is_flag=True, help="First remove and list what dead agents left.")
 def command(as_json: bool, run_dir: str | None, clean: bool) -> None:
     """Checks this machine and its settings, and prints how to fix each problem.
 
@@ -419,7 +419,7 @@ def command(as_json: bool, run_dir: str | None, clean: bool) -> None:
 
 
 def _print(findings: list[Finding]) -> None:
-    """One line a finding, indented below it where the text is longer than the screen."""
+    """Prints one line per finding; continues a longer text indented below."""
     console = words.console()
     styles: dict[str, Any] = {OK: "green", WARN: "yellow", FAIL: "bold red"}
     width = max((len(finding.check) for finding in findings), default=0)

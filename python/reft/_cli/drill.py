@@ -90,12 +90,12 @@ def _parse_kills(
 )
 @click.option(
     "--steps", type=click.IntRange(4, 100_000), metavar="N",
-    help="Steps to compare. Default: 10, or 3 more than the last --kill.",
+    help="Steps to compare. Default: 10, or more if the kills need more.",
 )  # fmt: skip
 @click.option(
     "--kill", "kill", multiple=True, callback=_parse_kills, metavar="RANK:STEP",
-    help="Kill RANK while it computes STEP. Repeatable: kills at one step happen together, others"
-    " one after the other.",
+    help="Kill RANK while it computes STEP (3 or later). Repeatable: kills at one step happen"
+    " together, others one after the other.",
 )  # fmt: skip
 @click.option(
     "--kills", type=click.IntRange(1, 100), default=1, metavar="N",
@@ -123,9 +123,9 @@ def command(
 
     Runs COMMAND for a few steps undisturbed, runs it again and kills a rank with SIGKILL, and
     compares every step after the resume: tensors, random state, variables, positions, and the
-    inputs of the models. If they differ, it runs COMMAND undisturbed once more, to find what the
-    script itself computes differently each time. Each run writes what the script writes
-    (checkpoints, logs); reft removes its own files.
+    inputs of the models. If a step differs, it runs COMMAND undisturbed once more, to find what
+    differs between undisturbed runs, too. Each run writes what the script writes (checkpoints,
+    logs); reft removes its own files.
 
     \b
     Exit codes:
@@ -207,7 +207,7 @@ class _Drill:
         self._began = time.monotonic()
 
     def report(self) -> dict[str, Any]:
-        """Makes all runs and says what they have shown."""
+        """Makes all runs and returns the report."""
         drill_job.adopt_orphans()
         self._print(f"reft drill: {self._shown}")
         reference = self._undisturbed("a", "undisturbed")
@@ -303,7 +303,7 @@ class _Drill:
         return code, run, log
 
     def _environment(self, name: str) -> dict[str, str]:
-        """Of the ranks: the user's, and where this run's files are."""
+        """The ranks' environment: the user's, and where this run's files are."""
         inherited = {
             key: value for key, value in os.environ.items() if not key.startswith("REFT_FAULT")
         }
@@ -348,7 +348,7 @@ class _Drill:
         return _Progress(what, folder, self._steps, not self._quiet)
 
     def _failure(self, why: str, log: Path) -> agents.Failure:
-        """With the last lines that the run has printed."""
+        """A failure with the last lines that the run has printed."""
         tail = last_lines(log.read_text(errors="replace")) if log.exists() else ""
         return agents.Failure(f"{why}\n{tail}" if tail else why, EXIT_NOT_RUN)
 
@@ -394,7 +394,7 @@ class _Drill:
 
 
 def last_lines(said: str) -> str:
-    """The last lines that ranks have printed: what torchrun adds when they have failed says less."""
+    """The last lines that ranks have printed, without those that torchrun adds after a failure."""
     lines = said.splitlines()
     failed = [at for at, line in enumerate(lines) if _FAILED.search(line)]
     lines = [line for line in lines[: failed[-1]] if not _LAUNCHER.match(line)] if failed else lines
@@ -402,7 +402,7 @@ def last_lines(said: str) -> str:
 
 
 class _Progress:
-    """A line on the terminal that says how far a run is; nothing where there is no terminal."""
+    """A line on the terminal with the progress of a run; none without a terminal."""
 
     def __init__(self, what: str, folder: Path, steps: int, is_shown: bool) -> None:
         self._what, self._folder, self._steps = what, folder, steps
@@ -437,7 +437,7 @@ def _events(folder: Path) -> Run:
 
 
 def _lost_node(last: drill_verdict.Event, reference: Run) -> dict[str, Any]:
-    """What the loss of a node would cost, by the protection that is set."""
+    """What the loss of a node would cost under the current protection."""
     protection = os.environ.get("REFT_SNAPSHOT_PROTECTION") or "none"
     if protection == "none":
         text = (
@@ -464,7 +464,7 @@ def _lost_node(last: drill_verdict.Event, reference: Run) -> dict[str, Any]:
 
 
 def _print(report: dict[str, Any]) -> None:
-    """The result comes last: that is what a small terminal still shows."""
+    """The result comes last, so that a small terminal still shows it."""
     console = words.console()
     console.print()
     for name, text in _rows(report):
@@ -555,7 +555,7 @@ def _print_findings(console: Any, found: list[dict[str, Any]], most: int) -> Non
 
 
 def _print_named(console: Any, report: dict[str, Any]) -> None:
-    """What reft had named itself."""
+    """What reft itself has reported."""
     if report["messages"]:
         console.print()
         console.print(Text("Messages of reft:"))

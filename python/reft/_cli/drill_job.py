@@ -1,4 +1,4 @@
-"""Runs the job of a drill, and leaves no process of it behind.
+"""Runs the job of a drill and leaves no process behind.
 
 Ranks lead sessions of their own, and the agent leaves its parent. So this process adopts all
 descendants that lose theirs (PR_SET_CHILD_SUBREAPER), and ends them by walking down from itself.
@@ -36,11 +36,11 @@ def run(
     timeout_sec: float,
     tick: Callable[[], None],
 ) -> int:
-    """Runs a launcher to its end. No process that it has started is left, whatever happens.
+    """Runs a launcher to its end. Ends all processes that it has started, whatever happens.
 
     Args:
         log: gets all output.
-        timeout_sec: most time that it may take.
+        timeout_sec: longest time that it may take.
         tick: called several times a second.
 
     Returns:

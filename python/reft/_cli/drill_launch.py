@@ -1,4 +1,4 @@
-"""Understands the command that launches a job: torchrun, in the ways that it can be called.
+"""Parses the command that launches a job: torchrun, in all the ways to call it.
 
 Nothing is run here. Errors: `NotUnderstood`, with one sentence for the user.
 """
@@ -18,7 +18,7 @@ _EXAMPLE = "reft drill -- torchrun --nproc-per-node=2 train.py"
 
 
 class NotUnderstood(Exception):
-    """The command is none that a drill can run."""
+    """A drill cannot run this command."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Launch:
     has_log_dir: bool
 
     def argv(self, restarts: int, log_dir: Path) -> list[str]:
-        """The command to run, with at least so many restarts; its logs do not stay behind."""
+        """The command to run, with at least this many restarts; its logs do not stay behind."""
         added = [] if restarts <= self.restarts else [f"--max-restarts={restarts}"]
         added += [] if self.has_log_dir else [f"--log-dir={log_dir}"]
         options = list(self.options)
@@ -52,8 +52,8 @@ def understand(command: Sequence[str]) -> Launch:
     """Reads a command as its words.
 
     Raises:
-        NotUnderstood: it does not launch with torchrun, or not on this node alone, or what it
-            starts does not exist.
+        NotUnderstood: it does not call torchrun, uses more than this node, or starts something
+            that does not exist.
     """
     program, arguments = _split(list(command))
     if shutil.which(program[0]) is None:

@@ -1,9 +1,9 @@
-"""Decides what a drill has shown, from the events that the ranks of its runs have written
-(`reft._session.drill`). Nothing is read or run here.
+"""Decides the result of a drill from the events that the ranks of its runs have written
+(`reft._session.drill`). Reads and runs nothing.
 
-Three runs can be told from each other: the undisturbed one, the disturbed one, and the undisturbed
-one again. What differs between two undisturbed runs (before the kill, the disturbed one is such a
-run, too) is the script's own doing. What differs only after a resume is what reft does not restore.
+A drill has up to three runs: an undisturbed one, a disturbed one, and the undisturbed one again.
+What differs between two undisturbed runs (the disturbed one counts as such before the kill) is the
+script's own doing. What differs only after a resume is what reft does not restore.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ class Kill:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a drill has shown.
+    """The result of a drill.
 
     Attributes:
         outcome: `EXACT`, `NOT_EXACT`, `NOT_DETERMINISTIC` or `NOT_RESUMED`.
-        reason: why nothing was resumed, or why no value but the run itself differs; else "".
-        differences: what reft has not restored, the most telling ones first.
+        reason: why nothing was resumed, or how the run differs although no value does; else "".
+        differences: what reft has not restored, likely causes first.
         unsteady: what differs between undisturbed runs.
         steps: first and last step that were compared after a resume; None if none was.
     """
@@ -171,7 +171,7 @@ def judge(reference: Run, disturbed: Run, repeat: Run | None = None) -> Verdict:
 
 
 def is_repeat_needed(reference: Run, disturbed: Run) -> bool:
-    """Whether another undisturbed run would tell what `judge` cannot tell yet."""
+    """Whether `judge` needs another undisturbed run to decide."""
     unsteady = _merged(_before_the_kills(reference, disturbed))
     if _trains_differently(unsteady) or any(k.resumed_at is None for k in kills_of(disturbed)):
         return False  # known already
@@ -207,8 +207,8 @@ def kills_of(disturbed: Run) -> list[Kill]:
 
 
 def step_cost(reference: Run) -> tuple[float, float] | None:
-    """Seconds of a step, and of that what snapshots took of the training thread; of the rank where
-    they took most. None if no step was timed."""
+    """Seconds of a step, and the seconds of it that snapshots took on the training thread, for the
+    rank on which they took most. None if no step was timed."""
     costs = []
     for rank in range(reference.world):
         timed = list(reference.of(rank, "timed"))
@@ -240,7 +240,7 @@ def _trains_differently(found: Iterable[Finding]) -> bool:
 
 
 def _gap(reference: Run, disturbed: Run) -> str:
-    """Why nothing can be said about some step, "" if all were compared."""
+    """Why some step was not compared, "" if all were."""
     if disturbed.last_step < reference.last_step:
         return (
             f"the run ended after step {disturbed.last_step}, the undisturbed one after step"

@@ -125,7 +125,7 @@ def _print(found: list[Folder], delete: bool) -> None:
     default=7.0,
     show_default=True,
     metavar="DAYS",
-    help="A job is dead if no agent has held its files for so long.",
+    help="A job is dead if no agent has held its files for this many days.",
 )
 @click.option("--delete", is_flag=True, help="Delete the files of dead jobs, not only list them.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -133,8 +133,8 @@ def command(vault_dir: str | None, days: float, delete: bool, as_json: bool) -> 
     """Lists vault files of jobs that have ended for good, and with --delete removes them.
 
     Vault files (REFT_VAULT_DIR) outlive a job that did not end cleanly, so that its next start
-    finds them. An agent that lives holds its job's files, on this host and, where the file system
-    has locks between hosts, on others. Only files that reft has made for this user are deleted.
+    finds them. A running agent holds the files of its job; on a file system with locks between
+    hosts, other hosts see that, too. --delete removes only files that reft has made for this user.
 
     --json prints {"vault_dir", "folders": [{job, path, state, days, bytes, files, kept}, ...]};
     state is live, recent, dead or removed.

@@ -9,7 +9,7 @@ def need() -> None:
     """Makes `from reft import _C` work.
 
     Raises:
-        Failure: it does not; the sentence says why and what to do.
+        Failure: it does not load; the message gives the reason and the fix.
     """
     try:
         import torch  # noqa: F401  (the native module needs its libraries)

@@ -9,7 +9,7 @@ import click
 
 
 class Number(click.FloatRange):
-    """A range that `nan` does not lie in."""
+    """A range that excludes `nan`."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

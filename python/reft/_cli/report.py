@@ -77,7 +77,7 @@ def summary(rank: timeline.Rank) -> dict[str, Any]:
 
 
 def sentence(ranks: list[timeline.Rank]) -> str:
-    """What it comes to, over all ranks."""
+    """The summary of all ranks, in one or two sentences."""
     steps = [step for rank in ranks for step in rank.steps]
     total = sum(sum(step.copied.values()) for step in steps)
     captured = sum(step.capture_ns for step in steps)
@@ -168,7 +168,7 @@ def command(
     Times are medians over the steps; shares and bytes cover all of them.
 
     \b
-    Where state lies on a CUDA device, the clock of the device gives all times
+    If state is on a CUDA device, the clock of the device gives all times
     except `capture`:
     capture    time of the host, which runs ahead of the device
     gate       contains the whole copy in a control step (one in 512), but not

@@ -22,7 +22,7 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
         Arguments for torch.distributed.run, and the script if it is a file.
 
     Raises:
-        SystemExit: torchrun does not understand the arguments (it has said why).
+        SystemExit: torchrun does not understand the arguments (it has printed why).
     """
     from torch.distributed.run import get_args_parser
 
@@ -46,7 +46,7 @@ def torchrun_arguments(arguments: Sequence[str]) -> tuple[list[str], Path | None
     },
 )
 @click.option("--dry-run", is_flag=True, help="Print the command, do not run it.")
-@click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the command as JSON, do not run it.")
 @click.argument(
     "arguments",
     nargs=-1,
@@ -59,7 +59,7 @@ def command(dry_run: bool, as_json: bool, arguments: tuple[str, ...]) -> None:
     given).
 
     The script resumes by itself if it calls init_process_group(backend="reft"). Options before
-    SCRIPT are torchrun's. The exit code is that of torchrun.
+    SCRIPT go to torchrun. The exit code is that of torchrun.
     """
     rest, script = torchrun_arguments(arguments)
     argv = [sys.executable, "-m", "torch.distributed.run", *rest]

@@ -28,7 +28,7 @@ class Row:
 
     Attributes:
         overhead: mean step with snapshots / without - 1, the same jitter in both.
-        paper: what the paper says of the case, "" where it says nothing.
+        paper: the paper's figure for the case, "" if it gives none.
     """
 
     case: str
@@ -217,7 +217,7 @@ _HEADINGS = [
 
 
 def print_report(report: Report) -> None:
-    """Tables that fit 80 columns; what the paper says of a row stands below it."""
+    """Prints tables that fit 80 columns, with the paper's figures below them."""
     console = words.console()
     console.print(report.title)
     for case in dict.fromkeys(row.case for row in report.rows):
@@ -301,7 +301,7 @@ _RATE = Number(min=1e-3, max=1e6)
     type=click.IntRange(8, _MOST_RANKS),
     default=512,
     show_default=True,
-    help="Largest job of the weak scaling in --paper, in ranks.",
+    help="Ranks of the largest weak-scaling job in --paper.",
 )
 @click.option("--schedule", type=click.Choice(SCHEDULES), default="1f1b", show_default=True)
 @click.option(
@@ -324,9 +324,15 @@ _RATE = Number(min=1e-3, max=1e6)
     type=_MSEC,
     default=10,
     show_default=True,
-    help="Time of one micro-batch on one rank.",
+    help="Forward time of one micro-batch on one rank.",
 )
-@click.option("--backward-ms", type=_MSEC, default=20, show_default=True)
+@click.option(
+    "--backward-ms",
+    type=_MSEC,
+    default=20,
+    show_default=True,
+    help="Backward time of one micro-batch on one rank.",
+)
 @click.option(
     "--snapshot-gib",
     type=_SIZE_GIB,
@@ -390,7 +396,7 @@ def command(
 ) -> None:
     """Simulates the placement of copies in a hypothetical training job.
 
-    The code that places the copies is that of real ranks; time, work and links are simulated.
+    The command runs the placement code of real ranks, and simulates time, work and links.
     Columns: step time, overhead, and where the bytes were copied: in idle gaps, overlapped with
     compute or with communication, or at the gate while training waited. Below the table: the
     median error of the predicted gaps. docs/placement.md describes the model. --json prints

@@ -1,4 +1,4 @@
-"""`reft stack`: where every rank of a job stands, or any Python process."""
+"""`reft stack`: the stacks of every rank of a job, or of any Python process."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _STATES = {
     "--pid",
     type=click.IntRange(min=1),
     metavar="PID",
-    help="Instead of a job: any process of CPython 3.11 to 3.13, with or without reft, even stopped.",
+    help="Instead of a job: any CPython 3.11 to 3.13 process, with or without reft, even stopped.",
 )
 @click.option(
     "--native",
     is_flag=True,
-    help="Add native frames, also of threads that run no Python. Holds each thread for a moment.",
+    help="Add native frames, also of threads that run no Python. Stops each thread for a moment.",
 )
 @agents.common_options
 def command(
@@ -51,10 +51,10 @@ def command(
     run_dir: str | None,
     as_json: bool,
 ) -> None:
-    """Prints open collectives and the Python stacks of all threads of every rank, and who waits for
-    whom.
+    """Prints open collectives, the Python stacks of all threads of every rank, and which rank waits
+    for which.
 
-    Works on running and on hanging jobs. Only --native holds threads, one at a time, usually for
+    Works on running and on hanging jobs. Only --native stops threads, one at a time, usually for
     less than a millisecond.
     --json prints {"agents": [report, ...]}.
     """

@@ -1,8 +1,8 @@
 """What dead agents left in the run directory, and its removal.
 
-An agent holds a lock on `agent.lock` in the directory of its node as long as it lives, so the lock
-decides: whoever gets it is alone there. As when an agent ends, hang reports (`verdicts/`) stay, and
-the log beside them.
+An agent holds a lock on `agent.lock` in the directory of its node as long as it lives, so a process
+that gets the lock knows that no agent runs there. As when an agent ends, hang reports (`verdicts/`)
+stay, and so do the logs next to them.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ TIERS = ("at once", "gap", "compute", "communication", "gate")
 
 @dataclass(frozen=True)
 class Interval:
-    """Something that took from `begin` to `end`; `details` are for a person."""
+    """Something that took from `begin` to `end`; `details` are for readers."""
 
     begin: int
     end: int
@@ -73,7 +73,7 @@ class Rank:
 
     @property
     def waits(self) -> str:
-        """Who stands still in a gap."""
+        """What is idle in a gap."""
         return "device" if self.device else "host"
 
     def cut(self, begin: int, end: int, steps: int) -> Rank:
@@ -239,8 +239,8 @@ def newest(ranks: Sequence[Rank], steps: int) -> tuple[int, int, list[Rank]]:
     """The ranks cut to the time of the newest steps that all of them have ended, and that time; no
     ranks if there is none.
 
-    Ranks whose newest step is a minute older than that of another one are left out: they are no
-    part of what runs.
+    Leaves out ranks whose newest step is a minute older than that of another one: they no longer
+    run.
     """
     ended = [rank for rank in ranks if rank.steps]
     if not ended:
@@ -256,7 +256,7 @@ def newest(ranks: Sequence[Rank], steps: int) -> tuple[int, int, list[Rank]]:
 
 
 def lanes(intervals: Iterable[Interval]) -> list[list[Interval]]:
-    """The same intervals in as few rows as it takes that none of a row overlap."""
+    """The same intervals in rows without overlaps, as few as possible."""
     rows: list[list[Interval]] = []
     for interval in sorted(intervals, key=lambda it: it.begin):
         row = next((row for row in rows if row[-1].end <= interval.begin), None)

@@ -37,7 +37,7 @@ def _state(stats: dict[str, Any]) -> Text:
 
 
 def _places(ranks: list[dict[str, Any]]) -> str:
-    """Where the copied bytes of all ranks fell; empty if nothing is known of it."""
+    """When the bytes of all ranks were copied; empty if unknown."""
     every = [_stats(rank) for rank in ranks]
     copied = sum(int(stats.get("bytes_copied", 0)) for stats in every)
     names = {"gap": "gaps", "compute": "work", "communication": "collectives", "gate": "gate"}
@@ -54,7 +54,7 @@ def _places(ranks: list[dict[str, Any]]) -> str:
 
 
 def _cost(ranks: list[dict[str, Any]]) -> str:
-    """What snapshots cost and how well gaps are foretold; empty if the ranks do not say."""
+    """What snapshots cost and how well gaps are predicted; empty if the ranks do not report it."""
     told = [stats for stats in map(_stats, ranks) if "overhead_ppm" in stats]
     if not told:
         return ""
@@ -184,9 +184,9 @@ def command(
     """Shows each rank's step, newest committed step, stall and alarms, until Ctrl-C.
 
     \b
-    stall      time that the last snapshot cost the training thread; where
-               state lies on a device, time that the device waited for copies
-               at the gate (not at the program point)
+    stall      time that the last snapshot cost the training thread; if state
+               is on a device, time that the device waited for copies at the
+               gate (not at the program point)
     copied     bytes copied into the vault so far
     copied in  when they were copied: gaps (the rank waited for others), work,
                collectives (one was in flight), gate (training waited for the

@@ -45,7 +45,8 @@ class Vault:
 def _open(path: Path) -> int:
     """A vault file for reading.
 
-    What another user can cut short while it is mapped would end this process; only root reads it.
+    Another user could truncate their file while it is mapped, which would end this process. So only
+    root opens files of other users.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a FIFO: do not wait

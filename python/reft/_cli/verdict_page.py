@@ -121,8 +121,8 @@ class Wait:
 def held_ops(entry: dict[str, Any], victims: Sequence[int]) -> list[dict[str, Any]]:
     """The ops that a rank is in the call or the wait of.
 
-    Where there is none although the verdict says that it waits, the oldest open one: DDP waits for
-    the futures of its ops at the end of backward, and does not call `wait()`.
+    If there is none although the verdict lists the rank as waiting, the oldest open op: DDP waits
+    for the futures of its ops at the end of backward, and does not call `wait()`.
     """
     pending = [op for op in entry.get("pending", []) if op["op"] != "step"]
     held = [op for op in pending if op["phase"] in ("waiting", "in the call")]
@@ -130,7 +130,7 @@ def held_ops(entry: dict[str, Any], victims: Sequence[int]) -> list[dict[str, An
 
 
 def waits(report: dict[str, Any]) -> list[Wait]:
-    """Who waits for whom, by `ranks[]` of a report; `missing` is empty if all have begun the op."""
+    """Which rank waits for which, by `ranks[]` of a report; `missing` empty: all have begun."""
     members: dict[str, dict[int, int]] = defaultdict(dict)  # group → rank in it → rank
     sizes: dict[str, int] = {}
     begun: dict[tuple[str, int], int] = {}  # newest collective that a rank has begun
@@ -177,7 +177,7 @@ def waits(report: dict[str, Any]) -> list[Wait]:
 
 
 def _classes(found: Sequence[Wait]) -> dict[tuple[int, ...], tuple[list[int], list[int]]]:
-    """Ranks that stand alike, and the ops (by index) that they are held in and missing from."""
+    """Ranks with the same role, and the ops (by index) that they are held in and missing from."""
     roles: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for index, wait in enumerate(found):
         for rank in wait.held:
@@ -191,7 +191,7 @@ def _classes(found: Sequence[Wait]) -> dict[tuple[int, ...], tuple[list[int], li
 
 
 def _graph_svg(report: dict[str, Any], bad: set[int]) -> str:
-    """Boxes in columns: who waits stands left of what it waits for."""
+    """Boxes in columns: a rank that waits is left of what it waits for."""
     found = waits(report)
     left_out = len(found) - _MOST_OPS
     found = found[:_MOST_OPS]

@@ -49,11 +49,11 @@ def check(vault: vaults.Vault) -> dict[str, Any]:
 )
 @agents.common_options
 def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
-    """Hashes all chunks of all sealed snapshots again and compares the hashes with those taken
-    during the copy.
+    """Hashes all chunks of all sealed snapshots again, and compares the hashes with those that
+    the copy stored.
 
-    A running job continues meanwhile; a snapshot that it overwrites during the check is listed as
-    overwritten. --json prints {"ok", "vaults": [...]}. Exit code 1 if anything is corrupt.
+    A running job continues meanwhile. If it overwrites a snapshot during the check, the result is
+    "overwritten". --json prints {"ok", "vaults": [...]}. Exit code 1 if anything is corrupt.
     """
     results = [check(vault) for vault in vaults.find(vault_dir, job, run_dir)]
     corrupt = any(
