@@ -190,6 +190,31 @@ def test_nobody_declares_replicas_equal_from_outside(
     assert confirmed(store, [1, 1]) in ([True, True], [False, False]), "all or none"
 
 
+@pytest.mark.parametrize("kind", ["hash", "file", "tcp"])
+def test_a_key_that_an_outsider_removes_stops_no_rank(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`get` would wait for it as long as the store does: half an hour."""
+    monkeypatch.setattr(trusted_store, "_PATIENCE_SEC", 0.1)
+    raw = {
+        "hash": dist.HashStore,
+        "file": lambda: dist.FileStore(str(tmp_path / "store"), 1),
+        "tcp": lambda: dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False),
+    }[kind]()
+    raw.set_timeout(timedelta(minutes=30))
+    store = trusted(dist.PrefixStore("attempt", raw))
+    store.put("round", "key", 0, "text")
+    store.wait(["key"], timedelta(seconds=5))
+    assert store.read("round", "key", 0, was_there=True) == b"text"
+    assert store.found("round", "key", 64) == b"text"
+    store.raw.delete_key("key")
+    with pytest.raises(Untrusted):
+        store.read("round", "key", 0, was_there=True)
+    assert store.found("round", "key", 64) is None and not store.has("key")
+    store.put_new("round", "key", 0, "text")
+    assert store.read("round", "key", 0) == b"text"
+
+
 def test_a_refusal_replaces_what_an_outsider_has_put_in_its_place() -> None:
     store = trusted()
     for key in ("round/0", "round/node/0", "round/job"):

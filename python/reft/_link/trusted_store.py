@@ -10,6 +10,7 @@ Threads: any. Errors: what the store raises; `Untrusted` if a key holds nothing 
 
 from __future__ import annotations
 
+import secrets
 import time
 from datetime import timedelta
 from typing import Any
@@ -51,10 +52,9 @@ class TrustedStore:
 
     def put_new(self, kind: str, key: str, publisher: int, payload: str | bytes) -> None:
         """As `put`, unless this rank has written there."""
-        if self.raw.check([key]):
-            there = bytes(self.raw.get(key))
-            if self.seal.open(kind, key, publisher, there) is not None:
-                return
+        there = self._there(key)
+        if there is not None and self.seal.open(kind, key, publisher, there) is not None:
+            return
         self.put(kind, key, publisher, payload)
 
     def first_of(self, kind: str, key: str, publisher: int, payload: str | bytes) -> bytes:
@@ -67,12 +67,22 @@ class TrustedStore:
         there = bytes(self.raw.compare_set(key, "", value))
         return self._opened(kind, key, None, there, _MOST)
 
-    def read(self, kind: str, key: str, publisher: int | None, longest: int = _MOST) -> bytes:
+    def read(
+        self,
+        kind: str,
+        key: str,
+        publisher: int | None,
+        longest: int = _MOST,
+        *,
+        was_there: bool = False,
+    ) -> bytes:
         """What rank `publisher` has written, None: any rank. Waits for it as long as the store
         does, and a short time after a foreign value.
 
         Args:
             longest: most bytes.
+            was_there: it has been waited for. If it is gone, an outsider has removed it, and that
+                counts as a foreign value.
 
         Raises:
             Untrusted: that time is over.
@@ -80,9 +90,9 @@ class TrustedStore:
         pause, longest_pause = _PAUSES_SEC
         until: float | None = None
         while True:
-            value = bytes(self.raw.get(key))
+            value = self._there(key) if was_there else bytes(self.raw.get(key))
             try:
-                return self._opened(kind, key, publisher, value, longest)
+                return self._opened(kind, key, publisher, value or b"", longest)
             except Untrusted:
                 now = time.monotonic()
                 until = now + _PATIENCE_SEC if until is None else until
@@ -93,9 +103,8 @@ class TrustedStore:
 
     def found(self, kind: str, key: str, longest: int) -> bytes | None:
         """What a rank has written, as `read`; None if none has until now."""
-        if not self.raw.check([key]):
-            return None
-        opened = self.seal.open(kind, key, None, bytes(self.raw.get(key)), longest)
+        there = self._there(key)
+        opened = None if there is None else self.seal.open(kind, key, None, there, longest)
         return None if opened is None else opened[1]
 
     def has(self, key: str) -> bool:
@@ -105,6 +114,13 @@ class TrustedStore:
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Waits until the keys are there; RuntimeError if they do not come."""
         self.raw.wait(keys, timeout)
+
+    def _there(self, key: str) -> bytes | None:
+        """What a key holds now; None if it is not there. `get` would wait, and one that was there a
+        moment ago may be gone: every process that reaches the store can remove it."""
+        absent = secrets.token_hex(16)
+        value = bytes(self.raw.compare_set(key, absent, absent))
+        return None if value == absent.encode() else value
 
     def _sealed(self, kind: str, key: str, publisher: int, payload: str | bytes) -> bytes:
         data = payload.encode() if isinstance(payload, str) else payload

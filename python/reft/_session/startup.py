@@ -203,7 +203,8 @@ def connect(env: dict[str, Any], job: job_identity.Job, store: TrustedStore, hel
     if job.local_rank != 0:
         store.wait([key], timedelta(seconds=timeout))
         first = job.layout.nodes[job.node][0]
-        answer = store.read(AGENT, key, first, _LONGEST_ANSWER).decode(errors="replace")
+        sent = store.read(AGENT, key, first, _LONGEST_ANSWER, was_there=True)
+        answer = sent.decode(errors="replace")
         if not _NODE_DIRECTORY.fullmatch(answer):
             problem = answer.removeprefix(_NO_AGENT)
             raise OthersGaveUp(f"no agent on this node: {problem}", job.local_rank == 1)

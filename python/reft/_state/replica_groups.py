@@ -144,10 +144,11 @@ class _Comparison:
             if self._rank == self.ranks[0]:
                 keys = {r: f"{self._key}/{what}/{r}" for r in self.ranks}
                 store.wait(list(keys.values()), _WAIT)
-                mine = compare([store.read(REPLICAS, k, r).decode() for r, k in keys.items()])
+                parts = [store.read(REPLICAS, k, r, was_there=True) for r, k in keys.items()]
+                mine = compare([part.decode() for part in parts])
             else:
                 store.wait([key], _WAIT)
-                return store.read(REPLICAS, key, None).decode()
+                return store.read(REPLICAS, key, None, was_there=True).decode()
         except (RuntimeError, Untrusted):  # a member shares nothing, or is gone
             mine = _NONE
         try:
