@@ -276,9 +276,10 @@ class _Record:
         if opened is None:
             return ""
         name, _, command = opened[1].decode().partition(" ")
-        is_same = mine.command is not None and command == mine.command
-        # A store that is not the launcher's may be a file that an earlier run has left.
-        return name if name == safe_id(name) and (self._is_launchers or is_same) else ""
+        # A store that is not the launcher's may be a file that an earlier run has left. In a
+        # launcher's, an outsider may have put the record of another job with the same secret.
+        is_same = self._is_launchers if mine.command is None else command == mine.command
+        return name if name == safe_id(name) and is_same else ""
 
     def write(self, name: str, mine: launch.Launch) -> None:
         if self._seal is not None:

@@ -320,6 +320,20 @@ def test_a_launcher_that_keeps_its_store_keeps_the_name(
     assert named(store, settings) == (first, Origin.LAUNCH)
 
 
+def test_a_record_of_another_command_is_not_this_jobs(
+    settings: dict[str, Any], run: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs of one launcher's name may have one secret, and an outsider can move what is sealed."""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    store = trusted()
+    run("a" * 32)
+    first, _ = named(store, settings)
+    run("a" * 32, "another host")
+    assert named(store, settings) == (first, Origin.LAUNCH)
+    run("b" * 32)
+    assert named(store, settings)[0] != first
+
+
 def test_a_file_that_an_earlier_run_left_is_not_a_launchers_store(
     settings: dict[str, Any], run: Callable[..., None]
 ) -> None:
