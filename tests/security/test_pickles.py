@@ -17,7 +17,7 @@ import numpy
 import pytest
 import torch
 
-from reft._continuation import plain
+from reft._continuation import nodes, plain
 from reft._session import small_state
 from reft._state import discovery, names, object_pickles
 
@@ -148,3 +148,17 @@ def test_a_package_is_read_if_the_script_tells_torch_so() -> None:
         object_pickles.loads(data, lambda *_: None)
     third = fractions.Fraction(1, 3)
     assert object_pickles.loads(object_pickles.dumps(third, {}), lambda *_: None) == third
+
+
+def test_a_member_of_an_enumeration_calls_no_other_class() -> None:
+    forged = nodes.Graph.unpacked(([None], ["subprocess.Popen"], [("EnumMember", None, ["false"])]))
+    problems: list[str] = []
+
+    class Walk:
+        def problem(self, at: nodes.At, why: str) -> Any:
+            problems.append(why)
+            return nodes.KEEP
+
+    at = nodes.At(0, forged.births[0], forged.types[0], "loop:x")
+    assert forged.nodes[0].restore(at, nodes.MISSING, Walk()) is nodes.KEEP  # type: ignore[arg-type]
+    assert problems

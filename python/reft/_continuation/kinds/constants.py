@@ -39,9 +39,11 @@ class EnumMember(Node):
         return cls(member.name, member.value if type(member.value) in ATOMS else None)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        found: Any = find_type(at.type_name)
-        member = getattr(found, "__members__", {}).get(self.name)
-        if member is None and found is not None and self.value is not None:
+        found = find_type(at.type_name)
+        if found is None or not issubclass(found, enum.Enum):
+            return walk.problem(at, "its enumeration is not found")
+        member: enum.Enum | None = found.__members__.get(self.name or "")
+        if member is None and self.value is not None:
             member = found(self.value)  # a combination of flags
         return walk.problem(at, f"member {self.name} not found") if member is None else member
 
