@@ -41,11 +41,10 @@ namespace reft {
     "The secret with which ranks of the job authenticate each other. All ranks must be able to " \
     "read the file, and no other user (mode 0600 or 0400). Default: reft makes one in the run " \
     "directory and, unless all ranks are known to be on one host, in `~/.reft/secrets`.") \
-  X(job_secret, "REFT_JOB_SECRET", kChoice, "auto", "auto|required", \
-    "What happens if a rank finds no file with the job's secret. auto: unless all ranks are " \
-    "known to be on one host, rank 0 sends it through the job's store and warns; a process that " \
-    "can write to the store at that moment can pose as a rank. required: the job trains without " \
-    "reft.") \
+  X(job_secret, "REFT_JOB_SECRET", kChoice, "file", "file|store", \
+    "What happens if a rank finds no file with the job's secret. file: the job trains without " \
+    "reft. store: rank 0 sends the secret through the job's store and warns; a process that can " \
+    "read or write the store at that moment can pose as a rank.") \
   X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", \
     "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
     "`/tmp/reft-<uid>`.") \

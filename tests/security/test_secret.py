@@ -107,23 +107,50 @@ def test_hosts_find_it_in_a_home_directory_that_they_share(host: Env, tmp_path: 
     assert secret.of_rank_0(host).value == file.read_bytes(), "the next attempt has the same"
 
 
-def test_without_a_common_file_it_goes_through_the_store_and_that_is_said(
+STORE = {"REFT_JOB_SECRET": "store"}
+
+
+def test_without_a_common_file_it_goes_through_the_store_if_the_user_says_so(
     host: Env, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     envs = [host, *(host_at(tmp_path / f"{n}", tmp_path / f"home {n}") for n in range(3))]
-    assert know_each_other(shared(store_of(), envs))
+    raw = store_of()
+    assert know_each_other(shared(raw, [env | STORE for env in envs]))
     (line,) = capsys.readouterr().err.splitlines()
     assert "REFT_JOB_SECRET_FILE" in line and "can pose as a rank" in line
+    assert not raw.check(["secret/handed"]), "the last one takes it out"
+    assert not list(tmp_path.glob("home*/.reft")), "others may have seen it"
 
 
-@pytest.mark.parametrize("more", [{"REFT_JOB_SECRET": "required"}, {"REFT_JOB_SECRET": "requird"}])
-def test_it_can_be_forbidden_to_go_through_the_store(host: Env, tmp_path: Path, more: Env) -> None:
+@pytest.mark.parametrize("more", [{}, {"REFT_JOB_SECRET": "file"}, {"REFT_JOB_SECRET": "stor"}])
+def test_otherwise_the_job_trains_without_reft(host: Env, tmp_path: Path, more: Env) -> None:
     raw = store_of()
     other = host_at(tmp_path / "two", tmp_path / "home")
     first, second = shared(raw, [host | more, other | more])
     assert isinstance(first, Refused) and first.to_say
-    assert isinstance(second, Refused) and "REFT_JOB_SECRET_FILE" in str(second)
+    assert isinstance(second, Refused)
+    assert "REFT_JOB_SECRET_FILE" in str(second) and "REFT_JOB_SECRET=store" in str(second)
     assert bytes(raw.get("secret/handed")) == b"none"
+
+
+def test_an_outsider_who_asks_for_it_does_not_get_it(host: Env, tmp_path: Path) -> None:
+    raw = store_of()
+    raw.set("secret/wanted", "1")
+    assert know_each_other(shared(raw, [host, host_at(tmp_path / "two", tmp_path)]))
+    for key in raw.list_keys():
+        assert secret.of_rank_0(host).value.hex().encode() not in bytes(raw.get(key))
+
+
+def test_a_rank_that_fails_keeps_no_other_waiting(
+    host: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise FileNotFoundError("no usable temporary directory")
+
+    monkeypatch.setattr(secret, "_found", fails)
+    first, second = shared(store_of(), [host, dict(host)])
+    assert isinstance(first, Refused)
+    assert isinstance(second, Refused) and "no usable temporary directory" in str(second)
 
 
 def test_all_ranks_on_one_host_never_take_it_from_the_store(host: Env, tmp_path: Path) -> None:
@@ -206,8 +233,10 @@ def test_a_directory_that_others_can_write_to_is_not_used(host: Env, tmp_path: P
     made = secret.of_rank_0(host)
     (tmp_path / "one" / "secrets").chmod(0o777)
     (tmp_path / ".reft" / "secrets").chmod(0o777)
-    other = secret.of_rank_0(host)
-    assert other.value != made.value, "somebody may have put it there"
+    with pytest.raises(Refused, match="mode 0700"):  # somebody may have put it there
+        secret.of_rank_0(host)
+    alone = secret.of_rank_0(host | {"WORLD_SIZE": "1"})
+    assert alone.value != made.value
 
 
 def test_files_of_jobs_that_are_long_gone_are_removed(host: Env, tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 values in the job's store from those of others.
 
 Rank 0 makes it, or reads it from REFT_JOB_SECRET_FILE, and keeps it in a file that only this user
-can read: `<run directory>/secrets/<name>`, and in jobs of several hosts also
+can read: `<run directory>/secrets/<name>`, and unless all ranks are known to be on one host also
 `~/.reft/secrets/<name>`. The other ranks find it there, and know it by an id that rank 0 publishes
 in the store. It is never in arguments, nor in the environment.
 
-Where a rank finds no such file, rank 0 hands the secret out through the store and warns: a process
-that writes to the store at that moment can pose as a rank. REFT_JOB_SECRET=required refuses
-instead, and so does a rank that has REFT_JOB_SECRET_FILE, or that knows that all ranks are on one
-host.
+Where a rank finds no such file, the job trains without reft. With REFT_JOB_SECRET=store, rank 0
+hands the secret out through the store and warns: a process that reads or writes there at that
+moment can pose as a rank. A rank that has REFT_JOB_SECRET_FILE takes no other.
 
 Threads: the training thread. Errors: `Refused`; what the store raises.
 """
@@ -35,7 +34,7 @@ from reft._link import launch
 from reft._link.job_identity import default_run_dir, digest
 from reft._link.trusted_store import AGENT, TrustedStore, Untrusted
 
-FILE, REQUIRED = "REFT_JOB_SECRET_FILE", "REFT_JOB_SECRET"
+FILE, WAY = "REFT_JOB_SECRET_FILE", "REFT_JOB_SECRET"
 
 _BYTES = 32
 _MOST_BYTES = 4096  # of a file that the user has made
@@ -145,7 +144,7 @@ def of_rank_0(env: Mapping[str, str]) -> Secret:
             is_kept = True
         except (OSError, ValueError) as error:
             why = why or f"the job's secret cannot be kept in {folder}: {error}"
-    if not is_kept and _hosts(env) == 1 and env.get("WORLD_SIZE") != "1":
+    if not is_kept and not _may_hand(env) and env.get("WORLD_SIZE") != "1":
         raise Refused(why or "REFT_RUN_DIR is no absolute path", True)
     return Secret(value, name)
 
@@ -173,11 +172,11 @@ def _found(env: Mapping[str, str], name: str, wanted: str, attempt: str) -> Secr
 
 
 def given(path: Path) -> bytes:
-    """The secret in a file that the user has made: any 32 bytes or more, best from `head -c 32
+    """The secret in a file that the user has made: 32 to 4096 bytes, best from `head -c 32
     /dev/urandom`. It may be a link, as secrets in Kubernetes are.
 
     Raises:
-        OSError: it cannot be read, others can read it, or it is too short.
+        OSError: it cannot be read, others can read it, or it is too short or too long.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -209,10 +208,10 @@ def _name(env: Mapping[str, str]) -> str:
 
 def _folders(env: Mapping[str, str]) -> list[Path]:
     """Where the file may be. The home directory may be one of a network, so jobs that are known to
-    be on one host leave it alone."""
+    be on one host leave it alone; as do those whose secret others may have seen in the store."""
     run_dir = Path(env["REFT_RUN_DIR"]) if env.get("REFT_RUN_DIR") else default_run_dir(env)
     folders = [run_dir / "secrets"] if run_dir.is_absolute() else []
-    if _hosts(env) != 1 and env.get("HOME", "").startswith("/"):
+    if _hosts(env) != 1 and not _may_hand(env) and env.get("HOME", "").startswith("/"):
         folders.append(Path(env["HOME"]) / ".reft" / "secrets")
     return folders
 
@@ -350,17 +349,13 @@ def _lead(raw: Any, world: int, attempt: Attempt, env: Mapping[str, str]) -> Tru
     refused, answer = "", _GO
     if raw.check(["secret/refused"]):
         refused = "a rank has another secret than rank 0, or none that it may use"
-    elif raw.check(["secret/wanted"]):
-        if _may_hand(env):
-            raw.set("secret/handed", f"{secret.name} {secret.value.hex()}")
-            _voice.warn(
-                "ranks on other hosts have no file in common with rank 0, so the job's secret went"
-                " through the job's store: a process that wrote there during the start can pose as"
-                f" a rank. {FILE} names a file that all hosts have; {REQUIRED}=required refuses"
-                " instead"
-            )
-        else:
-            refused = f"a rank does not find the job's secret, which is not handed out: set {FILE}"
+    elif _may_hand(env) and raw.check(["secret/wanted"]):
+        raw.set("secret/handed", f"{secret.name} {secret.value.hex()}")
+        _voice.warn(
+            "ranks on other hosts have no file in common with rank 0, so the job's secret went"
+            f" through the job's store, as {WAY}=store says: a process that read or wrote there"
+            f" during the start can pose as a rank. {FILE} names a file that all hosts have"
+        )
     if refused:
         answer = _NONE
         raw.set("secret/handed", _NONE)
@@ -371,16 +366,14 @@ def _lead(raw: Any, world: int, attempt: Attempt, env: Mapping[str, str]) -> Tru
 
 
 def _may_hand(env: Mapping[str, str]) -> bool:
-    is_allowed = env.get(REQUIRED, "") in ("", "auto")
-    return is_allowed and not env.get(FILE) and _hosts(env) != 1
+    return env.get(WAY) == "store" and not env.get(FILE)
 
 
 def _follow(
     raw: Any, rank: int, world: int, attempt: Attempt, env: Mapping[str, str]
 ) -> TrustedStore:
-    wanted = ""
+    published = _ID.fullmatch(_text(raw.get("secret/id")))
     try:
-        published = _ID.fullmatch(_text(raw.get("secret/id")))
         if published is None:
             raise Refused("rank 0 cannot take part: it has no secret of the job", rank == 1)
         name, wanted = published.groups()
@@ -390,15 +383,19 @@ def _follow(
         elif not _may_hand(env):
             raise Refused(
                 f"rank {rank} does not find the job's secret in"
-                f" {' or '.join(map(str, _folders(env)))}. Set {FILE}",
+                f" {' or '.join(map(str, _folders(env)))}. Set {FILE} to a file that all hosts"
+                f" have or, if no other user can reach the job's store, set {WAY}=store",
                 True,
             )
-    except Refused:
+    except Exception as error:
+        # The other ranks would wait for this one.
         raw.set("secret/refused", "1")
         _arrive(raw, world)
-        raise
+        if isinstance(error, Refused):
+            raise
+        raise Refused(f"rank {rank}: {type(error).__name__}: {error}", True) from error
     if secret is None:
-        raw.set("secret/wanted", "1")
+        raw.add("secret/wanted", 1)
     _arrive(raw, world)
     if secret is None:
         secret = _handed(raw, wanted, attempt.number)
@@ -428,9 +425,12 @@ def _arrive(raw: Any, world: int) -> None:
 
 
 def _handed(raw: Any, wanted: str, attempt: str) -> Secret:
+    """Takes the secret from the store. The last rank that takes it removes it there."""
     try:
         raw.wait(["secret/handed"], timedelta(seconds=_HANDED_SEC))
         published = _ID.fullmatch(_text(raw.get("secret/handed")))
+        if raw.add("secret/taken", 1) >= raw.add("secret/wanted", 0):
+            raw.delete_key("secret/handed")
     except RuntimeError:
         published = None
     if published is None:
