@@ -544,7 +544,8 @@ def test_waits_after_good_bye_no_longer_than_it_lingers(make: Callable[..., Node
     node = make(linger=20)
     with node.rank(0, world=1, restarts_left=1) as rank:
         rank.send(protocol.BYE, {})
-    node.settle()
+    wait_for(lambda: not node.status()["ranks"][0]["connected"])
+    node.wait_ticks(2)  # its time to linger runs
     assert node.alive()
     node.clock.advance(21)
     wait_for(lambda: not node.alive())
