@@ -1,15 +1,21 @@
 #include "c10d_backend/store/store_commit.h"
 
 #include <pthread.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <deque>
+#include <map>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "intercept/base/log.h"
+#include "intercept/base/mutex.h"
 #include "intercept/record/cut.h"
 
 namespace reft {
@@ -23,6 +29,7 @@ constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
 constexpr size_t kRemembered = 64;    // outcomes; as many as CommitLedger has open
 constexpr size_t kOutcomeBytes = 3;   // kind of outcome, proposal, whether to plan again
+constexpr std::chrono::milliseconds kLeave{2000};  // longest wait for the thread at the end
 
 std::string commitKey(const char* what, const wire::Ballot& ballot) {
   return std::string("commit/") + what + "/" + std::to_string(ballot.step);
@@ -63,24 +70,58 @@ std::string outcomeOf(const std::vector<std::optional<wire::Ballot>>& votes) {
 
 }  // namespace
 
-StoreCommit::StoreCommit(const c10::intrusive_ptr<c10d::Store>& store,
-                         std::shared_ptr<const ValueSeal> seal, Place place, Decided decided)
-    : store_(store->clone()),
-      seal_(std::move(seal)),
-      place_(place),
-      decided_(std::move(decided)),
-      thread_([this] { run(); }) {}
+// What the thread uses; the thread is one of its owners.
+class StoreCommit::Worker : public std::enable_shared_from_this<Worker> {
+ public:
+  Worker(const c10::intrusive_ptr<c10d::Store>& store, std::shared_ptr<const ValueSeal> seal,
+         Place place, Decided decided)
+      : store_(store->clone()),
+        seal_(std::move(seal)),
+        place_(place),
+        decided_(std::move(decided)) {}
 
-StoreCommit::~StoreCommit() {
-  {
-    const MutexLock lock(mutex_);
-    stopping_ = true;
+  void start() {
+    std::thread([self = shared_from_this()] { self->run(); }).detach();
   }
+  void vote(const wire::Ballot& node_vote) EXCLUDES(mutex_);
+  void stop() EXCLUDES(mutex_);
+
+ private:
+  void run();
+  void carry();
+  void cast(const wire::Ballot& ballot);
+  void count(const wire::Ballot& ballot);
+  void publish(const wire::Ballot& ballot, const std::string& outcome);
+  std::optional<std::string> opened(const wire::Ballot& ballot,
+                                    const std::vector<uint8_t>& value) const;
+  void await(wire::Ballot ballot);
+  void forget(const wire::Ballot& ballot);
+  bool stopsWithin(microseconds pause) EXCLUDES(mutex_);
+
+  // Of the thread alone.
+  c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<const ValueSeal> seal_;
+  const Place place_;
+  Decided decided_;
+  std::map<int64_t, wire::Ballot> answered_;  // newest outcomes, by step
+
+  Mutex mutex_;
+  ConditionVariable arrived_, ended_;
+  std::deque<wire::Ballot> votes_ GUARDED_BY(mutex_);
+  bool stopping_ GUARDED_BY(mutex_) = false;
+  bool over_ GUARDED_BY(mutex_) = false;
+};
+
+void StoreCommit::Worker::stop() {
+  const MutexLock lock(mutex_);
+  stopping_ = true;
   arrived_.notify_all();
-  thread_.join();
+  if (!ended_.wait_for(mutex_, kLeave, [this]() REQUIRES(mutex_) { return over_; })) {
+    logWarn("backend", "the store does not answer; abandoned the thread reft-commit");
+  }
 }
 
-void StoreCommit::vote(const wire::Ballot& node_vote) {
+void StoreCommit::Worker::vote(const wire::Ballot& node_vote) {
   {
     const MutexLock lock(mutex_);
     votes_.push_back(node_vote);
@@ -88,7 +129,7 @@ void StoreCommit::vote(const wire::Ballot& node_vote) {
   arrived_.notify_all();
 }
 
-void StoreCommit::cast(const wire::Ballot& ballot) {
+void StoreCommit::Worker::cast(const wire::Ballot& ballot) {
   if (ballot.yes == 0) {
     publish(ballot, {'0', 0, static_cast<char>(ballot.plan_anew != 0 ? 1 : 0)});
     return;
@@ -100,7 +141,7 @@ void StoreCommit::cast(const wire::Ballot& ballot) {
 }
 
 // The first outcome stays, so that all nodes read the same, unless it is not one.
-void StoreCommit::publish(const wire::Ballot& ballot, const std::string& outcome) {
+void StoreCommit::Worker::publish(const wire::Ballot& ballot, const std::string& outcome) {
   const std::string key = commitKey("outcome", ballot);
   const auto value =
       stored(seal_->seal(ValueKind::kOutcome, key, static_cast<uint32_t>(place_.node), outcome));
@@ -110,8 +151,8 @@ void StoreCommit::publish(const wire::Ballot& ballot, const std::string& outcome
   }
 }
 
-std::optional<std::string> StoreCommit::opened(const wire::Ballot& ballot,
-                                               const std::vector<uint8_t>& value) const {
+std::optional<std::string> StoreCommit::Worker::opened(const wire::Ballot& ballot,
+                                                       const std::vector<uint8_t>& value) const {
   auto outcome = seal_->open(ValueKind::kOutcome, commitKey("outcome", ballot), ValueSeal::kAnyRank,
                              viewOf(value));
   if (!outcome || outcome->payload.size() != kOutcomeBytes) {
@@ -121,7 +162,7 @@ std::optional<std::string> StoreCommit::opened(const wire::Ballot& ballot,
 }
 
 // The first node counts. The votes of all nodes are there before it reads one.
-void StoreCommit::count(const wire::Ballot& ballot) {
+void StoreCommit::Worker::count(const wire::Ballot& ballot) {
   std::vector<std::string> keys;
   for (int node = 0; node < place_.nodes; ++node) {
     keys.push_back(voteKey(ballot, node));
@@ -146,7 +187,7 @@ void StoreCommit::count(const wire::Ballot& ballot) {
   publish(ballot, outcomeOf(votes));
 }
 
-void StoreCommit::await(wire::Ballot ballot) {
+void StoreCommit::Worker::await(wire::Ballot ballot) {
   const microseconds longest =
       std::max(kLeastLongPause, microseconds(1000 * place_.nodes / kNodesPerPauseMs));
   microseconds pause{0};
@@ -183,7 +224,7 @@ void StoreCommit::await(wire::Ballot ballot) {
 
 // This node has read the outcome. Every node writes before it reads, so nothing is written behind
 // the last one. Counters carry no seal: this one decides on nothing but when keys go.
-void StoreCommit::forget(const wire::Ballot& ballot) {
+void StoreCommit::Worker::forget(const wire::Ballot& ballot) {
   store_->deleteKey(voteKey(ballot, place_.node));
   if (store_->add(commitKey("read", ballot), 1) == place_.nodes) {
     for (const char* what : {"outcome", "read"}) {
@@ -192,14 +233,24 @@ void StoreCommit::forget(const wire::Ballot& ballot) {
   }
 }
 
-// Waits for `pause`, or until the destructor runs: then true.
-bool StoreCommit::stopsWithin(microseconds pause) {
+// Waits for `pause`, or until stop() runs: then true.
+bool StoreCommit::Worker::stopsWithin(microseconds pause) {
   const MutexLock lock(mutex_);
   return arrived_.wait_for(mutex_, pause, [this]() REQUIRES(mutex_) { return stopping_; });
 }
 
-void StoreCommit::run() {
+void StoreCommit::Worker::run() {
   ::pthread_setname_np(::pthread_self(), "reft-commit");
+  carry();
+  // Here and not with the last reference, which may be dropped when these may no longer be used.
+  store_.reset();
+  decided_ = nullptr;
+  const MutexLock lock(mutex_);
+  over_ = true;
+  ended_.notify_all();
+}
+
+void StoreCommit::Worker::carry() {
   while (true) {
     wire::Ballot ballot{};
     {
@@ -226,6 +277,23 @@ void StoreCommit::run() {
       logWarn("backend", "commit of step ", ballot.step, ": the store failed: ", error.what());
     }
   }
+}
+
+StoreCommit::StoreCommit(const c10::intrusive_ptr<c10d::Store>& store,
+                         std::shared_ptr<const ValueSeal> seal, Place place, Decided decided)
+    : owner_(::getpid()),
+      worker_(std::make_shared<Worker>(store, std::move(seal), place, std::move(decided))) {
+  worker_->start();
+}
+
+StoreCommit::~StoreCommit() {
+  if (::getpid() == owner_) {
+    worker_->stop();
+  }
+}
+
+void StoreCommit::vote(const wire::Ballot& node_vote) {
+  worker_->vote(node_vote);
 }
 
 }  // namespace reft

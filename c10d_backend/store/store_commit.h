@@ -13,25 +13,19 @@
 //
 // Threads: vote() from any. One thread, `reft-commit`, uses the store over a connection of its own,
 //          because a store client serves one request at a time and training must not queue behind
-//          it. The destructor joins.
+//          it. The destructor waits for it a short time: a store whose process is stopped never
+//          answers, and the thread is then abandoned. In a forked child nothing happens.
 // Errors:  none leave the thread: without the store nothing is committed and training continues;
-// the
-//          alarm reports it.
+//          the alarm reports it.
 #pragma once
 
-#include <chrono>
-#include <deque>
 #include <functional>
-#include <map>
 #include <memory>
-#include <optional>
-#include <string>
-#include <thread>
-#include <vector>
+
+#include <sys/types.h>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "intercept/base/mutex.h"
 #include "intercept/link/value_seal.h"
 #include "intercept/link/wire.h"
 
@@ -39,7 +33,8 @@ namespace reft {
 
 class StoreCommit {
  public:
-  using Decided = std::function<void(const wire::Ballot& outcome)>;  // from `reft-commit`
+  // From `reft-commit`. Owns what it uses: an abandoned thread may call it after the destructor.
+  using Decided = std::function<void(const wire::Ballot& outcome)>;
 
   struct Place {
     int node = 0;
@@ -56,26 +51,9 @@ class StoreCommit {
   void vote(const wire::Ballot& node_vote);
 
  private:
-  void run();
-  void cast(const wire::Ballot& ballot);
-  void count(const wire::Ballot& ballot);
-  void publish(const wire::Ballot& ballot, const std::string& outcome);
-  std::optional<std::string> opened(const wire::Ballot& ballot,
-                                    const std::vector<uint8_t>& value) const;
-  void await(wire::Ballot ballot);
-  void forget(const wire::Ballot& ballot);
-  bool stopsWithin(std::chrono::microseconds pause) EXCLUDES(mutex_);
-
-  c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<const ValueSeal> seal_;
-  const Place place_;
-  Decided decided_;
-  Mutex mutex_;
-  ConditionVariable arrived_;
-  std::deque<wire::Ballot> votes_ GUARDED_BY(mutex_);
-  bool stopping_ GUARDED_BY(mutex_) = false;
-  std::map<int64_t, wire::Ballot> answered_;  // newest outcomes, by step; of the thread alone
-  std::thread thread_;
+  class Worker;
+  const pid_t owner_;
+  std::shared_ptr<Worker> worker_;
 };
 
 }  // namespace reft

@@ -16,8 +16,11 @@ class Carrier {
       : client_(std::move(client)),
         exchange_(
             store, std::move(seal), {node, nodes, incarnation},
-            [client = client_](wire::Type type, std::string_view payload) {
-              client->send(type, payload);
+            // Weak: an abandoned thread must not keep this rank connected.
+            [client = std::weak_ptr(client_)](wire::Type type, std::string_view payload) {
+              if (const auto connected = client.lock()) {
+                connected->send(type, payload);
+              }
             },
             EvidenceExchange::paceOf(nodes)) {
     for (const auto type : {wire::Type::kGather, wire::Type::kEvidence}) {

@@ -173,9 +173,12 @@ void Rank::startVotes(const Start& start) {
   // job's store.
   commit_ = std::make_unique<StoreCommit>(
       start.store, start.seal, StoreCommit::Place{start.node, identity_.nodes},
-      [client = client_.get()](const wire::Ballot& outcome) {
-        client->send(wire::Type::kJobOutcome,
-                     {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
+      // Weak: an abandoned thread must not keep this rank connected.
+      [client = std::weak_ptr(client_)](const wire::Ballot& outcome) {
+        if (const auto connected = client.lock()) {
+          connected->send(wire::Type::kJobOutcome,
+                          {reinterpret_cast<const char*>(&outcome), sizeof(outcome)});
+        }
       });
   client_->handle(wire::Type::kNodeVote, [this](const wire::Frame& frame) {
     if (const auto ballot = wire::decodeBallot(frame.payload)) {

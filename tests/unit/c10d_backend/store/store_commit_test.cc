@@ -1,9 +1,14 @@
 #include "c10d_backend/store/store_commit.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <condition_variable>
+#include <future>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -194,6 +199,52 @@ TEST_F(StoreCommitTest, AnOutcomeOfAnOutsiderIsIgnored) {
   a_.vote(2, true);
   b_.vote(2, true);
   EXPECT_EQ(b_.outcome(2).yes, 1) << "the next step is not affected";
+}
+
+TEST_F(StoreCommitTest, AForkedChildEndsWithoutTheThreadsOfItsParent) {
+  auto commit = std::make_unique<StoreCommit>(store_, sealOf("attempt"), StoreCommit::Place{0, 2},
+                                              [](const wire::Ballot&) {});
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    commit.reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "a signal of 14: it hung";
+}
+
+// A store whose process is stopped: its client does not return until `answers` is set.
+class SilentStore : public c10d::HashStore {
+ public:
+  c10::intrusive_ptr<c10d::Store> clone() override {
+    return c10::intrusive_ptr<c10d::Store>::unsafe_reclaim_from_nonowning(this);
+  }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    asked.set_value();
+    answers.get_future().wait();
+    HashStore::set(key, value);
+  }
+  std::promise<void> asked, answers;
+};
+
+TEST(SilentStoreCommit, TheEndDoesNotWaitForAStoreThatNeverAnswers) {
+  const auto store = c10::make_intrusive<SilentStore>();
+  const auto own = std::make_shared<int>(0);
+  auto commit = std::make_unique<StoreCommit>(store, sealOf("attempt"), StoreCommit::Place{0, 2},
+                                              [own](const wire::Ballot&) {});
+  wire::Ballot ballot{};
+  ballot.step = 1;
+  ballot.yes = 1;
+  commit->vote(ballot);
+  store->asked.get_future().wait();
+  commit.reset();
+  EXPECT_EQ(own.use_count(), 2) << "the abandoned thread owns what it uses";
+  store->answers.set_value();
+  while (own.use_count() > 1 || store.use_count() > 1) {  // until the thread has let go of both
+    std::this_thread::yield();
+  }
 }
 
 }  // namespace store_commit_test
