@@ -111,7 +111,10 @@ AgentClient::AgentClient(Options options) : options_(std::move(options)), owner_
 
 AgentClient::~AgentClient() {
   if (!ownProcess()) {
-    std::construct_at(&thread_);  // the thread stayed in the parent: nothing to join here
+    // The threads stayed in the parent: nothing to join here, and a condition's destructor would
+    // wait for those that waited at the fork.
+    std::construct_at(&thread_);
+    std::construct_at(&answered_);
     return;
   }
   stopping_ = true;

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 
 #include "intercept/driver/cuda_api.h"
@@ -60,6 +61,13 @@ std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::s
   start.ask_check = [] { return Py_AddPendingCall(&checkSnapshot, nullptr) == 0; };
   start.hold_still = [](const std::function<void()>& work) {
     const py::gil_scoped_acquire acquire;
+    work();
+  };
+  start.let_go = [](const std::function<void()>& work) {
+    std::optional<py::gil_scoped_release> released;
+    if (PyGILState_Check() != 0) {
+      released.emplace();
+    }
     work();
   };
   return std::make_shared<Rank>(std::move(start));

@@ -72,16 +72,19 @@ class Rank::OnlyOne {
 };
 
 Rank* Rank::current() {
-  return current_rank.load();
+  Rank* const rank = current_rank.load();
+  return rank != nullptr && rank->owner_ == ::getpid() ? rank : nullptr;
 }
 
 Rank::Rank(Start start)
-    : only_one_(std::make_unique<OnlyOne>(this)),
+    : owner_(::getpid()),
+      only_one_(std::make_unique<OnlyOne>(this)),
       client_(start.client),
       identity_(start.identity),
       chunk_bytes_(start.options.chunk_bytes),
       protection_(start.options.protection),
-      hold_still_(start.hold_still) {
+      hold_still_(start.hold_still),
+      let_go_(start.let_go) {
   const VaultIdentity vault_identity{identity_.job, identity_.rank, identity_.world};
   const bool adopts = static_cast<bool>(start.adopted);
   vault_ = adopts ? Vault::adopt(std::move(start.adopted), vault_identity)
@@ -109,15 +112,23 @@ Rank::Rank(Start start)
       stats.restored_step.store(static_cast<uint64_t>(start.plan->step));
     }
   } catch (...) {
-    stop();
+    let_go_([this] { stop(); });
     throw;
   }
   current_rank.store(this);  // last: an engine that could not be made is not checked
 }
 
 Rank::~Rank() {
-  current_rank.store(nullptr);
-  stop();
+  if (::getpid() != owner_) {
+    // Their destructors would join threads, and take locks that these held, but the threads stayed
+    // in the parent. The op log is in the vault's memory.
+    static_cast<void>(engine_.release());
+    static_cast<void>(commit_.release());
+    static_cast<void>(vault_.release());
+    return;
+  }
+  current_rank.store(nullptr);  // with the GIL: check() does not run, and does not begin any more
+  let_go_([this] { stop(); });
 }
 
 void Rank::stop() {

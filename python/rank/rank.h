@@ -6,8 +6,11 @@
 // time.
 //
 // Threads: the training thread; check() from the thread that ask_check asked; nothing here takes
-// the GIL but hold_still. Errors: Unavailable for a second Rank; the constructor also throws what
-// making or adopting a vault throws.
+//          the GIL but hold_still. The destructor waits for threads, up to seconds if the store
+//          does not answer; in a forked child, which has none of them, it frees nothing that they
+//          use.
+// Errors:  Unavailable for a second Rank; the constructor also throws what making or adopting a
+//          vault throws.
 #pragma once
 
 #include <functional>
@@ -16,6 +19,8 @@
 #include <string>
 #include <tuple>
 #include <vector>
+
+#include <sys/types.h>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -48,6 +53,8 @@ class Rank {
     std::function<bool()> ask_check;
     // Runs its argument while no other thread of the script moves memory.
     std::function<void(const std::function<void()>&)> hold_still;
+    // Runs its argument, which waits for threads, while the caller lets go of the GIL.
+    std::function<void(const std::function<void()>&)> let_go;
   };
   // A region of the snapshot, as the script has it.
   struct Region {
@@ -75,7 +82,7 @@ class Rank {
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
 
-  static Rank* current();  // nullptr: this process has none
+  static Rank* current();  // nullptr: this process has none; a parent's does not count
   void check() { engine_->check(); }
 
   // `plan_anew`: as in SnapshotEngine::setTable().
@@ -104,12 +111,13 @@ class Rank {
   void startVotes(const Start& start);
   void stop();
 
+  const pid_t owner_;
   std::unique_ptr<OnlyOne> only_one_;
   std::shared_ptr<AgentClient> client_;
   const RankIdentity identity_;
   const uint64_t chunk_bytes_;
   const Protection* protection_;
-  const std::function<void(const std::function<void()>&)> hold_still_;
+  const std::function<void(const std::function<void()>&)> hold_still_, let_go_;
   std::unique_ptr<Vault> vault_;
   std::unique_ptr<SnapshotEngine> engine_;
   std::unique_ptr<StoreCommit> commit_;

@@ -25,8 +25,8 @@ class _Owner:
     Attributes:
         session: the present one.
         made: how many default process groups this process has made.
-        inherited: sessions of parent processes. They stay alive, as their destructors would wait
-            for threads that a fork does not copy.
+        inherited: sessions of parent processes. They stay alive until this process ends, as freeing
+            their tensors may take locks that threads of the parent held.
     """
 
     def __init__(self) -> None:

@@ -303,5 +303,25 @@ TEST_F(AgentClientTest, AForkedChildLeavesTheConnectionAlone) {
             "parent");  // the first frame since hello: the child sent nothing
 }
 
+TEST_F(AgentClientTest, AForkedChildEndsWhileAThreadOfTheParentWaitsForAnAnswer) {
+  auto client = connect();
+  auto answer = std::async(std::launch::async, [&] {
+    return client->request(Type::kStatusRequest, "{}", Type::kStatus, kPatience).payload;
+  });
+  EXPECT_EQ(agent_.receive().type, Type::kStatusRequest);
+  client->welcome();  // takes the lock that the request gives up when it begins to wait
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    client.reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "a signal of 14: it hung";
+  agent_.send(Type::kStatus, "status");
+  EXPECT_EQ(answer.get(), "status");
+}
+
 }  // namespace agent_client_test
 }  // namespace reft
