@@ -45,11 +45,6 @@ std::vector<Mapped> candidates(const std::vector<MappedRange>& maps, const std::
   return libraries;
 }
 
-struct Interpreter {
-  uint64_t runtime = 0, code_type = 0, eval_function = 0;
-  int minor = 0;
-};
-
 std::optional<Interpreter> interpreterIn(int pid, const Mapped& mapped, const ReadMemory& memory) {
   const UniqueFd file = openMapped(pid, mapped.path);
   if (!file) {
@@ -149,6 +144,10 @@ RemotePython::RemotePython(int pid) : memory_(pid) {
   stacks_.text += nativeThreads(pid);
 }
 
+RemotePython::RemotePython(int pid, const Interpreter& interpreter) : memory_(pid) {
+  readThreads(pid, interpreter);
+}
+
 RemotePython::~RemotePython() = default;
 
 void RemotePython::readFrom(int pid) {
@@ -181,12 +180,19 @@ void RemotePython::readFrom(int pid) {
     }
     return;
   }
-  stacks_.version = "3." + std::to_string(interpreter->minor);
-  eval_function_ = interpreter->eval_function;
+  readThreads(pid, *interpreter);
+}
+
+void RemotePython::readThreads(int pid, const Interpreter& interpreter) {
+  const ReadMemory memory = [this](uint64_t address, void* into, size_t bytes) {
+    return memory_.read(address, into, bytes);
+  };
+  stacks_.version = "3." + std::to_string(interpreter.minor);
+  eval_function_ = interpreter.eval_function;
   if (const auto layout =
-          findPythonLayout(interpreter->minor, memory, interpreter->runtime, stacks_.error)) {
-    reader_ = std::make_unique<PythonReader>(memory, *layout, interpreter->runtime,
-                                             interpreter->code_type);
+          findPythonLayout(interpreter.minor, memory, interpreter.runtime, stacks_.error)) {
+    reader_ =
+        std::make_unique<PythonReader>(memory, *layout, interpreter.runtime, interpreter.code_type);
     const PythonThreads threads = reader_->all();
     addThreads(pid, threads, stacks_);
     stacks_.text += gilText(pid, *reader_, threads);
@@ -200,6 +206,10 @@ std::optional<PythonThread> RemotePython::thread(uint64_t native_id) {
 
 RemoteStacks readRemoteStacks(int pid) {
   return RemotePython(pid).stacks();
+}
+
+RemoteStacks readOwnStacks(const Interpreter& interpreter) {
+  return RemotePython(::getpid(), interpreter).stacks();
 }
 
 }  // namespace reft

@@ -1,5 +1,7 @@
-// The Python stacks of another process, read from its memory without its help. The process may be
-// stopped, hang in C, or never have loaded reft. The reader neither attaches to it nor stops it.
+// The Python stacks of a process, read from its memory without its help. The process may be
+// stopped, hang in C, or never have loaded reft. The reader neither attaches to it nor stops it. It
+// may be the reader's own process: its other threads may run meanwhile, and what they free is an
+// unreadable page here, not a signal.
 //
 // CPython 3.11, 3.12 and 3.13 on 64-bit Linux, without the free-threaded build.
 // hang_detect/unwind/native_stacks.h adds native frames.
@@ -27,10 +29,22 @@ struct RemoteStacks {
 
 RemoteStacks readRemoteStacks(int pid);
 
+// Where a process has its interpreter, CPython 3.`minor`.
+struct Interpreter {
+  uint64_t runtime = 0;    // address of _PyRuntime
+  uint64_t code_type = 0;  // of PyCode_Type
+  uint64_t eval_function = 0;
+  int minor = 0;
+};
+
+// Of this process, whose interpreter the caller knows. The text has no native threads.
+RemoteStacks readOwnStacks(const Interpreter& interpreter);
+
 // The same, for callers that then stop single threads and read them again.
 class RemotePython {
  public:
-  explicit RemotePython(int pid);  // reads all threads
+  explicit RemotePython(int pid);                         // reads all threads
+  RemotePython(int pid, const Interpreter& interpreter);  // without native threads
   ~RemotePython();
   RemotePython(const RemotePython&) = delete;
   RemotePython& operator=(const RemotePython&) = delete;
@@ -44,6 +58,7 @@ class RemotePython {
 
  private:
   void readFrom(int pid);
+  void readThreads(int pid, const Interpreter& interpreter);
 
   RemoteStacks stacks_;
   uint64_t eval_function_ = 0;

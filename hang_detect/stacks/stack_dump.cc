@@ -112,17 +112,14 @@ StackDump StackDumper::dump(std::chrono::milliseconds timeout) {
   }
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
       deadline - std::chrono::steady_clock::now());
-  const char* problem = printer_ == nullptr
-                            ? "no stack printer"
-                            : printer_(memory.get(), std::max(left, std::chrono::milliseconds(0)));
-  if (problem != nullptr) {
-    result.error = problem;
-  }
+  result.error = printer_ == nullptr
+                     ? "no stack printer"
+                     : printer_(memory.get(), std::max(left, std::chrono::milliseconds(0)));
   result.text = readAll(memory.get(), kMaxTextBytes);
   if (!result.text.empty() && result.text.back() != '\n') {
     result.text.push_back('\n');
   }
-  if (main_thread_ != 0) {
+  if (main_thread_ != 0 && result.text.find("\nMain thread ") == std::string::npos) {
     char line[64];
     std::snprintf(line, sizeof(line), "Main thread 0x%016lx\n", main_thread_);
     result.text += line;

@@ -16,8 +16,8 @@
 namespace reft {
 
 // Writes the stacks of all threads to `fd` within `timeout`, and must not wait for the GIL. Returns
-// nullptr, or static text with the reason for its failure.
-using StackPrinter = const char* (*)(int fd, std::chrono::milliseconds timeout);
+// the reason for its failure; "": none.
+using StackPrinter = std::string (*)(int fd, std::chrono::milliseconds timeout);
 
 struct StackDump {
   std::string text;

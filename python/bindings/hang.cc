@@ -3,17 +3,11 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <csignal>
-#include <cstdio>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
 
 #include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "c10d_backend/call_site.h"
@@ -22,14 +16,12 @@
 #include "hang_detect/rank/stack_reply.h"
 #include "hang_detect/rank/verdict_notice.h"
 #include "hang_detect/report/report.h"
-#include "hang_detect/stacks/gil_text.h"
-#include "hang_detect/stacks/process_memory.h"
-#include "hang_detect/stacks/python_memory.h"
+#include "hang_detect/stacks/python_layout.h"
+#include "hang_detect/stacks/remote_stack.h"
 #include "hang_detect/stacks/stack_dump.h"
 #include "hang_detect/stacks/stacks.h"
 #include "hang_detect/verdict/verdict.h"
 #include "intercept/base/error.h"
-#include "intercept/base/proc_stat.h"
 #include "intercept/base/unique_fd.h"
 
 namespace py = pybind11;
@@ -46,14 +38,12 @@ extern "C" __attribute__((weak)) struct pyruntimestate _PyRuntime;
 //    the GIL held, so that nothing changes meanwhile. CPython up to 3.12 runs the pending call of
 //    another thread when the main thread next takes the GIL, which a training loop does all the
 //    time.
-// 2. Forcibly, if the main thread does not run the call in time. If it is on a CPU, a real-time
-//    signal makes faulthandler print from its handler: the thread stands still while its frames are
-//    read, and no system call is interrupted. If it is blocked in C, as in most hangs, its frames
-//    stand still anyway, and CPython's own printer runs on the calling thread. 3.13 and newer do
-//    not export that printer, so that there the signal is the only way.
-// After 1, the main thread held the GIL. After 2, gilText() reads the holder from this process's
-// memory. Each way prints at most 100 threads with 100 frames (CPython's limits). A forcible dump
-// reads the frames of threads other than the main one while they may run.
+// 2. From memory, if the main thread does not run the call in time, because it is blocked or
+//    computes in C, as in most hangs: with the reader that an agent uses from outside
+//    (hang_detect/stacks/remote_stack.h). The other threads may run Python meanwhile and free what
+//    is being read. CPython's own printer would then follow dangling pointers and kill a healthy
+//    rank; a read through the kernel fails instead, and the thread is read again or marked.
+// After 1, the main thread held the GIL. 2 names the holder and those who wait for it.
 
 namespace reft {
 
@@ -127,146 +117,34 @@ bool printPolitely(int fd, steady_clock::time_point deadline) {
   return request->state == Ask::kPrinted;
 }
 
-// --- by signal
+// --- from memory
 
-struct SignalPrinter {
-  int number = 0;  // 0 = not set up
-  UniqueFd memory;
-  std::atomic<uint64_t> printed{0};  // signals whose text is complete
-};
-
-SignalPrinter& signalPrinter() {
-  static auto* printer = new SignalPrinter;  // never destroyed: a late signal may still come
-  return *printer;
+std::string printFromMemory(int fd) {
+  Interpreter interpreter;
+  interpreter.runtime = reinterpret_cast<uint64_t>(&_PyRuntime);
+  interpreter.code_type = reinterpret_cast<uint64_t>(&PyCode_Type);
+  interpreter.minor = PY_MINOR_VERSION;
+  if (interpreter.runtime == 0) {
+    return "the interpreter does not export _PyRuntime";
+  }
+  const RemoteStacks stacks = readOwnStacks(interpreter);
+  const bool whole = ::write(fd, stacks.text.data(), stacks.text.size()) ==
+                     static_cast<ssize_t>(stacks.text.size());
+  return whole ? stacks.error : "the memory for stacks is full";
 }
 
-// faulthandler prints first and then calls the handler that was there before: this one.
-void onPrinted(int) {
-  signalPrinter().printed.fetch_add(1);
-}
-
-// Makes faulthandler print into memory on a real-time signal that nobody uses. Needs the GIL and
-// the main thread.
-void setUpSignalPrinter() {
-  SignalPrinter& printer = signalPrinter();
-  if (printer.number != 0) {
-    return;
-  }
-  UniqueFd memory(::memfd_create("reft-stack-signal", MFD_CLOEXEC));
-  if (!memory) {
-    throw SystemError("memfd_create");
-  }
-  for (int number = SIGRTMAX - 1; number > SIGRTMIN + 1; --number) {
-    struct sigaction now {};
-    if (::sigaction(number, nullptr, &now) != 0 || (now.sa_flags & SA_SIGINFO) != 0 ||
-        now.sa_handler != SIG_DFL) {
-      continue;
-    }
-    struct sigaction ours {};
-    ours.sa_handler = &onPrinted;
-    ours.sa_flags = SA_RESTART;
-    ::sigemptyset(&ours.sa_mask);
-    if (::sigaction(number, &ours, nullptr) != 0) {
-      continue;
-    }
-    py::module_::import("faulthandler").attr("register")(number, memory.get(), true, true);
-    printer.memory = std::move(memory);
-    printer.number = number;
-    return;
-  }
-  throw Unavailable("no real-time signal is free for stack dumps");
-}
-
-const char* printBySignal(int fd, steady_clock::time_point deadline) {
-  SignalPrinter& printer = signalPrinter();
-  if (printer.number == 0) {
-    return "the main thread executes no Python and no stack signal is set up";
-  }
-  if (!rewind(printer.memory.get())) {
-    return "stack signal: cannot reset its memory";
-  }
-  const uint64_t before = printer.printed;
-  const auto pid = ::getpid();
-  if (::syscall(SYS_tgkill, pid, pid, printer.number) != 0) {
-    return "stack signal: tgkill failed";
-  }
-  while (printer.printed == before && steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(std::chrono::microseconds(500));
-  }
-  char buffer[4096];
-  off_t offset = 0;
-  ssize_t got = 0;
-  while ((got = ::pread(printer.memory.get(), buffer, sizeof(buffer), offset)) > 0) {
-    if (::write(fd, buffer, static_cast<size_t>(got)) != got) {
-      return "stack signal: short write";
-    }
-    offset += got;
-  }
-  return printer.printed == before ? "the main thread did not take the stack signal in time"
-                                   : nullptr;
-}
-
-// 'R' while the main thread is on a CPU or wants one.
-char mainThreadState() {
-  const auto stat = threadStat(::getpid(), ::getpid());
-  return stat ? stat->state : '?';
-}
-
-const char* printForcibly(int fd, steady_clock::time_point deadline) {
-  if (_Py_DumpTracebackThreads == nullptr) {
-    return printBySignal(fd, deadline);
-  }
-  if (mainThreadState() == 'R' && ::syscall(SYS_gettid) != ::getpid()) {
-    const auto middle = steady_clock::now() + (deadline - steady_clock::now()) / 2;
-    if (printBySignal(fd, middle) == nullptr) {
-      return nullptr;
-    }
-    if (!rewind(fd)) {
-      return "cannot reset the memory for stacks";
-    }
-  }
-  return _Py_DumpTracebackThreads(fd, nullptr, nullptr);
-}
-
-std::string gilOfThisProcess() {
-  const auto runtime = reinterpret_cast<uint64_t>(&_PyRuntime);
-  std::string problem;
-  ProcessMemory memory(::getpid());
-  const ReadMemory read = [&memory](uint64_t address, void* into, size_t bytes) {
-    return memory.read(address, into, bytes);
-  };
-  const auto layout =
-      runtime == 0 ? std::nullopt : findPythonLayout(PY_MINOR_VERSION, read, runtime, problem);
-  if (!layout) {
-    return "";
-  }
-  PythonReader reader(read, *layout, runtime,
-                      0);  // no frames are read, so no type of code is needed
-  return gilText(::getpid(), reader, reader.all(false));
-}
-
-const char* printStacks(int fd, milliseconds timeout) {
+std::string printStacks(int fd, milliseconds timeout) {
   if (Py_IsInitialized() == 0) {
     return "the interpreter has ended";
   }
-  const auto begin = steady_clock::now();
-  if (printPolitely(fd, begin + std::min(kPoliteWait, timeout / 4))) {
-    return nullptr;
+  if (printPolitely(fd, steady_clock::now() + std::min(kPoliteWait, timeout / 4))) {
+    return "";
   }
   // Drop the partial text of a polite try that failed.
   if (!rewind(fd)) {
     return "cannot reset the memory for stacks";
   }
-  const char* problem = printForcibly(fd, begin + timeout);
-  const std::string gil = gilOfThisProcess();
-  return ::write(fd, gil.data(), gil.size()) == static_cast<ssize_t>(gil.size()) ||
-                 problem != nullptr
-             ? problem
-             : "the memory for stacks is full";
-}
-
-const char* printBySignalOnly(int fd, milliseconds timeout) {
-  return printBySignal(fd, steady_clock::now() + timeout);
+  return printFromMemory(fd);
 }
 
 }  // namespace
@@ -274,16 +152,7 @@ const char* printBySignalOnly(int fd, milliseconds timeout) {
 void bindHang(py::module_& module) {
   module.def(
       "install_stack_replies",
-      [](AgentClient& client, int rank) {
-        try {
-          setUpSignalPrinter();
-        } catch (const Error&) {
-          if (_Py_DumpTracebackThreads == nullptr) {
-            throw;
-          }
-        }
-        installStackReplies(client, rank, &printStacks);
-      },
+      [](AgentClient& client, int rank) { installStackReplies(client, rank, &printStacks); },
       py::arg("client"), py::arg("rank"),
       "Lets `client` answer stack requests without the GIL. Call on the main thread, once per "
       "client.");
@@ -294,24 +163,20 @@ void bindHang(py::module_& module) {
       "action.");
   module.def(
       "dump_stacks",
-      [](int64_t timeout_ms, bool by_signal) {
-        if (by_signal) {
-          setUpSignalPrinter();
-        }
+      [](int64_t timeout_ms) {
         StackDump dump;
         {
           const py::gil_scoped_release release;
-          StackDumper dumper(by_signal ? &printBySignalOnly : &printStacks);
+          StackDumper dumper(&printStacks);
           dump = dumper.dump(milliseconds(timeout_ms));
         }
         const py::str text = py::reinterpret_steal<py::str>(PyUnicode_DecodeUTF8(
             dump.text.data(), static_cast<Py_ssize_t>(dump.text.size()), "replace"));
         return py::make_tuple(text, dump.error);
       },
-      py::arg("timeout_ms") = 1000, py::arg("by_signal") = false,
-      "(text, error) with the Python stacks of all threads of this process, for tests. "
-      "`by_signal`: "
-      "by that way only; call on the main thread.");
+      py::arg("timeout_ms") = 1000,
+      "(text, error) with the Python stacks of all threads of this process, for tests. On the main "
+      "thread, which then runs no bytecode, from memory; else politely.");
   module.def(
       "parse_stacks",
       [](const std::string& text) {

@@ -13,16 +13,12 @@ def install(client: _C.AgentClient, rank: int) -> None:
     again.
 
     Its verdict on a hang is printed on standard error, and with REFT_HANG_ACTION=abort it may end
-    this process. Call on the main thread, once per client. This takes two free real-time signals,
-    one of them registered with faulthandler.
+    this process. Call on the main thread, once per client. This takes a free real-time signal, with
+    which an abort parks the main thread.
 
     Args:
         client: the rank's connection to its agent.
         rank: global rank, repeated in the answers.
-
-    Raises:
-        Unavailable: no real-time signal is free (CPython 3.13 and newer). Everything else works
-            without.
     """
     from reft import _C
 

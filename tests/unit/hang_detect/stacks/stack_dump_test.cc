@@ -20,10 +20,10 @@ namespace stack_dump_test {
 
 using ::testing::HasSubstr;
 
-const char* printOne(int fd, std::chrono::milliseconds) {
+std::string printOne(int fd, std::chrono::milliseconds) {
   const std::string text =
       "Thread 0x0000000000000001 (most recent call first):\n  File \"x.py\", line 3 in f";
-  return ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? nullptr
+  return ::write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? ""
                                                                                     : "short write";
 }
 
@@ -55,12 +55,12 @@ TEST(StackDump, AddsNativeThreadsToWhatIsPrinted) {
 }
 
 TEST(StackDump, SaysWhatWentWrongAndKeepsWhatThereIs) {
-  StackDumper dumper([](int fd, std::chrono::milliseconds timeout) -> const char* {
+  StackDumper dumper([](int fd, std::chrono::milliseconds timeout) -> std::string {
     printOne(fd, timeout);
-    return "the signal did not arrive";
+    return "the list of threads changed";
   });
   const StackDump dump = dumper.dump();
-  EXPECT_EQ(dump.error, "the signal did not arrive");
+  EXPECT_EQ(dump.error, "the list of threads changed");
   EXPECT_EQ(parseStacks(dump.text).threads.size(), 1u);
   StackDumper none(nullptr);
   EXPECT_EQ(none.dump().error, "no stack printer");
@@ -68,9 +68,9 @@ TEST(StackDump, SaysWhatWentWrongAndKeepsWhatThereIs) {
 
 TEST(StackDump, NeverGivesThePrinterMoreThanASecond) {
   static std::chrono::milliseconds given;
-  StackDumper dumper([](int, std::chrono::milliseconds timeout) -> const char* {
+  StackDumper dumper([](int, std::chrono::milliseconds timeout) -> std::string {
     given = timeout;
-    return nullptr;
+    return "";
   });
   dumper.dump(std::chrono::hours(1));
   EXPECT_LE(given, StackDumper::kMaxTimeout);
