@@ -49,8 +49,8 @@ namespace reft {
     "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
     "`/tmp/reft-<uid>`.") \
   X(vault_dir, "REFT_VAULT_DIR", kText, "", "a directory", \
-    "Keep vaults as files in this directory (tmpfs or local disk), not in anonymous memory. " \
-    "Files survive the agent.") \
+    "Keep vaults as files in this directory, not in anonymous memory. Files survive the agent. On " \
+    "tmpfs, ext4, xfs or overlayfs: on others, the job trains without snapshots.") \
   X(snapshot, "REFT_SNAPSHOT", kFlag, "1", "0|1", \
     "0: no snapshots; the backend and the op log only.") \
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \

@@ -1,10 +1,14 @@
 #include "python/bindings/vaults.h"
 
+#include <fcntl.h>
 #include <pybind11/stl.h>
 
 #include <cstdio>
+#include <string>
 
+#include "intercept/base/unique_fd.h"
 #include "snapshot/restore/slot_source.h"
+#include "snapshot/vault/place.h"
 #include "snapshot/vault/reader.h"
 
 namespace py = pybind11;
@@ -127,11 +131,19 @@ py::list readSlot(int fd, uint32_t slot, int64_t step, uint64_t incarnation) {
   return regions;
 }
 
+std::string placeProblem(const std::string& path) {
+  const UniqueFd place(::open(path.c_str(), O_PATH | O_CLOEXEC));
+  return vaultPlaceProblem(place.get());
+}
+
 }  // namespace
 
 void bindVaults(py::module_& module) {
   module.def("list_vault", &listVault, py::arg("fd"));
   module.def("verify_vault", &verifyVault, py::arg("fd"));
+  module.def(
+      "vault_place_problem", &placeProblem, py::arg("path"),
+      "Why a vault cannot be in the directory `path`: 'is on btrfs, where …'; '' if it can.");
   module.def("read_slot", &readSlot, py::arg("fd"), py::arg("slot"), py::arg("step"),
              py::arg("incarnation"),
              "(name, dtype, shape, bytes, [(begin, contents)]) of each region of a sealed slot.");

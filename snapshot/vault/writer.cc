@@ -12,6 +12,7 @@
 #include "intercept/record/op_log.h"
 #include "snapshot/state/align.h"
 #include "snapshot/vault/hash.h"
+#include "snapshot/vault/place.h"
 #include "snapshot/vault/reader.h"
 
 namespace reft {
@@ -41,6 +42,11 @@ std::unique_ptr<Vault> Vault::create(const VaultIdentity& identity, uint32_t slo
         ::open(temporary.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600));
     if (!vault->fd_) {
       throw SystemError("creating the vault " + temporary);
+    }
+    if (const std::string problem = vaultPlaceProblem(vault->fd_.get()); !problem.empty()) {
+      ::unlink(temporary.c_str());
+      throw Unavailable("the vault " + path + " " + problem +
+                        "; set REFT_VAULT_DIR to a directory on tmpfs, ext4 or xfs, or unset it");
     }
   }
   block.version = kVaultVersion;

@@ -2,7 +2,8 @@
 // slots. reader.h is everybody else's view. Checksums of chunks are computed in copy.h.
 //
 // Threads: slot methods from one thread at a time per slot; stats() from any.
-// Errors:  SystemError if memory or the file cannot be had, InvalidArgument for misuse.
+// Errors:  SystemError if memory or the file cannot be had, Unavailable on a file system that does
+//          not write in place (place.h), InvalidArgument for misuse.
 #pragma once
 
 #include <cstdint>

@@ -293,7 +293,12 @@ def check_vault_dir() -> list[Finding]:
     directory = Path(given)
     if not directory.is_absolute():
         return [_relative("vault dir", "REFT_VAULT_DIR", directory)]
-    if not directory.is_dir():
+    exists = directory.is_dir()
+    place = next(path for path in (directory, *directory.parents) if path.exists())
+    if problem := _vault_place_problem(place):
+        fix = "set REFT_VAULT_DIR to a directory on tmpfs, ext4 or xfs, or unset it"
+        return [Finding(FAIL, "vault dir", f"{directory} {problem}", fix)]
+    if not exists:
         parent = next(path for path in directory.absolute().parents if path.exists())
         if directory.exists() or not os.access(parent, os.W_OK | os.X_OK):
             return [
@@ -319,6 +324,14 @@ def check_vault_dir() -> list[Finding]:
             OK, "vault dir", f"{directory}, {words.size(shutil.disk_usage(directory).free)} free"
         )
     ]
+
+
+def _vault_place_problem(place: Path) -> str:
+    try:
+        from reft import _C
+    except ImportError:
+        return ""  # another check reports it
+    return _C.vault_place_problem(str(place))
 
 
 def check_agents(given: str | None) -> list[Finding]:

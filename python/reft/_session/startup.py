@@ -455,6 +455,11 @@ def _inventory(
                 " mend that, or set REFT_VAULT_DIR to another place"
             )
         Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if problem := _C.vault_place_problem(str(Path(own_path).parent)):
+            raise _C.Unavailable(
+                f"vault directory {env['vault_dir']} {problem};"
+                " set REFT_VAULT_DIR to a directory on tmpfs, ext4 or xfs, or unset it"
+            )
         _exchange_files(own_path, job)
         if job.rank not in ranks_here or not _agent_has(client, own_path, job):
             _keep_what_is_no_vault(own_path, job)

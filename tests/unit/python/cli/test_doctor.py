@@ -1,10 +1,13 @@
-"""What `reft doctor` makes of the notes of a running job's ranks."""
+"""What `reft doctor` makes of the notes of a running job's ranks, and of a place for vaults."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from reft._cli.doctor import OK, WARN, notes_of
+import pytest
+
+from reft._cli.doctor import FAIL, OK, WARN, check_vault_dir, notes_of
 
 
 def status(verdict: int, *notes: list[str]) -> dict[str, Any]:
@@ -29,3 +32,16 @@ def test_an_inexact_resume_is_one_and_so_is_each_difference() -> None:
     first, second = notes_of("train", status(2, *notes))
     assert first.result == second.result == WARN
     assert second.text == "ranks 0, 1: not verified: main:total (variable): was 1.5, is 0.0"
+
+
+def test_a_place_whose_file_system_cannot_hold_vaults_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for place in ("/proc", "/proc/self/vaults"):  # the second one is not there
+        monkeypatch.setenv("REFT_VAULT_DIR", place)
+        (found,) = check_vault_dir()
+        assert found.result == FAIL and "type 0x9fa0" in found.text, found
+    for place in (tmp_path, tmp_path / "vaults"):
+        monkeypatch.setenv("REFT_VAULT_DIR", str(place))
+        (found,) = check_vault_dir()
+        assert found.result == OK, found

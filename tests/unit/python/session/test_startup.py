@@ -126,6 +126,24 @@ def test_the_file_of_a_vault_is_the_ranks(settings: Settings, tmp_path: Path) ->
     assert startup.vault_path(env, job(3, 4), 3) == str(tmp_path / "job" / "rank-3.vault")
 
 
+def test_a_vault_directory_where_writes_can_fail_is_refused(
+    start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before the other ranks count on its vault."""
+    asked = []
+
+    def problem(path: str) -> str:
+        asked.append(path)
+        return "is on nfs, where a write can fail"
+
+    monkeypatch.setattr(_C, "vault_place_problem", problem)
+    with pytest.raises(
+        _C.Unavailable, match=r"is on nfs, .*; set REFT_VAULT_DIR to .* or unset it"
+    ):
+        start(REFT_VAULT_DIR=str(tmp_path))
+    assert asked == [str(tmp_path / "job")]
+
+
 # -- which agent serves a node
 
 
