@@ -4,14 +4,12 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <chrono>
-#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -28,17 +26,13 @@ namespace reft::agent {
 namespace {
 
 constexpr int kBacklog = 1024;
+constexpr int kKnocks = 16;  // that wait, and that are answered at a time
 constexpr char kSocket[] = "agent.sock";
 constexpr char kLock[] = "agent.lock";
 
-struct Address {
-  sockaddr_un name{};
-  socklen_t bytes = sizeof(name);
-};
-
 // The socket in the directory `at`, for paths of any length.
-Address socketIn(const UniqueFd& at) {
-  Address result;
+UnixAddress socketIn(const UniqueFd& at) {
+  UnixAddress result;
   result.name.sun_family = AF_UNIX;
   std::snprintf(result.name.sun_path, sizeof(result.name.sun_path), "/proc/self/fd/%d/%s", at.get(),
                 kSocket);
@@ -47,7 +41,7 @@ Address socketIn(const UniqueFd& at) {
 
 // In the abstract namespace, which needs no file: one name for each user, job, node and place.
 // Containers that share a network may each have such a place of their own.
-Address claimOf(const AgentOptions& options) {
+UnixAddress claimOf(const AgentOptions& options) {
   const std::string place = options.fallback_run_dir.empty() ? options.run_dir : "default";
   uint64_t one = 1;
   uint64_t two = 2;
@@ -58,37 +52,10 @@ Address claimOf(const AgentOptions& options) {
     one = hashCombine(one, static_cast<unsigned char>(byte));
     two = mixed(two ^ static_cast<unsigned char>(byte)) + kGoldenRatio;
   }
-  Address result;
-  result.name.sun_family = AF_UNIX;
-  const int length = std::snprintf(
-      result.name.sun_path + 1, sizeof(result.name.sun_path) - 1, "reft-agent-%u-%016llx%016llx",
-      ::geteuid(), static_cast<unsigned long long>(one), static_cast<unsigned long long>(two));
-  result.bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length);
-  return result;
-}
-
-UniqueFd streamSocket() {
-  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) {
-    throw SystemError("socket");
-  }
-  return socket;
-}
-
-const sockaddr* of(const Address& address) {
-  return reinterpret_cast<const sockaddr*>(&address.name);
-}
-
-// The process that listens there; pid 0: none.
-ucred listenerAt(const Address& address) {
-  const auto socket = streamSocket();
-  ucred peer{};
-  socklen_t bytes = sizeof(peer);
-  if (::connect(socket.get(), of(address), address.bytes) != 0 ||
-      ::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    return {};
-  }
-  return peer;
+  char name[64];
+  std::snprintf(name, sizeof(name), "reft-agent-%u-%016llx%016llx", ::geteuid(),
+                static_cast<unsigned long long>(one), static_cast<unsigned long long>(two));
+  return abstractAddress(name);
 }
 
 // Whether an agent of this user listens in `directory`.
@@ -98,14 +65,13 @@ bool answers(const std::string& directory) {
     return false;
   }
   const auto peer = listenerAt(socketIn(handle));
-  return (peer.pid > 0 && peer.uid == ::geteuid()) || errno == EAGAIN;
+  return peer ? peer->pid > 0 && peer->uid == ::geteuid() : errno == EAGAIN;
 }
 
 // True if an agent answers within a second: one that has just taken the place needs a moment to
 // listen, and one that was knocked on to come back.
 bool waitForOther(const std::string& directory) {
   for (int i = 0; i < 100; ++i) {
-    errno = 0;
     if (answers(directory)) {
       return true;
     }
@@ -136,13 +102,16 @@ uint64_t fenceIn(const std::string& line) {
 
 }  // namespace
 
-RunPlace::RunPlace(AgentOptions& options) : options_(options), wanted_run_dir_(options.run_dir) {}
+RunPlace::RunPlace(AgentOptions& options, Owner (*ask)(const UnixAddress&))
+    : options_(options), wanted_run_dir_(options.run_dir), ask_(ask) {}
 
 RunPlace::Taken RunPlace::take(std::string& other) {
   for (int i = 0; i < 5; ++i) {
     makeDirectories(options_.run_dir, options_.job,
                     options_.node);  // an ending agent may have removed them
-    if (takeClaim(other) && settle(options_.run_dir, other)) {
+    // An agent that is just starting has bound its claim and listens in a moment.
+    const bool patient = i == 0;
+    if (takeClaim(patient, other) && settle(options_.run_dir, other)) {
       return Taken::kOurs;
     }
     if (waitForOther(path())) {
@@ -152,31 +121,42 @@ RunPlace::Taken RunPlace::take(std::string& other) {
   return Taken::kSilent;
 }
 
-// False: another agent of this user has the claim, and looks at its place now.
-bool RunPlace::takeClaim(std::string& other) {
-  if (claim_) {
-    return true;
-  }
-  const auto address = claimOf(options_);
-  auto socket = streamSocket();
-  if (::bind(socket.get(), of(address), address.bytes) == 0) {
-    if (::listen(socket.get(), 16) != 0) {
-      throw SystemError("listen");
+// False: another agent of this user has the claim, and looks at its place now, or, if `patient`,
+// one may have it.
+bool RunPlace::takeClaim(bool patient, std::string& other) {
+  auto owner = Owner::kNobody;
+  // Nobody has it: who had it has ended in between.
+  for (int i = 0; i < 3 && owner == Owner::kNobody; ++i) {
+    if (claim_ || bindClaim()) {
+      return true;
     }
-    claim_ = std::move(socket);
-    return true;
+    if (errno != EADDRINUSE) {
+      throw SystemError("bind the claim of the agent");
+    }
+    const auto holder = holderOf(claimOf(options_), ask_);
+    owner = holder.owner;
+    other = (owner == Owner::kThisUser ? "another agent of this job" : "an unknown process") +
+            (holder.pid > 0 ? " (pid " + std::to_string(holder.pid) + ")" : "") +
+            (owner == Owner::kThisUser ? " runs on this host" : " holds the claim of this job");
   }
-  if (errno != EADDRINUSE) {
-    throw SystemError("bind the claim of the agent");
+  if (owner == Owner::kThisUser || (owner != Owner::kAnotherUser && patient)) {
+    return false;
   }
-  const auto holder = listenerAt(address);
-  if (holder.pid > 0 && holder.uid != ::geteuid()) {
-    // Somebody else may take any abstract name. The lock in our own directory still decides.
-    logWarn("agent", "user ", holder.uid, " holds this job's claim; it is ignored");
-    return true;
+  logWarn("agent", owner == Owner::kAnotherUser ? "another user" : "an unknown process",
+          " holds this job's claim; it is ignored");
+  return true;
+}
+
+// False and errno: another process has it, or it cannot be had.
+bool RunPlace::bindClaim() {
+  const auto address = claimOf(options_);
+  UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket || ::bind(socket.get(), address.get(), address.bytes) != 0 ||
+      ::listen(socket.get(), kKnocks) != 0) {
+    return false;
   }
-  other = "another agent of this job (pid " + std::to_string(holder.pid) + ") runs on this host";
-  return false;
+  claim_ = std::move(socket);
+  return true;
 }
 
 // Takes the directory under `run_dir`; false: another agent has it, which `other` is about.
@@ -251,7 +231,7 @@ void RunPlace::listen(const std::string& path) {
   const auto where = socketIn(directory_);
   ::unlinkat(directory_.get(), kSocket, 0);
   const mode_t before = ::umask(0177);
-  const int bound = ::bind(socket.get(), of(where), where.bytes);
+  const int bound = ::bind(socket.get(), where.get(), where.bytes);
   const int code = errno;
   ::umask(before);
   struct stat made {};
@@ -274,6 +254,9 @@ bool RunPlace::isThere() const {
 }
 
 RunPlace::Kept RunPlace::keep() {
+  if (!claim_) {
+    bindClaim();  // who held it when this agent started may have gone
+  }
   const bool moved_away = options_.run_dir != wanted_run_dir_;
   const auto above = wanted_run_dir_.substr(0, wanted_run_dir_.rfind('/'));
   // Ranks look in the wanted place again as soon as it can be made.
@@ -306,7 +289,7 @@ RunPlace::Kept RunPlace::keep() {
 }
 
 void RunPlace::answerKnocks() {
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < kKnocks; ++i) {
     if (!UniqueFd(::accept4(claim_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK))) {
       return;
     }

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "agent/options.h"
+#include "agent/unix_address.h"
 #include "intercept/base/unique_fd.h"
 
 namespace reft::agent {
@@ -25,14 +26,15 @@ class RunPlace {
   enum class Taken { kOurs, kServed, kSilent };
 
   // `options.run_dir` changes when the place moves to `options.fallback_run_dir` or back.
-  explicit RunPlace(AgentOptions& options);
+  // `ask` decides about a claim that no process answers at.
+  explicit RunPlace(AgentOptions& options, Owner (*ask)(const UnixAddress&) = ownerByKernel);
 
   // Takes the place, unless another agent has it: kServed if that one answers, kSilent if not, with
   // a sentence about it in `other`.
   Taken take(std::string& other);
 
   int listener() const { return listener_.get(); }
-  int claim() const { return claim_.get(); }  // -1: there is none
+  int claim() const { return claim_.get(); }  // -1: there is none, until keep() has it
   // Number of this agent among those that have taken the place, which grows by one with each.
   uint64_t fence() const { return fence_; }
   // The directory of the node, open.
@@ -56,12 +58,14 @@ class RunPlace {
   bool settle(std::string run_dir, std::string& other);
   bool lock(const std::string& path, std::string& other);
   void listen(const std::string& path);
-  bool takeClaim(std::string& other);
+  bool takeClaim(bool patient, std::string& other);
+  bool bindClaim();
   void clear(int at, const std::string& run_dir, uint64_t socket_inode) const;
   std::string path() const { return options_.directory(); }
 
   AgentOptions& options_;
   const std::string wanted_run_dir_;
+  Owner (*const ask_)(const UnixAddress&);
   UniqueFd claim_, directory_, lock_, listener_;
   std::set<std::string> secrets_;
   uint64_t socket_inode_ = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import ctypes.util
 import json
@@ -153,6 +154,18 @@ class Node:
         except ProcessLookupError:
             return False
         return Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+    def claim(self) -> bytes:
+        """The abstract address by which the agent claims its job on this host; empty if none."""
+        own = set()
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed in between
+                own.add(os.readlink(link))
+        for line in Path("/proc/net/unix").read_text().splitlines():
+            *_, inode, path = line.split()
+            if path.startswith("@reft-agent-") and f"socket:[{inode}]" in own:
+                return b"\0" + path[1:].encode()
+        return b""
 
     def log(self) -> str:
         path = self.directory / "agent.log"

@@ -74,17 +74,26 @@ def test_a_second_agent_hands_over_to_the_one_whose_directory_is_gone(make: Call
         assert node.pid == first
 
 
-def test_a_stopped_agent_is_named_by_the_second(make: Callable[..., Node]) -> None:
+@pytest.mark.parametrize("flooded", [False, True])
+def test_a_stopped_agent_is_named_by_the_second(make: Callable[..., Node], flooded: bool) -> None:
     node = make()
+    claim = node.claim()
     shutil.rmtree(node.root / "run")
     os.kill(node.pid, signal.SIGSTOP)
+    knocks = [socket.socket(socket.AF_UNIX) for _ in range(40 if flooded else 0)]
+    for knock in knocks:
+        knock.setblocking(False)
+        knock.connect_ex(claim)
     try:
         done = node.start()
         assert done.returncode == 1
-        assert done.stdout.startswith("failed: ") and str(node.pid) in done.stdout
+        assert done.stdout.startswith("failed: another agent of this job")
+        assert flooded or str(node.pid) in done.stdout
         assert len(done.stdout.splitlines()) == 1
     finally:
         os.kill(node.pid, signal.SIGCONT)
+        for knock in knocks:
+            knock.close()
     assert wait_for(lambda: answers(node)) == node.pid
 
 
@@ -135,32 +144,46 @@ def test_links_in_the_directory_are_not_followed(tmp_path: Path, name: str) -> N
         assert victim.read_text() == "keep"
 
 
-def test_somebody_elses_claim_does_not_keep_the_agent_out(make: Callable[..., Node]) -> None:
+def squat(claim: bytes, kind: str) -> list[socket.socket]:
+    held = [socket.socket(socket.AF_UNIX)]
+    held[0].bind(claim)
+    if kind == "bound":
+        return held
+    held[0].listen(0)
+    while kind == "full":
+        held.append(socket.socket(socket.AF_UNIX))
+        held[-1].setblocking(False)
+        if held[-1].connect_ex(claim) != 0:
+            break
+    return held
+
+
+@pytest.mark.parametrize("kind", ["listens", "bound", "full"])
+def test_somebody_elses_claim_does_not_keep_the_agent_out(
+    make: Callable[..., Node], kind: str
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs another user")
     node = make()
-    table = Path("/proc/net/unix").read_text().splitlines()
-    before = {line.split()[-1] for line in table if "@reft-agent-" in line}
+    claim = node.claim()
     os.kill(node.pid, 9)
     wait_for(lambda: not node.alive())
-    table = Path("/proc/net/unix").read_text().splitlines()
-    names = before - {line.split()[-1] for line in table}
-    assert names
     ready, writer = os.pipe()
     if (pid := os.fork()) == 0:
         os.setuid(65534)
-        held = [socket.socket(socket.AF_UNIX) for _ in names]
-        for claim, name in zip(held, names, strict=True):
-            claim.bind("\0" + name[1:])
-            claim.listen()
+        held = squat(claim, kind)
         os.write(writer, b"1")
         signal.pause()
-        os._exit(0)
+        os._exit(len(held))
     try:
         assert os.read(ready, 1) == b"1"
-        assert node.start().returncode == 0
+        done = node.start()
+        assert done.returncode == 0, done
+        assert "another user holds this job's claim" in node.log()
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         os.close(ready)
         os.close(writer)
+    # With the name free, the agent takes the claim after all.
+    assert wait_for(node.claim) == claim
