@@ -93,9 +93,7 @@ Agent::Agent(const AgentOptions& options, RunPlace& place, const Clock& clock)
     throw SystemError("timerfd_settime");
   }
   watch(place_.listener(), kListener, false, true);
-  if (place_.claim() >= 0) {
-    watch(place_.claim(), kClaim, false, true);
-  }
+  watchClaim();
   watch(timer_.get(), kTimer, false, true);
   watch(wake_.get(), kWake, false, true);
   if (metrics_http_.fd() >= 0) {
@@ -113,6 +111,13 @@ void Agent::watch(int fd, uint64_t token, bool write, bool add, bool read) {
   event.data.u64 = token;
   if (::epoll_ctl(epoll_.get(), add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event) != 0 && add) {
     throw SystemError("epoll_ctl");
+  }
+}
+
+// Once place_ has a claim. Ends the wait of one that was knocked on.
+void Agent::watchClaim() {
+  if (place_.claim() >= 0) {
+    watch(place_.claim(), kClaim, false, !std::exchange(claim_watched_, true));
   }
 }
 
@@ -157,6 +162,9 @@ void Agent::handle(uint64_t token, uint32_t events) {
     metrics_http_.serve(clock_.nowNs());
   } else if (token == kClaim) {
     place_.answerKnocks();
+    // Any user may knock, and without descriptors no knock can be answered: until the next tick the
+    // claim waits, else the loop would spin on it.
+    watch(place_.claim(), kClaim, false, false, false);
     keepPlace();
   } else if (auto* peer = connections_.find(token)) {
     serve(*peer, events);
@@ -394,6 +402,7 @@ void Agent::tick() {
     watch(place_.listener(), kListener, false, false);
   }
   keepPlace();
+  watchClaim();
   dropSlow(now);
   dispatch_.tick();
   for (auto& [number, rank] : ranks_.all()) {

@@ -40,6 +40,7 @@ class Agent {
 
  private:
   void watch(int fd, uint64_t token, bool write, bool add, bool read = true);
+  void watchClaim();
   void handle(uint64_t token, uint32_t events);
   void acceptPeers();
   void admit(UniqueFd socket);
@@ -72,6 +73,7 @@ class Agent {
   int64_t empty_since_ns_;        // 0: some rank lives
   bool came_ = false;             // some rank has joined
   bool accepting_ = true;         // false: out of descriptors, until the next tick
+  bool claim_watched_ = false;    // epoll_ has the claim
   int tool_frames_left_ = 0;      // until the next tick
   bool more_ = false;             // frames were left for the next pass of the loop
   std::atomic<bool> stopping_{false};

@@ -42,6 +42,12 @@ def cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
+def sleeps(pid: int) -> int:
+    """How often the process has waited for something."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
+
+
 def closed(peer: socket.socket) -> bool:
     """Whether the agent has ended the connection; reads what it said before."""
     try:
@@ -182,26 +188,50 @@ def test_silent_clients_of_the_metrics_port_keep_nobody_out_for_long(make: Calla
         client.close()
 
 
-@pytest.mark.parametrize("place", ["metrics", "socket"])
+def knock(claim: bytes) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(20)
+    peer.connect(claim)
+    return peer
+
+
+def test_knocks_are_answered_once_a_tick(make: Callable[..., Node]) -> None:
+    """Any user may knock on the claim, and in a loop would otherwise keep the agent busy."""
+    node = make()
+    claim = node.claim()
+    begun = node.status()["agent"]["ticks"]
+    for _ in range(8):
+        peer = knock(claim)
+        assert closed(peer)
+        peer.close()
+    assert node.status()["agent"]["ticks"] - begun >= 6
+
+
+@pytest.mark.parametrize("place", ["metrics", "socket", "claim"])
 def test_no_spin_without_descriptors(make: Callable[..., Node], place: str) -> None:
     port = free_port()
     node = make(REFT_METRICS_PORT=str(port))
+    claim = node.claim()
     with node.tool() as tool:
-        used = max(int(fd) for fd in os.listdir(f"/proc/{node.pid}/fd")) + 1
+        used = {int(fd) for fd in os.listdir(f"/proc/{node.pid}/fd")}
+        first_free = min(set(range(len(used) + 1)) - used)
         limits = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (used, limits[1]))
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (first_free, limits[1]))
         waiting: list[socket.socket] = []
         for _ in range(8):
             if place == "metrics":
                 waiting.append(socket.create_connection(("127.0.0.1", port)))
+            elif place == "claim":
+                waiting.append(knock(claim))
             else:
                 waiting += silent(node, 1)
 
         def ticks() -> int:
             return int(tool.request(protocol.STATUS_REQUEST)[1]["agent"]["ticks"])
 
-        before, begun = cpu_ticks(node.pid), ticks()
+        before, begun, slept = cpu_ticks(node.pid), ticks(), sleeps(node.pid)
         wait_for(lambda: ticks() >= begun + 8)
+        assert sleeps(node.pid) - slept >= 4  # a spinning process does not wait, however slow it is
         spent = (cpu_ticks(node.pid) - before) / os.sysconf("SC_CLK_TCK")
         assert spent < 1, f"{spent} s of 2 s"
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, limits)
