@@ -31,40 +31,21 @@ bool isPlainRelative(const std::string& name) {
   return true;
 }
 
-// A directory above `path`, or `path` itself.
-std::string problemOf(const std::string& path, uid_t system) {
+struct stat infoOf(const std::string& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0) {
     throw SystemError("lstat " + path);
   }
-  if (S_ISLNK(info.st_mode)) {
-    // Only the owner of a directory that is checked as well could have made it.
-    return info.st_uid == system || info.st_uid == ::geteuid()
-               ? ""
-               : path + " is a link of user " + std::to_string(info.st_uid);
-  }
-  if (!S_ISDIR(info.st_mode)) {
-    return path + " is not a directory";
-  }
-  if (info.st_uid != system && info.st_uid != 0 && info.st_uid != ::geteuid()) {
-    return path + " belongs to user " + std::to_string(info.st_uid);
-  }
-  if ((info.st_mode & kOthersWrite) != 0 && (info.st_mode & S_ISVTX) == 0) {
-    return path + " is writable by other users";
-  }
-  return "";
+  return info;
 }
 
 // Of each directory of `path`, which is absolute.
 std::string problemAlong(const std::string& path) {
-  struct stat root {};
-  if (::lstat("/", &root) != 0) {
-    throw SystemError("lstat /");
-  }
+  const Trusted trusted{.user = ::geteuid(), .system = infoOf("/").st_uid};
   for (size_t end = path.find('/', 1);; end = path.find('/', end + 1)) {
     const auto part = path.substr(0, end);
     if (part.size() > 1 && part.back() != '/') {
-      if (auto problem = problemOf(part, root.st_uid); !problem.empty()) {
+      if (auto problem = partProblem(part, infoOf(part), trusted); !problem.empty()) {
         return problem;
       }
     }
@@ -115,6 +96,22 @@ UniqueFd openStepwise(int at, const std::string& name, int flags, mode_t mode) n
     errno = ENOMEM;
     return UniqueFd();
   }
+}
+
+std::string partProblem(const std::string& path, const struct stat& info, const Trusted& trusted) {
+  const bool link = S_ISLNK(info.st_mode);
+  if (!link && !S_ISDIR(info.st_mode)) {
+    return path + " is not a directory";
+  }
+  // A link, too: only the owner of a directory that is checked as well could have made it.
+  if (info.st_uid != trusted.user && info.st_uid != trusted.system && info.st_uid != 0) {
+    return path + (link ? " is a link of user " : " belongs to user ") +
+           std::to_string(info.st_uid);
+  }
+  if (!link && (info.st_mode & kOthersWrite) != 0 && (info.st_mode & S_ISVTX) == 0) {
+    return path + " is writable by other users";
+  }
+  return "";
 }
 
 std::string chainProblem(const std::string& path) {

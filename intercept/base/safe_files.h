@@ -7,6 +7,7 @@
 // Threads: re-entrant. Errors: SystemError, or Unavailable with what is wrong and what to do.
 #pragma once
 
+#include <sys/stat.h>
 #include <sys/types.h>
 
 #include <string>
@@ -22,9 +23,19 @@ UniqueFd openBeneath(int at, const std::string& name, int flags, mode_t mode = 0
 // As openBeneath() on kernels without openat2 (before 5.6): folder by folder with O_NOFOLLOW.
 UniqueFd openStepwise(int at, const std::string& name, int flags, mode_t mode = 0) noexcept;
 
+// Who may own parts of a path, besides root.
+struct Trusted {
+  uid_t user;    // this one
+  uid_t system;  // the owner of /, which is not root in a user namespace without a map for it
+};
+
+// Why another user could replace `path`, a directory or a link to one, of which lstat() returned
+// `info`; "" if none can. Directories above it are not looked at.
+std::string partProblem(const std::string& path, const struct stat& info, const Trusted& trusted);
+
 // Why another user could replace a part of `path`, a directory; "" if none can. Each directory
-// above it must belong to this user or to the system (the owner of /), and be writable by its
-// owner alone, or be sticky as /tmp is.
+// above it must belong to this user, to root or to the owner of /, and be writable by its owner
+// alone, or be sticky as /tmp is. A link must belong to one of them.
 std::string chainProblem(const std::string& path);
 
 // Why `fd` is not a file that reft has made for this user alone, "" if it is one. A memfd and a

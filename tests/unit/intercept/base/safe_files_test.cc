@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <initializer_list>
 #include <string>
 
 namespace reft {
@@ -72,6 +73,38 @@ TEST_F(SafeFiles, AFolderThatOthersMayChangeIsNamed) {
   }
   ::chmod((root + "/folder").c_str(), 01777);  // as /tmp
   EXPECT_EQ(chainProblem(root + "/folder/inner"), "");
+}
+
+// An unprivileged process cannot give files away, so these owners are made up: / belongs to the
+// user of a user namespace, as in a container without root.
+TEST(PartOfAPath, MayBelongToThisUserToRootAndToTheOwnerOfSlash) {
+  constexpr Trusted kTrusted{.user = 1000, .system = 65534};
+  struct Case {
+    mode_t mode;
+    uid_t owner;
+    const char* problem;
+  };
+  constexpr mode_t kFolder = S_IFDIR | 0755;
+  constexpr mode_t kLink = S_IFLNK | 0777;
+  for (const auto& [mode, owner, problem] : std::initializer_list<Case>{
+           {kFolder, 1000, ""},
+           {kFolder, 65534, ""},
+           {kFolder, 0, ""},
+           {kFolder, 1001, "/part belongs to user 1001"},
+           {kLink, 1000, ""},
+           {kLink, 65534, ""},
+           {kLink, 0, ""},
+           {kLink, 1001, "/part is a link of user 1001"},
+           {S_IFDIR | 0775, 1000, "/part is writable by other users"},
+           {S_IFDIR | 0777, 0, "/part is writable by other users"},
+           {S_IFDIR | 01777, 0, ""},
+           {S_IFREG | 0644, 1000, "/part is not a directory"},
+       }) {
+    struct stat info {};
+    info.st_mode = mode;
+    info.st_uid = owner;
+    EXPECT_EQ(partProblem("/part", info, kTrusted), problem) << std::oct << mode << " " << owner;
+  }
 }
 
 TEST_F(SafeFiles, OnlyAPrivateFileWithOneNameIsOwn) {
