@@ -5,9 +5,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <string>
+#include <system_error>
 #include <utility>
 
 #include "snapshot/engine/node_affinity.h"
+#include "snapshot/engine/telemetry.h"
 
 namespace reft {
 
@@ -25,15 +28,35 @@ void beginCopyThread() {
 
 }  // namespace
 
-CopyThreads::CopyThreads(uint32_t count, CopyContext& context, Chores chores)
+CopyThreads::CopyThreads(uint32_t count, CopyContext& context, Chores chores, Starter start)
     : context_(context), chores_(std::move(chores)), helped_(count > 1) {
-  threads_.emplace_back([this] { runFirst(); });
-  for (uint32_t i = 1; i < count; ++i) {
-    threads_.emplace_back([this] { runHelper(); });
+  try {
+    startAll(count, start);
+  } catch (...) {
+    stop();  // no destructor runs, and a thread that is not joined would end the process
+    throw;
   }
 }
 
 CopyThreads::~CopyThreads() {
+  stop();
+}
+
+void CopyThreads::startAll(uint32_t count, Starter start) {
+  threads_.reserve(count);  // a thread that has started must not be lost
+  threads_.push_back(start([this] { runFirst(); }));
+  try {
+    while (threads_.size() < count) {
+      threads_.push_back(start([this] { runHelper(); }));
+    }
+  } catch (const std::system_error& error) {
+    // Helpers only save time; whoever limits threads gets no more of them.
+    context_.telemetry.failed("started " + std::to_string(threads_.size()) + " of " +
+                              std::to_string(count) + " copy threads: " + error.what());
+  }
+}
+
+void CopyThreads::stop() {
   {
     const MutexLock lock(mutex_);
     context_.stopping.store(true);

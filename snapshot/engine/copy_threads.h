@@ -6,13 +6,15 @@
 //
 // Threads: any. The destructor stops and joins the threads; an unclaimed job fails and stays
 // unsealed.
-// Errors: the constructor throws std::system_error if a thread cannot be made.
+// Errors: the constructor throws std::system_error if the first thread cannot be made. Without
+// further ones, copies are slower, and the telemetry counts a failure.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "intercept/base/mutex.h"
@@ -30,8 +32,12 @@ class CopyThreads {
     std::function<void()> always;              // after each of the above, and after each placement
   };
 
-  // `context` outlives it.
-  CopyThreads(uint32_t count, CopyContext& context, Chores chores);
+  // Returns a thread that runs `body`, or throws std::system_error.
+  using Starter = std::thread (*)(std::function<void()> body);
+
+  // `context` outlives it. The system limits threads, and memory for their stacks; `start` lets
+  // tests do so, too.
+  CopyThreads(uint32_t count, CopyContext& context, Chores chores, Starter start = startThread);
   ~CopyThreads();
   CopyThreads(const CopyThreads&) = delete;
   CopyThreads& operator=(const CopyThreads&) = delete;
@@ -45,6 +51,11 @@ class CopyThreads {
   void callHelpers() EXCLUDES(mutex_);
 
  private:
+  static std::thread startThread(std::function<void()> body) {
+    return std::thread(std::move(body));
+  }
+  void startAll(uint32_t count, Starter start);
+  void stop() EXCLUDES(mutex_);
   void runFirst() EXCLUDES(mutex_);
   void runHelper() EXCLUDES(mutex_);
 
