@@ -52,12 +52,15 @@ class Tree:
         own: (index, module) of those whose class may keep state in plain attributes.
         names: Full name of each tensor.
         tensors: Parameters and buffers, in the same order.
+        replaced: (name, module) of those that have taken another one's place since the first look.
     """
 
     __slots__ = (
         "_counts",
         "_cursor",
+        "_children",
         "_empty",
+        "_first",
         "_holders",
         "_hook_count",
         "_hooks",
@@ -72,6 +75,7 @@ class Tree:
         "modules",
         "names",
         "own",
+        "replaced",
         "tensors",
     )
 
@@ -84,6 +88,17 @@ class Tree:
             (i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))
         ]
         self._counts = [(m._parameters, m._buffers, m._modules, _count(m)) for m in self.modules]
+        self._children = [
+            (m._modules, name, child) for m in self.modules for name, child in m._modules.items()
+        ]
+        self._first: dict[str, weakref.ref[Any]] = (
+            {name: weakref.ref(module) for name, module in named} if before is None else before._first
+        )
+        self.replaced = [
+            (name, module)
+            for name, module in named
+            if name in self._first and self._first[name]() is not module
+        ]
         self.names: list[str] = []
         self.tensors: list[Any] = []
         self._holders: list[tuple[dict[str, Any], str, Any]] = []
@@ -121,6 +136,8 @@ class Tree:
             if len(parameters) + len(buffers) + len(modules) != count:
                 return False
         if any(holder.get(name) is not None for holder, name in self._empty):
+            return False
+        if any(modules.get(name) is not child for modules, name, child in self._children):
             return False
         return all(holder.get(name) is tensor for holder, name, tensor in self._holders)
 

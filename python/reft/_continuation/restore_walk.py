@@ -76,6 +76,7 @@ class RestoreWalk:
         self.contents: list[Callable[[], Any]] = []
         self.positions: list[Callable[[], Any]] = []
         self._last: list[Callable[[], Any]] = []
+        self._afterwards: list[Callable[[], Any]] = []
         in_memory = {
             index: node
             for index, node in enumerate(graph.nodes)
@@ -129,9 +130,13 @@ class RestoreWalk:
         """Adds a write to a frame or namespace; objects get their contents before that."""
         self._last.append(action)
 
+    def afterwards(self, action: Callable[[], Any]) -> None:
+        """Adds what needs everything else to be back."""
+        self._afterwards.append(action)
+
     def apply(self) -> None:
         """Does all writes. A write that fails is reported and the others go on."""
-        for action in (*self.contents, *self.positions, *self._last):
+        for action in (*self.contents, *self.positions, *self._last, *self._afterwards):
             try:
                 action()
             except Exception as error:
@@ -151,7 +156,7 @@ class RestoreWalk:
         now."""
         self._done.clear()
         self._alive.clear()
-        for writes in (self.contents, self.positions, self._last):
+        for writes in (self.contents, self.positions, self._last, self._afterwards):
             writes.clear()
         for at, referent in self._made_weak:
             if referent() is None:

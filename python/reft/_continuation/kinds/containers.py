@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
     from ..restore_walk import RestoreWalk
 
+_INDISTINCT = frozenset({int, str, bytes, bool, type(None)})
 NUMBERS = frozenset({int, float, bool, type(None)})
 _LEAST_ADDRESS = 1 << 20
 _HOLDS_A_LATER = "holds an object made after the first step"
@@ -213,6 +214,8 @@ class Mapping(Node):
 
         def write() -> None:
             base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+            if _are_same(list(base.items(target)), list(items.items())):
+                return  # its iterators count entries that were deleted, which a new dict has not
             base.clear(target)
             for key, value in items.items():
                 base.__setitem__(target, key, value)
@@ -228,6 +231,16 @@ class Mapping(Node):
         keys = [tuple(key) for key, _ in self.items if type(key) is list]
         values = (item for _, item in self.items)
         return [*keys, *values, *(item for _, item in self.attributes)]
+
+
+def _are_same(there: list[tuple[Any, Any]], saved: list[tuple[Any, Any]]) -> bool:
+    """Whether these are the same objects in the same order, or equal ones that nothing can tell
+    apart."""
+    return len(there) == len(saved) and all(
+        a is b or (type(a) is type(b) and type(a) in _INDISTINCT and a == b)
+        for pair, other in zip(there, saved, strict=True)
+        for a, b in zip(pair, other, strict=True)
+    )
 
 
 @kind

@@ -26,9 +26,16 @@ class File(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if walk.note_births or value.closed or not value.readable() or value.writable():
+        if walk.note_births or value.closed:
             return OWNED
         name = type_name(type(value))
+        if value.writable():
+            if walk.births.place(value) is not None:
+                return OWNED
+            why = "opened for writing after the first step: a restarted script has another one open"
+            return walk.lost(place, name, why)
+        if not value.readable():
+            return OWNED
         if not value.seekable():
             return walk.lost(place, name, "not seekable, so its position cannot be restored")
         try:

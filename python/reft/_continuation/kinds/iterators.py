@@ -11,12 +11,13 @@ Threads: the training thread. Errors: `Stray` for a position that cannot be reac
 from __future__ import annotations
 
 import builtins
+import gc
 import itertools
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from ..nodes import KEEP, MISSING, At, Node, Stray, is_bound, kind, type_name
+from ..nodes import KEEP, MISSING, At, Node, Stray, is_bound, kind, plain_key, type_name
 from .objects import Lost
 
 if TYPE_CHECKING:
@@ -83,6 +84,8 @@ for _kind, _label in _REDUCED.items():
         _MAKERS[_label] = _kind
 
 NO_STATE = object()
+_AHEAD = 4
+_MOST_COPIED = 1024  # items, in every step
 _WARNS = sys.version_info >= (3, 12)  # that iterators of itertools will not be taken apart some day
 
 
@@ -153,10 +156,15 @@ class Advanced(Node):
     is_position = True
     left: int
     """Number of items that it still yields."""
+    ahead: list[Any]
+    """The next ones of these, if they are plain."""
+    size: int
+    """Number of items of the dict or set; -1 if it is at its end."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        return cls(_items_left(value))
+        left = _items_left(value)
+        return cls(left, _ahead(value) if left <= _MOST_COPIED else [], _size(value))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
@@ -166,13 +174,21 @@ class Advanced(Node):
         steps = there - self.left
         if steps < 0:
             raise Stray(f"{at.place}: {self.left} items were left, the live iterator has {there}")
+        if self.left and self.size != _size(target):
+            # Python ends the iterators of a dict whose size changes, and that would end the script.
+            raise Stray(f"{at.place}: {self.size} items in all, the live one has {_size(target)}")
 
         def advance() -> None:
             for _ in range(steps):
                 next(target)
 
+        def check() -> None:
+            if self.ahead and _ahead(target) != self.ahead:
+                walk.problem(at, f"would give {_ahead(target)} next, the saved one {self.ahead}")
+
         # First: a change of the dict's size would end its iterators.
         walk.contents.insert(0, advance)
+        walk.positions.append(check)
         return target
 
     def needs_live(self, type_name: str) -> bool:
@@ -285,3 +301,16 @@ def _set_state(iterator: Any, state: Any) -> None:
 def _items_left(iterator: Any) -> int:
     """Returns the number of items that a dict's or set's iterator still yields."""
     return int(iterator.__length_hint__())
+
+
+def _ahead(iterator: Any) -> list[Any]:
+    """Returns the next items of a dict's or set's iterator, of pairs the keys; [] if they are not
+    plain. It stays where it is."""
+    copies = iterator.__reduce__()[1][0]
+    items = [item[0] if type(item) is tuple and item else item for item in copies[:_AHEAD]]
+    return items if all(map(plain_key, items)) else []
+
+
+def _size(iterator: Any) -> int:
+    sources = [each for each in gc.get_referents(iterator) if isinstance(each, (dict, set, frozenset))]
+    return len(sources[0]) if sources else -1

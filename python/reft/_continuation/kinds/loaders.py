@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from reft._state import names
 
-from .. import attachments, hooks, plain, workers
+from .. import attachments, batches, hooks, plain, workers
 from ..loader_origins import ORIGIN, FirstDraw, Origin, Replay, kind_of
 from ..loader_parts import (
     WHOSE,
@@ -231,10 +231,13 @@ class LoaderIterator(Node):
             return walk.problem(at, "its DataLoader was made after the first step")
         remarks: list[str] = []
         replayed: list[Callable[[], Any]] = []
-        fresh = self.rebuild(loader, remarks, replayed)
+        fresh, is_same = self.rebuild(loader, remarks, replayed)
         walk.positions[:0] = replayed  # parts of the loader are written after them
         for remark in remarks:
             walk.problem(at, remark)
+        if not is_same:
+            standing = fresh if target is MISSING else target
+            walk.afterwards(lambda: self._make_again(standing, loader, at, walk))
         if target is MISSING:
             if (
                 fresh is not None
@@ -251,9 +254,22 @@ class LoaderIterator(Node):
             walk.positions.insert(0, lambda: _swap(target, fresh))
         return target
 
+    def _make_again(self, standing: Any, loader: Any, at: At, walk: RestoreWalk) -> None:
+        """Replays once more when everything else is back: a sampler may read a global variable, a
+        closure, or an object that is no part of its loader."""
+        replayed: list[Callable[[], Any]] = []
+        pieces = parts(loader).capture()
+        fresh, is_same = self.rebuild(loader, [], replayed)
+        for write in replayed:
+            write()
+        parts(loader).write(pieces)
+        _swap(standing, fresh)
+        if not is_same:
+            walk.problem(at, "what it is made of gives other items than before")
+
     def rebuild(
         self, loader: Any, remarks: list[str], replayed: list[Callable[[], Any]]
-    ) -> Any:
+    ) -> tuple[Any, bool]:
         """Makes an iterator at this position; leaves the loader and all random states as they were.
 
         Args:
@@ -263,7 +279,8 @@ class LoaderIterator(Node):
                 made: the new iterator draws from them.
 
         Returns:
-            The iterator; None if it has no more batches and nothing to keep.
+            The iterator, None if it has no more batches and nothing to keep; and whether it gave
+            what it gave before, as far as that is known.
 
         Raises:
             ValueError: The loader has other parts than the captured one.
@@ -272,7 +289,7 @@ class LoaderIterator(Node):
         if fingerprint(loader) != fixed["loader"]:
             raise ValueError(f"DataLoader was {fixed['loader']}, is {fingerprint(loader)}")
         if self.flavor == "multi" and self.is_finished and not loader.persistent_workers:
-            return None
+            return None, True
         pieces = parts(loader)
         rng, before = capture_rng(cuda=False), pieces.capture(nested=True)
         objects = pieces.objects()
@@ -285,11 +302,12 @@ class LoaderIterator(Node):
                 loader.load_state_dict(plain.loads(self.state, *_FIXED))
                 iterator = loader._get_iterator()
                 getattr(iterator, ORIGIN).take(fixed)
-                return iterator
+                return iterator, True
             if self.flavor == "multi":
                 iterator = self._with_workers(loader, fixed)
             else:
                 iterator = self._without_workers(loader, fixed, pieces, remarks)
+            is_same = self._gave_the_same(getattr(iterator, ORIGIN))
             getattr(iterator, ORIGIN).replayed = []
             getattr(iterator, ORIGIN).batch = self.last_batch
             iterator._num_yielded = self.yielded
@@ -299,7 +317,15 @@ class LoaderIterator(Node):
             self._leave(pieces, objects, replayed)
             pieces.write(before)
             restore_rng(rng)
-        return iterator
+        return iterator, is_same
+
+    def _gave_the_same(self, origin: Origin) -> bool:
+        is_known = self.yielded > 0 and self.is_started and not self.is_finished
+        if not is_known:
+            return True
+        if self.is_iterable:
+            return not self.last_batch or not origin.batch or origin.batch == self.last_batch
+        return not self.indices_drawn or origin.indices == self.indices_drawn
 
     @staticmethod
     def _leave(
@@ -327,9 +353,14 @@ class LoaderIterator(Node):
         if self.is_finished:
             _finish(iterator)
         elif self.is_iterable:
-            for _ in range(self.yielded):
-                iterator._next_data()
+            self._advance_iterable(iterator)
         return iterator
+
+    def _advance_iterable(self, iterator: Any) -> None:
+        batch: Any = None
+        for _ in range(self.yielded):
+            batch = iterator._next_data()
+        getattr(iterator, ORIGIN).batch = batches.sample_hash(batch) if self.last_batch else 0
 
     def _without_workers(
         self, loader: Any, fixed: dict[str, Any], pieces: Any, remarks: list[str]
@@ -347,13 +378,13 @@ class LoaderIterator(Node):
             restore_rng(fixed["first_draw"])
             pieces.write(fixed["begun_with"])
         getattr(iterator, ORIGIN).replayed = list(fixed["changes"])
+        if self.is_iterable:
+            self._advance_iterable(iterator)
+            return
         mark: Any = None
         for _ in range(self.yielded):
-            if self.is_iterable:
-                iterator._next_data()
-            else:
-                iterator._next_index()
-                mark = mark or capture_rng(cuda=False)
+            iterator._next_index()
+            mark = mark or capture_rng(cuda=False)
         if mark is not None and mark != capture_rng(cuda=False):
             remarks.append(
                 "its sampler draws from a global generator in mid-iteration:"

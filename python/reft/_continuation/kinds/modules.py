@@ -59,6 +59,9 @@ class Module(Node):
                 return Wrapper.capture(value, place, depth, walk)
             return Instance.capture(value, place, depth, walk)
         tree = tree_of(value)
+        for name, module in tree.replaced:
+            why = "has taken the place of another module, which a restarted script has there"
+            walk.lost(f"{place}.{name}", type_name(type(module)), why)
         tensors = _changed_tensors(value, tree, place, depth, walk)
         attributes = [
             (i, name, walk.encode(item, f"{place}.{name}", depth + 1))

@@ -115,6 +115,8 @@ class Tensor(Node):
             walk.contents.append(lambda: memory.fill(made, saved))
         else:
             made = saved.to(self.device) if target is None else target
+        if made is target and made.is_leaf and made.requires_grad != self.requires_grad:
+            walk.contents.append(lambda: made.requires_grad_(self.requires_grad))
         if made is not target:
             made = memory.with_bits(made, self.bits)
             if at.type_name == "torch.nn.parameter.Parameter":

@@ -1,0 +1,186 @@
+"""State that decides what an iterator or a module gives, and that stands somewhere else or is
+replaced while the loop runs: it comes back, or the capture or the resume names it."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Run = Callable[..., Any]
+
+_HEAD = """
+import collections, functools, types
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler
+import probe
+probe.hook_optimizers()
+MODEL = nn.Linear(1, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), 1e-3)
+
+def learn():
+    MODEL(torch.ones(1, 1)).sum().backward()
+    OPTIMIZER.step()
+    OPTIMIZER.zero_grad()
+
+"""
+
+# What a sampler shuffles by, how the loop sets it for an epoch `e`, and what comes before both.
+ORDERS = {
+    "global": ("EPOCH", "global EPOCH; EPOCH = e", "EPOCH = 0"),
+    "attribute of a class": ("Config.epoch", "Config.epoch = e", "class Config: epoch = 0"),
+    "object of a module": ("CONFIG.epoch", "CONFIG.epoch = e", "CONFIG = types.SimpleNamespace(epoch=0)"),
+    "dict of a module": ("CONFIG['epoch']", "CONFIG['epoch'] = e", "CONFIG = {'epoch': 0}"),
+    "tuple of the sampler": ("sum(self.value)", "sampler.value = (e, 1)", "pass"),
+    "object of the sampler": ("self.value.n", "sampler.value = types.SimpleNamespace(n=e)", "pass"),
+    "function of the sampler": ("self.value()", "sampler.value = functools.partial(int, e)", "pass"),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_an_order_by_what_is_no_part_of_the_loader(run_script: Run, name: str) -> None:
+    use, change, before = ORDERS[name]
+    kind = "collections.namedtuple('V', 'n')(0)" if "object of the" in name else "(0, 1)"
+    kind = "functools.partial(int, 0)" if "function" in name else kind
+    source = f"""
+{before}
+class Shuffled(Sampler):
+    def __init__(self): self.value = {kind}
+    def __len__(self): return 8
+    def __iter__(self):
+        g = torch.Generator()
+        g.manual_seed({use})
+        return iter(torch.randperm(8, generator=g).tolist())
+def main():
+    sampler = Shuffled()
+    loader = DataLoader(torch.arange(8), 2, sampler=sampler)
+    for e in range(3):
+        {"; ".join(part.strip() for part in change.split(";")) if "global" not in change else "set_epoch(e)"}
+        for x in loader:
+            learn()
+            probe.trace(e, x.tolist())
+def set_epoch(e):
+    {change if "global" in change else "pass"}
+main()
+"""
+    run_script(_HEAD + textwrap.dedent(source), 6).check()
+
+
+def test_a_sampler_that_gives_other_items_than_before_is_named(run_script: Run) -> None:
+    """What it reads has changed since its epoch began."""
+    source = """
+POOL = [5, 1, 7, 3, 2, 6, 0, 4]
+class ByPriority(Sampler):
+    def __len__(self): return 8
+    def __iter__(self): return iter(sorted(range(8), key=POOL.__getitem__))
+def main():
+    loader = DataLoader(torch.arange(8), 1, sampler=ByPriority())
+    for e in range(3):
+        for x in loader:
+            learn()
+            probe.trace(x.tolist())
+            POOL[x.item()] = (POOL[x.item()] * 7 + 3) % 23
+main()
+"""
+    run = run_script(_HEAD + source, 12)
+    assert any("other items" in reason for _, _, reason in run.restored["problems"]), run.restored
+
+
+def test_a_dict_with_deleted_entries_is_left_as_it_is(run_script: Run) -> None:
+    """Its iterator counts them; a dict that is written again has none."""
+    source = """
+def main():
+    tasks = {name: i for i, name in enumerate("abcdefgh")}
+    del tasks["a"]
+    for name in tasks:
+        learn()
+        probe.trace(name)
+    probe.trace(len(tasks))
+main()
+"""
+    run_script(_HEAD + source, 3).check()
+
+
+def test_the_iterator_of_another_dict_is_named(run_script: Run) -> None:
+    source = """
+def main():
+    for epoch in range(3):
+        tasks = {f"{epoch}{c}": 0 for c in "abcd"}
+        for name, value in tasks.items():
+            learn()
+            probe.trace(name)
+main()
+"""
+    run = run_script(_HEAD + source, 6)
+    assert any("['1c', '1d']" in reason for _, _, reason in run.restored["problems"]), run.restored
+
+
+def test_a_dict_that_has_grown_ends_no_script(run_script: Run) -> None:
+    source = """
+def main():
+    tasks = {"a": 0, "b": 1, "c": 2}
+    for epoch in range(3):
+        for name in tasks:
+            learn()
+            probe.trace(epoch, name)
+        tasks[f"t{epoch}"] = epoch
+main()
+"""
+    run = run_script(_HEAD + source, 6)
+    assert "4 items in all, the live one has 3" in run.restored["mismatch"]
+
+
+def test_a_module_in_the_place_of_another_is_named(run_script: Run) -> None:
+    source = """
+class Task(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.loss, self.layers = nn.ReLU(), nn.Sequential(nn.Tanh(), nn.Sigmoid())
+def main():
+    task = Task()
+    for k in range(8):
+        learn()
+        probe.trace(k, task.loss(torch.tensor(-1.0)).item())
+        if k == 2:
+            task.loss = nn.Tanh()
+            task.layers[1] = nn.ReLU()
+main()
+"""
+    run = run_script(_HEAD + source, 5)
+    assert {place for place, _, _ in run.captured["uncaptured"]} == {"main:task.loss", "main:task.layers.1"}
+
+
+def test_a_file_that_is_opened_for_writing_later_is_named(run_script: Run) -> None:
+    source = """
+def main():
+    for epoch in range(3):
+        with open(f"rows{epoch}.txt", "a") as rows:
+            for k in range(4):
+                learn()
+                print(k, file=rows)
+                probe.trace(rows.name)
+main()
+"""
+    run = run_script(_HEAD + source, 6)
+    assert ["main:rows", "_io.TextIOWrapper"] in [[a, b] for a, b, _ in run.captured["uncaptured"]]
+    first = run_script(_HEAD + source, 2)
+    assert first.captured["uncaptured"] == []
+    first.check()
+
+
+def test_whether_a_tensor_takes_part_in_autograd_comes_back(run_script: Run) -> None:
+    source = """
+def main():
+    t, ts = torch.zeros(3), {"a": torch.zeros(2, requires_grad=True)}
+    for k in range(8):
+        learn()
+        probe.trace(k, t.requires_grad, ts["a"].requires_grad)
+        if k == 2:
+            t.requires_grad_(True)
+            ts["a"].requires_grad_(False)
+main()
+"""
+    run_script(_HEAD + source, 5).check()
