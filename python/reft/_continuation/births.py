@@ -29,7 +29,7 @@ def _never_cleared() -> tuple[type, ...]:
 def _is_light(value: Any, depth: int = 0) -> bool:
     """Whether a value is worth keeping for its identity: a small container of plain values."""
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, _never_cleared()):
+    if kind in _PLAIN or issubclass(type(value), _never_cleared()):
         return True
     if kind not in (list, tuple, dict) or depth > 3 or len(value) > _MOST_ITEMS:
         return False
@@ -42,7 +42,7 @@ def _is_light(value: Any, depth: int = 0) -> bool:
 
 def _reference(value: Any) -> weakref.ref[Any] | None:
     """Gives a weak reference; None if there can be none."""
-    if isinstance(value, _never_cleared()):
+    if issubclass(type(value), _never_cleared()):
         return None
     try:
         return weakref.ref(value)
@@ -147,9 +147,10 @@ class Births:
             if place not in self._ambiguous
         )
         found = {place: value for place, value in pairs if value is not None}
+        pinned = ((self._unfollowed[id(value)], value) for value in self._pinned)
         found.update(
             (place, value)
-            for place, value in (self._held or {}).items()
+            for place, value in (*pinned, *(self._held or {}).items())
             if place not in self._ambiguous
         )
         return found

@@ -312,7 +312,8 @@ class CaptureWalk:
         That is one that is no list, dict or array, or is small, or has changed since the first
         point.
         """
-        nbytes = getattr(item, "nbytes", None)
+        # Of the class: looking at an object's own attributes may run code of the script.
+        nbytes = item.nbytes if hasattr(type(item), "nbytes") else None
         if nbytes is None and not isinstance(item, _CONTAINERS):
             return True
         if (len(item) if nbytes is None else nbytes // 8) <= _SMALL_ITEMS:

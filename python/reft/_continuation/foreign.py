@@ -235,7 +235,7 @@ def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
         if flat.nbytes > whole:
             flat = flat[:: flat.numel() // _SAMPLED]
         return [*mark[1:], flat.contiguous().view(torch.uint8).numpy().tobytes()]
-    if type(value).__module__ == "numpy" and hasattr(value, "nbytes"):
+    if type(value).__module__ == "numpy" and hasattr(type(value), "nbytes"):
         if value.dtype.hasobject or not value.flags.c_contiguous:
             return [value.shape, str(value.dtype)]
         flat = value.reshape(-1)
@@ -297,13 +297,12 @@ class Bulk:
 
 
 def _size_of(item: Any) -> int:
-    nbytes = getattr(item, "nbytes", None)
-    return len(item) if nbytes is None else int(nbytes)
+    return int(item.nbytes) if hasattr(type(item), "nbytes") else len(item)
 
 
 def _steps_between(item: Any, size: int) -> int:
     """Gives how often an item is compared: each so many steps."""
-    if hasattr(item, "nbytes") or isinstance(item, bytearray):
+    if hasattr(type(item), "nbytes") or isinstance(item, bytearray):
         return 1 + size // _BYTES_COMPARED_PER_STEP if size <= _MOST_BYTES_COPIED else 1
     if size > _MOST_COPIED:
         return 1

@@ -18,7 +18,7 @@ from typing import Any
 from . import handles, hooks
 from .births import MEMBER
 from .device_parts import contents
-from .kinds.functions import Method
+from .kinds.functions import BoundBuiltin, Method
 from .kinds.objects import Lost, Owned
 from .kinds.table import rule_of
 from .kinds.tensors import Array, Tensor
@@ -256,7 +256,10 @@ class RestoreWalk:
         live = dict(there)
         for name, item in saved:
             if name in live:
-                self.resolve(item, live.pop(name), f"{place}.{name}")
+                there = live.pop(name)
+                value = self.resolve(item, there, f"{place}.{name}")
+                if value is not KEEP and value is not there:
+                    self.problems.append((f"{place}.{name}", "hook", "replaced after the first step"))
             else:
                 self.problems.append((f"{place}.{name}", "hook", "registered after the first step"))
         for name in live:
@@ -315,7 +318,7 @@ class RestoreWalk:
             return None
         node = self.graph.nodes[index]
         here, there = type_name(type(live)), self.graph.types[index]
-        if isinstance(node, Method):
+        if isinstance(node, (Method, BoundBuiltin)):
             owner = index_of(node.owner)
             if owner is not None:
                 here, there = type_name(type(live.__self__)), self.graph.types[owner]

@@ -184,3 +184,135 @@ def main():
 main()
 """
     run_script(_HEAD + source, 5).check()
+
+
+METHODS = {
+    "a decorator gave it another name": """
+def traced(f):
+    def wrapper(self): return f(self)
+    return wrapper
+class Policy:
+    @traced
+    def warm(self): return 1
+    @traced
+    def late(self): return 2
+    def __init__(self): self.act = self.warm
+    def switch(self): self.act = self.late
+""",
+    "private": """
+class Policy:
+    def __init__(self): self.act = self.__warm
+    def __warm(self): return 1
+    def __late(self): return 2
+    def switch(self): self.act = self.__late
+""",
+    "function of the module": """
+def warm(self): return 1
+def late(self): return 2
+class Policy:
+    def __init__(self): self.act = types.MethodType(warm, self)
+    def switch(self): self.act = types.MethodType(late, self)
+""",
+    "lambda": """
+class Policy:
+    warm, late = (lambda self: 1), (lambda self: 2)
+    def __init__(self): self.act = self.warm
+    def switch(self): self.act = self.late
+""",
+    "of a base class": """
+class Base:
+    def run(self): return 2
+class Policy(Base):
+    def run(self): return 1
+    def __init__(self): self.act = self.run
+    def switch(self): self.act = super().run
+""",
+    "of a class": """
+class Policy:
+    @classmethod
+    def warm(cls): return 1
+    @classmethod
+    def late(cls): return 2
+    def __init__(self): self.act = self.warm
+    def switch(self): self.act = self.late
+""",
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_another_method_of_the_same_object_comes_back(run_script: Run, name: str) -> None:
+    source = """
+def main():
+    policy = Policy()
+    for k in range(8):
+        learn()
+        probe.trace(k, policy.act())
+        if k == 2:
+            policy.switch()
+main()
+"""
+    run_script(_HEAD + METHODS[name] + source, 5).check()
+
+
+def test_workers_get_the_dataset_as_it_was(run_script: Run) -> None:
+    """They are forked when it is back: what it holds may be no part that a replay copies."""
+    source = """
+class Items(torch.utils.data.Dataset):
+    def __init__(self): self.transform, self.sizes = abs, (1, 2)
+    def __len__(self): return 8
+    def __getitem__(self, i): return torch.tensor([self.transform(-i), self.sizes[0]])
+def main():
+    items = Items()
+    loader = DataLoader(items, 2, num_workers=1)
+    for e in range(3):
+        for x in loader:
+            learn()
+            probe.trace(e, x.tolist())
+        items.transform, items.sizes = float, (e + 10, 2)
+main()
+"""
+    run_script(_HEAD + source, 6).check()
+
+
+def test_a_hook_in_the_place_of_another_is_named(run_script: Run) -> None:
+    source = """
+def early(module, arguments, output): pass
+def late(module, arguments, output): pass
+def main():
+    handle = MODEL.register_forward_hook(early)
+    for k in range(8):
+        learn()
+        probe.trace(k)
+        if k == 2:
+            handle.remove()
+            handle = MODEL.register_forward_hook(late)
+main()
+"""
+    run = run_script(_HEAD + source, 5)
+    assert any(reason == "replaced after the first step" for _, _, reason in run.restored["problems"])
+
+
+def test_what_is_looked_at_does_not_change(run_script: Run) -> None:
+    source = """
+class Open:
+    def __init__(self): self.__dict__["asked"] = []
+    def __getattr__(self, name):
+        self.asked.append(name)
+        return None
+class Counted(dict):
+    seen = 0
+    def __len__(self):
+        Counted.seen += 1
+        return dict.__len__(self)
+OPEN = Open()
+def main():
+    counted = Counted(a=1)
+    for k in range(6):
+        learn()
+        probe.trace(k, [name for name in OPEN.asked if not name.startswith("__")], Counted.seen)
+        dict.__setitem__(counted, "a", k)
+main()
+"""
+    run = run_script(_HEAD + source, 4)
+    assert run.expected["lines"][-1] == [5, [], 0]
+    assert run.restored["lines"][-1] == [5, [], 0]

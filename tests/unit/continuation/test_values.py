@@ -708,12 +708,27 @@ main()
     assert "file that a `for` loop reads" in result.restored["mismatch"]
 
 
-def test_an_object_that_fails_when_looked_at_loses_only_itself(run_script: Run) -> None:
+def test_a_dict_whose_methods_fail_is_read_without_them(run_script: Run) -> None:
     script = """
 class Hostile(dict):
-    def items(self):
+    def fails(self, *arguments):
         raise RuntimeError("no")
-    def __len__(self):
+    items = __len__ = __contains__ = __iter__ = keys = fails
+def main():
+    hostile = Hostile()
+    for step in range(6):
+        learn()
+        dict.__setitem__(hostile, "step", step)
+        probe.trace(step, dict.__getitem__(hostile, "step"))
+main()
+"""
+    run_script(HEADER + script, 3).check()
+
+
+def test_an_object_that_fails_when_looked_at_loses_only_itself(run_script: Run) -> None:
+    script = """
+class Hostile:
+    def __getattribute__(self, name):
         raise RuntimeError("no")
 def main():
     hostile, total = Hostile(), 0

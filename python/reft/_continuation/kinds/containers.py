@@ -155,10 +155,12 @@ class Mapping(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if ("__builtins__" in value and "__name__" in value) or id(value) in walk.owned_groups:
+        size = dict.__len__(value)  # of the class itself: the script's own may count its calls
+        has = dict.__contains__
+        if (has(value, "__builtins__") and has(value, "__name__")) or id(value) in walk.owned_groups:
             return OWNED  # the globals of a module; a parameter group
-        if not walk.take(16 * len(value)):
-            return walk.no_room(value, place, 16 * len(value))
+        if not walk.take(16 * size):
+            return walk.no_room(value, place, 16 * size)
         below = depth + 1
         # As it is, whatever its class yields. The order of an OrderedDict is not its dict's.
         base: Any = OrderedDict if isinstance(value, OrderedDict) else dict
@@ -172,7 +174,8 @@ class Mapping(Node):
                 else walk.encode(item, f"{place}[{name_of_key(key, i)}]", below),
             )
             for i, (key, item) in enumerate(list(base.items(value)))
-            if key != "__builtins__"  # `exec` has put it into a namespace of the script's
+            # `exec` has put it into a namespace of the script's.
+            if type(key) is not str or key != "__builtins__"
         ]
         attributes = walk.attributes(value, place, depth)
         factory = value.default_factory if isinstance(value, defaultdict) else None
@@ -194,7 +197,8 @@ class Mapping(Node):
                     return walk.problem(at, "its default_factory was made after the first step")
                 target.default_factory = before if factory is KEEP else factory
         walk.stands(at, target)
-        there = target if target else live if isinstance(live, dict) else {}
+        is_alive = dict.__len__(target) or not isinstance(live, dict)
+        there: dict[Any, Any] = dict(dict.items(target if is_alive else live))
         keys = list(there)
         items: dict[Any, Any] = {}
         for position, (encoded, item) in enumerate(self.items):

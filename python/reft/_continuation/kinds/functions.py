@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from reft._state.own import is_made
@@ -21,6 +21,7 @@ from ..nodes import (
     Named,
     Node,
     find_named,
+    function_in,
     is_bound,
     kind,
     type_name,
@@ -186,13 +187,72 @@ class Code(Node):
 class Method(Node):
     """A method with the object that it is bound to."""
 
+    holder: str
+    """Class whose own method it is; "" if it is no method of a class."""
     name: str
+    """Of the method in its class, or of a function in its module; "" if it has none."""
+    module: str
     owner: Any
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         owner = walk.encode(value.__self__, f"{place}.__self__", depth + 1)
-        return cls(value.__func__.__name__, owner)
+        function = value.__func__
+        is_other = walk.is_switched(function, f"{place}.__func__")
+        holder, name = _where_it_is(value.__self__, function)
+        if name:
+            return cls(holder, name, "", owner)
+        module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+        if find_named(module, name) is function:
+            return cls("", name, module, owner)
+        if is_other and not walk.note_births:
+            return walk.lost(place, "method", _not_by_name(name))
+        return cls("", "", "", owner)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        there = getattr(live, "__self__", MISSING)
+        owner = walk.resolve(self.owner, there, f"{at.place}.__self__")
+        function = getattr(live, "__func__", None)
+        if self.holder:
+            function = _method_of(there if owner is KEEP else owner, self.holder, self.name)
+        elif self.name:
+            function = find_named(self.module, self.name)
+        if owner is KEEP or function is None:
+            return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
+        if owner is there and function is getattr(live, "__func__", None):
+            return KEEP
+        return MethodType(function, owner)
+
+
+def _where_it_is(owner: Any, function: Any) -> tuple[str, str]:
+    """(class, name in it) of a method of `owner`; ("", "") if it is none."""
+    bases = _bases(owner)
+    name = getattr(function, "__name__", "")
+    for base in bases:
+        if function_in(vars(base).get(name)) is function:
+            return type_name(base), name
+    for base in bases:  # a decorator has given it another name, or Python has: `self.__busy`
+        for name, member in vars(base).items():
+            if function_in(member) is function:
+                return type_name(base), name
+    return "", ""
+
+
+def _method_of(owner: Any, holder: str, name: str) -> Any:
+    members = (vars(base).get(name) for base in _bases(owner) if type_name(base) == holder)
+    return next((function_in(member) for member in members), None)
+
+
+def _bases(owner: Any) -> tuple[type, ...]:
+    return owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+
+
+@kind
+class BoundBuiltin(Node):
+    """A method that is written in C, with its object."""
+
+    name: str
+    owner: Any
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         there = getattr(live, "__self__", MISSING)
@@ -207,7 +267,7 @@ class Method(Node):
 def capture_bound(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     """Captures a method that is written in C; nothing else may hold its object."""
     owner = walk.encode(value.__self__, f"{place}.__self__", depth + 1)
-    return Method(value.__name__, owner)
+    return BoundBuiltin(value.__name__, owner)
 
 
 @kind

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..restore_walk import RestoreWalk
 
 _FIXED = (names.VALUES, names.CONTAINERS, names.ARRAYS, plain.TENSORS)
+_EQUAL_IS_SAME = (range, str, bytes)
 _TOUCHED = ("worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
 
 
@@ -145,13 +146,21 @@ class Loader(Node):
         walk.fix(*parts_of_loader(target).containers())
         # After the iterators' replay, which needs older states.
         walk.positions.append(lambda: parts(target).write(self.pieces))
+        def put(name: str, value: Any) -> None:
+            walk.positions.append(functools.partial(target.__dict__.__setitem__, name, value))
+
         for name, part in self.parts_of_it:
             there = getattr(target, name, MISSING)
             walk.fix(there)
-            walk.resolve(part, there, f"{at.place}.{name}")
-
-        def put(name: str, value: Any) -> None:
-            walk.positions.append(functools.partial(target.__dict__.__setitem__, name, value))
+            value = walk.resolve(part, there, f"{at.place}.{name}")
+            if value is KEEP or value is there:
+                continue
+            if type(value) is type(there) and type(value) in _EQUAL_IS_SAME and value == there:
+                continue
+            if name == "collate_fn":
+                put(name, value)  # its iterators keep what they were made with
+            why = "the loader reads another object than the variable that is restored"
+            walk.problem(at, why, f"{at.place}.{name}")
 
         for name, item in self.attributes:
             there = target.__dict__.get(name, MISSING)
@@ -229,6 +238,11 @@ class LoaderIterator(Node):
             loader = live_loader
         if loader is MISSING:
             return walk.problem(at, "its DataLoader was made after the first step")
+        if self.flavor == "multi" and target is not MISSING:
+            # Workers get copies of the dataset, so they start when it is back.
+            _check(loader, plain.loads(self.fixed, *_FIXED))
+            walk.afterwards(lambda: self._make_again(target, loader, at, walk))
+            return target
         remarks: list[str] = []
         replayed: list[Callable[[], Any]] = []
         fresh, is_same = self.rebuild(loader, remarks, replayed)
@@ -255,15 +269,22 @@ class LoaderIterator(Node):
         return target
 
     def _make_again(self, standing: Any, loader: Any, at: At, walk: RestoreWalk) -> None:
-        """Replays once more when everything else is back: a sampler may read a global variable, a
+        """Makes the iterator when everything else is back: a sampler may read a global variable, a
         closure, or an object that is no part of its loader."""
+        remarks: list[str] = []
         replayed: list[Callable[[], Any]] = []
         pieces = parts(loader).capture()
-        fresh, is_same = self.rebuild(loader, [], replayed)
+        fresh, is_same = self.rebuild(loader, remarks, replayed)
         for write in replayed:
             write()
         parts(loader).write(pieces)
-        _swap(standing, fresh)
+        if fresh is None:
+            _finish(standing)
+        else:
+            _swap(standing, fresh)
+        if self.flavor == "multi":
+            for remark in remarks:  # others have reported them
+                walk.problem(at, remark)
         if not is_same:
             walk.problem(at, "what it is made of gives other items than before")
 
@@ -286,8 +307,7 @@ class LoaderIterator(Node):
             ValueError: The loader has other parts than the captured one.
         """
         fixed = plain.loads(self.fixed, *_FIXED)
-        if fingerprint(loader) != fixed["loader"]:
-            raise ValueError(f"DataLoader was {fixed['loader']}, is {fingerprint(loader)}")
+        _check(loader, fixed)
         if self.flavor == "multi" and self.is_finished and not loader.persistent_workers:
             return None, True
         pieces = parts(loader)
@@ -390,6 +410,11 @@ class LoaderIterator(Node):
                 "its sampler draws from a global generator in mid-iteration:"
                 " the batches that follow have another order"
             )
+
+
+def _check(loader: Any, fixed: dict[str, Any]) -> None:
+    if fingerprint(loader) != fixed["loader"]:
+        raise ValueError(f"DataLoader was {fixed['loader']}, is {fingerprint(loader)}")
 
 
 def _unrestorable(iterator: Any) -> str | None:
