@@ -1,5 +1,6 @@
 """Settings of the whole process that a script may change in mid-run: default dtype, precision,
-determinism, autocast, environment variables.
+determinism, autocast, threads, kernels that torch may use, what NumPy and decimal do with errors and
+digits, environment variables.
 
 Only what has changed since the first program point is captured, so that a restarted script's own
 beginning counts otherwise.
@@ -44,7 +45,14 @@ class Settings:
         first = self._at_first
         if not first:
             return {}
-        changed = {name: value for name, get, _ in self._found() if (value := get()) != first[name]}
+        changed: dict[str, Any] = {}
+        for name, get, _ in self._found():
+            try:
+                value = get()
+            except Exception:  # one of two names of a precision, once the script has used the other
+                continue
+            if value != first[name]:
+                changed[name] = value
         now = _variables()
         if self._variables and now and now != self._variables:
             changed[_ENVIRONMENT] = _differences(self._variables, now)
@@ -67,7 +75,8 @@ class Settings:
         if self._known is None:
             torch: Any = sys.modules.get("torch")
             is_there = torch is not None and hasattr(torch, "get_default_dtype")
-            self._known = _of_torch(torch) if is_there else []
+            found = [*_of_torch(torch), *_of_kernels(torch)] if is_there else []
+            self._known = [setting for setting in [*found, *_of_numbers()] if _is_readable(setting)]
         return self._known
 
 
@@ -117,11 +126,54 @@ def _of_torch(torch: Any) -> list[_Setting]:
             partial(torch.set_autocast_enabled, device),
         )
         found.append((f"autocast on {device}", get, put))
-    cudnn = torch.backends.cudnn
-    found.append(
-        ("cudnn.benchmark", lambda: cudnn.benchmark, lambda on: setattr(cudnn, "benchmark", on))
-    )
+    found.append(("threads", torch.get_num_threads, torch.set_num_threads))
     return found
+
+
+def _of_kernels(torch: Any) -> list[_Setting]:
+    """Which kernels torch may use: they round differently."""
+    cudnn, cuda, mkldnn = (torch.backends.cudnn, torch.backends.cuda, torch.backends.mkldnn)
+    found: list[_Setting] = [
+        (f"cudnn.{name}", partial(getattr, cudnn, name), partial(setattr, cudnn, name))
+        for name in ("benchmark", "deterministic", "enabled", "allow_tf32")
+    ]
+    for name in ("flash", "mem_efficient", "math", "cudnn"):
+        get = getattr(cuda, f"{name}_sdp_enabled", None)
+        put = getattr(cuda, f"enable_{name}_sdp", None)
+        if get is not None and put is not None:
+            found.append((f"{name} attention", get, put))
+    found.append(("mkldnn", lambda: mkldnn.enabled, mkldnn.set_flags))
+    return found
+
+
+def _of_numbers() -> list[_Setting]:
+    found: list[_Setting] = []
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None:
+        found.append(("errors of NumPy", numpy.geterr, lambda how: numpy.seterr(**how)))
+    decimal: Any = sys.modules.get("decimal")
+    if decimal is not None:
+        for name in ("prec", "rounding"):
+            get = partial(_of_context, decimal, name)
+            found.append((f"decimal {name}", get, partial(_to_context, decimal, name)))
+    return found
+
+
+def _of_context(decimal: Any, name: str) -> Any:
+    return getattr(decimal.getcontext(), name)
+
+
+def _to_context(decimal: Any, name: str, value: Any) -> None:
+    setattr(decimal.getcontext(), name, value)
+
+
+def _is_readable(setting: _Setting) -> bool:
+    """Whether it can be asked for here. Old and new names of precisions exclude each other."""
+    try:
+        setting[1]()
+        return True
+    except Exception:  # noqa: BLE001  # a release of torch without it
+        return False
 
 
 def _dtype_setting(

@@ -316,3 +316,30 @@ main()
     run = run_script(_HEAD + source, 4)
     assert run.expected["lines"][-1] == [5, [], 0]
     assert run.restored["lines"][-1] == [5, [], 0]
+
+
+def test_settings_that_change_the_arithmetic_come_back(run_script: Run) -> None:
+    source = """
+import decimal
+import numpy as np
+BACKENDS = torch.backends
+def look():
+    return [
+        torch.get_num_threads(), BACKENDS.cudnn.deterministic, BACKENDS.cudnn.enabled,
+        BACKENDS.cuda.math_sdp_enabled(), BACKENDS.mkldnn.enabled, np.geterr()["over"],
+        decimal.getcontext().prec,
+    ]
+def main():
+    for k in range(8):
+        learn()
+        probe.trace(k, look())
+        if k == 2:
+            torch.set_num_threads(torch.get_num_threads() + 2)
+            BACKENDS.cudnn.deterministic, BACKENDS.cudnn.enabled = True, False
+            BACKENDS.cuda.enable_math_sdp(False)
+            BACKENDS.mkldnn.set_flags(False)
+            np.seterr(over="raise")
+            decimal.getcontext().prec = 7
+main()
+"""
+    run_script(_HEAD + source, 5).check()
