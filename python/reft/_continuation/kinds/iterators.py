@@ -184,7 +184,8 @@ class Advanced(Node):
 
         def check() -> None:
             if self.ahead and _ahead(target) != self.ahead:
-                walk.problem(at, f"would give {_ahead(target)} next, the saved one {self.ahead}")
+                why = f"would give {_ahead(target)} next, the saved one {self.ahead}"
+                walk.problem(at, why, f"items of {at.place}")
 
         # First: a change of the dict's size would end its iterators.
         walk.contents.insert(0, advance)

@@ -286,7 +286,9 @@ class LoaderIterator(Node):
             for remark in remarks:  # others have reported them
                 walk.problem(at, remark)
         if not is_same:
-            walk.problem(at, "what it is made of gives other items than before")
+            # Under a name of its own: a verification compares the position itself.
+            why = "what it is made of gives other items than before"
+            walk.problem(at, why, f"items of {at.place}")
 
     def rebuild(
         self, loader: Any, remarks: list[str], replayed: list[Callable[[], Any]]
