@@ -125,7 +125,7 @@ RunPlace::Taken RunPlace::take(std::string& other) {
 // one may have it.
 bool RunPlace::takeClaim(bool patient, std::string& other) {
   auto owner = Owner::kNobody;
-  // Nobody has it: who had it has ended in between.
+  // kNobody: the process that had it has ended in between.
   for (int i = 0; i < 3 && owner == Owner::kNobody; ++i) {
     if (claim_ || bindClaim()) {
       return true;

@@ -34,7 +34,7 @@ class RunPlace {
   Taken take(std::string& other);
 
   int listener() const { return listener_.get(); }
-  int claim() const { return claim_.get(); }  // -1: there is none, until keep() has it
+  int claim() const { return claim_.get(); }  // -1: none yet; keep() tries again
   // Number of this agent among those that have taken the place, which grows by one with each.
   uint64_t fence() const { return fence_; }
   // The directory of the node, open.

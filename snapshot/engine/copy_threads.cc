@@ -50,7 +50,7 @@ void CopyThreads::startAll(uint32_t count, Starter start) {
       threads_.push_back(start([this] { runHelper(); }));
     }
   } catch (const std::system_error& error) {
-    // Helpers only save time; whoever limits threads gets no more of them.
+    // Helpers only save time. Where threads are limited, copies do without.
     context_.telemetry.failed("started " + std::to_string(threads_.size()) + " of " +
                               std::to_string(count) + " copy threads: " + error.what());
   }

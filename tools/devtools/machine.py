@@ -68,7 +68,7 @@ def run(
     # Without these two, ccache takes the same source for another one in every build tree.
     ccache = {"CCACHE_NOHASHDIR": "1", "CCACHE_BASEDIR": str(ROOT)}
     full = {**os.environ, "PATH": path, **ccache, **(env or {})}
-    # Images of containers often set it; every rank of every test would compile reft's modules again.
+    # Images of containers often set it. Every rank of every test would compile reft's modules.
     full.pop("PYTHONDONTWRITEBYTECODE", None)
     with log.open("w") if log else contextlib.nullcontext() as sink:
         done = subprocess.run(words, cwd=cwd, env=full, check=False, stdout=sink, stderr=sink)

@@ -59,7 +59,6 @@ class Births:
         # so that no later one has it; therefore only small ones of plain values.
         self._unfollowed: dict[int, str] = {}
         self._pinned: list[Any] = []
-        self._held: dict[str, Any] | None = None
         self._at: dict[str, int] = {}
         self._ambiguous: set[str] = set()
         self.recorded = False
@@ -115,8 +114,6 @@ class Births:
             self._ambiguous.add(place)
         self._unfollowed[id(value)] = place
         self._pinned.append(value)
-        if self._held is not None:
-            self._held.setdefault(place, value)
 
     def place_of_identity(self, identity: int) -> str | None:
         """Returns the place of the object with that `id`; None if it is gone or came later."""
@@ -131,26 +128,9 @@ class Births:
         for bulk in self.bulky.values():
             bulk.restored(at)
 
-    def hold(self) -> None:
-        """Keeps every object that is noted from now on: `by_place` gives them all."""
-        self._held = {}
-
-    def release(self) -> None:
-        """Ends what `hold` began."""
-        self._held = None
-
     def by_place(self) -> dict[str, Any]:
         """Gives the objects that are still alive, by their place."""
-        pairs = (
-            (place, reference())
-            for reference, place in self._places.values()
-            if place not in self._ambiguous
-        )
-        found = {place: value for place, value in pairs if value is not None}
-        pinned = ((self._unfollowed[id(value)], value) for value in self._pinned)
-        found.update(
-            (place, value)
-            for place, value in (*pinned, *(self._held or {}).items())
-            if place not in self._ambiguous
-        )
-        return found
+        followed = ((place, reference()) for reference, place in self._places.values())
+        found = {place: value for place, value in followed if value is not None}
+        found.update((self._unfollowed[id(value)], value) for value in self._pinned)
+        return {place: value for place, value in found.items() if place not in self._ambiguous}

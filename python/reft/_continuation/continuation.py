@@ -185,16 +185,10 @@ class Continuation:
         graph = Graph.unpacked(packed)
         put_in(graph, room)
         births = self._births if again else Births()
-        births.hold()
         if not again:
             self._note_births(start_frame, births)
-        try:
-            walk = RestoreWalk(
-                graph, births.by_place(), frames.plan_generator, foreign, owned_storages
-            )
-            user = self._plan_frames(walk, start_frame, path, outside)
-        finally:
-            births.release()
+        walk = RestoreWalk(graph, births.by_place(), frames.plan_generator, foreign, owned_storages)
+        user = self._plan_frames(walk, start_frame, path, outside)
         walk.write(lambda: self._settings.restore(changed, foreign))
         return Planned(walk, births, user)
 

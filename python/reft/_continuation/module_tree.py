@@ -56,9 +56,9 @@ class Tree:
     """
 
     __slots__ = (
+        "_children",
         "_counts",
         "_cursor",
-        "_children",
         "_empty",
         "_first",
         "_holders",
@@ -91,9 +91,9 @@ class Tree:
         self._children = [
             (m._modules, name, child) for m in self.modules for name, child in m._modules.items()
         ]
-        self._first: dict[str, weakref.ref[Any]] = (
-            {name: weakref.ref(module) for name, module in named} if before is None else before._first
-        )
+        first = None if before is None else before._first
+        self._first: dict[str, weakref.ref[Any]]
+        self._first = first or {name: weakref.ref(module) for name, module in named}
         self.replaced = [
             (name, module)
             for name, module in named

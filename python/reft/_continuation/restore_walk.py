@@ -256,12 +256,13 @@ class RestoreWalk:
         live = dict(there)
         for name, item in saved:
             if name in live:
-                there = live.pop(name)
-                value = self.resolve(item, there, f"{place}.{name}")
-                if value is not KEEP and value is not there:
-                    self.problems.append((f"{place}.{name}", "hook", "replaced after the first step"))
+                hook = live.pop(name)
+                value = self.resolve(item, hook, f"{place}.{name}")
+                why = "" if value is KEEP or value is hook else "replaced after the first step"
             else:
-                self.problems.append((f"{place}.{name}", "hook", "registered after the first step"))
+                why = "registered after the first step"
+            if why:
+                self.problems.append((f"{place}.{name}", "hook", why))
         for name in live:
             self.problems.append((f"{place}.{name}", "hook", "removed after the first step"))
 

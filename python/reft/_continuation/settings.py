@@ -1,6 +1,6 @@
 """Settings of the whole process that a script may change in mid-run: default dtype, precision,
-determinism, autocast, threads, kernels that torch may use, what NumPy and decimal do with errors and
-digits, environment variables.
+determinism, autocast, threads, kernels that torch may use, errors of NumPy, digits of decimal,
+environment variables.
 
 Only what has changed since the first program point is captured, so that a restarted script's own
 beginning counts otherwise.
@@ -132,16 +132,14 @@ def _of_torch(torch: Any) -> list[_Setting]:
 
 def _of_kernels(torch: Any) -> list[_Setting]:
     """Which kernels torch may use: they round differently."""
-    cudnn, cuda, mkldnn = (torch.backends.cudnn, torch.backends.cuda, torch.backends.mkldnn)
+    cudnn, cuda, mkldnn = torch.backends.cudnn, torch.backends.cuda, torch.backends.mkldnn
     found: list[_Setting] = [
         (f"cudnn.{name}", partial(getattr, cudnn, name), partial(setattr, cudnn, name))
         for name in ("benchmark", "deterministic", "enabled", "allow_tf32")
     ]
     for name in ("flash", "mem_efficient", "math", "cudnn"):
-        get = getattr(cuda, f"{name}_sdp_enabled", None)
-        put = getattr(cuda, f"enable_{name}_sdp", None)
-        if get is not None and put is not None:
-            found.append((f"{name} attention", get, put))
+        get, put = getattr(cuda, f"{name}_sdp_enabled"), getattr(cuda, f"enable_{name}_sdp")
+        found.append((f"{name} attention", get, put))
     found.append(("mkldnn", lambda: mkldnn.enabled, mkldnn.set_flags))
     return found
 

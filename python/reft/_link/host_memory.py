@@ -186,12 +186,12 @@ def is_stalled(root: Path = Path("/")) -> bool:
     """Whether the processes of this one's groups, or of the machine, spend their time waiting until
     the kernel has made memory free (`full avg10` of its pressure stall information), while none is
     left beyond the part for growth. Where some is, page cache is what they wait for."""
-    room = tightest(root)
-    if room is None or room.usable:
-        return False
     groups = [folder / "memory.pressure" for is_first, folder in _folders(root) if not is_first]
     files = [*groups, root / "proc/pressure/memory"]
-    return any(_stalled_percent(file) >= _STALLED_PERCENT for file in files)
+    if all(_stalled_percent(file) < _STALLED_PERCENT for file in files):
+        return False
+    room = tightest(root)
+    return room is not None and not room.usable
 
 
 def _stalled_percent(path: Path) -> float:

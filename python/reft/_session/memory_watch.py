@@ -19,7 +19,7 @@ from reft import _C, _voice
 from reft._link import host_memory, job_identity
 
 _LOOK_SEC = 1.0
-_SETTLE_SEC = 20.0  # the kernel's figure is of ten seconds: it tells what helped only after them
+_SETTLE_SEC = 20.0  # the kernel's figure is of the last ten seconds, so it is late
 
 
 class MemoryWatch:

@@ -32,12 +32,16 @@ def learn():
 ORDERS = {
     "global": ("EPOCH", "global EPOCH; EPOCH = e", "EPOCH = 0"),
     "attribute of a class": ("Config.epoch", "Config.epoch = e", "class Config: epoch = 0"),
-    "object of a module": ("CONFIG.epoch", "CONFIG.epoch = e", "CONFIG = types.SimpleNamespace(epoch=0)"),
+    "object of a module": (
+        "CONFIG.epoch", "CONFIG.epoch = e", "CONFIG = types.SimpleNamespace(epoch=0)",
+    ),
     "dict of a module": ("CONFIG['epoch']", "CONFIG['epoch'] = e", "CONFIG = {'epoch': 0}"),
     "tuple of the sampler": ("sum(self.value)", "sampler.value = (e, 1)", "pass"),
     "object of the sampler": ("self.value.n", "sampler.value = types.SimpleNamespace(n=e)", "pass"),
-    "function of the sampler": ("self.value()", "sampler.value = functools.partial(int, e)", "pass"),
-}
+    "function of the sampler": (
+        "self.value()", "sampler.value = functools.partial(int, e)", "pass",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ORDERS)
@@ -58,7 +62,7 @@ def main():
     sampler = Shuffled()
     loader = DataLoader(torch.arange(8), 2, sampler=sampler)
     for e in range(3):
-        {"; ".join(part.strip() for part in change.split(";")) if "global" not in change else "set_epoch(e)"}
+        {"set_epoch(e)" if "global" in change else change}
         for x in loader:
             learn()
             probe.trace(e, x.tolist())
@@ -150,7 +154,8 @@ def main():
 main()
 """
     run = run_script(_HEAD + source, 5)
-    assert {place for place, _, _ in run.captured["uncaptured"]} == {"main:task.loss", "main:task.layers.1"}
+    places = {place for place, _, _ in run.captured["uncaptured"]}
+    assert places == {"main:task.loss", "main:task.layers.1"}
 
 
 def test_a_file_that_is_opened_for_writing_later_is_named(run_script: Run) -> None:
@@ -289,7 +294,8 @@ def main():
 main()
 """
     run = run_script(_HEAD + source, 5)
-    assert any(reason == "replaced after the first step" for _, _, reason in run.restored["problems"])
+    reasons = [reason for _, _, reason in run.restored["problems"]]
+    assert "replaced after the first step" in reasons
 
 
 def test_what_is_looked_at_does_not_change(run_script: Run) -> None:

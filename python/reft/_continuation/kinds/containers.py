@@ -157,8 +157,9 @@ class Mapping(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         size = dict.__len__(value)  # of the class itself: the script's own may count its calls
         has = dict.__contains__
-        if (has(value, "__builtins__") and has(value, "__name__")) or id(value) in walk.owned_groups:
-            return OWNED  # the globals of a module; a parameter group
+        is_globals = has(value, "__builtins__") and has(value, "__name__")  # of a module
+        if is_globals or id(value) in walk.owned_groups:
+            return OWNED
         if not walk.take(16 * size):
             return walk.no_room(value, place, 16 * size)
         below = depth + 1

@@ -198,14 +198,13 @@ class Method(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         owner = walk.encode(value.__self__, f"{place}.__self__", depth + 1)
         function = value.__func__
-        is_other = walk.is_switched(function, f"{place}.__func__")
         holder, name = _where_it_is(value.__self__, function)
         if name:
             return cls(holder, name, "", owner)
         module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
         if find_named(module, name) is function:
             return cls("", name, module, owner)
-        if is_other and not walk.note_births:
+        if walk.is_switched(function, f"{place}.__func__"):
             return walk.lost(place, "method", _not_by_name(name))
         return cls("", "", "", owner)
 

@@ -3,7 +3,8 @@
 An iterator is described by the parts that its `__reduce__` names, and made again from them: that
 holds for every supported interpreter and touches no memory layout. A new iterator takes the old
 one's place wherever reft found it. Iterators of dicts and sets are moved by advancing the live one,
-because their `__reduce__` copies what is left.
+because their `__reduce__` copies what is left; of small ones it does, for the next items, which a
+resume compares.
 
 Threads: the training thread. Errors: `Stray` for a position that cannot be reached.
 """
@@ -183,8 +184,9 @@ class Advanced(Node):
                 next(target)
 
         def check() -> None:
-            if self.ahead and _ahead(target) != self.ahead:
-                why = f"would give {_ahead(target)} next, the saved one {self.ahead}"
+            ahead = _ahead(target) if self.ahead else []
+            if ahead != self.ahead:
+                why = f"would give {ahead} next, the saved one {self.ahead}"
                 walk.problem(at, why, f"items of {at.place}")
 
         # First: a change of the dict's size would end its iterators.
@@ -313,5 +315,6 @@ def _ahead(iterator: Any) -> list[Any]:
 
 
 def _size(iterator: Any) -> int:
-    sources = [each for each in gc.get_referents(iterator) if isinstance(each, (dict, set, frozenset))]
-    return len(sources[0]) if sources else -1
+    kinds = (dict, set, frozenset)
+    sources = (each for each in gc.get_referents(iterator) if isinstance(each, kinds))
+    return next(map(len, sources), -1)

@@ -146,6 +146,7 @@ class Loader(Node):
         walk.fix(*parts_of_loader(target).containers())
         # After the iterators' replay, which needs older states.
         walk.positions.append(lambda: parts(target).write(self.pieces))
+
         def put(name: str, value: Any) -> None:
             walk.positions.append(functools.partial(target.__dict__.__setitem__, name, value))
 

@@ -115,9 +115,10 @@ class Tensor(Node):
             walk.contents.append(lambda: memory.fill(made, saved))
         else:
             made = saved.to(self.device) if target is None else target
-        if made is target and made.is_leaf and made.requires_grad != self.requires_grad:
-            walk.contents.append(lambda: made.requires_grad_(self.requires_grad))
-        if made is not target:
+        if made is target:
+            if made.is_leaf and made.requires_grad != self.requires_grad:
+                walk.contents.append(lambda: made.requires_grad_(self.requires_grad))
+        else:
             made = memory.with_bits(made, self.bits)
             if at.type_name == "torch.nn.parameter.Parameter":
                 made = torch.nn.Parameter(made, self.requires_grad)
