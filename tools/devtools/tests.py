@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .build import build_dir, build_plain, clang_definitions, install
@@ -127,22 +128,27 @@ def sanitize(counts: Counts, name: str) -> None:
 
 def fuzz(counts: Counts, seconds: int) -> None:
     tree = sanitizer_tree("asan")
-    for source in sorted((ROOT / "tests" / "fuzz").glob("*_fuzz.cc")):
+
+    def run_one(name: str) -> tuple[str, int, float]:
         started = time.monotonic()
-        corpus = tree / "corpus" / source.stem
+        corpus = tree / "corpus" / name
         corpus.mkdir(parents=True, exist_ok=True)
-        artifacts = f"-artifact_prefix={tree}/{source.stem}-"
-        binary = tree / "tests" / source.stem
-        log = tree / f"{source.stem}.log"
-        words = [binary, f"-max_total_time={seconds}", "-print_final_stats=1", artifacts, corpus]
-        code = run(words, check=False, log=log)
+        artifacts = f"-artifact_prefix={tree}/{name}-"
+        words = [tree / "tests" / name, f"-max_total_time={seconds}", "-print_final_stats=1"]
+        return name, run([*words, artifacts, corpus], check=False, log=tree / f"{name}.log"), started
+
+    names = sorted(source.stem for source in (ROOT / "tests" / "fuzz").glob("*_fuzz.cc"))
+    with ThreadPoolExecutor(jobs()) as pool:
+        results = list(pool.map(run_one, names))
+    for name, code, started in results:
+        log = tree / f"{name}.log"
         lines = log.read_text(errors="replace").splitlines()
         done = [line for line in lines if line.startswith("Done ")]
         last = "\n    ".join(lines[-SHOWN_FUZZER_LINES:] if code else done)
         print(f"    {last}")
         if code:  # what it found, and the input in base64
-            counts.failures.append(f"-- fuzz {source.stem}\n    {last}")
-        counts.add_exit_code(f"fuzz {source.stem}", code, started)
+            counts.failures.append(f"-- fuzz {name}\n    {last}")
+        counts.add_exit_code(f"fuzz {name}", code, started)
 
 
 def other_versions(counts: Counts) -> None:
