@@ -171,7 +171,8 @@ def pip_install(requirements: Sequence[str]) -> None:
             uv = venv_dir() / "bin" / "uv"
             if not uv.exists():
                 run([*pip, INSTALLER])
-            words = [uv, "pip", "install", "-q", "--compile-bytecode", "--python", python()]
+            words = [uv, "pip", "install", "-q", "--system-certs", "--compile-bytecode"]
+            words += ["--python", python()]
             done = run([*words, *requirements], check=False) == 0
         if not done:
             run([*pip, *requirements])
