@@ -190,7 +190,7 @@ checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
 @pytest.mark.timeout(300)
-@settings(derandomize=True, max_examples=60, deadline=None, suppress_health_check=checks)
+@settings(derandomize=True, max_examples=40, deadline=None, suppress_health_check=checks)
 @given(nests, st.booleans(), st.floats(0, 1))
 def test_each_item_once(levels: list[Level], in_main: bool, where: float) -> None:
     holds(levels, in_main, where)
@@ -198,7 +198,7 @@ def test_each_item_once(levels: list[Level], in_main: bool, where: float) -> Non
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@settings(max_examples=100, deadline=None, suppress_health_check=checks, print_blob=True)
+@settings(max_examples=60, deadline=None, suppress_health_check=checks, print_blob=True)
 @given(nests, st.booleans(), st.floats(0, 1))
 def test_each_item_once_at_length(levels: list[Level], in_main: bool, where: float) -> None:
     holds(levels, in_main, where)

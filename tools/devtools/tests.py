@@ -139,16 +139,18 @@ def fuzz(counts: Counts, seconds: int) -> None:
 
     names = sorted(source.stem for source in (ROOT / "tests" / "fuzz").glob("*_fuzz.cc"))
     with ThreadPoolExecutor(jobs()) as pool:
-        results = list(pool.map(run_one, names))
-    for name, code, started in results:
-        log = tree / f"{name}.log"
-        lines = log.read_text(errors="replace").splitlines()
-        done = [line for line in lines if line.startswith("Done ")]
-        last = "\n    ".join(lines[-SHOWN_FUZZER_LINES:] if code else done)
-        print(f"    {last}")
-        if code:  # what it found, and the input in base64
-            counts.failures.append(f"-- fuzz {name}\n    {last}")
-        counts.add_exit_code(f"fuzz {name}", code, started)
+        for name, code, started in pool.map(run_one, names):
+            add_fuzzed(counts, name, code, tree / f"{name}.log", started)
+
+
+def add_fuzzed(counts: Counts, name: str, code: int, log: Path, started: float) -> None:
+    lines = log.read_text(errors="replace").splitlines()
+    done = [line for line in lines if line.startswith("Done ")]
+    last = "\n    ".join(lines[-SHOWN_FUZZER_LINES:] if code else done)
+    print(f"    {last}")
+    if code:  # what it found, and the input in base64
+        counts.failures.append(f"-- fuzz {name}\n    {last}")
+    counts.add_exit_code(f"fuzz {name}", code, started)
 
 
 def other_versions(counts: Counts) -> None:
