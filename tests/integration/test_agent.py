@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from reft._link import agent_protocol as protocol
+from tests.support.launchers import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -603,9 +604,7 @@ def test_restarted_rank_stops_the_linger_clock(make: Callable[..., Node]) -> Non
 
 
 def test_status_and_metrics_show_every_rank(make: Callable[..., Node]) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     node = make(REFT_METRICS_PORT=str(port))
     with node.rank(0) as rank:
         data = bytearray(vault_bytes(0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.launchers import agent_pids, job_environment, kill_all, torchrun
+from tests.support.launchers import agent_pids, free_port, job_environment, kill_all, torchrun
 
 HERE = Path(__file__).resolve().parent
 
@@ -94,9 +93,7 @@ def test_rarer_on_all_ranks_at_the_same_step_and_resumed_from_the_newest(root: P
 @pytest.mark.timeout(400)
 def test_two_nodes_agree_through_the_store(root: Path) -> None:
     steps = 150
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     environment = job_environment(
         root, REFT_JOB_ID="two-nodes", REFT_SNAPSHOT_SLOTS="3", OMP_NUM_THREADS="1", **LIMITED
     )

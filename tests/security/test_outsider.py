@@ -59,6 +59,6 @@ def test_a_job_survives_an_outsider_that_writes_to_its_store(tmp_path: Path) -> 
     undisturbed = finals(run(TRAIN, 2))
     said = run(TRAIN, 2, kill=5, before=OUTSIDER, BOMB=str(bomb))
     assert not bomb.exists()
-    assert resumed_step(said) == 5, said
+    assert resumed_step(said) in (4, 5), said  # the other rank may not have sealed step 5
     assert finals(said) == undisturbed and len(undisturbed) == 2
     assert "ignored a value of the job's store" in said
