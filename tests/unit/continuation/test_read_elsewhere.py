@@ -108,18 +108,44 @@ main()
     run_script(_HEAD + source, 3).check()
 
 
-def test_the_iterator_of_another_dict_is_named(run_script: Run) -> None:
+@pytest.mark.parametrize(
+    "head",
+    [
+        "for x in tasks",
+        "for x in tasks.values()",
+        "for name, x in tasks.items()",
+        "for x in reversed(tasks)",
+        "for i, (name, x) in enumerate(tasks.items())",
+        "for x, i in zip(tasks.items(), range(9))",
+        "it = iter(tasks.items())\n        for x in it",
+        "for x in (n for n in tasks)",
+    ],
+)
+def test_the_iterator_of_another_dict_comes_back(run_script: Run, head: str) -> None:
+    source = f"""
+def main():
+    for epoch in range(3):
+        tasks = {{f"{{epoch}}{{c}}": c + str(epoch) for c in "abcd"[epoch % 2:]}}
+        {head}:
+            learn()
+            probe.trace(str(x), list(tasks))
+main()
+"""
+    run_script(_HEAD + source, 6).check()
+
+
+def test_the_iterator_of_another_set_is_named(run_script: Run) -> None:
     source = """
 def main():
     for epoch in range(3):
-        tasks = {f"{epoch}{c}": 0 for c in "abcd"}
-        for name, value in tasks.items():
+        tasks = {10 * epoch + n for n in range(4)}
+        for task in tasks:
             learn()
-            probe.trace(name)
+            probe.trace(task)
 main()
 """
     run = run_script(_HEAD + source, 6)
-    assert any("['1c', '1d']" in reason for _, _, reason in run.restored["problems"]), run.restored
+    assert any("would give" in reason for _, _, reason in run.restored["problems"]), run.restored
 
 
 def test_a_dict_that_has_grown_ends_no_script(run_script: Run) -> None:

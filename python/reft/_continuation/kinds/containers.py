@@ -64,7 +64,7 @@ class List(Node):
         if items is None:
             return walk.problem(at, _HOLDS_A_LATER)
         walk.contents.append(lambda: list.__setitem__(target, slice(None), items))
-        walk.put_attributes(self.attributes, target, at.place)
+        walk.put_all_attributes(self.attributes, target, at.place)
         return target
 
     def is_made_anew(self) -> bool:
@@ -116,12 +116,14 @@ class Tuple(Node):
     """A tuple, a named tuple, or what C functions return in their place."""
 
     items: list[Any]
+    attributes: Named
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         if not walk.take(8 * len(value)):
             return walk.no_room(value, place, 8 * len(value))
-        return cls(walk.encode_all(value, place, depth))
+        attributes = [] if type(value) is tuple else walk.attributes(value, place, depth)
+        return cls(walk.encode_all(value, place, depth), attributes)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         items = walk.children(self.items, list(live) if isinstance(live, tuple) else [], at.place)
@@ -133,9 +135,11 @@ class Tuple(Node):
         if found is None or not issubclass(found, tuple):
             return walk.problem(at, "class not found")
         try:
-            return tuple.__new__(found, items)  # the class's own may want other arguments
+            made = tuple.__new__(found, items)  # the class's own may want other arguments
         except TypeError:
-            return found(items)  # of C
+            made = found(items)  # of C
+        walk.put_attributes(self.attributes, made, at.place)
+        return made
 
     def is_made_anew(self) -> bool:
         return True
@@ -186,13 +190,14 @@ class Mapping(Node):
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         place = at.place
-        target = walk.container(at, live)
-        if target is MISSING:
+        target: Any = walk.container(at, live)
+        is_made = target is MISSING
+        if is_made:
             target = walk.made(at, dict, live)
             if target is MISSING:
                 return walk.problem(at, "its class is not found")
             if isinstance(target, defaultdict) and self.factory is not None:
-                before = live.default_factory if isinstance(live, defaultdict) else MISSING
+                before: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
                 factory = walk.resolve(self.factory, before, f"{place}<factory>")
                 if factory is KEEP and before in (MISSING, None):
                     return walk.problem(at, "its default_factory was made after the first step")
@@ -225,8 +230,11 @@ class Mapping(Node):
             for key, value in items.items():
                 base.__setitem__(target, key, value)
 
-        walk.contents.append(write)
-        walk.put_attributes(self.attributes, target, place)
+        if is_made:
+            write()  # nobody has seen it yet, and an iterator of it needs its items
+        else:
+            walk.contents.append(write)
+        walk.put_all_attributes(self.attributes, target, place)
         return target
 
     def is_made_anew(self) -> bool:
@@ -288,7 +296,7 @@ class Set(Node):
         walk.contents.append(lambda: set.update(target, items))
         if layout is not None:
             walk.contents.append(lambda: native().set_put_layout(target, list(items), *layout))
-        walk.put_attributes(self.attributes, target, at.place)
+        walk.put_all_attributes(self.attributes, target, at.place)
         return target
 
     def is_made_anew(self) -> bool:

@@ -4,7 +4,7 @@ An iterator is described by the parts that its `__reduce__` names, and made agai
 holds for every supported interpreter and touches no memory layout. A new iterator takes the old
 one's place wherever reft found it. Iterators of dicts and sets are moved by advancing the live one,
 because their `__reduce__` copies what is left; of small ones it does, for the next items, which a
-resume compares.
+resume compares. An iterator of another dict than the live one's is made again from that dict.
 
 Threads: the training thread. Errors: `Stray` for a position that cannot be reached.
 """
@@ -16,6 +16,7 @@ import gc
 import itertools
 import sys
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..nodes import KEEP, MISSING, At, Node, Stray, is_bound, kind, plain_key, type_name
@@ -65,7 +66,19 @@ _REDUCED[type(iter(_Sequence()))] = "sequence"
 _CALLABLE = type(iter(int, 1))
 _REDUCED[_CALLABLE] = "callable"
 
-# Moved by advancing the live iterator to the same number of items left.
+# How the iterators of a dict are made.
+_VIEWS: dict[str, Callable[[Any], Any]] = {
+    type_name(type(make({}))): make
+    for make in (
+        dict.__iter__,
+        lambda source: iter(dict.values(source)),
+        lambda source: iter(dict.items(source)),
+        dict.__reversed__,
+        lambda source: reversed(dict.values(source)),
+        lambda source: reversed(dict.items(source)),
+    )
+}
+# Moved by advancing the live iterator to the same number of items left, or made again.
 ADVANCED: frozenset[type] = frozenset(
     {
         type(iter({})),
@@ -155,6 +168,9 @@ class Advanced(Node):
     """An iterator of a dict or a set."""
 
     is_position = True
+    source: Any
+    """The dict; KEEP for a large one, and for a set, whose order is another one when it is made
+    again."""
     left: int
     """Number of items that it still yields."""
     ahead: list[Any]
@@ -164,24 +180,28 @@ class Advanced(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        left = _items_left(value)
-        return cls(left, _ahead(value) if left <= _MOST_COPIED else [], _size(value))
+        left, source = _items_left(value), _source(value)
+        size = -1 if source is MISSING else len(source)
+        encoded = KEEP
+        if isinstance(source, dict) and size <= _MOST_COPIED:
+            encoded = walk.encode(source, f"{place}<source>", depth + 1)
+        return cls(encoded, left, _ahead(value) if left <= _MOST_COPIED else [], size)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
-        if target is MISSING:
-            return walk.problem(at, "made after the first step")
-        there = _items_left(target)
-        steps = there - self.left
-        if steps < 0:
-            raise Stray(f"{at.place}: {self.left} items were left, the live iterator has {there}")
-        if self.left and self.size != _size(target):
-            # Python ends the iterators of a dict whose size changes, and that would end the script.
-            raise Stray(f"{at.place}: {self.size} items in all, the live one has {_size(target)}")
-
-        def advance() -> None:
-            for _ in range(steps):
+        there = MISSING if target is MISSING else _source(target)
+        source = walk.resolve(self.source, there, f"{at.place}<source>")
+        source = there if source is KEEP else source
+        is_behind = target is MISSING or source is not there or _items_left(target) < self.left
+        if is_behind and isinstance(source, dict) and len(source) == self.size:
+            target = _VIEWS[at.type_name](source)
+            walk.keep_alive(target)
+            for _ in range(self.size - self.left):
                 next(target)
+        elif target is MISSING:
+            return walk.problem(at, "made after the first step")
+        else:
+            self._advance(at, target, walk)
 
         def check() -> None:
             ahead = _ahead(target) if self.ahead else []
@@ -189,13 +209,35 @@ class Advanced(Node):
                 why = f"would give {ahead} next, the saved one {self.ahead}"
                 walk.problem(at, why, f"items of {at.place}")
 
-        # First: a change of the dict's size would end its iterators.
-        walk.contents.insert(0, advance)
         walk.positions.append(check)
         return target
 
+    def _advance(self, at: At, target: Any, walk: RestoreWalk) -> None:
+        there = _items_left(target)
+        steps = there - self.left
+        if steps < 0:
+            raise Stray(f"{at.place}: {self.left} items were left, the live iterator has {there}")
+        source = _source(target)
+        size = -1 if source is MISSING else len(source)
+        if self.left and self.size != size:
+            # Python ends the iterators of a dict whose size changes, and that would end the script.
+            raise Stray(f"{at.place}: {self.size} items in all, the live one has {size}")
+
+        def advance() -> None:
+            for _ in range(steps):
+                next(target)
+
+        # First: a change of the dict's size would end its iterators.
+        walk.contents.insert(0, advance)
+
     def needs_live(self, type_name: str) -> bool:
-        return True
+        return self.source is KEEP
+
+    def is_made_anew(self) -> bool:
+        return self.source is not KEEP
+
+    def parts(self) -> list[Any]:
+        return [self.source]
 
 
 @kind
@@ -314,7 +356,9 @@ def _ahead(iterator: Any) -> list[Any]:
     return items if all(map(plain_key, items)) else []
 
 
-def _size(iterator: Any) -> int:
-    kinds = (dict, set, frozenset)
-    sources = (each for each in gc.get_referents(iterator) if isinstance(each, kinds))
-    return next(map(len, sources), -1)
+def _source(iterator: Any) -> Any:
+    """Returns the dict or set of an iterator; MISSING if it is at its end."""
+    sources = (
+        each for each in gc.get_referents(iterator) if isinstance(each, (dict, set, frozenset))
+    )
+    return next(sources, MISSING)
