@@ -20,9 +20,9 @@ from reft._state.own import is_made
 from . import handles
 from .births import MEMBER, Births
 from .device_parts import DeviceParts
-from .foreign import Bulk, is_open
+from .foreign import Bulk, is_open, slot_names
 from .kinds.functions import STATEFUL_STDLIB
-from .kinds.objects import OWNED, PENDING, Lost, capture_changed
+from .kinds.objects import OWNED, PENDING, Lost, capture_changed, encode_slots
 from .kinds.table import Rule, rule_of
 from .nodes import (
     ATOMS,
@@ -198,13 +198,15 @@ class CaptureWalk:
         return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(values)]
 
     def attributes(self, value: Any, place: str, depth: int) -> Named:
-        """Encodes what a function, or a subclass of a container, keeps in its `__dict__`."""
+        """Encodes all that a function, or a subclass of a container, keeps in its `__dict__` and
+        `__slots__`."""
+        slots = encode_slots(value, place, depth, self) if slot_names(type(value)) else []
         found = getattr(value, "__dict__", None)
         if not found:
-            return []
+            return slots
         if found is value:  # items that are attributes, too
             return [(MEMBER, True)]
-        return [
+        return slots + [
             (name, self.encode(item, f"{place}.{name}", depth + 1))
             for name, item in list(found.items())
         ]

@@ -18,6 +18,7 @@ from typing import Any
 from . import handles, hooks
 from .births import MEMBER
 from .device_parts import contents
+from .foreign import slot_names
 from .kinds.functions import BoundBuiltin, Method
 from .kinds.objects import Lost, Owned
 from .kinds.table import rule_of
@@ -242,14 +243,32 @@ class RestoreWalk:
         return result
 
     def put_attributes(self, attributes: Named, target: Any, place: str) -> None:
-        """Plans the writes to an object's `__dict__`."""
+        """Plans the writes to an object's `__dict__` and `__slots__`."""
+        slots = slot_names(type(target))
         for name, item in attributes:
             if name == MEMBER:
                 target.__dict__ = target
                 return
-            value = self.resolve(item, target.__dict__.get(name, MISSING), f"{place}.{name}")
-            if value is not KEEP:
+            in_slot = name in slots
+            there = getattr(target, name, MISSING) if in_slot else target.__dict__.get(name, MISSING)
+            value = self.resolve(item, there, f"{place}.{name}")
+            if value is KEEP:
+                continue
+            if in_slot:
+                self.contents.append(functools.partial(object.__setattr__, target, name, value))
+            else:
                 self.contents.append(functools.partial(target.__dict__.__setitem__, name, value))
+
+    def put_all_attributes(self, attributes: Named, target: Any, place: str) -> None:
+        """As `put_attributes`, of what `CaptureWalk.attributes` took: others have been deleted."""
+        self.put_attributes(attributes, target, place)
+        known = {name for name, _ in attributes}
+        held = getattr(target, "__dict__", None)
+        if MEMBER in known or not held:
+            return
+        for name in held:
+            if name not in known:
+                self.contents.append(functools.partial(held.pop, name, None))
 
     def put_hooks(self, saved: Named, there: hooks.Hooks, place: str) -> None:
         """Puts back what hooks keep; which ones there are is left to the restarted script."""

@@ -1,10 +1,10 @@
 """What a script keeps outside of its frames: globals of its other modules, attributes of classes
 and functions, defaults, hooks for all of torch's modules.
 
-Looked at are the script's own modules (`own`). Of the main module only classes and functions,
-because its globals belong to the frames. Numbers and strings that are what they were at the first
-program point are not copied: the restarted script has set them, perhaps to something new on
-purpose.
+Looked at are the script's own modules (`own`), the main module among them: its frames have captured
+the globals that they name before. Numbers, strings, functions and classes that are what they were
+at the first program point are not copied: the restarted script has set them, perhaps to something
+new on purpose.
 
 Threads: the training thread. Errors: none of its own; what cannot be captured or put back is
     reported by the coders.
@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import sys
 import threading
+from collections.abc import Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
@@ -25,12 +26,14 @@ from . import hooks
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
 from .kinds.modules import encode_hooks
-from .nodes import ATOMS, KEEP, MISSING, function_in, type_name
+from .nodes import ATOMS, KEEP, MISSING, UNBOUND, function_in, type_name
 from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256
 _TORCH = "torch"  # stands for its hooks
 _BESIDE = "runs at the same time: its variables, and batches that it holds, are not restored"
+_IN_A_NOTEBOOK = "get_ipython"
+_SWITCHED = "another one than after the first step, and reft does not put such an attribute back"
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
 # Methods with special names that a script writes; others are made by decorators, with closures that
@@ -40,23 +43,57 @@ _SPECIAL = frozenset({"__init__", "__call__", "__getitem__", "__iter__", "__next
 Named = list[tuple[str, Any]]
 
 
+class _Names:
+    """Names of a module, or of a class, that the script may set.
+
+    Attributes:
+        values: those of values that are captured.
+        fixed: those of functions, classes and modules, with what each meant at the first program
+            point.
+    """
+
+    __slots__ = ("_size", "fixed", "values")
+
+    def __init__(self) -> None:
+        self._size = -1
+        self.values: list[str] = []
+        self.fixed: list[tuple[str, Any]] = []
+
+    def look(self, namespace: Mapping[str, Any], is_class: bool) -> None:
+        """Adds the names that have come since the last look. Those that are gone stay: what is
+        deleted is deleted in the restarted script, too."""
+        if len(namespace) == self._size:
+            return
+        is_first = self._size < 0
+        self._size = len(namespace)
+        known = {*self.values, *(name for name, _ in self.fixed)}
+        for name, value in list(namespace.items()):
+            if name in known or _is_special(name) or (is_class and name.startswith("_abc_")):
+                continue
+            if (is_first and isinstance(value, _STATELESS)) or (is_class and _is_descriptor(value)):
+                self.fixed.append((name, value))
+            else:
+                self.values.append(name)
+
+
 class _Module:
     """One module of the script's own, as it was when it had `size` names."""
 
     __slots__ = ("classes", "functions", "name", "names", "namespace", "size")
 
-    def __init__(self, name: str, namespace: dict[str, Any]) -> None:
+    def __init__(self, name: str, namespace: dict[str, Any], before: _Module | None) -> None:
         self.name = name
         self.namespace = namespace
         self.size = len(namespace)
-        self.names = (
-            [key for key in namespace if not _is_special(key)] if name != "__main__" else []
-        )
+        self.names: _Names = _Names() if before is None else before.names
+        if _IN_A_NOTEBOOK not in namespace:  # all of its history is in its globals
+            self.names.look(namespace, False)
         self.classes: list[_Class] = []
         self.functions: list[tuple[str, FunctionType]] = []
+        known = {} if before is None else {id(one.kind): one for one in before.classes}
         for key, value in list(namespace.items()):
             if isinstance(value, type) and value.__module__ == name and key == value.__qualname__:
-                self._add_class(value, 0)
+                self._add_class(value, 0, known)
             elif isinstance(value, FunctionType) and (
                 value.__globals__ is namespace or value.__module__ == name
             ):
@@ -66,10 +103,10 @@ class _Module:
         """Whether a function is still what its name means: one that a loop defines anew is not."""
         return "." in key or self.namespace.get(key) is function
 
-    def _add_class(self, kind: type, depth: int) -> None:
+    def _add_class(self, kind: type, depth: int, known: dict[int, _Class]) -> None:
         if issubclass(kind, enum.Enum):
             return
-        self.classes.append(_Class(kind))
+        self.classes.append(known.get(id(kind)) or _Class(kind))
         for key, value in list(vars(kind).items()):
             function = function_in(value)
             if isinstance(function, FunctionType) and (not _is_special(key) or key in _SPECIAL):
@@ -79,36 +116,17 @@ class _Module:
                 and depth < 2
                 and value.__qualname__ == f"{kind.__qualname__}.{key}"
             ):
-                self._add_class(value, depth + 1)
+                self._add_class(value, depth + 1, known)
 
 
 class _Class:
     """One class, and those of its attributes that may be state."""
 
-    __slots__ = ("_names", "_size", "kind")
+    __slots__ = ("kind", "names")
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
-        self._size = -1
-        self._names: list[str] = []
-
-    def names(self) -> list[str]:
-        """Attributes that are no functions, and no descriptors but the script's own.
-
-        Descriptors of the script's own may hold values.
-        """
-        attributes = vars(self.kind)
-        if len(attributes) != self._size:
-            self._size = len(attributes)
-            self._names = [
-                name
-                for name, value in list(attributes.items())
-                if not (
-                    _is_special(name) or name.startswith("_abc_") or isinstance(value, _STATELESS)
-                )
-                and not (hasattr(type(value), "__get__") and not is_own(type(value).__module__))
-            ]
-        return self._names
+        self.names = _Names()
 
 
 class Statics:
@@ -135,12 +153,11 @@ class Statics:
                 names = _capture_names(walk, module.names, module.namespace, f"{name}:")
                 classes: list[tuple[str, Named]] = []
                 for known in module.classes:
-                    candidates = known.names()
-                    if candidates:
-                        place = f"{name}:{known.kind.__qualname__}."
-                        attributes = _capture_names(walk, candidates, vars(known.kind), place)
-                        if attributes:
-                            classes.append((known.kind.__qualname__, attributes))
+                    known.names.look(vars(known.kind), True)
+                    place = f"{name}:{known.kind.__qualname__}."
+                    attributes = _capture_names(walk, known.names, vars(known.kind), place)
+                    if attributes:
+                        classes.append((known.kind.__qualname__, attributes))
                 functions = [
                     (key, walk.encode(function, f"{name}:{key}"))
                     for key, function in module.functions
@@ -167,6 +184,9 @@ class Statics:
                 continue
             namespace = vars(module)
             for key, encoded in names:
+                if encoded == UNBOUND:
+                    walk.write(partial(namespace.pop, key, None))
+                    continue
                 value = walk.resolve(encoded, namespace.get(key, MISSING), f"{name}:{key}")
                 if value is not KEEP and value is not namespace.get(key, MISSING):
                     walk.write(partial(namespace.__setitem__, key, value))
@@ -177,6 +197,10 @@ class Statics:
                     continue
                 for key, encoded in attributes:
                     live = vars(kind).get(key, MISSING)
+                    if encoded == UNBOUND:
+                        if live is not MISSING:
+                            walk.write(partial(delattr, kind, key))
+                        continue
                     value = walk.resolve(encoded, live, f"{name}:{qualname}.{key}")
                     if value is not KEEP and value is not live:
                         walk.write(partial(setattr, kind, key, value))
@@ -196,11 +220,11 @@ class Statics:
                 self._known.append(
                     module
                     if module is not None and module.namespace is namespace
-                    else _Module(name, namespace)
+                    else _Module(name, namespace, None)
                 )
         for i, module in enumerate(self._known):
             if len(module.namespace) != module.size:
-                self._known[i] = _Module(module.name, module.namespace)
+                self._known[i] = _Module(module.name, module.namespace, module)
         if len(self._known) > _MOST_MODULES:
             walk.lost(
                 self._known[_MOST_MODULES].name,
@@ -223,10 +247,12 @@ def report_threads(walk: CaptureWalk) -> None:
             walk.lost(place, type_name(type(thread)), _BESIDE)
 
 
-def _capture_names(walk: CaptureWalk, names: list[str], namespace: Any, prefix: str) -> Named:
+def _capture_names(
+    walk: CaptureWalk, names: _Names, namespace: Mapping[str, Any], prefix: str
+) -> Named:
     found: Named = []
     first = walk.births.constants
-    for name in names:
+    for name in names.values:
         value = namespace.get(name, MISSING)
         kind = type(value)
         if kind in ATOMS:
@@ -236,9 +262,35 @@ def _capture_names(walk: CaptureWalk, names: list[str], namespace: Any, prefix: 
                 walk.encode(value, place)  # it may be a handle
             elif place not in first or type(first[place]) is not kind or first[place] != value:
                 found.append((name, walk.encode(value, place)))
-        elif value is not MISSING and not isinstance(value, _STATELESS):
+        elif value is MISSING:
+            found.append((name, UNBOUND))
+        else:
             found.append((name, walk.encode(value, prefix + name)))
+    for name, meant in names.fixed:
+        value = namespace.get(name, MISSING)
+        if walk.note_births:
+            walk.births.named[prefix + name] = meant
+        if value is not meant:
+            place = prefix + name
+            found.append(
+                (name, UNBOUND if value is MISSING else _capture_switched(walk, value, place))
+            )
     return found
+
+
+def _capture_switched(walk: CaptureWalk, value: Any, place: str) -> Any:
+    """Captures what a name has come to mean that meant a function, a class or a module before."""
+    if _is_descriptor(value):
+        walk.lost(place, type_name(type(value)), _SWITCHED)
+        return KEEP
+    return walk.encode(value, place)
+
+
+def _is_descriptor(value: Any) -> bool:
+    """Whether it is a property, a class method and the like. Those of the script's own classes may
+    hold values."""
+    kind = type(value)
+    return kind is not FunctionType and hasattr(kind, "__get__") and not is_own(kind.__module__)
 
 
 def _find(module: ModuleType, qualname: str) -> Any:

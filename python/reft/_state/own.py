@@ -21,14 +21,18 @@ def is_own(name: str | None) -> bool:
     """Says whether the module of that name, as imported, is one of the script's."""
     if name == "__main__":
         return True
-    module = sys.modules.get(name or "")
-    if (
-        type(module) is not ModuleType
-        or module.__name__ != name
-        or name.partition(".")[0] in _NOT_OWN
-    ):
-        return False  # a lazy module must not be made to load
-    file = vars(module).get("__file__")
+    if name is None:
+        return False
+    module: Any = sys.modules.get(name)
+    # A lazy module must not be made to load: a class of module is asked nothing. One that a module
+    # has given itself is the script's own work.
+    kind = type(module)
+    if not issubclass(kind, ModuleType) or (kind is not ModuleType and kind.__module__ != name):
+        return False
+    names = ModuleType.__getattribute__(module, "__dict__")
+    if names.get("__name__") != name or name.partition(".")[0] in _NOT_OWN:
+        return False
+    file = names.get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):
         return False
     return not (file.startswith(_INTERPRETER) or "site-packages" in file or "dist-packages" in file)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import FunctionType, MethodType
+from enum import Enum
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from reft._state.own import is_made
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
     from ..restore_walk import RestoreWalk
 
+_FIXED = ATOMS | {range, slice, frozenset}
+_CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
+_MOST_PARTS = 64
 FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 STATEFUL_STDLIB = frozenset(
     {"argparse", "types", "dataclasses", "collections", "random", "contextlib"}
@@ -89,7 +93,7 @@ class Function(Node):
             value = walk.resolve(item, current, f"{at.place}:{name}")
             if value is not KEEP:
                 walk.contents.append(functools.partial(setattr, cell, "cell_contents", value))
-        walk.put_attributes(self.attributes, target, at.place)
+        walk.put_all_attributes(self.attributes, target, at.place)
         defaults = dict(mutable_defaults(target, walk))
         for name, item in self.defaults:
             there = defaults.get(name, MISSING)
@@ -313,11 +317,11 @@ class Partial(Node):
             target = live
         else:
             target = functools.partial(func, *arguments, **keywords)
-        walk.put_attributes(self.attributes, target, place)
+        walk.put_all_attributes(self.attributes, target, place)
         return target
 
 
-def has_state(function: FunctionType, walk: CaptureWalk) -> bool:
+def has_state(function: FunctionType, walk: CaptureWalk | RestoreWalk) -> bool:
     """Says whether a function keeps anything between its calls.
 
     That is a closure, attributes, or defaults that can change.
@@ -337,12 +341,26 @@ def mutable_defaults(function: FunctionType, walk: CaptureWalk | RestoreWalk) ->
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     named = list(zip(names, defaults, strict=True))
     named += (function.__kwdefaults__ or {}).items()
-    fixed = (tuple, frozenset)
-    return [
-        (name, item)
-        for name, item in named
-        if type(item) not in fixed and walk.rule_of(type(item)).is_mutable
-    ]
+    return [(name, item) for name, item in named if _may_change(item, walk)]
+
+
+def _may_change(item: Any, walk: CaptureWalk | RestoreWalk) -> bool:
+    kind = type(item)
+    if kind is FunctionType:
+        foreign = is_foreign((item.__module__ or "").partition(".")[0])
+        return not foreign and has_state(item, walk)
+    if kind in _FIXED or isinstance(item, (type, ModuleType, Enum)) or _is_constant(kind):
+        return False
+    if isinstance(item, BuiltinFunctionType):
+        return is_bound(item)
+    if kind is tuple:
+        return any(_may_change(part, walk) for part in item[:_MOST_PARTS])
+    return not walk.rule_of(kind).is_left_alone
+
+
+def _is_constant(kind: type) -> bool:
+    """Whether it is a class of torch's constants."""
+    return kind.__module__ == "torch" and kind.__name__ in _CONSTANTS
 
 
 def _which(function: Any) -> str:

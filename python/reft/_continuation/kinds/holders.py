@@ -64,7 +64,7 @@ class ThreadLocal(Node):
         if target is MISSING:
             return walk.problem(at, "made after the first step")
         walk.stands(at, target)
-        walk.put_attributes(self.attributes, target, at.place)
+        walk.put_all_attributes(self.attributes, target, at.place)
         return target
 
     def needs_live(self, type_name: str) -> bool:

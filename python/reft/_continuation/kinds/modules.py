@@ -6,6 +6,7 @@ Threads: the training thread. Errors: `Stray` for a module that has other parts 
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import attachments, hooks
@@ -101,16 +102,40 @@ class Module(Node):
             value = walk.resolve(item, holder.get(name, MISSING), f"{place}.{name}")
             if value is not KEEP:
                 walk.contents.append(functools.partial(holder.__setitem__, name, value))
+        captured, own = {(i, name) for i, name, _ in self.attributes}, {i for i, _ in tree.own}
+        for i, name, _ in tree.attributes():
+            if i in own and (i, name) not in captured:  # deleted
+                walk.contents.append(functools.partial(tree.modules[i].__dict__.pop, name, None))
         walk.put_hooks(self.hooks, tree.own_hooks(), place)
 
         def modes() -> None:
             for module, mode in zip(tree.modules, self.training, strict=True):
                 module.training = bool(mode)
-            for tensor, grad in zip(tree.tensors, self.requires_grad, strict=True):
-                if tensor.requires_grad != bool(grad):
-                    tensor.requires_grad_(bool(grad))
+            _set_requires_grad(tree.tensors, self.requires_grad)
 
         walk.contents.append(modes)
+        return target
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
+
+@kind
+class Stepped(Node):
+    """An optimizer of torch's that has stepped: its settings and state are saved elsewhere."""
+
+    attributes: Named
+    hooks: Named
+    requires_grad: bytes
+    """Whether each parameter takes part in autograd: one may belong to no module."""
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        target = Owned(self.attributes, self.hooks).restore(at, live, walk)
+        if target is KEEP:
+            return KEEP
+        parameters = list(_parameters(target))
+        if len(parameters) == len(self.requires_grad):
+            walk.contents.append(lambda: _set_requires_grad(parameters, self.requires_grad))
         return target
 
     def needs_live(self, type_name: str) -> bool:
@@ -123,11 +148,13 @@ class Idle(Node):
 
     attributes: Named
     hooks: Named
+    requires_grad: bytes
+    """Whether each parameter takes part in autograd: one may belong to no module."""
     groups: list[Named]
     """Settings of each parameter group: schedules move them from the start."""
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        target = Owned(self.attributes, self.hooks).restore(at, live, walk)
+        target = Stepped(self.attributes, self.hooks, self.requires_grad).restore(at, live, walk)
         if target is KEEP:
             return KEEP
         there = target.param_groups
@@ -221,15 +248,26 @@ def capture_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
     return Shallow(attributes, [], encode_hooks(hooks.of_optimizer(value), place, depth, walk))
 
 
+def _parameters(optimizer: Any) -> Iterator[Any]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _set_requires_grad(tensors: Iterable[Any], flags: bytes) -> None:
+    for tensor, flag in zip(tensors, flags, strict=True):
+        if tensor.requires_grad != bool(flag):
+            tensor.requires_grad_(bool(flag))
+
+
 def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     """Captures the hooks of an optimizer and what a script has attached to it; the settings, too,
     of one that has not stepped yet."""
     attached = _encode_attached(value, place, depth, walk)
     attached.append(("defaults", walk.encode(value.defaults, f"{place}.defaults", depth + 1)))
     found = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
+    flags = bytes(parameter.requires_grad for parameter in _parameters(value))
     if id(value) in walk.owned:
-        return Owned(attached, found)
-    return Idle(attached, found, _encode_groups(value, place, depth, walk))
+        return Stepped(attached, found, flags)
+    return Idle(attached, found, flags, _encode_groups(value, place, depth, walk))
 
 
 def capture_scheduler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:

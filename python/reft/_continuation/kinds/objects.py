@@ -214,6 +214,10 @@ class Instance(Node):
             value = walk.resolve(item, getattr(target, name, MISSING), f"{at.place}.{name}")
             if value is not KEEP:
                 writes.append(functools.partial(object.__setattr__, target, name, value))
+        filled = {name for name, _ in self.slots}
+        for name in foreign.slot_names(type(target)):
+            if name not in filled and hasattr(target, name):  # deleted
+                writes.append(functools.partial(object.__delattr__, target, name))
         if made:
             # Nobody has seen it yet. It may be a key, whose hash is made of its attributes.
             for action in writes:

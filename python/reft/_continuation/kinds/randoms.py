@@ -33,7 +33,7 @@ class Random(Node):
         else:
             # After the loaders' samplers, whose replay needs the generators' older states.
             walk.positions.append(lambda: set_object_state(target, self.state))
-        walk.put_attributes(self.attributes, target, at.place)
+        walk.put_all_attributes(self.attributes, target, at.place)
         return target
 
     def is_made_anew(self) -> bool:

@@ -187,7 +187,7 @@ class Raised(Node):
         if arguments is None:
             return walk.problem(at, _LATER)
         walk.contents.append(functools.partial(setattr, target, "args", tuple(arguments)))
-        walk.put_attributes(self.attributes, target, at.place)
+        walk.put_all_attributes(self.attributes, target, at.place)
         return target
 
 
