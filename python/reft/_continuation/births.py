@@ -26,7 +26,7 @@ def _never_cleared() -> tuple[type, ...]:
     return () if torch is None else (torch.Stream, torch.Event)
 
 
-def _is_light(value: Any, depth: int = 0) -> bool:
+def is_light(value: Any, depth: int = 0) -> bool:
     """Whether a value is worth keeping for its identity: a small container of plain values."""
     kind = type(value)
     if kind in _PLAIN or issubclass(type(value), _never_cleared()):
@@ -35,9 +35,9 @@ def _is_light(value: Any, depth: int = 0) -> bool:
         return False
     if kind is dict:
         return all(
-            type(key) in _PLAIN and _is_light(item, depth + 1) for key, item in value.items()
+            type(key) in _PLAIN and is_light(item, depth + 1) for key, item in value.items()
         )
-    return all(_is_light(item, depth + 1) for item in value)
+    return all(is_light(item, depth + 1) for item in value)
 
 
 def _reference(value: Any) -> weakref.ref[Any] | None:
@@ -87,7 +87,7 @@ class Births:
             return
         reference = _reference(value)
         if reference is None:
-            if _is_light(value):
+            if is_light(value):
                 self.pin(value, place)
             return
         self._places[id(value)] = (reference, place)

@@ -202,10 +202,10 @@ class CaptureWalk:
         `__slots__`."""
         slots = encode_slots(value, place, depth, self) if slot_names(type(value)) else []
         found = getattr(value, "__dict__", None)
+        if found is value:  # items that are attributes, too
+            return [*slots, (MEMBER, True)]
         if not found:
             return slots
-        if found is value:  # items that are attributes, too
-            return [(MEMBER, True)]
         return slots + [
             (name, self.encode(item, f"{place}.{name}", depth + 1))
             for name, item in list(found.items())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+import zlib
 from itertools import repeat
 from numbers import Number
 from operator import is_not
@@ -49,6 +50,7 @@ class Tree:
     Attributes:
         modules: All modules, the root first.
         module_names: Their full names, in the same order.
+        classes: A hash of the names of their classes, the same in every process.
         own: (index, module) of those whose class may keep state in plain attributes.
         names: Full name of each tensor.
         tensors: Parameters and buffers, in the same order.
@@ -71,6 +73,7 @@ class Tree:
         "_stock",
         "_versions",
         "changed",
+        "classes",
         "module_names",
         "modules",
         "names",
@@ -84,6 +87,8 @@ class Tree:
         named = list(root.named_modules())
         self.module_names = [name for name, _ in named]
         self.modules = [module for _, module in named]
+        kinds = "\n".join(f"{type(m).__module__}.{type(m).__qualname__}" for m in self.modules)
+        self.classes = zlib.crc32(kinds.encode())
         self.own = [
             (i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))
         ]

@@ -57,6 +57,7 @@ class RestoreWalk:
     Attributes:
         graph: What was captured.
         problems: What cannot be put back.
+        is_foreign: As `foreign`.
         memory: Places the tensors and arrays.
         contents: Writes to objects.
         positions: Writes that need the objects' contents.
@@ -86,7 +87,7 @@ class RestoreWalk:
         self.memory = Memory(in_memory, self._lasting, owned_storages)
         self._born = born
         self._plan_generator = plan_generator
-        self._foreign = foreign
+        self.is_foreign = foreign
         self._handles: frozenset[int] | None = None
         # Ids of live objects that are written where they stand: parts of modules and loaders.
         self._fixed: set[int] = set()
@@ -103,7 +104,7 @@ class RestoreWalk:
             live: What is at the same place now.
             place: The place, for reports.
         """
-        if self._foreign and live is not MISSING and _RANK.search(place):
+        if self.is_foreign and live is not MISSING and _RANK.search(place):
             return KEEP
         if type(encoded) is not tuple:
             return encoded
@@ -264,7 +265,7 @@ class RestoreWalk:
         self.put_attributes(attributes, target, place)
         known = {name for name, _ in attributes}
         held = getattr(target, "__dict__", None)
-        if MEMBER in known or not held:
+        if MEMBER in known or not held or self.is_foreign:  # another rank may never have had them
             return
         for name in held:
             if name not in known:

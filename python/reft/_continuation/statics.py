@@ -1,10 +1,11 @@
 """What a script keeps outside of its frames: globals of its other modules, attributes of classes
 and functions, defaults, hooks for all of torch's modules.
 
-Looked at are the script's own modules (`own`), the main module among them: its frames have captured
-the globals that they name before. Numbers, strings, functions and classes that are what they were
-at the first program point are not copied: the restarted script has set them, perhaps to something
-new on purpose.
+Looked at are the script's own modules (`own`). The objects among the main module's globals belong to
+the frames, which know those that its code still uses; numbers and functions are cheap enough to be
+looked at all, as code may name them by a string. Numbers, strings, functions and classes that are
+what they were at the first program point are not copied: the restarted script has set them, perhaps
+to something new on purpose.
 
 Threads: the training thread. Errors: none of its own; what cannot be captured or put back is
     reported by the coders.
@@ -17,6 +18,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from functools import partial
+from operator import is_not
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -32,7 +34,8 @@ from .restore_walk import RestoreWalk
 _MOST_MODULES = 256
 _TORCH = "torch"  # stands for its hooks
 _BESIDE = "runs at the same time: its variables, and batches that it holds, are not restored"
-_IN_A_NOTEBOOK = "get_ipython"
+_MAIN_PREFIX = "__main__:"
+_MOST_CHARS = 1024  # of a string of the main module
 _SWITCHED = "another one than after the first step, and reft does not put such an attribute back"
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
@@ -48,32 +51,44 @@ class _Names:
 
     Attributes:
         values: those of values that are captured.
-        fixed: those of functions, classes and modules, with what each meant at the first program
-            point.
+        fixed: those of functions, classes and modules.
+        meant: what each of these meant at the first program point.
     """
 
-    __slots__ = ("_size", "fixed", "values")
+    __slots__ = ("_gone", "_known", "_size", "fixed", "meant", "values")
 
     def __init__(self) -> None:
         self._size = -1
+        self._known: set[str] = set()
+        self._gone: set[str] = set()
         self.values: list[str] = []
-        self.fixed: list[tuple[str, Any]] = []
+        self.fixed: list[str] = []
+        self.meant: list[Any] = []
 
     def look(self, namespace: Mapping[str, Any], is_class: bool) -> None:
         """Adds the names that have come since the last look. Those that are gone stay: what is
         deleted is deleted in the restarted script, too."""
         if len(namespace) == self._size:
             return
-        is_first = self._size < 0
+        is_first = not self._known
         self._size = len(namespace)
-        known = {*self.values, *(name for name, _ in self.fixed)}
         for name, value in list(namespace.items()):
-            if name in known or _is_special(name) or (is_class and name.startswith("_abc_")):
+            if (
+                name in self._known or _is_special(name) or (is_class and name.startswith("_abc_"))
+            ):
                 continue
+            self._known.add(name)
             if (is_first and isinstance(value, _STATELESS)) or (is_class and _is_descriptor(value)):
-                self.fixed.append((name, value))
+                self.fixed.append(name)
+                self.meant.append(value)
             else:
                 self.values.append(name)
+
+    def lacks(self, name: str) -> None:
+        """Notes a name that is gone. Another one may have come at once, and the size is the same."""
+        if name not in self._gone:
+            self._gone.add(name)
+            self._size = -1
 
 
 class _Module:
@@ -86,8 +101,7 @@ class _Module:
         self.namespace = namespace
         self.size = len(namespace)
         self.names: _Names = _Names() if before is None else before.names
-        if _IN_A_NOTEBOOK not in namespace:  # all of its history is in its globals
-            self.names.look(namespace, False)
+        self.names.look(namespace, False)
         self.classes: list[_Class] = []
         self.functions: list[tuple[str, FunctionType]] = []
         known = {} if before is None else {id(one.kind): one for one in before.classes}
@@ -150,12 +164,11 @@ class Statics:
         with walk.outside({module.name for module in modules}):
             for module in modules:
                 name = module.name
-                names = _capture_names(walk, module.names, module.namespace, f"{name}:")
+                names = _capture_names(walk, module.names, module.namespace, f"{name}:", False)
                 classes: list[tuple[str, Named]] = []
                 for known in module.classes:
-                    known.names.look(vars(known.kind), True)
                     place = f"{name}:{known.kind.__qualname__}."
-                    attributes = _capture_names(walk, known.names, vars(known.kind), place)
+                    attributes = _capture_names(walk, known.names, vars(known.kind), place, True)
                     if attributes:
                         classes.append((known.kind.__qualname__, attributes))
                 functions = [
@@ -248,34 +261,52 @@ def report_threads(walk: CaptureWalk) -> None:
 
 
 def _capture_names(
-    walk: CaptureWalk, names: _Names, namespace: Mapping[str, Any], prefix: str
+    walk: CaptureWalk, names: _Names, namespace: Mapping[str, Any], prefix: str, is_class: bool
 ) -> Named:
+    names.look(namespace, is_class)
+    if walk.note_births:
+        walk.births.named.update(zip((prefix + name for name in names.fixed), names.meant, strict=True))
     found: Named = []
-    first = walk.births.constants
-    for name in names.values:
-        value = namespace.get(name, MISSING)
-        kind = type(value)
-        if kind in ATOMS:
-            place = prefix + name
-            if walk.note_births:
-                first[place] = value
-                walk.encode(value, place)  # it may be a handle
-            elif place not in first or type(first[place]) is not kind or first[place] != value:
-                found.append((name, walk.encode(value, place)))
-        elif value is MISSING:
-            found.append((name, UNBOUND))
-        else:
-            found.append((name, walk.encode(value, prefix + name)))
-    for name, meant in names.fixed:
-        value = namespace.get(name, MISSING)
-        if walk.note_births:
-            walk.births.named[prefix + name] = meant
-        if value is not meant:
-            place = prefix + name
-            found.append(
-                (name, UNBOUND if value is MISSING else _capture_switched(walk, value, place))
-            )
+    # Most are what they were: their names are not looked at one by one.
+    if any(map(is_not, map(namespace.get, names.fixed), names.meant)):
+        for name, meant in zip(names.fixed, names.meant, strict=True):
+            value = namespace.get(name, MISSING)
+            if value is MISSING:
+                names.lacks(name)
+                found.append((name, UNBOUND))
+            elif value is not meant:
+                found.append((name, _capture_switched(walk, value, prefix + name)))
+    done = 0
+    names.look(namespace, is_class)
+    while done < len(names.values):  # names that are gone may have others in their place
+        for name in names.values[done:]:
+            value = namespace.get(name, MISSING)
+            if value is MISSING:
+                names.lacks(name)
+            _capture_value(walk, name, value, prefix, found)
+        done = len(names.values)
+        names.look(namespace, is_class)
     return found
+
+
+def _capture_value(
+    walk: CaptureWalk, name: str, value: Any, prefix: str, found: Named
+) -> None:
+    kind = type(value)
+    if kind in ATOMS:
+        first, place = walk.births.constants, prefix + name
+        if prefix == _MAIN_PREFIX and kind in (str, bytes) and len(value) > _MOST_CHARS:
+            return
+        if walk.note_births:
+            first[place] = value
+            walk.encode(value, place)  # it may be a handle
+        elif place not in first or type(first[place]) is not kind or first[place] != value:
+            found.append((name, walk.encode(value, place)))
+    elif value is MISSING:
+        found.append((name, UNBOUND))
+    # The frames have captured the objects that the main module's code still uses.
+    elif prefix != _MAIN_PREFIX or isinstance(value, (FunctionType, type)):
+        found.append((name, walk.encode(value, prefix + name)))
 
 
 def _capture_switched(walk: CaptureWalk, value: Any, place: str) -> Any:

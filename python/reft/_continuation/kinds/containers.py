@@ -138,6 +138,7 @@ class Tuple(Node):
             made = tuple.__new__(found, items)  # the class's own may want other arguments
         except TypeError:
             made = found(items)  # of C
+        walk.stands(at, made)
         walk.put_attributes(self.attributes, made, at.place)
         return made
 
@@ -145,7 +146,7 @@ class Tuple(Node):
         return True
 
     def parts(self) -> list[Any]:
-        return self.items
+        return [*self.items, *(item for _, item in self.attributes)]
 
 
 @kind
@@ -206,7 +207,7 @@ class Mapping(Node):
         is_alive = dict.__len__(target) or not isinstance(live, dict)
         there: dict[Any, Any] = dict(dict.items(target if is_alive else live))
         keys = list(there)
-        items: dict[Any, Any] = {}
+        pairs: list[tuple[Any, Any]] = []  # in a dict, keys that are not back yet may be equal
         for position, (encoded, item) in enumerate(self.items):
             key = live_key(encoded, keys, position, place, walk)
             if key is KEEP:
@@ -220,20 +221,26 @@ class Mapping(Node):
                 if current is MISSING:
                     return walk.problem(at, f"item {name} was made after the first step")
                 value = current
-            items[key] = value
+            pairs.append((key, value))
+
+        base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
 
         def write() -> None:
-            base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
-            if _are_same(list(base.items(target)), list(items.items())):
-                return  # its iterators count entries that were deleted, which a new dict has not
             base.clear(target)
-            for key, value in items.items():
+            for key, value in pairs:
                 base.__setitem__(target, key, value)
 
-        if is_made:
-            write()  # nobody has seen it yet, and an iterator of it needs its items
+        def write_changed() -> None:
+            # Its iterators count entries that were deleted, which a new dict has not.
+            if not _are_same(list(base.items(target)), pairs):
+                write()
+
+        if not is_made:
+            walk.contents.append(write_changed)
         else:
-            walk.contents.append(write)
+            write()  # nobody has seen it yet, and an iterator of it needs its items
+            if not all(plain_key(key) for key, _ in pairs):
+                walk.contents.append(write)  # its keys have their hashes when they are back
         walk.put_all_attributes(self.attributes, target, place)
         return target
 

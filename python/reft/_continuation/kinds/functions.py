@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _FIXED = ATOMS | {range, slice, frozenset}
 _CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
-_MOST_PARTS = 64
+_MOST_PARTS, _MOST_DEPTH = 64, 4
 FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 STATEFUL_STDLIB = frozenset(
     {"argparse", "types", "dataclasses", "collections", "random", "contextlib"}
@@ -321,7 +321,7 @@ class Partial(Node):
         return target
 
 
-def has_state(function: FunctionType, walk: CaptureWalk | RestoreWalk) -> bool:
+def has_state(function: FunctionType, walk: CaptureWalk | RestoreWalk, depth: int = 0) -> bool:
     """Says whether a function keeps anything between its calls.
 
     That is a closure, attributes, or defaults that can change.
@@ -331,30 +331,35 @@ def has_state(function: FunctionType, walk: CaptureWalk | RestoreWalk) -> bool:
     ):
         return True
     defaults = function.__defaults__ or function.__kwdefaults__
-    return bool(defaults and mutable_defaults(function, walk))
+    return bool(defaults and mutable_defaults(function, walk, depth))
 
 
-def mutable_defaults(function: FunctionType, walk: CaptureWalk | RestoreWalk) -> Named:
-    """Returns the default arguments that can change, by name."""
+def mutable_defaults(
+    function: FunctionType, walk: CaptureWalk | RestoreWalk, depth: int = 0
+) -> Named:
+    """Returns the default arguments that can change, by name; `depth`: of defaults around it."""
     defaults = function.__defaults__ or ()
     code = function.__code__
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     named = list(zip(names, defaults, strict=True))
     named += (function.__kwdefaults__ or {}).items()
-    return [(name, item) for name, item in named if _may_change(item, walk)]
+    return [(name, item) for name, item in named if _may_change(item, walk, depth)]
 
 
-def _may_change(item: Any, walk: CaptureWalk | RestoreWalk) -> bool:
+def _may_change(item: Any, walk: CaptureWalk | RestoreWalk, depth: int) -> bool:
     kind = type(item)
     if kind is FunctionType:
         foreign = is_foreign((item.__module__ or "").partition(".")[0])
-        return not foreign and has_state(item, walk)
-    if kind in _FIXED or isinstance(item, (type, ModuleType, Enum)) or _is_constant(kind):
+        return not foreign and depth < _MOST_DEPTH and has_state(item, walk, depth + 1)
+    # Of the class: an object's own `__class__` may be code of the script's.
+    if kind in _FIXED or issubclass(kind, (type, ModuleType, Enum)) or _is_constant(kind):
         return False
-    if isinstance(item, BuiltinFunctionType):
+    if issubclass(kind, BuiltinFunctionType):
         return is_bound(item)
     if kind is tuple:
-        return any(_may_change(part, walk) for part in item[:_MOST_PARTS])
+        return depth < _MOST_DEPTH and any(
+            _may_change(part, walk, depth + 1) for part in item[:_MOST_PARTS]
+        )
     return not walk.rule_of(kind).is_left_alone
 
 

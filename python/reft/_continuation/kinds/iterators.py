@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..births import is_light
 from ..nodes import KEEP, MISSING, At, Node, Stray, is_bound, kind, plain_key, type_name
 from .objects import Lost
 
@@ -169,8 +170,8 @@ class Advanced(Node):
 
     is_position = True
     source: Any
-    """The dict; KEEP for a large one, and for a set, whose order is another one when it is made
-    again."""
+    """The dict, if it is light: of one that has lived since the first program point, the place is
+    known then. KEEP for others, and for a set, whose order is another one when it is made again."""
     left: int
     """Number of items that it still yields."""
     ahead: list[Any]
@@ -183,7 +184,7 @@ class Advanced(Node):
         left, source = _items_left(value), _source(value)
         size = -1 if source is MISSING else len(source)
         encoded = KEEP
-        if isinstance(source, dict) and size <= _MOST_COPIED:
+        if isinstance(source, dict) and size <= _MOST_COPIED and is_light(source):
             encoded = walk.encode(source, f"{place}<source>", depth + 1)
         return cls(encoded, left, _ahead(value) if left <= _MOST_COPIED else [], size)
 

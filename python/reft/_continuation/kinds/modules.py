@@ -40,6 +40,8 @@ class Module(Node):
 
     count: int
     """Number of modules in the tree."""
+    classes: int
+    """A hash of the names of their classes."""
     training: bytes
     """Mode of each module."""
     requires_grad: bytes
@@ -76,7 +78,7 @@ class Module(Node):
         ]
         found = encode_hooks(tree.own_hooks(), place, depth, walk)
         modes = tree.training()
-        return cls(len(tree.modules), modes, tree.requires_grad(), attributes, tensors, found)
+        return cls(len(tree.modules), tree.classes, modes, tree.requires_grad(), attributes, tensors, found)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         place = at.place
@@ -102,10 +104,13 @@ class Module(Node):
             value = walk.resolve(item, holder.get(name, MISSING), f"{place}.{name}")
             if value is not KEEP:
                 walk.contents.append(functools.partial(holder.__setitem__, name, value))
-        captured, own = {(i, name) for i, name, _ in self.attributes}, {i for i, _ in tree.own}
-        for i, name, _ in tree.attributes():
-            if i in own and (i, name) not in captured:  # deleted
-                walk.contents.append(functools.partial(tree.modules[i].__dict__.pop, name, None))
+        # Not in a tree with other modules, and not for another rank, which may never have had them.
+        if self.classes == tree.classes and not walk.is_foreign:
+            captured, own = {(i, name) for i, name, _ in self.attributes}, {i for i, _ in tree.own}
+            for i, name, _ in tree.attributes():
+                if i in own and (i, name) not in captured:  # deleted
+                    holder = tree.modules[i].__dict__
+                    walk.contents.append(functools.partial(holder.pop, name, None))
         walk.put_hooks(self.hooks, tree.own_hooks(), place)
 
         def modes() -> None:

@@ -95,8 +95,6 @@ class Rule:
     capture: Capture
     is_born: bool = True
     """Whether such an object has an identity worth keeping across processes."""
-    is_mutable: bool = False
-    """Whether a default argument of such a class can change in place."""
     is_outsider: bool = False
     """Whether one outside of the frames is left alone if its class is an installed package's."""
     is_left_alone: bool = False
@@ -178,9 +176,9 @@ def _is_foreign(kind: type) -> bool:
 
 # In this order: the first that takes a class decides.
 _RULES: tuple[Rule, ...] = (
-    Rule(iterators.is_reduced, iterators.Iterator.capture, is_born=False, is_mutable=True),
+    Rule(iterators.is_reduced, iterators.Iterator.capture, is_born=False),
     Rule(_is(*iterators.ADVANCED), iterators.Advanced.capture),
-    Rule(_is(GeneratorType), iterators.Generator.capture, is_mutable=True),
+    Rule(_is(GeneratorType), iterators.Generator.capture),
     Rule(_is(AsyncGeneratorType), objects.capture_unknown, is_outsider=True),
     Rule(_extends(enum.Enum), EnumMember.capture),
     Rule(_is(FunctionType), functions.Function.capture),
@@ -197,8 +195,8 @@ _RULES: tuple[Rule, ...] = (
     Rule(holders.is_shared_numbers, holders.SharedNumbers.capture),
     Rule(_is(ModuleType), wrappers.capture_module, is_left_alone=True),
     Rule(_is(CoroutineType), wrappers.capture_coroutine, is_left_alone=True),
-    Rule(_is(MappingProxyType), wrappers.Proxy.capture, is_mutable=True),
-    Rule(_is(*wrappers.WEAK), wrappers.WeakContainer.capture, is_mutable=True),
+    Rule(_is(MappingProxyType), wrappers.Proxy.capture),
+    Rule(_is(*wrappers.WEAK), wrappers.WeakContainer.capture),
     Rule(_is(threading.Semaphore, threading.BoundedSemaphore), wrappers.Semaphore.capture),
     Rule(_extends(BaseException), wrappers.Raised.capture),
     Rule(_extends(*_OWNED), objects.Owned.capture, is_left_alone=True),
@@ -208,14 +206,14 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is_queue, files.capture_queue),
     Rule(lambda kind: kind.__module__ in _QUEUES, objects.Owned.capture, is_left_alone=True),
     # torch
-    Rule(_torch_is("Tensor", "nn.Parameter"), tensors.Tensor.capture, is_mutable=True),
+    Rule(_torch_is("Tensor", "nn.Parameter"), tensors.Tensor.capture),
     Rule(_is_dtensor, tensors.DTensor.capture),
     Rule(_torch_extends("Tensor"), tensors.capture_subclass),
-    Rule(_torch_is("Generator"), randoms.Random.capture, is_mutable=True),
+    Rule(_torch_is("Generator"), randoms.Random.capture),
     Rule(_torch_extends("Stream"), objects.capture_stream, is_left_alone=True),
     Rule(_torch_is("dtype", "device", "memory_format", "layout"), TorchConstant.capture),
     # Sizes, results of `topk` and the like, packed sequences.
-    Rule(_extends(tuple), containers.Tuple.capture, is_mutable=True),
+    Rule(_extends(tuple), containers.Tuple.capture),
     Rule(
         _torch_extends("utils.data.dataloader._BaseDataLoaderIter"),
         loaders.LoaderIterator.capture,
@@ -236,7 +234,6 @@ _RULES: tuple[Rule, ...] = (
     Rule(
         lambda kind: kind.__module__.startswith(_PLAIN_TORCH) and is_plain_class(kind),
         objects.Instance.capture,
-        is_mutable=True,
         is_outsider=True,
     ),
     Rule(
@@ -247,15 +244,14 @@ _RULES: tuple[Rule, ...] = (
     Rule(lambda kind: _root(kind) == "torch", objects.capture_foreign, is_left_alone=True),
     Rule(_torch_extends("amp.GradScaler"), modules.capture_scaler),
     # NumPy
-    Rule(_is_array, tensors.Array.capture, is_mutable=True),
-    Rule(_numpy_is("ma.MaskedArray"), tensors.capture_masked, is_mutable=True),
+    Rule(_is_array, tensors.Array.capture),
+    Rule(_numpy_is("ma.MaskedArray"), tensors.capture_masked),
     Rule(_numpy_is("random.SeedSequence"), randoms.SeedSequence.capture),
     Rule(
         _numpy_is("random.Generator", "random.RandomState"),
         randoms.Random.capture,
-        is_mutable=True,
     ),
-    Rule(is_bit_generator, randoms.Random.capture, is_mutable=True),
+    Rule(is_bit_generator, randoms.Random.capture),
     Rule(
         lambda kind: _root(kind) == "numpy" and hasattr(kind, "__next__"),
         objects.capture_unknown,
@@ -263,22 +259,21 @@ _RULES: tuple[Rule, ...] = (
     ),
     Rule(lambda kind: _root(kind) == "numpy", objects.capture_foreign, is_left_alone=True),
     # Python
-    Rule(_is(deque), containers.Deque.capture, is_mutable=True),
-    Rule(_extends(list), containers.List.capture, is_mutable=True),
-    Rule(_extends(dict), containers.Mapping.capture, is_mutable=True),
+    Rule(_is(deque), containers.Deque.capture),
+    Rule(_extends(list), containers.List.capture),
+    Rule(_extends(dict), containers.Mapping.capture),
     Rule(
         lambda kind: kind is frozenset or issubclass(kind, set),
         containers.Set.capture,
-        is_mutable=True,
     ),
-    Rule(_is(bytearray), containers.ByteArray.capture, is_mutable=True),
+    Rule(_is(bytearray), containers.ByteArray.capture),
     Rule(_is(range), Range.capture, is_born=False),
     Rule(
         lambda kind: kind is slice or _root(kind) in _PICKLED_MODULES,
         Pickled.capture,
         is_born=False,
     ),
-    Rule(_named("random", "Random"), randoms.Random.capture, is_mutable=True),
+    Rule(_named("random", "Random"), randoms.Random.capture),
     Rule(lambda kind: _root(kind) in TRACKERS, objects.Owned.capture, is_left_alone=True),
     Rule(
         lambda kind: _is_foreign(kind) and hasattr(kind, "__next__"),
@@ -286,8 +281,8 @@ _RULES: tuple[Rule, ...] = (
         is_outsider=True,
     ),
     Rule(_is_foreign, objects.capture_foreign, is_left_alone=True),
-    Rule(_is(SimpleNamespace), objects.Instance.capture, is_mutable=True, is_outsider=True),
-    Rule(is_plain_class, objects.Instance.capture, is_mutable=True, is_outsider=True),
+    Rule(_is(SimpleNamespace), objects.Instance.capture, is_outsider=True),
+    Rule(is_plain_class, objects.Instance.capture, is_outsider=True),
     Rule(lambda kind: True, objects.capture_unknown, is_outsider=True),
 )
 
