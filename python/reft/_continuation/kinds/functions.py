@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from enum import Enum
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from reft._state.own import is_made
@@ -33,9 +32,7 @@ if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
     from ..restore_walk import RestoreWalk
 
-_FIXED = ATOMS | {range, slice, frozenset}
-_CONSTANTS = frozenset({"device", "dtype", "layout", "memory_format", "Size"})
-_MOST_PARTS, _MOST_DEPTH = 64, 4
+_FIRST_PARTS, _MOST_DEPTH = slice(64), 4  # of defaults in defaults
 FOREIGN_ROOTS = frozenset({"torch", "reft", "numpy", "triton"})
 STATEFUL_STDLIB = frozenset(
     {"argparse", "types", "dataclasses", "collections", "random", "contextlib"}
@@ -347,25 +344,21 @@ def mutable_defaults(
 
 
 def _may_change(item: Any, walk: CaptureWalk | RestoreWalk, depth: int) -> bool:
+    # All by the class: an object's own `__class__` may be code of the script's.
     kind = type(item)
+    if kind in ATOMS or kind is frozenset or issubclass(kind, type):
+        return False
     if kind is FunctionType:
         foreign = is_foreign((item.__module__ or "").partition(".")[0])
         return not foreign and depth < _MOST_DEPTH and has_state(item, walk, depth + 1)
-    # Of the class: an object's own `__class__` may be code of the script's.
-    if kind in _FIXED or issubclass(kind, (type, ModuleType, Enum)) or _is_constant(kind):
-        return False
     if issubclass(kind, BuiltinFunctionType):
         return is_bound(item)
-    if kind is tuple:
+    if issubclass(kind, tuple) and not kind.__dictoffset__:  # with no attributes of its own
         return depth < _MOST_DEPTH and any(
-            _may_change(part, walk, depth + 1) for part in item[:_MOST_PARTS]
+            _may_change(part, walk, depth + 1) for part in tuple.__getitem__(item, _FIRST_PARTS)
         )
-    return not walk.rule_of(kind).is_left_alone
-
-
-def _is_constant(kind: type) -> bool:
-    """Whether it is a class of torch's constants."""
-    return kind.__module__ == "torch" and kind.__name__ in _CONSTANTS
+    rule = walk.rule_of(kind)
+    return not (rule.is_constant or rule.is_left_alone)
 
 
 def _which(function: Any) -> str:

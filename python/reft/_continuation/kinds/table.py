@@ -99,6 +99,8 @@ class Rule:
     """Whether one outside of the frames is left alone if its class is an installed package's."""
     is_left_alone: bool = False
     """Whether the restarted script has its own."""
+    is_constant: bool = False
+    """Whether such an object never changes."""
 
 
 def _is(*kinds: type) -> Callable[[type], bool]:
@@ -180,7 +182,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is(*iterators.ADVANCED), iterators.Advanced.capture),
     Rule(_is(GeneratorType), iterators.Generator.capture),
     Rule(_is(AsyncGeneratorType), objects.capture_unknown, is_outsider=True),
-    Rule(_extends(enum.Enum), EnumMember.capture),
+    Rule(_extends(enum.Enum), EnumMember.capture, is_constant=True),
     Rule(_is(FunctionType), functions.Function.capture),
     Rule(_extends(BuiltinFunctionType, type), functions.NamedObject.capture),
     Rule(_is(memoryview), containers.MemoryView.capture),
@@ -211,7 +213,11 @@ _RULES: tuple[Rule, ...] = (
     Rule(_torch_extends("Tensor"), tensors.capture_subclass),
     Rule(_torch_is("Generator"), randoms.Random.capture),
     Rule(_torch_extends("Stream"), objects.capture_stream, is_left_alone=True),
-    Rule(_torch_is("dtype", "device", "memory_format", "layout"), TorchConstant.capture),
+    Rule(
+        _torch_is("dtype", "device", "memory_format", "layout"),
+        TorchConstant.capture,
+        is_constant=True,
+    ),
     # Sizes, results of `topk` and the like, packed sequences.
     Rule(_extends(tuple), containers.Tuple.capture),
     Rule(
@@ -247,10 +253,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is_array, tensors.Array.capture),
     Rule(_numpy_is("ma.MaskedArray"), tensors.capture_masked),
     Rule(_numpy_is("random.SeedSequence"), randoms.SeedSequence.capture),
-    Rule(
-        _numpy_is("random.Generator", "random.RandomState"),
-        randoms.Random.capture,
-    ),
+    Rule(_numpy_is("random.Generator", "random.RandomState"), randoms.Random.capture),
     Rule(is_bit_generator, randoms.Random.capture),
     Rule(
         lambda kind: _root(kind) == "numpy" and hasattr(kind, "__next__"),
@@ -262,16 +265,14 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is(deque), containers.Deque.capture),
     Rule(_extends(list), containers.List.capture),
     Rule(_extends(dict), containers.Mapping.capture),
-    Rule(
-        lambda kind: kind is frozenset or issubclass(kind, set),
-        containers.Set.capture,
-    ),
+    Rule(lambda kind: kind is frozenset or issubclass(kind, set), containers.Set.capture),
     Rule(_is(bytearray), containers.ByteArray.capture),
-    Rule(_is(range), Range.capture, is_born=False),
+    Rule(_is(range), Range.capture, is_born=False, is_constant=True),
     Rule(
         lambda kind: kind is slice or _root(kind) in _PICKLED_MODULES,
         Pickled.capture,
         is_born=False,
+        is_constant=True,
     ),
     Rule(_named("random", "Random"), randoms.Random.capture),
     Rule(lambda kind: _root(kind) in TRACKERS, objects.Owned.capture, is_left_alone=True),
