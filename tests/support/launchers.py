@@ -70,8 +70,8 @@ def torchrun(
 
 
 def free_port() -> int:
-    """A port that nobody listens on now, and that the kernel gives to no connection later on: not
-    of its ephemeral range."""
+    """A port that is free now. It is not of the ephemeral range, so the kernel gives it to no
+    connection later on."""
     lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     for port in random.SystemRandom().sample(range(10_000, min(lowest, 32_768)), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):

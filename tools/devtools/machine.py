@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -179,6 +180,7 @@ def pip_install(requirements: Sequence[str]) -> None:
         stamp.write_text("\n".join(requirements) + "\n")
 
 
+@functools.cache
 def pip_has_sources() -> bool:
     """Whether pip is set to other indexes than PyPI, or reaches it through a proxy."""
     words = [python(), "-m", "pip", "config", "list"]

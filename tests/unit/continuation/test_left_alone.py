@@ -10,22 +10,17 @@ from typing import Any
 
 import pytest
 
+from tests.support.learning import LEARN
+
 Run = Callable[..., Any]
 
-_HEAD = """
+_HEAD = f"""
 import functools, weakref
 import torch
 from torch.utils.data import DataLoader
 import probe
 probe.hook_optimizers()
-MODEL = torch.nn.Linear(1, 1)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), 1e-3)
-
-def learn():
-    MODEL(torch.ones(1, 1)).sum().backward()
-    OPTIMIZER.step()
-    OPTIMIZER.zero_grad()
-
+{LEARN}
 """
 
 CASES = {

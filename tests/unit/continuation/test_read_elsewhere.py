@@ -9,23 +9,18 @@ from typing import Any
 
 import pytest
 
+from tests.support.learning import LEARN
+
 Run = Callable[..., Any]
 
-_HEAD = """
+_HEAD = f"""
 import collections, functools, types
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 import probe
 probe.hook_optimizers()
-MODEL = nn.Linear(1, 1)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), 1e-3)
-
-def learn():
-    MODEL(torch.ones(1, 1)).sum().backward()
-    OPTIMIZER.step()
-    OPTIMIZER.zero_grad()
-
+{LEARN}
 """
 
 # What a sampler shuffles by, how the loop sets it for an epoch `e`, and what comes before both.
@@ -310,13 +305,13 @@ def test_a_hook_in_the_place_of_another_is_named(run_script: Run) -> None:
 def early(module, arguments, output): pass
 def late(module, arguments, output): pass
 def main():
-    handle = MODEL.register_forward_hook(early)
+    handle = model.register_forward_hook(early)
     for k in range(8):
         learn()
         probe.trace(k)
         if k == 2:
             handle.remove()
-            handle = MODEL.register_forward_hook(late)
+            handle = model.register_forward_hook(late)
 main()
 """
     run = run_script(_HEAD + source, 5)

@@ -10,21 +10,16 @@ from typing import Any
 
 import pytest
 
+from tests.support.learning import LEARN
+
 Run = Callable[..., Any]
 
-_HEAD = """
+_HEAD = f"""
 import functools, random, types
 import torch
 import probe
 probe.hook_optimizers()
-MODEL = torch.nn.Linear(1, 1)
-OPTIMIZER = torch.optim.SGD(MODEL.parameters(), 1e-3)
-
-def learn():
-    MODEL(torch.ones(1, 1)).sum().backward()
-    OPTIMIZER.step()
-    OPTIMIZER.zero_grad()
-
+{LEARN}
 """
 
 # What the loop prints, what it does after its third round, what comes before both, and the module
