@@ -20,6 +20,7 @@ from operator import is_not
 from typing import Any
 
 from . import attachments, hooks
+from .nodes import type_name
 
 # Their classes keep configuration in attributes, nothing that training moves.
 _STATIC_ROOTS = frozenset(
@@ -87,7 +88,7 @@ class Tree:
         named = list(root.named_modules())
         self.module_names = [name for name, _ in named]
         self.modules = [module for _, module in named]
-        kinds = "\n".join(f"{type(m).__module__}.{type(m).__qualname__}" for m in self.modules)
+        kinds = "\n".join(type_name(type(module)) for module in self.modules)
         self.classes = zlib.crc32(kinds.encode())
         self.own = [
             (i, module) for i, module in enumerate(self.modules) if _has_own_code(type(module))

@@ -250,15 +250,15 @@ class RestoreWalk:
             if name == MEMBER:
                 target.__dict__ = target
                 return
-            in_slot = name in slots
-            there = getattr(target, name, MISSING) if in_slot else target.__dict__.get(name, MISSING)
-            value = self.resolve(item, there, f"{place}.{name}")
-            if value is KEEP:
-                continue
-            if in_slot:
-                self.contents.append(functools.partial(object.__setattr__, target, name, value))
+            if name in slots:
+                there = getattr(target, name, MISSING)
+                put = functools.partial(object.__setattr__, target, name)
             else:
-                self.contents.append(functools.partial(target.__dict__.__setitem__, name, value))
+                there = target.__dict__.get(name, MISSING)
+                put = functools.partial(target.__dict__.__setitem__, name)
+            value = self.resolve(item, there, f"{place}.{name}")
+            if value is not KEEP:
+                self.contents.append(functools.partial(put, value))
 
     def put_all_attributes(self, attributes: Named, target: Any, place: str) -> None:
         """As `put_attributes`, of what `CaptureWalk.attributes` took: others have been deleted."""

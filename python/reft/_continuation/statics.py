@@ -1,11 +1,10 @@
 """What a script keeps outside of its frames: globals of its other modules, attributes of classes
 and functions, defaults, hooks for all of torch's modules.
 
-Looked at are the script's own modules (`own`). The objects among the main module's globals belong to
-the frames, which know those that its code still uses; numbers and functions are cheap enough to be
-looked at all, as code may name them by a string. Numbers, strings, functions and classes that are
-what they were at the first program point are not copied: the restarted script has set them, perhaps
-to something new on purpose.
+Looked at are the script's own modules (`own`). Of the main module, only numbers, strings, functions
+and classes: its objects belong to the frames, which know those that the code still uses. Numbers,
+strings, functions and classes that are what they were at the first program point are not copied:
+the restarted script has set them, perhaps to something new on purpose.
 
 Threads: the training thread. Errors: none of its own; what cannot be captured or put back is
     reported by the coders.
@@ -73,9 +72,9 @@ class _Names:
         is_first = not self._known
         self._size = len(namespace)
         for name, value in list(namespace.items()):
-            if (
-                name in self._known or _is_special(name) or (is_class and name.startswith("_abc_"))
-            ):
+            if name in self._known or _is_special(name):
+                continue
+            if is_class and name.startswith("_abc_"):
                 continue
             self._known.add(name)
             if (is_first and isinstance(value, _STATELESS)) or (is_class and _is_descriptor(value)):
@@ -85,7 +84,7 @@ class _Names:
                 self.values.append(name)
 
     def lacks(self, name: str) -> None:
-        """Notes a name that is gone. Another one may have come at once, and the size is the same."""
+        """Notes a name that is gone: if another one has come, the size is the same."""
         if name not in self._gone:
             self._gone.add(name)
             self._size = -1
@@ -101,7 +100,6 @@ class _Module:
         self.namespace = namespace
         self.size = len(namespace)
         self.names: _Names = _Names() if before is None else before.names
-        self.names.look(namespace, False)
         self.classes: list[_Class] = []
         self.functions: list[tuple[str, FunctionType]] = []
         known = {} if before is None else {id(one.kind): one for one in before.classes}
@@ -265,7 +263,8 @@ def _capture_names(
 ) -> Named:
     names.look(namespace, is_class)
     if walk.note_births:
-        walk.births.named.update(zip((prefix + name for name in names.fixed), names.meant, strict=True))
+        places = [prefix + name for name in names.fixed]
+        walk.births.named.update(zip(places, names.meant, strict=True))
     found: Named = []
     # Most are what they were: their names are not looked at one by one.
     if any(map(is_not, map(namespace.get, names.fixed), names.meant)):
@@ -277,8 +276,7 @@ def _capture_names(
             elif value is not meant:
                 found.append((name, _capture_switched(walk, value, prefix + name)))
     done = 0
-    names.look(namespace, is_class)
-    while done < len(names.values):  # names that are gone may have others in their place
+    while True:
         for name in names.values[done:]:
             value = namespace.get(name, MISSING)
             if value is MISSING:
@@ -286,12 +284,11 @@ def _capture_names(
             _capture_value(walk, name, value, prefix, found)
         done = len(names.values)
         names.look(namespace, is_class)
-    return found
+        if len(names.values) == done:  # names that are gone may have others in their place
+            return found
 
 
-def _capture_value(
-    walk: CaptureWalk, name: str, value: Any, prefix: str, found: Named
-) -> None:
+def _capture_value(walk: CaptureWalk, name: str, value: Any, prefix: str, found: Named) -> None:
     kind = type(value)
     if kind in ATOMS:
         first, place = walk.births.constants, prefix + name

@@ -238,7 +238,7 @@ class Mapping(Node):
         if not is_made:
             walk.contents.append(write_changed)
         else:
-            write()  # nobody has seen it yet, and an iterator of it needs its items
+            write()  # at once: nothing refers to it yet, and an iterator of it needs its items
             if not all(plain_key(key) for key, _ in pairs):
                 walk.contents.append(write)  # its keys have their hashes when they are back
         walk.put_all_attributes(self.attributes, target, place)

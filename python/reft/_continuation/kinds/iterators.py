@@ -67,30 +67,18 @@ _REDUCED[type(iter(_Sequence()))] = "sequence"
 _CALLABLE = type(iter(int, 1))
 _REDUCED[_CALLABLE] = "callable"
 
-# How the iterators of a dict are made.
-_VIEWS: dict[str, Callable[[Any], Any]] = {
-    type_name(type(make({}))): make
-    for make in (
-        dict.__iter__,
-        lambda source: iter(dict.values(source)),
-        lambda source: iter(dict.items(source)),
-        dict.__reversed__,
-        lambda source: reversed(dict.values(source)),
-        lambda source: reversed(dict.items(source)),
-    )
-}
-# Moved by advancing the live iterator to the same number of items left, or made again.
-ADVANCED: frozenset[type] = frozenset(
-    {
-        type(iter({})),
-        type(iter({}.values())),
-        type(iter({}.items())),
-        type(reversed({})),
-        type(reversed({}.values())),
-        type(reversed({}.items())),
-        type(iter(set())),
-    }
+_OF_A_DICT: tuple[Callable[[Any], Any], ...] = (
+    dict.__iter__,
+    lambda source: iter(dict.values(source)),
+    lambda source: iter(dict.items(source)),
+    dict.__reversed__,
+    lambda source: reversed(dict.values(source)),
+    lambda source: reversed(dict.items(source)),
 )
+# How the iterators of a dict are made.
+_VIEWS = {type_name(type(make({}))): make for make in _OF_A_DICT}
+# Moved by advancing the live iterator to the same number of items left, or made again.
+ADVANCED = frozenset({*(type(make({})) for make in _OF_A_DICT), type(iter(set()))})
 
 _MAKERS: dict[str, Any] = {"iter": iter, "reversed": reversed}
 _MAKERS.update({name: getattr(builtins, name) for name in ("enumerate", "zip", "map", "filter")})
@@ -182,7 +170,7 @@ class Advanced(Node):
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         left, source = _items_left(value), _source(value)
-        size = -1 if source is MISSING else len(source)
+        size = _size(source)
         encoded = KEEP
         if isinstance(source, dict) and size <= _MOST_COPIED and is_light(source):
             encoded = walk.encode(source, f"{place}<source>", depth + 1)
@@ -218,8 +206,7 @@ class Advanced(Node):
         steps = there - self.left
         if steps < 0:
             raise Stray(f"{at.place}: {self.left} items were left, the live iterator has {there}")
-        source = _source(target)
-        size = -1 if source is MISSING else len(source)
+        size = _size(_source(target))
         if self.left and self.size != size:
             # Python ends the iterators of a dict whose size changes, and that would end the script.
             raise Stray(f"{at.place}: {self.size} items in all, the live one has {size}")
@@ -363,3 +350,7 @@ def _source(iterator: Any) -> Any:
         each for each in gc.get_referents(iterator) if isinstance(each, (dict, set, frozenset))
     )
     return next(sources, MISSING)
+
+
+def _size(source: Any) -> int:
+    return -1 if source is MISSING else len(source)

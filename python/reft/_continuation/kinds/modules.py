@@ -77,8 +77,8 @@ class Module(Node):
             if tensor.__dict__ and name not in known and tags_of(tensor)
         ]
         found = encode_hooks(tree.own_hooks(), place, depth, walk)
-        modes = tree.training()
-        return cls(len(tree.modules), tree.classes, modes, tree.requires_grad(), attributes, tensors, found)
+        count, modes, grads = len(tree.modules), tree.training(), tree.requires_grad()
+        return cls(count, tree.classes, modes, grads, attributes, tensors, found)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         place = at.place
