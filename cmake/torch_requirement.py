@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-PINNED = "2.11"  # of a source distribution, and where no torch is found (CMake then refuses)
+PINNED = "2.11"  # of a source distribution, and where no torch is found
 
 
 def dynamic_metadata(
@@ -33,7 +33,17 @@ def requirement(version: str) -> str:
     return f"torch>={lowest},<{major}.{int(minor) + 1}"
 
 
+def missing_torch() -> list[str]:
+    """What to build with where no torch is found; nothing where one is."""
+    return [] if _found() else [requirement(PINNED)]
+
+
 def torch_version() -> str:
+    return _found() or PINNED
+
+
+def _found() -> str:
+    """Returns the version of torch, "" if there is none."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
@@ -48,4 +58,4 @@ def torch_version() -> str:
         text=True,
         check=False,
     )
-    return asked.stdout.strip() or PINNED
+    return asked.stdout.strip()
