@@ -806,7 +806,7 @@ def results_table(outcomes: list[Outcome]) -> list[str]:
         results = ", ".join(f"{name} {count}" for name, count in Counter(outcome.result for outcome in found).items())
         healthy = found[0].case.healthy
         classes = sorted({outcome.found for outcome in found if outcome.found and not healthy})
-        shown = ", ".join(f"`{name}`" for name in classes) + " (nobody singled out)" * any(o.candidates for o in found)
+        shown = ", ".join(f"`{name}`" for name in classes) + " (no rank singled out)" * any(o.candidates for o in found)
         times = [outcome.after_sec for outcome in found if outcome.after_sec is not None]
         took = f"{statistics.median(times):.1f} s" if times else "–"
         lines.append(f"| {row} {fault} | {where} | {results} | {shown or '–'} | {took} |")

@@ -374,7 +374,7 @@ def numbers(text: str) -> list[int]:
 # --- the table
 # ---------------------------------------------------------------------------------------------------------
 
-COLUMNS = ["exact", "undecidable", "nobody", "WRONG", "not run"]
+COLUMNS = ["exact", "undecidable", "no rank", "WRONG", "not run"]
 
 
 def column(result: str) -> str:
@@ -382,7 +382,7 @@ def column(result: str) -> str:
     for name in ("exact", "undecidable", "WRONG"):
         if result.startswith(name):
             return name
-    return "nobody" if result == "none" else "not run"
+    return "no rank" if result == "none" else "not run"
 
 
 def table(rows: dict[str, list[Said]]) -> list[str]:
