@@ -49,26 +49,28 @@ namespace reft {
     "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
     "`/tmp/reft-<uid>`.") \
   X(vault_dir, "REFT_VAULT_DIR", kText, "", "a directory", \
-    "Keep vaults as files in this directory, not in anonymous memory. Files survive the agent. On " \
-    "tmpfs, ext4, xfs or overlayfs: on others, the job trains without snapshots.") \
+    "Keep vaults (the snapshots of each rank) as files in this directory, not in anonymous " \
+    "memory. Files survive the agent. The directory must be on tmpfs, ramfs, ext2 to ext4, xfs " \
+    "or overlayfs; on others, the job trains without snapshots.") \
   X(snapshot, "REFT_SNAPSHOT", kFlag, "1", "0|1", \
     "0: no snapshots; the backend and the op log only.") \
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
-    "Full snapshots per vault.") \
+    "Snapshots that a vault has room for.") \
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", \
-    "What a rank stores besides its own shard. none: nothing; survives killed processes. " \
-    "arc: a copy of the next member's shard; survives a lost node.") \
+    "What a rank stores in addition to its own shard of the state that replicas share. none: " \
+    "nothing; snapshots survive killed processes. arc: a copy of the shard of the next replica; " \
+    "this state survives a lost node.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
-    "Steps per snapshot.") \
+    "Steps from one snapshot to the next.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \
     "Limit of the measured slowdown, in percent. Above it, snapshots become rarer (every " \
     "2nd, 4th, … 64th step); well below it, more frequent. A restart repeats at most the steps " \
     "since the newest committed snapshot. 0: no limit.") \
   X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", \
-    "Internal: one step in this many runs without a concurrent copy, to measure the " \
-    "overhead of snapshots. reft copies its snapshot before the step begins. On a CUDA device, " \
-    "it is one step in eight times as many, and reft copies its snapshot at its end. 0: no " \
-    "such steps.") \
+    "Internal: one step in this many runs without a concurrent copy, to measure the overhead of " \
+    "snapshots: reft copies the snapshot before that step begins. With state on a CUDA device, " \
+    "it is one step in eight times as many, and reft copies the snapshot at the end of that " \
+    "step. 0: no such steps.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", \
     "Internal: unit of copies and checksums.") \
   X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", \
