@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 
 _FIXED = (names.VALUES, names.CONTAINERS, names.ARRAYS, plain.TENSORS)
 _EQUAL_IS_SAME = (range, str, bytes)
+_MADE_OF_TORCH = tuple(
+    f"torch.utils.data.{name}." for name in ("dataloader", "dataset", "distributed", "sampler")
+)
 _TOUCHED = ("worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
 
 
@@ -50,29 +53,28 @@ class Shallow(Node):
 
     attributes: Named
     slots: Named
-    hooks: Named
+    hooks: Named | None
+    """States of an optimizer's hooks; None for a dataset or a sampler."""
+    whose: Named
+    """Numbers of the rank, for a sampler that is made again."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         """Encodes all of a dataset or sampler but the data itself, which stays as it is."""
         attributes: Named = []
+        whose: Named = []
         for name, item in list(getattr(value, "__dict__", {}).items()):
             if name not in WHOSE:
                 encoded = walk.encode_data(item, f"{place}.{name}", depth + 1)
                 attributes.append((name, encoded))
-        return cls(attributes, encode_slots(value, place, depth, walk), [])
+            elif type(item) is int and walk.births.place(value) is None:
+                whose.append((name, item))
+        return cls(attributes, encode_slots(value, place, depth, walk), None, whose)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            found = walk.type_of(at, live)
-            if (
-                found is None
-                or found.__module__.partition(".")[0] == "torch"
-                or not walk.is_made_anew(at.index)
-            ):
-                return walk.problem(at, "made after the first step")
-            target = object.__new__(found)
+            return self._made(at, live, walk)
         walk.stands(at, target)
         for name, item in self.slots:
             value = walk.resolve(item, getattr(target, name, MISSING), f"{at.place}.{name}")
@@ -87,9 +89,20 @@ class Shallow(Node):
             value = walk.resolve(item, there, f"{at.place}.{name}")
             if value is not KEEP:
                 walk.contents.append(functools.partial(target.__dict__.__setitem__, name, value))
-        if self.hooks:
+        if self.hooks is not None:
             walk.put_hooks(self.hooks, hooks.of_optimizer(target), at.place)
         return target
+
+    def _made(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        found = walk.type_of(at, live)
+        if (
+            found is None
+            or not _is_made(at.type_name)
+            or (self.whose and walk.is_foreign)
+            or (self.hooks is not None and (self.hooks or not walk.is_made_anew(at.index)))
+        ):
+            return walk.problem(at, "made after the first step")
+        return _built(object.__new__(found), [*self.attributes, *self.whose], self.slots, at, walk)
 
     def is_made_anew(self) -> bool:
         return True
@@ -98,7 +111,7 @@ class Shallow(Node):
         return [item for _, item in (*self.attributes, *self.slots)]
 
     def needs_live(self, type_name: str) -> bool:
-        return type_name.startswith("torch.")
+        return not _is_made(type_name)
 
 
 @kind
@@ -111,6 +124,8 @@ class Loader(Node):
     """Its iterator, if its workers are persistent."""
     parts_of_it: Named
     attributes: Named
+    made_of: Named
+    """All attributes but its iterator, of one that was made after the first step."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -135,15 +150,25 @@ class Loader(Node):
         if value.persistent_workers:
             iterator = getattr(value, "_iterator", None)
             iterator = walk.encode(iterator, f"{place}._iterator", depth + 1)
-        return cls(pieces, iterator, found, attributes)
+        made_of: Named = []
+        if walk.births.place(value) is None:
+            made_of = [
+                (name, walk.encode(item, f"{place}.{name}", depth + 1))
+                for name, item in list(value.__dict__.items())
+                if name != "_iterator"
+            ]
+        return cls(pieces, iterator, found, attributes, made_of)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
         if target is MISSING:
-            return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
-        walk.stands(at, target)
-        # A sampler's iterator, which a replay has made, may hold them.
-        walk.fix(*parts_of_loader(target).containers())
+            target = self._made(at, live, walk)
+            if target is KEEP:
+                return KEEP
+        else:
+            walk.stands(at, target)
+            # A sampler's iterator, which a replay has made, may hold them.
+            walk.fix(*parts_of_loader(target).containers())
         # After the iterators' replay, which needs older states.
         walk.positions.append(lambda: parts(target).write(self.pieces))
 
@@ -176,8 +201,16 @@ class Loader(Node):
                 put("_iterator", iterator)
         return target
 
+    def _made(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        if not self.made_of and live is not MISSING:
+            return KEEP
+        found = walk.type_of(at, live)
+        if found is None or not self.made_of:
+            return walk.problem(at, "made after the first step")
+        return _built(object.__new__(found), self.made_of, [], at, walk)
+
     def needs_live(self, type_name: str) -> bool:
-        return True
+        return not self.made_of
 
 
 @kind
@@ -413,6 +446,22 @@ class LoaderIterator(Node):
                 "its sampler draws from a global generator in mid-iteration:"
                 " the batches that follow have another order"
             )
+
+
+def _is_made(name: str) -> bool:
+    """Whether a dataset or sampler of the class of this name is its attributes and nothing more."""
+    return not name.startswith("torch.") or name.startswith(_MADE_OF_TORCH)
+
+
+def _built(target: Any, attributes: Named, slots: Named, at: At, walk: RestoreWalk) -> Any:
+    """Gives a new object its attributes; KEEP, and a report, if one of them cannot be put back."""
+    walk.stands(at, target)
+    for name, item in (*attributes, *slots):
+        value = walk.resolve(item, MISSING, f"{at.place}.{name}")
+        if value is KEEP:  # half an object is worse than none
+            return walk.problem(at, f"made after the first step, and so was its {name}")
+        object.__setattr__(target, name, value)
+    return target
 
 
 def _check(loader: Any, fixed: dict[str, Any]) -> None:

@@ -250,7 +250,8 @@ def capture_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
         and name not in _OPTIMIZERS_PRIVATE
         and not name.startswith("_optimizer_")
     ]
-    return Shallow(attributes, [], encode_hooks(hooks.of_optimizer(value), place, depth, walk))
+    own_hooks = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
+    return Shallow(attributes, [], own_hooks, [])
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import contextvars
 import enum
 import functools
 import io
+import logging
 import sys
 import threading
 import weakref
@@ -196,6 +197,11 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is(contextvars.ContextVar), holders.ContextValue.capture),
     Rule(holders.is_shared_numbers, holders.SharedNumbers.capture),
     Rule(_is(ModuleType), wrappers.capture_module, is_left_alone=True),
+    Rule(
+        _is(logging.Logger, logging.RootLogger),
+        wrappers.Logger.capture,
+        is_left_alone=True,
+    ),
     Rule(_is(CoroutineType), wrappers.capture_coroutine, is_left_alone=True),
     Rule(_is(MappingProxyType), wrappers.Proxy.capture),
     Rule(_is(*wrappers.WEAK), wrappers.WeakContainer.capture),

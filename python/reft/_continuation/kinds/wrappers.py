@@ -1,5 +1,5 @@
 """Objects around others: weak references and containers, read-only views of dicts, exceptions,
-semaphores, suspended coroutines, and modules that a script has made by itself.
+semaphores, suspended coroutines; modules and loggers, which have names.
 
 Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import inspect
+import logging
 import sys
 import threading
 import weakref
@@ -20,7 +21,7 @@ from reft._state.own import is_made
 
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
 from .containers import encode_key, live_key
-from .objects import OWNED, Owned
+from .objects import OWNED, Owned, capture_foreign
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -227,6 +228,26 @@ class Imported(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         found = sys.modules.get(self.name)
         return walk.problem(at, f"{self.name} was imported later") if found is None else found
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class Logger(Node):
+    """A logger that a variable refers to only since the first step."""
+
+    name: str
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        is_known = value is logging.root or value.manager.loggerDict.get(value.name) is value
+        if walk.note_births or walk.births.place(value) is not None or not is_known:
+            return capture_foreign(value, place, depth, walk)
+        return cls(value.name)
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        return logging.getLogger(self.name)
 
     def is_made_anew(self) -> bool:
         return True
