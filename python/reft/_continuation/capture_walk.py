@@ -43,6 +43,7 @@ _MAX_NODES = 50_000
 _MAX_REPORTS = 200
 _SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
 _NUMBERS = frozenset({int, float, bool, type(None)})
+_STILL = frozenset({float, bool, complex, type(None)})  # as they are, and of no size
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
 
 CaptureGenerator = Callable[["CaptureWalk", Any, str], Any]
@@ -99,6 +100,8 @@ class CaptureWalk:
         self._capture_generator = capture_generator
         self._handles = handles.now() if note_births else frozenset[int]()
         self._has_handles = note_births or bool(births.handles)
+        # Numbers that may be handles; None: all of them.
+        self._suspects = None if note_births else frozenset(births.handles.values())
         self._own: Collection[str] | None = None
         self._index: dict[int, int] = {}
         # Of each node; an id means something only while its object lives.
@@ -197,6 +200,20 @@ class CaptureWalk:
             values = list.__getitem__(values, slice(None))
         return [self.encode(value, f"{place}[{i}]", depth + 1) for i, value in enumerate(values)]
 
+    def encode_named(self, items: Iterable[tuple[str, Any]], place: str, depth: int) -> Named:
+        """Encodes attributes of the object at a place, by name."""
+        suspects = self._suspects
+        return [
+            (
+                name,
+                item
+                if (kind := type(item)) in _STILL
+                or (kind is int and suspects is not None and item not in suspects)
+                else self.encode(item, f"{place}.{name}", depth + 1),
+            )
+            for name, item in items
+        ]
+
     def attributes(self, value: Any, place: str, depth: int) -> Named:
         """Encodes all that a function, or a subclass of a container, keeps in its `__dict__` and
         `__slots__`."""
@@ -206,10 +223,7 @@ class CaptureWalk:
             return [*slots, (MEMBER, True)]
         if not found:
             return slots
-        return slots + [
-            (name, self.encode(item, f"{place}.{name}", depth + 1))
-            for name, item in list(found.items())
-        ]
+        return slots + self.encode_named(list(found.items()), place, depth)
 
     def capture_generator(self, generator: Any, place: str) -> Any:
         """Encodes the frame of a suspended generator."""

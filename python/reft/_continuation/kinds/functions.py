@@ -145,8 +145,8 @@ class MadeClass(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        attributes = [
-            (name, walk.encode(item, f"{place}.{name}", depth + 1))
+        own = [
+            (name, item)
             for name, item in list(vars(value).items())
             if not (
                 name.startswith(("__", "_abc_"))
@@ -154,6 +154,7 @@ class MadeClass(Node):
                 or hasattr(type(item), "__get__")
             )
         ]
+        attributes = walk.encode_named(own, place, depth)
         return cls(value.__qualname__, attributes)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -285,10 +286,7 @@ class Partial(Node):
         arguments = [
             walk.encode(part, f"{place}[{i}]", depth + 1) for i, part in enumerate(value.args)
         ]
-        keywords = [
-            (name, walk.encode(part, f"{place}.{name}", depth + 1))
-            for name, part in value.keywords.items()
-        ]
+        keywords = walk.encode_named(value.keywords.items(), place, depth)
         attributes = walk.attributes(value, place, depth)
         return cls(walk.encode(value.func, place, depth + 1), arguments, keywords, attributes)
 

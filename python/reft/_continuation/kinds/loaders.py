@@ -132,17 +132,16 @@ class Loader(Node):
         names = ["batch_sampler", "sampler", "dataset"]
         if value.num_workers == 0 and hooks.is_own_hook(value.collate_fn):
             names.append("collate_fn")  # workers have copies of their own
-        found = [
-            (name, walk.encode(part, f"{place}.{name}", depth + 1))
-            for name in names
-            if (part := getattr(value, name, None)) is not None
-        ]
-        attributes = [
-            (name, walk.encode(item, f"{place}.{name}", depth + 1))
+        found = [(name, getattr(value, name, None)) for name in names]
+        there = [(name, part) for name, part in found if part is not None]
+        parts_of_it = walk.encode_named(there, place, depth)
+        known = attachments.names_in(type(value))
+        attached = [
+            (name, item)
             for name, item in list(value.__dict__.items())
-            if name not in attachments.names_in(type(value))
-            and (attachments.is_kept(item) or hasattr(item, "_next_index"))
+            if name not in known and (attachments.is_kept(item) or hasattr(item, "_next_index"))
         ]
+        attributes = walk.encode_named(attached, place, depth)
         if walk.note_births:
             return OWNED
         pieces = parts_of_loader(value).capture()
@@ -152,12 +151,10 @@ class Loader(Node):
             iterator = walk.encode(iterator, f"{place}._iterator", depth + 1)
         made_of: Named = []
         if walk.births.place(value) is None:
-            made_of = [
-                (name, walk.encode(item, f"{place}.{name}", depth + 1))
-                for name, item in list(value.__dict__.items())
-                if name != "_iterator"
-            ]
-        return cls(pieces, iterator, found, attributes, made_of)
+            every = list(value.__dict__.items())
+            others = [(name, item) for name, item in every if name != "_iterator"]
+            made_of = walk.encode_named(others, place, depth)
+        return cls(pieces, iterator, parts_of_it, attributes, made_of)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)

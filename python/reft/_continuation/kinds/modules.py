@@ -243,13 +243,14 @@ def _note(value: Any, place: str, depth: int, walk: CaptureWalk) -> None:
 def capture_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     """Captures what an optimizer class of the script's own keeps beside its state and groups."""
     saved = _OPTIMIZERS_OWN if id(value) in walk.owned else frozenset()
-    attributes = [
-        (name, walk.encode(item, f"{place}.{name}", depth + 1))
+    own = [
+        (name, item)
         for name, item in list(vars(value).items())
         if name not in saved
         and name not in _OPTIMIZERS_PRIVATE
         and not name.startswith("_optimizer_")
     ]
+    attributes = walk.encode_named(own, place, depth)
     own_hooks = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
     return Shallow(attributes, [], own_hooks, [])
 
@@ -303,16 +304,14 @@ def capture_scaler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Nod
 
 
 def _encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
-    return [
-        (name, walk.encode(item, f"{place}.{name}", depth + 1))
-        for name, item in attachments.attributes(value)
-        if name not in _OPTIMIZERS_PRIVATE
-    ]
+    attached = attachments.attributes(value)
+    kept = [(name, item) for name, item in attached if name not in _OPTIMIZERS_PRIVATE]
+    return walk.encode_named(kept, place, depth)
 
 
 def encode_hooks(found: hooks.Hooks, place: str, depth: int, walk: CaptureWalk) -> Named:
     """Encodes what hooks keep."""
-    encoded = [(name, walk.encode(hook, f"{place}.{name}", depth + 1)) for name, hook in found]
+    encoded = walk.encode_named(found, place, depth)
     if walk.note_births:
         for name, hook in found:
             # PowerSGD's state takes no weak reference.

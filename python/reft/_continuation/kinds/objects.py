@@ -120,10 +120,7 @@ def encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Na
     root = type(value).__module__.partition(".")[0]
     if root not in sys.stdlib_module_names or type(getattr(value, "__dict__", None)) is not dict:
         return []
-    return [
-        (name, walk.encode(item, f"{place}.{name}", depth + 1))
-        for name, item in attachments.attributes(value, frozenset({root}))
-    ]
+    return walk.encode_named(attachments.attributes(value, frozenset({root})), place, depth)
 
 
 def capture_changed(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -170,10 +167,8 @@ class Instance(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        attributes = [
-            (name, walk.encode(item, f"{place}.{name}", depth + 1))
-            for name, item in list(getattr(value, "__dict__", {}).items())
-        ]
+        own = list(getattr(value, "__dict__", {}).items())
+        attributes = walk.encode_named(own, place, depth)
         return cls(attributes, encode_slots(value, place, depth, walk))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -255,8 +250,6 @@ class Event(Node):
 
 def encode_slots(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
     """Encodes what an object keeps in `__slots__`."""
-    return [
-        (name, walk.encode(getattr(value, name), f"{place}.{name}", depth + 1))
-        for name in foreign.slot_names(type(value))
-        if hasattr(value, name)
-    ]
+    names = foreign.slot_names(type(value))
+    filled = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    return walk.encode_named(filled, place, depth)

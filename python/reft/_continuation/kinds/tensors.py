@@ -361,9 +361,7 @@ def tags_of(tensor: Any) -> list[tuple[str, Any]]:
 
 def encode_tags(tensor: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
     """Encodes what a script has attached to a tensor."""
-    return [
-        (name, walk.encode(item, f"{place}.{name}", depth + 1)) for name, item in tags_of(tensor)
-    ]
+    return walk.encode_named(tags_of(tensor), place, depth)
 
 
 def _contents(torch: Any, tensor: Any, walk: CaptureWalk) -> Any:

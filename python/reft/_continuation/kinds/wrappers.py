@@ -258,9 +258,6 @@ def capture_module(value: Any, place: str, depth: int, walk: CaptureWalk) -> Nod
     if not is_made(value):
         born = walk.note_births or walk.births.place(value) is not None
         return OWNED if born else Imported(value.__name__)
-    attributes = [
-        (name, walk.encode(item, f"{place}.{name}", depth + 1))
-        for name, item in list(vars(value).items())
-        if not name.startswith("__")
-    ]
+    own = [(name, item) for name, item in list(vars(value).items()) if not name.startswith("__")]
+    attributes = walk.encode_named(own, place, depth)
     return Owned(attributes, None) if attributes else OWNED
