@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from .comparison import Difference
 from .continuation import Continuation, RestoreReport
-from .device_parts import DeviceParts
 from .frames import FrameMismatch
 from .loader_origins import install
 from .rng import capture_rng, restore_rng
@@ -33,7 +32,6 @@ why_not_here = _process.why_not_here
 graphs = _process.graphs
 
 __all__ = [
-    "DeviceParts",
     "Difference",
     "FrameMismatch",
     "RestoreReport",

@@ -15,11 +15,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
+from reft._state.device_parts import DeviceParts
 from reft._state.own import is_made
 
 from . import handles
 from .births import MEMBER, Births
-from .device_parts import DeviceParts
 from .foreign import Bulk, is_open, slot_names
 from .kinds.functions import STATEFUL_STDLIB
 from .kinds.objects import OWNED, PENDING, Lost, capture_changed, encode_slots

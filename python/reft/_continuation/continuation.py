@@ -14,11 +14,12 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+from reft._state.device_parts import DeviceParts
+
 from . import comparison, frames, plain
 from .births import Births
 from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
-from .device_parts import DeviceParts
 from .frames import FrameMismatch
 from .graphs import GraphWatch, refusal
 from .nodes import Graph, Report, Stray

@@ -15,9 +15,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+from reft._state.device_parts import contents
+
 from . import handles, hooks
 from .births import MEMBER
-from .device_parts import contents
 from .foreign import slot_names
 from .kinds.functions import BoundBuiltin, Method
 from .kinds.objects import Lost, Owned

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from reft._continuation.device_parts import DeviceParts, contents
 from reft._state.constructions import of_process
+from reft._state.device_parts import DeviceParts, contents
 
 Counts = dict[str, float]
 Later = tuple[str, tuple[int, int]]  # dtype, and result of DeviceParts.take()

@@ -26,6 +26,7 @@ from reft._continuation import plain
 from reft._resume import own_checkpoints
 from reft._session.notes import Note
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
+from reft._state.device_parts import DeviceParts
 
 
 class Saved(TypedDict, total=False):
@@ -166,7 +167,7 @@ class SmallState:
             waiting: from `Gradients.waiting`.
         """
         devices = {r.tensor.get_device() for r in state.regions if r.tensor.is_cuda}
-        parts = _continuation.DeviceParts(devices)
+        parts = DeviceParts(devices)
         encoder = self._encoder()
         saved: Saved = {
             "step": step,
@@ -264,7 +265,7 @@ class SmallState:
         self,
         saved: Saved,
         frame: FrameType,
-        parts: _continuation.DeviceParts,
+        parts: DeviceParts,
         state: discovery.State,
     ) -> None:
         # An optimizer may replace its tensors in each step, and the script's get their memory then.
