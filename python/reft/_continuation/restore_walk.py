@@ -129,6 +129,13 @@ class RestoreWalk:
         self._done[index] = result
         return result
 
+    def resolve_again(self, encoded: Any, live: Any, place: str) -> Any:
+        """As `resolve`, of what nothing stood for until now."""
+        index = index_of(encoded)
+        if index is not None and self._done.get(index) is KEEP:
+            del self._done[index]
+        return self.resolve(encoded, live, place)
+
     def write(self, action: Callable[[], Any]) -> None:
         """Adds a write to a frame or namespace; objects get their contents before that."""
         self._last.append(action)

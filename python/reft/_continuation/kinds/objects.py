@@ -12,11 +12,12 @@ import functools
 import re
 import sys
 import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .. import attachments, foreign, hooks
-from ..nodes import KEEP, MISSING, At, Named, Node, kind, type_name
+from ..nodes import KEEP, MISSING, At, Named, Node, Report, kind, type_name
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -164,12 +165,17 @@ class Instance(Node):
 
     attributes: Named
     slots: Named
+    shared: str
+    """Attribute of the class that is the `__dict__` of all its objects (the Borg pattern), or ""."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        own = list(getattr(value, "__dict__", {}).items())
-        attributes = walk.encode_named(own, place, depth)
-        return cls(attributes, encode_slots(value, place, depth, walk))
+        own = getattr(value, "__dict__", {})
+        attributes = walk.encode_named(list(own.items()), place, depth)
+        kind = type(value)
+        shared = [name for name in _dicts_of(kind) if getattr(kind, name, None) is own]
+        slots = encode_slots(value, place, depth, walk)
+        return cls(attributes, slots, shared[0] if shared else "")
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         plain = walk.is_made_anew(at.index)
@@ -180,22 +186,36 @@ class Instance(Node):
             if found is None:
                 return walk.problem(at, "class not found")
             target = found() if found is SimpleNamespace else object.__new__(found)
+            if self.shared and type(getattr(found, self.shared, None)) is dict:
+                target.__dict__ = getattr(found, self.shared)
         walk.stands(at, target)
         before = dict(getattr(target, "__dict__", {}))
         after: dict[str, Any] = {}
+        left_out: Named = []
+        reports: Report = []
         for name, item in self.attributes:
-            current = before.get(name, MISSING)
+            current, known = before.get(name, MISSING), len(walk.problems)
             value = item
             if type(item) is tuple:
                 value = walk.resolve(item, current, f"{at.place}.{name}")
             if value is KEEP:
                 if current is MISSING:
-                    if made:  # half an object is worse than none
-                        return walk.problem(at, f"made after the first step, and so was its {name}")
-                    walk.problem(at, "made after the first step", f"{at.place}.{name}")
+                    if made:
+                        left_out.append((name, item))
+                        reports += walk.problems[known:]
+                        del walk.problems[known:]
+                    else:
+                        walk.problem(at, "made after the first step", f"{at.place}.{name}")
                     continue
                 value = current
             after[name] = value
+        if left_out:
+            if not _completed(target, after, left_out, at, walk):
+                walk.problems += reports
+                # Half an object is worse than none.
+                why = f"made after the first step, and so was its {left_out[0][0]}"
+                return walk.problem(at, why)
+            after = dict(target.__dict__)
 
         def write() -> None:
             for name in before:
@@ -246,6 +266,41 @@ class Event(Node):
         walk.contents.append(target.set if self.is_set else target.clear)
         walk.put_attributes(self.attributes, target, at.place)
         return target
+
+
+def _completed(
+    target: Any, attributes: dict[str, Any], left_out: Named, at: At, walk: RestoreWalk
+) -> bool:
+    """Lets a new object make what of it cannot be copied, as its class does for a pickle.
+
+    A metric wraps its methods when it is made, and does so again in `__setstate__`.
+
+    Returns:
+        Whether the object has all of its attributes now.
+    """
+    if getattr(type(target), "__setstate__", None) is None:
+        return False
+    try:
+        target.__setstate__(dict(attributes))
+        there = target.__dict__
+        whole = all(there.get(name, MISSING) is value for name, value in attributes.items())
+    except Exception:  # the class expects another state
+        return False
+    return whole and all(
+        name in there
+        and walk.resolve_again(item, there[name], f"{at.place}.{name}") is there[name]
+        for name, item in left_out
+    )
+
+
+def _dict_names(kind: type) -> tuple[str, ...]:
+    return tuple(
+        name for base in kind.__mro__ for name, item in vars(base).items() if type(item) is dict
+    )
+
+
+_dicts_of: Callable[[type], tuple[str, ...]] = functools.cache(_dict_names)
+"""Names of a class's attributes that are dicts."""
 
 
 def encode_slots(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextvars
 import enum
 import functools
+import inspect
 import io
 import logging
 import sys
@@ -202,6 +203,7 @@ _RULES: tuple[Rule, ...] = (
         wrappers.Logger.capture,
         is_left_alone=True,
     ),
+    Rule(_is(inspect.Signature), wrappers.Signature.capture),
     Rule(_is(CoroutineType), wrappers.capture_coroutine, is_left_alone=True),
     Rule(_is(MappingProxyType), wrappers.Proxy.capture),
     Rule(_is(*wrappers.WEAK), wrappers.WeakContainer.capture),

@@ -1,5 +1,5 @@
 """Objects around others: weak references and containers, read-only views of dicts, exceptions,
-semaphores, suspended coroutines; modules and loggers, which have names.
+semaphores, suspended coroutines; modules and loggers, which have names; signatures.
 
 Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
 """
@@ -250,6 +250,26 @@ class Logger(Node):
         return logging.getLogger(self.name)
 
     def is_made_anew(self) -> bool:
+        return True
+
+
+@kind
+class Signature(Node):
+    """The signature of a function, which the restarted script takes from it again."""
+
+    text: str
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        return OWNED if walk.note_births else cls(str(value))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        for candidate in (walk.born(at.birth), live):
+            if isinstance(candidate, inspect.Signature) and str(candidate) == self.text:
+                return candidate
+        return walk.problem(at, "made after the first step")
+
+    def needs_live(self, type_name: str) -> bool:
         return True
 
 
