@@ -206,7 +206,7 @@ class Drill:
             what: what was restored, in words.
             lost: what was not.
         """
-        self._fed.take()  # of the discarded iteration
+        self._fed.discard()
         found: list[Difference] | None = None
         with self._reported(step):
             before = next(
@@ -323,6 +323,7 @@ class _Fed:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._depth = 0
+        self._discarded = 0  # calls in progress that the discarded iteration began
         self._calls: list[list[str]] = []
         self._handles = [
             register_module_forward_pre_hook(self._before),
@@ -330,9 +331,16 @@ class _Fed:
         ]
 
     def take(self) -> list[list[str]]:
-        """[class of the model, types and shapes, digest] of the calls since the last `take`."""
+        """[class of the model, types and shapes, digest] of the calls that have ended since the last
+        `take`. A call that the discarded iteration began has the digest "": Lightning's training
+        step runs inside of one."""
         calls, self._calls, self._depth = self._calls, [], 0
         return calls
+
+    def discard(self) -> None:
+        """Forgets the calls of the discarded iteration."""
+        self._discarded = self._depth
+        self.take()
 
     def remove(self) -> None:
         for handle in self._handles:
@@ -350,12 +358,15 @@ class _Fed:
             return
         if threading.get_ident() != self._thread:
             return
+        is_discarded = self._depth == 0 and self._discarded > 0
+        self._discarded -= is_discarded
         self._depth = max(0, self._depth - 1)
         if self._depth or len(self._calls) >= _CALLS:
             return
         if next(module.parameters(), None) is not None:
             kwargs = rest[0] if len(rest) == 2 else {}
-            self._calls.append([type(module).__name__, *_digest((args, kwargs))])
+            shapes, digest = _digest((args, kwargs))
+            self._calls.append([type(module).__name__, shapes, "" if is_discarded else digest])
 
 
 def compare(frame: FrameType, before: Record, now: Record) -> list[Difference]:

@@ -95,6 +95,14 @@ def test_a_batch_of_another_step_is_recognised() -> None:
     assert "step 2 was fed" in one.why
 
 
+def test_an_input_that_is_not_known_is_not_compared() -> None:
+    run = killed()
+    for event in run.events[0]:
+        if event["event"] == "step" and event["step"] == 4 and event["attempt"] == 1:
+            event["fed"] = [["Net", "float32 [2]", ""]]
+    assert judge(undisturbed(), run).outcome == drill_verdict.EXACT
+
+
 def test_a_variable_that_differs_before_the_kill_is_the_script_s_own() -> None:
     run = killed(before=[VARIABLE_ROW], after=[VARIABLE_ROW])
     assert not drill_verdict.is_repeat_needed(undisturbed(), run)
