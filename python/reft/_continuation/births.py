@@ -70,6 +70,8 @@ class Births:
         """Numbers by place that were descriptors, processes, threads or addresses then."""
         self.constants: dict[str, Any] = {}
         """Numbers and strings by place outside of frames; see `statics`."""
+        self.fingerprints: dict[str, str] = {}
+        """Fingerprints of datasets of the package `datasets`, by place."""
         self.variables: set[str] = set()
         """Places of the variables of frames that had a value."""
         self.named: dict[str, Any] = {}

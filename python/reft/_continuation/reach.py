@@ -23,6 +23,7 @@ from reft._state.own import is_own
 
 from . import foreign
 from .bytecode import global_names
+from .kinds.tables import format_of, is_table
 from .rng import is_random
 
 _MOST_PARTS = 512
@@ -111,6 +112,8 @@ def _inner(value: Any, packages: bool) -> list[tuple[str, Any]] | None:
     if kind is functools.partial:
         keywords = [(f".{name}", item) for name, item in value.keywords.items()]
         return [(".func", value.func), (".args", value.args), *keywords]
+    if is_table(kind):
+        return [(f".{name}", item) for name, item in format_of(value)]
     if not _is_followed(value, packages):
         return None
     attributes = [(f".{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())]

@@ -52,6 +52,7 @@ from . import (
     modules,
     objects,
     randoms,
+    tables,
     tensors,
     wrappers,
 )
@@ -232,6 +233,7 @@ _RULES: tuple[Rule, ...] = (
         _torch_extends("utils.data.dataloader._BaseDataLoaderIter"),
         loaders.LoaderIterator.capture,
     ),
+    Rule(tables.is_table, tables.Table.capture),
     Rule(_torch_extends("utils.data.Sampler", "utils.data.Dataset"), loaders.Shallow.capture),
     Rule(_torch_extends("utils.data.DataLoader"), loaders.Loader.capture),
     Rule(_torch_extends("nn.Module"), modules.Module.capture),
