@@ -335,9 +335,9 @@ class CodeAnalysis:
             op = instruction.opname
             if op.startswith(("LOAD_FAST", "STORE_FAST", "DELETE_FAST")):
                 for verb, name in zip(_fast_verbs(op), self._fast_names(instruction), strict=True):
-                    if verb == "LOAD":
+                    if verb != "STORE":  # what is deleted has to be there
                         use |= bit(name) & ~kill
-                    else:
+                    if verb != "LOAD":
                         kill |= bit(name)
                 if op == "LOAD_FAST_AND_CLEAR":
                     kill |= use
@@ -345,6 +345,7 @@ class CodeAnalysis:
                 use = bit(instruction.argval)
             elif op in ("STORE_NAME", "DELETE_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"):
                 kill = bit(instruction.argval)
+                use = kill if op.startswith("DELETE") else 0
             uses.append(use)
             kills.append(kill)
         live = [0] * len(self._instructions)
