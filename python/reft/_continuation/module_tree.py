@@ -11,12 +11,14 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 import zlib
 from itertools import repeat
 from numbers import Number
 from operator import is_not
+from types import FunctionType, MethodType
 from typing import Any
 
 from . import attachments, hooks
@@ -215,10 +217,23 @@ class Tree:
             self._attached = [
                 (i, name, held)
                 for i, module, held in self._stock
-                for name, _ in attachments.attributes(module, _STATIC_ROOTS)
+                for name in _attached_to(module)
                 if name not in standard
             ]
         return self._attached
+
+
+def _attached_to(module: Any) -> list[str]:
+    """Names of what a script has attached to a module, or given it to call: `avg_fn` of an
+    `AveragedModel`, the activation of a layer."""
+    found = [name for name, _ in attachments.attributes(module, _STATIC_ROOTS)]
+    return found + [
+        name
+        for name, item in list(vars(module).items())
+        if isinstance(item, (FunctionType, MethodType, functools.partial))
+        and name not in found
+        and hooks.is_own_hook(item)
+    ]
 
 
 class _Settings:

@@ -142,6 +142,7 @@ class Resumer:
             _check_groups(self.saved["groups"], state)
             state = made.make(state, boundary.optimizers)
             restorer.check(self._restorer, state)
+            _check_optimizers(wanted, known)
         except Exception as error:
             problem = (
                 f"the script has changed: {str(error) or type(error).__name__}."
@@ -338,6 +339,17 @@ def _problems_in(gathered: gather.Gathered) -> dict[int, str]:
     """What ranks have answered to a round, and why others did not take part."""
     problems = {int(rank): text for rank, text in gather.parsed(gathered.text or "{}").items()}
     return problems | gathered.refusals
+
+
+def _check_optimizers(
+    wanted: list[tuple[str, str]], known: list[torch.optim.Optimizer]
+) -> None:
+    for k, ((signature, _), optimizer) in enumerate(zip(wanted, known, strict=False)):
+        if discovery.signature(optimizer) != signature:
+            raise restorer.Mismatch(
+                f"optimizer {k} was another one, and is {type(optimizer).__name__} in the first"
+                " iteration now"
+            )
 
 
 def _check_groups(saved: list[Any], state: discovery.State) -> None:

@@ -28,6 +28,11 @@ from reft._session.notes import Note
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 from reft._state.device_parts import DeviceParts
 
+_OTHER_OPTIMIZER = (
+    "another one than in the first iteration, by its class or its parameters: a restarted script"
+    " begins without it, and would start from its beginning"
+)
+
 
 class Saved(TypedDict, total=False):
     """The pickled dictionary.
@@ -120,6 +125,8 @@ class SmallState:
         self._session, self._exact, self._frame_bytes = session, exact, frame_bytes
         self._failed = failed
         self._signatures: list[str] = []
+        self._first_signatures: list[str] = []
+        self._replaced: list[Note] = []  # optimizers that a restarted script begins without
         self._keys: dict[str, list[str]] = {}
         self._owned: set[int] = set()
         self._storages: frozenset[int] = frozenset()
@@ -136,6 +143,13 @@ class SmallState:
     def planned(self, state: discovery.State, optimizers: list[torch.optim.Optimizer]) -> None:
         """Derives what every step needs of a new plan."""
         self._signatures = [discovery.signature(o) for o in optimizers]
+        self._first_signatures += self._signatures[len(self._first_signatures) :]
+        pairs = zip(self._signatures, self._first_signatures, optimizers, strict=False)
+        self._replaced = [
+            (f"optimizer {k}", type(optimizer).__name__, _OTHER_OPTIMIZER)
+            for k, (now, first, optimizer) in enumerate(pairs)
+            if now != first
+        ]
         named = {"optimizers": optimizers, "schedulers": state.schedulers, "scalers": state.scalers}
         self._keys = {name: keys_of(objects) for name, objects in named.items()}
         self._addresses = []
@@ -211,7 +225,7 @@ class SmallState:
                 _, values = self._state_dict(f"registered object {name}", obj)
                 if values is not None:
                     saved["registered"][name] = values
-        self.unsaved += encoder.left_out
+        self.unsaved += [*encoder.left_out, *self._replaced]
         if self._exact:
             self._capture_frames(saved, frame, parts, state)
         saved["room"] = parts.room()

@@ -161,6 +161,7 @@ class VerifiedResume:
         self._put_back: Resumed | None = None
         self._restore_faults: list[Difference] = []
         self._finding = Finding()
+        self._not_compared: list[str] = []  # places of what a clock may have changed
         self._fault = ""  # why what was put back could not be compared
         self.compares_next = False
         self.verdict = Verdict.NONE
@@ -282,6 +283,7 @@ class VerifiedResume:
         self.compares_next = False
         finding, fault = self._compare(self._saved_step(), self.newest, frame, boundary), ""
         found = _no_time(finding.differences)
+        self._not_compared = [one.where for one in finding.differences if one.may_be_time]
         if found and not self._restore_faults and all(one.kind == comparison.TENSOR for one in found):
             fault = "tensors differ, of which kernels that are not deterministic may be the cause"
             found = []
@@ -323,13 +325,13 @@ class VerifiedResume:
         return f"{part} but for {', '.join(named[:_SHOWN])}{more}"
 
     def _left_out(self) -> list[str]:
-        """Places of values that this rank cannot restore. Before the newest step is put back, that
-        is what the other one and its own capture tell."""
+        """Places of values that this rank cannot restore, or that a clock may have changed. Before
+        the newest step is put back, that is what the other one and its own capture tell."""
         lost = [*self.newest.lost]
         if self._recomputed is not None and self._recomputed.whole and self._base is not None:
             frames = cast(dict[str, Any], self.newest.saved).get("frames", {})
             lost = [*self._base.lost, *frames.get("uncaptured", [])]
-        return [str(where)[:_LONGEST] for where, _, _ in lost]
+        return [str(where)[:_LONGEST] for where, _, _ in lost] + self._not_compared
 
     def _go_on(self, frame: FrameType, ready: Ready) -> Resumed:
         """Restores the newest step without a verification."""

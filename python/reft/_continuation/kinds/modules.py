@@ -6,12 +6,13 @@ Threads: the training thread. Errors: `Stray` for a module that has other parts 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .. import attachments, hooks
 from ..module_tree import Tree, tree_of
-from ..nodes import KEEP, MISSING, At, Named, Node, Stray, kind, type_name
+from ..nodes import ATOMS, KEEP, MISSING, At, Named, Node, Stray, kind, type_name
 from .loaders import Shallow
 from .objects import OWNED, Instance, Owned
 from .tensors import Tensor, tags_of
@@ -278,12 +279,29 @@ def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWal
 
 
 def capture_scheduler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-    """Captures nothing of a scheduler, which is saved elsewhere, but an optimizer that has not
-    stepped yet: it may be reached from here alone."""
-    optimizer = getattr(value, "optimizer", None)
-    if optimizer is None or id(optimizer) in walk.owned:
-        return OWNED
-    return Owned([("optimizer", walk.encode(optimizer, f"{place}.optimizer", depth + 1))], None)
+    """Captures of a scheduler, which is saved elsewhere, what no pickle of it has: functions of the
+    script's that it calls, objects of the script's, which variables may share, and an optimizer that
+    has not stepped yet. It may be reached from here alone, as inner schedulers may."""
+    kept = [
+        (name, item)
+        for name, item in list(vars(value).items())
+        if (
+            id(item) not in walk.owned
+            if name == "optimizer"
+            else any(map(_is_of_script, item))
+            if type(item) in (list, tuple)
+            else _is_of_script(item)
+        )
+    ]
+    return Owned(walk.encode_named(kept, place, depth), None) if kept else OWNED
+
+
+def _is_of_script(item: Any) -> bool:
+    """Whether a part of a scheduler is a function or an object of the script's, or a scheduler."""
+    if type(item) in ATOMS or isinstance(item, type):
+        return False
+    torch: Any = sys.modules["torch"]
+    return isinstance(item, torch.optim.lr_scheduler.LRScheduler) or hooks.is_own_hook(item)
 
 
 def _encode_groups(value: Any, place: str, depth: int, walk: CaptureWalk) -> list[Named]:

@@ -167,6 +167,19 @@ def test_registered_objects_come_back_if_they_are_registered_again() -> None:
     assert counter.value == 5
 
 
+def test_an_optimizer_in_the_place_of_another_one_is_named() -> None:
+    """A restarted script steps the first one when it resumes."""
+    module, optimizer = model()
+    small = SmallState(2, False, 1 << 20, lambda what, error: None)
+    for one, named in ((optimizer, 0), (torch.optim.SGD(module.parameters(), 0.1), 1)):
+        state = state_of(one)
+        small.planned(state, state.optimizers)
+        small.capture(here(), 3, 0, state)
+        assert len(small.unsaved) == named
+    ((what, kind, why),) = small.unsaved
+    assert (what, kind) == ("optimizer 0", "SGD") and "start from its beginning" in why
+
+
 def test_what_cannot_be_pickled_costs_the_place_in_the_loop_only(monkeypatch: Any) -> None:
     _, optimizer = model()
     failures: Failures = []
