@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from reft._state import names
+from reft._state.raw import bytes_of
 
 from . import plain
 from .bytecode import Unsupported, analyse
@@ -353,7 +354,7 @@ class _Walk:
                 self.plain(a, b, f"{where}[{i}]", kind)
             return
         if hasattr(old, "untyped_storage") and hasattr(new, "untyped_storage"):
-            a, b = _bytes_of(old), _bytes_of(new)
+            a, b = bytes_of(old), bytes_of(new)
             if a != b:
                 self._add(TENSOR, where, _delta(a, b, str(old.dtype)[6:]))
             return
@@ -465,13 +466,6 @@ def _is_date(value: Any) -> bool:
 def _loaded(data: bytes) -> Any:
     lists = (names.VALUES, names.ARRAYS, names.MASKED_ARRAYS, names.CONTAINERS, plain.TENSORS)
     return plain.loads(data, *lists)
-
-
-def _bytes_of(tensor: Any) -> bytes:
-    import torch
-
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
 def _delta(old: bytes, new: bytes, dtype: str) -> str:

@@ -21,6 +21,8 @@ from itertools import islice
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from reft._state.raw import bytes_of
+
 from .rng import is_random, object_state
 
 _HEAP_TYPE = 1 << 9
@@ -234,7 +236,7 @@ def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
         flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach()[:1].reshape(-1)
         if flat.nbytes > whole:
             flat = flat[:: flat.numel() // _SAMPLED]
-        return [*mark[1:], flat.contiguous().view(torch.uint8).numpy().tobytes()]
+        return [*mark[1:], bytes_of(flat)]
     if type(value).__module__ == "numpy" and hasattr(type(value), "nbytes"):
         if value.dtype.hasobject or not value.flags.c_contiguous:
             return [value.shape, str(value.dtype)]

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reft._state import names
+from reft._state.raw import bytes_of
 
 from . import plain
 from .nodes import type_name
@@ -250,12 +251,7 @@ def _contents_of(value: Any, is_drawn: bool, most: int) -> Any:
             or value.is_quantized
         ):
             return None
-        flat = value.detach().contiguous().reshape(-1)
-        return (
-            "tensor",
-            (str(value.dtype), tuple(value.shape)),
-            flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"",
-        )
+        return "tensor", (str(value.dtype), tuple(value.shape)), bytes_of(value)
     if not is_drawn:
         return None
     if kind is list:

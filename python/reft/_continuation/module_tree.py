@@ -21,6 +21,8 @@ from operator import is_not
 from types import FunctionType, MethodType
 from typing import Any
 
+from reft._state.raw import bytes_of
+
 from . import attachments, hooks
 from .nodes import type_name
 
@@ -359,4 +361,4 @@ def _sample(tensor: Any) -> bytes:
         row = local[tuple([-1] * max(0, local.dim() - 1))][:_SAMPLE_ELEMENTS]
         flat = local.reshape(-1) if local.is_contiguous() else row
         picked = torch.cat([row, flat[:: flat.numel() // _SAMPLE_STRIDED + 1]])
-    return bytes(picked.contiguous().cpu().view(torch.uint8).numpy().tobytes())
+    return bytes_of(picked)

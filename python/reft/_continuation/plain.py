@@ -20,6 +20,7 @@ from typing import Any
 
 from reft._state import names
 from reft._state.names import Names
+from reft._state.raw import bytes_of
 
 TENSORS: Names = names.of("reft._continuation.plain", "tensor_of")
 
@@ -100,6 +101,5 @@ def _reduced(tensor: Any) -> Any:
     torch: Any = sys.modules["torch"]
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided or tensor.requires_grad:
         raise pickle.PicklingError(f"tensor of layout {tensor.layout} on {tensor.device}")
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    contents = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    contents = bytes_of(tensor.detach().resolve_conj().resolve_neg())
     return tensor_of, (str(tensor.dtype)[6:], tuple(tensor.shape), contents)

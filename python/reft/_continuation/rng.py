@@ -12,6 +12,7 @@ from array import array
 from typing import Any
 
 from reft._state import names
+from reft._state.raw import bytes_of
 
 from . import plain
 
@@ -35,9 +36,9 @@ def capture_rng(cuda: bool = True) -> dict[str, Any]:
         state["numpy"] = (name, keys.tobytes(), int(position), int(has_gauss), float(gauss))
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        state["torch"] = _state_bytes(torch.get_rng_state())
+        state["torch"] = bytes_of(torch.get_rng_state())
         if cuda and torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda"] = [_state_bytes(one) for one in torch.cuda.get_rng_state_all()]
+            state["cuda"] = [bytes_of(one) for one in torch.cuda.get_rng_state_all()]
     return state
 
 
@@ -80,7 +81,7 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 def generator_state(generator: Any) -> bytes:
     """Gives the state of a `torch.Generator` as bytes."""
-    return _state_bytes(generator.get_state())
+    return bytes_of(generator.get_state())
 
 
 def state_tensor(state: bytes) -> Any:
@@ -203,7 +204,3 @@ def _bits_of(generator: Any) -> Any:
     if is_bit_generator(type(generator)):
         return generator
     return getattr(generator, "bit_generator", None)
-
-
-def _state_bytes(tensor: Any) -> bytes:
-    return bytes(tensor.numpy().tobytes())

@@ -27,6 +27,7 @@ from reft._resume import own_checkpoints
 from reft._session.notes import Note
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 from reft._state.device_parts import DeviceParts
+from reft._state.raw import bytes_of
 
 _OTHER_OPTIMIZER = (
     "another one than in the first iteration, by its class or its parameters: a restarted script"
@@ -89,8 +90,8 @@ class Captured:
         """Waits for the devices and returns what a restarted process would read, opened."""
         data = bytearray(self.pickled)
         for tensor, offset in self.parts:
-            there = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            data[offset : offset + there.numel()] = there.numpy().tobytes()
+            contents = bytes_of(tensor)
+            data[offset : offset + len(contents)] = contents
         return opened(read(bytes(data)), finder_in(self.state))
 
 

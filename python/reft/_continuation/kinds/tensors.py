@@ -10,6 +10,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from reft._state.raw import bytes_of
+
 from .. import attachments, memory
 from ..memory import Span
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, native, type_name
@@ -372,7 +374,7 @@ def _contents(torch: Any, tensor: Any, walk: CaptureWalk) -> Any:
     place = walk.device_parts.take(plain)
     if place:
         return place
-    return bytes(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return bytes_of(plain)
 
 
 def _row_major(shape: Any) -> list[int]:
