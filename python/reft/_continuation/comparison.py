@@ -49,6 +49,9 @@ _ADDRESSES = {Tensor: {"storage", "offset", "strides"}, Array: {"storage", "addr
 # Packages whose objects show progress: what they hold follows the time that has passed.
 _DISPLAYS = frozenset({"tqdm"})
 _HASHES = frozenset({"indices_drawn", "last_batch"})  # of a `LoaderIterator`
+# Of loaders and samplers that came after the first program point: a resume may have given their
+# place to one that stood there.
+_OF_LATER = frozenset({"made_of", "whose"})
 # Of which fields are pickles. Bytes of others may look like one.
 _PICKLES = (Pickled, LoaderIterator)
 _POSITIONS = (Iterator, Advanced, Generator, FinishedGenerator, File, Loader, LoaderIterator)
@@ -214,6 +217,8 @@ class _Walk:
                     a, b = getattr(old, one.name), getattr(new, one.name)
                     if one.name in _HASHES and 0 in (a, b):
                         continue  # one of the processes did not take it
+                    if one.name in _OF_LATER and not (a and b):
+                        continue
                     if isinstance(old, _PICKLES) and type(a) is type(b) is bytes:
                         self._pickles(a, b, where, one.name, kind)
                     else:

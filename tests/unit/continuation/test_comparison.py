@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from reft._continuation import comparison
 from reft._continuation.comparison import DATA, RANDOM, TENSOR, VARIABLE, Difference
@@ -64,6 +65,31 @@ def differences(old: Any, new: Any) -> list[Difference]:
 )
 def test_equal_values_do_not_differ(value: Any) -> None:
     assert differences(value, value) == []
+
+
+def test_a_loader_that_came_later_is_as_one_that_was_there() -> None:
+    """A script makes one for each epoch: in a resumed process, the first one takes its place."""
+
+    def loader() -> DataLoader[int]:
+        return DataLoader(range(6), batch_size=2)  # type: ignore[arg-type]
+
+    def train(value: Any, newer: Any, process: Continuation, taken: list[Any]) -> Any:
+        process.observe(sys._getframe())
+        value = newer()
+        frame = sys._getframe()
+        taken.append((frame, process.capture(frame, 1 << 20)))
+        return value
+
+    def capture(first: Any, newer: Any) -> tuple[FrameType, dict[str, Any]]:
+        taken: list[Any] = []
+        thread = threading.Thread(target=train, args=(first, newer, Continuation(), taken))
+        thread.start()
+        thread.join()
+        return taken[0]  # type: ignore[no-any-return]
+
+    one = loader()
+    (_, saved), (frame, live) = capture(one, loader), capture(one, lambda: one)
+    assert Continuation().compare(frame, (saved, b""), (live, b"")) == []
 
 
 @pytest.mark.parametrize(
