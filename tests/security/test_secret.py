@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from reft._link import secret, trusted_store
+from reft._link import folders, secret, trusted_store
 from reft._link.secret import Attempt, Refused, Secret
 from reft._link.trusted_store import TrustedStore
 from reft._torch import attempt
@@ -237,6 +237,16 @@ def test_a_directory_that_others_can_write_to_is_not_used(host: Env, tmp_path: P
         secret.of_rank_0(host)
     alone = secret.of_rank_0(host | {"WORLD_SIZE": "1"})
     assert alone.value != made.value
+
+
+def test_a_run_directory_with_missing_parents_is_safe(tmp_path: Path) -> None:
+    run_dir = tmp_path / "a" / "b" / "run"
+    before = os.umask(0o002)
+    try:
+        secret.of_rank_0(host_at(run_dir, tmp_path))
+    finally:
+        os.umask(before)
+    assert (run_dir / "secrets").is_dir() and folders.problem(run_dir) == ""
 
 
 def test_files_of_jobs_that_are_long_gone_are_removed(host: Env, tmp_path: Path) -> None:

@@ -22,6 +22,23 @@ def problem(folder: Path) -> str:
     return ""
 
 
+def make_private(folder: Path) -> None:
+    """Makes a directory for this user alone, and in the same way each missing one above it.
+
+    `Path.mkdir` gives missing parents the mode of the umask: with 002, the user's group could
+    write there, and `problem` would refuse them. Other processes may make the same ones meanwhile.
+
+    Raises:
+        OSError: one of them cannot be made, or is no directory.
+    """
+    for part in (*reversed(folder.parents), folder):
+        try:
+            part.mkdir(mode=0o700)
+        except OSError:  # of one that exists, too, on a file system that is read-only
+            if not os.path.isdir(part):
+                raise
+
+
 def is_of_user(folder: Path) -> bool:
     """Whether it is a folder of this user, and no link to one."""
     try:

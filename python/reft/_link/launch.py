@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from reft._link import folders
 from reft._link.job_identity import digest
 from reft._link.other_process import stat_fields
 
@@ -140,9 +141,8 @@ def identity_of(directory: Path) -> str:
 
 def _make(directory: Path) -> None:
     if directory.is_absolute():  # the agent reports another one
-        for folder in (*reversed(directory.parents), directory):
-            with contextlib.suppress(OSError):  # it is there, or the agent says why not
-                folder.mkdir(mode=0o700)
+        with contextlib.suppress(OSError):  # the agent reports why
+            folders.make_private(directory)
 
 
 def start_ticks() -> int:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from reft import _C, _voice
-from reft._link import launch
+from reft._link import folders, launch
 from reft._link.job_identity import default_run_dir, digest
 from reft._link.trusted_store import AGENT, TrustedStore, Untrusted
 
@@ -210,10 +210,10 @@ def _folders(env: Mapping[str, str]) -> list[Path]:
     """Where the file may be. The home directory may be one of a network, so jobs that are known to
     be on one host leave it alone; as do those whose secret others may have seen in the store."""
     run_dir = Path(env["REFT_RUN_DIR"]) if env.get("REFT_RUN_DIR") else default_run_dir(env)
-    folders = [run_dir / "secrets"] if run_dir.is_absolute() else []
+    found = [run_dir / "secrets"] if run_dir.is_absolute() else []
     if _hosts(env) != 1 and not _may_hand(env) and env.get("HOME", "").startswith("/"):
-        folders.append(Path(env["HOME"]) / ".reft" / "secrets")
-    return folders
+        found.append(Path(env["HOME"]) / ".reft" / "secrets")
+    return found
 
 
 def _hosts(env: Mapping[str, str]) -> int:
@@ -274,7 +274,7 @@ def _keep(path: Path, name: str, value: bytes) -> bytes:
         ValueError: something else is there that cannot be removed.
     """
     # `~/.reft`, the run directory.
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folders.make_private(path.parent)
     os.close(_folder(path.parent))  # or others could put another folder in its place
     path.mkdir(mode=0o700, exist_ok=True)
     folder = _folder(path)

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from reft import _C, _continuation, _voice
 from reft._continuation import module_tree
-from reft._link import agreement, hang_replies, host_memory, job_identity
+from reft._link import agreement, folders, hang_replies, host_memory, job_identity
 from reft._link.trusted_store import TrustedStore
 from reft._session import drill, notes, recomputation, startup
 from reft._session.announcer import Announcer
@@ -155,7 +155,7 @@ class Session:
         path = ""
         if env["vault_dir"]:
             path = startup.vault_path(env, job, job.rank)
-            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folders.make_private(Path(path).parent)
         assert self.client is not None
         return _C.Rank(
             client=self.client,

@@ -454,7 +454,7 @@ def _inventory(
                 f"vault directory {env['vault_dir']} is not safe: {problem};"
                 " mend that, or set REFT_VAULT_DIR to another place"
             )
-        Path(own_path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folders.make_private(Path(own_path).parent)
         if problem := _C.vault_place_problem(str(Path(own_path).parent)):
             raise _C.Unavailable(
                 f"vault directory {env['vault_dir']} {problem};"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from reft import _C
-from reft._link import gather, job_identity
+from reft._link import folders, gather, job_identity
 from reft._link.trusted_store import TrustedStore
 from reft._session import startup
 from tests.fakes.native import FakeNative
@@ -142,6 +143,18 @@ def test_a_vault_directory_where_writes_can_fail_is_refused(
     ):
         start(REFT_VAULT_DIR=str(tmp_path))
     assert asked == [str(tmp_path / "job")]
+
+
+def test_a_vault_directory_that_a_rank_makes_is_safe_for_the_next(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
+    before = os.umask(0o002)
+    try:
+        start(REFT_VAULT_DIR=str(tmp_path / "v" / "vaults"))
+    finally:
+        os.umask(before)
+    made = tmp_path / "v" / "vaults" / "job"
+    assert made.is_dir() and folders.problem(made) == ""
 
 
 # -- which agent serves a node
