@@ -192,6 +192,8 @@ def command(
         for rank in all_ranks
         if rank.rank not in shown and rank.steps
     ]
+    if not ranks and not problems:
+        raise agents.Failure("no rank has completed two steps yet", agents.EXIT_NOTHING)
     if ranks:
         if page is not None:
             table = _HEADINGS, [_row(rank) for rank in ranks]
@@ -216,8 +218,6 @@ def command(
             words.echo(f"reft: {problem}", err=True)
     if problems:
         raise SystemExit(agents.EXIT_WRONG)
-    if not ranks:
-        raise agents.Failure("no rank has completed two steps yet", agents.EXIT_NOTHING)
 
 
 def _print(name: str, ranks: list[timeline.Rank]) -> None:
