@@ -21,6 +21,8 @@ from tests.support.fake_agent import AgentSocket
 pytest.importorskip("click")
 pytest.importorskip("rich")
 
+from click.testing import CliRunner, Result  # noqa: E402
+
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = struct.Struct("<IHHII")
 BALLOT = struct.Struct("<qQQQB7x")
@@ -573,6 +575,48 @@ def test_ls_and_verify_of_a_vault_file(vault: Path) -> None:
     assert verified.returncode == 0, verified.stdout
     assert "step 7: ok" in verified.stdout
     assert reft("ls", "--vault-dir", root, "--job", "other").returncode == 3
+
+
+def inside(*arguments: str) -> Result:
+    """As `reft`, in this process."""
+    from reft._cli.main import cli
+
+    return CliRunner().invoke(cli, arguments)
+
+
+def test_entries_that_are_no_vaults_hide_none(vault: Path) -> None:
+    root = str(vault.parent.parent)
+    names = ("folder", "fifo", "socket")
+    folder, fifo, listener = (vault.with_name(f"{name}.vault") for name in names)
+    folder.mkdir()
+    os.mkfifo(fifo)
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(listener))
+    for command in ("ls", "verify"):
+        done = inside(command, "--vault-dir", root, "--json")
+        report = json.loads(done.stdout)
+        assert done.exit_code == 0, done.stdout
+        assert [entry["job"] for entry in report["vaults"]] == ["demo"]
+        assert {entry["path"]: entry["what"] for entry in report["foreign"]} == {
+            str(folder): "a directory",
+            str(fifo): "a FIFO, a socket or a device",
+            str(listener): "a FIFO, a socket or a device",
+        }
+        done = inside(command, "--vault-dir", root)
+        printed = " ".join(done.stdout.split())
+        assert done.exit_code == 0 and "not a vault but a directory" in printed, done.stdout
+        assert ("sealed" if command == "ls" else "step 7: ok") in done.stdout
+
+
+def test_files_that_cannot_be_checked_hide_none_and_are_wrong(vault: Path) -> None:
+    root = str(vault.parent.parent)
+    vault.with_name("rank-1.vault").write_bytes(b"x" * 10000)
+    vault.with_name("rank-2.vault").symlink_to("nowhere")
+    for command in ("ls", "verify"):
+        done = inside(command, "--vault-dir", root, "--json")
+        good, *bad = json.loads(done.stdout)["vaults"]
+        assert done.exit_code == 1 and good["job"] == "demo" and "error" not in good, done.stdout
+        assert [bool(entry["error"]) for entry in bad] == [True, True]
 
 
 def test_verify_finds_a_flipped_bit_and_where(vault: Path) -> None:

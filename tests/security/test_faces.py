@@ -297,7 +297,7 @@ def test_a_vault_of_another_user_is_not_mapped(tmp_path: Path, monkeypatch: pyte
     os.chown(tmp_path / "rank-0.vault", own, -1)
     monkeypatch.setattr(vaults.os, "geteuid", lambda: own + 1)
     (vault,) = vaults.find(str(tmp_path), None, None)
-    with pytest.raises(agents.Failure, match=f"belongs to user {own}"), vault.open():
+    with pytest.raises(OSError, match=f"belongs to user {own}"), vault.open():
         pass
 
 

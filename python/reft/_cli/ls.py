@@ -12,7 +12,11 @@ from reft._cli import agents, native, vaults, words
 
 
 def describe(vault: vaults.Vault) -> dict[str, Any]:
-    """The contents of one vault; `error` instead if it cannot be read."""
+    """The contents of one vault; `error` instead if it cannot be read.
+
+    Raises:
+        Failure: as `Vault.open`.
+    """
     native.need()
 
     from reft import _C
@@ -65,15 +69,16 @@ def _table(listings: list[dict[str, Any]]) -> Table:
 def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json: bool) -> None:
     """Lists the vaults of a job and what their slots hold: empty, writing, sealed or damaged.
 
-    --json prints {"vaults": [...]}. Exit code 1 if a vault cannot be read or a slot is damaged.
+    --json prints {"vaults": [...], "foreign": [{"path", "what"}, ...]}; foreign lists *.vault
+    entries that are not regular files. Exit code 1 if a vault cannot be read or a slot is damaged.
     """
-    listings = [describe(vault) for vault in vaults.find(vault_dir, job, run_dir)]
+    listings, foreign = vaults.read(vaults.find(vault_dir, job, run_dir), describe)
     wrong = any(
         "error" in listing or any(row[1] == "damaged" for row in rows(listing))
         for listing in listings
     )
     if as_json:
-        agents.print_json({"vaults": listings})
+        agents.print_json({"vaults": listings, "foreign": foreign})
     else:
         console = words.console()
         for job in dict.fromkeys(str(listing["job"]) for listing in listings if "job" in listing):
@@ -83,5 +88,7 @@ def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json
             if "error" in listing:
                 text = Text(f"{listing['vault']}: {listing['error']}", style="bold red")
                 words.print_folded(console, Text(""), text)
+        for entry in foreign:
+            words.print_folded(console, Text(""), Text(vaults.not_a_vault(entry), style="yellow"))
     if wrong:
         raise SystemExit(agents.EXIT_WRONG)

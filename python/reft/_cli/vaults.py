@@ -1,17 +1,30 @@
-"""Vaults as `ls` and `verify` find them: files under a directory, or what an agent holds."""
+"""Vaults as `ls`, `verify` and `report` find them: files in a directory, or what an agent holds."""
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from reft._cli import agents
 from reft._link import agent_protocol as protocol
 from reft._link import job_identity
+
+
+class Foreign(agents.Failure):
+    """An entry that is named like a vault and is not a regular file, so reft has not made it.
+
+    Attributes:
+        entry: its path, and what it is instead.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.entry = {"path": str(path), "what": what}
+        super().__init__(not_a_vault(self.entry), agents.EXIT_NOTHING)
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,13 @@ class Vault:
 
     @contextmanager
     def open(self) -> Iterator[int]:
-        """A descriptor for reading, closed afterwards."""
+        """A descriptor for reading, closed afterwards.
+
+        Raises:
+            Foreign: there is no file to open.
+            OSError: the file cannot be opened, or belongs to another user.
+            Failure: the agent does not answer.
+        """
         if self.path is not None:
             fd: int | None = _open(self.path)
         else:
@@ -49,19 +68,51 @@ def _open(path: Path) -> int:
     root opens files of other users.
     """
     try:
+        _need_file(path, path.stat())  # a socket cannot be opened at all
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # of a FIFO: do not wait
     except OSError as error:
-        raise agents.Failure(f"{path}: {error.strerror}", agents.EXIT_NOTHING) from error
-    info = os.fstat(fd)
-    problem = ""
-    if not stat.S_ISREG(info.st_mode):
-        problem = "is no regular file"
-    elif info.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
-        problem = f"belongs to user {info.st_uid}"
-    if problem:
+        raise OSError(error.strerror) from error
+    try:
+        info = os.fstat(fd)
+        _need_file(path, info)
+        if info.st_uid not in (0, os.geteuid()) and os.geteuid() != 0:
+            raise OSError(f"belongs to user {info.st_uid}")
+    except BaseException:
         os.close(fd)
-        raise agents.Failure(f"{path} {problem}", agents.EXIT_NOTHING)
+        raise
     return fd
+
+
+def _need_file(path: Path, info: os.stat_result) -> None:
+    if not stat.S_ISREG(info.st_mode):
+        what = "a directory" if stat.S_ISDIR(info.st_mode) else "a FIFO, a socket or a device"
+        raise Foreign(path, what)
+
+
+def read(
+    found: list[Vault], one: Callable[[Vault], dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """What `one` returns of each vault; and `Foreign.entry` of each entry that is none.
+
+    Raises:
+        Failure: no entry is a vault, or an agent does not answer.
+    """
+    results: list[dict[str, Any]] = []
+    foreign: list[dict[str, str]] = []
+    for vault in found:
+        try:
+            results.append(one(vault))
+        except Foreign as error:
+            foreign.append(error.entry)
+    if not results:
+        named = "; ".join(map(not_a_vault, foreign))
+        raise agents.Failure(f"no vault here: {named}", agents.EXIT_NOTHING)
+    return results, foreign
+
+
+def not_a_vault(entry: dict[str, str]) -> str:
+    """A line about an entry that `read` leaves out."""
+    return f"{entry['path']} is not a vault but {entry['what']}"
 
 
 def find(vault_dir: str | None, job: str | None, run_dir: str | None) -> list[Vault]:

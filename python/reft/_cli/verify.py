@@ -16,6 +16,9 @@ def check(vault: vaults.Vault) -> dict[str, Any]:
     Returns:
         `{vault, rank, job, slots: [{slot, step, result, faults}], error}`; result is ok, corrupt or
         overwritten.
+
+    Raises:
+        Failure: as `Vault.open`.
     """
     native.need()
 
@@ -53,15 +56,17 @@ def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json
     the copy stored.
 
     A running job continues meanwhile. If it overwrites a snapshot during the check, the result is
-    "overwritten". --json prints {"ok", "vaults": [...]}. Exit code 1 if anything is corrupt.
+    "overwritten". --json prints {"ok", "vaults": [...], "foreign": [{"path", "what"}, ...]};
+    foreign lists *.vault entries that are not regular files. Exit code 1 if anything is corrupt or
+    a vault cannot be read.
     """
-    results = [check(vault) for vault in vaults.find(vault_dir, job, run_dir)]
+    results, foreign = vaults.read(vaults.find(vault_dir, job, run_dir), check)
     corrupt = any(
         "error" in result or any(slot["result"] == "corrupt" for slot in result["slots"])
         for result in results
     )
     if as_json:
-        agents.print_json({"ok": not corrupt, "vaults": results})
+        agents.print_json({"ok": not corrupt, "vaults": results, "foreign": foreign})
     else:
         console = words.console()
         for result in results:
@@ -74,6 +79,8 @@ def command(vault_dir: str | None, job: str | None, run_dir: str | None, as_json
                 console.print(Text(f"rank {result['rank']}: no sealed snapshot", style="yellow"))
             for slot in result["slots"]:
                 _print_slot(console, result["rank"], slot)
+        for entry in foreign:
+            words.print_folded(console, Text(""), Text(vaults.not_a_vault(entry), style="yellow"))
     if corrupt:
         raise SystemExit(agents.EXIT_WRONG)
 
