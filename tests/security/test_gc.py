@@ -36,6 +36,18 @@ def states(root: Path, *arguments: str) -> dict[str, str]:
     return {entry["job"]: entry["state"] for entry in run(root, *arguments)[1]["folders"]}
 
 
+def finds_nothing(root: Path, *arguments: str) -> None:
+    """Exit code and message are the same in both forms."""
+    code, report = run(root, *arguments)
+    assert code == 3 and report == {"error": f"no vault files of this user under {root}"}
+    text = CliRunner().invoke(gc.command, ["--vault-dir", str(root), *arguments])
+    assert text.exit_code == 3 and text.stderr == f"reft: {report['error']}\n"
+
+
+def test_an_empty_directory_is_nothing_found(tmp_path: Path) -> None:
+    finds_nothing(tmp_path)
+
+
 def test_lists_without_deleting(tmp_path: Path) -> None:
     folder = job(tmp_path, "old")
     code, report = run(tmp_path)
@@ -78,7 +90,7 @@ def test_linked_folders_are_not_entered(tmp_path: Path) -> None:
     root = tmp_path / "vaults"
     root.mkdir()
     (root / "old").symlink_to(folder)
-    assert run(root, "--delete")[1]["folders"] == []
+    finds_nothing(root, "--delete")
     assert len(list(folder.iterdir())) == 4
 
 
@@ -94,4 +106,4 @@ def test_another_users_files_are_left_alone(tmp_path: Path) -> None:
     folder = job(tmp_path, "old")
     for path in (*folder.iterdir(), folder):
         os.chown(path, 65534, 65534)
-    assert run(tmp_path, "--delete")[1]["folders"] == []
+    finds_nothing(tmp_path, "--delete")

@@ -137,17 +137,17 @@ def command(vault_dir: str | None, days: float, delete: bool, as_json: bool) -> 
     hosts, other hosts see that, too. --delete removes only files that reft has made for this user.
 
     --json prints {"vault_dir", "folders": [{job, path, state, days, bytes, files, kept}, ...]};
-    state is live, recent, dead or removed.
+    state is live, recent, dead or removed. Exit code 3 if there are no vault files.
     """
     given = vault_dir or os.environ.get("REFT_VAULT_DIR", "")
     if not given:
         raise agents.Failure("give --vault-dir, or set REFT_VAULT_DIR", 2)
     found = examine(Path(given), days * _DAY_SEC, time.time(), delete)
+    if not found:
+        raise agents.Failure(f"no vault files of this user under {given}", agents.EXIT_NOTHING)
     if as_json:
         result: dict[str, Any] = {"vault_dir": given}
         result["folders"] = [asdict(folder) for folder in found]
         agents.print_json(result)
-    elif not found:
-        raise agents.Failure(f"no vault files of this user under {given}", agents.EXIT_NOTHING)
     else:
         _print(found, delete)
