@@ -46,8 +46,10 @@ namespace reft {
     "reft. store: rank 0 sends the secret through the job's store and warns; a process that can " \
     "read or write the store at that moment can pose as a rank.") \
   X(run_dir, "REFT_RUN_DIR", kText, "", "a directory", \
-    "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft` or " \
-    "`/tmp/reft-<uid>`.") \
+    "Directory of sockets and reports. Default: `$XDG_RUNTIME_DIR/reft`. Without a writable " \
+    "XDG_RUNTIME_DIR: `$TMPDIR/reft-<uid>` (TMPDIR defaults to `/tmp`). If another user has " \
+    "taken that name: `$XDG_CACHE_HOME/reft/run-<boot id>` (XDG_CACHE_HOME defaults to " \
+    "`~/.cache`).") \
   X(vault_dir, "REFT_VAULT_DIR", kText, "", "a directory", \
     "Keep vaults (the snapshots of each rank) as files in this directory, not in anonymous " \
     "memory. Files survive the agent. The directory must be on tmpfs, ramfs, ext2 to ext4, xfs " \
