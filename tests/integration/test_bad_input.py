@@ -77,6 +77,7 @@ def unharmed(job: TrainJob, expected: list[str]) -> None:
         ("REFT_RESUME", "yes"),
         ("REFT_OP_LOG_RECORDS", "9" * 30),
         ("REFT_FAULT", "1:2:nowhere:kill"),
+        ("REFT_JOB_ID", "caf\udce9"),
     ],
 )
 def test_malformed_setting(job: TrainJob, expected: list[str], name: str, value: str) -> None:
@@ -84,7 +85,7 @@ def test_malformed_setting(job: TrainJob, expected: list[str], name: str, value:
     unharmed(job, expected)
     lines = job.lines(name)
     assert len(lines) == 1, job.said  # all ranks have the same setting: one says it
-    assert value in lines[0]
+    assert value.replace("\udce9", "\\xe9") in lines[0]
     assert job.lines("without snapshots"), job.said
 
 

@@ -256,14 +256,15 @@ def check_environment() -> list[Finding]:
         import torch  # noqa: F401
 
         from reft import _C
+        from reft._link import settings
     except ImportError:
         return [Finding(WARN, "settings", "not checked: the native module does not load")]
     findings = []
-    for name, near in _C.env_unknown(names):
+    for name, near in settings.unknown():
         todo = f"did you mean {near}?" if near else "see docs/environment.md"
         findings.append(Finding(WARN, "settings", f"{name} is not a setting of reft", todo))
     try:
-        _C.environment()
+        settings.read()
     except _C.InvalidArgument as error:
         findings.append(Finding(FAIL, "settings", str(error), "correct or unset it"))
     job = os.environ.get("REFT_JOB_ID", "")

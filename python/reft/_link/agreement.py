@@ -117,7 +117,7 @@ def agree(
 
     Args:
         store: keys that no other attempt sees.
-        settings: as `_C.environment()` gives them.
+        settings: as `settings.read()` gives them.
 
     Returns:
         What was agreed, None if a rank refuses; and the reasons of those that refuse.

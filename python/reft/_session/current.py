@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from reft import _C, _voice
-from reft._link import agreement
+from reft._link import agreement, settings
 from reft._link.trusted_store import TrustedStore
 from reft._session import startup
 from reft._session.session import Session
@@ -115,7 +115,7 @@ def on_default_group_gone() -> None:
 def _environment(store: TrustedStore, rank: int, world_size: int) -> dict[str, Any] | None:
     """The settings; None if one of them has no value that can be used."""
     try:
-        env = _C.environment()
+        env = settings.read()
     except _C.InvalidArgument as error:
         startup.give_up_early(rank, world_size, store, str(error))
         if os.environ.get("REFT_STRICT") == "1":  # the other settings are not known
@@ -124,8 +124,7 @@ def _environment(store: TrustedStore, rank: int, world_size: int) -> dict[str, A
             _voice.say(f"error: {error}. Training continues without snapshots and hang detection")
         return None
     if rank == 0:
-        names = [name for name in os.environ if name.startswith("REFT_")]
-        for name, nearest in _C.env_unknown(names):
+        for name, nearest in settings.unknown():
             hint = f"; did you mean {nearest}?" if nearest else ""
             _voice.warn(f"{name} is not a setting of reft{hint}")
     return env

@@ -47,7 +47,7 @@ class Session:
     """One rank under one default process group.
 
     Args:
-        env: settings, as `_C.environment()` gives them.
+        env: settings, as `settings.read()` gives them.
         agreed: identity of the rank, and what else all ranks have agreed on.
         store: keys that no other attempt sees.
         number: how many default process groups this process has made, this one included. A script

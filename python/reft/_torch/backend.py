@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from reft import _C, _voice
-from reft._link import agreement
+from reft._link import agreement, settings
 from reft._link.secret import Attempt, Refused, Secret, of_rank_0, share
 from reft._torch import attempt, patches
 from reft._torch.latecomers import Latecomers
@@ -94,7 +94,7 @@ def create_backend(options: Any, pg_options: Any) -> Any:
 
 def _latecomers(rank: int, size: int) -> Latecomers | None:
     try:
-        return Latecomers(rank, size, _C.environment()["hang_suspect_sec"])
+        return Latecomers(rank, size, settings.read()["hang_suspect_sec"])
     except _C.Error:  # of which the session speaks
         return None
 

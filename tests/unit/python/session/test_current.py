@@ -129,6 +129,33 @@ def test_a_value_that_is_not_allowed_stops_reft_and_not_training(
     assert "rank 0 cannot take part (" in line and "REFT_SNAPSHOT_EVERY" in line
 
 
+@pytest.mark.parametrize("name", ["REFT_JOB_ID", "REFT_VAULT_DIR", "REFT_SNAPSHOT_EVERY"])
+def test_a_value_that_is_not_utf8_stops_reft_and_not_training(
+    native: FakeNative,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+) -> None:
+    monkeypatch.setenv(name, "caf\udce9")
+    monkeypatch.setenv("REFT_\udce9", "\udce9")  # no setting
+    current.on_default_group(trusted(), 0, 2)
+    assert current.session() is None and native.clients == []
+    (line,) = lines(capsys)
+    assert line == (
+        f"reft: error: {name} is 'caf\\xe9'; allowed: text in UTF-8. Training continues without"
+        " snapshots and hang detection"
+    )
+
+
+def test_a_name_that_is_not_utf8_is_no_setting(
+    native: FakeNative, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REFT_\udce9", "1")
+    current.on_default_group(trusted(), 0, 1)
+    assert current.session() is not None
+    assert any("REFT_\\xe9 is not a setting of reft" in line for line in lines(capsys))
+
+
 def test_strict_raises_for_a_value_that_is_not_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REFT_SNAPSHOT_EVERY", "often")
     monkeypatch.setenv("REFT_STRICT", "1")
