@@ -55,7 +55,8 @@ namespace reft {
     "memory. Files survive the agent. The directory must be on tmpfs, ramfs, ext2 to ext4, xfs " \
     "or overlayfs; on others, the job trains without snapshots.") \
   X(snapshot, "REFT_SNAPSHOT", kFlag, "1", "0|1", \
-    "0: no snapshots; the backend and the op log only.") \
+    "0: no snapshots and no resume; the backend and the op log only. Snapshots of an earlier " \
+    "start stay until the job ends cleanly.") \
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
     "Snapshots that a vault has room for.") \
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", \

@@ -84,6 +84,50 @@ def test_off(job: TrainJob) -> None:
 
 
 @pytest.mark.timeout(120)
+def test_a_start_without_snapshots_keeps_those_that_it_does_not_use(
+    forkrun: Forkrun, job: TrainJob, folder: Path
+) -> None:
+    vaults = folder / "vaults"
+    first = TrainJob(forkrun, folder, job.job).start("--delay", "0.03", REFT_VAULT_DIR=str(vaults))
+    first.until_step(10)
+    kill_all(first.agents)
+    first.kill_ranks()
+    first.wait()
+    files = sorted(vaults.rglob("*.vault"))
+    for kill in (True, False):
+        off = TrainJob(forkrun, folder, job.job).start(
+            "--delay", "0.03", REFT_VAULT_DIR=str(vaults), REFT_SNAPSHOT="0"
+        )
+        off.until_step(4)
+        assert len(off.lines("has a snapshot of step", "REFT_SNAPSHOT=0")) == 1, off.said
+        assert "continues" not in off.said and resumed(off) is None, off.said
+        assert off.losses(0)[0][0] == 1 and sorted(vaults.rglob("*.vault")) == files
+        if kill:
+            off.kill_ranks()
+            off.wait()
+            continue
+        assert off.wait() == 0, off.said
+    again = TrainJob(forkrun, folder, job.job).start(REFT_VAULT_DIR=str(vaults))
+    assert again.wait() == 0, again.said
+    assert resumed(again) is None, again.said
+
+
+def test_a_start_without_snapshots_leaves_them_to_the_next_one(
+    forkrun: Forkrun, job: TrainJob, folder: Path
+) -> None:
+    """While the agent holds them."""
+    first = TrainJob(forkrun, folder, job.job).start("--delay", "0.03", REFT_AGENT_LINGER_SEC="60")
+    first.until_step(10).kill_ranks()
+    first.wait()
+    off = TrainJob(forkrun, folder, job.job).start("--delay", "0.03", REFT_SNAPSHOT="0")
+    off.until_step(4).kill_ranks()
+    off.wait()
+    again = TrainJob(forkrun, folder, job.job).start()
+    assert again.wait() == 0, again.said
+    step = resumed(again)
+    assert step is not None and step >= 9, again.said
+
+
 def test_state_only(job: TrainJob) -> None:
     """Weights and random state come back; the loop begins again, so more steps are done than asked for in all."""
     job.start("--delay", "0.01", REFT_RESUME="state").until_step(9)

@@ -82,7 +82,7 @@ class Agreed:
 
     Attributes:
         own_fd: descriptor of this rank's vault, which the caller closes; -1 if there is none to go
-            on with.
+            on with. Without a `newest`, the vault is only kept.
         newest: None: training starts from its beginning.
         inventory: of all vaults, as all ranks know it.
         oom_kills: 1: the kernel has ended a process of a rank's control group for want of memory
@@ -400,6 +400,11 @@ def agree(
         if gathered.text != _C.merge_inventories([]):
             agreed.oom_kills = _oom_kills(store)
             begun = restore_ways.reported(store)
+        if not env["snapshot"]:
+            unused = _plan_unused(env, job, gathered.text)
+            if unused is not None and unused.is_near(job.rank, job.rank):
+                agreed.own_fd, agreed.begun = own_fd, begun
+            return agreed
         plan, agreed.way = _plan_after(begun, env, job, gathered.text)
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
@@ -501,13 +506,30 @@ def _plan(env: dict[str, Any], job: job_identity.Job, inventory: str) -> _C.Rest
     if found:
         reasons = "; ".join(rejected) or "no step is sealed by all ranks yet"
         _voice.say(f"no step can be resumed ({reasons}); training starts from its beginning")
-    elif job.attempt > 0 and env["snapshot"]:
+    elif job.attempt > 0:
         _voice.say(
             "no snapshot of an earlier attempt is left, because the agents that kept them ended"
             " too; training starts from its beginning. Snapshots in REFT_VAULT_DIR survive the"
             " agent"
         )
     return None
+
+
+def _plan_unused(
+    env: dict[str, Any], job: job_identity.Job, inventory: str
+) -> _C.RestorePlan | None:
+    """Without snapshots nothing is restored. What could have been stays until the agent deletes it
+    at a clean end; a start that ends otherwise leaves it to the next one."""
+    if env["resume"] == "off":
+        return None
+    plan, _, _ = _C.plan_restore(inventory, job.layout.node_of)
+    if plan is not None and job.rank == 0:
+        _voice.say(
+            f"job {job.id} has a snapshot of step {plan.step}, but REFT_SNAPSHOT=0: training starts"
+            " from its beginning, and the snapshot is deleted when it ends cleanly. To continue at"
+            " that step, start without REFT_SNAPSHOT=0; to keep it, set another REFT_JOB_ID"
+        )
+    return plan
 
 
 def _plan_after(

@@ -157,6 +157,35 @@ def test_a_vault_directory_that_a_rank_makes_is_safe_for_the_next(
     assert made.is_dir() and folders.problem(made) == ""
 
 
+@pytest.mark.parametrize(("resume", "kept"), [("exact", True), ("off", False)])
+def test_without_snapshots_nothing_is_resumed_and_the_vault_is_kept(
+    start: Callable[..., Any],
+    native: FakeNative,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    resume: str,
+    kept: bool,
+) -> None:
+    class Plan:
+        step = 9
+
+        def is_near(self, vault: int, rank: int) -> bool:
+            return True
+
+    vault = os.open("/dev/null", os.O_RDONLY)
+    monkeypatch.setattr(startup, "_inventory", lambda *job: ("{}", vault))
+    monkeypatch.setattr(_C, "plan_restore", lambda *inventory: (Plan(), [], True))
+    monkeypatch.setattr(_C, "merge_inventories", "".join)
+    session = start(REFT_SNAPSHOT="0", REFT_RESUME=resume)
+    assert session.resuming_at is None
+    assert native.engine.options["adopt_fd"] == (vault if kept else -1)
+    assert native.engine.options["plan"] is None
+    said = [line for line in capsys.readouterr().err.splitlines() if "step 9" in line]
+    assert [line.startswith("reft: job job has a snapshot of step 9, but") for line in said] == (
+        [True] * kept
+    )
+
+
 # -- which agent serves a node
 
 
