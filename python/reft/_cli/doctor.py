@@ -7,6 +7,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -18,11 +19,13 @@ from rich.text import Text
 
 from reft._cli import agents, stale, words
 from reft._link import agent_protocol as protocol
-from reft._link import host_memory, job_identity
+from reft._link import folders, host_memory, job_identity
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 _SOCKET_PATH_BYTES = 107  # sun_path of Linux, without the NUL
 _LOW_MEMORY = 2 << 30
+_LOG_PROBE = "import torch; from reft import _C; _C.log_debug('')"
+_PROBE_SEC = 60
 
 
 @dataclass(frozen=True)
@@ -179,6 +182,14 @@ def _relative(check: str, name: str, directory: Path) -> Finding:
     )
 
 
+def _unsafe(check: str, name: str, directory: Path) -> list[Finding]:
+    """What ranks and agents refuse a directory for, whether it exists or not."""
+    if not (problem := folders.problem(directory)):
+        return []
+    text = f"{directory} is not safe: {problem}"
+    return [Finding(FAIL, check, text, f"mend that, or set {name} to another place")]
+
+
 def check_run_dir(given: str | None) -> list[Finding]:
     directory = agents.run_dir(given)
     if given is None and not directory.is_absolute():
@@ -206,7 +217,8 @@ def check_run_dir(given: str | None) -> list[Finding]:
                     "set REFT_RUN_DIR",
                 ),
             ]
-        return [*findings, Finding(OK, "run dir", f"{directory} (the first job creates it)")]
+        made = Finding(OK, "run dir", f"{directory} (the first job creates it)")
+        return [*findings, *(_unsafe("run dir", "REFT_RUN_DIR", directory) or [made])]
     info = directory.stat()
     if not directory.is_dir():
         findings.append(
@@ -230,6 +242,8 @@ def check_run_dir(given: str | None) -> list[Finding]:
         findings.append(
             Finding(FAIL, "run dir", f"{directory} is not writable", f"chmod 700 {directory}")
         )
+    else:
+        findings += _unsafe("run dir", "REFT_RUN_DIR", directory)
     return (
         findings
         if any(f.result == FAIL for f in findings)
@@ -264,9 +278,12 @@ def check_environment() -> list[Finding]:
         todo = f"did you mean {near}?" if near else "see docs/environment.md"
         findings.append(Finding(WARN, "settings", f"{name} is not a setting of reft", todo))
     try:
-        settings.read()
+        _C.configure_faults(settings.read()["fault"], 0)
+        _C.configure_faults("", 0)
     except _C.InvalidArgument as error:
         findings.append(Finding(FAIL, "settings", str(error), "correct or unset it"))
+    if problem := _log_problem():
+        findings.append(Finding(WARN, "settings", problem, "correct or unset it"))
     job = os.environ.get("REFT_JOB_ID", "")
     if job and job_identity.safe_id(job) != job:
         safe = job_identity.safe_id(job)
@@ -287,6 +304,41 @@ def check_environment() -> list[Finding]:
     ]
 
 
+def _log_problem() -> str:
+    """What a rank reports about REFT_LOG: on stderr, once in a process, when it logs first."""
+    if not os.environ.get("REFT_LOG"):
+        return ""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _LOG_PROBE],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_PROBE_SEC,
+        check=False,
+    )
+    _, name, problem = done.stderr.partition("REFT_LOG has ")
+    return name + problem.partition("\n")[0]
+
+
+def check_secret() -> list[Finding]:
+    """The file that REFT_JOB_SECRET_FILE names, read as ranks do."""
+    try:
+        import torch  # noqa: F401
+
+        from reft._link import secret
+    except ImportError:
+        return []  # another check reports it
+    path = os.environ.get(secret.FILE, "")
+    if not path:
+        return []
+    try:
+        secret.given(Path(path))
+    except OSError as error:
+        fix = "name a file of 32 to 4096 bytes that only this user can read, or unset it"
+        return [Finding(FAIL, "secret", f"{secret.FILE}: {error}", fix)]
+    return [Finding(OK, "secret", f"{secret.FILE}={path}")]
+
+
 def check_vault_dir() -> list[Finding]:
     given = os.environ.get("REFT_VAULT_DIR", "")
     if not given:
@@ -299,6 +351,8 @@ def check_vault_dir() -> list[Finding]:
     if problem := _vault_place_problem(place):
         fix = "set REFT_VAULT_DIR to a directory on tmpfs, ext4 or xfs, or unset it"
         return [Finding(FAIL, "vault dir", f"{directory} {problem}", fix)]
+    if unsafe := _unsafe("vault dir", "REFT_VAULT_DIR", directory):
+        return unsafe
     if not exists:
         parent = next(path for path in directory.absolute().parents if path.exists())
         if directory.exists() or not os.access(parent, os.W_OK | os.X_OK):
@@ -395,6 +449,7 @@ def examine(run_dir: str | None) -> list[Finding]:
         check_autoload,
         check_agent,
         check_environment,
+        check_secret,
     ]
     checks += [check_run_directory, check_vault_dir, check_memory, check_running]
     return [finding for check in checks for finding in _guarded(check)]

@@ -1,4 +1,5 @@
-"""What `reft doctor` makes of the notes of a running job's ranks, and of a place for vaults."""
+"""What `reft doctor` makes of the notes of a running job's ranks, and of settings: it fails where
+the ranks would refuse."""
 
 from __future__ import annotations
 
@@ -7,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from reft._cli.doctor import FAIL, OK, WARN, check_vault_dir, notes_of
+from reft import _C
+from reft._cli.doctor import (
+    FAIL,
+    OK,
+    WARN,
+    Finding,
+    check_environment,
+    check_run_dir,
+    check_secret,
+    check_vault_dir,
+    notes_of,
+)
 
 
 def status(verdict: int, *notes: list[str]) -> dict[str, Any]:
@@ -45,3 +57,71 @@ def test_a_place_whose_file_system_cannot_hold_vaults_fails(
         monkeypatch.setenv("REFT_VAULT_DIR", str(place))
         (found,) = check_vault_dir()
         assert found.result == OK, found
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_place_that_others_could_replace_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, exists: bool
+) -> None:
+    shared = tmp_path / "open"
+    shared.mkdir()
+    shared.chmod(0o777)
+    place = shared / "place"
+    if exists:
+        place.mkdir(mode=0o700)
+    monkeypatch.setenv("REFT_VAULT_DIR", str(place))
+
+    def checked() -> list[Finding]:
+        return [check_vault_dir()[-1], check_run_dir(str(place))[-1]]  # a long path is a warning
+
+    for finding in checked():
+        assert finding.result == FAIL, finding
+        assert finding.text == f"{place} is not safe: {shared} is writable by other users"
+    shared.chmod(0o1777)  # as /tmp
+    assert [finding.result for finding in checked()] == [OK, OK]
+
+
+def test_the_secret_of_the_user_is_read_as_ranks_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert check_secret() == []
+    path = tmp_path / "secret"
+    monkeypatch.setenv("REFT_JOB_SECRET_FILE", str(path))
+
+    def fails(said: str) -> bool:
+        (finding,) = check_secret()
+        return finding.result == FAIL and said in finding.text and bool(finding.todo)
+
+    assert fails("No such file")
+    path.write_bytes(b"x" * 31)
+    path.chmod(0o600)
+    assert fails("31 bytes")
+    path.write_bytes(b"x" * 32)
+    path.chmod(0o644)
+    assert fails("mode 0644")
+    path.chmod(0o600)
+    (finding,) = check_secret()
+    assert finding.result == OK and "xx" not in finding.text
+
+
+def test_faults_are_parsed_and_do_not_fire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REFT_FAULT", "1:x:capture:kill")
+    (finding,) = check_environment()
+    assert finding.result == FAIL and finding.text.startswith("REFT_FAULT is '1:x:capture:kill'")
+    monkeypatch.setenv("REFT_FAULT", "*:*:capture:kill")
+    (finding,) = check_environment()
+    assert finding.result == OK
+    _C.fault_point("capture", 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "wrong"), [("reft.snapshot=debug,bogus", "bogus"), ("error,reft.python=trace", "")]
+)
+def test_log_levels_are_parsed_as_ranks_do(
+    monkeypatch: pytest.MonkeyPatch, value: str, wrong: str
+) -> None:
+    monkeypatch.setenv("REFT_LOG", value)
+    (finding,) = check_environment()
+    assert finding.result == (WARN if wrong else OK)
+    if wrong:
+        assert finding.text.startswith(f"REFT_LOG has '{wrong}'; allowed: ")
