@@ -183,8 +183,14 @@ class Matrix:
         self.cluster = cluster
         self.train = f"{cluster.rank} {sys.executable} {TRAINING} --steps 10"
 
-    def continues(self, outcome: Outcome, script: str, *options: str, **env: str) -> None:
-        """`{kill}` of the script kills a rank once; the same without gives the truth."""
+    def continues(
+        self, outcome: Outcome, script: str, *options: str, refused: str = "", **env: str
+    ) -> None:
+        """`{kill}` of the script kills a rank once; the same without gives the truth.
+
+        Args:
+            refused: what the job has to say if it does not continue; "": it has to.
+        """
         truth = self.cluster.job(f"{outcome.name}-truth", script.format(kill=""), *options, REFT_JOB_ID="truth", **env)
         output = self.cluster.job(outcome.name, script.format(kill="--kill 1:6"), *options, **env)
         if not finals(truth):
@@ -196,6 +202,11 @@ class Matrix:
         outcome.remarks += [f"resumed at step {resumed[0]}" if resumed else "did not continue"]
         outcome.remarks += [f"{len(wrong)} steps printed otherwise, as {wrong[0]}"] if wrong else []
         outcome.right = bool(resumed) and not wrong and finals(truth) == finals(output)
+        if refused and not outcome.right:
+            # Nothing of the old attempt is left, as the job says, and it trains anew.
+            found = [line for line in output.splitlines() if refused in line]
+            outcome.remarks += found[:1]
+            outcome.right = bool(found) and not resumed and not wrong and finals(truth) == finals(output)
         if not outcome.right:
             outcome.remarks += [line for line in output.splitlines() if "reft" in line][-6:]
 
@@ -221,9 +232,10 @@ class Matrix:
             )
 
         torchrun = (f"AS_LAUNCHER=1 srun {{layout}} {self.cluster.rank} {sys.executable} -m torch.distributed.run"
-                    f" --max-restarts=2 {{options}} {TRAINING} --steps 10")  # fmt: skip
+                    f" --max-restarts=2 --local-addr=127.0.0.1 {{options}} {TRAINING} --steps 10")  # fmt: skip
         two = torchrun.format(layout="-N1 -n1 --exclusive -w n{node}", options="--standalone --nproc-per-node=2")
         node = "--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=127.0.0.1:$MASTER_PORT --rdzv-id=$SLURM_JOB_ID"
+        requeue = f"srun -l -K -n4 {self.train} {{kill}} || scontrol requeue $SLURM_JOB_ID"
         return {
             "block": srun("-N2 -n4 --ntasks-per-node=2 -m block", "-N2", "-n4"),
             "cyclic": srun("-N2 -n4 --ntasks-per-node=2 -m cyclic", "-N2", "-n4"),
@@ -235,11 +247,14 @@ class Matrix:
             "torchrun": lambda outcome: self.continues(
                 outcome, torchrun.format(layout="-N2 -n2 --ntasks-per-node=1", options=node) + " {kill}", "-N2", "-n2",
             ),
+            # Slurm starts a requeued job two minutes later, or kills all of its processes: vaults have
+            # to be files.
             "requeue": lambda outcome: self.continues(
-                outcome,
-                f"srun -l -K -n4 {self.train} {{kill}} || scontrol requeue $SLURM_JOB_ID",
-                "-N2", "-n4", "--requeue",
-            ),  # fmt: skip
+                outcome, requeue, "-N2", "-n4", "--requeue", REFT_VAULT_DIR=str(self.cluster.root / "vaults"),
+            ),
+            "requeue_memory": lambda outcome: self.continues(
+                outcome, requeue, "-N2", "-n4", "--requeue", refused="no snapshot of an earlier attempt is left",
+            ),
             "two_torchruns": lambda outcome: self.separate(
                 outcome,
                 "\n".join(f"({two.format(node=n)} --lr 0.{n + 1}; echo trial {n} ended: $?) &" for n in range(2)) + "\nwait",

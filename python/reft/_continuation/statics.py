@@ -21,7 +21,7 @@ from operator import is_not
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
-from reft._state.own import is_own
+from reft._state.own import is_made, is_own
 
 from . import hooks
 from .capture_walk import CaptureWalk
@@ -77,7 +77,9 @@ class _Names:
             if is_class and name.startswith("_abc_"):
                 continue
             self._known.add(name)
-            if (is_first and isinstance(value, _STATELESS)) or (is_class and _is_descriptor(value)):
+            # A class or module that the script has made has no other name to be found by.
+            stateless = is_first and isinstance(value, _STATELESS) and not is_made(value)
+            if stateless or (is_class and _is_descriptor(value)):
                 self.fixed.append(name)
                 self.meant.append(value)
             else:
@@ -302,7 +304,7 @@ def _capture_value(walk: CaptureWalk, name: str, value: Any, prefix: str, found:
     elif value is MISSING:
         found.append((name, UNBOUND))
     # The frames have captured the objects that the main module's code still uses.
-    elif prefix != _MAIN_PREFIX or isinstance(value, (FunctionType, type)):
+    elif prefix != _MAIN_PREFIX or isinstance(value, (FunctionType, ModuleType, type)):
         found.append((name, walk.encode(value, prefix + name)))
 
 

@@ -94,3 +94,42 @@ CASES = {
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_comes_back(run_script: Run, name: str) -> None:
     run_script(_HEAD + textwrap.dedent(CASES[name]), 5).check()
+
+
+MADE = {
+    "an attribute of a class that is made in a function": """
+        def make():
+            class Ticker:
+                s = counted()
+                def turn(self): return next(Ticker.s)
+            return Ticker, Ticker().turn
+        TICKER, tick = make()
+    """,
+    "an attribute of a module that is made": """
+        import types
+        TICKER = types.ModuleType("ticker")
+        TICKER.s = counted()
+        def make(held):
+            return lambda: next(held.s)
+        tick = make(TICKER)
+    """,
+}
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+def test_comes_back_though_the_loop_does_not_name_it(run_script: Run, name: str) -> None:
+    source = """
+def counted():
+    n = 0
+    while True:
+        yield n
+        n += 1
+        if n % 3 == 0: yield -n
+{made}
+def main():
+    for k in range(9):
+        learn()
+        probe.trace(k, tick())
+main()
+"""
+    run_script(_HEAD + source.format(made=textwrap.dedent(MADE[name])), 5).check()
