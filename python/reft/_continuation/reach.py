@@ -58,11 +58,13 @@ class Reached:
     """Why the walk ended before its end, "" if it did not."""
 
 
-def reach(*roots: tuple[str, Any, bool], packages: bool = True) -> Reached:
+def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
     """Walks from the roots.
 
     Args:
-        packages: Whether objects of torch, NumPy and the standard library are followed, too.
+        in_worker: Objects of torch, NumPy and the standard library are not followed; objects of the
+            script that its functions read from their module are. (In the process that trains, the
+            walk through variables has them.)
         roots: Path, object, and whether drawing runs its code. An object counts by the root from
             which it is reached first.
     """
@@ -85,7 +87,7 @@ def reach(*roots: tuple[str, Any, bool], packages: bool = True) -> Reached:
         if is_random(value):
             found.generators.append((path, value))
             continue
-        inner = _inner(value, packages)
+        inner = _inner(value, in_worker)
         if inner is None:
             continue
         if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, FunctionType):
@@ -94,7 +96,7 @@ def reach(*roots: tuple[str, Any, bool], packages: bool = True) -> Reached:
     return found
 
 
-def _inner(value: Any, packages: bool) -> list[tuple[str, Any]] | None:
+def _inner(value: Any, in_worker: bool) -> list[tuple[str, Any]] | None:
     """Gives what is looked at next behind an object; None if the object is not looked into."""
     kind = type(value)
     if kind in _SEQUENCES:
@@ -106,7 +108,7 @@ def _inner(value: Any, packages: bool) -> list[tuple[str, Any]] | None:
         pairs = list(value.items())
         return [(f"[{key!r}]", item) for key, item in pairs if type(key) in (str, int)]
     if kind is FunctionType:
-        return None if _is_closed(value.__module__ or "") else _of_function(value)
+        return None if _is_closed(value.__module__ or "") else _of_function(value, in_worker)
     if kind is MethodType:
         return [(".__self__", value.__self__), (".__func__", value.__func__)]
     if kind is functools.partial:
@@ -114,7 +116,7 @@ def _inner(value: Any, packages: bool) -> list[tuple[str, Any]] | None:
         return [(".func", value.func), (".args", value.args), *keywords]
     if is_table(kind):
         return [(f".{name}", item) for name, item in format_of(value)]
-    if not _is_followed(value, packages):
+    if not _is_followed(value, in_worker):
         return None
     attributes = [(f".{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())]
     slots = [
@@ -122,10 +124,10 @@ def _inner(value: Any, packages: bool) -> list[tuple[str, Any]] | None:
         for name in foreign.slot_names(kind)
         if hasattr(value, name)
     ]
-    return [*attributes, *slots, *_read_by_class(kind)]
+    return [*attributes, *slots, *_read_by_class(kind, in_worker)]
 
 
-def _is_followed(value: Any, packages: bool) -> bool:
+def _is_followed(value: Any, in_worker: bool) -> bool:
     """Whether an object, which is no container and no function, is looked into."""
     kind = type(value)
     torch: Any = sys.modules["torch"]
@@ -138,7 +140,7 @@ def _is_followed(value: Any, packages: bool) -> bool:
     if isinstance(value, (data.Sampler, data.Dataset, data.DataLoader)):
         return True
     if _is_closed(kind.__module__):
-        return packages and foreign.is_open(kind)
+        return not in_worker and foreign.is_open(kind)
     return hasattr(value, "__dict__") or hasattr(kind, "__slots__")
 
 
@@ -147,7 +149,7 @@ def _is_closed(module: str) -> bool:
     return root in _CLOSED or (root in sys.stdlib_module_names and root != "__main__")
 
 
-def _of_function(function: FunctionType) -> list[tuple[str, Any]]:
+def _of_function(function: FunctionType, in_worker: bool) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
@@ -158,11 +160,12 @@ def _of_function(function: FunctionType) -> list[tuple[str, Any]]:
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     found += [(f"({i})", item) for i, item in enumerate(defaults)]
     found += [(f".{name}", item) for name, item in function.__dict__.items()]
-    return [*found, *_read_by(function)]
+    return [*found, *_read_by(function, in_worker)]
 
 
-def _read_by(function: FunctionType) -> list[tuple[str, Any]]:
-    """The generators and functions that a function of the script reads from its module."""
+def _read_by(function: FunctionType, in_worker: bool) -> list[tuple[str, Any]]:
+    """The generators and functions that a function of the script reads from its module; in a worker,
+    objects, too."""
     if not is_own(function.__module__):
         return []
     there = function.__globals__
@@ -170,11 +173,13 @@ def _read_by(function: FunctionType) -> list[tuple[str, Any]]:
     return [
         (f"<{function.__module__}:{name}>", item)
         for name, item in named
-        if is_random(item) or type(item) is FunctionType
+        if is_random(item)
+        or type(item) is FunctionType
+        or (in_worker and is_own(type(item).__module__) and not isinstance(item, type))
     ]
 
 
-def _read_by_class(kind: type) -> list[tuple[str, Any]]:
+def _read_by_class(kind: type, in_worker: bool) -> list[tuple[str, Any]]:
     if not is_own(kind.__module__):
         return []
     found: list[tuple[str, Any]] = []
@@ -182,7 +187,7 @@ def _read_by_class(kind: type) -> list[tuple[str, Any]]:
         for name, member in vars(base).items():
             member = getattr(member, "__func__", member)
             if type(member) is FunctionType:
-                found += _read_by(member)
+                found += _read_by(member, in_worker)
             elif is_random(member):  # an attribute of the class
                 found.append((f"<{base.__qualname__}.{name}>", member))
     return found

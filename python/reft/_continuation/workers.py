@@ -8,8 +8,8 @@ with it (`Begin` stands around the worker's init function). A worker that uses n
 its state once.
 
 Followed: the worker's global generators of torch, Python and numpy, generators that the dataset or
-the collate function reaches (`reach`: in transforms, closures, lists, modules), and the numbers and
-strings among the attributes of what they reach. Other state that a dataset builds up inside a
+the collate function reaches (`reach`: in transforms, closures, lists, modules, objects of the script
+that their functions read), and the numbers and strings among the attributes of what they reach. Other state that a dataset builds up inside a
 worker is not.
 
 Threads: the worker's main thread. Errors: none of its own; a generator that cannot be read is not
@@ -18,8 +18,12 @@ Threads: the worker's main thread. Errors: none of its own; a generator that can
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
+from operator import is_not
 from typing import Any
+
+from reft._state.own import is_own
 
 from .reach import reach
 from .rng import capture_rng, object_state, restore_rng, set_object_state
@@ -28,6 +32,7 @@ States = dict[str, Any]
 
 _PLAIN = frozenset({int, float, bool, str, type(None)})
 _OF_THE_PROCESS = frozenset({"pid", "_pid", "fd", "_fd", "worker_id"})
+
 
 class Carried:
     """A batch, and the states of the generators that it has used."""
@@ -112,13 +117,30 @@ class _Here:
         from torch.utils.data import get_worker_info
 
         info: Any = get_worker_info()
-        dataset = None if info is None else info.dataset
+        self._roots = [
+            ("dataset", None if info is None else info.dataset, True),
+            ("collate_fn", collate, True),
+        ]
+        self._look()
+
+    def _look(self) -> None:
         # Of objects of packages only a part would travel.
-        self._found = reach(
-            ("dataset", dataset, True), ("collate_fn", collate, True), packages=False
-        )
+        self._found = reach(*self._roots, in_worker=True)
+        self._held = self._objects()
+
+    def _objects(self) -> list[list[Any]]:
+        """The script's objects that each part holds: one may be replaced (`self.s = replace(…)`)."""
+        return [
+            [value for value in part.value.__dict__.values() if _is_of_script(type(value))]
+            for part in self._found.parts
+        ]
 
     def states(self) -> States:
+        if any(
+            len(now) != len(before) or any(map(is_not, now, before))
+            for now, before in zip(self._objects(), self._held, strict=True)
+        ):
+            self._look()
         found: States = {
             f"own {path}": object_state(generator) for path, generator in self._found.generators
         }
@@ -135,6 +157,14 @@ class _Here:
         for path, generator in self._found.generators:
             if f"own {path}" in states:
                 set_object_state(generator, states[f"own {path}"])
+
+
+def _is_own_class(kind: type) -> bool:
+    return is_own(kind.__module__)
+
+
+_is_of_script: Callable[[type], bool] = functools.cache(_is_own_class)
+"""Whether the objects of a class are the script's."""
 
 
 def _numbers(part: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 Run = Callable[..., Any]
 
 _LOOP = """
-import functools, random
+import dataclasses, functools, random
 import numpy as np, torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -146,6 +146,27 @@ class Items(Dataset):
     def __getitem__(self, i): return torch.tensor([float(i)])
 
 def make(): return DataLoader(Items(), batch_size=4, collate_fn=Mixup(), num_workers={workers}, persistent_workers={workers} > 0)
+""",
+    "object_of_the_module_that_the_collate_fn_replaces_parts_of": """
+@dataclasses.dataclass(frozen=True)
+class Count:
+    n: int = 0
+
+class Ticker:
+    def __init__(self): self.count = Count()
+    def __call__(self):
+        self.count = dataclasses.replace(self.count, n=self.count.n + 1)
+        return self.count.n
+
+tick = Ticker()
+
+class Items(Dataset):
+    def __len__(self): return 24
+    def __getitem__(self, i): return torch.tensor([float(i)])
+
+def collate(items): return torch.stack(items) + 1000 * tick()
+
+def make(): return DataLoader(Items(), batch_size=4, collate_fn=collate, num_workers={workers})
 """,
     "buffer_in_a_dict_of_the_dataset": """
 class Items(IterableDataset):
