@@ -43,6 +43,7 @@ class Origin:
         self.has_changed_in_place = _note_large(loader, self.parts)
         self.workers_at_begin: dict[int, workers.States] = {}
         self.workers: dict[int, workers.States] = {}
+        self.copied = workers.globals_read(loader) if loader.num_workers else {}
         self.base_seed = 0
         self.epochs = 0
         # Draws from the sampler, and before which of them `set_epoch` had set something else: an
@@ -67,6 +68,7 @@ class Origin:
                     "first_draw": self.first_draw,
                     "begun_with": self.begun_with,
                     "workers_at_begin": self.workers_at_begin,
+                    "copied": self.copied,
                     "base_seed": self.base_seed,
                     "epochs": self.epochs,
                     "changes": self.changes,
@@ -86,6 +88,7 @@ class Origin:
             "first_draw",
             "begun_with",
             "workers_at_begin",
+            "copied",
             "base_seed",
             "epochs",
             "changes",

@@ -36,6 +36,9 @@ _LEAVES = (type, ModuleType, GeneratorType, str, bytes, bytearray, memoryview)
 _CLOSED = frozenset({"torch", "numpy", "reft", *foreign.TRACKERS})
 
 
+_Reads = set[tuple[str, str]] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """An object whose attributes decide what a loader yields."""
@@ -56,6 +59,8 @@ class Reached:
     """Path and generator, each once, also those that are attributes of parts."""
     cut: str = ""
     """Why the walk ended before its end, "" if it did not."""
+    reads: set[tuple[str, str]] | None = None
+    """Module and name of the globals that the script's functions read; None but in a worker."""
 
 
 def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
@@ -68,7 +73,7 @@ def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
         roots: Path, object, and whether drawing runs its code. An object counts by the root from
             which it is reached first.
     """
-    found = Reached()
+    found = Reached(reads=set() if in_worker else None)
     seen: set[int] = set()
     kept: list[Any] = []  # methods and the like live no longer than their look-up
     work = deque(roots)
@@ -87,7 +92,7 @@ def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
         if is_random(value):
             found.generators.append((path, value))
             continue
-        inner = _inner(value, in_worker)
+        inner = _inner(value, found.reads)
         if inner is None:
             continue
         if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, FunctionType):
@@ -96,7 +101,7 @@ def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
     return found
 
 
-def _inner(value: Any, in_worker: bool) -> list[tuple[str, Any]] | None:
+def _inner(value: Any, reads: _Reads) -> list[tuple[str, Any]] | None:
     """Gives what is looked at next behind an object; None if the object is not looked into."""
     kind = type(value)
     if kind in _SEQUENCES:
@@ -108,7 +113,7 @@ def _inner(value: Any, in_worker: bool) -> list[tuple[str, Any]] | None:
         pairs = list(value.items())
         return [(f"[{key!r}]", item) for key, item in pairs if type(key) in (str, int)]
     if kind is FunctionType:
-        return None if _is_closed(value.__module__ or "") else _of_function(value, in_worker)
+        return None if _is_closed(value.__module__ or "") else _of_function(value, reads)
     if kind is MethodType:
         return [(".__self__", value.__self__), (".__func__", value.__func__)]
     if kind is functools.partial:
@@ -116,7 +121,7 @@ def _inner(value: Any, in_worker: bool) -> list[tuple[str, Any]] | None:
         return [(".func", value.func), (".args", value.args), *keywords]
     if is_table(kind):
         return [(f".{name}", item) for name, item in format_of(value)]
-    if not _is_followed(value, in_worker):
+    if not _is_followed(value, reads):
         return None
     attributes = [(f".{name}", item) for name, item in list(getattr(value, "__dict__", {}).items())]
     slots = [
@@ -124,10 +129,10 @@ def _inner(value: Any, in_worker: bool) -> list[tuple[str, Any]] | None:
         for name in foreign.slot_names(kind)
         if hasattr(value, name)
     ]
-    return [*attributes, *slots, *_read_by_class(kind, in_worker)]
+    return [*attributes, *slots, *_read_by_class(kind, reads)]
 
 
-def _is_followed(value: Any, in_worker: bool) -> bool:
+def _is_followed(value: Any, reads: _Reads) -> bool:
     """Whether an object, which is no container and no function, is looked into."""
     kind = type(value)
     torch: Any = sys.modules["torch"]
@@ -140,7 +145,7 @@ def _is_followed(value: Any, in_worker: bool) -> bool:
     if isinstance(value, (data.Sampler, data.Dataset, data.DataLoader)):
         return True
     if _is_closed(kind.__module__):
-        return not in_worker and foreign.is_open(kind)
+        return reads is None and foreign.is_open(kind)
     return hasattr(value, "__dict__") or hasattr(kind, "__slots__")
 
 
@@ -149,7 +154,7 @@ def _is_closed(module: str) -> bool:
     return root in _CLOSED or (root in sys.stdlib_module_names and root != "__main__")
 
 
-def _of_function(function: FunctionType, in_worker: bool) -> list[tuple[str, Any]]:
+def _of_function(function: FunctionType, reads: _Reads) -> list[tuple[str, Any]]:
     found: list[tuple[str, Any]] = []
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
@@ -160,26 +165,28 @@ def _of_function(function: FunctionType, in_worker: bool) -> list[tuple[str, Any
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
     found += [(f"({i})", item) for i, item in enumerate(defaults)]
     found += [(f".{name}", item) for name, item in function.__dict__.items()]
-    return [*found, *_read_by(function, in_worker)]
+    return [*found, *_read_by(function, reads)]
 
 
-def _read_by(function: FunctionType, in_worker: bool) -> list[tuple[str, Any]]:
+def _read_by(function: FunctionType, reads: _Reads) -> list[tuple[str, Any]]:
     """The generators and functions that a function of the script reads from its module; in a worker,
     objects, too."""
     if not is_own(function.__module__):
         return []
-    there = function.__globals__
-    named = ((name, there.get(name)) for name in sorted(global_names(function.__code__)[0]))
+    there, names = function.__globals__, sorted(global_names(function.__code__)[0])
+    if reads is not None:
+        reads.update((function.__module__, name) for name in names if name in there)
+    named = ((name, there.get(name)) for name in names)
     return [
         (f"<{function.__module__}:{name}>", item)
         for name, item in named
         if is_random(item)
         or type(item) is FunctionType
-        or (in_worker and is_own(type(item).__module__) and not isinstance(item, type))
+        or (reads is not None and is_own(type(item).__module__) and not isinstance(item, type))
     ]
 
 
-def _read_by_class(kind: type, in_worker: bool) -> list[tuple[str, Any]]:
+def _read_by_class(kind: type, reads: _Reads) -> list[tuple[str, Any]]:
     if not is_own(kind.__module__):
         return []
     found: list[tuple[str, Any]] = []
@@ -187,7 +194,7 @@ def _read_by_class(kind: type, in_worker: bool) -> list[tuple[str, Any]]:
         for name, member in vars(base).items():
             member = getattr(member, "__func__", member)
             if type(member) is FunctionType:
-                found += _read_by(member, in_worker)
+                found += _read_by(member, reads)
             elif is_random(member):  # an attribute of the class
                 found.append((f"<{base.__qualname__}.{name}>", member))
     return found

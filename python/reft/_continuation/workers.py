@@ -18,19 +18,27 @@ Threads: the worker's main thread. Errors: none of its own; a generator that can
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import functools
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from operator import is_not
 from typing import Any
 
 from reft._state.own import is_own
 
+from .births import is_light
 from .reach import reach
 from .rng import capture_rng, object_state, restore_rng, set_object_state
 
 States = dict[str, Any]
+Globals = dict[tuple[str, str], Any]
+"""Values by module and name."""
 
 _PLAIN = frozenset({int, float, bool, str, type(None)})
+_LONGEST = 1024  # of a string that is copied
+_MOST_ITEMS = 256  # of a container
 _OF_THE_PROCESS = frozenset({"pid", "_pid", "fd", "_fd", "worker_id"})
 
 
@@ -157,6 +165,42 @@ class _Here:
         for path, generator in self._found.generators:
             if f"own {path}" in states:
                 set_object_state(generator, states[f"own {path}"])
+
+
+def globals_read(loader: Any) -> Globals:
+    """Plain values of the globals that functions of the loader's dataset and collate function read.
+    Its workers get a copy when they start, and a script may change them later (a counter of
+    steps)."""
+    roots = [("dataset", loader.dataset, True), ("collate_fn", loader.collate_fn, True)]
+    found: Globals = {}
+    for module, name in sorted(reach(*roots, in_worker=True).reads or ()):
+        there = getattr(sys.modules.get(module), "__dict__", {})
+        if name not in there:
+            continue
+        value = there[name]
+        if type(value) in _PLAIN:
+            short = type(value) is not str or len(value) <= _LONGEST
+        else:
+            short = type(value) in (list, dict) and len(value) <= _MOST_ITEMS and is_light(value)
+        if short:
+            found[module, name] = copy.deepcopy(value)
+    return found
+
+
+@contextlib.contextmanager
+def with_globals(values: Globals) -> Iterator[None]:
+    """Within this, globals have these values: workers that start copy them."""
+    kept: list[tuple[dict[str, Any], str, Any]] = []
+    try:
+        for (module, name), value in values.items():
+            there = getattr(sys.modules.get(module), "__dict__", {})
+            if name in there and type(there[name]) is type(value):
+                kept.append((there, name, there[name]))
+                there[name] = copy.deepcopy(value)
+        yield
+    finally:
+        for there, name, value in kept:
+            there[name] = value
 
 
 def _is_own_class(kind: type) -> bool:

@@ -192,3 +192,32 @@ def test_continues(run_script: Run, name: str, at: int, workers: int) -> None:
     named = [one for one in run.captured["uncaptured"] if "approximated" not in one[2]]
     assert named == []
     run.check()
+
+
+@pytest.mark.parametrize("settings", ["", ", persistent_workers=True"])
+def test_workers_copy_globals_as_they_were_when_the_epoch_began(
+    run_script: Run, settings: str
+) -> None:
+    source = """
+CLOCK, STEPS = [0], 0
+class Items(Dataset):
+    def __len__(self): return 24
+    def __getitem__(self, i): return torch.tensor([float(i)])
+def collate(items): return torch.stack(items) + 1000 * CLOCK[0] + 100000 * STEPS
+def make(): return DataLoader(Items(), batch_size=4, collate_fn=collate, num_workers=1SETTINGS)
+def main():
+    global STEPS
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    opt = torch.optim.SGD(model.parameters(), 1e-3)
+    loader = make()
+    for epoch in range(3):
+        for x in loader:
+            opt.step()
+            STEPS += 1
+            CLOCK[0] += 1
+            probe.trace(epoch, x.flatten().tolist(), STEPS, CLOCK)
+main()
+"""
+    head = _LOOP[: _LOOP.index("{source}")]
+    run_script(head + source.replace("SETTINGS", settings), 9).check()

@@ -401,7 +401,8 @@ class LoaderIterator(Node):
         Replay(fixed, self.yielded, self.is_iterable, self.workers).begin(loader)
         states = fixed["workers_at_begin"] if self.is_iterable else self.workers
         loader.worker_init_fn = workers.Begin(loader.worker_init_fn, loader.collate_fn, states)
-        iterator = loader._get_iterator()
+        with workers.with_globals(fixed["copied"]):
+            iterator = loader._get_iterator()
         Replay.end(loader)
         if self.is_finished:
             _finish(iterator)
