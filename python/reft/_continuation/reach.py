@@ -169,8 +169,8 @@ def _of_function(function: FunctionType, reads: _Reads) -> list[tuple[str, Any]]
 
 
 def _read_by(function: FunctionType, reads: _Reads) -> list[tuple[str, Any]]:
-    """The generators and functions that a function of the script reads from its module; in a worker,
-    objects, too."""
+    """The generators and functions that a function of the script reads from its module; in a
+    worker, objects, too."""
     if not is_own(function.__module__):
         return []
     there, names = function.__globals__, sorted(global_names(function.__code__)[0])

@@ -8,9 +8,13 @@ with it (`Begin` stands around the worker's init function). A worker that uses n
 its state once.
 
 Followed: the worker's global generators of torch, Python and numpy, generators that the dataset or
-the collate function reaches (`reach`: in transforms, closures, lists, modules, objects of the script
-that their functions read), and the numbers and strings among the attributes of what they reach. Other state that a dataset builds up inside a
-worker is not.
+the collate function reaches (`reach`: in transforms, closures, lists, modules, objects of the
+script that their functions read), and the numbers and strings among the attributes of what they
+reach. Other state that a dataset builds up inside a worker is not.
+
+Workers copy the script's variables when they start. Those of a resumed job start in mid-epoch:
+plain globals that functions of the dataset and the collate function read have the values of the
+epoch's beginning then (`globals_read`, `with_globals`).
 
 Threads: the worker's main thread. Errors: none of its own; a generator that cannot be read is not
     followed.
@@ -137,7 +141,7 @@ class _Here:
         self._held = self._objects()
 
     def _objects(self) -> list[list[Any]]:
-        """The script's objects that each part holds: one may be replaced (`self.s = replace(…)`)."""
+        """The script's objects that each part holds: one may be replaced by another."""
         return [
             [value for value in part.value.__dict__.values() if _is_of_script(type(value))]
             for part in self._found.parts
