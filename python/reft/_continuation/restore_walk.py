@@ -178,6 +178,11 @@ class RestoreWalk:
         self.problems.append((place or at.place, at.type_name, reason))
         return KEEP
 
+    def stays_half(self, at: At, name: str) -> Any:
+        """Reports an object that was to be made and lacks an attribute: half of one is worse than
+        none. Returns KEEP."""
+        return self.problem(at, f"made after the first step, and so was its {name}")
+
     def born(self, place: str | None, otherwise: Any = MISSING) -> Any:
         """Returns the live object that stood at a place at the first program point."""
         return otherwise if place is None else self._born.get(place, otherwise)

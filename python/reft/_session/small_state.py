@@ -90,8 +90,8 @@ class Captured:
         """Waits for the devices and returns what a restarted process would read, opened."""
         data = bytearray(self.pickled)
         for tensor, offset in self.parts:
-            contents = bytes_of(tensor)
-            data[offset : offset + len(contents)] = contents
+            items = bytes_of(tensor)
+            data[offset : offset + len(items)] = items
         return opened(read(bytes(data)), finder_in(self.state))
 
 

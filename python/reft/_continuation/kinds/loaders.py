@@ -456,8 +456,8 @@ def _built(target: Any, attributes: Named, slots: Named, at: At, walk: RestoreWa
     walk.stands(at, target)
     for name, item in (*attributes, *slots):
         value = walk.resolve(item, MISSING, f"{at.place}.{name}")
-        if value is KEEP:  # half an object is worse than none
-            return walk.problem(at, f"made after the first step, and so was its {name}")
+        if value is KEEP:
+            return walk.stays_half(at, name)
         object.__setattr__(target, name, value)
     return target
 

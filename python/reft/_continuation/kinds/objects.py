@@ -212,9 +212,7 @@ class Instance(Node):
         if left_out:
             if not _completed(target, after, left_out, at, walk):
                 walk.problems += reports
-                # Half an object is worse than none.
-                why = f"made after the first step, and so was its {left_out[0][0]}"
-                return walk.problem(at, why)
+                return walk.stays_half(at, left_out[0][0])
             after = dict(target.__dict__)
 
         def write() -> None:
