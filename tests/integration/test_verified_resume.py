@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.launchers import Forkrun, agent_pids, job_environment, kill_all, torchrun
+from tests.support.launchers import (
+    Forkrun,
+    agent_pids,
+    job_environment,
+    kill_all,
+    said_under_torchrun,
+)
 
 pytestmark = pytest.mark.exact
 WORKER = Path(__file__).with_name("verification_worker.py")
@@ -33,12 +38,7 @@ def run(
         if not under_torchrun:
             log = folder / f"said-{len(list(folder.glob('said-*')))}"
             return _forkrun.run([str(WORKER)], environment, log, ranks, 180, max_restarts)
-        done = subprocess.run(
-            [*torchrun(WORKER, ranks=ranks, options=("--standalone", f"--max-restarts={max_restarts}"))],
-            env=environment, capture_output=True, text=True, timeout=180, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return said_under_torchrun(WORKER, environment, ranks, max_restarts)
     finally:
         kill_all(agent_pids(folder / "run"))
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.support.launchers import agent_pids, job_environment, kill_all, torchrun
+from tests.support.launchers import (
+    agent_pids,
+    job_environment,
+    kill_all,
+    said_under_torchrun,
+)
 
 pytestmark = pytest.mark.exact
 
@@ -51,14 +55,8 @@ def run(folder: Path, **env: str) -> str:
     (absent / "__init__.py").write_text("raise ModuleNotFoundError('none here', name='numpy')\n")
     environment = job_environment(folder, REFT_AGENT_LINGER_SEC="60", **env)
     environment["PYTHONPATH"] = f"{absent.parent}:{environment['PYTHONPATH']}"
-    options = ("--standalone", "--max-restarts=1")
     try:
-        done = subprocess.run(
-            torchrun(script, ranks=2, options=options),
-            env=environment, capture_output=True, text=True, timeout=180, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout + done.stderr
+        return said_under_torchrun(script, environment, ranks=2, max_restarts=1)
     finally:
         kill_all(agent_pids(folder / "run"))
 

@@ -222,6 +222,19 @@ class Forkrun:
                 os.killpg(self.pid, signal.SIGKILL)
 
 
+def said_under_torchrun(
+    script: Path, environment: Mapping[str, str], ranks: int, max_restarts: int
+) -> str:
+    """Runs a job to its end under torchrun, and asserts that it ended well; what it said."""
+    options = ("--standalone", f"--max-restarts={max_restarts}")
+    done = subprocess.run(
+        torchrun(script, ranks=ranks, options=options),
+        env=environment, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 class Torchrun:
     """The real one."""
 
