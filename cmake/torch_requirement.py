@@ -43,7 +43,7 @@ def torch_version() -> str:
 
 
 def _found() -> str:
-    """Returns the version of torch, "" if there is none."""
+    """Returns the version of the installed torch, or ""."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Trains beside a peer that moves memory, forks, floods sockets, kills agents and takes away
+"""Trains while a peer moves memory, forks, floods sockets, kills agents and takes away
 directories, disk and memory, and checks that training does not notice.
 
     chaos_campaign.py [--steps 2000] [--seed N] [--only KIND …] [--vaults memory|files]
@@ -159,7 +159,7 @@ class Disk:
     """A small file system of its own, with run directory and vaults.
 
     Attributes:
-        why_not: why it cannot be filled; "": it can.
+        why_not: the reason if it cannot be filled, else "".
     """
 
     def __init__(self, path: Path) -> None:
@@ -218,7 +218,7 @@ class Group:
     """A control group for the job's memory, of either version.
 
     Attributes:
-        why_not: why there is none; "": there is.
+        why_not: the reason if there is none, else "".
     """
 
     def __init__(self, name: str) -> None:

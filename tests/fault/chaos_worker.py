@@ -4,8 +4,8 @@
 
 The plan (JSON, of chaos_campaign.py) names acts by rank and step. The peer thread commits those
 whose `place` is here: `between` two steps, while the training thread waits; `state`, on the
-optimizer's state while forward and backward run; `during` the step, beside it. For an act of the
-campaign's own process, the rank announces the step and continues when it gets an answer.
+optimizer's state while forward and backward run; `during` the step, in another thread. For an act
+of the campaign's own process, the rank announces the step and continues when it gets an answer.
 
 No act changes a value that training computes with, so the run ends with the same bits whether the
 acts happen or not. What only an agent can suffer is left out under gloo.

@@ -23,7 +23,7 @@ CAMPAIGN = Path(__file__).resolve().parent / "chaos_campaign.py"
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("vaults", ["memory", "files"])
-def test_training_does_not_notice_what_happens_beside_it(tmp_path: Path, vaults: str) -> None:
+def test_training_does_not_notice_what_happens_meanwhile(tmp_path: Path, vaults: str) -> None:
     result = tmp_path / "chaos.json"
     command = [sys.executable, str(CAMPAIGN), "--steps", "120", "--seed", "1"]
     done = subprocess.run(

@@ -1,8 +1,9 @@
 """What a script keeps outside of its frames: globals of its other modules, attributes of classes
 and functions, defaults, hooks for all of torch's modules.
 
-Looked at are the script's own modules (`own`). Of the main module, only numbers, strings, functions
-and classes: its objects belong to the frames, which know those that the code still uses. Numbers,
+Looked at are the script's own modules (`own`). Of the main module, only numbers, strings, functions,
+classes and modules that it has made: its objects belong to the frames, which know those that the
+code still uses. Numbers,
 strings, functions and classes that are what they were at the first program point are not copied:
 the restarted script has set them, perhaps to something new on purpose.
 

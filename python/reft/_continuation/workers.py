@@ -16,8 +16,8 @@ Workers copy the script's variables when they start. Those of a resumed job star
 plain globals that functions of the dataset and the collate function read have the values of the
 epoch's beginning then (`globals_read`, `with_globals`).
 
-Threads: the worker's main thread. Errors: none of its own; a generator that cannot be read is not
-    followed.
+Threads: the worker's main thread; `globals_read` and `with_globals`: the training thread. Errors:
+    none of its own; a generator that cannot be read is not followed.
 """
 
 from __future__ import annotations
