@@ -97,6 +97,7 @@ def _run(
     def trace(*values: Any) -> None:
         result["lines"].append(pickle.loads(pickle.dumps(values)))
 
+    _leave_out_tests({getattr(value, "__module__", None) for value in names.values()})
     _continuation.install()
     main = types.ModuleType("__main__")
     main.__dict__.update(names, point=point, trace=trace)
@@ -108,3 +109,11 @@ def _run(
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {error}"
     return result
+
+
+def _leave_out_tests(used: set[str | None]) -> None:
+    """Takes away the tests that this process has imported: a program's own modules are those that it
+    imports, and the constants of all tests are more than a capture may hold."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "tests" and name not in used:
+            del sys.modules[name]
