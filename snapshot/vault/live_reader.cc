@@ -3,9 +3,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "intercept/base/error.h"
+#include "snapshot/vault/guarded_copy.h"
 
 namespace reft {
 
@@ -41,6 +43,24 @@ size_t LiveReader::gather(std::span<const iovec> parts) {
   if (!open()) {
     return 0;
   }
+  return isGuarded() ? load(parts) : write(parts);
+}
+
+size_t LiveReader::load(std::span<const iovec> parts) {
+  size_t done = 0;
+  for (const iovec& part : parts) {
+    const size_t bytes = std::min(part.iov_len, kMostBytes - done);
+    const size_t copied =
+        guardedCopy(copy_.data() + done, static_cast<const std::byte*>(part.iov_base), bytes);
+    done += copied;
+    if (copied < part.iov_len) {
+      break;
+    }
+  }
+  return done;
+}
+
+size_t LiveReader::write(std::span<const iovec> parts) {
   ssize_t done = 0;
   do {
     done = ::pwritev(fd_.get(), parts.data(), static_cast<int>(parts.size()), 0);

@@ -1,9 +1,10 @@
 // Reads memory of this process that may vanish meanwhile: a script, or one of its threads, may free
 // or unmap a tensor's memory at any time.
 //
-// The kernel makes the copy, by a write into a small memfd. A page that is not there ends that call
-// with EFAULT where a load would end the process. A write also reads memory that process_vm_readv
-// refuses (what a driver has mapped), and no seccomp profile forbids it.
+// The copy is made by loads whose fault ends it and nothing else (guarded_copy.h). Where a fault
+// would not come to reft, the kernel makes it, by a write into a small memfd: a page that is not
+// there ends that call with EFAULT. A write also reads memory that process_vm_readv refuses (what a
+// driver has mapped), no seccomp profile forbids it, and it takes twice the time.
 //
 // Threads: one at a time; ofThread() gives each thread its own. A forked child gets a new one.
 // Errors:  none; without a descriptor, nothing can be read, and why() returns the reason.
@@ -41,6 +42,8 @@ class LiveReader {
 
  private:
   bool open();
+  size_t load(std::span<const iovec> parts);
+  size_t write(std::span<const iovec> parts);
 
   int process_ = 0;  // that made the two below: a child would share them with its parent
   UniqueFd fd_;

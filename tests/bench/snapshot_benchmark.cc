@@ -81,7 +81,7 @@ void chunkHasherCopy(benchmark::State& state) {
 }
 BENCHMARK(chunkHasherCopy)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-// As HostCopier does: the kernel reads a block, which is hashed and stored from the cache.
+// As HostCopier does: a block is copied under guard, then hashed and stored from the cache.
 void liveCopy(benchmark::State& state) {
   const Shared from(kBytes);
   const Shared to(kBytes);
