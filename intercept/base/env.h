@@ -76,8 +76,9 @@ namespace reft {
     "step. 0: no such steps.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", \
     "Internal: unit of copies and checksums.") \
-  X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "1", "1..64", \
-    "Internal: copy threads per rank.") \
+  X(snapshot_threads, "REFT_SNAPSHOT_THREADS", kInt, "0", "0..64", \
+    "Internal: copy threads per rank. 0: one, and for state on CUDA devices a quarter of the " \
+    "rank's share of the node's cores, at most 4.") \
   X(snapshot_policy, "REFT_SNAPSHOT_POLICY", kChoice, "gap", "gap|eager|sync", \
     "When copies run. gap: while the rank is idle, and the rest overlaps with compute. " \
     "eager: at once, at low priority. sync: before training continues.") \

@@ -27,7 +27,7 @@ struct RankOptions {
 
   uint32_t slots = 2;
   uint32_t op_log_records = 0;
-  uint32_t copy_threads = 1;
+  uint32_t copy_threads = 0;  // 0: one, and more once state is on a device
   bool verify_full = false;
   std::chrono::nanoseconds slot_wait{0};
   std::chrono::nanoseconds alarm{0};  // 0: no alarm

@@ -29,9 +29,11 @@ void beginCopyThread() {
 }  // namespace
 
 CopyThreads::CopyThreads(uint32_t count, CopyContext& context, Chores chores, Starter start)
-    : context_(context), chores_(std::move(chores)), helped_(count > 1) {
+    : context_(context), chores_(std::move(chores)), start_(start) {
   try {
-    startAll(count, start);
+    threads_.reserve(1);  // a thread that has started must not be lost
+    threads_.push_back(start_([this] { runFirst(); }));
+    grow(count);
   } catch (...) {
     stop();  // no destructor runs, and a thread that is not joined would end the process
     throw;
@@ -42,12 +44,16 @@ CopyThreads::~CopyThreads() {
   stop();
 }
 
-void CopyThreads::startAll(uint32_t count, Starter start) {
-  threads_.reserve(count);  // a thread that has started must not be lost
-  threads_.push_back(start([this] { runFirst(); }));
+void CopyThreads::grow(uint32_t count) {
+  if (count <= wanted_) {
+    return;
+  }
+  wanted_ = count;
+  threads_.reserve(count);
   try {
     while (threads_.size() < count) {
-      threads_.push_back(start([this] { runHelper(); }));
+      threads_.push_back(start_([this] { runHelper(); }));
+      helped_.store(true);
     }
   } catch (const std::system_error& error) {
     // Helpers only save time. Where threads are limited, copies do without.
@@ -89,7 +95,7 @@ void CopyThreads::retire(const SnapshotJob& job) {
 }
 
 void CopyThreads::callHelpers() {
-  if (helped_) {
+  if (helped_.load()) {
     // Under the mutex, so that a helper cannot miss it between its look and its sleep.
     { const MutexLock lock(mutex_); }
     help_wanted_.notify_all();

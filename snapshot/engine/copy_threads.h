@@ -10,6 +10,7 @@
 // further ones, copies are slower, and the telemetry counts a failure.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -49,24 +50,28 @@ class CopyThreads {
   void retire(const SnapshotJob& job) EXCLUDES(mutex_);
   // The job was released.
   void callHelpers() EXCLUDES(mutex_);
+  // Starts helpers up to `count` threads in all; does nothing if there were once so many. One
+  // thread at a time calls it.
+  void grow(uint32_t count);
 
  private:
   static std::thread startThread(std::function<void()> body) {
     return std::thread(std::move(body));
   }
-  void startAll(uint32_t count, Starter start);
   void stop() EXCLUDES(mutex_);
   void runFirst() EXCLUDES(mutex_);
   void runHelper() EXCLUDES(mutex_);
 
   CopyContext& context_;
   const Chores chores_;
-  const bool helped_;
+  const Starter start_;
+  std::atomic<bool> helped_{false};
+  uint32_t wanted_ = 1;
 
   mutable Mutex mutex_;
   ConditionVariable help_wanted_;
   std::shared_ptr<SnapshotJob> job_ GUARDED_BY(mutex_);
-  std::vector<std::thread> threads_;
+  std::vector<std::thread> threads_;  // of the caller of grow() and of the destructor
 };
 
 }  // namespace reft

@@ -309,6 +309,7 @@ std::shared_ptr<SnapshotJob> SnapshotEngine::makeJob(const CaptureInput& input,
   auto job = std::make_shared<SnapshotJob>(place, input, options_.verify_full);
   const bool on_device = input.onDevice();
   if (on_device) {
+    threads_.grow(options_.device_copy_threads);
     job->copier = std::make_unique<DeviceCopier>(context_, *job, tracker_, input);
   } else {
     job->copier = std::make_unique<HostCopier>(context_, *job);

@@ -19,6 +19,8 @@ struct EngineOptions {
   int rank = 0;
   uint64_t incarnation = 1;
   uint32_t copy_threads = 1;
+  // As many once state is on a device, which copies faster than one thread hashes.
+  uint32_t device_copy_threads = 1;
   PlacementPolicy policy = PlacementPolicy::kEager;  // all but kPaper
   // Ops of this process, by the engine's clock; outlives the engine. nullptr: none are known.
   OpEvents* events = nullptr;

@@ -81,6 +81,22 @@ TEST_F(CopyThreadsTest, GoOnWithThoseThatStarted) {
   EXPECT_EQ(ended.load(), 2);
 }
 
+TEST_F(CopyThreadsTest, GrowOnce) {
+  room = 3;
+  auto threads = start(1);
+  threads->grow(1);
+  EXPECT_EQ(room, 2);
+  threads->grow(4);
+  threads->grow(4);  // the failure is counted once
+  threads->grow(2);
+  threads->callHelpers();
+  EXPECT_EQ(std::string(vault_->stats().note).find("started 3 of 4 copy threads: "), 0u)
+      << vault_->stats().note;
+  EXPECT_EQ(vault_->stats().errors.load(), 1u);
+  threads.reset();
+  EXPECT_EQ(ended.load(), 3);
+}
+
 TEST_F(CopyThreadsTest, CannotBeMadeWithoutTheFirst) {
   room = 0;
   EXPECT_THROW(start(4), std::system_error);

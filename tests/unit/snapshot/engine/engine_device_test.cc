@@ -488,7 +488,7 @@ TEST_P(EngineDeviceCanary, NoCopyReadsWhatTheOptimizerWrites) {
   const auto [policy, threads] = GetParam();
   EngineOptions options;
   options.policy = policy;
-  options.copy_threads = threads;
+  options.device_copy_threads = threads;
   start({{40'000}, {3'000, -1}, {9'000, 0, true}, {20'000, 1}}, options);
   std::mt19937_64 random(17 + threads);
   const auto versions = std::make_shared<Counters>(places_.size());
