@@ -226,19 +226,26 @@ TEST_F(CudaContract, CapturedWorkDoesNotRun) {
   EXPECT_TRUE(hostIsAll(5));
 }
 
-// A stream that waits for a captured event belongs to the capture, and has to be waited for before
-// its end.
-TEST_F(CudaContract, AStreamThatJoinsACaptureHasToBeJoinedBack) {
-  for (const bool joined : {false, true}) {
+// A stream that waits for a captured event belongs to the capture. What it does has to be waited
+// for before the end, and only that: the wait alone has not.
+TEST_F(CudaContract, WorkOfAStreamThatJoinsACaptureHasToBeJoinedBack) {
+  struct Case {
+    bool works, joined;
+  };
+  for (const auto [works, joined] : {Case{false, false}, Case{true, false}, Case{true, true}}) {
     ok(extra_.beginCapture(stream_, kModeGlobal));
     ok(api_.eventRecord(event_, stream_));
     ok(api_.streamWaitEvent(other_, event_, 0));
+    if (works) {
+      fill(7, other_);
+    }
     if (joined) {
       ok(api_.eventRecord(event_, other_));
       ok(api_.streamWaitEvent(stream_, event_, 0));
     }
     void* graph = nullptr;
-    EXPECT_EQ(extra_.endCapture(stream_, &graph), joined ? cuda::kSuccess : kCaptureUnjoined);
+    EXPECT_EQ(extra_.endCapture(stream_, &graph),
+              works && !joined ? kCaptureUnjoined : cuda::kSuccess);
     int status = -1;
     ok(api_.streamIsCapturing(other_, &status));
     EXPECT_EQ(status, cuda::kCaptureNone);

@@ -507,8 +507,8 @@ Result Machine::waitFor(void* stream_handle, void* event_handle) {
                                                                 other->second == captured_at &&
                                                                 captured_on != on.get()) {
       capture->unjoined.erase(other);
+      captured(*on);  // work of the other that only this stream's end stands for now
     }
-    captured(*on);
     return kSuccess;
   }
   {
