@@ -20,6 +20,12 @@
 
 namespace reft {
 
+// The step that had the ranks plan together at a point, and whether votes did not fit together.
+struct PlanRound {
+  int64_t step;  // PlanRounds::kNone: they do not plan
+  bool parted;
+};
+
 class PlanRounds {
  public:
   static constexpr int64_t kNone = -1;

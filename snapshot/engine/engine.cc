@@ -25,6 +25,11 @@ bool partsFit(const CaptureInput& input) {
   });
 }
 
+// Whether an alarm is wanted, and something tells that training goes on.
+bool watches(const EngineOptions& options) {
+  return options.alarm.count() > 0 && options.ops_begun != nullptr;
+}
+
 }  // namespace
 
 SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vote,
@@ -160,7 +165,7 @@ bool SnapshotEngine::awaitOutcome(const std::function<bool()>& ready) {
   return ready();
 }
 
-SnapshotEngine::PlanRound SnapshotEngine::planRound() const {
+PlanRound SnapshotEngine::planRound() const {
   const MutexLock lock(mutex_);
   return {rounds_.due(), rounds_.parted()};
 }
@@ -615,12 +620,12 @@ int64_t SnapshotEngine::idle() {
   const int64_t now = clock_.nowNs();
   const auto period =
       std::max<std::chrono::nanoseconds>(options_.alarm / 4, std::chrono::seconds(1));
-  const int64_t alarm_ns = watches() ? now + period.count() : Grant::kNever;
+  const int64_t alarm_ns = watches(options_) ? now + period.count() : Grant::kNever;
   return tracker_.followsDevice() ? std::min(alarm_ns, now + kDeviceLookNs) : alarm_ns;
 }
 
 void SnapshotEngine::checkAlarm() {
-  if (!watches()) {
+  if (!watches(options_)) {
     return;
   }
   bool before = false;

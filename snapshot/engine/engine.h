@@ -2,15 +2,12 @@
 // into the vault while the next step computes, seals the copy and votes for it. It sequences; the
 // work is done by its parts. ARCHITECTURE.md, "Life of a snapshot", is the sequence.
 //
-// Between capture() and the return of the next gate() the memory at `addresses` stays mapped. A
-// write to it drops the snapshot (verify.h).
-//
 // Threads: the thread that trains calls setTable, beginPoint, capture, leaveOut, passOver,
 // endPoint, check, gate, busyOnDevice, settle, giveBack, takeLateWritten and drain; outcome,
 // setPolicy and committedStep come from any. The engine owns the threads `reft-copy`
-// (copy_threads.h); the destructor joins them and leaves an unfinished snapshot unsealed. Errors:
-// no failure of a snapshot throws; RankStats counts and describes it, and capture() returns it.
-// setTable throws SystemError without memory for the slots; the engine then takes no snapshots.
+// (copy_threads.h); the destructor joins them and leaves an unfinished snapshot unsealed.
+// Errors:  setTable throws SystemError without memory for the slots; then there are no snapshots. A
+// snapshot that fails throws nothing: RankStats counts and describes it, capture() returns it.
 #pragma once
 
 #include <atomic>
@@ -50,9 +47,8 @@ class SnapshotEngine {
 
   // The slot holds the snapshot that this job was restored from.
   void adopt(uint32_t slot, int64_t step, uint64_t incarnation);
-  // Settles, then makes the slots fit a new table (touches all of their memory; slow, once). Slots
-  // that hold a needed snapshot grow when they become free.
-  // `plan_anew`: the votes ask all ranks to plan (snapshot/commit/plan_rounds.h).
+  // Settles, then makes the slots fit a new table (touches all of their memory; slow, once); those
+  // that hold a needed snapshot grow later. `plan_anew`: the votes ask all ranks to plan.
   void setTable(SnapshotTable table, bool plan_anew = false);
   bool hasTable() const;
 
@@ -60,41 +56,31 @@ class SnapshotEngine {
   // of the snapshot before. `streams`: as in CaptureInput.
   bool beginPoint(int64_t step, std::span<const DeviceStream> streams = {});
   void endPoint();
-  // At a program point for which beginPoint() returned true: the step that has all ranks lay out
-  // their vaults together here, and whether its replicas did not agree; step -1: none has.
-  struct PlanRound {
-    int64_t step = PlanRounds::kNone;
-    bool parted = false;
-  };
+  // At a program point for which beginPoint() returned true.
   PlanRound planRound() const;
 
-  // At the program point of `step`, which must grow (kFailed). Copies objects and early regions
-  // before it returns. Waits for a free slot, within `slot_wait` and patience.h.
+  // At the program point of `step`, which must grow (kFailed). Waits for a free slot (patience.h),
+  // copies objects and early regions. A write to a region before the gate drops the snapshot.
   CaptureResult capture(const CaptureInput& input);
-  // Instead of capture(): the optimizer's step is captured into a graph, whose replays will write
-  // the state without a gate.
+  // Instead of capture(): the optimizer's step is captured into a graph. Replays have no gate.
   void leaveOut(int64_t step);
-  // Instead of capture(): there is no snapshot of `step`, because of `why`. `plan_anew`: as in
-  // setTable().
+  // Instead of capture(): there is no snapshot of `step`, because of `why`.
   void passOver(int64_t step, const std::string& why, bool plan_anew);
   // Takes effect with the next capture.
   void setPolicy(PlacementPolicy policy) { policy_.store(policy); }
   PlacementPolicy policy() const { return policy_.load(); }
 
-  // Between two ops: whether anything was written since the program point. Then the snapshot is
-  // sealed or dropped.
+  // Between two ops: was anything written since the program point? Seals or drops the snapshot.
   void check();
-  // Before the next optimizer step: returns when all is copied and its versions are compared. With
-  // regions on devices `streams` wait instead (as in CaptureInput; empty: those of the capture).
-  // Returns nanoseconds waited.
+  // Before the next optimizer step: waits until all is copied and its versions are compared; with
+  // regions on devices, `streams` wait (empty: those of the capture). Returns nanoseconds waited.
   int64_t gate(std::span<const DeviceStream> streams = {});
-  // Whether copies from a device are under way: its memory stays allocated, even after the gate.
+  // Whether copies from a device are under way: its memory stays allocated, after the gate too.
   bool busyOnDevice();
   // Seals or drops every snapshot. False: a device has not finished after `device_wait`.
   bool settle() { return settleWithin(options_.device_wait); }
 
-  // Ends snapshots for good, and gives the memory of slots back: of those that a restart does not
-  // need, or of all. Returns the bytes.
+  // Ends snapshots. Returns the bytes given back: of slots that no restart needs, or of all.
   uint64_t giveBack(bool everything);
 
   // From the agent.
@@ -131,7 +117,6 @@ class SnapshotEngine {
   void learnOfDevice();
   int64_t idle();  // returns when to call it again
   void checkAlarm();
-  bool watches() const { return options_.alarm.count() > 0 && options_.ops_begun != nullptr; }
 
   const EngineOptions options_;
   Vault& vault_;
