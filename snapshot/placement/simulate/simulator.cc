@@ -7,6 +7,8 @@
 
 #include "intercept/base/error.h"
 #include "intercept/base/hash.h"
+#include "snapshot/placement/simulate/noise.h"
+#include "snapshot/placement/simulate/trace_log.h"
 
 namespace reft::simulate {
 
@@ -15,15 +17,6 @@ namespace {
 constexpr int64_t kUnknown = -1;
 constexpr uint32_t kPipelineGroup = 0;
 constexpr uint32_t kReplicaGroup = 1;
-
-// Approximates a normal distribution, with the same values on every machine.
-double normal(uint64_t seed) {
-  double sum = -6;
-  for (uint64_t i = 0; i < 12; ++i) {
-    sum += static_cast<double>(splitmix64(seed + i * 0x632BE59BD9B4E019ull) >> 11) * 0x1.0p-53;
-  }
-  return sum;
-}
 
 enum class Activity : uint8_t { kCompute, kCommunication, kIdle };
 
@@ -199,11 +192,7 @@ class Simulation {
     rank.copy_spans.clear();
     rank.in_flight = 0;
     if (&rank == &tracedRank()) {
-      OpEntry entry;
-      entry.kind = OpKind::kStep;
-      entry.begin_ns = stamp(rank.now_ns);
-      entry.seq = static_cast<uint32_t>(step_);
-      trace_.push_back(entry);
+      trace_.step(static_cast<uint32_t>(step_), rank.now_ns);
     }
     const bool sync = options_.placer.policy == PlacementPolicy::kSync || control_;
     const uint64_t bytes = taken_ ? options_.snapshot_bytes : 0;
@@ -351,47 +340,36 @@ class Simulation {
 
   // --- ops
 
-  static ScheduleOp opOf(OpKind kind, const Action& action) {
+  static OpEntry entryOf(OpKind kind, const Action& action) {
     const bool collective = action.kind == Action::kStart || action.kind == Action::kWait;
-    return scheduleOp(kind, collective ? kReplicaGroup : kPipelineGroup,
-                      collective ? -1 : action.peer, 0, action.bytes);
+    OpEntry entry;
+    entry.kind = kind;
+    entry.group = collective ? kReplicaGroup : kPipelineGroup;
+    entry.peer = collective ? -1 : action.peer;
+    entry.bytes = action.bytes;
+    return entry;
+  }
+  static ScheduleOp opOf(OpKind kind, const Action& action) {
+    return scheduleOp(entryOf(kind, action));
   }
   OpKind collectiveKind() const {
     return options_.schedule.kind == ScheduleKind::kFsdp ? OpKind::kAllgatherBase
                                                          : OpKind::kAllreduce;
   }
-  // 0 in a record means that the event has not happened.
-  static uint64_t stamp(int64_t now_ns) { return static_cast<uint64_t>(now_ns) + 1; }
-
-  void trace(const Rank& rank, OpKind kind, const Action& action, uint32_t number) {
-    if (&rank != &tracedRank()) {
-      return;
+  void traceBegin(const Rank& rank, OpKind kind, const Action& action) {
+    if (&rank == &tracedRank()) {
+      trace_.begin(entryOf(kind, action), action.id, rank.now_ns);
     }
-    OpEntry entry;
-    const bool collective = action.kind == Action::kStart;
-    entry.kind = kind;
-    entry.group = collective ? kReplicaGroup : kPipelineGroup;
-    entry.peer = collective ? -1 : action.peer;
-    entry.bytes = action.bytes;
-    entry.seq = number;
-    entry.begin_ns = entry.enqueued_ns = stamp(rank.now_ns);
-    trace_.push_back(entry);
   }
-  OpEntry* lastTrace(const Rank& rank, OpKind kind, uint32_t number) {
-    if (&rank != &tracedRank()) {
-      return nullptr;
+  void traceWait(const Rank& rank, OpKind kind, uint32_t number, int64_t begin_ns) {
+    if (&rank == &tracedRank()) {
+      trace_.waited(kind, number, begin_ns, rank.now_ns);
     }
-    for (auto entry = trace_.rbegin(); entry != trace_.rend(); ++entry) {
-      if (entry->kind == kind && entry->seq == number) {
-        return &*entry;
-      }
-    }
-    return nullptr;
   }
 
   void send(Rank& rank, const Action& action) {
     const ScheduleOp op = opOf(OpKind::kSend, action);
-    trace(rank, OpKind::kSend, action, action.id);
+    traceBegin(rank, OpKind::kSend, action);
     rank.placer.opBegin(op, rank.now_ns);
     const double slower = rank.copying ? options_.communication_slowdown : 1.0;
     const size_t message = messageAt(rank, action.id);
@@ -410,7 +388,7 @@ class Simulation {
       return false;
     }
     const ScheduleOp op = opOf(OpKind::kRecv, action);
-    trace(rank, OpKind::kRecv, action, action.id);
+    traceBegin(rank, OpKind::kRecv, action);
     rank.placer.opBegin(op, rank.now_ns);
     rank.placer.waitBegin(op, rank.now_ns);
     event(rank);
@@ -420,19 +398,12 @@ class Simulation {
     rank.placer.waitEnd(rank.now_ns);
     rank.placer.opDone(op, rank.now_ns);
     event(rank);
-    markWait(lastTrace(rank, OpKind::kRecv, action.id), begin_ns, rank.now_ns);
+    traceWait(rank, OpKind::kRecv, action.id, begin_ns);
     return true;
   }
 
-  static void markWait(OpEntry* entry, int64_t begin_ns, int64_t end_ns) {
-    if (entry != nullptr) {
-      entry->wait_begin_ns = stamp(begin_ns);
-      entry->wait_end_ns = entry->done_ns = stamp(end_ns);
-    }
-  }
-
   void start(Rank& rank, const Action& action) {
-    trace(rank, collectiveKind(), action, action.id);
+    traceBegin(rank, collectiveKind(), action);
     rank.placer.opBegin(opOf(collectiveKind(), action), rank.now_ns);
     ++rank.in_flight;
     event(rank);
@@ -510,7 +481,7 @@ class Simulation {
     rank.in_flight -= rank.in_flight > 0 ? 1 : 0;
     rank.waiting = false;
     event(rank);
-    markWait(lastTrace(rank, collectiveKind(), action.id), rank.wait_begin_ns, rank.now_ns);
+    traceWait(rank, collectiveKind(), action.id, rank.wait_begin_ns);
     return true;
   }
 
@@ -571,7 +542,7 @@ class Simulation {
   int64_t begun_ns_ = 0;  // time when its step continued after that
   bool taken_ = true;     // this step has a snapshot
   bool control_ = false;
-  std::vector<OpEntry> trace_;
+  TraceLog trace_;
 };
 
 void Simulation::summarise(SimulationResult& result) {
@@ -615,7 +586,7 @@ void Simulation::summarise(SimulationResult& result) {
   }
   result.foretold_share = foretold_ns > 0 ? foretold_ns / (foretold_ns + unforetold_ns) : 0;
   if (options_.trace_rank >= 0) {
-    result.trace = std::move(trace_);
+    result.trace = trace_.take();
   }
 }
 
