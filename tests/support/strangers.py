@@ -8,16 +8,16 @@ import pytest
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from reft._state import discovery
+from reft._state import heap
 
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Optimizers and schedulers that live now are found no more, until the test ends."""
-    find = discovery.live
+    find = heap.live
     # Kept, so that nothing new gets the id of one.
     strangers = {id(obj): obj for found in find(Optimizer, LRScheduler) for obj in found}
 
     def live(*classes: Any) -> list[list[Any]]:
         return [[obj for obj in found if id(obj) not in strangers] for found in find(*classes)]
 
-    monkeypatch.setattr(discovery, "live", live)
+    monkeypatch.setattr(heap, "live", live)

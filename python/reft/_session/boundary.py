@@ -31,7 +31,8 @@ from torch.optim.optimizer import (
 )
 
 from reft._session import compiled_steps
-from reft._state import discovery, gradients
+from reft._state import gradients, heap
+from reft._state.optimizers import with_inner
 
 # Rounds without the closing optimizer, after which crossed steps may end iterations, too.
 _PATIENCE = 64
@@ -330,11 +331,11 @@ class Boundary:
 
     @staticmethod
     def _alone(optimizer: Optimizer) -> bool:
-        inner = {id(o) for o in discovery.with_inner([optimizer])}
+        inner = {id(o) for o in with_inner([optimizer])}
 
         def others() -> bool:
             found = [
-                o for o in discovery.live(Optimizer)[0] if o is not optimizer and id(o) not in inner
+                o for o in heap.live(Optimizer)[0] if o is not optimizer and id(o) not in inner
             ]
             # A wrapper of it (Accelerate's) steps no parameters of its own.
             found = [o for o in found if all(value is not optimizer for value in vars(o).values())]

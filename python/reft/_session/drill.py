@@ -280,7 +280,7 @@ class Drill:
         return told
 
     def _record(self, frame: FrameType, step: int, state: discovery.State) -> Record:
-        discovery.wait_for_devices(state)
+        state.wait_for_devices()
         last = step == self._plan.steps
         most = _SAMPLE_LAST if last else _SAMPLE
         if last and state.bytes <= _WHOLE_BYTES:

@@ -14,6 +14,7 @@ from reft import _C, _voice
 from reft._link import host_memory, job_identity
 from reft._link.trusted_store import TrustedStore
 from reft._state import discovery, replica_groups
+from reft._state.optimizers import identities, structure
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
 _TIGHT_SHARE = 0.7  # of that, from which on the numbers are reported
@@ -73,8 +74,8 @@ class Planner:
         if (
             state is not None
             and not self.waiting
-            and self._identities == discovery.identities(optimizers)
-            and self._structure == discovery.structure(optimizers)
+            and self._identities == identities(optimizers)
+            and self._structure == structure(optimizers)
             and state.has_same_modules()
             and state.stands()
         ):
@@ -130,15 +131,15 @@ class Planner:
     def _take(self, optimizers: list[torch.optim.Optimizer]) -> discovery.State:
         self._engine.gate()
         before = self.state
-        identities = discovery.identities(optimizers)
+        now = identities(optimizers)
         is_known = (
-            identities == self._identities and before is not None and before.has_same_modules()
+            now == self._identities and before is not None and before.has_same_modules()
         )
         if before is not None and not is_known:
             # A scheduler that the script has replaced would live on through our references.
             before.schedulers = before.scalers = []
         state = self._find(optimizers, before if is_known else None)
-        self._identities, self._structure = identities, discovery.structure(optimizers)
+        self._identities, self._structure = now, structure(optimizers)
         for region in state.regions:
             region.early = region.early or region.name in self._early
         return state
@@ -188,7 +189,7 @@ class Planner:
 
     @staticmethod
     def _key(optimizers: list[torch.optim.Optimizer]) -> Any:
-        return discovery.identities(optimizers), discovery.structure(optimizers)
+        return identities(optimizers), structure(optimizers)
 
     def _find(
         self, optimizers: list[torch.optim.Optimizer], before: discovery.State | None

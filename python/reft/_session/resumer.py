@@ -27,6 +27,7 @@ from reft._session import notes, small_state, startup
 from reft._session.boundary import Boundary
 from reft._state import discovery
 from reft._state.constructions import of_process
+from reft._state.optimizers import not_yet_stepped, signature
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ class Resumer:
         """
         known = boundary.optimizers
         wanted = list(zip(self.saved["optimizers"], self.saved["keys"]["optimizers"], strict=True))
-        boundary.know(discovery.not_yet_stepped(known, wanted[len(known) :]))
+        boundary.know(not_yet_stepped(known, wanted[len(known) :]))
         state = discovery.discover(boundary.optimizers)
         live = own_checkpoints.arrived(
             own_checkpoints.counts(state.optimizers, state.schedulers), b""
@@ -165,7 +166,7 @@ class Resumer:
         """
         plan, saved, job, state = self.plan, self.saved, self._job, ready.state
         began = time.monotonic_ns()
-        discovery.wait_for_devices(state)  # streams of other optimizers may still write
+        state.wait_for_devices()  # streams of other optimizers may still write
         written = restorer.restore(self._restorer, state, job.nodes)
         _C.fault_point("restore_copy", plan.step)
         self._report_lost(small_state.restore_strided(saved, state))
@@ -180,7 +181,7 @@ class Resumer:
         has_place, what = self._restore_frames(frame, state, again)
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
         gc.collect()
-        discovery.wait_for_devices(state)  # other streams may read before this one has written
+        state.wait_for_devices()  # other streams may read before this one has written
         _continuation.restore_rng(saved["rng"])
         spent = time.monotonic_ns() - began
         _C.fault_point("restore_done", plan.step)
@@ -344,8 +345,8 @@ def _problems_in(gathered: gather.Gathered) -> dict[int, str]:
 def _check_optimizers(
     wanted: list[tuple[str, str]], known: list[torch.optim.Optimizer]
 ) -> None:
-    for k, ((signature, _), optimizer) in enumerate(zip(wanted, known, strict=False)):
-        if discovery.signature(optimizer) != signature:
+    for k, ((text, _), optimizer) in enumerate(zip(wanted, known, strict=False)):
+        if signature(optimizer) != text:
             raise restorer.Mismatch(
                 f"optimizer {k} was another one, and is {type(optimizer).__name__} in the first"
                 " iteration now"

@@ -33,8 +33,9 @@ from reft._session.resumer import Resumed, Resumer
 from reft._session.small_state import Captured, SmallState, registered_values
 from reft._session.step_comparison import Capture, capture_with
 from reft._session.verification import Verdict, VerifiedResume, circumstances
-from reft._state import discovery, gradients
+from reft._state import discovery, gradients, heap
 from reft._state.constructions import of_process
+from reft._state.optimizers import with_inner
 
 _DRAIN_MS = 2000  # how long the end waits for the last snapshot
 
@@ -318,7 +319,7 @@ class Session:
             return
         gathering = gradients.of_process.added_to(self.optimizers_now())
         if gathering:
-            known = discovery.with_inner(self._boundary.optimizers)
+            known = with_inner(self._boundary.optimizers)
             self._boundary.know([o for o in gathering if all(o is not k for k in known)])
             self._announcer.gradients_outlive(self.step - 1)
             self._added_after_resume()
@@ -351,7 +352,7 @@ class Session:
         # Those that were made before the process group have no number yet. Once: this is a walk of
         # the heap.
         self._numbered = True
-        of_process.in_order(discovery.live(Optimizer)[0], Optimizer)
+        of_process.in_order(heap.live(Optimizer)[0], Optimizer)
 
     def failed(self, what: str, error: Exception) -> None:
         """A part of reft failed; training continues."""
@@ -431,7 +432,7 @@ class Session:
         # looked for those of the script.
         unknown = not self._streams_known and not self._exact
         if unknown:
-            discovery.wait_for_devices(state)
+            state.wait_for_devices()
         result = self._capture(state, small, gated)
         if result == "no_table":  # a tensor has another layout, or shares memory with another one
             planner.plan(boundary.optimizers)
@@ -446,7 +447,7 @@ class Session:
             )
             result = self._capture(state, small, gated)
         if unknown:
-            discovery.wait_for_devices(state)
+            state.wait_for_devices()
         self._announcer.under_way(self.step, result == "under_way", engine.stats()["note"])
         if result != "taken":
             self._not_taken(result)

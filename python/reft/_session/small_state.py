@@ -27,6 +27,7 @@ from reft._resume import own_checkpoints
 from reft._session.notes import Note
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 from reft._state.device_parts import DeviceParts
+from reft._state.optimizers import replaced_tensors, signature
 from reft._state.raw import bytes_of
 
 _OTHER_OPTIMIZER = (
@@ -42,7 +43,7 @@ class Saved(TypedDict, total=False):
     optimizers, schedulers and scalers apart (`Constructions.key_of`); `waiting` are those of
     optimizers that are still to step with gradients which are not saved; `groups` and
     `plain_state` are what optimizers keep, as `_state/contents.py` encodes it; `aliases` and `empty`
-    are those of `discovery.State`, `replaced` is of `discovery.replaced_tensors`; `room` holds the
+    are those of `discovery.State`, `replaced` is of `optimizers.replaced_tensors`; `room` holds the
     contents of small tensors on devices, which other entries refer to; `verified` is under what
     (`verification.circumstances`) a resume of this job was found to be right; `frames` is missing
     where the place in the loop is not saved. See `opened` for the entries that hold pickles.
@@ -143,7 +144,7 @@ class SmallState:
 
     def planned(self, state: discovery.State, optimizers: list[torch.optim.Optimizer]) -> None:
         """Derives what every step needs of a new plan."""
-        self._signatures = [discovery.signature(o) for o in optimizers]
+        self._signatures = [signature(o) for o in optimizers]
         self._first_signatures += self._signatures[len(self._first_signatures) :]
         pairs = zip(self._signatures, self._first_signatures, optimizers, strict=False)
         self._replaced = [
@@ -209,7 +210,7 @@ class SmallState:
             ],
             "aliases": [_described(alias) for alias in state.aliases],
             "empty": list(state.empty),
-            "replaced": discovery.replaced_tensors(state.optimizers),
+            "replaced": replaced_tensors(state.optimizers),
             "schedulers": [
                 self._state_dict(f"scheduler {i}", s) for i, s in enumerate(state.schedulers)
             ],

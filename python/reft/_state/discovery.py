@@ -1,19 +1,18 @@
 """Finds the training state: parameters, optimizer state, buffers, schedulers, scalers.
 
 Tensors are called by what a restarted script finds again: parameters and buffers by their place in
-a module (`m0.encoder.weight`), state by its optimizer and parameter (`o0[m0.encoder.weight].exp_avg`).
-Only a parameter that no module has is called by its position in the optimizer (`o0.p3`), which
-means another one where a script collects parameters over a set.
+a module (`m0.encoder.weight`), state by its optimizer and parameter
+(`o0[m0.encoder.weight].exp_avg`). Only a parameter that no module has is called by its position in
+the optimizer (`o0.p3`), which means another one where a script collects parameters over a set.
 
 Every tensor and every module is looked at on its own: what cannot be saved is named, and costs the
 others nothing.
+
+Threads: the training thread. Errors: none of its own; `State.missed` names what cannot be saved.
 """
 
 from __future__ import annotations
 
-import gc
-import hashlib
-import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,9 +25,10 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from reft import _C
-from reft._state import gradients, naming, registry
+from reft._state import gradients, heap, naming, registry
 from reft._state.constructions import SCHEDULERS, of_process
-from reft._state.contents import Place, below, shape_of, tensors_in
+from reft._state.contents import Place, below, tensors_in
+from reft._state.optimizers import note_first_tensors, parameter_shape, with_inner
 
 
 @dataclass
@@ -123,7 +123,8 @@ class State:
         return list(map(len, self._dicts)) == self._sizes
 
     def stands(self) -> bool:
-        """Whether tensors that had no memory, or shared it, still do. Cheap: every step calls it."""
+        """Whether tensors that had no memory, or shared it, still do. Cheap: every step calls
+        it."""
         if any(held.get(key) is not None for held, key in self.empty.values()):
             return False
         if any(not is_lazy(parameter) for parameter in self._lazy):
@@ -136,6 +137,12 @@ class State:
                 if _address(alias.current()) != at[alias.region]:
                     return False
         return True
+
+    def wait_for_devices(self) -> None:
+        """Waits until every device that holds regions is idle."""
+        devices = {region.tensor.get_device() for region in self.regions if region.tensor.is_cuda}
+        for index in sorted(devices):
+            torch.cuda.synchronize(index)
 
     def note_modules(self) -> None:
         """Notes what `has_same_modules` compares with."""
@@ -160,40 +167,6 @@ def _standing(place: Place) -> Any:
 
 def _address(tensor: torch.Tensor) -> int:
     return int((tensor._local_tensor if isinstance(tensor, DTensor) else tensor).data_ptr())
-
-
-_Class = type[Any] | tuple[type[Any], ...]
-
-
-def live(*classes: _Class) -> list[list[Any]]:
-    """Live instances of each class, in no particular order.
-
-    One walk over the collector's heap, some ten milliseconds: for the first step and changed plans
-    only.
-    """
-    found: list[list[Any]] = [[] for _ in classes]
-    # By the id of the type: a metaclass may define what hashing and comparing its classes do.
-    wanted_by: dict[int, tuple[list[Any], ...]] = {}
-    for obj in gc.get_objects():
-        # type(), not isinstance(): the latter asks __class__ of proxies, which may warn, compute or
-        # raise.
-        kind = type(obj)
-        lists = wanted_by.get(id(kind))
-        if lists is None:
-            lists = tuple(
-                instances
-                for instances, cls in zip(found, classes, strict=True)
-                if issubclass(kind, cls)
-            )
-            wanted_by[id(kind)] = lists
-        for instances in lists:
-            instances.append(obj)
-    for instances, cls in zip(found, classes, strict=True):
-        hidden = of_process.frozen(cls)
-        if hidden:
-            known = set(map(id, instances))
-            instances += [obj for obj in hidden if id(obj) not in known]
-    return found
 
 
 def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
@@ -226,7 +199,7 @@ def discover(
     """
     optimizers = with_inner(optimizers)
     if before is None:
-        modules, schedulers, scalers, others = live(
+        modules, schedulers, scalers, others = heap.live(
             torch.nn.Module, SCHEDULERS, torch.amp.GradScaler, Optimizer
         )
         of_process.in_order(others, Optimizer)  # from now on they have keys
@@ -282,7 +255,7 @@ def _roots(
             continue
         if owned:
             places = [position_of[id(p)] for p in owned]
-            shapes = sorted(_shape(p) for p in owned)
+            shapes = sorted(parameter_shape(p) for p in owned)
             key = (min(places)[0], type(module).__qualname__, str(shapes), min(places))
             found.append((key, module))
     found.sort(key=lambda pair: pair[0])
@@ -293,10 +266,6 @@ def _roots(
         ):
             roots.append(module)
     return roots
-
-
-def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
-    return (-1,) if is_lazy(parameter) else tuple(parameter.shape)
 
 
 class _Finder:
@@ -487,125 +456,3 @@ def _problem(tensor: torch.Tensor) -> str:
     if begin + tensor.nbytes > tensor.untyped_storage().nbytes() and _C.is_dense(tensor):
         return _GIVEN_BACK
     return ""
-
-
-# Tensors that stood in parameter groups when the optimizer was found, by id of the optimizer.
-_first_tensors: dict[int, tuple[weakref.ref[Any], dict[tuple[int, Any], weakref.ref[Any]]]] = {}
-
-
-def note_first_tensors(optimizers: list[Optimizer]) -> None:
-    """Notes which tensors stand in parameter groups, once for each optimizer.
-
-    A script may keep writing to the one that it has given (`lr = torch.tensor(0.1)`), or have the
-    group hold a new one in each step.
-    """
-    for optimizer in optimizers:
-        known = _first_tensors.get(id(optimizer))
-        if known is None or known[0]() is not optimizer:
-            found = {
-                (g, key): weakref.ref(value)
-                for g, group in enumerate(optimizer.param_groups)
-                for key, value in group.items()
-                if isinstance(value, torch.Tensor)
-            }
-            _first_tensors[id(optimizer)] = weakref.ref(optimizer), found
-    for key in [key for key, (reference, _) in _first_tensors.items() if reference() is None]:
-        del _first_tensors[key]
-
-
-def replaced_tensors(optimizers: list[Optimizer]) -> list[str]:
-    """Names of tensors in parameter groups that are not the ones of the beginning."""
-    names = []
-    for k, optimizer in enumerate(optimizers):
-        _, first = _first_tensors.get(id(optimizer), (None, {}))
-        for g, group in enumerate(optimizer.param_groups):
-            for key, value in group.items():
-                if isinstance(value, torch.Tensor):
-                    reference = first.get((g, key))
-                    if reference is None or reference() is not value:
-                        names.append(f"o{k}.g{g}.{key}")
-    return names
-
-
-def _inner_optimizers(optimizer: Optimizer) -> list[Optimizer]:
-    """Optimizers that this one holds as attributes and steps itself: ZeroRedundancyOptimizer, SAM,
-    Lookahead."""
-    return [
-        value
-        for value in vars(optimizer).values()
-        if isinstance(value, Optimizer) and value is not optimizer
-    ]
-
-
-def with_inner(optimizers: list[Optimizer]) -> list[Optimizer]:
-    """The optimizers, then those that they hold, each once."""
-    found = list(optimizers)
-    for optimizer in found:  # which grows
-        found += [
-            inner
-            for inner in _inner_optimizers(optimizer)
-            if all(inner is not known for known in found)
-        ]
-    return found
-
-
-def signature(optimizer: Optimizer) -> str:
-    """Identifies an optimizer in another process of the same script: by its class and the shapes of
-    its parameters."""
-    # Sorted: a script may have collected them over a set.
-    shapes = [sorted(map(_shape, group["params"])) for group in optimizer.param_groups]
-    kind = type(optimizer)
-    return hashlib.blake2b(
-        f"{kind.__module__}.{kind.__qualname__} {shapes}".encode(), digest_size=8
-    ).hexdigest()
-
-
-def not_yet_stepped(known: list[Optimizer], wanted: list[tuple[str, str]]) -> list[Optimizer]:
-    """Optimizers of the script that are not among `known`, one for each of `wanted`: signature, and
-    what tells it from others of this signature (`Constructions.key_of`), if there is one by that
-    name. The list ends before the first that does not exist."""
-    if not wanted:
-        return []
-    taken = set(map(id, with_inner(known)))
-    others = [o for o in of_process.in_order(live(Optimizer)[0], Optimizer) if id(o) not in taken]
-    found: list[Optimizer] = []
-    for text, key in wanted:
-        fitting = [
-            o for o in others if all(o is not f for f in found) and signature(o) == text
-        ]
-        if not fitting:
-            break
-        found.append(next((o for o in fitting if of_process.key_of(o) == key), fitting[0]))
-    return found
-
-
-def identities(optimizers: list[Optimizer]) -> tuple[int, ...]:
-    """Changes when optimizers, parameters or registered objects come, go or are replaced. Cheap:
-    every step calls it."""
-    items: list[int] = [registry.generation, of_process.count]
-    for source in with_inner(optimizers):
-        items.append(id(source))
-        for group in source.param_groups:
-            items.extend(map(id, group["params"]))
-    return tuple(items)
-
-
-def structure(optimizers: list[Optimizer]) -> list[Any]:
-    """Changes with what optimizers keep, but not when they put other tensors in the same places.
-    Cheap: every step calls it."""
-    found: list[Any] = []
-    for source in with_inner(optimizers):
-        found.append(len(source.state))
-        found += map(shape_of, source.state.values())
-        for group in source.param_groups:
-            found += [shape_of(value) for key, value in group.items() if key != "params"]
-        if gradients.of_process.outlive:
-            found += [p.grad is None for group in source.param_groups for p in group["params"]]
-    return found
-
-
-def wait_for_devices(state: State) -> None:
-    """Waits until every device that holds regions is idle."""
-    devices = {region.tensor.get_device() for region in state.regions if region.tensor.is_cuda}
-    for index in sorted(devices):
-        torch.cuda.synchronize(index)

@@ -19,7 +19,7 @@ from reft._session.boundary import Boundary
 from reft._session.resumer import Resumed, Resumer
 from reft._session.session import Session
 from reft._session.verification import VerifiedResume
-from reft._state import discovery, object_pickles, registry
+from reft._state import discovery, object_pickles, optimizers, registry
 from tests.fakes.native import FakeAgentClient, answer_for_all
 from tests.support import jobs
 from tests.support.jobs import trusted
@@ -44,7 +44,7 @@ def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]
         "step": 7,
         "session": 1,
         "closing": 0,
-        "optimizers": [discovery.signature(optimizer)],
+        "optimizers": [optimizers.signature(optimizer)],
         "keys": {"optimizers": [""], "schedulers": [], "scalers": []},
         "waiting": [],
         "counts": {"optimizer 0": 7.0},
@@ -396,7 +396,7 @@ def test_a_restore_that_fails_halfway_ends_the_rank(
 def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.MonkeyPatch) -> None:
     late = torch.optim.SGD([torch.nn.Parameter(torch.zeros(11, 13))], lr=0.1)
     restart = Restart(monkeypatch)
-    restart.resumer.saved["optimizers"].append(discovery.signature(late))
+    restart.resumer.saved["optimizers"].append(optimizers.signature(late))
     restart.resumer.saved["keys"]["optimizers"].append("")
     restart.resumer.saved["groups"].append([{"lr": 3.0}])
     restart.resumer.saved["plain_state"].append(("dict", []))

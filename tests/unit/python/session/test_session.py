@@ -15,7 +15,7 @@ import torch
 from reft import _C, _continuation
 from reft._link import agent_protocol
 from reft._session.session import RestoreFailed, Session
-from reft._state import discovery
+from reft._state import heap
 from tests.fakes.native import FakeNative
 from tests.support.jobs import agreed, trusted
 
@@ -149,7 +149,7 @@ def test_compiled_steps_walk_the_heap_once(
         calls.append(classes)
         return [[] for _ in classes]
 
-    monkeypatch.setattr(discovery, "live", live)
+    monkeypatch.setattr(heap, "live", live)
     if gone:
         session.failed("step", _C.Unavailable("no memory for a snapshot"))
     for _ in range(3):  # there is no plan yet

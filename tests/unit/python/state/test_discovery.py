@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from reft import _C
-from reft._state import discovery, registry
+from reft._state import constructions, discovery, optimizers, registry
 from reft._state.discovery import State
 
 
@@ -125,20 +125,20 @@ def test_an_inner_optimizer_comes_behind_its_owner() -> None:
     outer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
     outer.inner = inner  # type: ignore[attr-defined]
     inner.owner = outer  # type: ignore[attr-defined]
-    assert discovery.with_inner([outer]) == [outer, inner]
+    assert optimizers.with_inner([outer]) == [outer, inner]
 
 
 def test_identities_move_when_something_comes_or_goes_only() -> None:
     module = torch.nn.Linear(2, 2)
     optimizer = adam(module)
-    before = discovery.identities([optimizer]), discovery.structure([optimizer])
+    before = optimizers.identities([optimizer]), optimizers.structure([optimizer])
     optimizer.step()
     optimizer.state[module.weight]["exp_avg"] = torch.zeros(2, 2)
-    assert (discovery.identities([optimizer]), discovery.structure([optimizer])) == before
+    assert (optimizers.identities([optimizer]), optimizers.structure([optimizer])) == before
     optimizer.state[module.weight]["other"] = torch.zeros(2, 2)
-    assert discovery.structure([optimizer]) != before[1]
+    assert optimizers.structure([optimizer]) != before[1]
     registry.register("x", torch.zeros(1))
-    assert discovery.identities([optimizer]) != before[0]
+    assert optimizers.identities([optimizer]) != before[0]
 
 
 def test_optimizers_are_known_again_by_class_and_shapes() -> None:
@@ -146,24 +146,24 @@ def test_optimizers_are_known_again_by_class_and_shapes() -> None:
         return kind([torch.nn.Parameter(torch.zeros(size, 17))], lr=0.1)
 
     known, late, other = made(1), made(2), made(3)
-    assert discovery.signature(made(2)) == discovery.signature(late)
-    assert discovery.signature(made(2, torch.optim.Adam)) != discovery.signature(late)
-    wanted = [(discovery.signature(late), ""), (discovery.signature(other), "")]
+    assert optimizers.signature(made(2)) == optimizers.signature(late)
+    assert optimizers.signature(made(2, torch.optim.Adam)) != optimizers.signature(late)
+    wanted = [(optimizers.signature(late), ""), (optimizers.signature(other), "")]
     gc.collect()
-    assert discovery.not_yet_stepped([known], wanted) == [late, other]
-    assert discovery.not_yet_stepped([known, late], wanted[1:]) == [other]
-    assert discovery.not_yet_stepped([known], []) == []
+    assert optimizers.not_yet_stepped([known], wanted) == [late, other]
+    assert optimizers.not_yet_stepped([known, late], wanted[1:]) == [other]
+    assert optimizers.not_yet_stepped([known], []) == []
     # What cannot be found ends the list: later ones would get another place.
-    assert discovery.not_yet_stepped([known], [("unknown", ""), *wanted]) == []
+    assert optimizers.not_yet_stepped([known], [("unknown", ""), *wanted]) == []
 
 
 def test_optimizers_of_one_signature_are_known_again_by_their_number() -> None:
-    discovery.of_process.watch()
+    constructions.of_process.watch()
     known, one, other = (
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(size, 19))], lr=0.1) for size in (1, 2, 2)
     )
-    wanted = [(discovery.signature(o), discovery.of_process.key_of(o)) for o in (other, one)]
-    assert discovery.not_yet_stepped([known], wanted) == [other, one]
+    wanted = [(optimizers.signature(o), constructions.of_process.key_of(o)) for o in (other, one)]
+    assert optimizers.not_yet_stepped([known], wanted) == [other, one]
 
 
 def test_another_tensor_in_the_same_place_is_copied_from_then_on() -> None:
