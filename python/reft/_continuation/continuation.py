@@ -118,6 +118,8 @@ class Continuation:
             why = "the exception being handled stays that of the restarted script"
             walk.lost("except block", type(handled).__name__, why)
         self.graphs.watch(walk.graphs)
+        for problem in self._settings.not_captured():
+            walk.lost(*problem)
         refused = walk.refused or _others_run()
         if refused is not None:
             walk.lost("loop", "place in the loop", refused)
@@ -190,7 +192,7 @@ class Continuation:
             self._note_births(start_frame, births)
         walk = RestoreWalk(graph, births.by_place(), frames.plan_generator, foreign, owned_storages)
         user = self._plan_frames(walk, start_frame, path, outside)
-        walk.write(lambda: self._settings.restore(changed, foreign))
+        walk.write(lambda: walk.problems.extend(self._settings.restore(changed, foreign)))
         return Planned(walk, births, user)
 
     def why_not_here(self, start_frame: FrameType, captured: dict[str, Any]) -> str:

@@ -1,6 +1,7 @@
-"""Settings of the whole process that a script may change in mid-run: default dtype, precision,
-determinism, autocast, threads, kernels that torch may use, errors of NumPy, digits of decimal,
-environment variables.
+"""Settings of the whole process that a script may change in mid-run: default dtype and device,
+precision, determinism, autocast, threads, kernels that torch may use, errors of NumPy, digits of
+decimal, environment variables, working directory, recursion limit. Handlers of signals are only
+named.
 
 Only what has changed since the first program point is captured, so that a restarted script's own
 beginning counts otherwise.
@@ -14,13 +15,18 @@ from __future__ import annotations
 import functools
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+Problem = tuple[str, str, str]  # (where, type, reason)
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
 _ENVIRONMENT = "environment"
+# Those that scripts handle. `signal.getsignal` makes an enumeration's member of each answer.
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
+_handler_of = getattr(sys.modules["_signal"], "getsignal")  # noqa: B009
 # What launchers set, and what leads to processes and ports: another value in each attempt.
 _OF_AN_ATTEMPT = re.compile(
     rb"(TORCHELASTIC|MASTER|GROUP|ROLE|SLURM|WANDB)_|.*_(SERVICE|PID|PORT|SOCKET|ADDR|ADDRESS|URL)$"
@@ -34,11 +40,13 @@ class Settings:
         self._known: list[_Setting] | None = None
         self._at_first: dict[str, Any] = {}
         self._variables: dict[Any, Any] = {}
+        self._handlers: list[Any] = []
 
     def note_first(self) -> None:
         """Notes how they stand at the first program point."""
         self._at_first = {name: get() for name, get, _ in self._found()}
         self._variables = dict(_variables())
+        self._handlers = _handlers()
 
     def capture(self) -> dict[str, Any]:
         """Returns those that have changed since `note_first`, as plain values by name."""
@@ -58,26 +66,50 @@ class Settings:
             changed[_ENVIRONMENT] = _differences(self._variables, now)
         return changed
 
-    def restore(self, captured: dict[str, Any], foreign: bool = False) -> None:
+    def not_captured(self) -> list[Problem]:
+        """Names handlers of signals that the script has set since `note_first`."""
+        now = _handlers()
+        if not self._handlers or now == self._handlers:
+            return []
+        return [
+            (f"handler of {name}", type(handler).__name__, "set after the first step")
+            for name, first, handler in zip(_SIGNALS, self._handlers, now, strict=True)
+            if handler != first
+        ]
+
+    def restore(self, captured: dict[str, Any], foreign: bool = False) -> list[Problem]:
         """Sets what `capture` returned, in another rank if `foreign`: its environment is not this
-        one's."""
+        one's.
+
+        Returns:
+            What could not be set: a directory that is gone.
+        """
+        problems = []
         for name, get, put in self._found():
             if name in captured and get() != captured[name]:
-                put(captured[name])
+                try:
+                    put(captured[name])
+                except OSError as error:
+                    problems.append((name, type(error).__name__, str(error)))
         environment = {} if foreign else captured.get(_ENVIRONMENT, {})
         for variable, text in environment.items():
             if text is None:
                 os.environb.pop(variable, None)
             else:
                 os.environb[variable] = text
+        return problems
 
     def _found(self) -> list[_Setting]:
         if self._known is None:
             torch: Any = sys.modules.get("torch")
             is_there = torch is not None and hasattr(torch, "get_default_dtype")
             found = [*_of_torch(torch), *_of_kernels(torch)] if is_there else []
-            self._known = [setting for setting in [*found, *_of_numbers()] if _is_readable(setting)]
+            self._known = [setting for setting in [*found, *_of_numbers(), *_OF_PROCESS] if _is_readable(setting)]
         return self._known
+
+
+def _handlers() -> list[Any]:
+    return [_handler_of(getattr(signal, name)) for name in _SIGNALS]
 
 
 def _variables() -> dict[Any, Any]:
@@ -127,6 +159,8 @@ def _of_torch(torch: Any) -> list[_Setting]:
         )
         found.append((f"autocast on {device}", get, put))
     found.append(("threads", torch.get_num_threads, torch.set_num_threads))
+    default = torch.get_default_device
+    found.append(("default device", lambda: _text_of(default()), torch.set_default_device))
     return found
 
 
@@ -157,6 +191,20 @@ def _of_numbers() -> list[_Setting]:
     return found
 
 
+def _directory() -> str:
+    """The working directory; "" if it is gone, which nothing can change to."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+_OF_PROCESS: list[_Setting] = [
+    ("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
+    ("working directory", _directory, os.chdir),
+]
+
+
 def _of_context(decimal: Any, name: str) -> Any:
     return getattr(decimal.getcontext(), name)
 
@@ -184,3 +232,8 @@ def _dtype_setting(
 @functools.cache  # asked for at each step
 def _name_of(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
+
+
+@functools.cache
+def _text_of(device: Any) -> str:
+    return str(device)

@@ -345,6 +345,66 @@ main()
     assert run.restored["lines"][-1] == [5, [], 0]
 
 
+def test_settings_of_the_process_come_back(run_script: Run) -> None:
+    source = """
+import os, sys, tempfile
+def look():
+    return [os.getcwd(), sys.getrecursionlimit(), str(torch.get_default_device())]
+def main():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.randn(8, 2)
+    for k in range(8):
+        model(data).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        probe.trace(k, look(), str(torch.empty(0).device))
+        if k == 2:
+            os.chdir(tempfile.gettempdir())
+            sys.setrecursionlimit(sys.getrecursionlimit() + 100)
+            torch.set_default_device("meta")
+        if k == 4:
+            torch.set_default_device(None)
+main()
+"""
+    for kill in (4, 7):
+        run_script(_HEAD + source, kill).check()
+
+
+def test_a_directory_that_is_gone_is_named(run_script: Run) -> None:
+    source = """
+import os, tempfile
+def main():
+    for k in range(8):
+        learn()
+        if k == 2:
+            os.chdir(tempfile.mkdtemp())
+        if k == 3:
+            os.rmdir(os.getcwd())
+        probe.trace(k)
+main()
+"""
+    run = run_script(_HEAD + source, 5)
+    assert [where for where, _, _ in run.restored["problems"]] == ["working directory"]
+
+
+def test_handlers_of_signals_that_come_later_are_named(run_script: Run) -> None:
+    source = """
+import signal
+def main():
+    signal.signal(signal.SIGUSR1, lambda *_: None)
+    for k in range(8):
+        learn()
+        probe.trace(k)
+        if k == 2:
+            signal.signal(signal.SIGUSR2, lambda *_: None)
+main()
+"""
+    assert not run_script(_HEAD + source, 3).captured["uncaptured"]
+    ((where, _, why),) = run_script(_HEAD + source, 5).captured["uncaptured"]
+    assert (where, why) == ("handler of SIGUSR2", "set after the first step")
+
+
 def test_settings_that_change_the_arithmetic_come_back(run_script: Run) -> None:
     source = """
 import decimal
