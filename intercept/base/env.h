@@ -96,7 +96,8 @@ namespace reft {
     "for this long.") \
   X(resume, "REFT_RESUME", kChoice, "exact", "exact|state|off", \
     "What a restarted job restores. exact: everything, and the place in the loop. state: " \
-    "tensors, schedulers, gradient scaler and random state. off: nothing.") \
+    "tensors (optimizer state included), schedulers, gradient scaler, random state and " \
+    "registered objects. off: nothing.") \
   X(resume_frame_bytes, "REFT_RESUME_FRAME_BYTES", kBytes, "1M", "0..1G", \
     "Limit for all variables of the loop together. reft does not restore variables that do " \
     "not fit, and names them.") \
@@ -116,7 +117,8 @@ namespace reft {
   X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", \
     "Serve Prometheus text on 127.0.0.1 at this port. 0: only over the agent's socket.") \
   X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "20", "1..86400", \
-    "Write a hang report if no rank makes progress for this long.") \
+    "Write a hang report if no rank makes progress for this long while a collective or message " \
+    "is open.") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", \
     "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
     "that the launcher restarts them and they resume; needs a launcher with restarts " \

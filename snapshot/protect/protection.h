@@ -2,8 +2,9 @@
 //
 // The members of a sharding group are numbered from 0 in ascending order of their ranks. Shard k is
 // the own shard of member k. Every other file asks this interface; none compares names. A new
-// protection is one file in this folder and one line in protection.cc. One that computes what it
-// stores (parity) also adds its way back to `Decode` and its parts to `StoredPart`.
+// protection is one file in this folder, one line in protection.cc, and its name in the setting
+// (intercept/base/env.h). One that computes what it stores (parity) also adds its way back to
+// `Decode` and its parts to `StoredPart`.
 //
 // Threads: immutable. Errors: named() throws InvalidArgument.
 #pragma once
