@@ -14,6 +14,8 @@ from typing import Any
 _NOT_OWN = frozenset(
     {"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"}
 )
+# Modules by name and whether they are own: asked for some thirty times a step.
+_known: dict[str, tuple[ModuleType, bool]] = {}
 _INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
 
 
@@ -24,6 +26,16 @@ def is_own(name: str | None) -> bool:
     if name is None:
         return False
     module: Any = sys.modules.get(name)
+    known = _known.get(name)
+    if known is not None and known[0] is module:
+        return known[1]
+    is_one = _is_own(name, module)
+    if type(module) is ModuleType:  # a lazy one may become another
+        _known[name] = module, is_one
+    return is_one
+
+
+def _is_own(name: str, module: Any) -> bool:
     # A lazy module must not be made to load: a class of module is asked nothing. One that a module
     # has given itself is the script's own work.
     kind = type(module)

@@ -371,6 +371,29 @@ main()
         run_script(_HEAD + source, kill).check()
 
 
+def test_special_names_that_the_script_sets_come_back(run_script: Run) -> None:
+    source = """
+__phase__ = "warm-up"
+__rate__ = 1.0
+class Model:
+    __phase__ = 0
+    def __call__(self): return "first"
+    def __len__(self): return 1
+def second(self): return "second"
+def main():
+    global __phase__, __rate__
+    model = Model()
+    for k in range(8):
+        learn()
+        probe.trace(k, __phase__, __rate__, Model.__phase__, model(), len(model))
+        if k == 2:
+            __phase__, __rate__ = "training", 0.5
+            Model.__phase__, Model.__call__ = 1, second
+main()
+"""
+    run_script(_HEAD + source, 5).check()
+
+
 def test_a_directory_that_is_gone_is_named(run_script: Run) -> None:
     source = """
 import os, tempfile
