@@ -20,6 +20,9 @@ import time
 import types
 
 
+_PR_SET_PDEATHSIG = 1
+
+
 class Become(BaseException):
     """Unwinds a forked child to the bottom of the stack."""
 
@@ -31,6 +34,7 @@ def status_code(status):
 def host_store(out):
     import torch.distributed as dist
 
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # tests kill launchers
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     os.write(out, str(store.port).encode())
     os.close(out)
