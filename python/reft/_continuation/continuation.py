@@ -7,6 +7,7 @@ Threads: the training thread. Errors: `FrameMismatch`, always before the first w
 
 from __future__ import annotations
 
+import gc
 import pickle
 import sys
 from collections.abc import Iterable
@@ -98,6 +99,31 @@ class Continuation:
             FrameMismatch: The frames cannot be read at this point.
         """
         self.observe(start_frame)
+        # A collection would look at all that the walk has made, most of which is gone at its end.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return self._captured(
+                start_frame,
+                limit_bytes,
+                owned_tensors,
+                owned_storages,
+                parts,
+                owned_groups,
+            )
+        finally:
+            if collects:
+                gc.enable()
+
+    def _captured(
+        self,
+        start_frame: FrameType,
+        limit_bytes: int,
+        owned_tensors: Iterable[int],
+        owned_storages: frozenset[int],
+        parts: DeviceParts | None,
+        owned_groups: frozenset[int],
+    ) -> dict[str, Any]:
         walk = CaptureWalk(
             limit_bytes,
             self._births,
