@@ -70,8 +70,8 @@ namespace reft {
     "2nd, 4th, … 64th step); well below it, more frequent. A restart repeats at most the steps " \
     "since the newest committed snapshot. 0: no limit.") \
   X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", \
-    "Internal: one step in this many runs without a concurrent copy, to measure the overhead of " \
-    "snapshots: reft copies the snapshot before that step begins. With state on a CUDA device, " \
+    "Internal: of this many steps, one takes place without a concurrent copy, so that reft can " \
+    "measure the overhead of snapshots: reft copies the snapshot before that step begins. With state on a CUDA device, " \
     "it is one step in eight times as many, and reft copies the snapshot at the end of that " \
     "step. 0: no such steps.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", \
@@ -117,8 +117,9 @@ namespace reft {
   X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", \
     "Serve Prometheus text on 127.0.0.1 at this port. 0: only over the agent's socket.") \
   X(hang_suspect_sec, "REFT_HANG_SUSPECT_SEC", kSeconds, "20", "1..86400", \
-    "Write a hang report if no rank makes progress for this long while a collective or message " \
-    "is open.") \
+    "Search for a hang if no rank makes progress for this long while a collective or message is " \
+    "open, and write a report if it is one. If the missing rank may have a good reason to be " \
+    "late, the report waits for ten times as long (docs/hang.md).") \
   X(hang_action, "REFT_HANG_ACTION", kChoice, "report", "report|abort", \
     "What reft does after the report of a hang. report: nothing. abort: ends the ranks, so " \
     "that the launcher restarts them and they resume; needs a launcher with restarts " \
