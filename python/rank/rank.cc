@@ -8,7 +8,6 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <thread>
 
 #include "c10d_backend/pending_writes.h"
 #include "c10d_backend/store/store_commit.h"
@@ -18,6 +17,7 @@
 #include "intercept/record/device_marks.h"
 #include "intercept/record/op_events.h"
 #include "intercept/record/op_log.h"
+#include "python/rank/cores.h"
 
 namespace reft {
 
@@ -28,17 +28,6 @@ constexpr uint64_t kLeastChunkBytes = uint64_t{64} << 10;
 constexpr uint64_t kChunksOfAState = 64;
 
 std::atomic<Rank*> current_rank{nullptr};
-
-// A thread hashes some 7 GB/s; a device copies several times that. Four keep up with one of a node
-// of eight, and a quarter of the cores is what training leaves idle on such nodes.
-constexpr uint32_t kMostThreadsForDevices = 4;
-constexpr uint32_t kCoresToAThread = 4;
-
-uint32_t threadsForDevices(const RankIdentity& identity) {
-  const int ranks_here = std::max(identity.world / std::max(identity.nodes, 1), 1);
-  const uint32_t cores = std::thread::hardware_concurrency() / static_cast<uint32_t>(ranks_here);
-  return std::clamp(cores / kCoresToAThread, 1u, kMostThreadsForDevices);
-}
 
 void sayAlarm(int rank, std::chrono::nanoseconds limit, bool unprotected) {
   const std::string who = "rank " + std::to_string(rank) + ": training is ";
@@ -159,8 +148,9 @@ EngineOptions Rank::engineOptions(const Start& start) const {
   options.rank = identity_.rank;
   options.incarnation = identity_.incarnation;
   options.copy_threads = std::max(from.copy_threads, 1u);
-  options.device_copy_threads =
-      from.copy_threads > 0 ? from.copy_threads : threadsForDevices(identity_);
+  options.device_copy_threads = from.copy_threads > 0
+                                    ? from.copy_threads
+                                    : threadsForDevices(identity_.world, identity_.nodes);
   options.policy = from.policy;
   options.events = &processOpEvents();
   options.device_marks = &processDeviceMarks();

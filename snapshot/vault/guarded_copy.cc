@@ -1,5 +1,8 @@
 #include "snapshot/vault/guarded_copy.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <ucontext.h>
 
 #include <array>
@@ -15,8 +18,7 @@ extern const char reftGuardedCopyLoads;  // the instruction that loads
 extern const char reftGuardedCopyEnds;   // the one after it
 }
 
-// `rep movsb` keeps the bytes that are left in rcx, in a fault, too. Processors since 2013 copy
-// whole cache lines with it.
+// `rep movsb` keeps the bytes that are left in rcx, in a fault, too.
 asm(R"(
   .pushsection .text, "ax", @progbits
   .p2align 4
@@ -52,6 +54,13 @@ struct Handled {
 // Written once, before reft's handlers are there.
 std::array handled = {Handled{SIGSEGV}, Handled{SIGBUS}};
 
+// Whether the processor copies whole cache lines with `rep movsb` (ERMS: Intel since 2013, AMD
+// since 2020). Others copy bytes.
+bool isFast() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & (1u << 9)) != 0;
+}
+
 // As the process would have been treated without reft.
 void passOn(const Handled& known, siginfo_t* info, void* context) {
   const struct sigaction& before = known.before;
@@ -79,7 +88,8 @@ void passOn(const Handled& known, siginfo_t* info, void* context) {
 
 void onFault(int signal, siginfo_t* info, void* context) {
   greg_t& at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
-  if (info->si_code > 0 && at == reinterpret_cast<greg_t>(&reftGuardedCopyLoads)) {
+  if (info->si_code > 0 && info->si_code != BUS_MCEERR_AO &&
+      at == reinterpret_cast<greg_t>(&reftGuardedCopyLoads)) {
     at = reinterpret_cast<greg_t>(&reftGuardedCopyEnds);
     return;
   }
@@ -95,7 +105,10 @@ bool setHandlers() {
   }
   for (const Handled& one : handled) {
     struct sigaction ours = one.before;  // its mask, and whether calls of the system go on
-    ours.sa_flags |= SA_SIGINFO | SA_ONSTACK;
+    ours.sa_flags |= SA_SIGINFO;
+    if (one.before.sa_handler == SIG_DFL) {
+      ours.sa_flags |= SA_ONSTACK;  // else on the stack that the handler before wants
+    }
     ours.sa_sigaction = onFault;
     if (::sigaction(one.signal, &ours, nullptr) != 0) {
       return false;
@@ -113,7 +126,7 @@ bool isOurs(int signal) {
 }  // namespace
 
 bool isGuarded() {
-  static const bool set = setHandlers();
+  static const bool set = isFast() && setHandlers();
   sigset_t blocked;
   return set && isOurs(SIGSEGV) && isOurs(SIGBUS) &&
          ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked) == 0 &&

@@ -3,8 +3,9 @@
 // A load of a page that is not there raises SIGSEGV or SIGBUS. reft's handler knows the one
 // instruction that loads, and continues behind it: the copy ends there. Every other signal goes on
 // to the handler that was there before, or ends the process as before. A library that sets a
-// handler of its own later has the signal for itself: then, and where a thread blocks the signal,
-// isGuarded() says no, and live_reader.h lets the kernel copy.
+// handler of its own later has the signal for itself: then, where a thread blocks the signal, and
+// on processors that copy single bytes with that instruction, isGuarded() says no, and
+// live_reader.h lets the kernel copy.
 //
 // Threads: all; the handler touches the thread that faulted alone. Errors: none.
 #pragma once

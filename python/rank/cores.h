@@ -1,0 +1,19 @@
+// How many threads of a rank may work beside training.
+//
+// Threads: any. Errors: none; a limit that cannot be read is none.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace reft {
+
+// Cores that the quotas of this process's cgroup (version 2) and of all groups above it leave;
+// infinite without quotas. `root`: where cgroups are mounted; `self`: /proc/self/cgroup.
+double coresOfQuota(const std::string& root = "/sys/fs/cgroup",
+                    const std::string& self = "/proc/self/cgroup");
+
+// Copy threads for state on devices: a quarter of the rank's share of the node's cores, 1 to 4.
+uint32_t threadsForDevices(int world, int nodes, double quota = coresOfQuota());
+
+}  // namespace reft
