@@ -19,7 +19,6 @@ import sys
 import time
 import types
 
-
 _PR_SET_PDEATHSIG = 1
 
 

@@ -7,7 +7,6 @@ Threads: the training thread. Errors: `FrameMismatch`, always before the first w
 
 from __future__ import annotations
 
-import gc
 import pickle
 import sys
 from collections.abc import Iterable
@@ -17,7 +16,7 @@ from typing import Any
 
 from reft._state.device_parts import DeviceParts
 
-from . import comparison, frames, plain
+from . import collector, comparison, frames, plain
 from .births import Births
 from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
@@ -99,10 +98,7 @@ class Continuation:
             FrameMismatch: The frames cannot be read at this point.
         """
         self.observe(start_frame)
-        # A collection would look at all that the walk has made, most of which is gone at its end.
-        collects = gc.isenabled()
-        gc.disable()
-        try:
+        with collector.off:
             return self._captured(
                 start_frame,
                 limit_bytes,
@@ -111,9 +107,6 @@ class Continuation:
                 parts,
                 owned_groups,
             )
-        finally:
-            if collects:
-                gc.enable()
 
     def _captured(
         self,
@@ -136,7 +129,7 @@ class Continuation:
         try:
             path = frames.encode_path(walk, start_frame)
             outside = self._statics.capture(walk)
-            report_threads(walk)
+            alone = not report_threads(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
         handled = sys.exc_info()[1]
@@ -144,8 +137,6 @@ class Continuation:
             why = "the exception being handled stays that of the restarted script"
             walk.lost("except block", type(handled).__name__, why)
         self.graphs.watch(walk.graphs)
-        for problem in self._settings.not_captured():
-            walk.lost(*problem)
         refused = walk.refused or _others_run()
         if refused is not None:
             walk.lost("loop", "place in the loop", refused)
@@ -156,7 +147,7 @@ class Continuation:
         lost = any(
             frame["refused"] or any(map(walk.lost_position, frame["stack"])) for frame in user
         )
-        python, changed = sys.version_info[:2], self._settings.capture()
+        python, changed = sys.version_info[:2], self._settings.capture(walk.lost, alone)
         return {
             "frames": pickle.dumps(
                 (_VERSION, python, path, outside, changed, walk.graph.packed()), protocol=5

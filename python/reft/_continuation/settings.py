@@ -24,9 +24,11 @@ from typing import Any
 Problem = tuple[str, str, str]  # (where, type, reason)
 _Setting = tuple[str, Callable[[], Any], Callable[[Any], None]]
 _ENVIRONMENT = "environment"
-# Those that scripts handle. `signal.getsignal` makes an enumeration's member of each answer.
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGALRM")
+_LATER = "set after the first step"
+_DIRECTORY, _DEVICE = "working directory", "default device"
+# `signal.getsignal` makes an enumeration's member of each answer.
 _handler_of = getattr(sys.modules["_signal"], "getsignal")  # noqa: B009
+_SIGNALS = sorted(signal.valid_signals())
 # What launchers set, and what leads to processes and ports: another value in each attempt.
 _OF_AN_ATTEMPT = re.compile(
     rb"(TORCHELASTIC|MASTER|GROUP|ROLE|SLURM|WANDB)_|.*_(SERVICE|PID|PORT|SOCKET|ADDR|ADDRESS|URL)$"
@@ -48,11 +50,17 @@ class Settings:
         self._variables = dict(_variables())
         self._handlers = _handlers()
 
-    def capture(self) -> dict[str, Any]:
-        """Returns those that have changed since `note_first`, as plain values by name."""
+    def capture(self, lost: Callable[[str, str, str], object], alone: bool) -> dict[str, Any]:
+        """Returns those that have changed since `note_first`, as plain values by name.
+
+        Args:
+            lost: Called with (name, type, reason) of one that has changed and is not captured.
+            alone: No other thread of the script runs.
+        """
         first = self._at_first
         if not first:
             return {}
+        self._name_handlers(lost)
         changed: dict[str, Any] = {}
         for name, get, _ in self._found():
             try:
@@ -61,36 +69,40 @@ class Settings:
                 continue
             if value != first[name]:
                 changed[name] = value
+        if not alone and _DIRECTORY in changed:
+            del changed[_DIRECTORY]
+            lost(_DIRECTORY, "str", "another thread of the script runs, which may change it back")
         now = _variables()
         if self._variables and now and now != self._variables:
             changed[_ENVIRONMENT] = _differences(self._variables, now)
         return changed
 
-    def not_captured(self) -> list[Problem]:
-        """Names handlers of signals that the script has set since `note_first`."""
+    def _name_handlers(self, lost: Callable[[str, str, str], object]) -> None:
         now = _handlers()
-        if not self._handlers or now == self._handlers:
-            return []
-        return [
-            (f"handler of {name}", type(handler).__name__, "set after the first step")
-            for name, first, handler in zip(_SIGNALS, self._handlers, now, strict=True)
-            if handler != first
-        ]
+        if now != self._handlers:
+            for number, first, handler in zip(_SIGNALS, self._handlers, now, strict=True):
+                if handler != first:
+                    lost(f"handler of {_name_of_signal(number)}", type(handler).__name__, _LATER)
 
     def restore(self, captured: dict[str, Any], foreign: bool = False) -> list[Problem]:
-        """Sets what `capture` returned, in another rank if `foreign`: its environment is not this
-        one's.
+        """Sets what `capture` returned, in another rank if `foreign`: its environment, directory
+        and device are not this one's.
 
         Returns:
-            What could not be set: a directory that is gone.
+            What was not set: a directory that is gone, or another rank's.
         """
         problems = []
         for name, get, put in self._found():
-            if name in captured and get() != captured[name]:
-                try:
+            if name not in captured:
+                continue
+            if foreign and name in (_DIRECTORY, _DEVICE):
+                problems.append((name, "str", "known of another rank only"))
+                continue
+            try:
+                if get() != captured[name]:
                     put(captured[name])
-                except OSError as error:
-                    problems.append((name, type(error).__name__, str(error)))
+            except Exception as error:  # the others are still worth having
+                problems.append((name, type(error).__name__, str(error)))
         environment = {} if foreign else captured.get(_ENVIRONMENT, {})
         for variable, text in environment.items():
             if text is None:
@@ -108,8 +120,15 @@ class Settings:
         return self._known
 
 
+def _name_of_signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal
+        return f"signal {int(number)}"
+
+
 def _handlers() -> list[Any]:
-    return [_handler_of(getattr(signal, name)) for name in _SIGNALS]
+    return [_handler_of(number) for number in _SIGNALS]
 
 
 def _variables() -> dict[Any, Any]:
@@ -159,8 +178,10 @@ def _of_torch(torch: Any) -> list[_Setting]:
         )
         found.append((f"autocast on {device}", get, put))
     found.append(("threads", torch.get_num_threads, torch.set_num_threads))
-    default = torch.get_default_device
-    found.append(("default device", lambda: _text_of(default()), torch.set_default_device))
+    # `torch.get_default_device` names a device with an index where the script gave none.
+    context = getattr(torch, "_GLOBAL_DEVICE_CONTEXT", None)
+    if context is not None:
+        found.append((_DEVICE, partial(_default_device, context), torch.set_default_device))
     return found
 
 
@@ -201,7 +222,7 @@ def _directory() -> str:
 
 _OF_PROCESS: list[_Setting] = [
     ("recursion limit", sys.getrecursionlimit, sys.setrecursionlimit),
-    ("working directory", _directory, os.chdir),
+    (_DIRECTORY, _directory, os.chdir),
 ]
 
 
@@ -234,6 +255,7 @@ def _name_of(dtype: Any) -> str:
     return str(dtype).rpartition(".")[2]
 
 
-@functools.cache
-def _text_of(device: Any) -> str:
-    return str(device)
+def _default_device(context: Any) -> str | None:
+    """What `torch.set_default_device` was given; None: nothing."""
+    mode = getattr(context, "device_context", None)
+    return None if mode is None else str(mode.device)

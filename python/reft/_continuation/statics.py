@@ -43,15 +43,6 @@ _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 # hold nothing.
 _SPECIAL = frozenset({"__init__", "__call__", "__getitem__", "__iter__", "__next__", "__len__"})
 
-# Special names whose values Python sets, in modules and in classes.
-_OF_PYTHON = frozenset(
-    {
-        "__builtins__", "__cached__", "__debug__", "__doc__", "__file__", "__loader__", "__name__",
-        "__package__", "__path__", "__spec__", "__module__", "__qualname__", "__hash__",
-        "__firstlineno__", "__weakref__", "__dict__",
-    }
-)  # fmt: skip
-
 Named = list[tuple[str, Any]]
 
 
@@ -82,7 +73,7 @@ class _Names:
         is_first = not self._known
         self._size = len(namespace)
         for name, value in list(namespace.items()):
-            if name in self._known or (_is_special(name) and not _is_set(name, value)):
+            if name in self._known or _is_special(name):
                 continue
             if is_class and name.startswith("_abc_"):
                 continue
@@ -258,9 +249,14 @@ class Statics:
         return self._known
 
 
-def report_threads(walk: CaptureWalk) -> None:
+def report_threads(walk: CaptureWalk) -> bool:
     """Reports the threads that run functions of the script: what they hold is not captured. Not the
-    main thread, which waits where another one trains."""
+    main thread, which waits where another one trains.
+
+    Returns:
+        Whether there are any.
+    """
+    found = False
     here, main = threading.current_thread(), threading.main_thread()
     for thread in threading.enumerate():
         # A timer calls its `function`.
@@ -268,6 +264,8 @@ def report_threads(walk: CaptureWalk) -> None:
         if thread not in (here, main) and hooks.is_own_hook(run):
             place = f"thread {getattr(hooks.behind(run), '__qualname__', type(thread).__name__)}"
             walk.lost(place, type_name(type(thread)), _BESIDE)
+            found = True
+    return found
 
 
 def _capture_names(
@@ -344,9 +342,3 @@ def _find(module: ModuleType, qualname: str) -> Any:
 
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-def _is_set(name: str, value: Any) -> bool:
-    """Whether it is a special name that a script has given a value: not one that Python sets, and no
-    container, as decorators keep theirs under such names."""
-    return name not in _OF_PYTHON and (type(value) in ATOMS or isinstance(value, FunctionType))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
+import weakref
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ _NOT_OWN = frozenset(
     {"torch", "reft", "reft_autoload", "numpy", "triton", "sitecustomize", "usercustomize"}
 )
 # Modules by name and whether they are own: asked for some thirty times a step.
-_known: dict[str, tuple[ModuleType, bool]] = {}
+_known: dict[str, tuple[weakref.ref[ModuleType], bool]] = {}
 _INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
 
 
@@ -27,11 +28,11 @@ def is_own(name: str | None) -> bool:
         return False
     module: Any = sys.modules.get(name)
     known = _known.get(name)
-    if known is not None and known[0] is module:
+    if known is not None and known[0]() is module:
         return known[1]
     is_one = _is_own(name, module)
     if type(module) is ModuleType:  # a lazy one may become another
-        _known[name] = module, is_one
+        _known[name] = weakref.ref(module), is_one
     return is_one
 
 

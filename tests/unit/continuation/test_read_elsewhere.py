@@ -371,29 +371,6 @@ main()
         run_script(_HEAD + source, kill).check()
 
 
-def test_special_names_that_the_script_sets_come_back(run_script: Run) -> None:
-    source = """
-__phase__ = "warm-up"
-__rate__ = 1.0
-class Model:
-    __phase__ = 0
-    def __call__(self): return "first"
-    def __len__(self): return 1
-def second(self): return "second"
-def main():
-    global __phase__, __rate__
-    model = Model()
-    for k in range(8):
-        learn()
-        probe.trace(k, __phase__, __rate__, Model.__phase__, model(), len(model))
-        if k == 2:
-            __phase__, __rate__ = "training", 0.5
-            Model.__phase__, Model.__call__ = 1, second
-main()
-"""
-    run_script(_HEAD + source, 5).check()
-
-
 def test_a_directory_that_is_gone_is_named(run_script: Run) -> None:
     source = """
 import os, tempfile
@@ -409,6 +386,35 @@ main()
 """
     run = run_script(_HEAD + source, 5)
     assert [where for where, _, _ in run.restored["problems"]] == ["working directory"]
+
+
+def test_a_directory_that_another_thread_may_leave_is_named(run_script: Run) -> None:
+    source = """
+import contextlib, os, tempfile, threading
+left = threading.Event()
+def saves():
+    with contextlib.chdir(tempfile.gettempdir()):
+        inside.set()
+        left.wait()
+def main():
+    global inside
+    here = os.getcwd()
+    inside = threading.Event()
+    for k in range(8):
+        learn()
+        if k == 2:
+            saver = threading.Thread(target=saves, daemon=True)
+            saver.start()
+            inside.wait()
+        if k == 5 and saver is not None:
+            left.set()
+            saver.join()
+        probe.trace(k)
+    saver = None
+main()
+"""
+    run = run_script(_HEAD + source, 5)
+    assert "working directory" in [where for where, _, _ in run.captured["uncaptured"]]
 
 
 def test_handlers_of_signals_that_come_later_are_named(run_script: Run) -> None:
