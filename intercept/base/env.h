@@ -71,7 +71,8 @@ namespace reft {
     "since the newest committed snapshot. 0: no limit.") \
   X(snapshot_control_every, "REFT_SNAPSHOT_CONTROL_EVERY", kInt, "64", "0..1000000", \
     "Internal: of this many steps, one takes place without a concurrent copy, so that reft can " \
-    "measure the overhead of snapshots: reft copies the snapshot before that step begins. With state on a CUDA device, " \
+    "measure the overhead of snapshots: reft copies the snapshot before that step begins. " \
+    "With state on a CUDA device, " \
     "it is one step in eight times as many, and reft copies the snapshot at the end of that " \
     "step. 0: no such steps.") \
   X(snapshot_chunk_bytes, "REFT_SNAPSHOT_CHUNK_BYTES", kBytes, "4M", "64K..1G", \

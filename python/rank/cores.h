@@ -1,4 +1,4 @@
-// How many threads of a rank may work beside training.
+// How many threads a rank may use for work during training.
 //
 // Threads: any. Errors: none; a limit that cannot be read is none.
 #pragma once

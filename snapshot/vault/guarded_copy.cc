@@ -61,6 +61,12 @@ bool isFast() {
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & (1u << 9)) != 0;
 }
 
+// Whether this thread's own instruction has raised the signal: no other process has sent it, and
+// the kernel does not report memory that this thread has not touched.
+bool isOwnFault(const siginfo_t& info) {
+  return info.si_code > 0 && info.si_code != BUS_MCEERR_AO;
+}
+
 // As the process would have been treated without reft.
 void passOn(const Handled& known, siginfo_t* info, void* context) {
   const struct sigaction& before = known.before;
@@ -68,9 +74,7 @@ void passOn(const Handled& known, siginfo_t* info, void* context) {
     before.sa_sigaction(known.signal, info, context);
     return;
   }
-  // A fault happens again, at the same instruction, when the handler has returned. What another
-  // process has sent, or the kernel has said of memory that this thread did not touch, does not.
-  const bool comes_again = info->si_code > 0 && info->si_code != BUS_MCEERR_AO;
+  const bool comes_again = isOwnFault(*info);  // when the handler has returned
   if (before.sa_handler == SIG_IGN && !comes_again) {
     return;
   }
@@ -88,8 +92,7 @@ void passOn(const Handled& known, siginfo_t* info, void* context) {
 
 void onFault(int signal, siginfo_t* info, void* context) {
   greg_t& at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
-  if (info->si_code > 0 && info->si_code != BUS_MCEERR_AO &&
-      at == reinterpret_cast<greg_t>(&reftGuardedCopyLoads)) {
+  if (isOwnFault(*info) && at == reinterpret_cast<greg_t>(&reftGuardedCopyLoads)) {
     at = reinterpret_cast<greg_t>(&reftGuardedCopyEnds);
     return;
   }

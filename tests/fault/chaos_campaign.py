@@ -159,7 +159,7 @@ class Disk:
     """A small file system of its own, with run directory and vaults.
 
     Attributes:
-        why_not: the reason if it cannot be filled, else "".
+        why_not: why it cannot be filled; "": it can.
     """
 
     def __init__(self, path: Path) -> None:
@@ -218,7 +218,7 @@ class Group:
     """A control group for the job's memory, of either version.
 
     Attributes:
-        why_not: the reason if there is none, else "".
+        why_not: why there cannot be one; "" if there is one.
     """
 
     def __init__(self, name: str) -> None:

@@ -18,7 +18,9 @@ from tests.support.launchers import Forkrun, TrainJob
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(os.environ.get("REFT_REQUIRE_CUDA") != "1", reason="needs a GPU (REFT_REQUIRE_CUDA=1)"),
+    pytest.mark.skipif(
+        os.environ.get("REFT_REQUIRE_CUDA") != "1", reason="needs a GPU (REFT_REQUIRE_CUDA=1)"
+    ),
 ]
 
 
@@ -38,7 +40,9 @@ def forkrun() -> Iterator[Forkrun]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("model", ["attention", "compiled", "trees", "convolution", "graphed", "sharded"])
+@pytest.mark.parametrize(
+    "model", ["attention", "compiled", "trees", "convolution", "graphed", "sharded"]
+)
 def test_a_killed_rank_resumes_bit_for_bit(forkrun: Forkrun, folder: Path, model: str) -> None:
     script, arguments = "gpu_train_worker.py", ["--model", model]
     settings = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "REFT_RESUME_VERIFY": "always"}

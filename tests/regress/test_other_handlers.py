@@ -1,5 +1,5 @@
-"""Faults that are not of reft's copies reach the handlers that were there before, or end the process
-as without reft."""
+"""Faults that are not of reft's copies reach the handlers that were there before, or end the
+process as without reft."""
 
 from __future__ import annotations
 

@@ -112,8 +112,8 @@ def _run(
 
 
 def _leave_out_tests(used: set[str | None]) -> None:
-    """Takes away the tests that this process has imported: a program's own modules are those that it
-    imports, and the constants of all tests are more than a capture may hold."""
+    """Takes away the tests that this process has imported: a program's own modules are those that
+    it imports, and the constants of all tests are more than a capture may hold."""
     for name in list(sys.modules):
         if name.partition(".")[0] == "tests" and name not in used:
             del sys.modules[name]

@@ -116,7 +116,8 @@ class Settings:
             torch: Any = sys.modules.get("torch")
             is_there = torch is not None and hasattr(torch, "get_default_dtype")
             found = [*_of_torch(torch), *_of_kernels(torch)] if is_there else []
-            self._known = [setting for setting in [*found, *_of_numbers(), *_OF_PROCESS] if _is_readable(setting)]
+            found += [*_of_numbers(), *_OF_PROCESS]
+            self._known = list(filter(_is_readable, found))
         return self._known
 
 
