@@ -7,6 +7,8 @@
 #include <fstream>
 #include <thread>
 
+#include "hang_detect/evidence/cgroup.h"
+
 namespace reft {
 
 namespace {
@@ -24,28 +26,26 @@ double coresOfAffinity() {
   return std::max(CPU_COUNT(&allowed), 1);
 }
 
-// The group of this process below the mount; "": unknown, or version 1.
-std::string groupOf(const std::string& self) {
-  std::ifstream file(self);
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("0::/", 0) == 0) {
-      return line.substr(3);
-    }
+// Of one group; infinite without a quota.
+double quotaOf(const std::string& folder, bool is_first) {
+  double quota = 0, period = 0;
+  if (is_first) {
+    std::ifstream(folder + "/cpu.cfs_quota_us") >> quota;  // -1: none
+    std::ifstream(folder + "/cpu.cfs_period_us") >> period;
+  } else {
+    std::ifstream(folder + "/cpu.max") >> quota >> period;  // "max 100000" or "150000 100000"
   }
-  return "";
+  return quota > 0 && period > 0 ? quota / period : HUGE_VAL;
 }
 
 }  // namespace
 
-double coresOfQuota(const std::string& root, const std::string& self) {
+double coresOfQuota(const std::string& root) {
   double cores = HUGE_VAL;
-  for (std::string group = groupOf(self); !group.empty();) {
-    std::ifstream file(root + group + "/cpu.max");  // "max 100000" or "150000 100000"
-    double quota = 0, period = 0;
-    if (file >> quota >> period && quota > 0 && period > 0) {
-      cores = std::min(cores, quota / period);
+  for (const Cgroup& group : cgroupsOf("self", "cpu", root)) {
+    for (const std::string& folder : group.folders) {
+      cores = std::min(cores, quotaOf(folder, group.is_first));
     }
-    group.resize(group.find_last_of('/'));
   }
   return cores;
 }

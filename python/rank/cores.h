@@ -8,10 +8,9 @@
 
 namespace reft {
 
-// Cores that the quotas of this process's cgroup (version 2) and of all groups above it leave;
-// infinite without quotas. `root`: where cgroups are mounted; `self`: /proc/self/cgroup.
-double coresOfQuota(const std::string& root = "/sys/fs/cgroup",
-                    const std::string& self = "/proc/self/cgroup");
+// Cores that the quotas of this process's cgroups and of all groups above them leave; infinite
+// without quotas. `root`: root of the file system, for tests.
+double coresOfQuota(const std::string& root = "");
 
 // Copy threads for state on devices: a quarter of the rank's share of the node's cores, 1 to 4.
 uint32_t threadsForDevices(int world, int nodes, double quota = coresOfQuota());

@@ -23,26 +23,38 @@ class CoresTest : public testing::Test {
     std::filesystem::create_directories((root_ / path).parent_path());
     std::ofstream(root_ / path) << text;
   }
-  double quota(const std::string& self) const {
-    write("self", self);
-    return coresOfQuota(root_.string(), (root_ / "self").string());
+  double quota(const std::string& groups) const {
+    write("proc/self/cgroup", groups);
+    return coresOfQuota(root_.string());
   }
   std::filesystem::path root_;
 };
 
 TEST_F(CoresTest, TheTightestQuotaOfAllGroupsCounts) {
+  const std::string mount = "sys/fs/cgroup/";
   EXPECT_EQ(quota("0::/a/b\n"), HUGE_VAL);
-  write("a/b/cpu.max", "max 100000\n");
+  write(mount + "a/b/cpu.max", "max 100000\n");
   EXPECT_EQ(quota("0::/a/b\n"), HUGE_VAL);
-  write("a/cpu.max", "150000 100000\n");
-  EXPECT_EQ(quota("12:cpu:/x\n0::/a/b\n"), 1.5);
-  write("a/b/cpu.max", "50000 100000\n");
+  write(mount + "a/cpu.max", "150000 100000\n");
+  EXPECT_EQ(quota("12:pids:/x\n0::/a/b\n"), 1.5);
+  write(mount + "a/b/cpu.max", "50000 100000\n");
   EXPECT_EQ(quota("0::/a/b\n"), 0.5);
-  write("cpu.max", "1000 100000\n");
-  EXPECT_EQ(quota("0::/a/b\n"), 0.5);
-  EXPECT_EQ(quota("0::/\n"), 0.01) << "as in a container";
-  EXPECT_EQ(quota("12:cpu:/x\n"), HUGE_VAL);
-  EXPECT_EQ(quota("0::/../b\n"), HUGE_VAL);
+  EXPECT_EQ(quota("12:pids:/x\n"), HUGE_VAL);
+}
+
+TEST_F(CoresTest, AContainersQuotaIsThatOfItsMount) {
+  write("sys/fs/cgroup/cpu.max", "200000 100000\n");
+  EXPECT_EQ(quota("0::/\n"), 2);
+  EXPECT_EQ(quota("0::/kubepods/pod1/c\n"), 2) << "the path is the host's";
+  EXPECT_EQ(quota("0::/../b\n"), 2);
+}
+
+TEST_F(CoresTest, QuotasOfVersionOneCountToo) {
+  write("sys/fs/cgroup/cpu/job/cpu.cfs_period_us", "100000\n");
+  write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(quota("4:cpuacct,cpu:/job/a\n"), HUGE_VAL);
+  write("sys/fs/cgroup/cpu/job/cpu.cfs_quota_us", "300000\n");
+  EXPECT_EQ(quota("4:cpuacct,cpu:/job/a\n0::/\n"), 3);
 }
 
 TEST_F(CoresTest, ThreadsAreAQuarterOfTheShareAndOneAtLeast) {
