@@ -32,14 +32,6 @@ def forkrun() -> Iterator[Forkrun]:
     launcher.close()
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, because a socket's path has to fit into 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="reft-bad-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
 @pytest.fixture(scope="module")
 def expected(forkrun: Forkrun) -> Iterator[list[str]]:
     """Final hashes of a run under gloo."""

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +27,6 @@ HERE = Path(__file__).resolve().parent
 
 LINGER_SEC = 2
 SLACK_SEC = 3
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, because a socket's path has to fit into 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="reft-cl-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def vault_holders(job: str) -> list[str]:

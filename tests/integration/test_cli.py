@@ -9,7 +9,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -87,13 +86,6 @@ class FakeAgent(AgentSocket):
                 socket.send_fds(connection, [frame], [fd])
             else:
                 connection.sendall(frame)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Of a short name: the path of a socket has 107 bytes, a line of the terminal 80."""
-    with tempfile.TemporaryDirectory(prefix="reft") as path:
-        yield Path(path)
 
 
 @pytest.fixture

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -42,14 +40,6 @@ for iteration in range(1, 13):
         os.kill(os.getpid(), signal.SIGKILL)
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def folder() -> Path:
-    """Short, because a socket's path has to fit into 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="reft-cut-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.mark.timeout(120)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,14 +24,6 @@ pytestmark = pytest.mark.skipif(bool(cuda.missing()), reason=cuda.missing())
 on_stand_in = pytest.mark.skipif(
     os.environ.get("REFT_REQUIRE_CUDA") == "1", reason="asks the stand-in what a GPU cannot be asked"
 )
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, because a socket's path has to fit into 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="reft-cu-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,6 @@ pytest.importorskip("rich")
 
 WORKER = Path(__file__).with_name("drill_worker.py")
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """The temporary folder of all processes, with a path short enough for sockets."""
-    path = Path(tempfile.mkdtemp(prefix="td-", dir="/tmp"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 def environment(folder: Path) -> dict[str, str]:

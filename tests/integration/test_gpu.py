@@ -7,8 +7,6 @@ REFT_REQUIRE_CUDA=1 runs them.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,14 +20,6 @@ pytestmark = [
         os.environ.get("REFT_REQUIRE_CUDA") != "1", reason="needs a GPU (REFT_REQUIRE_CUDA=1)"
     ),
 ]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, because a socket's path has to fit into 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="reft-gpu-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,14 +28,6 @@ def forkrun() -> Iterator[Forkrun]:
     launcher = Forkrun()
     yield launcher
     launcher.close()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short, because a socket's path has to fit into 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="reft-re-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
