@@ -46,12 +46,8 @@ bool Protection::survives(const std::vector<bool>& lost) const {
       stored[member] = storedBy(member, members);
     }
   }
-  for (uint32_t shard = 0; shard < members; ++shard) {
-    if (recipes(shard, stored).empty()) {
-      return false;
-    }
-  }
-  return true;
+  const std::vector<std::vector<Recipe>> found = recipes(stored);
+  return std::none_of(found.begin(), found.end(), [](const auto& ways) { return ways.empty(); });
 }
 
 }  // namespace reft

@@ -50,8 +50,9 @@ class Protection {
   virtual std::string_view survivedLosses() const = 0;
   // How many of the following members' shards a rank stores beside its own. buildTable() takes it.
   virtual uint32_t furtherShards() const = 0;
-  // All ways to get `shard` back from what the vaults hold; empty: it is lost.
-  virtual std::vector<Recipe> recipes(uint32_t shard, const StoredShards& stored) const = 0;
+  // Per shard of the group, all ways to get it back from what the vaults hold; none: it is lost.
+  // Takes time in the number of parts that are stored, not in its square.
+  virtual std::vector<std::vector<Recipe>> recipes(const StoredShards& stored) const = 0;
 
   // The shards that `member` of `members` stores, ascending.
   std::vector<uint32_t> storedBy(uint32_t member, uint32_t members) const;

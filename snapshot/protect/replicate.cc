@@ -1,14 +1,14 @@
 #include "snapshot/protect/replicate.h"
 
-#include <algorithm>
-
 namespace reft {
 
-std::vector<Recipe> Replicate::recipes(uint32_t shard, const StoredShards& stored) const {
-  std::vector<Recipe> found;
+std::vector<std::vector<Recipe>> Replicate::recipes(const StoredShards& stored) const {
+  std::vector<std::vector<Recipe>> found(stored.size());
   for (uint32_t member = 0; member < stored.size(); ++member) {
-    if (std::binary_search(stored[member].begin(), stored[member].end(), shard)) {
-      found.push_back({Decode::kCopy, {{member, shard}}});
+    for (const uint32_t shard : stored[member]) {
+      if (shard < found.size()) {
+        found[shard].push_back({Decode::kCopy, {{member, shard}}});
+      }
     }
   }
   return found;

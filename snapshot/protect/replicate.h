@@ -19,7 +19,7 @@ class Replicate final : public Protection {
   std::string_view name() const override { return name_; }
   std::string_view survivedLosses() const override { return survived_losses_; }
   uint32_t furtherShards() const override { return copies_; }
-  std::vector<Recipe> recipes(uint32_t shard, const StoredShards& stored) const override;
+  std::vector<std::vector<Recipe>> recipes(const StoredShards& stored) const override;
 
  private:
   const std::string_view name_;

@@ -1,16 +1,20 @@
 // What a vault has to offer to a restart, and how the nodes of a job tell each other.
 //
 // Each node publishes the inventory of its vaults as JSON; merging those of all nodes gives the
-// inventory of the job. A group's ranks stand in it once, however many vaults share the group, so
-// it grows with the number of ranks and not with its square.
+// inventory of the job. A group's ranks stand in it once, however many vaults share the group, and
+// as runs [first, last, step]: a node's text, a job's text and the parsed job grow with the number
+// of vaults, not with its square.
 //
 // Threads: re-entrant. Errors: parseInventories throws Corruption for text that is not an
 // inventory.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "snapshot/state/table.h"
 
 namespace reft {
 
@@ -18,11 +22,10 @@ class VaultReader;
 
 // A sharding group as one vault has it.
 struct GroupSummary {
-  std::string id;
-  std::vector<int> ranks;
-  std::vector<uint32_t> shards;  // intact ones, ascending
-  uint64_t digest = 0;           // of sampled contents; 0: not recorded
-  uint64_t layout = 0;           // groupLayouts() of snapshot/state/agreement.h
+  std::shared_ptr<const GroupInfo> info;  // parseInventories(): one object for all that share it
+  std::vector<uint32_t> shards;           // intact ones, ascending
+  uint64_t digest = 0;                    // of sampled contents; 0: not recorded
+  uint64_t layout = 0;                    // groupLayouts() of snapshot/state/agreement.h
 };
 
 struct SlotSummary {

@@ -33,7 +33,7 @@ std::vector<int> blocksOf(int ranks, int local_world) {
 
 // A group while its members' summaries are gathered.
 struct Gathered {
-  std::vector<int> ranks;
+  std::shared_ptr<const GroupInfo> info;
   std::string protection;
   uint64_t layout = 0;
   std::optional<uint64_t> digest;
@@ -47,8 +47,8 @@ int highestRank(const Found& found) {
   int highest = found.rbegin()->first;
   for (const auto& [rank, where] : found) {
     for (const GroupSummary& group : where.second->groups) {
-      for (const int member : group.ranks) {
-        highest = std::max(highest, member);
+      if (!group.info->ranks.empty()) {
+        highest = std::max(highest, group.info->ranks.back());
       }
     }
   }
@@ -59,32 +59,33 @@ int highestRank(const Found& found) {
 std::optional<std::string> gather(const Found& found, Groups& groups) {
   for (const auto& [rank, where] : found) {
     for (const GroupSummary& group : where.second->groups) {
-      const auto [at, added] = groups.try_emplace(group.id);
+      const std::string& id = group.info->id;
+      const std::vector<int>& ranks = group.info->ranks;
+      const auto [at, added] = groups.try_emplace(id);
       Gathered& gathered = at->second;
       if (added) {
-        gathered.ranks = group.ranks;
+        gathered.info = group.info;
         gathered.protection = where.second->protection;
         gathered.layout = group.layout;
-        gathered.stored.resize(group.ranks.size());
-      } else if (gathered.ranks != group.ranks) {
-        return "members disagree about who shares group " + group.id;
+        gathered.stored.resize(ranks.size());
+      } else if (gathered.info != group.info && gathered.info->ranks != ranks) {
+        return "members disagree about who shares group " + id;
       } else if (gathered.layout != group.layout) {
-        return "members disagree about what group " + group.id + " shares";
+        return "members disagree about what group " + id + " shares";
       }
       if (group.digest == 0) {
         // Not recorded: a vault keeps the digests of its first groups only.
       } else if (!gathered.digest) {
         gathered.digest = group.digest;
       } else if (*gathered.digest != group.digest) {
-        return "replicas of group " + group.id + " differed at that step (rank " +
-               std::to_string(rank) +
+        return "replicas of group " + id + " differed at that step (rank " + std::to_string(rank) +
                " against another member): silent data corruption or state that is not a replica";
       }
-      const auto member = std::find(group.ranks.begin(), group.ranks.end(), rank);
-      if (member == group.ranks.end()) {
-        return "rank " + std::to_string(rank) + " is not a member of its group " + group.id;
+      const auto member = std::lower_bound(ranks.begin(), ranks.end(), rank);
+      if (member == ranks.end() || *member != rank) {
+        return "rank " + std::to_string(rank) + " is not a member of its group " + id;
       }
-      gathered.stored[static_cast<size_t>(member - group.ranks.begin())] = group.shards;
+      gathered.stored[static_cast<size_t>(member - ranks.begin())] = group.shards;
     }
   }
   return std::nullopt;
@@ -92,21 +93,27 @@ std::optional<std::string> gather(const Found& found, Groups& groups) {
 
 // Fills the plan's groups or names what is lost.
 std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) {
+  uint32_t tag = 1;  // 0: the private part
   for (const auto& [id, gathered] : groups) {
     GroupPlan& group = plan.groups[id];
-    group.ranks = gathered.ranks;
+    group.ranks = gathered.info->ranks;
     const Protection* protection = nullptr;
     try {
       protection = &Protection::named(gathered.protection);
     } catch (const InvalidArgument& error) {
       return "group " + id + ": " + error.what();
     }
-    for (uint32_t shard = 0; shard < gathered.ranks.size(); ++shard) {
-      group.recipes.push_back(protection->recipes(shard, gathered.stored));
-      if (group.recipes.back().empty()) {
+    group.recipes = protection->recipes(gathered.stored);
+    for (size_t shard = 0; shard < group.recipes.size(); ++shard) {
+      if (group.recipes[shard].empty()) {
         return "shard " + std::to_string(shard) + " of group " + id + " is not sealed anywhere";
       }
+      for (const Recipe& recipe : group.recipes[shard]) {
+        group.most_parts = std::max(group.most_parts, static_cast<uint32_t>(recipe.parts.size()));
+      }
     }
+    group.first_tag = tag;
+    tag += static_cast<uint32_t>(group.recipes.size()) * group.most_parts;
   }
   return std::nullopt;
 }
@@ -118,10 +125,11 @@ std::optional<std::string> findDonors(const std::vector<int>& missing, const Fou
   for (const int rank : missing) {
     int donor = -1;
     for (const auto& [id, group] : groups) {
-      if (!std::binary_search(group.ranks.begin(), group.ranks.end(), rank)) {
+      const std::vector<int>& ranks = group.info->ranks;
+      if (!std::binary_search(ranks.begin(), ranks.end(), rank)) {
         continue;
       }
-      for (const int member : group.ranks) {
+      for (const int member : ranks) {
         if (found.contains(member) && (donor < 0 || member < donor)) {
           donor = member;
         }
@@ -201,7 +209,7 @@ const Recipe& choose(const RestorePlan& plan, const GroupPlan& group, uint32_t s
 }
 
 MoveSource sourceOf(const RestorePlan& plan, int receiver, int vault, uint32_t shard,
-                    uint32_t& tag) {
+                    uint32_t tag) {
   MoveSource source;
   source.vault = vault;
   source.slot = plan.vaults[static_cast<size_t>(vault)].slot;
@@ -212,9 +220,19 @@ MoveSource sourceOf(const RestorePlan& plan, int receiver, int vault, uint32_t s
   } else {
     source.kind = MoveSource::Kind::kPeer;
     source.reader = plan.readerOf(vault);
-    source.tag = tag++;
+    source.tag = tag;
   }
   return source;
+}
+
+// Whether some recipe of the shard has a part that `rank` reads for others.
+bool readsPartOf(const RestorePlan& plan, const GroupPlan& group, uint32_t shard, int rank) {
+  const std::vector<Recipe>& recipes = group.recipes[shard];
+  return std::any_of(recipes.begin(), recipes.end(), [&](const Recipe& recipe) {
+    return std::any_of(recipe.parts.begin(), recipe.parts.end(), [&](const StoredPart& part) {
+      return plan.readerOf(group.ranks[part.member]) == rank;
+    });
+  });
 }
 
 // Calls fn(group id, group, shard, recipe) for each shard that `receiver` takes, in the order of
@@ -330,11 +348,10 @@ std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& 
 
 std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable& table) {
   std::vector<Move> moves;
-  uint32_t tag = 0;
   moves.push_back({-1,
                    0,
                    Decode::kCopy,
-                   {sourceOf(plan, rank, plan.ownerFor(rank), 0, tag)},
+                   {sourceOf(plan, rank, plan.ownerFor(rank), 0, 0)},
                    rangesOf(table, "", 0)});
   std::map<std::string, int32_t> index_of;
   for (size_t g = 0; g < table.groups.size(); ++g) {
@@ -348,8 +365,10 @@ std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable
                   recipe.decode,
                   {},
                   rangesOf(table, id, shard)};
-        for (const StoredPart& part : recipe.parts) {
-          move.sources.push_back(sourceOf(plan, rank, group.ranks[part.member], part.shard, tag));
+        for (size_t i = 0; i < recipe.parts.size(); ++i) {
+          const StoredPart& part = recipe.parts[i];
+          move.sources.push_back(
+              sourceOf(plan, rank, group.ranks[part.member], part.shard, group.tagOf(shard, i)));
         }
         moves.push_back(std::move(move));
       });
@@ -358,24 +377,51 @@ std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable
 
 std::vector<Transfer> transfersOf(const RestorePlan& plan, int rank) {
   std::vector<Transfer> transfers;
+  const auto add = [&](int receiver, const std::string& group, int vault, uint32_t shard,
+                       uint32_t tag) {
+    const MoveSource source = sourceOf(plan, receiver, vault, shard, tag);
+    if (source.kind == MoveSource::Kind::kPeer && (source.reader == rank || receiver == rank)) {
+      transfers.push_back({source.reader, receiver, vault, source.slot, group, shard, tag});
+    }
+  };
+  const auto addRecipe = [&](int receiver, const std::string& id, const GroupPlan& group,
+                             uint32_t shard, const Recipe& recipe) {
+    for (size_t i = 0; i < recipe.parts.size(); ++i) {
+      const StoredPart& part = recipe.parts[i];
+      add(receiver, id, group.ranks[part.member], part.shard, group.tagOf(shard, i));
+    }
+  };
+  // What it receives.
+  add(rank, "", plan.ownerFor(rank), 0, 0);
+  forEachShard(plan, rank,
+               [&](const std::string& id, const GroupPlan& group, uint32_t shard,
+                   const Recipe& recipe) { addRecipe(rank, id, group, shard, recipe); });
+  // What it sends: only shards of which it reads a part, to all that take the group.
   for (int receiver = 0; receiver < plan.shape.world; ++receiver) {
-    uint32_t tag = 0;
-    const auto add = [&](const std::string& group, int vault, uint32_t shard) {
-      const MoveSource source = sourceOf(plan, receiver, vault, shard, tag);
-      if (source.kind == MoveSource::Kind::kPeer && (source.reader == rank || receiver == rank)) {
-        transfers.push_back(
-            {source.reader, receiver, vault, source.slot, group, shard, source.tag});
-      }
-    };
-    add("", plan.ownerFor(receiver), 0);
-    forEachShard(
-        plan, receiver,
-        [&](const std::string& id, const GroupPlan& group, uint32_t, const Recipe& recipe) {
-          for (const StoredPart& part : recipe.parts) {
-            add(id, group.ranks[part.member], part.shard);
-          }
-        });
+    if (receiver != rank) {
+      add(receiver, "", plan.ownerFor(receiver), 0, 0);
+    }
   }
+  for (const auto& [id, group] : plan.groups) {
+    std::vector<uint32_t> readable;
+    for (uint32_t shard = 0; shard < group.recipes.size(); ++shard) {
+      if (readsPartOf(plan, group, shard, rank)) {
+        readable.push_back(shard);
+      }
+    }
+    for (int receiver = 0; receiver < plan.shape.world && !readable.empty(); ++receiver) {
+      if (receiver == rank ||
+          !std::binary_search(group.ranks.begin(), group.ranks.end(), plan.ownerFor(receiver))) {
+        continue;
+      }
+      for (const uint32_t shard : readable) {
+        addRecipe(receiver, id, group, shard, choose(plan, group, shard, receiver));
+      }
+    }
+  }
+  std::sort(transfers.begin(), transfers.end(), [](const Transfer& a, const Transfer& b) {
+    return std::pair(a.receiver, a.tag) < std::pair(b.receiver, b.tag);
+  });
   return transfers;
 }
 

@@ -9,7 +9,8 @@
 //     diverged: silent data corruption);
 //   - no message was under way between the ranks' program points (intercept/record/cut.h; with a
 //     vault lost, this is not known).
-// movesOf() and transfersOf() expand the plan for one rank.
+// movesOf() and transfersOf() expand the plan for one rank. All of them take time in the number of
+// vaults and of the rank's parts, so a large job's restart is not their square.
 //
 // Threads: re-entrant. Errors: none; a step that cannot be resumed is rejected with the reason.
 #pragma once
@@ -51,6 +52,13 @@ struct VaultPlace {
 struct GroupPlan {
   std::vector<int> ranks;                    // members, ascending
   std::vector<std::vector<Recipe>> recipes;  // per shard; never empty
+  uint32_t first_tag = 0;                    // of its messages to one receiver
+  uint32_t most_parts = 1;                   // of a recipe
+
+  // Of the message with a part of a shard.
+  uint32_t tagOf(uint32_t shard, size_t part) const {
+    return first_tag + shard * most_parts + static_cast<uint32_t>(part);
+  }
 };
 
 struct RestorePlan {

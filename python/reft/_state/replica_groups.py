@@ -87,8 +87,28 @@ def confirm(
                 region.ranks = ()
         if equal:
             ranks = comparison.ranks
-            groups.append(("g" + "-".join(map(str, ranks)), ranks))
+            groups.append((group_id(ranks), ranks))
     return groups, different
+
+
+def group_id(ranks: tuple[int, ...]) -> str:
+    """Names the group of some ranks in ascending order: (0, 1, 2, 9) → 'g0-2,9', (0, 8, 16) →
+    'g0-16/8'. No two groups share a name, and that of a regular group is short."""
+    runs = []
+    begin = 0
+    while begin < len(ranks):
+        step = ranks[begin + 1] - ranks[begin] if begin + 1 < len(ranks) else 1
+        end = begin
+        while end + 1 < len(ranks) and ranks[end + 1] - ranks[end] == step:
+            end += 1
+        if end == begin + 1 and step > 1:  # the second may begin a longer run
+            end = begin
+        run = str(ranks[begin])
+        if end > begin:
+            run += f"-{ranks[end]}" + (f"/{step}" if step > 1 else "")
+        runs.append(run)
+        begin = end + 1
+    return "g" + ",".join(runs)
 
 
 class _Comparison:

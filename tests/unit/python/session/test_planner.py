@@ -12,6 +12,7 @@ from reft import _C
 from reft._link import host_memory
 from reft._session.planner import Planner
 from reft._state import constructions, discovery, replica_groups
+from reft._state.replica_groups import group_id
 from tests.fakes.native import FakeEngine
 from tests.support.jobs import job
 
@@ -61,7 +62,7 @@ class Plans:
         for region in found:
             region.ranks = ()
         groups = sorted({region.ranks for region in regions if region.ranks})
-        return [("g" + "-".join(map(str, ranks)), ranks) for ranks in groups], different
+        return [(group_id(ranks), ranks) for ranks in groups], different
 
     def refresh(self) -> bool:
         return self.planner.refresh([self.optimizer])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -54,7 +55,7 @@ def test_a_tensor_that_differs_is_private_and_named_on_every_rank() -> None:
         [region("o0.p0", 1, (0, 1, 2)), region("o0.p1", rank // 2, (0, 1, 2))] for rank in range(3)
     ]
     outcomes = confirm(ranks)
-    assert outcomes == [([("g0-1-2", (0, 1, 2))], ["o0.p1"])] * 3
+    assert outcomes == [([("g0-2", (0, 1, 2))], ["o0.p1"])] * 3
     for regions in ranks:
         assert [r.ranks for r in regions] == [(0, 1, 2), ()]
 
@@ -120,3 +121,26 @@ def test_who_comes_late_to_a_plan_takes_its_outcome(monkeypatch: pytest.MonkeyPa
     for rank in range(2):
         groups, different = replica_groups.confirm([region("o0.p0", 1, (0, 1))], store, rank, "4")
         assert groups == [] and different[0].missed
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        ((0, 1), "g0-1"),
+        ((0, 8), "g0,8"),
+        ((0, 1, 2, 9), "g0-2,9"),
+        ((0, 3, 4, 5), "g0,3-5"),
+        ((0, 8, 16), "g0-16/8"),
+        ((5, 6, 8, 10, 12), "g5-6,8-12/2"),
+        (tuple(range(10_000)), "g0-9999"),
+    ],
+)
+def test_a_regular_group_has_a_short_name(ranks: tuple[int, ...], name: str) -> None:
+    assert replica_groups.group_id(ranks) == name
+
+
+def test_no_two_groups_share_a_name() -> None:
+    groups = [
+        ranks for size in range(1, 8) for ranks in itertools.combinations(range(7), size)
+    ]
+    assert len({replica_groups.group_id(ranks) for ranks in groups}) == len(groups)

@@ -66,10 +66,12 @@ TEST(Protection, TablesHoldWhatStoredByNames) {
 }
 
 TEST(Protection, RecipesNameEveryMemberThatHasTheShard) {
-  const auto recipes = Protection::named("arc").recipes(2, {{0, 1}, {1, 2}, {}, {0, 2}});
-  ASSERT_EQ(recipes.size(), 2u);
-  EXPECT_EQ(recipes[0], (Recipe{Decode::kCopy, {{1, 2}}}));
-  EXPECT_EQ(recipes[1], (Recipe{Decode::kCopy, {{3, 2}}}));
+  const auto recipes = Protection::named("arc").recipes({{0, 1}, {1, 2}, {}, {0, 2, 4}});
+  ASSERT_EQ(recipes.size(), 4u) << "a shard that the group has not is none";
+  ASSERT_EQ(recipes[2].size(), 2u);
+  EXPECT_EQ(recipes[2][0], (Recipe{Decode::kCopy, {{1, 2}}}));
+  EXPECT_EQ(recipes[2][1], (Recipe{Decode::kCopy, {{3, 2}}}));
+  EXPECT_TRUE(recipes[3].empty()) << "lost";
 }
 
 }  // namespace protection_test

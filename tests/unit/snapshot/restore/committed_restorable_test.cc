@@ -238,7 +238,7 @@ class Job {
       slot.protection = made.table.protection;
       const std::vector<uint64_t> layouts = groupLayouts(made.table);
       for (size_t g = 0; g < made.table.groups.size(); ++g) {
-        slot.groups.push_back({made.table.groups[g].id, made.table.groups[g].ranks,
+        slot.groups.push_back({std::make_shared<const GroupInfo>(made.table.groups[g]),
                                made.table.shardsOf(static_cast<int32_t>(g)), made.digests[g],
                                layouts[g]});
       }

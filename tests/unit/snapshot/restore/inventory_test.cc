@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -29,8 +30,22 @@ TEST(Inventory, RoundTripKeepsEverything) {
 
 TEST(Inventory, RejectsOtherText) {
   for (const char* text :
-       {"", "{", "3", "[]", "{}", "{\"groups\":[],\"vaults\":[3]}",
-        "{\"groups\":[[3,[0]]],\"vaults\":[]}",
+       {"",
+        "{",
+        "3",
+        "[]",
+        "{}",
+        "{\"groups\":[],\"vaults\":[3]}",
+        "{\"groups\":[[3,[[0,0,1]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[0]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[0,3]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[3,0,1]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[0,4,3]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[0,4,0]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[-1,4,1]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[0,4,1],[4,5,1]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[0,2147483647,1]]]],\"vaults\":[]}",
+        "{\"groups\":[[\"g\",[[0,16777000,1]]],[\"h\",[[0,400,1]]]],\"vaults\":[]}",
         "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]}",
         "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,"
         "\"slots\":[[0,1,2,3,\"none\",[[0,[],0]]]]}]}",
@@ -42,10 +57,39 @@ TEST(Inventory, RejectsOtherText) {
 
 TEST(Inventory, NamesTheRanksOfAGroupOnce) {
   const std::string text = inventoryJson(replicas(8, 11, 1));
-  const std::string ranks = "[0,1,2,3,4,5,6,7]";
+  const std::string ranks = "[[0,7,1]]";
   const size_t first = text.find(ranks);
   ASSERT_NE(first, std::string::npos);
   EXPECT_EQ(text.find(ranks, first + 1), std::string::npos) << text;
+}
+
+// Any ranks, in runs of any steps, come back.
+TEST(Inventory, KeepsTheRanksOfEveryGroup) {
+  std::mt19937 random(3);
+  for (int round = 0; round < 500; ++round) {
+    std::vector<int> ranks;
+    for (int rank = static_cast<int>(random() % 3); ranks.size() < random() % 12 + 1;) {
+      ranks.push_back(rank);
+      rank += 1 + static_cast<int>(random() % 2 * (random() % 4));
+    }
+    const auto info = std::make_shared<const GroupInfo>(GroupInfo{"g", ranks});
+    const std::string text = inventoryJson({{0, 0, {{0, 1, kInc, 0, {{info, {0}, 1, 2}}}}}});
+    EXPECT_EQ(parseInventories({text})[0].slots[0].groups[0].info->ranks, ranks) << text;
+  }
+  for (const int step : {1, 8}) {
+    GroupInfo group{"g", {}};
+    for (int rank = 5; rank < 100'000; rank += step) {
+      group.ranks.push_back(rank);
+    }
+    const auto info = std::make_shared<const GroupInfo>(group);
+    EXPECT_LT(inventoryJson({{0, 0, {{0, 1, kInc, 0, {{info, {}, 1, 2}}}}}}).size(), 200u);
+  }
+}
+
+TEST(Inventory, VaultsOfSeveralNodesShareTheObjectOfAGroup) {
+  const auto vaults = replicas(3, 11, 1);
+  const auto again = parseInventories({inventoryJson({vaults[0]}), inventoryJson({vaults[2]})});
+  EXPECT_EQ(again[0].slots[0].groups[0].info, again[1].slots[0].groups[0].info);
 }
 
 class SummarizeVerified : public testing::Test {

@@ -187,7 +187,7 @@ TEST(PlanRestore, AnUnknownDigestIsNoDifference) {
 
 TEST(PlanRestore, RefusesMembersThatDisagreeAboutTheirGroup) {
   auto vaults = replicas(3, 11, 0);
-  vaults[1].slots[0].groups[0].ranks = {0, 1};
+  vaults[1].slots[0].groups[0].info = std::make_shared<const GroupInfo>(GroupInfo{"g", {0, 1}});
   EXPECT_FALSE(planRestore(vaults, {3, 2}).plan);
 }
 
@@ -250,8 +250,7 @@ TEST(PlanRestore, RefusesAProtectionThatThisVersionDoesNotKnow) {
 
 TEST(PlanRestore, RefusesAVaultOutsideOfItsOwnGroup) {
   auto vaults = replicas(3, 11, 0);
-  vaults[2].slots[0].groups[0].id = "other";
-  vaults[2].slots[0].groups[0].ranks = {0, 1};
+  vaults[2].slots[0].groups[0].info = std::make_shared<const GroupInfo>(GroupInfo{"other", {0, 1}});
   EXPECT_EQ(planRestore(vaults, {3, 2}).rejected.at(0),
             "step 11: rank 2 is not a member of its group other");
 }

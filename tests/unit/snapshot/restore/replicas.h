@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "snapshot/restore/inventory.h"
@@ -21,8 +22,9 @@ inline std::vector<VaultSummary> replicas(int world, int64_t step, uint32_t copi
   for (int rank = 0; rank < world; ++rank) {
     ranks.push_back(rank);
   }
+  const auto info = std::make_shared<const GroupInfo>(GroupInfo{"g", ranks});
   for (int rank = 0; rank < world; ++rank) {
-    GroupSummary group{"g", ranks, {}, 99};
+    GroupSummary group{info, {}, 99};
     for (uint32_t k = 0; k <= copies; ++k) {
       group.shards.push_back((static_cast<uint32_t>(rank) + k) % static_cast<uint32_t>(world));
     }
