@@ -44,6 +44,7 @@ _MAX_REPORTS = 200
 _SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _STILL = frozenset({float, bool, complex, type(None)})  # as they are, and of no size
+_BARE = frozenset({list, dict, tuple, set, frozenset, deque, bytearray})  # without attributes
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
 
 CaptureGenerator = Callable[["CaptureWalk", Any, str], Any]
@@ -217,6 +218,8 @@ class CaptureWalk:
     def attributes(self, value: Any, place: str, depth: int) -> Named:
         """Encodes all that a function, or a subclass of a container, keeps in its `__dict__` and
         `__slots__`."""
+        if type(value) in _BARE:
+            return []
         slots = encode_slots(value, place, depth, self) if slot_names(type(value)) else []
         found = getattr(value, "__dict__", None)
         if found is value:  # items that are attributes, too

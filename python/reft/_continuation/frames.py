@@ -129,16 +129,18 @@ def _note_variables(walk: CaptureWalk, record: dict[str, Any], frame: FrameType)
     """At the first program point, notes which variables have a value; later, reports those for
     which `plan_frame` would refuse the place in the loop."""
     analysis, known = analyse(frame.f_code), walk.births.variables
+    names = analysis.slot_names
+    variables = [*((names[i], encoded) for i, encoded in record["fast"]), *record["names"]]
+    if walk.note_births:
+        known.update(f"{record['name']}:{name}" for name, it in variables if it != UNBOUND)
+        return
     read = analysis.read_from(record["offset"])
-    fast = ((analysis.slot_names[i], encoded) for i, encoded in record["fast"])
-    for name, encoded in (*fast, *record["names"]):
-        place = f"{record['name']}:{name}"
-        if walk.note_births and encoded != UNBOUND:
-            known.add(place)
+    for name, encoded in variables:
         index = index_of(encoded)
-        if walk.note_births or index is None or place in known:
+        if index is None or name not in read or name in analysis.cells:
             continue
-        if name in read and name not in analysis.cells and walk.graph.needs_live(encoded):
+        place = f"{record['name']}:{name}"
+        if place not in known and walk.graph.needs_live(encoded):
             walk.lost(place, walk.graph.types[index], _LATER)
 
 

@@ -304,5 +304,7 @@ _dicts_of: Callable[[type], tuple[str, ...]] = functools.cache(_dict_names)
 def encode_slots(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
     """Encodes what an object keeps in `__slots__`."""
     names = foreign.slot_names(type(value))
+    if not names:
+        return []
     filled = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
     return walk.encode_named(filled, place, depth)
