@@ -30,11 +30,15 @@ from reft._state import replica_groups
 from reft._state.discovery import Region
 from tests.support.jobs import job
 
-_PATIENCE_SEC = 300.0  # of a rank that waits for others
+_PATIENCE_SEC = 3600.0  # of a rank that waits for others: threads take turns
+_LARGE_BYTES = 64 << 10
 
 
 class CountingStore:
     """A c10d store in memory, shared by the threads of all ranks.
+
+    The memory of all ranks is that of one process here: one rank at a time has a large value, from
+    `get` to `done`.
 
     Attributes:
         operations: calls by rank; a call with n keys counts n times.
@@ -48,10 +52,17 @@ class CountingStore:
         self._there: dict[str, threading.Event] = {}  # by key: one that waits wakes for its own
         self._lock = threading.Lock()
         self._rank = threading.local()
+        self._large = threading.Lock()
 
     def act_as(self, rank: int) -> None:
         """Counts what this thread does from now on for `rank`."""
-        self._rank.number = rank
+        self._rank.number, self._rank.has_large = rank, False
+
+    def done(self) -> None:
+        """This thread keeps nothing that it has read."""
+        if self._rank.has_large:
+            self._rank.has_large = False
+            self._large.release()
 
     def set(self, key: str, value: str | bytes) -> None:
         with self._lock:
@@ -64,7 +75,10 @@ class CountingStore:
             self._count()
             value = self._values[key]
             self.bytes_read += len(value)
-            return value
+        if len(value) > _LARGE_BYTES and not self._rank.has_large:
+            self._large.acquire()
+            self._rank.has_large = True
+        return value
 
     def check(self, keys: list[str]) -> bool:
         with self._lock:
@@ -132,9 +146,9 @@ class Traffic:
 def inventory(job: Job) -> str:
     """What a rank publishes that was killed at step 41: two steps of one group of all ranks."""
     held = [[0, [job.rank], 7, 5]]  # group, shards, digests of contents and layout
-    slots = [[slot, 40 + slot, 9, 0, "none", held] for slot in (0, 1)]
+    slots = [[slot, 40 + slot, 9, 0, "none", held, ""] for slot in (0, 1)]
     vault = {"rank": job.rank, "node": job.node, "slots": slots}
-    group = ["g", [[0, job.world - 1, 1]]]  # first, last, step
+    group = ["g", [[0, job.world - 1, 1]], []]  # ranks; empty shards
     return json.dumps({"groups": [group], "vaults": [vault]})
 
 
@@ -159,7 +173,10 @@ def simulate(nodes: int, local_world: int) -> dict[str, Traffic]:
 
                 def run(job: Job, phase: Any = phase) -> None:
                     store.act_as(job.rank)
-                    phase(job, trusted)
+                    try:
+                        phase(job, trusted)
+                    finally:
+                        store.done()
 
                 for done in [pool.submit(run, job) for job in jobs]:
                     done.result()
