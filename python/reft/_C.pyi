@@ -127,7 +127,7 @@ class Rank:
     def ask_room(self, room: Callable[[int], bool]) -> None: ...
     def set_table(
         self,
-        regions: Sequence[tuple[str, torch.Tensor, int, bool]],
+        regions: Sequence[tuple[str, torch.Tensor, int, bool, bool]],
         groups: Sequence[tuple[str, Sequence[int]]],
         plan_anew: bool = ...,
     ) -> None: ...

@@ -4,7 +4,6 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
-#include <string_view>
 #include <unordered_map>
 
 #include "intercept/base/error.h"
@@ -21,65 +20,84 @@ using Json = nlohmann::json;
 
 constexpr int kMaxNodes = 1 << 20;
 constexpr size_t kLongestText = size_t{1} << 30;  // of a whole job
-constexpr size_t kMostMembers = size_t{1} << 24;  // of all groups of a text together
+constexpr size_t kMostMembers = size_t{1} << 24;  // ranks and empty shards of all groups
 
-// Ranks in ascending order as runs [first, last, step].
-Json runsOf(const std::vector<int>& ranks) {
+// Numbers in ascending order as runs [first, last, step].
+template <typename T>
+Json runsOf(const std::vector<T>& numbers) {
   Json runs = Json::array();
-  for (size_t i = 0; i < ranks.size();) {
+  for (size_t i = 0; i < numbers.size();) {
     size_t end = i + 1;
-    const int step = end < ranks.size() ? ranks[end] - ranks[i] : 1;
-    while (end < ranks.size() && ranks[end] - ranks[end - 1] == step) {
+    const T step = end < numbers.size() ? numbers[end] - numbers[i] : 1;
+    while (end < numbers.size() && numbers[end] - numbers[end - 1] == step) {
       ++end;
     }
     if (end - i == 2 && step > 1) {  // the second may begin a longer one
       --end;
     }
-    runs.push_back({ranks[i], ranks[end - 1], end - i > 1 ? step : 1});
+    runs.push_back({numbers[i], numbers[end - 1], end - i > 1 ? step : 1});
     i = end;
   }
   return runs;
 }
 
-// Throws Corruption unless the ranks ascend and are at most `most`.
-std::vector<int> ranksOf(const Json& runs, size_t most) {
-  std::vector<int> ranks;
+// Throws Corruption unless the numbers ascend and are at most `most`, which it lowers by them.
+template <typename T>
+std::vector<T> numbersOf(const Json& runs, size_t& most) {
+  if (!runs.is_array()) {
+    throw Corruption("inventory of a node: runs " + runs.dump());
+  }
+  std::vector<T> numbers;
   for (const Json& run : runs) {
-    const int first = integerOf<int>(run.at(0)), last = integerOf<int>(run.at(1)),
-              step = integerOf<int>(run.at(2));
-    if (first < 0 || first > last || step < 1 || (last - first) % step != 0 ||
-        (!ranks.empty() && first <= ranks.back())) {
-      throw Corruption("inventory of a node: ranks " + run.dump());
+    if (!run.is_array() || run.size() != 3) {
+      throw Corruption("inventory of a node: run " + run.dump());
     }
-    if (static_cast<size_t>((last - first) / step) >= most - ranks.size()) {
+    const int first = integerOf<int>(run[0]), last = integerOf<int>(run[1]),
+              step = integerOf<int>(run[2]);
+    if (first < 0 || first > last || step < 1 || (last - first) % step != 0 ||
+        (!numbers.empty() && static_cast<T>(first) <= numbers.back())) {
+      throw Corruption("inventory of a node: run " + run.dump());
+    }
+    const size_t count = static_cast<size_t>((last - first) / step) + 1;
+    if (count > most) {
       throw Corruption("inventory of a node: groups of too many ranks");
     }
-    for (int rank = first; rank <= last; rank += step) {
-      ranks.push_back(rank);
+    most -= count;
+    for (size_t i = 0; i < count; ++i) {  // a sum past the last one might overflow
+      numbers.push_back(static_cast<T>(first + static_cast<int>(i) * step));
     }
   }
-  return ranks;
+  return numbers;
+}
+
+std::string onlyHere(const SnapshotTable& table) {
+  for (const RegionInfo& region : table.regions) {
+    if (region.group < 0 && region.bytes > 0 && region.trained) {
+      return region.name;
+    }
+  }
+  return "";
 }
 
 // Different groups, in the order of their first appearance.
 class GroupSet {
  public:
   // Returns the index of the group that is equal.
-  size_t add(const std::shared_ptr<const GroupInfo>& group) {
-    for (auto [at, end] = by_id_.equal_range(group->id); at != end; ++at) {
-      if (groups_[at->second]->ranks == group->ranks) {
-        return at->second;
-      }
+  size_t add(const std::shared_ptr<const SharedGroup>& group) {
+    const auto [at, added] = index_of_.try_emplace(group, groups_.size());
+    if (added) {
+      groups_.push_back(group);
     }
-    groups_.push_back(group);
-    by_id_.emplace(group->id, groups_.size() - 1);
-    return groups_.size() - 1;
+    return at->second;
   }
-  const std::vector<std::shared_ptr<const GroupInfo>>& groups() const { return groups_; }
+  const std::vector<std::shared_ptr<const SharedGroup>>& groups() const { return groups_; }
 
  private:
-  std::vector<std::shared_ptr<const GroupInfo>> groups_;
-  std::multimap<std::string_view, size_t> by_id_;
+  struct Less {
+    bool operator()(const auto& a, const auto& b) const { return *a < *b; }
+  };
+  std::vector<std::shared_ptr<const SharedGroup>> groups_;
+  std::map<std::shared_ptr<const SharedGroup>, size_t, Less> index_of_;
 };
 
 }  // namespace
@@ -106,16 +124,19 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
       if (std::any_of(bad.begin(), bad.end(), [](const auto& part) { return part.first < 0; })) {
         continue;  // a private part has no second source here
       }
-      SlotSummary summary{view.index, view.step, view.incarnation, view.cut, {}, table.protection};
+      SlotSummary summary{view.index, view.step,        view.incarnation, view.cut,
+                          {},         table.protection, onlyHere(table)};
       const std::vector<uint64_t> layouts = groupLayouts(table);
       for (size_t g = 0; g < table.groups.size(); ++g) {
-        std::vector<uint32_t> shards = table.shardsOf(static_cast<int32_t>(g));
-        std::erase_if(shards, [&](uint32_t shard) {
-          return bad.contains({static_cast<int32_t>(g), shard});
-        });
-        summary.groups.push_back(
-            {std::make_shared<const GroupInfo>(table.groups[g]), std::move(shards),
-             g < view.group_digests.size() ? view.group_digests[g] : 0, layouts[g]});
+        const auto index = static_cast<int32_t>(g);
+        std::vector<uint32_t> shards = table.shardsOf(index);
+        std::erase_if(shards, [&](uint32_t shard) { return bad.contains({index, shard}); });
+        const GroupInfo& info = table.groups[g];
+        summary.groups.push_back({std::make_shared<const SharedGroup>(
+                                      SharedGroup{info.id, info.ranks, table.emptyShardsOf(index)}),
+                                  std::move(shards),
+                                  g < view.group_digests.size() ? view.group_digests[g] : 0,
+                                  layouts[g]});
       }
       result.push_back(std::move(summary));
     } catch (const Corruption& error) {
@@ -127,27 +148,27 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
 
 std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
   GroupSet set;
-  std::unordered_map<const GroupInfo*, size_t> index_of;  // most vaults share the object
+  std::unordered_map<const SharedGroup*, size_t> index_of;  // most vaults share the object
   Json list = Json::array();
   for (const VaultSummary& vault : vaults) {
     Json slots = Json::array();
     for (const SlotSummary& slot : vault.slots) {
       Json held = Json::array();
       for (const GroupSummary& group : slot.groups) {
-        const auto [at, added] = index_of.try_emplace(group.info.get(), 0);
+        const auto [at, added] = index_of.try_emplace(group.shared.get(), 0);
         if (added) {
-          at->second = set.add(group.info);
+          at->second = set.add(group.shared);
         }
         held.push_back({at->second, group.shards, group.digest, group.layout});
       }
-      slots.push_back(
-          {slot.slot, slot.step, slot.incarnation, slot.cut, slot.protection, std::move(held)});
+      slots.push_back({slot.slot, slot.step, slot.incarnation, slot.cut, slot.protection,
+                       std::move(held), slot.only_here});
     }
     list.push_back({{"rank", vault.rank}, {"node", vault.node}, {"slots", std::move(slots)}});
   }
-  Json groups = Json::array();  // [id, runs] of each group once
+  Json groups = Json::array();  // [id, ranks, empty shards] of each group once
   for (const auto& group : set.groups()) {
-    groups.push_back({group->id, runsOf(group->ranks)});
+    groups.push_back({group->id, runsOf(group->ranks), runsOf(group->empty)});
   }
   return Json{{"groups", std::move(groups)}, {"vaults", std::move(list)}}.dump(
       -1, ' ', false, Json::error_handler_t::replace);
@@ -156,6 +177,7 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
 std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts) {
   std::vector<VaultSummary> vaults;
   GroupSet set;  // of all texts
+  size_t most_different = kMostMembers;
   for (const std::string& text : texts) {
     try {
       const Json json = parseJson(text, kLongestText);
@@ -163,12 +185,20 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
         throw Corruption("inventory of a node: not a JSON object");
       }
       std::vector<size_t> groups;  // indices in `set`
-      size_t members = 0;
+      size_t most = kMostMembers;
       for (const Json& g : json.at("groups")) {
-        const auto group = std::make_shared<const GroupInfo>(
-            GroupInfo{g.at(0).get<std::string>(), ranksOf(g.at(1), kMostMembers - members)});
+        const auto group = std::make_shared<const SharedGroup>(
+            SharedGroup{g.at(0).get<std::string>(), numbersOf<int>(g.at(1), most),
+                        numbersOf<uint32_t>(g.at(2), most)});
+        const size_t known = set.groups().size();
         groups.push_back(set.add(group));
-        members += group->ranks.size();
+        if (set.groups().size() > known) {
+          const size_t size = group->ranks.size() + group->empty.size();
+          if (size > most_different) {
+            throw Corruption("inventory of a node: groups of too many ranks");
+          }
+          most_different -= size;
+        }
       }
       for (const Json& v : json.at("vaults")) {
         VaultSummary vault{integerOf<int>(v.at("rank")), integerOf<int>(v.at("node")), {}};
@@ -182,6 +212,7 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
           slot.incarnation = integerOf<uint64_t>(s.at(2));
           slot.cut = integerOf<uint64_t>(s.at(3));
           slot.protection = s.at(4).get<std::string>();
+          slot.only_here = s.at(6).get<std::string>();
           for (const Json& g : s.at(5)) {
             const auto group = integerOf<uint32_t>(g.at(0));
             if (group >= groups.size()) {

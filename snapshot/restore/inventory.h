@@ -2,8 +2,8 @@
 //
 // Each node publishes the inventory of its vaults as JSON; merging those of all nodes gives the
 // inventory of the job. A group's ranks stand in it once, however many vaults share the group, and
-// as runs [first, last, step]: a node's text, a job's text and the parsed job grow with the number
-// of vaults, not with its square.
+// as runs [first, last, step]; so do its empty shards. A node's text, a job's text and the parsed
+// job grow with the number of vaults, not with its square.
 //
 // Threads: re-entrant. Errors: parseInventories throws Corruption for text that is not an
 // inventory.
@@ -14,18 +14,25 @@
 #include <string>
 #include <vector>
 
-#include "snapshot/state/table.h"
-
 namespace reft {
 
 class VaultReader;
 
+// What all members of a sharding group have in common.
+struct SharedGroup {
+  std::string id;
+  std::vector<int> ranks;            // ascending
+  std::vector<uint32_t> empty = {};  // shards without a byte, ascending: nobody stores them
+
+  auto operator<=>(const SharedGroup&) const = default;
+};
+
 // A sharding group as one vault has it.
 struct GroupSummary {
-  std::shared_ptr<const GroupInfo> info;  // parseInventories(): one object for all that share it
-  std::vector<uint32_t> shards;           // intact ones, ascending
-  uint64_t digest = 0;                    // of sampled contents; 0: not recorded
-  uint64_t layout = 0;                    // groupLayouts() of snapshot/state/agreement.h
+  std::shared_ptr<const SharedGroup> shared;  // parseInventories(): one object for all its vaults
+  std::vector<uint32_t> shards;               // intact ones, ascending; no empty ones
+  uint64_t digest = 0;                        // of sampled contents; 0: not recorded
+  uint64_t layout = 0;                        // groupLayouts() of snapshot/state/agreement.h
 };
 
 struct SlotSummary {
@@ -35,6 +42,8 @@ struct SlotSummary {
   uint64_t cut = 0;
   std::vector<GroupSummary> groups;
   std::string protection = "none";
+  // A trained region that no other rank has; "": none.
+  std::string only_here = {};
 };
 
 struct VaultSummary {

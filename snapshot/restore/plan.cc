@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <set>
+#include <string_view>
 
 #include "intercept/base/error.h"
 #include "intercept/record/cut.h"
@@ -33,7 +34,7 @@ std::vector<int> blocksOf(int ranks, int local_world) {
 
 // A group while its members' summaries are gathered.
 struct Gathered {
-  std::shared_ptr<const GroupInfo> info;
+  std::shared_ptr<const SharedGroup> shared;
   std::string protection;
   uint64_t layout = 0;
   std::optional<uint64_t> digest;
@@ -47,8 +48,8 @@ int highestRank(const Found& found) {
   int highest = found.rbegin()->first;
   for (const auto& [rank, where] : found) {
     for (const GroupSummary& group : where.second->groups) {
-      if (!group.info->ranks.empty()) {
-        highest = std::max(highest, group.info->ranks.back());
+      if (!group.shared->ranks.empty()) {
+        highest = std::max(highest, group.shared->ranks.back());
       }
     }
   }
@@ -59,18 +60,20 @@ int highestRank(const Found& found) {
 std::optional<std::string> gather(const Found& found, Groups& groups) {
   for (const auto& [rank, where] : found) {
     for (const GroupSummary& group : where.second->groups) {
-      const std::string& id = group.info->id;
-      const std::vector<int>& ranks = group.info->ranks;
+      const std::string& id = group.shared->id;
+      const std::vector<int>& ranks = group.shared->ranks;
       const auto [at, added] = groups.try_emplace(id);
       Gathered& gathered = at->second;
       if (added) {
-        gathered.info = group.info;
+        gathered.shared = group.shared;
         gathered.protection = where.second->protection;
         gathered.layout = group.layout;
         gathered.stored.resize(ranks.size());
-      } else if (gathered.info != group.info && gathered.info->ranks != ranks) {
+      } else if (gathered.shared != group.shared && gathered.shared->ranks != ranks) {
         return "members disagree about who shares group " + id;
-      } else if (gathered.layout != group.layout) {
+      } else if (gathered.layout != group.layout ||
+                 (gathered.shared != group.shared &&
+                  gathered.shared->empty != group.shared->empty)) {
         return "members disagree about what group " + id + " shares";
       }
       if (group.digest == 0) {
@@ -96,7 +99,7 @@ std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) 
   uint32_t tag = 1;  // 0: the private part
   for (const auto& [id, gathered] : groups) {
     GroupPlan& group = plan.groups[id];
-    group.ranks = gathered.info->ranks;
+    group.ranks = gathered.shared->ranks;
     const Protection* protection = nullptr;
     try {
       protection = &Protection::named(gathered.protection);
@@ -104,8 +107,11 @@ std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) 
       return "group " + id + ": " + error.what();
     }
     group.recipes = protection->recipes(gathered.stored);
-    for (size_t shard = 0; shard < group.recipes.size(); ++shard) {
-      if (group.recipes[shard].empty()) {
+    const std::vector<uint32_t>& empty = gathered.shared->empty;
+    for (uint32_t shard = 0; shard < group.recipes.size(); ++shard) {
+      if (std::binary_search(empty.begin(), empty.end(), shard)) {
+        group.recipes[shard].clear();
+      } else if (group.recipes[shard].empty()) {
         return "shard " + std::to_string(shard) + " of group " + id + " is not sealed anywhere";
       }
       for (const Recipe& recipe : group.recipes[shard]) {
@@ -118,27 +124,46 @@ std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) 
   return std::nullopt;
 }
 
-// A lost rank comes back if every group that a surviving member shares with it is whole; the lowest
-// such member is its donor.
+// The ids of a rank's groups, ascending.
+using Membership = std::vector<std::string_view>;
+
+// A lost rank comes back if a rank that is left is a member of the same groups: the lowest one is
+// its donor. Nobody knows of a group of which all members are lost. Were the lost rank in such a
+// one, it would have state that its donor has outside of the groups; so a donor has none there.
 std::optional<std::string> findDonors(const std::vector<int>& missing, const Found& found,
                                       const Groups& groups, RestorePlan& plan) {
+  if (missing.empty()) {
+    return std::nullopt;
+  }
+  std::map<Membership, int> lowest;
+  for (const auto& [rank, where] : found) {
+    Membership of;
+    for (const GroupSummary& group : where.second->groups) {
+      of.push_back(group.shared->id);
+    }
+    std::sort(of.begin(), of.end());
+    lowest.try_emplace(std::move(of), rank);
+  }
   for (const int rank : missing) {
-    int donor = -1;
+    Membership of;
     for (const auto& [id, group] : groups) {
-      const std::vector<int>& ranks = group.info->ranks;
-      if (!std::binary_search(ranks.begin(), ranks.end(), rank)) {
-        continue;
-      }
-      for (const int member : ranks) {
-        if (found.contains(member) && (donor < 0 || member < donor)) {
-          donor = member;
-        }
+      const std::vector<int>& ranks = group.shared->ranks;
+      if (std::binary_search(ranks.begin(), ranks.end(), rank)) {
+        of.push_back(id);
       }
     }
-    if (donor < 0) {
+    if (of.empty()) {
       return "nothing of rank(s) " + listOf(missing) + " is sealed anywhere";
     }
-    plan.donor[rank] = donor;
+    const auto donor = lowest.find(of);
+    if (donor == lowest.end()) {
+      return "no rank is left that shared all that rank " + std::to_string(rank) + " did";
+    }
+    if (const std::string& region = found.at(donor->second).second->only_here; !region.empty()) {
+      return "rank " + std::to_string(rank) + " had state that no other rank has, as " + region +
+             " of rank " + std::to_string(donor->second);
+    }
+    plan.donor[rank] = donor->second;
   }
   return std::nullopt;
 }
@@ -245,7 +270,9 @@ void forEachShard(const RestorePlan& plan, int receiver, Fn fn) {
       continue;
     }
     for (uint32_t shard = 0; shard < group.recipes.size(); ++shard) {
-      fn(id, group, shard, choose(plan, group, shard, receiver));
+      if (!group.recipes[shard].empty()) {
+        fn(id, group, shard, choose(plan, group, shard, receiver));
+      }
     }
   }
 }

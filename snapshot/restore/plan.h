@@ -51,11 +51,11 @@ struct VaultPlace {
 
 struct GroupPlan {
   std::vector<int> ranks;                    // members, ascending
-  std::vector<std::vector<Recipe>> recipes;  // per shard; never empty
+  std::vector<std::vector<Recipe>> recipes;  // per shard; none: it has no bytes
   uint32_t first_tag = 0;                    // of its messages to one receiver
   uint32_t most_parts = 1;                   // of a recipe
 
-  // Of the message with a part of a shard.
+  // Of the message with a part of a shard: unique among all groups of the plan, 0 excepted.
   uint32_t tagOf(uint32_t shard, size_t part) const {
     return first_tag + shard * most_parts + static_cast<uint32_t>(part);
   }
@@ -66,8 +66,9 @@ struct RestorePlan {
   uint64_t incarnation = 0;
   JobShape shape;
   std::vector<VaultPlace> vaults;  // by rank
-  // Per lost rank: a member of the same groups whose small state stands in. Groups come back bit
-  // for bit; random state, buffers and loop position are the donor's.
+  // Per lost rank: the lowest member of the same groups, all of whose parameters and optimizer
+  // state are in them: its small state stands in. Groups come back bit for bit; random state,
+  // buffers and loop position are the donor's.
   std::map<int, int> donor;
   std::map<std::string, GroupPlan> groups;  // by id
 

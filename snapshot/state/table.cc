@@ -141,15 +141,25 @@ std::vector<uint32_t> SnapshotTable::shardsOf(int32_t g) const {
       present.emplace(piece.shard, piece.region, piece.begin, piece.end);
     }
   }
-  // Held = every range is there. A shard can be empty (fewer rows than members): everybody holds
-  // that.
+  // Held = every range is there.
   std::vector<uint32_t> found;
   const auto members = static_cast<uint32_t>(groups[static_cast<size_t>(g)].ranks.size());
   for (uint32_t shard = 0; shard < members; ++shard) {
     const std::vector<ShardRange> ranges = shardRanges(regions, g, shard, members);
-    if (std::all_of(ranges.begin(), ranges.end(), [&](const ShardRange& range) {
+    if (!ranges.empty() && std::all_of(ranges.begin(), ranges.end(), [&](const ShardRange& range) {
           return present.contains({shard, range.region, range.begin, range.end});
         })) {
+      found.push_back(shard);
+    }
+  }
+  return found;
+}
+
+std::vector<uint32_t> SnapshotTable::emptyShardsOf(int32_t g) const {
+  std::vector<uint32_t> found;
+  const auto members = static_cast<uint32_t>(groups[static_cast<size_t>(g)].ranks.size());
+  for (uint32_t shard = 0; shard < members; ++shard) {
+    if (shardRanges(regions, g, shard, members).empty()) {
       found.push_back(shard);
     }
   }
@@ -160,7 +170,7 @@ std::string SnapshotTable::toJson() const {
   Json regions_json = Json::array();
   for (const RegionInfo& r : regions) {
     regions_json.push_back(
-        {r.name, r.dtype, r.shape, r.bytes, r.row_bytes, r.group, r.early, r.strides});
+        {r.name, r.dtype, r.shape, r.bytes, r.row_bytes, r.group, r.early, r.strides, r.trained});
   }
   Json groups_json = Json::array();
   for (const GroupInfo& g : groups) {
@@ -208,6 +218,7 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
       info.group = integerOf<int32_t>(r.at(5));
       info.early = r.at(6).get<bool>();
       info.strides = integersOf<int64_t>(r.at(7));
+      info.trained = r.at(8).get<bool>();
       table.regions.push_back(std::move(info));
     }
     for (const Json& p : json.at("pieces")) {

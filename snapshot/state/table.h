@@ -25,6 +25,7 @@ struct RegionInfo {
   bool early = false;      // copied before the optimizer step returns
   // In items, one per dimension; empty: dim 0 outermost and no gaps.
   std::vector<int64_t> strides = {};
+  bool trained = false;  // a parameter of an optimizer, its gradient, or a tensor of an optimizer
 };
 
 struct GroupInfo {
@@ -54,8 +55,10 @@ struct SnapshotTable {
 
   std::string toJson() const;
   static SnapshotTable fromJson(std::string_view text);  // validates everything
-  // Shards of group `g` that this rank's payload holds, ascending.
+  // Shards of group `g` that this rank's payload holds, ascending; no empty ones.
   std::vector<uint32_t> shardsOf(int32_t g) const;
+  // Shards of group `g` without a byte (fewer rows than members), ascending; equal on all members.
+  std::vector<uint32_t> emptyShardsOf(int32_t g) const;
 };
 
 // Range [begin, end) of the shard `index` of `members` in each of `regions` (of one group, in table

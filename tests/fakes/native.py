@@ -125,7 +125,7 @@ class FakeEngine:
 
     def set_table(
         self,
-        regions: Sequence[tuple[str, torch.Tensor, int, bool]],
+        regions: Sequence[tuple[str, torch.Tensor, int, bool, bool]],
         groups: Sequence[tuple[str, Sequence[int]]],
         plan_anew: bool = False,
     ) -> None:

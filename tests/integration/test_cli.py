@@ -524,7 +524,7 @@ def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
     path = folder / "vaults" / "demo" / "rank-0.vault"
     engine = snapshot_engine(run_dir, path)
     tensor = torch.arange(262144, dtype=torch.float32)
-    engine.set_table([("weight", tensor, -1, False)], [])
+    engine.set_table([("weight", tensor, -1, False, True)], [])
     engine.capture(7, [tensor], b"objects", [], [])
     engine.gate()
     engine.drain(10000)
@@ -661,7 +661,7 @@ def test_the_protection_of_the_setting_is_that_of_the_snapshot(
         run_dir, folder / "rank-0.vault", REFT_SNAPSHOT_PROTECTION=protection
     )
     tensor = torch.ones(16)
-    engine.set_table([("weight", tensor, -1, False)], [])
+    engine.set_table([("weight", tensor, -1, False, True)], [])
     engine.capture(1, [tensor], b"", [], [])
     engine.gate()
     engine.drain(10000)

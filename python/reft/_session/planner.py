@@ -153,7 +153,10 @@ class Planner:
         groups = [(gid, ranks) for gid, ranks in self._groups if ranks in used]
         index_of = {ranks: i for i, (_, ranks) in enumerate(groups)}
         self._engine.set_table(
-            [(r.name, r.current(), index_of.get(r.ranks, -1), r.early) for r in state.regions],
+            [
+                (r.name, r.current(), index_of.get(r.ranks, -1), r.early, r.is_trained)
+                for r in state.regions
+            ],
             [(gid, list(ranks)) for gid, ranks in groups],
             asks,
         )

@@ -54,6 +54,12 @@ class Region:
     place: Place | None = None
     is_parameter: bool = False
 
+    @property
+    def is_trained(self) -> bool:
+        """Whether training has made it: another rank's stands in for a buffer that is lost, but not
+        for this."""
+        return self.is_parameter or self.name.startswith(("o", "g["))
+
     def current(self) -> torch.Tensor:
         """The tensor to copy now: since it was found, a DTensor may have got another local part, a
         module or an optimizer another tensor."""
@@ -409,7 +415,9 @@ class _Finder:
             state._wrappers.add(name)
             for part in parts:
                 inside = (vars(tensor), part) if part in vars(tensor) else None
-                self.add(f"{name}.{part}", getattr(tensor, part), ranks, early, inside)
+                self.add(
+                    f"{name}.{part}", getattr(tensor, part), ranks, early, inside, is_parameter
+                )
             return
         local, placed = _local(tensor)
         if problem := _problem(local):

@@ -112,12 +112,12 @@ def test_new_state_is_private_until_all_ranks_plan(plans: Callable[..., Plans]) 
     made = plans()
     grow(made)
     regions, groups = made.engine.tables[-1]
-    assert [(name, group) for name, _, group, _ in regions] == [("o0.p0", 0), ("o0.p0.buf", -1)]
+    assert [(name, group) for name, _, group, *_ in regions] == [("o0.p0", 0), ("o0.p0.buf", -1)]
     assert groups == [("g0-1", [0, 1])]
     assert made.engine.asks == [False, True] and made.plans == ["first"]
     made.planner.plan_together([made.optimizer], 7, parted=False)
     assert made.plans == ["first", "7"] and made.asked[-1] == ["o0.p0", "o0.p0.buf"]
-    assert [group for _, _, group, _ in made.engine.tables[-1][0]] == [0, 0]
+    assert [group for _, _, group, *_ in made.engine.tables[-1][0]] == [0, 0]
     assert made.engine.asks[-1] is False and not made.refresh()
 
 
@@ -146,7 +146,7 @@ def test_state_that_is_gone_leaves_its_group(plans: Callable[..., Plans]) -> Non
     made.regions = [("o0.p0", torch.zeros(4), (0, 1))]
     made.planner.forget()
     made.refresh()
-    assert [(n, g) for n, _, g, _ in made.engine.tables[-1][0]] == [("o0.p0", 0)]
+    assert [(n, g) for n, _, g, *_ in made.engine.tables[-1][0]] == [("o0.p0", 0)]
 
 
 def test_replicas_that_parted_are_private_for_good(
@@ -159,7 +159,7 @@ def test_replicas_that_parted_are_private_for_good(
     made.different = []
     made.planner.plan_together([made.optimizer], 9, parted=False)
     assert made.asked == [["o0.p0"], ["o0.p0"], []]
-    assert [group for _, _, group, _ in made.engine.tables[-1][0]] == [-1]
+    assert [group for _, _, group, *_ in made.engine.tables[-1][0]] == [-1]
     assert capsys.readouterr().err.splitlines() == [
         "reft: warning: step 4 was not committed: 1 replicated tensor not equal on"
         " ranks 0 1 (first: o0.p0); each rank saves its own"
@@ -185,7 +185,7 @@ def test_what_was_found_to_differ_stays_private(
     made.replace_state()
     made.refresh()
     for regions, groups in made.engine.tables:
-        assert [(name, group) for name, _, group, _ in regions] == [("o0.p0", 0), ("m0.mean", -1)]
+        assert [(name, group) for name, _, group, *_ in regions] == [("o0.p0", 0), ("m0.mean", -1)]
         assert groups == [("g0-1", [0, 1])]
     said = capsys.readouterr().err.splitlines()
     assert said == [
@@ -216,10 +216,10 @@ def test_a_region_is_copied_early_once_it_was_caught(plans: Callable[..., Plans]
     assert made.planner.copy_early(5) is None
     assert made.planner.copy_early(0) == "o0.p0"
     assert made.refresh(), "planned anew, though no tensor was replaced"
-    assert [early for _, _, _, early in made.engine.tables[-1][0]] == [True]
+    assert [early for _, _, _, early, _ in made.engine.tables[-1][0]] == [True]
     made.planner.forget()
     made.refresh()
-    assert [early for _, _, _, early in made.engine.tables[-1][0]] == [True], "for good"
+    assert [early for _, _, _, early, _ in made.engine.tables[-1][0]] == [True], "for good"
 
 
 def test_what_a_resume_has_found_is_planned_once(plans: Callable[..., Plans]) -> None:

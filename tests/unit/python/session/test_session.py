@@ -213,7 +213,7 @@ def test_a_region_written_between_steps_is_copied_early_from_then_on(
     optimizer = train(1)
     native.engine.late = [1, 4711]  # the second one is of a plan that is gone
     train(2, optimizer)
-    early = {name for name, _, _, early in native.engine.tables[-1][0] if early}
+    early = {name for name, _, _, early, _ in native.engine.tables[-1][0] if early}
     assert early == {"o0.p1"}
     assert len(native.engine.tables) == 2, "one new plan"
     said = [line for line in lines(capsys) if "written between" in line]

@@ -43,6 +43,15 @@ def test_names_follow_the_places_in_modules() -> None:
     assert found.bytes == sum(region.tensor.nbytes for region in found.regions)
 
 
+def test_buffers_and_what_no_optimizer_has_are_not_trained() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    optimizer = adam(module[0])
+    found = discovery.discover([optimizer])
+    trained = {region.name for region in found.regions if region.is_trained}
+    assert {"m0.0.weight", "m0.0.bias", "o0[m0.0.weight].exp_avg"} <= trained
+    assert "m0.1.weight" in names(found) and not any("m0.1" in name for name in trained)
+
+
 def test_tied_weights_are_saved_once() -> None:
     module = torch.nn.Sequential(
         torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)

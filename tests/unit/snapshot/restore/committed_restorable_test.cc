@@ -238,9 +238,11 @@ class Job {
       slot.protection = made.table.protection;
       const std::vector<uint64_t> layouts = groupLayouts(made.table);
       for (size_t g = 0; g < made.table.groups.size(); ++g) {
-        slot.groups.push_back({std::make_shared<const GroupInfo>(made.table.groups[g]),
-                               made.table.shardsOf(static_cast<int32_t>(g)), made.digests[g],
-                               layouts[g]});
+        const GroupInfo& info = made.table.groups[g];
+        slot.groups.push_back(
+            {std::make_shared<const SharedGroup>(SharedGroup{
+                 info.id, info.ranks, made.table.emptyShardsOf(static_cast<int32_t>(g))}),
+             made.table.shardsOf(static_cast<int32_t>(g)), made.digests[g], layouts[g]});
       }
       vaults.push_back({rank, 0, {std::move(slot)}});
     }

@@ -22,6 +22,7 @@ namespace inventory_test {
 TEST(Inventory, RoundTripKeepsEverything) {
   auto vaults = replicas(3, 11, 1);
   vaults[1].slots[0].cut = kUnknownCut;
+  vaults[2].slots[0].only_here = "o0.p1";
   vaults[0].slots[0].groups[0].digest = ~uint64_t{0};
   const auto again =
       parseInventories({inventoryJson({vaults[0]}), inventoryJson({vaults[1], vaults[2]})});
@@ -36,16 +37,25 @@ TEST(Inventory, RejectsOtherText) {
         "[]",
         "{}",
         "{\"groups\":[],\"vaults\":[3]}",
-        "{\"groups\":[[3,[[0,0,1]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[0]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[0,3]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[3,0,1]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[0,4,3]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[0,4,0]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[-1,4,1]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[0,4,1],[4,5,1]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[0,2147483647,1]]]],\"vaults\":[]}",
-        "{\"groups\":[[\"g\",[[0,16777000,1]]],[\"h\",[[0,400,1]]]],\"vaults\":[]}",
+        R"({"groups":[[3,[[0,0,1]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,0,1]]]],"vaults":[]})",
+        R"({"groups":[["g",[0],[]]],"vaults":[]})",
+        R"({"groups":[["g",null,[]]],"vaults":[]})",
+        R"({"groups":[["g",{},[]]],"vaults":[]})",
+        R"({"groups":[["g",[],null]],"vaults":[]})",
+        R"({"groups":[["g",{"a":[0,3,1]},[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,3]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,3,1,7]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[{"a":0,"b":3,"c":1}],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[3,0,1]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,4,3]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,4,0]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[-1,4,1]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,4,1],[4,5,1]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,4,1]],[[2,2,1],[1,1,1]]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,2147483647,1]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,16777000,1]],[]],["h",[[0,400,1]],[]]],"vaults":[]})",
+        R"({"groups":[["g",[[0,16777000,1]],[[0,400,1]]]],"vaults":[]})",
         "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]}",
         "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,"
         "\"slots\":[[0,1,2,3,\"none\",[[0,[],0]]]]}]}",
@@ -53,6 +63,26 @@ TEST(Inventory, RejectsOtherText) {
         "{\"groups\":[],\"vaults\":[{\"rank\":4294967296,\"node\":0,\"slots\":[]}]}"}) {
     EXPECT_THROW(parseInventories({text}), Corruption) << text;
   }
+}
+
+TEST(Inventory, RanksUpToTheHighestNumberAreRead) {
+  for (const char* runs : {"[[2147483647,2147483647,1]]", "[[147483647,2147483647,1000000000]]"}) {
+    const std::string text =
+        std::string(R"({"groups":[["g",)") + runs +
+        R"(,[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[0,[],0,0]],""]]}]})";
+    const auto vaults = parseInventories({text});
+    EXPECT_EQ(vaults[0].slots[0].groups[0].shared->ranks.back(), 2147483647) << text;
+  }
+}
+
+TEST(Inventory, TextsTogetherAreAsLargeAsOne) {
+  std::vector<std::string> texts;
+  for (int i = 0; i < 2; ++i) {
+    texts.push_back(R"({"groups":[["g)" + std::to_string(i) +
+                    R"(",[[0,9000000,1]],[]]],"vaults":[]})");
+  }
+  EXPECT_NO_THROW(parseInventories({texts[0], texts[0]}));
+  EXPECT_THROW(parseInventories(texts), Corruption);
 }
 
 TEST(Inventory, NamesTheRanksOfAGroupOnce) {
@@ -72,16 +102,17 @@ TEST(Inventory, KeepsTheRanksOfEveryGroup) {
       ranks.push_back(rank);
       rank += 1 + static_cast<int>(random() % 2 * (random() % 4));
     }
-    const auto info = std::make_shared<const GroupInfo>(GroupInfo{"g", ranks});
-    const std::string text = inventoryJson({{0, 0, {{0, 1, kInc, 0, {{info, {0}, 1, 2}}}}}});
-    EXPECT_EQ(parseInventories({text})[0].slots[0].groups[0].info->ranks, ranks) << text;
+    const SharedGroup group{"g", ranks, {ranks.begin(), ranks.end()}};
+    const auto shared = std::make_shared<const SharedGroup>(group);
+    const std::string text = inventoryJson({{0, 0, {{0, 1, kInc, 0, {{shared, {0}, 1, 2}}}}}});
+    EXPECT_EQ(*parseInventories({text})[0].slots[0].groups[0].shared, group) << text;
   }
   for (const int step : {1, 8}) {
-    GroupInfo group{"g", {}};
+    SharedGroup group{"g", {}};
     for (int rank = 5; rank < 100'000; rank += step) {
       group.ranks.push_back(rank);
     }
-    const auto info = std::make_shared<const GroupInfo>(group);
+    const auto info = std::make_shared<const SharedGroup>(group);
     EXPECT_LT(inventoryJson({{0, 0, {{0, 1, kInc, 0, {{info, {}, 1, 2}}}}}}).size(), 200u);
   }
 }
@@ -89,7 +120,7 @@ TEST(Inventory, KeepsTheRanksOfEveryGroup) {
 TEST(Inventory, VaultsOfSeveralNodesShareTheObjectOfAGroup) {
   const auto vaults = replicas(3, 11, 1);
   const auto again = parseInventories({inventoryJson({vaults[0]}), inventoryJson({vaults[2]})});
-  EXPECT_EQ(again[0].slots[0].groups[0].info, again[1].slots[0].groups[0].info);
+  EXPECT_EQ(again[0].slots[0].groups[0].shared, again[1].slots[0].groups[0].shared);
 }
 
 class SummarizeVerified : public testing::Test {
@@ -98,7 +129,7 @@ class SummarizeVerified : public testing::Test {
   SummarizeVerified() : vault_(Vault::create({"job", 0, 2}, 2, 64)) {
     table_ = buildTable(0, 2,
                         {{"shared", "uint8", {4 * kChunk}, 4 * kChunk, kChunk, 0, false},
-                         {"mine", "uint8", {kChunk}, kChunk, kChunk, -1, false}},
+                         {"mine", "uint8", {kChunk}, kChunk, kChunk, -1, false, {}, true}},
                         {{"g", {0, 1}}}, "arc", 1, kChunk);
     const std::string json = table_.toJson();
     const uint64_t chunks = table_.payload_bytes / kChunk;
@@ -137,6 +168,7 @@ TEST_F(SummarizeVerified, IntactVaultOffersAllOfItsShards) {
   EXPECT_EQ(slots[0].groups[0].shards, std::vector<uint32_t>({0, 1}));
   EXPECT_EQ(slots[0].groups[0].digest, 42u);
   EXPECT_EQ(slots[0].protection, "arc");
+  EXPECT_EQ(slots[0].only_here, "mine");
   EXPECT_TRUE(faults_.empty());
 }
 

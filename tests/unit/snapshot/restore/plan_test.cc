@@ -41,6 +41,23 @@ std::vector<std::vector<int>> holdersOf(const RestorePlan& plan, const std::stri
   return holders;
 }
 
+// A second group of each rank: the even or the odd ranks.
+void addTeams(std::vector<VaultSummary>& vaults, int world) {
+  for (int parity = 0; parity < 2; ++parity) {
+    SharedGroup team{"team " + std::to_string(parity), {}};
+    for (int rank = parity; rank < world; rank += 2) {
+      team.ranks.push_back(rank);
+    }
+    const auto shared = std::make_shared<const SharedGroup>(team);
+    const auto members = static_cast<uint32_t>(team.ranks.size());
+    for (uint32_t member = 0; member < members; ++member) {
+      const auto rank = static_cast<size_t>(team.ranks[member]);
+      vaults[rank].slots.back().groups.push_back(
+          {shared, Protection::named("arc").storedBy(member, members), 7});
+    }
+  }
+}
+
 TEST(JobShape, NodesMayDifferInSizeAndTakeTurns) {
   const JobShape uneven(std::vector<int>{0, 0, 1});
   EXPECT_EQ(uneven.world, 3);
@@ -140,6 +157,27 @@ TEST(PlanRestore, RebuildsALostRankFromTheCopyOfItsShard) {
   EXPECT_EQ(holdersOf(*result.plan, "g")[2], std::vector<int>({1}));
 }
 
+// As with tensor parallelism on two replicas: all ranks share norms, each pair its part.
+TEST(PlanRestore, ALostRankTakesTheStateOfARankWithTheSameGroups) {
+  auto vaults = replicas(4, 11, 1);
+  addTeams(vaults, 4);  // {0, 2} and {1, 3}
+  vaults.erase(vaults.begin() + 1);
+  const RestoreDecision result = planRestore(vaults, {4, 1});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(result.plan->donor, (std::map<int, int>{{1, 3}}));
+  vaults.pop_back();  // rank 3
+  EXPECT_EQ(planRestore(vaults, {4, 1}).rejected.at(0),
+            "step 11: no rank is left that shared all that rank 1 did");
+}
+
+TEST(PlanRestore, StateThatOneRankHadIsNotReplacedByAnothers) {
+  auto vaults = replicas(4, 11, 1);
+  vaults.erase(vaults.begin() + 1);
+  vaults[0].slots[0].only_here = "o0.p3";
+  EXPECT_EQ(planRestore(vaults, {4, 2}).rejected.at(0),
+            "step 11: rank 1 had state that no other rank has, as o0.p3 of rank 0");
+}
+
 TEST(PlanRestore, WithoutCopiesALostShardIsNamed) {
   auto vaults = replicas(4, 11, 0);
   vaults.erase(vaults.begin() + 2);
@@ -187,7 +225,8 @@ TEST(PlanRestore, AnUnknownDigestIsNoDifference) {
 
 TEST(PlanRestore, RefusesMembersThatDisagreeAboutTheirGroup) {
   auto vaults = replicas(3, 11, 0);
-  vaults[1].slots[0].groups[0].info = std::make_shared<const GroupInfo>(GroupInfo{"g", {0, 1}});
+  vaults[1].slots[0].groups[0].shared =
+      std::make_shared<const SharedGroup>(SharedGroup{"g", {0, 1}});
   EXPECT_FALSE(planRestore(vaults, {3, 2}).plan);
 }
 
@@ -248,9 +287,36 @@ TEST(PlanRestore, RefusesAProtectionThatThisVersionDoesNotKnow) {
   EXPECT_EQ(result.rejected.at(0), "step 11: group g: protection is 'raid'; allowed: none, arc");
 }
 
+TEST(PlanRestore, ShardsWithoutBytesNeedNoVault) {
+  auto vaults = replicas(4, 11, 0);
+  const auto shared = std::make_shared<const SharedGroup>(SharedGroup{"g", {0, 1, 2, 3}, {1, 3}});
+  for (VaultSummary& vault : vaults) {
+    GroupSummary& group = vault.slots[0].groups[0];
+    group.shared = shared;
+    std::erase_if(group.shards, [](uint32_t shard) { return shard % 2 == 1; });
+  }
+  const RestorePlan plan = *planRestore(vaults, {4, 2}).plan;
+  EXPECT_EQ(holdersOf(plan, "g"), std::vector<std::vector<int>>({{0}, {}, {2}, {}}));
+  for (const Transfer& transfer : transfersOf(plan, 2)) {
+    EXPECT_NE(transfer.shard % 2, 1u);
+  }
+  vaults[1].slots[0].groups[0].shared =
+      std::make_shared<const SharedGroup>(SharedGroup{"g", {0, 1, 2, 3}, {1}});
+  EXPECT_EQ(planRestore(vaults, {4, 2}).rejected.at(0),
+            "step 11: members disagree about what group g shares");
+  vaults = replicas(4, 11, 0);
+  for (VaultSummary& vault : vaults) {
+    vault.slots[0].groups[0].shared = shared;
+    vault.slots[0].groups[0].shards.clear();
+  }
+  EXPECT_EQ(planRestore(vaults, {4, 2}).rejected.at(0),
+            "step 11: shard 0 of group g is not sealed anywhere");
+}
+
 TEST(PlanRestore, RefusesAVaultOutsideOfItsOwnGroup) {
   auto vaults = replicas(3, 11, 0);
-  vaults[2].slots[0].groups[0].info = std::make_shared<const GroupInfo>(GroupInfo{"other", {0, 1}});
+  vaults[2].slots[0].groups[0].shared =
+      std::make_shared<const SharedGroup>(SharedGroup{"other", {0, 1}});
   EXPECT_EQ(planRestore(vaults, {3, 2}).rejected.at(0),
             "step 11: rank 2 is not a member of its group other");
 }
@@ -275,6 +341,7 @@ TEST(TransfersOf, SendsAndReceivesOfAllRanksPairUpInOneOrder) {
     const int world = 1 + static_cast<int>(random() % 12);
     const JobShape shape{world, 2};  // replicas() puts two ranks on a node
     auto vaults = replicas(world, 11, 1);
+    addTeams(vaults, world);
     std::erase_if(vaults, [&](const VaultSummary&) { return random() % 6 == 0; });
     if (!vaults.empty() && random() % 4 == 0) {
       vaults[random() % vaults.size()].node = 0;  // it moved
@@ -296,7 +363,11 @@ TEST(TransfersOf, SendsAndReceivesOfAllRanksPairUpInOneOrder) {
         (transfer.sender == rank ? sends : receives).push_back(own.back());
       }
       ASSERT_TRUE(std::is_sorted(own.begin(), own.end()));
-      ASSERT_EQ(std::adjacent_find(own.begin(), own.end()), own.end());
+      const auto same = [](const Row& a, const Row& b) {
+        return std::get<0>(a) == std::get<0>(b) && std::get<1>(a) == std::get<1>(b);
+      };
+      ASSERT_EQ(std::adjacent_find(own.begin(), own.end(), same), own.end())
+          << "two messages to one receiver have one tag";
     }
     std::sort(sends.begin(), sends.end());
     std::sort(receives.begin(), receives.end());

@@ -22,7 +22,7 @@ inline std::vector<VaultSummary> replicas(int world, int64_t step, uint32_t copi
   for (int rank = 0; rank < world; ++rank) {
     ranks.push_back(rank);
   }
-  const auto info = std::make_shared<const GroupInfo>(GroupInfo{"g", ranks});
+  const auto info = std::make_shared<const SharedGroup>(SharedGroup{"g", ranks});
   for (int rank = 0; rank < world; ++rank) {
     GroupSummary group{info, {}, 99};
     for (uint32_t k = 0; k <= copies; ++k) {

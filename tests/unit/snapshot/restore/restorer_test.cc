@@ -58,6 +58,7 @@ struct SmallJob {
         regions.push_back(randomBytes(size, random));
       }
     }
+    const Bytes of_all = randomBytes(60 * 96, random);
     for (const int rank : ranks) {
       const size_t g = groups.size() == 1 ? 0 : static_cast<size_t>(rank) % 2;
       std::vector<RegionInfo> infos;
@@ -73,9 +74,12 @@ struct SmallJob {
       }
       values.push_back(randomBytes(500, random));
       infos.push_back({"mine", "uint8", {500}, 500, 1, -1, false});
-      tables.push_back(buildTable(rank, shape.world, infos, {{"g" + std::to_string(g), groups[g]}},
-                                  protection, Protection::named(protection).furtherShards(),
-                                  kChunk));
+      // Each rank has two groups: their messages to one receiver differ.
+      values.push_back(of_all);
+      infos.push_back({"of all", "uint8", {60, 96}, of_all.size(), 96, 1, false});
+      tables.push_back(buildTable(rank, shape.world, infos,
+                                  {{"g" + std::to_string(g), groups[g]}, {"h", ranks}}, protection,
+                                  Protection::named(protection).furtherShards(), kChunk));
       contents.push_back(std::move(values));
       vaults.push_back(seal(rank));
     }
@@ -126,9 +130,12 @@ struct SmallJob {
     return found;
   }
 
-  // A rank comes back if every shard of its group does and someone of its group is left; private
-  // parts of lost ranks are their donors'.
+  // A rank comes back if every shard of its groups does and a rank of the same groups is left;
+  // private parts of lost ranks are their donors'.
   bool comesBack(const std::vector<bool>& lost) const {
+    if (!Protection::named(protection).survives(lost)) {  // the group of all
+      return false;
+    }
     for (const std::vector<int>& group : groups) {
       std::vector<bool> members;
       for (const int rank : group) {
@@ -228,7 +235,8 @@ TEST(Restorer, EverySurvivableLossComesBackBitForBitAndNoOtherIsPlanned) {
           const auto r = static_cast<size_t>(rank);
           const auto owner = static_cast<size_t>(decision.plan->ownerFor(rank));
           for (size_t i = 0; i < memory[r].size(); ++i) {
-            ASSERT_EQ(memory[r][i], job.contents[owner][i])
+            const bool shared = job.tables[r].regions[i].group >= 0;
+            ASSERT_EQ(memory[r][i], job.contents[shared ? r : owner][i])
                 << "rank " << rank << " region " << i << ", lost " << bits;
           }
         }
@@ -249,7 +257,7 @@ TEST(Restorer, ADifferentLiveStateIsNamed) {
   EXPECT_NE(restorer.difference(live).find("shared0 was uint8 ["), std::string::npos);
   live = job.live(0, memory);
   live.pop_back();
-  EXPECT_EQ(restorer.difference(live), "mine (uint8 [500]) was saved and does not exist now");
+  EXPECT_EQ(restorer.difference(live), "of all (uint8 [60, 96]) was saved and does not exist now");
   live = job.live(0, memory);
   live.push_back({"new", "uint8", {1}, 1, nullptr});
   EXPECT_EQ(restorer.difference(live), "new exists now and was not saved");
