@@ -62,7 +62,8 @@ namespace reft {
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", \
     "What a rank stores in addition to its own shard of the state that replicas share. none: " \
     "nothing; snapshots survive killed processes. arc: a copy of the shard of the next replica; " \
-    "this state survives a lost node.") \
+    "this state survives a lost node if that replica is on another one (reft prints at the first " \
+    "step whether it does).") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
     "Steps from one snapshot to the next.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \

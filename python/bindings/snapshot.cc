@@ -299,11 +299,12 @@ void bindSnapshot(py::module_& module) {
       py::arg("protection"), py::arg("members"),
       "How many shards each member of a group of so many stores.");
   module.def(
-      "survived_losses",
-      [](const std::string& protection) {
-        return std::string(Protection::named(protection).survivedLosses());
+      "survives_loss",
+      [](const std::string& protection, const std::vector<bool>& lost) {
+        return Protection::named(protection).survives(lost);
       },
-      py::arg("protection"), "The losses that a job survives, in words.");
+      py::arg("protection"), py::arg("lost"),
+      "Whether every shard of a group comes back after the loss of the vaults of some members.");
 }
 
 }  // namespace reft

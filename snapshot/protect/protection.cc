@@ -10,8 +10,8 @@ namespace reft {
 namespace {
 
 const std::vector<const Protection*>& all() {
-  static const Replicate none("none", 0, "killed processes");
-  static const Replicate arc("arc", 1, "killed processes and one lost node");
+  static const Replicate none("none", 0);
+  static const Replicate arc("arc", 1);
   static const std::vector<const Protection*> list = {&none, &arc};
   return list;
 }

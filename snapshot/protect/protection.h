@@ -46,8 +46,6 @@ class Protection {
   static const Protection& named(std::string_view name);
 
   virtual std::string_view name() const = 0;
-  // The losses that a job survives, as the banner prints them.
-  virtual std::string_view survivedLosses() const = 0;
   // How many of the following members' shards a rank stores beside its own. buildTable() takes it.
   virtual uint32_t furtherShards() const = 0;
   // Per shard of the group, all ways to get it back from what the vaults hold; none: it is lost.

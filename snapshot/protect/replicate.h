@@ -13,18 +13,15 @@ namespace reft {
 
 class Replicate final : public Protection {
  public:
-  Replicate(std::string_view name, uint32_t copies, std::string_view survived_losses)
-      : name_(name), copies_(copies), survived_losses_(survived_losses) {}
+  Replicate(std::string_view name, uint32_t copies) : name_(name), copies_(copies) {}
 
   std::string_view name() const override { return name_; }
-  std::string_view survivedLosses() const override { return survived_losses_; }
   uint32_t furtherShards() const override { return copies_; }
   std::vector<std::vector<Recipe>> recipes(const StoredShards& stored) const override;
 
  private:
   const std::string_view name_;
   const uint32_t copies_;
-  const std::string_view survived_losses_;
 };
 
 }  // namespace reft

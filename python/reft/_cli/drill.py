@@ -450,14 +450,15 @@ def _lost_node(last: drill_verdict.Event, reference: Run) -> dict[str, Any]:
             "not covered (REFT_SNAPSHOT_PROTECTION=none): training would start from its beginning,"
             " or from the script's own checkpoint"
         )
-    elif last["private"]:
-        text = (
-            f"{protection} covers the {_voice.plural(last['shared'], 'tensor')} that replicas"
-            f" share; {_voice.plural(len(last['private']), 'tensor')} of one rank alone"
-            f" (first: {last['private'][0]}) would be lost"
-        )
+    elif last["node_loss"]:
+        text = f"not survived in spite of {protection}: {last['node_loss']}"
     else:
-        text = f"covered by {protection}: replicas on other nodes have all tensors"
+        text = f"survived by {protection}: each shard is on two nodes"
+        if last["private"]:
+            text += (
+                f"; {_voice.plural(len(last['private']), 'buffer')} of one rank alone (first:"
+                f" {last['private'][0]}) would be another rank's"
+            )
     return {
         "protection": protection,
         "shared_tensors": last["shared"],

@@ -11,7 +11,7 @@ from typing import Any
 from reft import _C, _voice
 from reft._link import job_identity
 from reft._session import notes
-from reft._state import discovery, registry
+from reft._state import discovery, node_loss, registry
 
 _LATE_LINES = 5  # about values that turn up after the first snapshot
 _UNDER_WAY = 8  # snapshots in a row, after which ops under way are no accident
@@ -55,10 +55,9 @@ class Announcer:
         place = "host memory held by reft-agent"
         if env["vault_dir"]:
             place = f"files in {env['vault_dir']}"
-        survives = _C.survived_losses(env["snapshot_protection"])
         _voice.say(
-            f"{head}, snapshot {rhythm} into {place};"
-            f" survives {survives} (REFT_SNAPSHOT_PROTECTION={env['snapshot_protection']})"
+            f"{head}, snapshot {rhythm} into {place}; survives killed processes"
+            f" (REFT_SNAPSHOT_PROTECTION={env['snapshot_protection']})"
         )
         if resuming_at is None:
             _voice.say(
@@ -97,6 +96,7 @@ class Announcer:
             f" {_voice.size(small_bytes)}; its vault takes {_voice.size(stats['vault_bytes'])} of"
             " host memory"
         )
+        self._node_loss(state)
         if len({r.tensor.get_device() for r in state.regions if r.tensor.is_cuda}) > 1:
             line = "overhead is not measured for a rank with state on several devices"
             if self._env["snapshot_overhead_percent"]:
@@ -106,6 +106,17 @@ class Announcer:
             _voice.say(f"NOT protected: {notes.line(self._unsaved)}")
         if uncaptured:
             _voice.say(f"not restorable: {notes.line(uncaptured)}")
+
+    def _node_loss(self, state: discovery.State) -> None:
+        """Whether what is stored for a lost node is enough, if anything is."""
+        protection = self._env["snapshot_protection"]
+        if protection == "none":
+            return
+        why = node_loss.weakness(state.regions, self._job.layout, protection)
+        if why:
+            _voice.warn(f"a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION={protection}): {why}")
+        else:
+            _voice.say("a lost node is survived: each shard of this rank's state is on two nodes")
 
     def uncaptured(self, step: int, found: list[notes.Note]) -> None:
         """Values that the snapshot of `step` leaves out. The first snapshot's own are reported by

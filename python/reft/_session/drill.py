@@ -48,7 +48,7 @@ from reft._link import job_identity
 from reft._session import notes
 from reft._session.small_state import Saved
 from reft._session.step_comparison import Capture, parts
-from reft._state import discovery
+from reft._state import discovery, node_loss
 from reft._state.own import is_own
 
 PLAN = "plan.json"
@@ -117,7 +117,7 @@ def of_session(
     if not env["drill"] or number != 1:
         return None
     try:
-        return Drill(Path(env["drill"]), job, capture)
+        return Drill(Path(env["drill"]), job, capture, env["snapshot_protection"])
     except (OSError, ValueError, TypeError) as error:
         _voice.warn(f"REFT_DRILL={env['drill']} is not the folder of a drill: {error}")
         return None
@@ -130,11 +130,14 @@ class Drill:
         folder: of the run.
         job: identity of the rank.
         capture: takes the small state of a step.
+        protection: REFT_SNAPSHOT_PROTECTION.
     """
 
-    def __init__(self, folder: Path, job: job_identity.Job, capture: Capture) -> None:
+    def __init__(
+        self, folder: Path, job: job_identity.Job, capture: Capture, protection: str
+    ) -> None:
         self._plan = Plan.read(folder)
-        self._job, self._capture = job, capture
+        self._job, self._capture, self._protection = job, capture, protection
         self._records = folder / f"rank-{job.rank}"
         self._records.mkdir(exist_ok=True)
         self._events = folder / f"rank-{job.rank}.jsonl"
@@ -188,6 +191,9 @@ class Drill:
             values["private"] = [region.name for region in state.regions if not region.ranks][
                 :_MOST
             ]
+            values["node_loss"] = node_loss.weakness(
+                state.regions, self._job.layout, self._protection
+            )
             values["state_bytes"] = state.bytes
             values["uncaptured"] = [list(map(_shortened, note)) for note in uncaptured[:_MOST]]
             values["missed"] = [[_shortened(what), _shortened(why)] for what, why in state.missed]

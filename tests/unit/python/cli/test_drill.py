@@ -28,16 +28,17 @@ def test_without_the_launcher_s_summary_all_lines_count() -> None:
 
 
 @pytest.mark.parametrize(
-    ("protection", "private", "text"),
+    ("protection", "private", "weakness", "text"),
     [
-        ("", [], "not covered (REFT_SNAPSHOT_PROTECTION=none)"),
-        ("arc", [], "covered by arc"),
-        ("arc", ["m0.mean"], "1 tensor of one rank alone (first: m0.mean) would be lost"),
+        ("", [], "", "not covered (REFT_SNAPSHOT_PROTECTION=none)"),
+        ("arc", [], "", "survived by arc"),
+        ("arc", ["m0.mean"], "", "1 buffer of one rank alone (first: m0.mean) would be another"),
+        ("arc", [], "one node has all", "not survived in spite of arc: one node has all"),
     ],
 )
 def test_what_a_lost_node_costs_follows_the_protection(
-    monkeypatch: pytest.MonkeyPatch, protection: str, private: list[str], text: str
+    monkeypatch: pytest.MonkeyPatch, protection: str, private: list[str], weakness: str, text: str
 ) -> None:
     monkeypatch.setenv("REFT_SNAPSHOT_PROTECTION", protection)
-    last: dict[str, Any] = {"shared": 4, "private": private}
+    last: dict[str, Any] = {"shared": 4, "private": private, "node_loss": weakness}
     assert text in drill._lost_node(last, Run({}))["text"]

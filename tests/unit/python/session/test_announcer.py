@@ -25,11 +25,11 @@ class Terminal:
     """An announcer with what it writes and sends."""
 
     def __init__(
-        self, env: dict[str, Any], capsys: pytest.CaptureFixture[str], rank: int = 0
+        self, env: dict[str, Any], capsys: pytest.CaptureFixture[str], rank: int, per_node: int
     ) -> None:
         self.client = FakeAgentClient("", "{}", 1)
         self._capsys = capsys
-        job = replace(jobs.job(rank, 2), id="demo")
+        job = replace(jobs.job(rank, 2, per_node), id="demo")
         self.announcer = Announcer(env, job, Notes(self.client))
 
     def lines(self) -> list[str]:
@@ -38,8 +38,8 @@ class Terminal:
 
 @pytest.fixture
 def terminal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> Callable[..., Terminal]:
-    def make(rank: int = 0, **values: str) -> Terminal:
-        return Terminal(settings(**values), capsys, rank)
+    def make(rank: int = 0, per_node: int = 2, **values: str) -> Terminal:
+        return Terminal(settings(**values), capsys, rank, per_node)
 
     return make
 
@@ -65,7 +65,7 @@ def state(**more: Any) -> discovery.State:
         ),
         (
             {"REFT_SNAPSHOT_PROTECTION": "arc"},
-            "survives killed processes and one lost node (REFT_SNAPSHOT_PROTECTION=arc)",
+            "survives killed processes (REFT_SNAPSHOT_PROTECTION=arc)",
         ),
         ({"REFT_VAULT_DIR": "/data/vaults"}, "into files in /data/vaults; survives "),
     ],
@@ -110,6 +110,27 @@ def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> No
         "NOT protected: r.s: sparse (and 1 more, which `reft doctor` lists)",
         "not restorable: main:reader (csv.reader): iterator of unknown kind",
     ]
+
+
+@pytest.mark.parametrize(
+    ("per_node", "said"),
+    [
+        (1, "a lost node is survived: each shard of this rank's state is on two nodes"),
+        (
+            2,
+            "warning: a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=arc): ranks 0 1 of"
+            " one node keep the only copies of a shard",
+        ),
+    ],
+)
+def test_whether_a_lost_node_is_survived_is_said_once_it_is_known(
+    terminal: Callable[..., Terminal], per_node: int, said: str
+) -> None:
+    one = terminal(REFT_SNAPSHOT_PROTECTION="arc", per_node=per_node)
+    found = state()
+    found.regions.pop()
+    one.announcer.protected(found, STATS, 1, [])
+    assert one.lines()[1:] == [said]
 
 
 def test_after_a_resume_only_the_agent_learns_it_again(terminal: Callable[..., Terminal]) -> None:
