@@ -90,8 +90,8 @@ void setTable(Rank& self,
               const std::vector<std::tuple<std::string, py::object, int32_t, bool, bool>>& rows,
               const std::vector<std::pair<std::string, std::vector<int>>>& groups, bool plan_anew) {
   std::vector<Rank::Region> regions;
-  for (const auto& [name, handle, group, early, trained] : rows) {
-    regions.push_back({name, tensorOf(handle), group, early, trained});
+  for (const auto& [name, handle, group, early, replaceable] : rows) {
+    regions.push_back({name, tensorOf(handle), group, early, replaceable});
   }
   std::vector<GroupInfo> infos;
   for (const auto& [id, ranks] : groups) {
@@ -195,7 +195,8 @@ void bindRank(py::module_& module) {
            "room: whether the vault may take so many bytes more; asked before each part of a slot.")
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
            py::arg("plan_anew") = false,
-           "regions: (name, tensor, group, early, trained); groups: (id, ranks); plan_anew: votes "
+           "regions: (name, tensor, group, early, replaceable); groups: (id, ranks); plan_anew: "
+           "votes "
            "ask all "
            "ranks to plan.")
       .def_property_readonly("plan_round",

@@ -210,7 +210,7 @@ void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> g
     RegionInfo info = regionInfo(region.name, region.tensor);
     info.group = region.group;
     info.early = region.early;
-    info.trained = region.trained;
+    info.replaceable = region.replaceable;
     total += info.bytes;
     infos.push_back(std::move(info));
   }

@@ -62,7 +62,7 @@ class Rank {
     at::Tensor tensor;
     int32_t group = -1;
     bool early = false;
-    bool trained = false;
+    bool replaceable = false;
   };
   // A contiguous tensor on a device whose contents belong into the objects at `offset`.
   struct Part {

@@ -72,7 +72,7 @@ std::vector<T> numbersOf(const Json& runs, size_t& most) {
 
 std::string onlyHere(const SnapshotTable& table) {
   for (const RegionInfo& region : table.regions) {
-    if (region.group < 0 && region.bytes > 0 && region.trained) {
+    if (region.group < 0 && region.bytes > 0 && !region.replaceable) {
       return region.name;
     }
   }

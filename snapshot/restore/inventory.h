@@ -42,7 +42,7 @@ struct SlotSummary {
   uint64_t cut = 0;
   std::vector<GroupSummary> groups;
   std::string protection = "none";
-  // A trained region that no other rank has; "": none.
+  // A region that no other rank has, and for which no other rank's may stand in; "": none.
   std::string only_here = {};
 };
 

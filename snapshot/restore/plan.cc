@@ -128,42 +128,51 @@ std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) 
 using Membership = std::vector<std::string_view>;
 
 // A lost rank comes back if a rank that is left is a member of the same groups: the lowest one is
-// its donor. Nobody knows of a group of which all members are lost. Were the lost rank in such a
-// one, it would have state that its donor has outside of the groups; so a donor has none there.
+// its donor. What else the lost rank had is unknown: it may have been in a group of which all
+// members are lost, or had regions of its own. So no rank of the same groups may have such regions,
+// and the lost rank compares what it has with what its donor had (python/reft/_session/resumer.py).
 std::optional<std::string> findDonors(const std::vector<int>& missing, const Found& found,
                                       const Groups& groups, RestorePlan& plan) {
-  if (missing.empty()) {
-    return std::nullopt;
-  }
-  std::map<Membership, int> lowest;
+  struct Members {
+    int lowest = -1;
+    int owner = -1;  // of a region of its own
+  };
+  std::map<Membership, Members> alike;
   for (const auto& [rank, where] : found) {
     Membership of;
     for (const GroupSummary& group : where.second->groups) {
       of.push_back(group.shared->id);
     }
     std::sort(of.begin(), of.end());
-    lowest.try_emplace(std::move(of), rank);
+    Members& members = alike.try_emplace(std::move(of), Members{rank}).first->second;
+    if (members.owner < 0 && !where.second->only_here.empty()) {
+      members.owner = rank;
+    }
   }
+  std::map<int, Membership> lost;
   for (const int rank : missing) {
-    Membership of;
-    for (const auto& [id, group] : groups) {
-      const std::vector<int>& ranks = group.shared->ranks;
-      if (std::binary_search(ranks.begin(), ranks.end(), rank)) {
-        of.push_back(id);
+    lost.emplace(rank, Membership());
+  }
+  for (const auto& [id, group] : groups) {
+    for (const int rank : lost.empty() ? std::vector<int>() : group.shared->ranks) {
+      if (const auto at = lost.find(rank); at != lost.end()) {
+        at->second.push_back(id);
       }
     }
+  }
+  for (const auto& [rank, of] : lost) {
     if (of.empty()) {
       return "nothing of rank(s) " + listOf(missing) + " is sealed anywhere";
     }
-    const auto donor = lowest.find(of);
-    if (donor == lowest.end()) {
+    const auto members = alike.find(of);
+    if (members == alike.end()) {
       return "no rank is left that shared all that rank " + std::to_string(rank) + " did";
     }
-    if (const std::string& region = found.at(donor->second).second->only_here; !region.empty()) {
-      return "rank " + std::to_string(rank) + " had state that no other rank has, as " + region +
-             " of rank " + std::to_string(donor->second);
+    if (const int owner = members->second.owner; owner >= 0) {
+      return "rank " + std::to_string(rank) + " may have had state that no other rank has, as " +
+             found.at(owner).second->only_here + " of rank " + std::to_string(owner);
     }
-    plan.donor[rank] = donor->second;
+    plan.donor[rank] = members->second.lowest;
   }
   return std::nullopt;
 }

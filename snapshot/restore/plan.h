@@ -66,9 +66,8 @@ struct RestorePlan {
   uint64_t incarnation = 0;
   JobShape shape;
   std::vector<VaultPlace> vaults;  // by rank
-  // Per lost rank: the lowest member of the same groups, all of whose parameters and optimizer
-  // state are in them: its small state stands in. Groups come back bit for bit; random state,
-  // buffers and loop position are the donor's.
+  // Per lost rank: the lowest member of the same groups; its small state stands in. Groups come
+  // back bit for bit; random state, buffers and loop position are the donor's.
   std::map<int, int> donor;
   std::map<std::string, GroupPlan> groups;  // by id
 

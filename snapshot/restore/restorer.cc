@@ -145,7 +145,17 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   const SnapshotTable& saved = table();
   const Writing writing(saved, live, upload);
   const std::vector<Move> moves = movesOf(plan_, rank_, saved);
-  uint64_t written = 0;
+  uint64_t written = 0, saved_bytes = 0;
+  for (const Move& move : moves) {
+    written += bytesOf(move.ranges);
+  }
+  for (const RegionInfo& region : saved.regions) {
+    saved_bytes += region.bytes;
+  }
+  if (written != saved_bytes) {  // before a byte is written
+    throw Corruption("the plan restores " + std::to_string(written) + " of " +
+                     std::to_string(saved_bytes) + " bytes");
+  }
 
   // From vaults of this node, each read once from front to back.
   struct Staged {
@@ -155,7 +165,6 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   std::map<int, std::pair<std::vector<SlotSource::Copy>, std::vector<Staged>>> local;
   std::map<uint32_t, const Move*> received;  // by tag
   for (const Move& move : moves) {
-    written += bytesOf(move.ranges);
     const MoveSource& source = move.sources.front();  // kCopy has one
     if (source.kind == MoveSource::Kind::kPeer) {
       received.emplace(source.tag, &move);

@@ -169,8 +169,8 @@ std::vector<uint32_t> SnapshotTable::emptyShardsOf(int32_t g) const {
 std::string SnapshotTable::toJson() const {
   Json regions_json = Json::array();
   for (const RegionInfo& r : regions) {
-    regions_json.push_back(
-        {r.name, r.dtype, r.shape, r.bytes, r.row_bytes, r.group, r.early, r.strides, r.trained});
+    regions_json.push_back({r.name, r.dtype, r.shape, r.bytes, r.row_bytes, r.group, r.early,
+                            r.strides, r.replaceable});
   }
   Json groups_json = Json::array();
   for (const GroupInfo& g : groups) {
@@ -218,7 +218,7 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
       info.group = integerOf<int32_t>(r.at(5));
       info.early = r.at(6).get<bool>();
       info.strides = integersOf<int64_t>(r.at(7));
-      info.trained = r.at(8).get<bool>();
+      info.replaceable = r.at(8).get<bool>();
       table.regions.push_back(std::move(info));
     }
     for (const Json& p : json.at("pieces")) {

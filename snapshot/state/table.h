@@ -25,7 +25,7 @@ struct RegionInfo {
   bool early = false;      // copied before the optimizer step returns
   // In items, one per dimension; empty: dim 0 outermost and no gaps.
   std::vector<int64_t> strides = {};
-  bool trained = false;  // a parameter of an optimizer, its gradient, or a tensor of an optimizer
+  bool replaceable = false;  // if the rank is lost, another rank's may stand in: a buffer
 };
 
 struct GroupInfo {

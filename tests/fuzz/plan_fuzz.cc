@@ -2,6 +2,7 @@
 // that are there, whatever the nodes wrote.
 #include <cstdint>
 #include <cstdlib>
+#include <set>
 #include <string>
 
 #include "intercept/base/error.h"
@@ -20,7 +21,22 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t bytes) {
     if (!decision.plan) {
       return 0;
     }
+    std::set<std::pair<std::string, uint32_t>> empty;  // shards that need no vault
+    for (const reft::VaultSummary& vault : vaults) {
+      for (const reft::SlotSummary& slot : vault.slots) {
+        for (const reft::GroupSummary& group : slot.groups) {
+          for (const uint32_t shard : group.shared->empty) {
+            empty.emplace(group.shared->id, shard);
+          }
+        }
+      }
+    }
     for (const auto& [id, group] : decision.plan->groups) {
+      for (uint32_t shard = 0; shard < group.recipes.size(); ++shard) {
+        if (group.recipes[shard].empty() && !empty.contains({id, shard})) {
+          std::abort();
+        }
+      }
       for (const auto& recipes : group.recipes) {
         for (const reft::Recipe& recipe : recipes) {
           for (const reft::StoredPart& part : recipe.parts) {

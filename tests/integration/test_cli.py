@@ -521,14 +521,30 @@ def vault(agent: FakeAgent, run_dir: Path, folder: Path) -> Path:
     native_module()
     import torch
 
+    return sealed(run_dir, folder, torch.arange(262144, dtype=torch.float32))
+
+
+def sealed(run_dir: Path, folder: Path, tensor: Any, is_replaceable: bool = False) -> Path:
     path = folder / "vaults" / "demo" / "rank-0.vault"
     engine = snapshot_engine(run_dir, path)
-    tensor = torch.arange(262144, dtype=torch.float32)
-    engine.set_table([("weight", tensor, -1, False, True)], [])
+    engine.set_table([("weight", tensor, -1, False, is_replaceable)], [])
     engine.capture(7, [tensor], b"objects", [], [])
     engine.gate()
     engine.drain(10000)
     return path
+
+
+@pytest.mark.parametrize(("is_replaceable", "only_here"), [(False, "weight"), (True, "")])
+def test_an_inventory_names_what_no_other_rank_can_replace(
+    agent: FakeAgent, run_dir: Path, folder: Path, is_replaceable: bool, only_here: str
+) -> None:
+    native = native_module()
+    import torch
+
+    with sealed(run_dir, folder, torch.ones(8), is_replaceable).open("rb") as vault:
+        text, faults = native.inventory_of(vault.fileno(), 0)
+    (slot,) = json.loads(text)["vaults"][0]["slots"]
+    assert slot[6] == only_here and not faults
 
 
 def test_a_second_engine_in_one_process_is_refused(agent: FakeAgent, run_dir: Path, folder: Path) -> None:

@@ -154,7 +154,7 @@ class Planner:
         index_of = {ranks: i for i, (_, ranks) in enumerate(groups)}
         self._engine.set_table(
             [
-                (r.name, r.current(), index_of.get(r.ranks, -1), r.early, r.is_trained)
+                (r.name, r.current(), index_of.get(r.ranks, -1), r.early, r.is_replaceable)
                 for r in state.regions
             ],
             [(gid, list(ranks)) for gid, ranks in groups],

@@ -140,10 +140,14 @@ class Resumer:
         self.saved = small_state.opened(self._packed, find)
         made = arrangement.Arrangement(self._restorer.regions, self.saved, find)
         try:
+            if self._job.rank in self.plan.donor:
+                _check_donor(state, self._restorer.regions, self.saved)
             _check_groups(self.saved["groups"], state)
             state = made.make(state, boundary.optimizers)
             restorer.check(self._restorer, state)
             _check_optimizers(wanted, known)
+        except _NotOfThisRank as error:
+            problem = f"{error}. Training starts from its beginning"
         except Exception as error:
             problem = (
                 f"the script has changed: {str(error) or type(error).__name__}."
@@ -350,6 +354,36 @@ def _check_optimizers(
             raise restorer.Mismatch(
                 f"optimizer {k} was another one, and is {type(optimizer).__name__} in the first"
                 " iteration now"
+            )
+
+
+class _NotOfThisRank(Exception):
+    """Another rank's snapshot has not all that a lost rank had."""
+
+
+def _check_donor(
+    state: discovery.State, regions: list[arrangement.Row], saved: small_state.Saved
+) -> None:
+    """Whether another rank's snapshot may stand in for that of this rank, which is lost.
+
+    Args:
+        state: of this rank, before anything is made for the restore.
+        regions: of the snapshot.
+        saved: its small state.
+
+    Raises:
+        _NotOfThisRank: it has what is a rank's own, or lacks what this one has.
+    """
+    there = {row[0] for row in regions} | {alias[0] for alias in saved["aliases"]}
+    if saved["strided"]:
+        name = min(saved["strided"])
+        raise _NotOfThisRank(
+            f"the vault of this rank is lost, and no group shares {name}, which has gaps in memory"
+        )
+    for region in state.regions:
+        if region.name not in there and not region.is_replaceable:
+            raise _NotOfThisRank(
+                f"the vault of this rank is lost, and no other rank has its {region.name}"
             )
 
 

@@ -43,7 +43,8 @@ class Region:
         ranks: ranks that should hold equal bytes; empty: private to this rank.
         early: copied before the optimizer step returns (forward may rewrite it, or it was caught
             being rewritten).
-        is_parameter: whether an optimizer has it as one.
+        is_replaceable: a buffer, or a hyperparameter of an optimizer: if this rank is lost, another
+            rank's value may stand in.
     """
 
     name: str
@@ -52,13 +53,7 @@ class Region:
     early: bool = False
     owner: DTensor | None = None
     place: Place | None = None
-    is_parameter: bool = False
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether training has made it: another rank's stands in for a buffer that is lost, but not
-        for this."""
-        return self.is_parameter or self.name.startswith(("o", "g["))
+    is_replaceable: bool = False
 
     def current(self) -> torch.Tensor:
         """The tensor to copy now: since it was found, a DTensor may have got another local part, a
@@ -323,7 +318,7 @@ class _Finder:
         home = self._homes.get(id(parameter), ())
         if is_owned:
             self.state.parameters[name] = parameter
-        self.add(name, parameter, home, place=place, is_parameter=is_owned)
+        self.add(name, parameter, home, place=place)
         if is_owned and gradients.of_process.outlive and parameter.grad is not None:
             self.add(
                 f"g[{name}]", parameter.grad, home, True, place=(gradients.Holder(parameter), 0)
@@ -338,14 +333,14 @@ class _Finder:
                     self.state.empty[name] = held, key
                 elif id(buffer) not in seen:
                     seen.add(id(buffer))
-                    self.add(name, buffer, early=True, place=(held, key))
+                    self.add(name, buffer, early=True, place=(held, key), is_replaceable=True)
 
     def optimizer_state(self) -> None:
         for k, optimizer in enumerate(self.state.optimizers):
             place = {self.label(key): key for key in optimizer.state}
             for label in [f"[{name}]" for name in self.state.parameters if f"[{name}]" in place]:
                 key = place.pop(label)
-                home = self._homes.get(id(key), ())
+                home = self._homes.get(id(key)) or _local(key)[1]
                 self._contents(below(f"o{k}", label), optimizer.state, key, home)
             for label in sorted(place):
                 self._contents(below(f"o{k}", label), optimizer.state, place[label])
@@ -353,13 +348,21 @@ class _Finder:
             for g, group in enumerate(optimizer.param_groups):
                 for key in sorted(group, key=str):
                     if key != "params":
-                        self._contents(f"o{k}.g{g}.{key}", group, key, early=True)
+                        self._contents(
+                            f"o{k}.g{g}.{key}", group, key, early=True, is_replaceable=True
+                        )
 
     def _contents(
-        self, name: str, held: Any, key: Any, ranks: tuple[int, ...] = (), early: bool = False
+        self,
+        name: str,
+        held: Any,
+        key: Any,
+        ranks: tuple[int, ...] = (),
+        early: bool = False,
+        is_replaceable: bool = False,
     ) -> None:
         for tensor_name, tensor, place in tensors_in(held[key], name, (held, key), self.label):
-            self.add(tensor_name, tensor, ranks, early, place)
+            self.add(tensor_name, tensor, ranks, early, place, is_replaceable)
 
     def label(self, key: Any) -> str:
         """How a key stands in names."""
@@ -382,7 +385,7 @@ class _Finder:
         ranks: tuple[int, ...] = (),
         early: bool = False,
         place: Place | None = None,
-        is_parameter: bool = False,
+        is_replaceable: bool = False,
     ) -> None:
         """Adds a tensor: as a region, as another name of one, by value, or to what is missed."""
         if name in self._names:
@@ -391,7 +394,7 @@ class _Finder:
             return
         self._names.add(name)
         try:
-            self._add(name, tensor, ranks, early, place, is_parameter)
+            self._add(name, tensor, ranks, early, place, is_replaceable)
         except Exception as error:  # noqa: BLE001  # a class of somebody's own may do anything
             kind = type(tensor).__qualname__
             self.state.missed.append((name, f"{kind}: {type(error).__name__}: {error}"))
@@ -403,7 +406,7 @@ class _Finder:
         ranks: tuple[int, ...],
         early: bool,
         place: Place | None,
-        is_parameter: bool,
+        is_replaceable: bool,
     ) -> None:
         state = self.state
         if is_lazy(tensor):
@@ -416,7 +419,7 @@ class _Finder:
             for part in parts:
                 inside = (vars(tensor), part) if part in vars(tensor) else None
                 self.add(
-                    f"{name}.{part}", getattr(tensor, part), ranks, early, inside, is_parameter
+                    f"{name}.{part}", getattr(tensor, part), ranks, early, inside, is_replaceable
                 )
             return
         local, placed = _local(tensor)
@@ -431,11 +434,14 @@ class _Finder:
             state.strided[name] = local
             return
         owner = tensor if isinstance(tensor, DTensor) else None
-        region = Region(name, local, placed or ranks, early, owner, place, is_parameter)
+        region = Region(name, local, placed or ranks, early, owner, place, is_replaceable)
         known = self._at.setdefault(local.data_ptr(), region)
         if known is region:
             state.regions.append(region)
-        elif local.nbytes <= known.tensor.nbytes:
+            return
+        # A parameter that begins where a buffer does.
+        known.is_replaceable = region.is_replaceable = known.is_replaceable and is_replaceable
+        if local.nbytes <= known.tensor.nbytes:
             state.aliases.append(Alias(name, known.name, tensor, place))
         else:  # the region is a part of this one
             self._at[local.data_ptr()] = region

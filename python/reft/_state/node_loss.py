@@ -20,7 +20,7 @@ def weakness(regions: Iterable[Region], layout: Layout, protection: str) -> str:
         protection: a value of REFT_SNAPSHOT_PROTECTION.
     """
     known = list(regions)
-    if alone := [region.name for region in known if region.is_trained and not region.ranks]:
+    if alone := [region.name for region in known if not (region.ranks or region.is_replaceable)]:
         what = _voice.plural(len(alone), "tensor")
         return f"no other rank has {what} of this rank (first: {alone[0]})"
     for ranks in sorted({region.ranks for region in known if region.ranks}):

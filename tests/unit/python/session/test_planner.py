@@ -48,7 +48,10 @@ class Plans:
 
     def _discover(self, optimizers: Any, before: Any = None) -> discovery.State:
         self.discoveries += 1
-        found = [discovery.Region(name, tensor, ranks) for name, tensor, ranks in self.regions]
+        found = [
+            discovery.Region(name, tensor, ranks, is_replaceable=name.startswith("m0."))
+            for name, tensor, ranks in self.regions
+        ]
         return discovery.State(regions=found, optimizers=list(optimizers))
 
     def _confirm(self, regions: list[discovery.Region], store: Any, rank: int, plan: str) -> Any:
@@ -186,6 +189,7 @@ def test_what_was_found_to_differ_stays_private(
     made.refresh()
     for regions, groups in made.engine.tables:
         assert [(name, group) for name, _, group, *_ in regions] == [("o0.p0", 0), ("m0.mean", -1)]
+        assert [is_replaceable for *_, is_replaceable in regions] == [False, True]
         assert groups == [("g0-1", [0, 1])]
     said = capsys.readouterr().err.splitlines()
     assert said == [

@@ -16,7 +16,7 @@ from reft._link import gather
 from reft._resume import arrangement, restorer
 from reft._session import notes, startup
 from reft._session.boundary import Boundary
-from reft._session.resumer import Resumed, Resumer
+from reft._session.resumer import Resumed, Resumer, _check_donor, _NotOfThisRank
 from reft._session.session import Session
 from reft._session.verification import VerifiedResume
 from reft._state import discovery, object_pickles, optimizers, registry
@@ -405,3 +405,17 @@ def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.M
     assert restart.whole.point(here(), boundary)[1] is not None
     assert boundary.optimizers == [restart.optimizer, late]
     assert late.param_groups[0]["lr"] == 3.0
+
+
+def test_a_lost_rank_takes_no_snapshot_that_lacks_what_it_has() -> None:
+    mine = discovery.Region("o0[m0.w].exp_avg", torch.ones(3), (0, 1))
+    buffer = discovery.Region("m0.mean", torch.ones(3), is_replaceable=True)
+    row = (mine.name, "float32", [3], [1])
+    saved: Any = {"aliases": [], "strided": {}}
+    state = discovery.State(regions=[mine, buffer])
+    _check_donor(state, [row], saved)
+    with pytest.raises(_NotOfThisRank, match=r"no other rank has its o0\[m0\.w\]"):
+        _check_donor(state, [], saved)
+    _check_donor(state, [], saved | {"aliases": [[mine.name]]})
+    with pytest.raises(_NotOfThisRank, match="no group shares m0.v, which has gaps"):
+        _check_donor(state, [row], saved | {"strided": {"m0.v": torch.ones(2)}})

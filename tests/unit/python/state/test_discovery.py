@@ -43,13 +43,24 @@ def test_names_follow_the_places_in_modules() -> None:
     assert found.bytes == sum(region.tensor.nbytes for region in found.regions)
 
 
-def test_buffers_and_what_no_optimizer_has_are_not_trained() -> None:
+def test_buffers_and_hyperparameters_of_another_rank_may_stand_in() -> None:
     module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+    module[1].requires_grad_(False)
     optimizer = adam(module[0])
+    optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
     found = discovery.discover([optimizer])
-    trained = {region.name for region in found.regions if region.is_trained}
-    assert {"m0.0.weight", "m0.0.bias", "o0[m0.0.weight].exp_avg"} <= trained
-    assert "m0.1.weight" in names(found) and not any("m0.1" in name for name in trained)
+    replaceable = {region.name for region in found.regions if region.is_replaceable}
+    buffers = ("running_mean", "running_var", "num_batches_tracked")
+    assert replaceable == {"o0.g0.lr", *(f"m0.1.{name}" for name in buffers)}
+    assert {"m0.1.weight", "o0[m0.0.weight].exp_avg"} <= set(names(found)), "frozen or trained"
+
+
+def test_a_parameter_in_a_buffer_is_no_buffer() -> None:
+    module = torch.nn.Module()
+    module.register_buffer("store", torch.zeros(12))
+    module.register_parameter("w", torch.nn.Parameter(module.store[:6]))
+    found = discovery.discover([torch.optim.SGD(module.parameters(), 0.1)])
+    assert [region.is_replaceable for region in found.regions] == [False]
 
 
 def test_tied_weights_are_saved_once() -> None:

@@ -32,7 +32,8 @@ def test_copies_have_to_lie_on_two_nodes(ranks: tuple[int, ...], per_node: int, 
 
 def test_what_one_rank_has_is_lost_with_it() -> None:
     layout = Layout.in_blocks(2, 1)
-    regions = [shared(0, 1), shared(name="o0.p1"), shared(name="m0.running_mean")]
+    buffer = Region("m0.running_mean", torch.ones(1), is_replaceable=True)
+    regions = [shared(0, 1), shared(name="o0.p1"), buffer]
     why = "no other rank has 1 tensor of this rank (first: o0.p1)"
     assert weakness(regions, layout, "arc") == why
     assert weakness([regions[0], regions[2]], layout, "arc") == "", "buffers may be a replica's"

@@ -30,37 +30,40 @@ TEST(Inventory, RoundTripKeepsEverything) {
 }
 
 TEST(Inventory, RejectsOtherText) {
-  for (const char* text :
-       {"",
-        "{",
-        "3",
-        "[]",
-        "{}",
-        "{\"groups\":[],\"vaults\":[3]}",
-        R"({"groups":[[3,[[0,0,1]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,0,1]]]],"vaults":[]})",
-        R"({"groups":[["g",[0],[]]],"vaults":[]})",
-        R"({"groups":[["g",null,[]]],"vaults":[]})",
-        R"({"groups":[["g",{},[]]],"vaults":[]})",
-        R"({"groups":[["g",[],null]],"vaults":[]})",
-        R"({"groups":[["g",{"a":[0,3,1]},[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,3]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,3,1,7]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[{"a":0,"b":3,"c":1}],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[3,0,1]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,4,3]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,4,0]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[-1,4,1]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,4,1],[4,5,1]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,4,1]],[[2,2,1],[1,1,1]]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,2147483647,1]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,16777000,1]],[]],["h",[[0,400,1]],[]]],"vaults":[]})",
-        R"({"groups":[["g",[[0,16777000,1]],[[0,400,1]]]],"vaults":[]})",
-        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]}",
-        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,"
-        "\"slots\":[[0,1,2,3,\"none\",[[0,[],0]]]]}]}",
-        "{\"groups\":[],\"vaults\":[{\"rank\":4e26,\"node\":0,\"slots\":[]}]}",
-        "{\"groups\":[],\"vaults\":[{\"rank\":4294967296,\"node\":0,\"slots\":[]}]}"}) {
+  for (
+      const char* text :
+      {"",
+       "{",
+       "3",
+       "[]",
+       "{}",
+       "{\"groups\":[],\"vaults\":[3]}",
+       R"({"groups":[[3,[[0,0,1]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,0,1]]]],"vaults":[]})",
+       R"({"groups":[["g",[0],[]]],"vaults":[]})",
+       R"({"groups":[["g",null,[]]],"vaults":[]})",
+       R"({"groups":[["g",{},[]]],"vaults":[]})",
+       R"({"groups":[["g",[],null]],"vaults":[]})",
+       R"({"groups":[["g",{"a":[0,3,1]},[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,3]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,3,1,7]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[{"a":0,"b":3,"c":1}],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[3,0,1]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,4,3]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,4,0]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[-1,4,1]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,4,1],[4,5,1]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,4,1]],[[2,2,1],[1,1,1]]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,2147483647,1]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,16777000,1]],[]],["h",[[0,400,1]],[]]],"vaults":[]})",
+       R"({"groups":[["g",[[0,16777000,1]],[[0,400,1]]]],"vaults":[]})",
+       "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]}",
+       "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,"
+       "\"slots\":[[0,1,2,3,\"none\",[]]]}]}",
+       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[0,[],0]],""]]}]})",
+       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[1,[],0,0]],""]]}]})",
+       "{\"groups\":[],\"vaults\":[{\"rank\":4e26,\"node\":0,\"slots\":[]}]}",
+       "{\"groups\":[],\"vaults\":[{\"rank\":4294967296,\"node\":0,\"slots\":[]}]}"}) {
     EXPECT_THROW(parseInventories({text}), Corruption) << text;
   }
 }
@@ -129,7 +132,7 @@ class SummarizeVerified : public testing::Test {
   SummarizeVerified() : vault_(Vault::create({"job", 0, 2}, 2, 64)) {
     table_ = buildTable(0, 2,
                         {{"shared", "uint8", {4 * kChunk}, 4 * kChunk, kChunk, 0, false},
-                         {"mine", "uint8", {kChunk}, kChunk, kChunk, -1, false, {}, true}},
+                         {"mine", "uint8", {kChunk}, kChunk, kChunk, -1}},
                         {{"g", {0, 1}}}, "arc", 1, kChunk);
     const std::string json = table_.toJson();
     const uint64_t chunks = table_.payload_bytes / kChunk;

@@ -173,9 +173,9 @@ TEST(PlanRestore, ALostRankTakesTheStateOfARankWithTheSameGroups) {
 TEST(PlanRestore, StateThatOneRankHadIsNotReplacedByAnothers) {
   auto vaults = replicas(4, 11, 1);
   vaults.erase(vaults.begin() + 1);
-  vaults[0].slots[0].only_here = "o0.p3";
+  vaults[2].slots[0].only_here = "o0.p3";
   EXPECT_EQ(planRestore(vaults, {4, 2}).rejected.at(0),
-            "step 11: rank 1 had state that no other rank has, as o0.p3 of rank 0");
+            "step 11: rank 1 may have had state that no other rank has, as o0.p3 of rank 3");
 }
 
 TEST(PlanRestore, WithoutCopiesALostShardIsNamed) {

@@ -73,7 +73,7 @@ struct SmallJob {
                          false});
       }
       values.push_back(randomBytes(500, random));
-      infos.push_back({"mine", "uint8", {500}, 500, 1, -1, false});
+      infos.push_back({"mine", "uint8", {500}, 500, 1, -1, false, {}, true});
       // Each rank has two groups: their messages to one receiver differ.
       values.push_back(of_all);
       infos.push_back({"of all", "uint8", {60, 96}, of_all.size(), 96, 1, false});
