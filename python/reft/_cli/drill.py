@@ -453,11 +453,14 @@ def _lost_node(last: drill_verdict.Event, reference: Run) -> dict[str, Any]:
     elif last["node_loss"]:
         text = f"not survived in spite of {protection}: {last['node_loss']}"
     else:
-        text = f"survived by {protection}: each shard is on two nodes"
+        text = (
+            f"{protection} keeps each shard on two ranks. The loss is survived if these are on"
+            " different nodes, which reft prints at the first step of the job"
+        )
         if last["private"]:
             text += (
-                f"; {_voice.plural(len(last['private']), 'buffer')} of one rank alone (first:"
-                f" {last['private'][0]}) would be another rank's"
+                f"; {_voice.plural(len(last['private']), 'tensor')} (buffers and hyperparameters,"
+                f" first: {last['private'][0]}) would be another rank's"
             )
     return {
         "protection": protection,

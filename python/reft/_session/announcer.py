@@ -112,11 +112,11 @@ class Announcer:
         protection = self._env["snapshot_protection"]
         if protection == "none":
             return
-        why = node_loss.weakness(state.regions, self._job.layout, protection)
+        why = node_loss.weakness(state, self._job.layout, protection)
         if why:
             _voice.warn(f"a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION={protection}): {why}")
         else:
-            _voice.say("a lost node is survived: each shard of this rank's state is on two nodes")
+            _voice.say("for a lost node: each shard of rank 0's state is on two nodes")
 
     def uncaptured(self, step: int, found: list[notes.Note]) -> None:
         """Values that the snapshot of `step` leaves out. The first snapshot's own are reported by

@@ -141,7 +141,8 @@ class Resumer:
         made = arrangement.Arrangement(self._restorer.regions, self.saved, find)
         try:
             if self._job.rank in self.plan.donor:
-                _check_donor(state, self._restorer.regions, self.saved)
+                donor = self.plan.donor[self._job.rank]
+                _check_donor(state, donor, self._restorer.regions, self.saved)
             _check_groups(self.saved["groups"], state)
             state = made.make(state, boundary.optimizers)
             restorer.check(self._restorer, state)
@@ -362,12 +363,13 @@ class _NotOfThisRank(Exception):
 
 
 def _check_donor(
-    state: discovery.State, regions: list[arrangement.Row], saved: small_state.Saved
+    state: discovery.State, donor: int, regions: list[arrangement.Row], saved: small_state.Saved
 ) -> None:
     """Whether another rank's snapshot may stand in for that of this rank, which is lost.
 
     Args:
         state: of this rank, before anything is made for the restore.
+        donor: the other rank.
         regions: of the snapshot.
         saved: its small state.
 
@@ -375,15 +377,16 @@ def _check_donor(
         _NotOfThisRank: it has what is a rank's own, or lacks what this one has.
     """
     there = {row[0] for row in regions} | {alias[0] for alias in saved["aliases"]}
-    if saved["strided"]:
-        name = min(saved["strided"])
+    if own := saved["strided"].keys() - state.replaceable:
+        name = min(own)
         raise _NotOfThisRank(
             f"the vault of this rank is lost, and no group shares {name}, which has gaps in memory"
         )
     for region in state.regions:
         if region.name not in there and not region.is_replaceable:
             raise _NotOfThisRank(
-                f"the vault of this rank is lost, and no other rank has its {region.name}"
+                f"the vault of this rank is lost, and the snapshot of rank {donor} has no"
+                f" {region.name}"
             )
 
 

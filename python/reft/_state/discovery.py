@@ -91,6 +91,8 @@ class State:
         parameters: of the optimizers, by name.
         empty: places of buffers that are None, by name.
         missed: (what, why) of state that cannot be saved.
+        replaceable: names of buffers and hyperparameters (`Region.is_replaceable`), also of those
+            that are no regions.
     """
 
     regions: list[Region] = field(default_factory=list)
@@ -103,6 +105,7 @@ class State:
     schedulers: list[Any] = field(default_factory=list)
     scalers: list[Any] = field(default_factory=list)
     missed: list[tuple[str, str]] = field(default_factory=list)
+    replaceable: set[str] = field(default_factory=set)
     _wrappers: set[str] = field(default_factory=set)
     _ambiguous: set[str] = field(default_factory=set)
     _lazy: list[torch.Tensor] = field(default_factory=list)
@@ -185,6 +188,14 @@ def _local(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
     )
     members = tuple(sorted(int(r) for r in ranks[index].flatten().tolist()))
     return tensor._local_tensor, members if len(members) > 1 else ()
+
+
+def _placement_of(parameter: Any) -> tuple[int, ...]:
+    """The ranks that the placement of a parameter calls equal; none if it has no placement."""
+    try:
+        return _local(parameter)[1]
+    except Exception:  # noqa: BLE001  # this rank is not in a mesh that was cut
+        return ()
 
 
 def discover(
@@ -340,17 +351,17 @@ class _Finder:
             place = {self.label(key): key for key in optimizer.state}
             for label in [f"[{name}]" for name in self.state.parameters if f"[{name}]" in place]:
                 key = place.pop(label)
-                home = self._homes.get(id(key)) or _local(key)[1]
-                self._contents(below(f"o{k}", label), optimizer.state, key, home)
+                home = self._homes.get(id(key), ())
+                self._contents(
+                    below(f"o{k}", label), optimizer.state, key, home, of_parameter=key
+                )
             for label in sorted(place):
                 self._contents(below(f"o{k}", label), optimizer.state, place[label])
         for k, optimizer in enumerate(self.state.optimizers):
             for g, group in enumerate(optimizer.param_groups):
                 for key in sorted(group, key=str):
                     if key != "params":
-                        self._contents(
-                            f"o{k}.g{g}.{key}", group, key, early=True, is_replaceable=True
-                        )
+                        self._contents(f"o{k}.g{g}.{key}", group, key, early=True)
 
     def _contents(
         self,
@@ -359,10 +370,20 @@ class _Finder:
         key: Any,
         ranks: tuple[int, ...] = (),
         early: bool = False,
-        is_replaceable: bool = False,
+        of_parameter: Any = None,
     ) -> None:
+        """Adds the tensors in a part of what an optimizer keeps.
+
+        Args:
+            early: it is of a parameter group. A number there is a hyperparameter, which schedules
+                set on all ranks alike.
+            of_parameter: whose state it is. What has no placement of its own (Adam's step) is as
+                equal as the parameter.
+        """
+        placed = _placement_of(of_parameter)
         for tensor_name, tensor, place in tensors_in(held[key], name, (held, key), self.label):
-            self.add(tensor_name, tensor, ranks, early, place, is_replaceable)
+            claimed = ranks or (() if isinstance(tensor, DTensor) else placed)
+            self.add(tensor_name, tensor, claimed, early, place, early and tensor.numel() == 1)
 
     def label(self, key: Any) -> str:
         """How a key stands in names."""
@@ -375,8 +396,10 @@ class _Finder:
             if isinstance(obj, torch.Tensor):
                 self.add(f"r.{name}", obj)
             elif isinstance(obj, torch.nn.Module):
-                for fqn, tensor in [*obj.named_parameters(), *obj.named_buffers()]:
+                for fqn, tensor in obj.named_parameters():
                     self.add(f"r.{name}.{fqn}", tensor)
+                for fqn, tensor in obj.named_buffers():
+                    self.add(f"r.{name}.{fqn}", tensor, is_replaceable=True)
 
     def add(
         self,
@@ -393,6 +416,8 @@ class _Finder:
             self.state._ambiguous.add(name)
             return
         self._names.add(name)
+        if is_replaceable:
+            self.state.replaceable.add(name)
         try:
             self._add(name, tensor, ranks, early, place, is_replaceable)
         except Exception as error:  # noqa: BLE001  # a class of somebody's own may do anything

@@ -5,22 +5,22 @@ Threads: any. Errors: none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from reft import _C, _voice
 from reft._link.job_identity import Layout
-from reft._state.discovery import Region
+from reft._state.discovery import State
 
 
-def weakness(regions: Iterable[Region], layout: Layout, protection: str) -> str:
-    """Says why a rank of a lost node might not come back; "" if nothing speaks against it.
+def weakness(state: State, layout: Layout, protection: str) -> str:
+    """Says why a rank of a lost node might not come back; "" if each shard of this rank's state is
+    on two nodes.
 
     Args:
-        regions: of this rank, with the ranks that share each.
+        state: of this rank, with the ranks that share each region.
         protection: a value of REFT_SNAPSHOT_PROTECTION.
     """
-    known = list(regions)
-    if alone := [region.name for region in known if not (region.ranks or region.is_replaceable)]:
+    known = state.regions
+    alone = [region.name for region in known if not (region.ranks or region.is_replaceable)]
+    if alone := alone + sorted(state.strided.keys() - state.replaceable):
         what = _voice.plural(len(alone), "tensor")
         return f"no other rank has {what} of this rank (first: {alone[0]})"
     for ranks in sorted({region.ranks for region in known if region.ranks}):

@@ -31,8 +31,8 @@ def test_without_the_launcher_s_summary_all_lines_count() -> None:
     ("protection", "private", "weakness", "text"),
     [
         ("", [], "", "not covered (REFT_SNAPSHOT_PROTECTION=none)"),
-        ("arc", [], "", "survived by arc"),
-        ("arc", ["m0.mean"], "", "1 buffer of one rank alone (first: m0.mean) would be another"),
+        ("arc", [], "", "arc keeps each shard on two ranks."),
+        ("arc", ["m0.mean"], "", "1 tensor (buffers and hyperparameters, first: m0.mean) would be another"),
         ("arc", [], "one node has all", "not survived in spite of arc: one node has all"),
     ],
 )

@@ -115,7 +115,7 @@ def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> No
 @pytest.mark.parametrize(
     ("per_node", "said"),
     [
-        (1, "a lost node is survived: each shard of this rank's state is on two nodes"),
+        (1, "for a lost node: each shard of rank 0's state is on two nodes"),
         (
             2,
             "warning: a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=arc): ranks 0 1 of"

@@ -412,10 +412,20 @@ def test_a_lost_rank_takes_no_snapshot_that_lacks_what_it_has() -> None:
     buffer = discovery.Region("m0.mean", torch.ones(3), is_replaceable=True)
     row = (mine.name, "float32", [3], [1])
     saved: Any = {"aliases": [], "strided": {}}
-    state = discovery.State(regions=[mine, buffer])
-    _check_donor(state, [row], saved)
-    with pytest.raises(_NotOfThisRank, match=r"no other rank has its o0\[m0\.w\]"):
-        _check_donor(state, [], saved)
-    _check_donor(state, [], saved | {"aliases": [[mine.name]]})
+    state = discovery.State(regions=[mine, buffer], replaceable={"m0.mean", "m0.mask"})
+    _check_donor(state, 4, [row], saved)
+    with pytest.raises(_NotOfThisRank, match=r"the snapshot of rank 4 has no o0\[m0\.w\]"):
+        _check_donor(state, 4, [], saved)
+    _check_donor(state, 4, [], saved | {"aliases": [[mine.name]]})
+    _check_donor(state, 4, [row], saved | {"strided": {"m0.mask": torch.ones(2)}})
     with pytest.raises(_NotOfThisRank, match="no group shares m0.v, which has gaps"):
-        _check_donor(state, [row], saved | {"strided": {"m0.v": torch.ones(2)}})
+        _check_donor(state, 4, [row], saved | {"strided": {"m0.v": torch.ones(2)}})
+
+
+def test_all_ranks_start_over_if_a_lost_one_cannot_come_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    restart = Restart(monkeypatch, donor={0: 1}, strided={"m0.v": object_pickles.dumps(1, {})})
+    assert restart.resume() is None and restart.restored == []
+    said = lines(capsys)[0]
+    assert "no group shares m0.v" in said and said.endswith("Training starts from its beginning")

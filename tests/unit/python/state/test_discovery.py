@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from reft import _C
 from reft._state import constructions, discovery, optimizers, registry
@@ -48,11 +53,35 @@ def test_buffers_and_hyperparameters_of_another_rank_may_stand_in() -> None:
     module[1].requires_grad_(False)
     optimizer = adam(module[0])
     optimizer.param_groups[0]["lr"] = torch.tensor(0.1)
+    optimizer.param_groups[0]["master"] = [torch.ones(2)]
     found = discovery.discover([optimizer])
     replaceable = {region.name for region in found.regions if region.is_replaceable}
     buffers = ("running_mean", "running_var", "num_batches_tracked")
     assert replaceable == {"o0.g0.lr", *(f"m0.1.{name}" for name in buffers)}
     assert {"m0.1.weight", "o0[m0.0.weight].exp_avg"} <= set(names(found)), "frozen or trained"
+
+
+@pytest.fixture
+def mesh() -> Iterator[DeviceMesh]:
+    """As rank 1 of four sees it: two replicas of two shards."""
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield init_device_mesh("cpu", (2, 2))
+    dist.destroy_process_group()
+
+
+def test_the_step_of_a_parameter_is_as_equal_as_the_parameter(mesh: DeviceMesh) -> None:
+    placements = [Replicate(), Shard(0)]
+    local = DTensor.from_local(torch.ones(2), mesh, placements, run_check=False)
+    module = torch.nn.Module()
+    module.register_parameter("w", torch.nn.Parameter(local))
+    optimizer = torch.optim.Adam(module.parameters(), foreach=False)
+    module.w.grad = DTensor.from_local(torch.ones(2), mesh, placements, run_check=False)
+    optimizer.step()
+    sharded = DTensor.from_local(torch.ones(1), mesh, [Shard(0), Shard(0)], run_check=False)
+    optimizer.state[module.w]["own"] = sharded
+    ranks = {region.name: region.ranks for region in discovery.discover([optimizer]).regions}
+    assert ranks["o0[m0.w].step"] == ranks["o0[m0.w].exp_avg"] == ranks["m0.w"] == (1, 3)
+    assert ranks["o0[m0.w].own"] == (), "its placement says that each rank has another part"
 
 
 def test_a_parameter_in_a_buffer_is_no_buffer() -> None:

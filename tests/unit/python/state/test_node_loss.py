@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from reft._link.job_identity import Layout
-from reft._state.discovery import Region
+from reft._state.discovery import Region, State
 from reft._state.node_loss import weakness
 
 
@@ -26,8 +26,8 @@ def shared(*ranks: int, name: str = "o0.p0") -> Region:
 )
 def test_copies_have_to_lie_on_two_nodes(ranks: tuple[int, ...], per_node: int, why: str) -> None:
     layout = Layout.in_blocks(4, per_node)
-    assert weakness([shared(*ranks)], layout, "arc") == why
-    assert weakness([shared(*ranks)], layout, "none") != ""
+    assert weakness(State([shared(*ranks)]), layout, "arc") == why
+    assert weakness(State([shared(*ranks)]), layout, "none") != ""
 
 
 def test_what_one_rank_has_is_lost_with_it() -> None:
@@ -35,5 +35,9 @@ def test_what_one_rank_has_is_lost_with_it() -> None:
     buffer = Region("m0.running_mean", torch.ones(1), is_replaceable=True)
     regions = [shared(0, 1), shared(name="o0.p1"), buffer]
     why = "no other rank has 1 tensor of this rank (first: o0.p1)"
-    assert weakness(regions, layout, "arc") == why
-    assert weakness([regions[0], regions[2]], layout, "arc") == "", "buffers may be a replica's"
+    assert weakness(State(regions), layout, "arc") == why
+    without = State([regions[0], regions[2]])
+    assert weakness(without, layout, "arc") == "", "buffers may be a replica's"
+    without.strided = {"m0.w": torch.ones(1), "m0.mask": torch.ones(1)}
+    without.replaceable = {"m0.mask"}
+    assert weakness(without, layout, "arc").endswith("1 tensor of this rank (first: m0.w)")

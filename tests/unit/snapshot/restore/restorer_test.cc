@@ -263,6 +263,20 @@ TEST(Restorer, ADifferentLiveStateIsNamed) {
   EXPECT_EQ(restorer.difference(live), "new exists now and was not saved");
 }
 
+TEST(Restorer, APlanThatLeavesBytesOutIsRefusedBeforeOneIsWritten) {
+  std::mt19937_64 random(9);
+  const SmallJob job({2, 2}, "none", random);
+  const std::vector<bool> lost(2);
+  RestorePlan plan = *planRestore(job.inventory(lost), job.shape).plan;
+  plan.groups.begin()->second.recipes[0].clear();  // as if the shard were empty
+  Restorer restorer(plan, 0, [&](int vault) { return job.open(vault, 0, lost); });
+  std::vector<Bytes> memory;
+  const auto live = job.live(0, memory);
+  const std::vector<Bytes> before = memory;
+  EXPECT_THROW(restorer.restore(live, nullptr, [](size_t, uint64_t, auto) {}), Corruption);
+  EXPECT_EQ(memory, before);
+}
+
 TEST(Restorer, SmallStateOfAVaultOnAnotherNodeIsUnavailable) {
   std::mt19937_64 random(5);
   const SmallJob job({2, 1}, "arc", random);
