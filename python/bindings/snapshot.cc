@@ -196,9 +196,7 @@ void bindRank(py::module_& module) {
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
            py::arg("plan_anew") = false,
            "regions: (name, tensor, group, early, replaceable); groups: (id, ranks); plan_anew: "
-           "votes "
-           "ask all "
-           "ranks to plan.")
+           "votes ask all ranks to plan.")
       .def_property_readonly("plan_round",
                              [](const Rank& self) {
                                const auto round = self.engine().planRound();

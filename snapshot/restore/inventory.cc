@@ -184,14 +184,14 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
       if (!json.is_object()) {
         throw Corruption("inventory of a node: not a JSON object");
       }
-      std::vector<size_t> groups;  // indices in `set`
+      std::vector<std::shared_ptr<const SharedGroup>> groups;
       size_t most = kMostMembers;
       for (const Json& g : json.at("groups")) {
         const auto group = std::make_shared<const SharedGroup>(
             SharedGroup{g.at(0).get<std::string>(), numbersOf<int>(g.at(1), most),
                         numbersOf<uint32_t>(g.at(2), most)});
         const size_t known = set.groups().size();
-        groups.push_back(set.add(group));
+        groups.push_back(set.groups()[set.add(group)]);
         if (set.groups().size() > known) {
           const size_t size = group->ranks.size() + group->empty.size();
           if (size > most_different) {
@@ -221,8 +221,8 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
             }
             std::vector<uint32_t> shards = integersOf<uint32_t>(g.at(1));
             std::sort(shards.begin(), shards.end());
-            slot.groups.push_back({set.groups()[groups[group]], std::move(shards),
-                                   integerOf<uint64_t>(g.at(2)), integerOf<uint64_t>(g.at(3))});
+            slot.groups.push_back({groups[group], std::move(shards), integerOf<uint64_t>(g.at(2)),
+                                   integerOf<uint64_t>(g.at(3))});
           }
           vault.slots.push_back(std::move(slot));
         }

@@ -22,7 +22,7 @@ class VaultReader;
 struct SharedGroup {
   std::string id;
   std::vector<int> ranks;            // ascending
-  std::vector<uint32_t> empty = {};  // shards without a byte, ascending: nobody stores them
+  std::vector<uint32_t> empty = {};  // shards without a byte, ascending: no member stores them
 
   auto operator<=>(const SharedGroup&) const = default;
 };

@@ -133,6 +133,9 @@ using Membership = std::vector<std::string_view>;
 // and the lost rank compares what it has with what its donor had (python/reft/_session/resumer.py).
 std::optional<std::string> findDonors(const std::vector<int>& missing, const Found& found,
                                       const Groups& groups, RestorePlan& plan) {
+  if (missing.empty()) {
+    return std::nullopt;
+  }
   struct Members {
     int lowest = -1;
     int owner = -1;  // of a region of its own
@@ -154,7 +157,7 @@ std::optional<std::string> findDonors(const std::vector<int>& missing, const Fou
     lost.emplace(rank, Membership());
   }
   for (const auto& [id, group] : groups) {
-    for (const int rank : lost.empty() ? std::vector<int>() : group.shared->ranks) {
+    for (const int rank : group.shared->ranks) {
       if (const auto at = lost.find(rank); at != lost.end()) {
         at->second.push_back(id);
       }

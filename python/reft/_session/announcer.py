@@ -114,7 +114,8 @@ class Announcer:
             return
         why = node_loss.weakness(state, self._job.layout, protection)
         if why:
-            _voice.warn(f"a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION={protection}): {why}")
+            setting = f"REFT_SNAPSHOT_PROTECTION={protection}"
+            _voice.warn(f"a lost node is NOT survived ({setting}): {why}")
         else:
             _voice.say("for a lost node: each shard of rank 0's state is on two nodes")
 

@@ -32,31 +32,7 @@ TEST(Inventory, RoundTripKeepsEverything) {
 TEST(Inventory, RejectsOtherText) {
   for (
       const char* text :
-      {"",
-       "{",
-       "3",
-       "[]",
-       "{}",
-       "{\"groups\":[],\"vaults\":[3]}",
-       R"({"groups":[[3,[[0,0,1]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,0,1]]]],"vaults":[]})",
-       R"({"groups":[["g",[0],[]]],"vaults":[]})",
-       R"({"groups":[["g",null,[]]],"vaults":[]})",
-       R"({"groups":[["g",{},[]]],"vaults":[]})",
-       R"({"groups":[["g",[],null]],"vaults":[]})",
-       R"({"groups":[["g",{"a":[0,3,1]},[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,3]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,3,1,7]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[{"a":0,"b":3,"c":1}],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[3,0,1]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,4,3]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,4,0]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[-1,4,1]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,4,1],[4,5,1]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,4,1]],[[2,2,1],[1,1,1]]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,2147483647,1]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,16777000,1]],[]],["h",[[0,400,1]],[]]],"vaults":[]})",
-       R"({"groups":[["g",[[0,16777000,1]],[[0,400,1]]]],"vaults":[]})",
+      {"", "{", "3", "[]", "{}", "{\"groups\":[],\"vaults\":[3]}",
        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]}",
        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,"
        "\"slots\":[[0,1,2,3,\"none\",[]]]}]}",
@@ -64,6 +40,33 @@ TEST(Inventory, RejectsOtherText) {
        R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[1,[],0,0]],""]]}]})",
        "{\"groups\":[],\"vaults\":[{\"rank\":4e26,\"node\":0,\"slots\":[]}]}",
        "{\"groups\":[],\"vaults\":[{\"rank\":4294967296,\"node\":0,\"slots\":[]}]}"}) {
+    EXPECT_THROW(parseInventories({text}), Corruption) << text;
+  }
+}
+
+TEST(Inventory, RejectsGroupsThatAreNone) {
+  for (const char* groups : {
+           R"([3,[[0,0,1]],[]])",
+           R"(["g",[[0,0,1]]])",
+           R"(["g",[0],[]])",
+           R"(["g",null,[]])",
+           R"(["g",{},[]])",
+           R"(["g",[],null])",
+           R"(["g",{"a":[0,3,1]},[]])",
+           R"(["g",[[0,3]],[]])",
+           R"(["g",[[0,3,1,7]],[]])",
+           R"(["g",[{"a":0,"b":3,"c":1}],[]])",
+           R"(["g",[[3,0,1]],[]])",
+           R"(["g",[[0,4,3]],[]])",
+           R"(["g",[[0,4,0]],[]])",
+           R"(["g",[[-1,4,1]],[]])",
+           R"(["g",[[0,4,1],[4,5,1]],[]])",
+           R"(["g",[[0,4,1]],[[2,2,1],[1,1,1]]])",
+           R"(["g",[[0,2147483647,1]],[]])",
+           R"(["g",[[0,16777000,1]],[]],["h",[[0,400,1]],[]])",
+           R"(["g",[[0,16777000,1]],[[0,400,1]]])",
+       }) {
+    const std::string text = std::string(R"({"groups":[)") + groups + R"(],"vaults":[]})";
     EXPECT_THROW(parseInventories({text}), Corruption) << text;
   }
 }
