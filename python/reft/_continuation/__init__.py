@@ -14,6 +14,7 @@ Where things are:
 - `loader_origins`: what patches the DataLoader; `loader_parts`, `workers`: what it remembers;
   `reach`: what a loader reaches.
 - `statics`, `settings`: state outside of the frames.
+- `late_reads`: whether a script reads gradients after the optimizer step.
 - `plain`: the closed list of names that a pickle may hold.
 """
 
@@ -22,6 +23,7 @@ from __future__ import annotations
 from .comparison import Difference
 from .continuation import Continuation, RestoreReport
 from .frames import FrameMismatch
+from .late_reads import late_read
 from .loader_origins import install
 from .rng import capture_rng, restore_rng
 
@@ -40,6 +42,7 @@ __all__ = [
     "compare",
     "graphs",
     "install",
+    "late_read",
     "observe",
     "place_of",
     "plan",

@@ -43,6 +43,8 @@ class Point:
 
 # Code that can see every name makes each of them live.
 _SEES_ALL = frozenset({"locals", "vars", "exec", "eval", "globals", "dir"})
+# Code that can look a global up by a string.
+_LOOK_UP = frozenset({"globals", "vars"})
 
 _ENDS = frozenset(
     {
@@ -163,7 +165,7 @@ class CodeAnalysis:
         """Whether the code may look at all names: `model.eval()` does not."""
         return not _SEES_ALL.isdisjoint(self.code.co_names) and any(
             instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME") and instruction.argval in _SEES_ALL
-            for instruction in self._instructions
+            for instruction in self.instructions
         )
 
     def read_from(self, offset: int) -> frozenset[str]:
@@ -214,11 +216,11 @@ class CodeAnalysis:
         index = bisect_right(self._offsets, lasti) - 1
         if lasti < 0 or index < 0:
             raise Unsupported(f"{self.code.co_qualname} has not started")
-        if self._instructions[index].opname == "PRECALL":
+        if self.instructions[index].opname == "PRECALL":
             index += 1
-        if self._instructions[index].opname == "RESUME" and index and self._is_yield(index - 1):
+        if self.instructions[index].opname == "RESUME" and index and self._is_yield(index - 1):
             index -= 1  # 3.13 points a suspended generator at what runs next
-        instruction = self._instructions[index]
+        instruction = self.instructions[index]
         depth = self._depths.get(index)
         if depth is None:
             raise Unsupported(f"{self.code.co_qualname} offset {lasti} is not reachable")
@@ -238,36 +240,42 @@ class CodeAnalysis:
             raise Unsupported(f"{self.code.co_qualname} offset {lasti}: stack depth {during}")
         live_in, names = self._liveness
         after = 0
-        for successor in (*self._successors[index], *self._handlers[index]):
+        for successor in (*self.successors[index], *self._handlers[index]):
             after |= live_in[successor]
         read = _named(after, names)
         live = frozenset(names) if self.sees_all else read
         if (
-            index and self._instructions[index - 1].opname == "PRECALL"
+            index and self.instructions[index - 1].opname == "PRECALL"
         ):  # counted as if it took the arguments
             depth = self._depths[index - 1]
         callables = _callables(name, depth, instruction.arg or 0)
         return Point(instruction.offset, during, live, read, name, callables)
 
+    def successors_at(self, lasti: int) -> tuple[int, ...]:
+        """Positions in `instructions` of what may run after the call in progress at `lasti`."""
+        return self.successors[bisect_right(self._offsets, lasti) - 1]
+
     def _is_yield(self, index: int) -> bool:
-        return self._instructions[index].opname == "YIELD_VALUE"
+        return self.instructions[index].opname == "YIELD_VALUE"
 
     @cached_property
-    def _instructions(self) -> list[dis.Instruction]:
+    def instructions(self) -> list[dis.Instruction]:
+        """All instructions, in their order."""
         return list(dis.get_instructions(self.code))
 
     @cached_property
     def _offsets(self) -> list[int]:
-        return [instruction.offset for instruction in self._instructions]
+        return [instruction.offset for instruction in self.instructions]
 
     @cached_property
-    def _successors(self) -> list[tuple[int, ...]]:
+    def successors(self) -> list[tuple[int, ...]]:
+        """Of each instruction, the positions of those that may follow it; not handlers."""
         index_of = {offset: index for index, offset in enumerate(self._offsets)}
         result: list[tuple[int, ...]] = []
         jumps = set(dis.hasjrel) | set(dis.hasjabs)
-        for index, instruction in enumerate(self._instructions):
+        for index, instruction in enumerate(self.instructions):
             targets: list[int] = []
-            if instruction.opname not in _ENDS and index + 1 < len(self._instructions):
+            if instruction.opname not in _ENDS and index + 1 < len(self.instructions):
                 targets.append(index + 1)
             if instruction.opcode in jumps:
                 targets.append(index_of[instruction.argval])
@@ -288,7 +296,7 @@ class CodeAnalysis:
 
     @cached_property
     def _handlers(self) -> list[tuple[int, ...]]:
-        handlers: list[tuple[int, ...]] = [()] * len(self._instructions)
+        handlers: list[tuple[int, ...]] = [()] * len(self.instructions)
         for first, last, target, _ in self._handler_entries:
             for index in range(first, last):
                 handlers[index] = (*handlers[index], target)
@@ -310,9 +318,9 @@ class CodeAnalysis:
                     )
                 continue
             depths[index] = depth
-            instruction = self._instructions[index]
+            instruction = self.instructions[index]
             falls = instruction.opname not in _ENDS
-            for successor in self._successors[index]:
+            for successor in self.successors[index]:
                 jump = not (falls and successor == index + 1)
                 effect = dis.stack_effect(instruction.opcode, instruction.arg, jump=jump)
                 if instruction.opcode == _RETURN_GENERATOR:
@@ -330,7 +338,7 @@ class CodeAnalysis:
 
         uses: list[int] = []
         kills: list[int] = []
-        for instruction in self._instructions:
+        for instruction in self.instructions:
             use = kill = 0
             op = instruction.opname
             if op.startswith(("LOAD_FAST", "STORE_FAST", "DELETE_FAST")):
@@ -348,13 +356,13 @@ class CodeAnalysis:
                 use = kill if op.startswith("DELETE") else 0
             uses.append(use)
             kills.append(kill)
-        live = [0] * len(self._instructions)
+        live = [0] * len(self.instructions)
         changed = True
         while changed:
             changed = False
             for index in range(len(live) - 1, -1, -1):
                 out = 0
-                for successor in self._successors[index]:
+                for successor in self.successors[index]:
                     out |= live[successor]
                 value = uses[index] | (out & ~kills[index])
                 for handler in self._handlers[index]:
@@ -409,7 +417,8 @@ def _hash_code(code: CodeType, hasher: Any) -> None:
 
 
 def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Gives the global names that a code object, and all code nested in it, reads and writes."""
+    """Gives the global names that a code object, and all code nested in it, reads and writes; its
+    strings count as read where it looks names up by strings."""
     key = id(code)
     found = _global_names.get(key)
     if found is None:
@@ -420,6 +429,8 @@ def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
                 reads.add(instruction.argval)
             elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 writes.add(instruction.argval)
+        if not _LOOK_UP.isdisjoint(reads):
+            reads |= {one for one in code.co_consts if isinstance(one, str)}
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
                 inner_reads, inner_writes = global_names(constant)
@@ -428,6 +439,24 @@ def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
         found = (code, frozenset(reads), frozenset(writes))
         _global_names[key] = found
     return found[1], found[2]
+
+
+def attributes_set(code: CodeType) -> frozenset[tuple[str, str]]:
+    """Gives the attributes that a code object, and all code nested in it, sets of what a global
+    name means: (global, attribute) for `sys.steps = 1` and `sys.steps += 1`."""
+    found: set[tuple[str, str]] = set()
+    last = ["", "", ""]  # the name that the instruction loads, or what it does
+    for instruction in dis.get_instructions(code):
+        op, name = instruction.opname, str(instruction.argval)
+        if op == "STORE_ATTR" and last[-1].startswith("="):
+            found.add((last[-1][1:], name))
+        if op == "LOAD_ATTR" and last[-1] == "COPY" and last[-2].startswith("="):
+            found.add((last[-2][1:], name))  # it is loaded to be set
+        last = [*last[1:], f"={name}" if op in ("LOAD_GLOBAL", "LOAD_NAME") else op]
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= attributes_set(constant)
+    return frozenset(found)
 
 
 def analyse(code: CodeType) -> CodeAnalysis:

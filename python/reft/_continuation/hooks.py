@@ -68,6 +68,13 @@ def of_optimizer(optimizer: Any) -> Hooks:
     return found
 
 
+def of_tensor(tensor: Any) -> Hooks:
+    """Gives the hooks of a tensor."""
+    found: Hooks = []
+    _collect(found, "", tensor, _OF_TENSORS)
+    return found
+
+
 def of_all() -> Hooks:
     """Gives the hooks that hold for all modules or all optimizers."""
     found: Hooks = []

@@ -148,6 +148,24 @@ class Announcer:
                 f" save gradients from step {step + 1} on"
             )
 
+    def gradients_read(self, where: str) -> None:
+        """The script reads gradients after the optimizer step: snapshots have them."""
+        if self._first:
+            _voice.say(
+                f"{where} reads gradients after the optimizer step: snapshots save gradients, too"
+            )
+
+    def other_backends(self, groups: dict[str, str]) -> None:
+        """Process groups, by name, that have another backend than reft."""
+        why = (
+            "its ops are not seen: a parameter that one still writes when the optimizer step returns"
+            " is copied as it is then, and a hang in one is not explained"
+        )
+        found = [(f"process group {name}", backend, why) for name, backend in groups.items()]
+        new = self._notes.add(notes.NOT_PROTECTED, found)
+        if new and self._first:
+            _voice.say(f"{notes.line(new)}")
+
     def compiled_step(self, is_seen: bool) -> None:
         """An optimizer steps inside a function that was given to torch.compile."""
         if not self._first or self._compiled_reported:

@@ -30,12 +30,12 @@ from reft._session.memory_watch import MemoryWatch
 from reft._session.planner import Planner
 from reft._session.restore_ways import Begun, Way
 from reft._session.resumer import Resumed, Resumer
+from reft._session.script_watch import ScriptWatch
 from reft._session.small_state import Captured, SmallState, registered_values
 from reft._session.step_comparison import Capture, capture_with
 from reft._session.verification import Verdict, VerifiedResume, circumstances
 from reft._state import discovery, gradients, heap
 from reft._state.constructions import of_process
-from reft._state.optimizers import with_inner
 
 _DRAIN_MS = 2000  # how long the end waits for the last snapshot
 
@@ -83,6 +83,7 @@ class Session:
         self._announcer: Announcer | None = None
         self._resume: VerifiedResume | None = None
         self._circumstances = ""
+        self._watch: ScriptWatch | None = None
         self._comparing: VerifiedResume | None = None  # until the first step after the resume
         self._at_end = ""  # what is known about the resume of this attempt
         self._evidence: _C.EvidenceExchange | None = None
@@ -121,6 +122,7 @@ class Session:
                 os.close(agreed.own_fd)
         self._answer_hangs()
         self._announcer = Announcer(self.env, self.job, found)
+        self._watch = ScriptWatch(self._announcer)
         if self._snapshots:
             self.planner = Planner(self.env, self.job, self._store, self.engine)
             self._memory = MemoryWatch(self.env, self.job, self.engine, agreed.oom_kills)
@@ -252,21 +254,8 @@ class Session:
         if self._drill is not None and self._resume is None:
             self._drill.gate(self.step + 1)
         if self.engine is not None:
-            if (
-                optimizer is not None
-                and self._announcer is not None
-                and gradients.of_process.steps_without(optimizer)
-            ):
-                self._announcer.resumed_without_gradients(
-                    self.step, f"a {type(optimizer).__name__} steps without those from before it"
-                )
-            elif (
-                optimizer is not None
-                and self._announcer is not None
-                and gradients.of_process.about_to_step(optimizer)
-            ):
-                self._announcer.gradients_outlive(self.step)
-                self._added_after_resume()
+            if optimizer is not None and self._watch is not None:
+                self._watch.about_to_step(optimizer, self.step)
             self.engine.gate()
 
     def program_point(self, frame: FrameType, gated: bool = True) -> None:
@@ -287,7 +276,10 @@ class Session:
         due = self.engine.begin_point(self.step)
         try:
             self._observe(frame)
-            self._look_at_gradients()
+            if self._watch is not None and self._boundary is not None:
+                self._watch.look_at_groups()
+                now = self.optimizers_now()
+                self._watch.look_at_gradients(self.step, now, self._boundary)
             if self._memory is not None and self._snapshots:
                 self._memory.point()
             if self._memory is not None and self._memory.given_up:
@@ -306,30 +298,14 @@ class Session:
     def _observe(self, frame: FrameType) -> None:
         """At the first program point, before the first plan: plans ask where the program holds its
         objects."""
-        if self._exact:
-            try:
-                _continuation.observe(frame)
-            except Exception as error:
-                self.failed("loop state", error)
-
-    def _look_at_gradients(self) -> None:
-        """At a program point, before the snapshot: whether another optimizer gathers gradients over
-        several iterations."""
-        if self._boundary is None or self._announcer is None:
+        if not self._exact:
             return
-        gathering = gradients.of_process.added_to(self.optimizers_now())
-        if gathering:
-            known = with_inner(self._boundary.optimizers)
-            self._boundary.know([o for o in gathering if all(o is not k for k in known)])
-            self._announcer.gradients_outlive(self.step - 1)
-            self._added_after_resume()
-
-    def _added_after_resume(self) -> None:
-        """The script has added to gradients, which may be those of a discarded iteration."""
-        step = gradients.of_process.resumed_at
-        if step > 1 and self._announcer is not None:
-            why = "the script has added to those of the iteration that the resume discarded"
-            self._announcer.resumed_without_gradients(step, why)
+        try:
+            _continuation.observe(frame)
+            if self._watch is not None:
+                self._watch.look_for_reads(frame)
+        except Exception as error:
+            self.failed("loop state", error)
 
     def optimizers_now(self) -> list[Optimizer]:
         """Those of the script, also ones that have not stepped yet."""

@@ -284,8 +284,12 @@ class VerifiedResume:
         finding, fault = self._compare(self._saved_step(), self.newest, frame, boundary), ""
         found = _no_time(finding.differences)
         self._not_compared = [one.where for one in finding.differences if one.may_be_time]
-        if found and not self._restore_faults and all(one.kind == comparison.TENSOR for one in found):
-            fault = "tensors differ, of which kernels that are not deterministic may be the cause"
+        only_tensors = all(one.kind == comparison.TENSOR for one in found)
+        if found and only_tensors and not self._restore_faults and not _is_deterministic():
+            fault = (
+                f"tensors differ ({found[0].where}: {found[0].why}), of which kernels that are not"
+                " deterministic may be the cause, or state that no snapshot has"
+            )
             found = []
         finding.differences = found
         finding.fault = self._fault or finding.fault or fault
@@ -539,6 +543,12 @@ class VerifiedResume:
             f" {'; '.join(lines)}{more}. {advice[0].upper()}{advice[1:]}. Register what is missing"
             " (`reft.register`); `reft doctor` lists all differences"
         )
+
+
+def _is_deterministic() -> bool:
+    """Whether a step that is computed again gives the same tensors. Kernels of the CPU do, with as
+    many threads; those of devices may not."""
+    return not torch.cuda.is_initialized() or torch.are_deterministic_algorithms_enabled()
 
 
 def _no_time(found: list[Difference]) -> list[Difference]:

@@ -121,7 +121,18 @@ def encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Na
     root = type(value).__module__.partition(".")[0]
     if root not in sys.stdlib_module_names or type(getattr(value, "__dict__", None)) is not dict:
         return []
-    return walk.encode_named(attachments.attributes(value, frozenset({root})), place, depth)
+    attached = attachments.attributes(value, frozenset({root}))
+    return walk.encode_attached(attached, value, place, depth)
+
+
+def encode_hooks(found: hooks.Hooks, place: str, depth: int, walk: CaptureWalk) -> Named:
+    """Encodes what hooks keep."""
+    encoded = walk.encode_named(found, place, depth)
+    if walk.note_births:
+        for name, hook in found:
+            # PowerSGD's state takes no weak reference.
+            walk.births.pin(hook, f"{place}.{name}")
+    return encoded
 
 
 def capture_changed(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:

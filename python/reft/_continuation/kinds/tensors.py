@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from reft._state.raw import bytes_of
 
-from .. import attachments, memory
+from .. import attachments, hooks, memory
 from ..memory import Span
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, native, type_name
 from .constants import Pickled
-from .objects import OWNED, Owned
+from .objects import OWNED, Owned, encode_hooks
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -47,12 +47,17 @@ class Tensor(Node):
     """See `memory.bits_of`."""
     tags: Named
     """Values that the script has attached to it."""
+    hooks: Named
+    """What hooks of the script's keep."""
+    grad: Any
+    """Its gradient, which a script that takes steps of its own may still use; None without one."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         torch: Any = sys.modules["torch"]
         if value.requires_grad and value.grad_fn is not None:
             walk.graphs.append((value, place))
+        hooked = _encode_hooks(value, place, depth, walk)
         if id(value) in walk.owned or walk.note_births:
             return Owned(encode_tags(value, place, depth, walk), None)
         found = native().host_memory(value, walk.bytes_left)
@@ -73,6 +78,8 @@ class Tensor(Node):
                 pointer in walk.owned_storages,
                 tuple(bits),
                 encode_tags(value, place, depth, walk),
+                hooked,
+                _encode_grad(value, place, depth, walk) if is_leaf else None,
             )
         name = type_name(type(value))
         if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
@@ -93,6 +100,8 @@ class Tensor(Node):
             pointer in walk.owned_storages,
             memory.bits_of(value),
             encode_tags(value, place, depth, walk),
+            hooked,
+            _encode_grad(value, place, depth, walk),
         )
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -128,6 +137,15 @@ class Tensor(Node):
                 made.requires_grad_()
         walk.stands(at, made)
         walk.put_attributes(self.tags, made, at.place)
+        there = hooks.of_tensor(made if live is MISSING else live)
+        if self.hooks or there:
+            walk.put_hooks(self.hooks, there, at.place)
+        before = made.grad if made.is_leaf else None
+        if self.grad is not None or before is not None:
+            current = MISSING if before is None else before
+            grad = walk.resolve(self.grad, current, f"{at.place}.grad")
+            if grad is not KEEP and grad is not before:
+                walk.contents.append(lambda: setattr(made, "grad", grad))
         return made
 
     def is_made_anew(self) -> bool:
@@ -363,7 +381,23 @@ def tags_of(tensor: Any) -> list[tuple[str, Any]]:
 
 def encode_tags(tensor: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
     """Encodes what a script has attached to a tensor."""
-    return walk.encode_named(tags_of(tensor), place, depth)
+    return walk.encode_attached(tags_of(tensor), tensor, place, depth)
+
+
+def _encode_hooks(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
+    """Encodes what hooks on a tensor that is no parameter keep: those are their module's."""
+    if not value._backward_hooks and not value._post_accumulate_grad_hooks:
+        return []
+    if id(value) in walk.owned:
+        return []
+    return encode_hooks(hooks.of_tensor(value), place, depth, walk)
+
+
+def _encode_grad(value: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
+    """Encodes the gradient of a tensor that is no optimizer's."""
+    if not (value.requires_grad and value.is_leaf) or value.grad is None:
+        return None
+    return walk.encode(value.grad, f"{place}.grad", depth + 1)
 
 
 def _contents(torch: Any, tensor: Any, walk: CaptureWalk) -> Any:
