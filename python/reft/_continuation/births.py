@@ -70,6 +70,8 @@ class Births:
         """Numbers by place that were descriptors, processes, threads or addresses then."""
         self.constants: dict[str, Any] = {}
         """Numbers and strings by place outside of frames; see `statics`."""
+        self.attached: dict[str, tuple[str, ...]] = {}
+        """Names of what a script had attached to an object of others, by place."""
         self.fingerprints: dict[str, str] = {}
         """Fingerprints of datasets of the package `datasets`, by place."""
         self.variables: set[str] = set()

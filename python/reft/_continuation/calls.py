@@ -53,6 +53,7 @@ _ITERATING = frozenset(
         "CONTAINS_OP",
     }
 )
+_LOOPS_OF_TORCH = frozenset({"apply_", "map_", "map2_"})  # methods of tensors
 _STEPPING = frozenset({"FOR_ITER", "SEND"})
 _HINT = "use a `for` loop"
 
@@ -123,6 +124,8 @@ def _callable_blocker(called: Any) -> str | None:
         owner, module = called.__objclass__, called.__objclass__.__module__
     else:
         return None
+    if called.__name__ in _LOOPS_OF_TORCH and owner.__module__.partition(".")[0] == "torch":
+        return _refusal(called.__qualname__)
     passes = owner in _TRANSPARENT_OWNERS or owner.__module__ == "_asyncio"
     if kind in (MethodWrapperType, WrapperDescriptorType):
         passes = passes or called.__name__ in _TRANSPARENT_WRAPPERS
@@ -140,11 +143,12 @@ def _is_known(module: str) -> bool:
 
 @functools.cache
 def _known_roots() -> frozenset[str]:
-    """Python's and NumPy's own C code.
+    """Python's own C code, and that of packages whose functions call one for each item.
 
     Other packages' code is taken to pass calls through, as autograd does.
     """
-    return frozenset(sys.stdlib_module_names | {"builtins", "numpy"})
+    packages = {"numpy", "pandas", "scipy", "optree", "cytoolz"}
+    return frozenset(sys.stdlib_module_names | {"builtins"} | packages)
 
 
 def _refusal(name: str) -> str:

@@ -28,6 +28,7 @@ from .nodes import (
     ATOMS,
     KEEP,
     MISSING,
+    UNBOUND,
     Graph,
     Named,
     Node,
@@ -214,6 +215,18 @@ class CaptureWalk:
             )
             for name, item in items
         ]
+
+    def encode_attached(self, items: Named, value: Any, place: str, depth: int) -> Named:
+        """As `encode_named`, of what a script has attached to an object of others; what was there
+        at the first program point and is gone is unbound."""
+        attached = self.births.attached
+        if self.note_births and items:
+            attached[place] = tuple(name for name, _ in items)
+        found = self.encode_named(items, place, depth)
+        if place in attached:
+            there = value.__dict__
+            found += [(name, UNBOUND) for name in attached[place] if name not in there]
+        return found
 
     def attributes(self, value: Any, place: str, depth: int) -> Named:
         """Encodes all that a function, or a subclass of a container, keeps in its `__dict__` and

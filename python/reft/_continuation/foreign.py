@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import struct
 import sys
+import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -36,6 +37,7 @@ _DEARER = 4  # items of sets and dicts
 _BYTES_COMPARED_PER_STEP = 1 << 18
 _MOST_COPIED = 1 << 18  # items of a container
 _MOST_BYTES_COPIED = 1 << 21
+_LOCK = type(threading.Lock())
 _IMMUTABLE = frozenset({int, float, bool, str, bytes, complex, type(None), type(Ellipsis)})
 
 TRACKERS = frozenset(
@@ -191,6 +193,8 @@ class Fingerprint:
             return [value.__func__.__qualname__, self._look(value.__self__, depth + 1)]
         if isinstance(value, (FunctionType, BuiltinFunctionType, ModuleType, type)):
             return id(value)
+        if depth and kind is _LOCK:
+            return kind.__qualname__  # another thread may hold it for a moment
         if (probe := _probe_of(kind)) is not None:
             return probe(value)
         if is_closed(kind.__module__) or _is_saved_elsewhere(value):
@@ -237,7 +241,7 @@ def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
         if flat.nbytes > whole:
             flat = flat[:: flat.numel() // _SAMPLED]
         return [*mark[1:], bytes_of(flat)]
-    if type(value).__module__ == "numpy" and hasattr(type(value), "nbytes"):
+    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(type(value), "nbytes"):
         if value.dtype.hasobject or not value.flags.c_contiguous:
             return [value.shape, str(value.dtype)]
         flat = value.reshape(-1)
@@ -391,6 +395,11 @@ def _find_probe(kind: type) -> Callable[[Any], Any] | None:
         return lambda value: value.get(None)
     if (module, name) == ("decimal", "Context"):
         return repr
+    if kind is _LOCK:
+        return lambda value: value.locked()
+    if module.partition(".")[0] == "numpy" and hasattr(kind, "__array_finalize__"):
+        # A subclass of arrays. The contents of a mapped file are the file's.
+        return None if kind.__name__ == "memmap" else _of_memory
     if (module, name) == ("sqlite3", "Connection"):
         return _changes_in_memory
     if (module, name) == ("xml.etree.ElementTree", "Element"):

@@ -25,7 +25,17 @@ from reft._state.own import is_made
 from . import calls
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .capture_walk import CaptureWalk
-from .nodes import KEEP, MISSING, UNBOUND, Stray, function_in, index_of, is_bound, native
+from .nodes import (
+    KEEP,
+    MISSING,
+    UNBOUND,
+    Stray,
+    function_in,
+    index_of,
+    is_bound,
+    is_pythons,
+    native,
+)
 from .restore_walk import RestoreWalk
 
 _CO_OPTIMIZED = 1
@@ -270,9 +280,7 @@ def _joined(names: frozenset[str], others: frozenset[str]) -> frozenset[str]:
 
 @functools.lru_cache(256)
 def _in_order(names: frozenset[str]) -> tuple[str, ...]:
-    return tuple(
-        name for name in sorted(names) if not (name.startswith("__") and name.endswith("__"))
-    )
+    return tuple(name for name in sorted(names) if not is_pythons(name))
 
 
 def _encode_cell(encode: Callable[[Any, str], Any], cell: Any, place: str) -> Any:

@@ -11,19 +11,19 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 import zlib
 from itertools import repeat
 from numbers import Number
 from operator import is_not
-from types import FunctionType, MethodType
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 from reft._state.raw import bytes_of
 
 from . import attachments, hooks
+from .births import is_light
 from .nodes import type_name
 
 # Their classes keep configuration in attributes, nothing that training moves.
@@ -43,6 +43,8 @@ _STATIC_ROOTS = frozenset(
 # Parts of these keep what they do themselves in attributes.
 _MACHINERY = ("torch.distributed.", "torch.nn.parallel.", "torch.fx.", "torch._dynamo.")
 _UNKNOWN, _GONE = object(), object()
+_CONTAINERS = frozenset({list, dict})
+_MOST_ITEMS = 64  # of a container that counts as a setting
 _SAMPLED_PER_STEP = 8
 _SAMPLE_ELEMENTS = 16
 _SAMPLE_ALL_BYTES = 4096
@@ -232,15 +234,14 @@ def _attached_to(module: Any) -> list[str]:
     return found + [
         name
         for name, item in list(vars(module).items())
-        if isinstance(item, (FunctionType, MethodType, functools.partial))
-        and name not in found
-        and hooks.is_own_hook(item)
+        if name not in found and hooks.is_own_hook(item) and attachments.is_kept(item)
     ]
 
 
 class _Settings:
-    """Numbers, strings and tuples of them in modules without code of the script's own (a dropout's
-    `p`, an attention's scale), and which of them are not as they began.
+    """Numbers, strings, tuples of them, functions, classes and small containers in modules without
+    code of the script's own (a dropout's `p`, a layer's activation), and which of them are not as
+    they began.
 
     A look costs about 60 ns for each.
     """
@@ -254,11 +255,18 @@ class _Settings:
         self._held: list[dict[str, Any]] = []
         self._seen: list[Any] = []
         self._begun: list[Any] = []
+        self._containers: list[tuple[int, str, dict[str, Any], Any]] = []
         for i, module, held in stock:
             if type(module).__module__.startswith(_MACHINERY):
                 continue
             for name, value in held.items():
-                if name in standard or name.startswith("_") or not _is_setting(value):
+                if name in standard or name.startswith("_"):
+                    continue
+                if type(value) in _CONTAINERS and is_light(value) and len(value) <= _MOST_ITEMS:
+                    first = type(value)(value) if before is None else before._copy(held, name)
+                    self._containers.append((i, name, held, first))
+                    continue
+                if not _is_setting(value):
                     continue
                 self._places.append((i, name))
                 self._held.append(held)
@@ -275,7 +283,20 @@ class _Settings:
         if any(map(is_not, now, self._seen)):
             self._seen = list(map(dict.get, self._held, self._names, repeat(_GONE)))
             self._moved = self._compare()
-        return self._moved
+        if not self._containers:
+            return self._moved
+        return self._moved + [
+            (i, name, held[name])
+            for i, name, held, first in self._containers
+            if name in held and not _is_equal(held[name], first)
+        ]
+
+    def _copy(self, holder: dict[str, Any], name: str) -> Any:
+        """The contents of a container when they began; nothing is equal to those of an unknown one."""
+        for _, known, held, first in self._containers:
+            if held is holder and known == name:
+                return first
+        return _UNKNOWN
 
     def _compare(self) -> list[tuple[int, str, Any]]:
         return [
@@ -283,7 +304,7 @@ class _Settings:
             for place, value, begun in zip(self._places, self._seen, self._begun, strict=True)
             if value is not begun
             and (type(value) is not type(begun) or value != begun)
-            and _is_setting(value)
+            and (_is_setting(value) or hooks.is_own_hook(value))
         ]
 
     def _begun_by_place(self) -> dict[tuple[int, str], Any]:
@@ -323,7 +344,15 @@ _standard: frozenset[str] = frozenset()
 def _is_setting(value: Any) -> bool:
     if type(value) is tuple:
         return all(map(_is_setting, value))
-    return value is None or isinstance(value, (str, Number))  # NumPy's are registered as such
+    # NumPy's numbers are registered as such.
+    return value is None or isinstance(value, (str, Number, FunctionType, BuiltinFunctionType, type))
+
+
+def _is_equal(value: Any, first: Any) -> bool:
+    try:
+        return type(value) is type(first) and bool(value == first)
+    except Exception:  # a comparison of the script's may raise anything
+        return False
 
 
 def _has_own_code(kind: type) -> bool:

@@ -33,6 +33,12 @@ MISSING = object()
 Report = list[tuple[str, str, str]]
 Named = list[tuple[str, Any]]
 """Encoded values by name."""
+# Names with two underscores on both sides that Python, or a decorator of its library, sets. Other
+# ones are a script's.
+_PYTHONS = frozenset(
+    f"__{name}__"
+    for name in ["all", "annotate", "annotate_func", "annotations", "annotations_cache", "builtins", "cached", "classcell", "conditional_annotations", "dataclass_fields", "dataclass_params", "dict", "dir", "doc", "file", "final", "firstlineno", "getattr", "loader", "match_args", "module", "name", "orig_bases", "package", "parameters", "path", "qualname", "slots", "spec", "static_attributes", "type_params", "warningregistry", "weakref", "version"]
+)
 _MOST_PARTS = 64  # that `Graph.needs_live` looks at
 _REF = "r"
 _HANDLE = "handle"
@@ -49,6 +55,11 @@ def index_of(encoded: Any) -> int | None:
         case ("r", index) if type(encoded) is tuple:
             return int(index)
     return None
+
+
+def is_pythons(name: str) -> bool:
+    """Whether a name of a module or class is set by Python, not by a script."""
+    return name in _PYTHONS
 
 
 def handle(value: Any) -> Any:

@@ -28,6 +28,7 @@ from .memory import Memory
 from .nodes import (
     KEEP,
     MISSING,
+    UNBOUND,
     At,
     Graph,
     Named,
@@ -269,6 +270,9 @@ class RestoreWalk:
             else:
                 there = target.__dict__.get(name, MISSING)
                 put = functools.partial(target.__dict__.__setitem__, name)
+            if item == UNBOUND:
+                self.contents.append(functools.partial(target.__dict__.pop, name, None))
+                continue
             value = self.resolve(item, there, f"{place}.{name}")
             if value is not KEEP:
                 self.contents.append(functools.partial(put, value))

@@ -16,6 +16,7 @@ from __future__ import annotations
 import enum
 import sys
 import threading
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from operator import is_not
@@ -24,11 +25,13 @@ from typing import Any
 
 from reft._state.own import is_made, is_own
 
-from . import hooks
+from . import attachments, hooks
+from .births import is_light
+from .bytecode import attributes_set
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
-from .kinds.modules import encode_hooks
-from .nodes import ATOMS, KEEP, MISSING, UNBOUND, function_in, type_name
+from .kinds.objects import encode_hooks
+from .nodes import ATOMS, KEEP, MISSING, UNBOUND, function_in, is_pythons, type_name
 from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256
@@ -37,6 +40,7 @@ _BESIDE = "runs at the same time: its variables, and batches that it holds, are 
 _MAIN_PREFIX = "__main__:"
 _MOST_CHARS = 1024  # of a string of the main module
 _SWITCHED = "another one than after the first step, and reft does not put such an attribute back"
+_CONTAINERS = frozenset({list, dict, set, tuple, deque})
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
 # Methods with special names that a script writes; others are made by decorators, with closures that
@@ -73,7 +77,7 @@ class _Names:
         is_first = not self._known
         self._size = len(namespace)
         for name, value in list(namespace.items()):
-            if name in self._known or _is_special(name):
+            if name in self._known or (_is_special(name) and not _is_data(name, value)):
                 continue
             if is_class and name.startswith("_abc_"):
                 continue
@@ -96,7 +100,7 @@ class _Names:
 class _Module:
     """One module of the script's own, as it was when it had `size` names."""
 
-    __slots__ = ("classes", "functions", "name", "names", "namespace", "size")
+    __slots__ = ("classes", "foreign", "functions", "members", "name", "names", "namespace", "size")
 
     def __init__(self, name: str, namespace: dict[str, Any], before: _Module | None) -> None:
         self.name = name
@@ -105,6 +109,7 @@ class _Module:
         self.names: _Names = _Names() if before is None else before.names
         self.classes: list[_Class] = []
         self.functions: list[tuple[str, FunctionType]] = []
+        self.members: list[tuple[str, enum.Enum]] = []
         known = {} if before is None else {id(one.kind): one for one in before.classes}
         for key, value in list(namespace.items()):
             if isinstance(value, type) and value.__module__ == name and key == value.__qualname__:
@@ -113,6 +118,7 @@ class _Module:
                 value.__globals__ is namespace or value.__module__ == name
             ):
                 self.functions.append((key, value))
+        self.foreign = _foreign_attributes(name, namespace, self.functions)
 
     def still_has(self, key: str, function: FunctionType) -> bool:
         """Whether a function is still what its name means: one that a loop defines anew is not."""
@@ -120,6 +126,8 @@ class _Module:
 
     def _add_class(self, kind: type, depth: int, known: dict[int, _Class]) -> None:
         if issubclass(kind, enum.Enum):
+            named = kind.__members__.items()
+            self.members += [(f"{kind.__qualname__}.{key}", member) for key, member in named]
             return
         self.classes.append(known.get(id(kind)) or _Class(kind))
         for key, value in list(vars(kind).items()):
@@ -177,8 +185,17 @@ class Statics:
                     for key, function in module.functions
                     if has_state(function, walk) and module.still_has(key, function)
                 ]
+                for key, member in module.members:
+                    place = f"{name}:{key}."
+                    kept = [one for one in vars(member).items() if not one[0].startswith("_")]
+                    attributes = []
+                    for attribute, value in kept:
+                        _capture_value(walk, attribute, value, place, attributes)
+                    if attributes:
+                        classes.append((key, attributes))
                 if names or classes or functions:
                     found.append((name, names, classes, functions))
+            found += _capture_foreign(walk, modules)
             if there := hooks.of_all():
                 found.append((_TORCH, [], [], encode_hooks(there, _TORCH, 0, walk)))
         return found
@@ -206,7 +223,7 @@ class Statics:
                     walk.write(partial(namespace.__setitem__, key, value))
             for qualname, attributes in classes:
                 kind = _find(module, qualname)
-                if not isinstance(kind, type):
+                if not isinstance(kind, (type, enum.Enum)):
                     walk.problems.append((f"{name}:{qualname}", "class", "not found"))
                     continue
                 for key, encoded in attributes:
@@ -331,13 +348,60 @@ def _is_descriptor(value: Any) -> bool:
     return kind is not FunctionType and hasattr(kind, "__get__") and not is_own(kind.__module__)
 
 
+def _capture_foreign(
+    walk: CaptureWalk, modules: list[_Module]
+) -> list[tuple[str, Named, list[tuple[str, Named]], Named]]:
+    """Captures what own modules set in modules that are not the script's (`sys.steps = 1`)."""
+    found: dict[str, Named] = {}
+    for name, attribute in dict.fromkeys(one for module in modules for one in module.foreign):
+        other = sys.modules.get(name)
+        value = MISSING if other is None else vars(other).get(attribute, MISSING)
+        if value is MISSING or _is_value(value):
+            named = found.setdefault(name, [])
+            _capture_value(walk, attribute, value, f"{name}:", named)
+    return [(name, named, [], []) for name, named in found.items() if named]
+
+
+def _foreign_attributes(
+    name: str, namespace: dict[str, Any], functions: list[tuple[str, FunctionType]]
+) -> list[tuple[str, str]]:
+    """Names of the modules of others, and of the attributes of these, that an own module's code
+    sets."""
+    codes = [function.__code__ for _, function in functions]
+    frame: Any = sys._getframe() if name == "__main__" else None
+    while frame is not None:
+        if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
+            codes.append(frame.f_code)
+        frame = frame.f_back
+    found: list[tuple[str, str]] = []
+    for key, attribute in sorted(set[tuple[str, str]]().union(*map(attributes_set, codes))):
+        other = namespace.get(key)
+        if isinstance(other, ModuleType) and not is_own(other.__name__) and not is_made(other):
+            found.append((other.__name__, attribute))
+    return found
+
+
+def _is_value(value: Any) -> bool:
+    """Whether an attribute of a module of others is one that may be captured."""
+    kind = type(value)
+    return kind in ATOMS or (kind in _CONTAINERS and attachments.is_kept(value))
+
+
 def _find(module: ModuleType, qualname: str) -> Any:
     value: Any = module
     for part in qualname.split("."):
+        if isinstance(value, type) and issubclass(value, enum.Enum):
+            value = value.__members__.get(part, MISSING)
+            continue
         value = vars(value).get(part, MISSING) if hasattr(value, "__dict__") else MISSING
         if value is MISSING:
             return MISSING
     return function_in(value)
+
+
+def _is_data(name: str, value: Any) -> bool:
+    """Whether a name with two underscores on both sides is the script's, for a plain value."""
+    return not is_pythons(name) and value is not None and is_light(value)
 
 
 def _is_special(name: str) -> bool:

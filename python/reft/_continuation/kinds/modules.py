@@ -10,11 +10,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from reft._state.own import is_own
+
 from .. import attachments, hooks
 from ..module_tree import Tree, tree_of
 from ..nodes import ATOMS, KEEP, MISSING, At, Named, Node, Stray, kind, type_name
 from .loaders import Shallow
-from .objects import OWNED, Instance, Owned
+from .objects import OWNED, Instance, Owned, encode_hooks
 from .tensors import Tensor, tags_of
 
 if TYPE_CHECKING:
@@ -71,11 +73,13 @@ class Module(Node):
             (i, name, walk.encode(item, f"{place}.{name}", depth + 1))
             for i, name, item in tree.attributes()
         ]
-        known = {name for name, _ in tensors}
+        known, attached = {name for name, _ in tensors}, walk.births.attached
         tensors += [
             (name, walk.encode(tensor, f"{place}.{name}", depth))
             for name, tensor in zip(tree.names, tree.tensors, strict=True)
-            if tensor.__dict__ and name not in known and tags_of(tensor)
+            if (tensor.__dict__ or attached)
+            and name not in known
+            and (tags_of(tensor) or f"{place}.{name}" in attached)
         ]
         found = encode_hooks(tree.own_hooks(), place, depth, walk)
         count, modes, grads = len(tree.modules), tree.training(), tree.requires_grad()
@@ -127,21 +131,22 @@ class Module(Node):
 
 
 @kind
-class Stepped(Node):
-    """An optimizer of torch's that has stepped: its settings and state are saved elsewhere."""
+class TorchOptimizer(Node):
+    """An optimizer of torch's. Settings and state of one that has stepped are saved elsewhere."""
 
     attributes: Named
     hooks: Named
     requires_grad: bytes
     """Whether each parameter takes part in autograd: one may belong to no module."""
+    groups: list[Named]
+    """Settings of each parameter group: of one that has stepped, only objects of the script's, which
+    variables may share."""
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = Owned(self.attributes, self.hooks).restore(at, live, walk)
         if target is KEEP:
             return KEEP
-        parameters = list(_parameters(target))
-        if len(parameters) == len(self.requires_grad):
-            walk.contents.append(lambda: _set_requires_grad(parameters, self.requires_grad))
+        _put_groups(target, self.groups, self.requires_grad, at, walk)
         return target
 
     def needs_live(self, type_name: str) -> bool:
@@ -149,32 +154,43 @@ class Stepped(Node):
 
 
 @kind
-class Idle(Node):
-    """An optimizer of torch's that has not stepped yet: no snapshot has a table for it."""
+class OwnOptimizer(Node):
+    """An optimizer of a class of the script's own that has stepped."""
 
     attributes: Named
+    """All but its settings and state, which are saved elsewhere."""
     hooks: Named
     requires_grad: bytes
-    """Whether each parameter takes part in autograd: one may belong to no module."""
+    """As of a `TorchOptimizer`."""
     groups: list[Named]
-    """Settings of each parameter group: schedules move them from the start."""
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        target = Stepped(self.attributes, self.hooks, self.requires_grad).restore(at, live, walk)
-        if target is KEEP:
-            return KEEP
-        there = target.param_groups
-        if len(there) != len(self.groups):
-            why = f"had {len(self.groups)} parameter groups, and has {len(there)} now"
-            walk.problem(at, why)
-            return target
-        for g, (group, saved) in enumerate(zip(there, self.groups, strict=True)):
-            for name, item in saved:
-                place = f"{at.place}.param_groups[{g}].{name}"
-                value = walk.resolve(item, group.get(name, MISSING), place)
-                if value is not KEEP:
-                    walk.contents.append(functools.partial(group.__setitem__, name, value))
+        target = Shallow(self.attributes, [], self.hooks, []).restore(at, live, walk)
+        if target is not KEEP:
+            _put_groups(target, self.groups, self.requires_grad, at, walk)
         return target
+
+    def needs_live(self, type_name: str) -> bool:
+        return True
+
+
+def _put_groups(
+    optimizer: Any, saved: list[Named], requires_grad: bytes, at: At, walk: RestoreWalk
+) -> None:
+    """Plans the writes to an optimizer's parameter groups and to the flags of its parameters."""
+    parameters = list(_parameters(optimizer))
+    if len(parameters) == len(requires_grad):
+        walk.contents.append(lambda: _set_requires_grad(parameters, requires_grad))
+    there = optimizer.param_groups
+    if len(there) != len(saved):
+        walk.problem(at, f"had {len(saved)} parameter groups, and has {len(there)} now")
+        return
+    for g, (group, settings) in enumerate(zip(there, saved, strict=True)):
+        for name, item in settings:
+            place = f"{at.place}.param_groups[{g}].{name}"
+            value = walk.resolve(item, group.get(name, MISSING), place)
+            if value is not KEEP:
+                walk.contents.append(functools.partial(group.__setitem__, name, value))
 
 
 @kind
@@ -253,7 +269,14 @@ def capture_optimizer(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
     ]
     attributes = walk.encode_named(own, place, depth)
     own_hooks = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
-    return Shallow(attributes, [], own_hooks, [])
+    if not saved:
+        return Shallow(attributes, [], own_hooks, [])
+    groups = _encode_groups(value, place, depth, walk)
+    return OwnOptimizer(attributes, own_hooks, _flags_of(value), groups)
+
+
+def _flags_of(optimizer: Any) -> bytes:
+    return bytes(parameter.requires_grad for parameter in _parameters(optimizer))
 
 
 def _parameters(optimizer: Any) -> Iterator[Any]:
@@ -272,10 +295,8 @@ def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWal
     attached = _encode_attached(value, place, depth, walk)
     attached.append(("defaults", walk.encode(value.defaults, f"{place}.defaults", depth + 1)))
     found = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
-    flags = bytes(parameter.requires_grad for parameter in _parameters(value))
-    if id(value) in walk.owned:
-        return Stepped(attached, found, flags)
-    return Idle(attached, found, flags, _encode_groups(value, place, depth, walk))
+    groups = _encode_groups(value, place, depth, walk)
+    return TorchOptimizer(attached, found, _flags_of(value), groups)
 
 
 def capture_scheduler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -306,11 +327,12 @@ def _is_of_script(item: Any) -> bool:
 
 def _encode_groups(value: Any, place: str, depth: int, walk: CaptureWalk) -> list[Named]:
     """Encodes the settings of an optimizer's parameter groups."""
+    all_of_them = id(value) not in walk.owned  # no snapshot has a table for it
     return [
         [
             (name, walk.encode(item, f"{place}.param_groups[{g}].{name}", depth + 1))
             for name, item in list(group.items())
-            if name != "params"
+            if name != "params" and (all_of_them or is_own(type(item).__module__))
         ]
         for g, group in enumerate(value.param_groups)
     ]
@@ -324,14 +346,4 @@ def capture_scaler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Nod
 def _encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
     attached = attachments.attributes(value)
     kept = [(name, item) for name, item in attached if name not in _OPTIMIZERS_PRIVATE]
-    return walk.encode_named(kept, place, depth)
-
-
-def encode_hooks(found: hooks.Hooks, place: str, depth: int, walk: CaptureWalk) -> Named:
-    """Encodes what hooks keep."""
-    encoded = walk.encode_named(found, place, depth)
-    if walk.note_births:
-        for name, hook in found:
-            # PowerSGD's state takes no weak reference.
-            walk.births.pin(hook, f"{place}.{name}")
-    return encoded
+    return walk.encode_attached(kept, value, place, depth)

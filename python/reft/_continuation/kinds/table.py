@@ -207,6 +207,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_is(inspect.Signature), wrappers.Signature.capture),
     Rule(_is(CoroutineType), wrappers.capture_coroutine, is_left_alone=True),
     Rule(_is(MappingProxyType), wrappers.Proxy.capture),
+    Rule(_is(*wrappers.DICT_VIEWS), wrappers.DictView.capture, is_born=False),
     Rule(_is(*wrappers.WEAK), wrappers.WeakContainer.capture),
     Rule(_is(threading.Semaphore, threading.BoundedSemaphore), wrappers.Semaphore.capture),
     Rule(_extends(BaseException), wrappers.Raised.capture),

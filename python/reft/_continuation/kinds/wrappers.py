@@ -1,4 +1,4 @@
-"""Objects around others: weak references and containers, read-only views of dicts, exceptions,
+"""Objects around others: weak references and containers, proxies and views of dicts, exceptions,
 semaphores, suspended coroutines; modules and loggers, which have names; signatures.
 
 Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
@@ -154,8 +154,34 @@ class Proxy(Node):
         return MappingProxyType(behind)
 
 
+@kind
+class DictView(Node):
+    """What `keys`, `values` or `items` of a dict return; the dict may have no other name."""
+
+    behind: Any
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        there = _behind(value)
+        return OWNED if there is None else cls(walk.encode(there, f"{place}.mapping", depth + 1))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        there = _behind(live) if type_name(type(live)) == at.type_name else None
+        if there is not None:
+            walk.fix(there)  # holders of the view see what is written to it
+        current = MISSING if there is None else there
+        behind = walk.resolve(self.behind, current, f"{at.place}.mapping")
+        if behind is KEEP or behind is there:
+            return KEEP if there is not None else walk.problem(at, _LATER)
+        method = at.type_name.rpartition("_")[2]  # builtins.dict_keys
+        return getattr(dict, method)(behind)
+
+
+DICT_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
 def _behind(proxy: Any) -> Any:
-    """The dict behind a proxy; None if it is that of a class."""
+    """The dict behind a proxy or a view; None if it is that of a class or module."""
     for held in gc.get_referents(proxy):
         if isinstance(held, dict) and "__module__" not in held and "__builtins__" not in held:
             return held
