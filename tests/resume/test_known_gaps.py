@@ -43,6 +43,7 @@ def test_the_gap_is_there_and_reported_as_the_page_says(forkrun: Forkrun, path: 
     expected = runs.reference(forkrun, script, _references)
     killed = runs.run(forkrun, script, REFT_FAULT=f"*:{KILL}:capture:kill")
     assert f"fault point capture of step {KILL}: kill" in killed.said, killed.said
+    assert killed.code == 0 and len(killed.attempts()) == 2, killed.said
     wrong = runs.compare(expected, killed, 2, KILL, named=True)
     warned = [line for line in wrong if "the resume is not exact" in line]
     (resumed,) = re.findall(r"reft: (resumed at step .*)", killed.said)

@@ -10,9 +10,11 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import sys
 import threading
+import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection
 from itertools import islice
@@ -48,6 +50,10 @@ _SHARED = frozenset(
         *("types", "typing", "weakref"),
     }
 )
+# What holds values for a script, though its module's other objects may be a package's.
+_HOLDERS = (threading.Semaphore, threading.local, ctypes._SimpleCData, ctypes.Array)
+_SHARED_NUMBERS = "multiprocessing.sharedctypes"
+_WEAK = frozenset({weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet})
 _OF_TORCH = ("torch.utils.data.", "torch.distributions.", "torch.quasirandom")
 _LOOKED_AT = 16  # items of a container
 _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
@@ -91,7 +97,11 @@ def is_kept(item: Any, depth: int = 0) -> bool:
             is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT)
         )
     root = kind.__module__.partition(".")[0]
-    if kind in _PLAIN or (root in sys.stdlib_module_names and root not in _SHARED):
+    if kind in _PLAIN or issubclass(kind, _HOLDERS) or kind.__module__ == _SHARED_NUMBERS:
+        return True
+    if kind in _WEAK or kind is weakref.ReferenceType:
+        return depth < 3 and all(is_kept(inner, depth + 1) for inner in _behind(item))
+    if root in sys.stdlib_module_names and root not in _SHARED:
         return True
     if is_random_kind(kind) or kind.__module__.startswith(_OF_TORCH):
         return True
@@ -109,6 +119,14 @@ def is_kept(item: Any, depth: int = 0) -> bool:
     return is_own(kind.__module__) and not isinstance(
         item, (type, torch.nn.Module, torch.optim.Optimizer)
     )
+
+
+def _behind(weak: Any) -> list[Any]:
+    """What a weak reference or container leads to; any object may be a key."""
+    if type(weak) is weakref.ReferenceType:
+        return [weak()]
+    members = weak if type(weak) is weakref.WeakSet else weak.values()
+    return list(islice(list(members), _LOOKED_AT))
 
 
 def _is_of_numpy(kind: type) -> bool:

@@ -43,7 +43,7 @@ class Point:
 
 # Code that can see every name makes each of them live.
 _SEES_ALL = frozenset({"locals", "vars", "exec", "eval", "globals", "dir"})
-# Code that can look a global up by a string.
+# Called without arguments, they let code look a global up by a string.
 _LOOK_UP = frozenset({"globals", "vars"})
 
 _ENDS = frozenset(
@@ -424,12 +424,20 @@ def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
     if found is None:
         reads: set[str] = set()
         writes: set[str] = set()
+        looks_up = ""
+        looked_up = False
         for instruction in dis.get_instructions(code):
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 reads.add(instruction.argval)
+                looks_up = instruction.argval if instruction.argval in _LOOK_UP else ""
+            elif instruction.opname == "CALL":
+                looked_up = looked_up or bool(looks_up and instruction.arg == 0)
+                looks_up = ""
+            elif instruction.opname not in ("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG"):
+                looks_up = ""
             elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 writes.add(instruction.argval)
-        if not _LOOK_UP.isdisjoint(reads):
+        if looked_up:
             reads |= {one for one in code.co_consts if isinstance(one, str)}
         for constant in code.co_consts:
             if isinstance(constant, CodeType):
@@ -443,20 +451,48 @@ def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
 
 def attributes_set(code: CodeType) -> frozenset[tuple[str, str]]:
     """Gives the attributes that a code object, and all code nested in it, sets of what a global
-    name means: (global, attribute) for `sys.steps = 1` and `sys.steps += 1`."""
+    name, or a module that it imports, means: (name, attribute) for `sys.steps = 1` and `sys.steps
+    += 1`. A module that it imports is named as `import sys`."""
+    known = _attributes_set.get(id(code))
+    if known is not None:
+        return known[1]
     found: set[tuple[str, str]] = set()
-    last = ["", "", ""]  # the name that the instruction loads, or what it does
+    imported: dict[str, str] = {}
+    last = ["", "", ""]  # "=" and the name that an instruction loads, or what it does
     for instruction in dis.get_instructions(code):
         op, name = instruction.opname, str(instruction.argval)
+        if op in ("EXTENDED_ARG", "CACHE"):
+            continue
+        if op.startswith("STORE_") and last[-1].startswith("import "):
+            imported[name] = last[-1]
         if op == "STORE_ATTR" and last[-1].startswith("="):
             found.add((last[-1][1:], name))
         if op == "LOAD_ATTR" and last[-1] == "COPY" and last[-2].startswith("="):
             found.add((last[-2][1:], name))  # it is loaded to be set
-        last = [*last[1:], f"={name}" if op in ("LOAD_GLOBAL", "LOAD_NAME") else op]
+        loads = op in ("LOAD_GLOBAL", "LOAD_NAME") or (op.startswith("LOAD_") and name in imported)
+        done = f"={imported.get(name, name)}" if loads else op
+        if op == "IMPORT_NAME":
+            done = f"import {name}"
+        last = [*last[1:], done]
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             found |= attributes_set(constant)
-    return frozenset(found)
+    _attributes_set[id(code)] = code, frozenset(found)
+    return _attributes_set[id(code)][1]
+
+
+def special_names(code: CodeType) -> frozenset[str]:
+    """Gives the names with two underscores on both sides that a code object, and all code nested in
+    it, mentions."""
+    known = _special_names.get(id(code))
+    if known is not None:
+        return known[1]
+    found = {name for name in code.co_names if name.startswith("__") and name.endswith("__")}
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found |= special_names(constant)
+    _special_names[id(code)] = code, frozenset(found)
+    return _special_names[id(code)][1]
 
 
 def analyse(code: CodeType) -> CodeAnalysis:
@@ -470,4 +506,6 @@ def analyse(code: CodeType) -> CodeAnalysis:
 # By identity: hashing a code object hashes all of its constants. The value keeps the key's object
 # alive.
 _analyses: dict[int, CodeAnalysis] = {}
+_attributes_set: dict[int, tuple[CodeType, frozenset[tuple[str, str]]]] = {}
+_special_names: dict[int, tuple[CodeType, frozenset[str]]] = {}
 _global_names: dict[int, tuple[CodeType, frozenset[str], frozenset[str]]] = {}

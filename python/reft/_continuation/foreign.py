@@ -396,7 +396,8 @@ def _find_probe(kind: type) -> Callable[[Any], Any] | None:
     if (module, name) == ("decimal", "Context"):
         return repr
     if kind is _LOCK:
-        return lambda value: value.locked()
+        # Another thread may hold it for a moment.
+        return lambda value: value.locked() and threading.active_count() == 1
     if module.partition(".")[0] == "numpy" and hasattr(kind, "__array_finalize__"):
         # A subclass of arrays. The contents of a mapped file are the file's.
         return None if kind.__name__ == "memmap" else _of_memory

@@ -20,14 +20,14 @@ from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from operator import is_not
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 from reft._state.own import is_made, is_own
 
 from . import attachments, hooks
 from .births import is_light
-from .bytecode import attributes_set
+from .bytecode import attributes_set, special_names
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
 from .kinds.objects import encode_hooks
@@ -35,7 +35,8 @@ from .nodes import ATOMS, KEEP, MISSING, UNBOUND, function_in, is_pythons, type_
 from .restore_walk import RestoreWalk
 
 _MOST_MODULES = 256
-_TORCH = "torch"  # stands for its hooks
+_TORCH = "torch"  # in reports
+_TORCH_HOOKS = "<hooks of torch>"  # as no module is called
 _BESIDE = "runs at the same time: its variables, and batches that it holds, are not restored"
 _MAIN_PREFIX = "__main__:"
 _MOST_CHARS = 1024  # of a string of the main module
@@ -69,15 +70,24 @@ class _Names:
         self.fixed: list[str] = []
         self.meant: list[Any] = []
 
-    def look(self, namespace: Mapping[str, Any], is_class: bool) -> None:
+    def look(
+        self, namespace: Mapping[str, Any], is_class: bool, special: frozenset[str]
+    ) -> None:
         """Adds the names that have come since the last look. Those that are gone stay: what is
-        deleted is deleted in the restarted script, too."""
+        deleted is deleted in the restarted script, too.
+
+        Args:
+            special: Names with two underscores on both sides that the module's code mentions:
+                others are Python's, or a package's.
+        """
         if len(namespace) == self._size:
             return
         is_first = not self._known
         self._size = len(namespace)
         for name, value in list(namespace.items()):
-            if name in self._known or (_is_special(name) and not _is_data(name, value)):
+            if name in self._known or (
+                _is_special(name) and not (name in special and _is_data(name, value))
+            ):
                 continue
             if is_class and name.startswith("_abc_"):
                 continue
@@ -100,7 +110,19 @@ class _Names:
 class _Module:
     """One module of the script's own, as it was when it had `size` names."""
 
-    __slots__ = ("classes", "foreign", "functions", "members", "name", "names", "namespace", "size")
+    __slots__ = (
+        "_enums",
+        "_enums_size",
+        "classes",
+        "foreign",
+        "functions",
+        "members",
+        "name",
+        "names",
+        "namespace",
+        "size",
+        "special",
+    )
 
     def __init__(self, name: str, namespace: dict[str, Any], before: _Module | None) -> None:
         self.name = name
@@ -109,7 +131,9 @@ class _Module:
         self.names: _Names = _Names() if before is None else before.names
         self.classes: list[_Class] = []
         self.functions: list[tuple[str, FunctionType]] = []
-        self.members: list[tuple[str, enum.Enum]] = []
+        self._enums: list[tuple[str, enum.Enum]] = []
+        self._enums_size = -1
+        self.members: list[tuple[str, enum.Enum]] = []  # that have attributes
         known = {} if before is None else {id(one.kind): one for one in before.classes}
         for key, value in list(namespace.items()):
             if isinstance(value, type) and value.__module__ == name and key == value.__qualname__:
@@ -118,7 +142,16 @@ class _Module:
                 value.__globals__ is namespace or value.__module__ == name
             ):
                 self.functions.append((key, value))
-        self.foreign = _foreign_attributes(name, namespace, self.functions)
+        codes = _codes_of(name, namespace, self.functions)
+        self.special = frozenset[str]().union(*map(special_names, codes))
+        self.foreign = _foreign_attributes(namespace, codes)
+
+    def look_at_members(self) -> None:
+        """Notes which members of enumerations have attributes that the script has given them."""
+        size = sum([len(vars(member)) for _, member in self._enums])
+        if size != self._enums_size:
+            self._enums_size = size
+            self.members = [(key, one) for key, one in self._enums if any(map(_is_public, vars(one)))]
 
     def still_has(self, key: str, function: FunctionType) -> bool:
         """Whether a function is still what its name means: one that a loop defines anew is not."""
@@ -127,7 +160,7 @@ class _Module:
     def _add_class(self, kind: type, depth: int, known: dict[int, _Class]) -> None:
         if issubclass(kind, enum.Enum):
             named = kind.__members__.items()
-            self.members += [(f"{kind.__qualname__}.{key}", member) for key, member in named]
+            self._enums += [(f"{kind.__qualname__}.{key}", member) for key, member in named]
             return
         self.classes.append(known.get(id(kind)) or _Class(kind))
         for key, value in list(vars(kind).items()):
@@ -145,11 +178,13 @@ class _Module:
 class _Class:
     """One class, and those of its attributes that may be state."""
 
-    __slots__ = ("kind", "names")
+    __slots__ = ("is_plain", "kind", "names")
 
     def __init__(self, kind: type) -> None:
         self.kind = kind
         self.names = _Names()
+        # The metaclass of a package keeps its own attributes there.
+        self.is_plain = type(kind).__module__ in ("abc", "builtins") or is_own(type(kind).__module__)
 
 
 class Statics:
@@ -173,11 +208,16 @@ class Statics:
         with walk.outside({module.name for module in modules}):
             for module in modules:
                 name = module.name
-                names = _capture_names(walk, module.names, module.namespace, f"{name}:", False)
+                names = _capture_names(
+                    walk, module.names, module.namespace, f"{name}:", module.special
+                )
                 classes: list[tuple[str, Named]] = []
                 for known in module.classes:
                     place = f"{name}:{known.kind.__qualname__}."
-                    attributes = _capture_names(walk, known.names, vars(known.kind), place, True)
+                    special = module.special if known.is_plain else frozenset[str]()
+                    attributes = _capture_names(
+                        walk, known.names, vars(known.kind), place, special, is_class=True
+                    )
                     if attributes:
                         classes.append((known.kind.__qualname__, attributes))
                 functions = [
@@ -185,9 +225,10 @@ class Statics:
                     for key, function in module.functions
                     if has_state(function, walk) and module.still_has(key, function)
                 ]
+                module.look_at_members()
                 for key, member in module.members:
                     place = f"{name}:{key}."
-                    kept = [one for one in vars(member).items() if not one[0].startswith("_")]
+                    kept = [one for one in vars(member).items() if _is_public(one[0])]
                     attributes = []
                     for attribute, value in kept:
                         _capture_value(walk, attribute, value, place, attributes)
@@ -197,7 +238,7 @@ class Statics:
                     found.append((name, names, classes, functions))
             found += _capture_foreign(walk, modules)
             if there := hooks.of_all():
-                found.append((_TORCH, [], [], encode_hooks(there, _TORCH, 0, walk)))
+                found.append((_TORCH_HOOKS, [], [], encode_hooks(there, _TORCH, 0, walk)))
         return found
 
     @staticmethod
@@ -206,12 +247,12 @@ class Statics:
     ) -> None:
         """Plans the writes that give own modules, classes and functions what `capture` took."""
         for name, names, classes, functions in captured:
+            if name == _TORCH_HOOKS:
+                walk.put_hooks(functions, hooks.of_all(), _TORCH)
+                continue
             module = sys.modules.get(name)
             if module is None:
                 walk.problems.append((name, "module", "imported after the first step"))
-                continue
-            if name == _TORCH:
-                walk.put_hooks(functions, hooks.of_all(), _TORCH)
                 continue
             namespace = vars(module)
             for key, encoded in names:
@@ -286,9 +327,14 @@ def report_threads(walk: CaptureWalk) -> bool:
 
 
 def _capture_names(
-    walk: CaptureWalk, names: _Names, namespace: Mapping[str, Any], prefix: str, is_class: bool
+    walk: CaptureWalk,
+    names: _Names,
+    namespace: Mapping[str, Any],
+    prefix: str,
+    special: frozenset[str],
+    is_class: bool = False,
 ) -> Named:
-    names.look(namespace, is_class)
+    names.look(namespace, is_class, special)
     if walk.note_births:
         places = [prefix + name for name in names.fixed]
         walk.births.named.update(zip(places, names.meant, strict=True))
@@ -310,7 +356,7 @@ def _capture_names(
                 names.lacks(name)
             _capture_value(walk, name, value, prefix, found)
         done = len(names.values)
-        names.look(namespace, is_class)
+        names.look(namespace, is_class, special)
         if len(names.values) == done:  # names that are gone may have others in their place
             return found
 
@@ -362,23 +408,40 @@ def _capture_foreign(
     return [(name, named, [], []) for name, named in found.items() if named]
 
 
-def _foreign_attributes(
+def _codes_of(
     name: str, namespace: dict[str, Any], functions: list[tuple[str, FunctionType]]
-) -> list[tuple[str, str]]:
-    """Names of the modules of others, and of the attributes of these, that an own module's code
-    sets."""
+) -> list[CodeType]:
+    """The code of an own module: that of its functions, and of the main module itself."""
     codes = [function.__code__ for _, function in functions]
     frame: Any = sys._getframe() if name == "__main__" else None
     while frame is not None:
         if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
             codes.append(frame.f_code)
         frame = frame.f_back
+    return codes
+
+
+def _foreign_attributes(
+    namespace: dict[str, Any], codes: list[CodeType]
+) -> list[tuple[str, str]]:
+    """Names of the modules of others, and of the attributes of these, that an own module's code
+    sets."""
     found: list[tuple[str, str]] = []
-    for key, attribute in sorted(set[tuple[str, str]]().union(*map(attributes_set, codes))):
-        other = namespace.get(key)
-        if isinstance(other, ModuleType) and not is_own(other.__name__) and not is_made(other):
+    for key, attribute in sorted(frozenset[tuple[str, str]]().union(*map(attributes_set, codes))):
+        imported = key.removeprefix("import ")
+        other = namespace.get(key) if imported == key else sys.modules.get(imported)
+        if (
+            isinstance(other, ModuleType)
+            and sys.modules.get(other.__name__) is other
+            and not is_own(other.__name__)
+            and not is_made(other)
+        ):
             found.append((other.__name__, attribute))
     return found
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_")
 
 
 def _is_value(value: Any) -> bool:

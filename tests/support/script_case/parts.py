@@ -52,7 +52,7 @@ def flat(value, depth=0):
                 if hasattr(value, name) and not name.startswith("__"):
                     inside[name] = getattr(value, name)
         return type(value).__name__ + flat({k: v for k, v in inside.items() if not k.startswith("__")}, depth + 1)
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
 
 '''
 

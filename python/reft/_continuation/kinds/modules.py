@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..restore_walk import RestoreWalk
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
+_PLAIN = ATOMS | {tuple, list, dict}
 _OPTIMIZERS_OWN = frozenset({"param_groups", "state"})
 # What torch and its schedulers attach to each optimizer, besides its hooks.
 _OPTIMIZERS_PRIVATE = frozenset(
@@ -73,13 +74,15 @@ class Module(Node):
             (i, name, walk.encode(item, f"{place}.{name}", depth + 1))
             for i, name, item in tree.attributes()
         ]
-        known, attached = {name for name, _ in tensors}, walk.births.attached
+        known = {name for name, _ in tensors}
+        # Of tensors that had attributes at the first program point, all may be gone by now.
+        tagged = {key[len(place) + 1 :] for key in walk.births.attached if key.startswith(f"{place}.")}
         tensors += [
             (name, walk.encode(tensor, f"{place}.{name}", depth))
             for name, tensor in zip(tree.names, tree.tensors, strict=True)
-            if (tensor.__dict__ or attached)
+            if (tensor.__dict__ or name in tagged)
             and name not in known
-            and (tags_of(tensor) or f"{place}.{name}" in attached)
+            and (name in tagged or tags_of(tensor))
         ]
         found = encode_hooks(tree.own_hooks(), place, depth, walk)
         count, modes, grads = len(tree.modules), tree.training(), tree.requires_grad()
@@ -332,10 +335,14 @@ def _encode_groups(value: Any, place: str, depth: int, walk: CaptureWalk) -> lis
         [
             (name, walk.encode(item, f"{place}.param_groups[{g}].{name}", depth + 1))
             for name, item in list(group.items())
-            if name != "params" and (all_of_them or is_own(type(item).__module__))
+            if name != "params" and (all_of_them or _is_object_of_script(item))
         ]
         for g, group in enumerate(value.param_groups)
     ]
+
+
+def _is_object_of_script(item: Any) -> bool:
+    return type(item) not in _PLAIN and is_own(type(item).__module__)
 
 
 def capture_scaler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:

@@ -48,7 +48,7 @@ class Tensor(Node):
     tags: Named
     """Values that the script has attached to it."""
     hooks: Named
-    """What hooks of the script's keep."""
+    """What hooks of the script's on a leaf keep."""
     grad: Any
     """Its gradient, which a script that takes steps of its own may still use; None without one."""
 
@@ -79,7 +79,7 @@ class Tensor(Node):
                 tuple(bits),
                 encode_tags(value, place, depth, walk),
                 hooked,
-                _encode_grad(value, place, depth, walk) if is_leaf else None,
+                _encode_grad(value, place, depth, walk),
             )
         name = type_name(type(value))
         if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
@@ -137,11 +137,10 @@ class Tensor(Node):
                 made.requires_grad_()
         walk.stands(at, made)
         walk.put_attributes(self.tags, made, at.place)
-        there = hooks.of_tensor(made if live is MISSING else live)
-        if self.hooks or there:
-            walk.put_hooks(self.hooks, there, at.place)
+        if self.hooks or (made is target and made.is_leaf):
+            walk.put_hooks(self.hooks, hooks.of_tensor(made), at.place)
         before = made.grad if made.is_leaf else None
-        if self.grad is not None or before is not None:
+        if made.is_leaf and (self.grad is not None or before is not None):
             current = MISSING if before is None else before
             grad = walk.resolve(self.grad, current, f"{at.place}.grad")
             if grad is not KEEP and grad is not before:
@@ -388,14 +387,14 @@ def _encode_hooks(value: Any, place: str, depth: int, walk: CaptureWalk) -> Name
     """Encodes what hooks on a tensor that is no parameter keep: those are their module's."""
     if not value._backward_hooks and not value._post_accumulate_grad_hooks:
         return []
-    if id(value) in walk.owned:
-        return []
+    if not value.is_leaf or id(value) in walk.owned:
+        return []  # what an op has made is made again
     return encode_hooks(hooks.of_tensor(value), place, depth, walk)
 
 
 def _encode_grad(value: Any, place: str, depth: int, walk: CaptureWalk) -> Any:
     """Encodes the gradient of a tensor that is no optimizer's."""
-    if not (value.requires_grad and value.is_leaf) or value.grad is None:
+    if not value.is_leaf or value.grad is None:
         return None
     return walk.encode(value.grad, f"{place}.grad", depth + 1)
 

@@ -163,7 +163,10 @@ class DictView(Node):
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         there = _behind(value)
-        return OWNED if there is None else cls(walk.encode(there, f"{place}.mapping", depth + 1))
+        if there is None:
+            return OWNED
+        # A large dict that has not changed is not copied.
+        return cls(walk.encode_data(there, f"{place}.mapping", depth + 1))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         there = _behind(live) if type_name(type(live)) == at.type_name else None
