@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -50,6 +51,17 @@ def _reference(value: Any) -> weakref.ref[Any] | None:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class Stateless:
+    """Of some names, those that meant modules, functions and classes without state at the last
+    capture, and what these were."""
+
+    names: list[str]
+    values: list[Any]
+    others: tuple[str, ...]
+    """The other names, in their order."""
+
+
 class Births:
     """Where objects stood at the first program point: names that two processes share."""
 
@@ -72,10 +84,14 @@ class Births:
         """Numbers and strings by place outside of frames; see `statics`."""
         self.attached: dict[str, tuple[str, ...]] = {}
         """Names of what a script had attached to an object of others, by place."""
+        self.tagged: dict[str, frozenset[str]] = {}
+        """Names of the tensors of a module tree that had attributes of the script's, by place."""
         self.fingerprints: dict[str, str] = {}
         """Fingerprints of datasets of the package `datasets`, by place."""
         self.variables: set[str] = set()
         """Places of the variables of frames that had a value."""
+        self.stateless: dict[tuple[str, frozenset[str]], Stateless] = {}
+        """By the place of a namespace and the names that are captured of it."""
         self.named: dict[str, Any] = {}
         """Functions and classes by place: what means another one later is captured by name."""
 

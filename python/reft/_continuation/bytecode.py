@@ -127,6 +127,7 @@ _TAKES_TOP = frozenset(
 # Nothing is consumed: the iterator (or __exit__) stays where it is.
 _PEEKS = frozenset({"FOR_ITER", "WITH_EXCEPT_START", "RESUME", "NOP", "LOAD_GLOBAL", "LOAD_NAME"})
 
+_MOST_PREFIXES = 64
 _RETURN_GENERATOR = dis.opmap["RETURN_GENERATOR"]
 
 
@@ -151,6 +152,7 @@ class CodeAnalysis:
         self.file = os.path.basename(code.co_filename)
         self.every_slot = [(i, name, name in self.cells) for i, name in enumerate(self.slot_names)]
         self._points: dict[int, Point] = {}
+        self._places: dict[str, tuple[str, ...]] = {}
         self._live_slots: dict[int, list[tuple[int, str, bool]]] = {}
 
     @cached_property
@@ -210,6 +212,15 @@ class CodeAnalysis:
             found = self._live_slots[point.offset] = [
                 slot for slot in self.every_slot if slot[2] or slot[1] in point.live
             ]
+        return found
+
+    def places_of(self, prefix: str) -> tuple[str, ...]:
+        """Returns the place of each slot's variable, in a frame that stands at `prefix`."""
+        found = self._places.get(prefix)
+        if found is None:
+            if len(self._places) > _MOST_PREFIXES:
+                self._places.clear()
+            found = self._places[prefix] = tuple(f"{prefix}:{name}" for name in self.slot_names)
         return found
 
     def _compute_point(self, lasti: int) -> Point:
@@ -430,13 +441,13 @@ def global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
             if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
                 reads.add(instruction.argval)
                 looks_up = instruction.argval if instruction.argval in _LOOK_UP else ""
-            elif instruction.opname == "CALL":
-                looked_up = looked_up or bool(looks_up and instruction.arg == 0)
-                looks_up = ""
-            elif instruction.opname not in ("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG"):
-                looks_up = ""
-            elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+                continue
+            if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
                 writes.add(instruction.argval)
+            if instruction.opname == "CALL":
+                looked_up = looked_up or bool(looks_up and instruction.arg == 0)
+            if instruction.opname not in ("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG"):
+                looks_up = ""
         if looked_up:
             reads |= {one for one in code.co_consts if isinstance(one, str)}
         for constant in code.co_consts:

@@ -17,12 +17,14 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from multiprocessing.process import BaseProcess
+from operator import is_not
 from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 from reft._state.own import is_made
 
 from . import calls
+from .births import Stateless
 from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
 from .capture_walk import CaptureWalk
 from .nodes import (
@@ -139,18 +141,20 @@ def _note_variables(walk: CaptureWalk, record: dict[str, Any], frame: FrameType)
     """At the first program point, notes which variables have a value; later, reports those for
     which `plan_frame` would refuse the place in the loop."""
     analysis, known = analyse(frame.f_code), walk.births.variables
-    names = analysis.slot_names
-    variables = [*((names[i], encoded) for i, encoded in record["fast"]), *record["names"]]
+    places, prefix = analysis.places_of(record["name"]), f"{record['name']}:"
     if walk.note_births:
-        known.update(f"{record['name']}:{name}" for name, it in variables if it != UNBOUND)
+        known.update(places[i] for i, encoded in record["fast"] if encoded != UNBOUND)
+        known.update(prefix + name for name, encoded in record["names"] if encoded != UNBOUND)
         return
-    read = analysis.read_from(record["offset"])
-    for name, encoded in variables:
-        index = index_of(encoded)
-        if index is None or name not in read or name in analysis.cells:
+    fast = [(places[i], encoded) for i, encoded in record["fast"] if type(encoded) is tuple]
+    named = [(prefix + name, it) for name, it in record["names"] if type(it) is tuple]
+    for place, encoded in fast + named:
+        if place in known or (index := index_of(encoded)) is None:
             continue
-        place = f"{record['name']}:{name}"
-        if place not in known and walk.graph.needs_live(encoded):
+        name = place[len(prefix) :]
+        if name not in analysis.read_from(record["offset"]) or name in analysis.cells:
+            continue
+        if walk.graph.needs_live(encoded):
             walk.lost(place, walk.graph.types[index], _LATER)
 
 
@@ -244,12 +248,13 @@ def _encode_frame(
     count = analysis.slot_count
     slots = native().frame_slots(frame, count + point.stack_depth, UNBOUND)
     fast: list[tuple[int, Any]] = []
-    for i, name, is_cell in analysis.every_slot if walk.note_births else analysis.live_slots(point):
+    places = analysis.places_of(place)
+    for i, _, is_cell in analysis.every_slot if walk.note_births else analysis.live_slots(point):
         value = slots[i]
         if is_cell:
-            fast.append((i, _encode_cell(encode, value, f"{place}:{name}")))
+            fast.append((i, _encode_cell(encode, value, places[i])))
         else:
-            fast.append((i, UNBOUND if value is UNBOUND else encode(value, f"{place}:{name}")))
+            fast.append((i, UNBOUND if value is UNBOUND else encode(value, places[i])))
     names: list[tuple[str, Any]] = []
     if not code.co_flags & _CO_OPTIMIZED:
         every = frozenset(frame.f_locals) if walk.note_births else point.live
@@ -294,23 +299,37 @@ def _encode_names(
     walk: CaptureWalk, namespace: dict[str, Any], names: frozenset[str], prefix: str
 ) -> list[tuple[str, Any]]:
     result: list[tuple[str, Any]] = []
-    for name in _in_order(names):
+    ordered, kept = _in_order(names), walk.births.stateless.get((prefix, names))
+    # Most are modules and functions that a name has meant all the time.
+    is_as_before = kept is not None and not any(
+        map(is_not, map(namespace.get, kept.names), kept.values)
+    )
+    if kept is not None and is_as_before:
+        ordered = kept.others
+    stateless: dict[str, Any] = {}
+    for name in ordered:
         value = namespace.get(name, UNBOUND)
-        if issubclass(type(value), _NAMED):  # a weak proxy answers for what it leads to
-            if type(value) is ModuleType and not is_made(value):
-                continue
-            stateless = not (
-                value.__closure__
-                if type(value) is FunctionType
-                else is_bound(value) or is_made(value)
-            )
-            if stateless and not walk.is_switched(value, prefix + name):
-                continue
-        if value is not UNBOUND:
+        if issubclass(type(value), _NAMED) and _is_stateless(walk, value, prefix + name):
+            stateless[name] = value
+        elif value is not UNBOUND:
             result.append((name, walk.encode(value, prefix + name)))
         elif name not in _BUILTIN_NAMES:
             result.append((name, UNBOUND))
+    if not is_as_before and not walk.note_births:
+        others = tuple(name for name in ordered if name not in stateless)
+        known = Stateless(list(stateless), list(stateless.values()), others)
+        walk.births.stateless[prefix, names] = known
     return result
+
+
+def _is_stateless(walk: CaptureWalk, value: Any, place: str) -> bool:
+    """Whether a module, a function or a class is one that the restarted script has, too."""
+    if type(value) is ModuleType and not is_made(value):
+        return True
+    has_state = (
+        value.__closure__ if type(value) is FunctionType else is_bound(value) or is_made(value)
+    )
+    return not has_state and not walk.is_switched(value, place)
 
 
 def capture_generator(

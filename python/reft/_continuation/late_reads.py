@@ -2,26 +2,27 @@
 that is logged after the step). Then gradients are state.
 
 It is read from the bytecode that follows the calls in progress, up to `zero_grad` or `backward`, and
-from the functions of the script that are called there, as far as a variable or an attribute leads
-to them.
+from the functions of the script that are called there, as far as a variable, an attribute or a list
+leads to them.
 
-Threads: the training thread. Cost: once in a process, some milliseconds. Errors: none; code that is
-not understood reads nothing.
+Threads: the training thread. Cost: once for each place of a step, some milliseconds; what needs more
+than `_MOST_INSTRUCTIONS` is not followed. Errors: none; code that is not understood reads nothing.
+No code of the script is run.
 """
 
 from __future__ import annotations
 
 import dis
 import functools
-import inspect
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from reft._state.own import is_own
 
-from .bytecode import Unsupported, analyse
+from .bytecode import CodeAnalysis, analyse
 from .nodes import MISSING
 
 _ZEROES = frozenset({"zero_grad", "backward"})
@@ -32,7 +33,10 @@ _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _GLOBALS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 _PADDING = frozenset({"EXTENDED_ARG", "CACHE", "NOP", "PUSH_NULL", "PRECALL"})
 _DIFFERENTIATE = frozenset({"autograd", "func", "torch", "jax"})  # their `grad` is a function
-_DEEPEST = 3  # how deep calls are followed
+_CALLED_AT_ONCE = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_DEEPEST = 8  # how deep calls are followed
+_MOST_INSTRUCTIONS = 20_000
+_MOST_ITEMS = 64  # of a list that a loop calls
 
 
 class _Act(Enum):
@@ -44,87 +48,181 @@ _Names = Callable[[str, str], Any]
 """Gives what an instruction that loads a name loads: (instruction, name) -> value, or MISSING."""
 
 
+class _Each(list[Any]):
+    """The values that a loop's variable takes."""
+
+
 def late_read(frame: FrameType) -> str:
     """Gives the place (file:line) where the script reads gradients after the optimizer step whose
     frame this is; "" if it does not."""
-    there: FrameType | None = frame
-    while there is not None:
-        if is_own(there.f_globals.get("__name__")):
-            try:
-                line, goes_on = _follow(there)
-            except Unsupported:
-                return ""
-            if line:
-                return f"{analyse(there.f_code).file}:{line}"
-            if not goes_on:
-                return ""
-        there = there.f_back
-    return ""
+    try:
+        return _Reader().path(frame)
+    except Exception:  # code, or an object, that is not understood
+        return ""
 
 
-def _follow(frame: FrameType) -> tuple[int, bool]:
-    """The line of a read after the call in progress (0: none), and whether the code may return, or
-    yield, before gradients are zeroed."""
-    analysis, names = analyse(frame.f_code), _names_of_frame(frame)
-    instructions = analysis.instructions
-    work, seen, goes_on = list(analysis.successors_at(frame.f_lasti)), set[int](), False
-    while work:
-        index = work.pop()
-        if index in seen:
-            continue
-        seen.add(index)
-        act = _act(instructions, index, names, 0)
-        if instructions[index].opname == "FOR_ITER":
-            act = _of_loop(instructions, index, frame.f_lasti, names)
-        if act is _Act.READS:
-            positions = instructions[index].positions
-            return (positions.lineno if positions else None) or frame.f_lineno, True
-        if act is _Act.ENDS:
-            continue
-        goes_on = goes_on or instructions[index].opname.startswith(("RETURN_", "YIELD_"))
-        work += analysis.successors[index]
-    return 0, goes_on
+class _Reader:
+    """One look, with what it has found out about functions."""
 
+    def __init__(self) -> None:
+        self._left = _MOST_INSTRUCTIONS
+        self._known: dict[tuple[int, int], tuple[_Act | None, Any]] = {}
 
-def _act(
-    instructions: list[dis.Instruction], index: int, names: _Names, depth: int
-) -> _Act | None:
-    """What one instruction does with gradients."""
-    instruction = instructions[index]
-    op, name = instruction.opname, instruction.argval
-    if op == "STORE_ATTR" and name == "grad":
-        return _Act.ENDS
-    if op == "LOAD_CONST":
-        if isinstance(name, CodeType):  # a comprehension, or a function that is defined here
-            return _first_act(name, names, depth)
-        return _Act.READS if name == "grad" and _calls_getattr(instructions, index) else None
-    if op in _ATTRIBUTES and name == "grad":
-        return _of_use(instructions, index)
-    if op in _ATTRIBUTES or op in _GLOBALS:
-        if name in _ZEROES:
+    def path(self, frame: FrameType) -> str:
+        there: FrameType | None = frame
+        while there is not None:
+            if is_own(there.f_globals.get("__name__")):
+                analysis, names = analyse(there.f_code), _names_of_frame(there)
+                begin = analysis.successors_at(there.f_lasti)
+                act, at, goes_on = self._follow(analysis, begin, there.f_lasti, names, 0)
+                if act is _Act.READS:
+                    positions = analysis.instructions[at].positions
+                    line = (positions.lineno if positions else None) or there.f_lineno
+                    return f"{analysis.file}:{line}"
+                if not goes_on:
+                    return ""
+            there = there.f_back
+        return ""
+
+    def _follow(
+        self,
+        analysis: CodeAnalysis,
+        begin: Iterable[int],
+        lasti: int,
+        names: _Names,
+        depth: int,
+    ) -> tuple[_Act | None, int, bool]:
+        """Follows code on all paths.
+
+        Returns:
+            READS if one of them reads gradients, ENDS if one zeroes them; where; and whether one
+            returns, or yields, before.
+        """
+        instructions = analysis.instructions
+        names = self._with_loops(instructions, names)
+        work, seen, goes_on = list(begin), set[int](), False
+        ended: _Act | None = None
+        while work:
+            index = work.pop()
+            if index in seen:
+                continue
+            seen.add(index)
+            self._left -= 1
+            if self._left < 0:
+                raise OverflowError("too much code")
+            if instructions[index].opname == "FOR_ITER":
+                act = self._of_loop(instructions, index, lasti, names, depth)
+            else:
+                act = self._act(instructions, index, names, depth)
+            if act is _Act.READS:
+                return act, index, True
+            if act is _Act.ENDS:
+                ended = act
+                continue
+            goes_on = goes_on or instructions[index].opname.startswith(("RETURN_", "YIELD_"))
+            work += analysis.successors[index]
+        return ended, 0, goes_on
+
+    def _act(
+        self, instructions: list[dis.Instruction], index: int, names: _Names, depth: int
+    ) -> _Act | None:
+        """What one instruction does with gradients."""
+        instruction = instructions[index]
+        op, name = instruction.opname, instruction.argval
+        if op == "STORE_ATTR" and name == "grad":
             return _Act.ENDS
-        if name in _READ:
-            return _Act.READS
-    if op in _ATTRIBUTES or op.startswith("LOAD_"):
-        return _of_call(_value(instructions, index, names), depth)
-    return None
+        if op == "LOAD_CONST":
+            if isinstance(name, CodeType) and name.co_name in _CALLED_AT_ONCE:
+                return self._first_act(name, names, depth)
+            reads = name == "grad" and _calls_getattr(instructions, index)
+            return _Act.READS if reads else None
+        if op in _ATTRIBUTES and name == "grad":
+            return _of_use(instructions, index, names)
+        if op in _ATTRIBUTES or op in _GLOBALS:
+            if name in _ZEROES:
+                return _Act.ENDS
+            if name in _READ:
+                value = _value(instructions, index, names)
+                return self._of_call(value, depth) if _is_own_function(value) else _Act.READS
+        if not op.startswith("LOAD_"):
+            return None
+        return self._of_call(_value(instructions, index, names), depth)
 
-
-def _of_loop(
-    instructions: list[dis.Instruction], index: int, lasti: int, names: _Names
-) -> _Act | None:
-    """What a `for` loop after the program point does first, if it zeroes gradients: it is taken to
-    run. The loop around the program point may end."""
-    end = instructions[index].argval
-    if instructions[index].offset <= lasti < end:
+    def _of_loop(
+        self,
+        instructions: list[dis.Instruction],
+        index: int,
+        lasti: int,
+        names: _Names,
+        depth: int,
+    ) -> _Act | None:
+        """What a `for` loop after the program point does first, if it zeroes gradients: it is taken
+        to run. The loop around the program point may end."""
+        end = instructions[index].argval
+        if instructions[index].offset <= lasti < end:
+            return None
+        index += 1
+        while index < len(instructions) and instructions[index].offset < end:
+            act = self._act(instructions, index, names, depth)
+            if act is not None:
+                return act if act is _Act.ENDS else None
+            index += 1
         return None
-    body = (i for i in range(index + 1, len(instructions)) if instructions[i].offset < end)
-    acts = (_act(instructions, i, names, 0) for i in body)
-    first = next((act for act in acts if act is not None), None)
-    return first if first is _Act.ENDS else None
+
+    def _of_call(self, value: Any, depth: int) -> _Act | None:
+        """What a function of the script does first with gradients, if the value is one."""
+        if type(value) is _Each:
+            acts = [self._of_call(one, depth) for one in value]
+            return _Act.READS if _Act.READS in acts else None
+        while type(value) is functools.partial:
+            value = value.func
+        owner = value.__self__ if type(value) is MethodType else MISSING
+        function = value.__func__ if type(value) is MethodType else value
+        if type(function) is not FunctionType:
+            function, owner = _called(value), value
+        function = _unwrapped(function)
+        if not _is_own_function(function) or _is_optimizer(owner):
+            return None  # an optimizer's step reads gradients
+        if depth >= _DEEPEST:
+            return _Act.ENDS  # nothing is known beyond
+        key = id(function), id(owner)
+        if key not in self._known:
+            self._known[key] = None, (function, owner)  # it may call itself
+            act = self._first_act(function.__code__, _names_of(function, owner), depth + 1)
+            self._known[key] = act, (function, owner)
+        return self._known[key][0]
+
+    def _first_act(self, code: CodeType, names: _Names, depth: int) -> _Act | None:
+        """What a function does: READS if it may read gradients before it zeroes them; ENDS if it
+        cannot return without it."""
+        act, _, goes_on = self._follow(analyse(code), (0,), -1, names, depth)
+        return None if act is _Act.ENDS and goes_on else act
+
+    def _with_loops(self, instructions: list[dis.Instruction], names: _Names) -> _Names:
+        """Adds what the variables of loops over lists mean."""
+        found: dict[str, _Each] = {}
+        for index, instruction in enumerate(instructions):
+            if instruction.opname != "FOR_ITER" or index < 2:
+                continue
+            stored = _beside(instructions, index, 1)
+            before = _beside(instructions, index, -1)
+            if stored < 0 or before < 1 or instructions[before].opname != "GET_ITER":
+                continue
+            if not instructions[stored].opname.startswith("STORE_"):
+                continue
+            items = _value(instructions, _beside(instructions, before, -1), names)
+            if type(items) in (list, tuple) and len(items) <= _MOST_ITEMS:
+                found[str(instructions[stored].argval)] = _Each(items)
+        if not found:
+            return names
+
+        def more(op: str, name: str) -> Any:
+            return found[name] if name in found and op != "LOAD_GLOBAL" else names(op, name)
+
+        return more
 
 
-def _of_use(instructions: list[dis.Instruction], index: int) -> _Act | None:
+def _of_use(instructions: list[dis.Instruction], index: int, names: _Names) -> _Act | None:
     """What is done with an attribute `grad` that is loaded. One that is called is a function; one
     that is compared with None is not read."""
     instruction = instructions[index]
@@ -134,32 +232,35 @@ def _of_use(instructions: list[dis.Instruction], index: int) -> _Act | None:
     if "LOAD_METHOD" not in dis.opmap and (instruction.arg or 0) & 1:
         return None
     before = _beside(instructions, index, -1)
-    if before is not None and before.argval in _DIFFERENTIATE:
-        return None
-    after = _beside(instructions, index, 1)
-    at = index
-    while after is not None and after.opname in _ATTRIBUTES and after.argval in _SEEN_THROUGH:
-        at = instructions.index(after, at)
-        after = _beside(instructions, at, 1)
-    if after is None:
+    if before >= 0:
+        if instructions[before].argval in _DIFFERENTIATE:
+            return None
+        owner = _value(instructions, before, names)
+        if owner is not MISSING and type(owner) is not _Each and not _is_tensor(owner):
+            return None
+    at = _beside(instructions, index, 1)
+    while at >= 0 and instructions[at].opname in _ATTRIBUTES:
+        if instructions[at].argval in _IN_PLACE:
+            return _Act.ENDS
+        if instructions[at].argval not in _SEEN_THROUGH:
+            return _Act.READS
+        at = _beside(instructions, at, 1)
+    if at < 0:
         return _Act.READS
-    if after.opname in _ATTRIBUTES and after.argval in _IN_PLACE:
-        return _Act.ENDS
+    after = instructions[at]
     if after.opname == "LOAD_CONST" and after.argval is None:
         return None  # `is None`
     return None if after.opname.endswith("NONE") else _Act.READS
 
 
-def _beside(
-    instructions: list[dis.Instruction], index: int, step: int
-) -> dis.Instruction | None:
-    """The next instruction in a direction that does something."""
+def _beside(instructions: list[dis.Instruction], index: int, step: int) -> int:
+    """Position of the next instruction in a direction that does something; -1: there is none."""
     index += step
     while 0 <= index < len(instructions):
         if instructions[index].opname not in _PADDING:
-            return instructions[index]
+            return index
         index += step
-    return None
+    return -1
 
 
 def _calls_getattr(instructions: list[dis.Instruction], index: int) -> bool:
@@ -170,56 +271,84 @@ def _calls_getattr(instructions: list[dis.Instruction], index: int) -> bool:
 def _value(instructions: list[dis.Instruction], index: int, names: _Names) -> Any:
     """What an instruction leaves on the stack, if it is a name or an attribute of one; MISSING for
     anything else."""
-    instruction = instructions[index]
-    op, name = instruction.opname, instruction.argval
-    if op in _ATTRIBUTES:
-        before = _beside(instructions, index, -1)
-        if before is None:
-            return MISSING
-        return _attribute(_value(instructions, instructions.index(before), names), name)
-    if isinstance(name, tuple):  # 3.13 loads two at once
+    chain: list[str] = []
+    while index >= 0 and instructions[index].opname in _ATTRIBUTES:
+        chain.append(instructions[index].argval)
+        index = _beside(instructions, index, -1)
+    if index < 0:
+        return MISSING
+    op, name = instructions[index].opname, instructions[index].argval
+    if type(name) is tuple:  # 3.13 loads two at once
         name = name[-1]
-    return names(op, name) if op.startswith("LOAD_") and isinstance(name, str) else MISSING
+    if not op.startswith("LOAD_") or op == "LOAD_CONST" or type(name) is not str:
+        return MISSING
+    value = names(op, name)
+    for attribute in reversed(chain):
+        value = _attribute(value, attribute)
+    return value
 
 
 def _attribute(value: Any, name: str) -> Any:
     """An attribute, found without running any code."""
-    if value is MISSING:
+    if type(value) is _Each:
+        all_of_them = [_attribute(one, name) for one in value]
+        return _Each(one for one in all_of_them if one is not MISSING)
+    kind: Any = type(value)
+    plain: Any = object.__getattribute__
+    if value is MISSING or (kind.__getattribute__ is not plain and kind not in _KNOWN):
         return MISSING
-    held = getattr(type(value), "__dict__", {}) and getattr(value, "__dict__", None)
-    for place in (held, held.get("_modules") if type(held) is dict else None):
+    held = object.__getattribute__(value, "__dict__") if _has_dict(kind) else {}
+    for place in (held, held.get("_modules")):
         if type(place) is dict and name in place:
             return place[name]
-    bases = [value, *value.__mro__] if isinstance(value, type) else type(value).__mro__
+    bases = [value, *value.__mro__] if issubclass(kind, type) else kind.__mro__
     for base in bases:
-        if isinstance(base, type) and name in vars(base):
-            found = vars(base)[name]
-            function = getattr(found, "__func__", found)
-            return MethodType(function, value) if isinstance(function, FunctionType) else MISSING
+        there: Any = type.__dict__["__dict__"].__get__(base)
+        if name in there:
+            found: Any = there[name]
+            if type(found) is property:
+                found = found.fget
+            function = found.__func__ if type(found) in (staticmethod, classmethod) else found
+            return MethodType(function, value) if type(function) is FunctionType else MISSING
     return MISSING
 
 
-def _of_call(value: Any, depth: int) -> _Act | None:
-    """What a function of the script does first with gradients, if the value is one."""
-    while isinstance(value, functools.partial):
-        value = value.func
-    owner = value.__self__ if isinstance(value, MethodType) else MISSING
-    function = value.__func__ if isinstance(value, MethodType) else value
-    if not isinstance(function, FunctionType) or depth >= _DEEPEST:
-        return None
-    function = inspect.unwrap(function)
-    if not isinstance(function, FunctionType) or not is_own(function.__globals__.get("__name__")):
-        return None
-    if hasattr(owner, "param_groups"):
-        return None  # an optimizer's step reads gradients
-    return _first_act(function.__code__, _names_of_function(function, owner), depth + 1)
+_KNOWN = frozenset({type, ModuleType})
 
 
-def _first_act(code: CodeType, names: _Names, depth: int) -> _Act | None:
-    """What a function does first with gradients, line by line."""
-    instructions = list(dis.get_instructions(code))
-    acts = (_act(instructions, index, names, depth) for index in range(len(instructions)))
-    return next((act for act in acts if act is not None), None)
+def _has_dict(kind: type) -> bool:
+    return kind.__dictoffset__ != 0 and kind is not type
+
+
+def _called(value: Any) -> Any:
+    """The `__call__` of an object of the script's own class."""
+    return next(
+        (vars(base)["__call__"] for base in type(value).__mro__ if "__call__" in vars(base)), None
+    )
+
+
+def _unwrapped(function: Any) -> Any:
+    for _ in range(_DEEPEST):
+        if type(function) is not FunctionType or "__wrapped__" not in function.__dict__:
+            break
+        function = function.__dict__["__wrapped__"]
+    return function
+
+
+def _is_own_function(value: Any) -> bool:
+    if type(value) is MethodType:
+        value = value.__func__
+    return type(value) is FunctionType and is_own(value.__globals__.get("__name__"))
+
+
+def _is_optimizer(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and issubclass(type(value), torch.optim.Optimizer)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is None or issubclass(type(value), torch.Tensor)
 
 
 def _names_of_frame(frame: FrameType) -> _Names:
@@ -232,7 +361,8 @@ def _names_of_frame(frame: FrameType) -> _Names:
     return names
 
 
-def _names_of_function(function: FunctionType, owner: Any) -> _Names:
+def _names_of(function: FunctionType, owner: Any) -> _Names:
+    """The names in a function: its globals, its closure and, of a method, its object."""
     code = function.__code__
     known: dict[str, Any] = {}
     if owner is not MISSING and code.co_argcount:
@@ -242,7 +372,7 @@ def _names_of_function(function: FunctionType, owner: Any) -> _Names:
             known[name] = cell.cell_contents
         except ValueError:  # empty
             continue
-    namespace: Mapping[str, Any] = function.__globals__
+    namespace = function.__globals__
 
     def names(op: str, name: str) -> Any:
         return (namespace if op in _GLOBALS else known).get(name, MISSING)

@@ -262,8 +262,8 @@ class _Settings:
             for name, value in held.items():
                 if name in standard or name.startswith("_"):
                     continue
-                if type(value) in _CONTAINERS and is_light(value) and len(value) <= _MOST_ITEMS:
-                    first = type(value)(value) if before is None else before._copy(held, name)
+                if type(value) in _CONTAINERS and _is_small(value):
+                    first = _copied(value) if before is None else before._copy(held, name)
                     self._containers.append((i, name, held, first))
                     continue
                 if not _is_setting(value):
@@ -346,6 +346,19 @@ def _is_setting(value: Any) -> bool:
         return all(map(_is_setting, value))
     # NumPy's numbers are registered as such.
     return value is None or isinstance(value, (str, Number, FunctionType, BuiltinFunctionType, type))
+
+
+def _is_small(container: Any) -> bool:
+    """Whether a list or dict has a few settings and light values only."""
+    items = container.values() if type(container) is dict else container
+    return len(items) <= _MOST_ITEMS and all(_is_setting(item) or is_light(item) for item in items)
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a list, a dict or a light value."""
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    return [_copied(item) for item in value] if type(value) is list else value
 
 
 def _is_equal(value: Any, first: Any) -> bool:

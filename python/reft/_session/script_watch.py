@@ -6,7 +6,7 @@ Threads: the training thread. Errors: none but those of what it calls.
 
 from __future__ import annotations
 
-from types import FrameType
+from types import CodeType, FrameType
 
 import torch.distributed.distributed_c10d as c10d
 from torch.optim import Optimizer
@@ -16,6 +16,7 @@ from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
 from reft._state import gradients
 from reft._state.optimizers import with_inner
+from reft._state.own import is_own
 
 _UNSEEN = ("fake", "undefined")  # backends without ops
 
@@ -25,15 +26,26 @@ class ScriptWatch:
 
     def __init__(self, announcer: Announcer) -> None:
         self._announcer = announcer
-        self._looked_for_reads = False
+        # Where optimizers step, by the identity of the code, which is kept with it.
+        self._looked_at: dict[tuple[tuple[int, int], ...], list[CodeType]] = {}
         self._groups = 0
 
     def look_for_reads(self, frame: FrameType) -> None:
-        """At the first program point, before the first plan: whether the script reads gradients
-        after the step."""
-        if self._looked_for_reads:
+        """At a program point, before the plan: whether the script reads gradients after the step.
+        Asked once for each place of a step in the script's code."""
+        if gradients.of_process.outlive:
             return
-        self._looked_for_reads = True
+        path: list[tuple[int, int]] = []
+        codes: list[CodeType] = []
+        there: FrameType | None = frame
+        while there is not None:
+            if is_own(there.f_globals.get("__name__")):
+                path.append((id(there.f_code), there.f_lasti))
+                codes.append(there.f_code)
+            there = there.f_back
+        if tuple(path) in self._looked_at:
+            return
+        self._looked_at[tuple(path)] = codes
         if where := _continuation.late_read(frame):
             gradients.of_process.outlive = True
             self._announcer.gradients_read(where)

@@ -548,8 +548,12 @@ class VerifiedResume:
 def _is_deterministic() -> bool:
     """Whether a step that is computed again gives the same tensors. On the CPU, it does with one
     thread: several may add to an item in any order."""
-    alone = torch.get_num_threads() == 1 and not torch.accelerator.is_available()
-    return alone or torch.are_deterministic_algorithms_enabled()
+    demanded = bool(torch.are_deterministic_algorithms_enabled())
+    if not torch.accelerator.is_available():
+        return demanded or torch.get_num_threads() == 1
+    strict = not torch.is_deterministic_algorithms_warn_only_enabled()
+    chosen = bool(torch.backends.cudnn.benchmark)  # kernels by a measurement
+    return demanded and strict and not chosen
 
 
 def _no_time(found: list[Difference]) -> list[Difference]:

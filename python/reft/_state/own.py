@@ -17,6 +17,8 @@ _NOT_OWN = frozenset(
 )
 # Modules by name and whether they are own: asked for some thirty times a step.
 _known: dict[str, tuple[weakref.ref[ModuleType], bool]] = {}
+# Modules that are imported, by identity.
+_found: dict[int, ModuleType] = {}
 _INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
 
 
@@ -55,8 +57,12 @@ def is_made(value: Any) -> bool:
     """Says whether a module or a class is one that the script's code has made at run time: no file
     or name leads to it."""
     if isinstance(value, ModuleType):
+        if _found.get(id(value)) is value:
+            return False
         there = vars(value)
         has_source = there.get("__spec__") is not None or there.get("__file__") is not None
+        if has_source and sys.modules.get(there.get("__name__", "")) is value:
+            _found[id(value)] = value  # modules stay
         return not has_source and there.get("__name__") != "__main__"
     if not isinstance(value, type) or not is_own(value.__module__):
         return False

@@ -34,6 +34,25 @@ class Own(torch.optim.SGD):
     def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]: p.data.sub_(p.grad)
+class Callback:
+    def on_step_end(self, m): return norm(m)
+class Caller:
+    def __call__(self, m): return norm(m)
+class Magic(dict):
+    __getattr__ = dict.__getitem__
+    def tick(self): pass
+class Lazy:
+    def __getattribute__(self, name): raise RuntimeError(name)
+class Config: grad = 3
+def maybe(i):
+    if i > 100: model.zero_grad()
+def either(i):
+    if i > 100:
+        model.zero_grad()
+        return
+    model.weight.grad.norm()
+def get_total_norm(m): return sum(p.norm() for p in m.parameters())
+callbacks, caller, magic, lazy, config = [Callback()], Caller(), Magic(), Lazy(), Config()
 meter, own, schedule = Meter(), Own(model.parameters(), 0.1), None
 def backward(): model(torch.ones(1, 2)).sum().backward()
 """
@@ -50,6 +69,10 @@ READS = {
     "getattr": "x = [getattr(p, 'grad') for p in model.parameters()]",
     "after a read of another kind": "if model.weight.grad is not None:\n    x = model.weight.grad * 2",
     "the data of it": "x = model.weight.grad.data.norm()",
+    "callbacks": "for one in callbacks:\n    one.on_step_end(model)",
+    "an object that is called": "caller(model)",
+    "a function that may zero them first": "maybe(step)\nnorm(model)",
+    "one path of a function": "either(step)",
     "after a call that ends nothing": "meter.quiet()\nnorm(model)",
 }
 ENDS = {
@@ -65,6 +88,10 @@ ENDS = {
     "an optimizer's step": "own.step()",
     "another function": "nothing(model)",
     "a method of torch of the same name": "model.weight.norm()",
+    "the gradient of something else": "x = config.grad",
+    "a function of the same name as torch's": "get_total_norm(model)",
+    "a definition": "def later():\n    return model.weight.grad",
+    "an object whose attributes run code": "magic.tick()\nlazy.x",
     "after the next backward": "backward()\nnorm(model)",
 }
 
@@ -170,8 +197,14 @@ def test_strings_name_globals_only_where_code_looks_them_up() -> None:
     def looks() -> Any:
         return globals()["table"]
 
+    def writes() -> None:
+        global _one, _two
+        _one += 1  # type: ignore[name-defined]
+        _two = 2  # type: ignore[name-defined]
+
     def copies(arguments: Any) -> Any:
         return {"found": 1, **vars(arguments)}
 
     assert "table" in global_names(code_of(looks))[0]
+    assert global_names(code_of(writes)) == ({"_one"}, {"_one", "_two"})
     assert "found" not in global_names(copies.__code__)[0]

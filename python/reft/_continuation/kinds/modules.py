@@ -76,7 +76,7 @@ class Module(Node):
         ]
         known = {name for name, _ in tensors}
         # Of tensors that had attributes at the first program point, all may be gone by now.
-        tagged = {key[len(place) + 1 :] for key in walk.births.attached if key.startswith(f"{place}.")}
+        tagged = walk.births.tagged.get(place, frozenset())
         tensors += [
             (name, walk.encode(tensor, f"{place}.{name}", depth))
             for name, tensor in zip(tree.names, tree.tensors, strict=True)
@@ -252,9 +252,14 @@ def _note(value: Any, place: str, depth: int, walk: CaptureWalk) -> None:
         walk.births.note(module, f"{place}.{prefix}")
     for name, tensor in zip(tree.names, tree.tensors, strict=True):
         walk.births.note(tensor, f"{place}.{name}")
-    for name, tensor in zip(tree.names, tree.tensors, strict=True):
-        if tensor.__dict__ and tags_of(tensor):
-            walk.encode(tensor, f"{place}.{name}", depth)
+    tagged = [
+        (name, tensor)
+        for name, tensor in zip(tree.names, tree.tensors, strict=True)
+        if tensor.__dict__ and tags_of(tensor)
+    ]
+    walk.births.tagged[place] = frozenset(name for name, _ in tagged)
+    for name, tensor in tagged:
+        walk.encode(tensor, f"{place}.{name}", depth)
     for _, name, item in tree.attributes():
         walk.encode(item, f"{place}.{name}", depth + 1)
     encode_hooks(tree.own_hooks(), place, depth, walk)

@@ -389,6 +389,8 @@ def _encode_hooks(value: Any, place: str, depth: int, walk: CaptureWalk) -> Name
         return []
     if not value.is_leaf or id(value) in walk.owned:
         return []  # what an op has made is made again
+    if not walk.note_births and walk.births.place(value) is None:
+        return []  # as is what each iteration makes, and registers hooks on
     return encode_hooks(hooks.of_tensor(value), place, depth, walk)
 
 
