@@ -40,6 +40,7 @@ _TORCH_HOOKS = "<hooks of torch>"  # as no module is called
 _BESIDE = "runs at the same time: its variables, and batches that it holds, are not restored"
 _MAIN_PREFIX = "__main__:"
 _MOST_CHARS = 1024  # of a string of the main module
+_DYNAMOS = ("__compiled_fn_", "__resume_at_")  # names of globals that torch.compile makes
 _SWITCHED = "another one than after the first step, and reft does not put such an attribute back"
 _CONTAINERS = frozenset({list, dict, set, tuple, deque})
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
@@ -89,7 +90,7 @@ class _Names:
                 _is_special(name) and not (name in special and _is_data(name, value))
             ):
                 continue
-            if is_class and name.startswith("_abc_"):
+            if name.startswith("_abc_" if is_class else _DYNAMOS):
                 continue
             self._known.add(name)
             # A class or module that the script has made has no other name to be found by.
