@@ -14,16 +14,17 @@ from __future__ import annotations
 
 import dis
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from reft._state.own import is_own
 
 from .bytecode import CodeAnalysis, analyse
-from .nodes import MISSING
+from .nodes import MISSING, UNBOUND, native
 
 _ZEROES = frozenset({"zero_grad", "backward"})
 _READ = frozenset({"clip_grad_norm_", "clip_grad_value_", "get_total_norm"})  # torch's
@@ -352,11 +353,26 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _names_of_frame(frame: FrameType) -> _Names:
-    local = dict(frame.f_locals)
+    """The names in a frame. `f_locals` of a function would keep what they mean alive (3.11, 3.12)."""
+    local: dict[str, Any] = {}
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        analysis = analyse(frame.f_code)
+        slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
+        for name, value in zip(analysis.slot_names, slots, strict=True):
+            if type(value) is CellType and name in analysis.cells:
+                try:
+                    value = value.cell_contents
+                except ValueError:  # empty
+                    continue
+            if value is not UNBOUND:
+                local[name] = value
+    else:
+        local = frame.f_locals
+    namespace = frame.f_globals
 
     def names(op: str, name: str) -> Any:
         found = MISSING if op == "LOAD_GLOBAL" else local.get(name, MISSING)
-        return frame.f_globals.get(name, MISSING) if found is MISSING else found
+        return namespace.get(name, MISSING) if found is MISSING else found
 
     return names
 

@@ -536,7 +536,7 @@ class Session:
         # next session of this process.
         gradients.of_process.forget()
         self.engine = self.planner = self._memory = self._evidence = None
-        self._boundary = self._announcer = None
+        self._boundary = self._announcer = self._watch = None
         self.client = None
 
     def release(self) -> None:
