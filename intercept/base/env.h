@@ -59,11 +59,13 @@ namespace reft {
     "start stay until the job ends cleanly.") \
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
     "Snapshots that a vault has room for.") \
-  X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", "none|arc", \
+  X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", \
+    "none|arc|arc:2|arc:3", \
     "What a rank stores in addition to its own shard of the state that replicas share. none: " \
-    "nothing; snapshots survive killed processes. arc: a copy of the shard of the next replica; " \
-    "this state survives a lost node if that replica is on another one (reft prints at the first " \
-    "step whether it does).") \
+    "nothing; snapshots survive killed processes. arc: a copy of a replica's shard, on another " \
+    "node where there is one; this state survives any lost node. arc:2, arc:3: copies of two or " \
+    "three; it survives as many lost nodes. reft prints at the first step how many it does " \
+    "survive.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
     "Steps from one snapshot to the next.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \

@@ -40,8 +40,8 @@ const char* nameOf(CaptureResult result) {
 }
 
 std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::string& job,
-                               int rank, int world, int node, int nodes, uint64_t attempt,
-                               uint64_t incarnation, uint32_t overhead_percent,
+                               int rank, int world, int node, int nodes, std::vector<int> domain_of,
+                               uint64_t attempt, uint64_t incarnation, uint32_t overhead_percent,
                                const c10::intrusive_ptr<c10d::Store>& store,
                                std::shared_ptr<ValueSeal> seal, const std::string& path,
                                int adopt_fd, const RestorePlan* plan) {
@@ -51,6 +51,7 @@ std::shared_ptr<Rank> makeRank(std::shared_ptr<AgentClient> client, const std::s
   start.options.overhead_percent = overhead_percent;
   start.client = std::move(client);
   start.node = node;
+  start.domain_of = std::move(domain_of);
   start.store = store;
   start.seal = std::move(seal);
   start.vault_path = path;
@@ -188,9 +189,10 @@ void bindRank(py::module_& module) {
   const auto unlocked = py::call_guard<py::gil_scoped_release>();
   py::class_<Rank, std::shared_ptr<Rank>>(module, "Rank")
       .def(py::init(&makeRank), py::kw_only(), py::arg("client"), py::arg("job"), py::arg("rank"),
-           py::arg("world"), py::arg("node"), py::arg("nodes"), py::arg("attempt"),
-           py::arg("incarnation"), py::arg("overhead_percent"), py::arg("store"), py::arg("seal"),
-           py::arg("path"), py::arg("adopt_fd") = -1, py::arg("plan") = nullptr)
+           py::arg("world"), py::arg("node"), py::arg("nodes"), py::arg("domain_of"),
+           py::arg("attempt"), py::arg("incarnation"), py::arg("overhead_percent"),
+           py::arg("store"), py::arg("seal"), py::arg("path"), py::arg("adopt_fd") = -1,
+           py::arg("plan") = nullptr)
       .def("ask_room", &askRoom, py::arg("room"),
            "room: whether the vault may take so many bytes more; asked before each part of a slot.")
       .def("set_table", &setTable, py::arg("regions"), py::arg("groups"),
@@ -293,17 +295,19 @@ void bindSnapshot(py::module_& module) {
   module.def(
       "stored_shards",
       [](const std::string& protection, uint32_t members) {
-        return Protection::named(protection).storedBy(0, members).size();
+        return Protection::named(protection).placement(MemberNodes(members)).at(0).size();
       },
       py::arg("protection"), py::arg("members"),
       "How many shards each member of a group of so many stores.");
   module.def(
-      "survives_loss",
-      [](const std::string& protection, const std::vector<bool>& lost) {
-        return Protection::named(protection).survives(lost);
+      "survival",
+      [](const std::string& protection, const MemberNodes& nodes) {
+        const Survival survival = Protection::named(protection).survival(nodes);
+        return std::make_pair(survival.nodes, survival.weakest);
       },
-      py::arg("protection"), py::arg("lost"),
-      "Whether every shard of a group comes back after the loss of the vaults of some members.");
+      py::arg("protection"), py::arg("nodes"),
+      "nodes: of the members of a group. Returns how many of them may be lost, whichever, and the "
+      "members that one more loss would take together.");
 }
 
 }  // namespace reft

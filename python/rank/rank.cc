@@ -84,6 +84,7 @@ Rank::Rank(Start start)
       identity_(start.identity),
       chunk_bytes_(start.options.chunk_bytes),
       protection_(start.options.protection),
+      domain_of_(std::move(start.domain_of)),
       hold_still_(start.hold_still),
       let_go_(start.let_go) {
   const VaultIdentity vault_identity{identity_.job, identity_.rank, identity_.world};
@@ -202,6 +203,17 @@ void Rank::startVotes(const Start& start) {
   });
 }
 
+// What this rank stores of a group.
+std::vector<uint32_t> Rank::shardsOf(const GroupInfo& group) const {
+  MemberNodes nodes;
+  size_t own = 0;
+  for (size_t member = 0; member < group.ranks.size(); ++member) {
+    nodes.push_back(domain_of_.at(static_cast<size_t>(group.ranks[member])));
+    own = group.ranks[member] == identity_.rank ? member : own;
+  }
+  return protection_->placement(nodes).at(own);
+}
+
 void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
                     bool plan_anew) {
   std::vector<RegionInfo> infos;
@@ -218,10 +230,13 @@ void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> g
       std::min(chunk_bytes_, std::max(kLeastChunkBytes, std::bit_ceil(total / kChunksOfAState)));
   regions_ = infos;
   addresses_.clear();
-  engine_->setTable(
-      buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
-                 std::string(protection_->name()), protection_->furtherShards(), chunk),
-      plan_anew);
+  std::vector<std::vector<uint32_t>> held;
+  for (const GroupInfo& group : groups) {
+    held.push_back(shardsOf(group));
+  }
+  engine_->setTable(buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
+                               std::string(protection_->name()), held, chunk),
+                    plan_anew);
 }
 
 // Whether every region has memory of its own. They had when the table was set, so it is enough to

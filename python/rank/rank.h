@@ -44,6 +44,7 @@ class Rank {
     RankOptions options;
     std::shared_ptr<AgentClient> client;
     int node = 0;                           // of this rank
+    std::vector<int> domain_of;             // by rank: equal for those that are lost together
     c10::intrusive_ptr<c10d::Store> store;  // keys that no other attempt of the job sees
     std::shared_ptr<const ValueSeal> seal;  // of what goes into the store
     std::string vault_path;                 // "": anonymous memory
@@ -118,12 +119,14 @@ class Rank {
   const RankIdentity identity_;
   const uint64_t chunk_bytes_;
   const Protection* protection_;
+  const std::vector<int> domain_of_;  // by rank
   const std::function<void(const std::function<void()>&)> hold_still_, let_go_;
   std::unique_ptr<Vault> vault_;
   std::unique_ptr<SnapshotEngine> engine_;
   std::unique_ptr<StoreCommit> commit_;
   std::shared_ptr<TensorVersions> held_;     // tensors of the newest snapshot
   std::shared_ptr<TensorVersions> dropped_;  // no longer read; freed where the GIL is held
+  std::vector<uint32_t> shardsOf(const GroupInfo& group) const;
   bool standsApart(const std::vector<const void*>& addresses);
   std::vector<RegionInfo> regions_;
   std::vector<const void*> addresses_;  // of the regions at the newest capture

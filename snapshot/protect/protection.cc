@@ -11,8 +11,8 @@ namespace {
 
 const std::vector<const Protection*>& all() {
   static const Replicate none("none", 0);
-  static const Replicate arc("arc", 1);
-  static const std::vector<const Protection*> list = {&none, &arc};
+  static const Replicate arc("arc", 1), arc2("arc:2", 2), arc3("arc:3", 3);
+  static const std::vector<const Protection*> list = {&none, &arc, &arc2, &arc3};
   return list;
 }
 
@@ -29,21 +29,23 @@ const Protection& Protection::named(std::string_view name) {
   throw InvalidArgument("protection", "'" + std::string(name) + "'", allowed);
 }
 
-std::vector<uint32_t> Protection::storedBy(uint32_t member, uint32_t members) const {
-  std::vector<uint32_t> shards;
-  for (uint32_t k = 0; k <= std::min(furtherShards(), members - 1); ++k) {
-    shards.push_back((member + k) % members);
+StoredShards Protection::placement(const MemberNodes& nodes) const {
+  const std::vector<uint32_t> ring = ringOf(nodes);
+  const auto members = static_cast<uint32_t>(ring.size());
+  StoredShards stored(members);
+  for (uint32_t at = 0; at < members; ++at) {
+    for (uint32_t k = 0; k <= std::min(furtherShards(), members - 1); ++k) {
+      stored[ring[at]].push_back(ring[(at + k) % members]);
+    }
   }
-  std::sort(shards.begin(), shards.end());
-  return shards;
+  return stored;
 }
 
-bool Protection::survives(const std::vector<bool>& lost) const {
-  const auto members = static_cast<uint32_t>(lost.size());
-  StoredShards stored(members);
-  for (uint32_t member = 0; member < members; ++member) {
-    if (!lost[member]) {
-      stored[member] = storedBy(member, members);
+bool Protection::survives(const MemberNodes& nodes, const std::vector<bool>& lost) const {
+  StoredShards stored = placement(nodes);
+  for (uint32_t member = 0; member < stored.size(); ++member) {
+    if (lost[member]) {
+      stored[member].clear();
     }
   }
   const std::vector<std::vector<Recipe>> found = recipes(stored);

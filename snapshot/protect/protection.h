@@ -1,10 +1,11 @@
 // A protection decides what a rank stores beside its own shard, and how a lost shard comes back.
 //
 // The members of a sharding group are numbered from 0 in ascending order of their ranks. Shard k is
-// the own shard of member k. Every other file asks this interface; none compares names. A new
-// protection is one file in this folder, one line in protection.cc, and its name in the setting
-// (intercept/base/env.h). One that computes what it stores (parity) also adds its way back to
-// `Decode` and its parts to `StoredPart`.
+// the own shard of member k. What a member stores of others follows it in a ring in which
+// neighbours run on different nodes (ring.h). Every other file asks this interface; none compares
+// names. A new protection is one file in this folder, one line in protection.cc, and its name in
+// the setting (intercept/base/env.h). One that computes what it stores (parity) also adds its way
+// back to `Decode` and its parts to `StoredPart`.
 //
 // Threads: immutable. Errors: named() throws InvalidArgument.
 #pragma once
@@ -13,6 +14,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "snapshot/protect/ring.h"
 
 namespace reft {
 
@@ -38,6 +41,12 @@ struct Recipe {
 // Per member of a group, the shards that its vault holds intact, ascending; empty: a lost member.
 using StoredShards = std::vector<std::vector<uint32_t>>;
 
+// How many nodes a group may lose.
+struct Survival {
+  uint32_t nodes = 0;             // every shard comes back after the loss of so many, whichever
+  std::vector<uint32_t> weakest;  // the members whose loss would be too much: on nodes + 1 nodes
+};
+
 class Protection {
  public:
   virtual ~Protection() = default;
@@ -46,16 +55,17 @@ class Protection {
   static const Protection& named(std::string_view name);
 
   virtual std::string_view name() const = 0;
-  // How many of the following members' shards a rank stores beside its own. buildTable() takes it.
+  // How many shards a member stores beside its own, in a group that is large enough.
   virtual uint32_t furtherShards() const = 0;
   // Per shard of the group, all ways to get it back from what the vaults hold; none: it is lost.
   // Takes time in the number of parts that are stored, not in its square.
   virtual std::vector<std::vector<Recipe>> recipes(const StoredShards& stored) const = 0;
 
-  // The shards that `member` of `members` stores, ascending.
-  std::vector<uint32_t> storedBy(uint32_t member, uint32_t members) const;
+  // Per member, the shards that it stores: its own first.
+  StoredShards placement(const MemberNodes& nodes) const;
+  virtual Survival survival(const MemberNodes& nodes) const = 0;
   // Whether every shard comes back after the loss of the vaults of the members in `lost`.
-  bool survives(const std::vector<bool>& lost) const;
+  bool survives(const MemberNodes& nodes, const std::vector<bool>& lost) const;
 };
 
 }  // namespace reft

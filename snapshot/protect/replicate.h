@@ -1,8 +1,8 @@
 // Protection by whole copies: a rank stores the shards of the next members of its group, too.
 //
 // `none` stores no copies: it survives killed processes, whose vaults the agent keeps. `arc` stores
-// one (REFT, "arc"): it survives every loss in which no two neighbouring members of a group are
-// lost.
+// one, `arc:k` stores k of them (REFT, "arc"): they survive every loss that leaves one of any k + 1
+// successive members of the ring.
 //
 // Threads: immutable. Errors: none.
 #pragma once
@@ -18,6 +18,7 @@ class Replicate final : public Protection {
   std::string_view name() const override { return name_; }
   uint32_t furtherShards() const override { return copies_; }
   std::vector<std::vector<Recipe>> recipes(const StoredShards& stored) const override;
+  Survival survival(const MemberNodes& nodes) const override;
 
  private:
   const std::string_view name_;

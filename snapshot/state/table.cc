@@ -69,7 +69,7 @@ std::vector<ShardRange> shardRanges(const std::vector<RegionInfo>& regions, int3
 
 SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
                          std::vector<GroupInfo> groups, const std::string& protection,
-                         uint32_t copies, uint64_t chunk_bytes) {
+                         const std::vector<std::vector<uint32_t>>& held, uint64_t chunk_bytes) {
   SnapshotTable table;
   table.rank = rank;
   table.world = world;
@@ -79,6 +79,10 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
   table.groups = std::move(groups);
   if (chunk_bytes == 0 || chunk_bytes % kPieceAlign != 0) {
     throw InvalidArgument("chunk_bytes", std::to_string(chunk_bytes), "a positive multiple of 64");
+  }
+  if (!held.empty() && held.size() != table.groups.size()) {
+    throw InvalidArgument("held", "of " + std::to_string(held.size()) + " groups",
+                          "one list for each of " + std::to_string(table.groups.size()));
   }
   std::vector<Piece> pieces;
   for (uint32_t i = 0; i < table.regions.size(); ++i) {
@@ -104,8 +108,12 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
     }
     const auto members = static_cast<uint32_t>(ranks.size());
     const auto own = static_cast<uint32_t>(self - ranks.begin());
-    for (uint32_t k = 0; k <= std::min(copies, members - 1); ++k) {
-      const uint32_t shard = (own + k) % members;
+    for (const uint32_t shard : held.empty() ? std::vector<uint32_t>{own} : held[g]) {
+      if (shard >= members) {
+        throw InvalidArgument("shard " + std::to_string(shard),
+                              "held of group " + table.groups[g].id,
+                              "shards of its " + std::to_string(members) + " members");
+      }
       for (const ShardRange& range :
            shardRanges(table.regions, static_cast<int32_t>(g), shard, members)) {
         pieces.push_back({range.region, shard, range.begin, range.end, 0});

@@ -3,7 +3,8 @@
 //
 // A sharding group of D members cuts the concatenation of its regions into D shards, one per
 // member. Cuts fall on rows of dim 0, so every piece is a box in global coordinates and shards
-// differ by at most one row. `arc` adds the next member's shard, copied from own memory.
+// differ by at most one row. What a rank holds of other members' shards is copied from its own
+// memory.
 //
 // Threads: values. Errors: fromJson throws Corruption; buildTable throws InvalidArgument.
 #pragma once
@@ -70,10 +71,10 @@ struct ShardRange {
 std::vector<ShardRange> shardRanges(const std::vector<RegionInfo>& regions, int32_t group,
                                     uint32_t index, uint32_t members);
 
-// Fills in pieces and payload sizes. `copies`: further members' shards to hold (arc: 1; at most
-// members - 1).
+// Fills in pieces and payload sizes. `held`: per group, the shards that the rank holds, in the
+// order of its payload; empty: its own of each group.
 SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
                          std::vector<GroupInfo> groups, const std::string& protection,
-                         uint32_t copies, uint64_t chunk_bytes);
+                         const std::vector<std::vector<uint32_t>>& held, uint64_t chunk_bytes);
 
 }  // namespace reft

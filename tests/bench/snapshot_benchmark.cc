@@ -159,7 +159,7 @@ void captureOfRegions(benchmark::State& state) {
                        false});
     addresses.push_back(data.data() + i * kRegion);
   }
-  engine->setTable(buildTable(0, 1, regions, {}, "none", 0, size_t{1} << 20));
+  engine->setTable(buildTable(0, 1, regions, {}, "none", {}, size_t{1} << 20));
   const std::string objects(20'000, 'o');
   int64_t step = 0;
   for (auto _ : state) {

@@ -38,7 +38,7 @@ std::vector<char> validVault() {
     const SnapshotTable table = buildTable(
         1, 2,
         {{"w", "float32", {40, 25}, 4000, 100, 0, false}, {"b", "float32", {7}, 28, 4, -1, true}},
-        {{"g", {0, 1}}}, "arc", 1, kChunk);
+        {{"g", {0, 1}}}, "arc", {{1, 0}}, kChunk);
     const std::string json = table.toJson();
     const uint64_t chunks = (table.payload_bytes + kChunk - 1) / kChunk;
     vault->reserveSlot(slot, json.size(), 64, chunks, table.payload_bytes);

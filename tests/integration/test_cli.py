@@ -506,6 +506,7 @@ def snapshot_engine(
             world=1,
             node=0,
             nodes=1 if store is None else 2,
+            domain_of=[0],
             attempt=0,
             incarnation=5,
             overhead_percent=0,

@@ -21,7 +21,7 @@ STEPS = 14
 
 
 class Job:
-    def __init__(self, tmp_path: Path, **env: str) -> None:
+    def __init__(self, tmp_path: Path, ranks: int = 1, **env: str) -> None:
         self.id = f"two-nodes-{free_port()}"
         self.log = tmp_path / "loss.jsonl"
         self.outputs = [tmp_path / f"node{n}.txt" for n in (0, 1)]
@@ -34,7 +34,7 @@ class Job:
         arguments = ["--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0", "--step-delay-ms", "50"]
         arguments += ["--loss-log", str(self.log)]
         self.nodes = two_launchers(
-            TRAIN, *arguments, ranks=1, job=self.id, env=environment, outputs=self.outputs, max_restarts=3
+            TRAIN, *arguments, ranks=ranks, job=self.id, env=environment, outputs=self.outputs, max_restarts=3
         )
 
     def wait_for_step(self, step: int) -> None:
@@ -112,6 +112,24 @@ def test_lost_node_comes_back_from_its_replicas_with_arc(tmp_path: Path, referen
     assert re.search(r"resumed at step \d+", text), text
     assert "lost their vaults" in text, text
     assert final(text) == reference  # no dropout: nothing depends on the lost rank's random state
+
+
+@pytest.mark.slow
+def test_copies_lie_on_the_other_node_when_nodes_have_several_ranks(tmp_path: Path) -> None:
+    (tmp_path / "reference").mkdir()
+    reference = final(Job(tmp_path / "reference", ranks=2).finish())
+    job = Job(tmp_path, ranks=2, REFT_SNAPSHOT_PROTECTION="arc")
+    job.wait_for_step(5)
+    agents = processes("reft-agent", job.id, "--node 1")
+    ranks = [pid for pid in processes(str(TRAIN), str(job.log)) if rank_of(pid) in ("2", "3")]
+    assert agents and len(ranks) == 2, job.text
+    for pid in agents + ranks:
+        os.kill(pid, signal.SIGKILL)
+    text = job.finish()
+    assert "each shard of rank 0's state is on 2 nodes" in text, text
+    assert re.search(r"resumed at step \d+", text), text
+    assert "ranks 2 3 lost their vaults" in text, text
+    assert final(text) == reference
 
 
 @pytest.mark.slow

@@ -50,6 +50,13 @@ class Layout:
         found = {rank: node for node, ranks in enumerate(self.nodes) for rank in ranks}
         return tuple(found[rank] for rank in range(len(found)))
 
+    @cached_property
+    def domain_of(self) -> tuple[int, ...]:
+        """Failure domain of each rank: its host; if all are on one host, its node."""
+        if len(set(self.hosts)) == 1:
+            return self.node_of
+        return tuple(self.hosts[node] for node in self.node_of)
+
     @property
     def world(self) -> int:
         return len(self.node_of)

@@ -112,12 +112,18 @@ class Announcer:
         protection = self._env["snapshot_protection"]
         if protection == "none":
             return
-        why = node_loss.weakness(state, self._job.layout, protection)
-        if why:
-            setting = f"REFT_SNAPSHOT_PROTECTION={protection}"
-            _voice.warn(f"a lost node is NOT survived ({setting}): {why}")
-        else:
-            _voice.say("for a lost node: each shard of rank 0's state is on two nodes")
+        layout, setting = self._job.layout, f"REFT_SNAPSHOT_PROTECTION={protection}"
+        survival = node_loss.survival(state, layout, protection)
+        if survival.why:
+            _voice.warn(f"a lost node is NOT survived ({setting}): {survival.why}")
+            return
+        on = survival.nodes + 1
+        _voice.say(f"for a lost node: each shard of rank 0's state is on {on} nodes")
+        if survival.nodes < (wanted := node_loss.wanted(layout, protection)):
+            _voice.warn(
+                f"{setting} asks for {wanted + 1} nodes, but the replicas of some shard are on"
+                f" too few: the loss of {on} nodes is not survived"
+            )
 
     def uncaptured(self, step: int, found: list[notes.Note]) -> None:
         """Values that the snapshot of `step` leaves out. The first snapshot's own are reported by

@@ -193,7 +193,7 @@ class Drill:
             ]
             # A drill runs on one node. This is what would be lost even if each rank had its own.
             apart = job_identity.Layout.in_blocks(self._job.world, 1)
-            values["node_loss"] = node_loss.weakness(state, apart, self._protection)
+            values["node_loss"] = node_loss.survival(state, apart, self._protection).why
             values["state_bytes"] = state.bytes
             values["uncaptured"] = [list(map(_shortened, note)) for note in uncaptured[:_MOST]]
             values["missed"] = [[_shortened(what), _shortened(why)] for what, why in state.missed]

@@ -167,6 +167,7 @@ class Session:
             world=job.world,
             node=job.node,
             nodes=job.nodes,
+            domain_of=job.layout.domain_of,
             attempt=job.attempt,
             incarnation=self._incarnation,
             overhead_percent=self._overhead_percent,

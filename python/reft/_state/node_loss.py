@@ -1,18 +1,30 @@
-"""What the loss of one node would cost, as far as the groups of this rank tell.
+"""What the loss of nodes would cost, as far as the groups of this rank tell.
 
 Threads: any. Errors: none.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from reft import _C, _voice
 from reft._link.job_identity import Layout
 from reft._state.discovery import State
 
 
-def weakness(state: State, layout: Layout, protection: str) -> str:
-    """Says why a rank of a lost node might not come back; "" if each shard of this rank's state is
-    on two nodes.
+@dataclass(frozen=True)
+class Survival:
+    """Attributes:
+    nodes: how many may be lost, whichever, without loss of a shard of this rank's state.
+    why: a lost node is not survived, and this is why; "" if `nodes` is positive.
+    """
+
+    nodes: int
+    why: str = ""
+
+
+def survival(state: State, layout: Layout, protection: str) -> Survival:
+    """How many nodes may be lost.
 
     Args:
         state: of this rank, with the ranks that share each region.
@@ -22,11 +34,19 @@ def weakness(state: State, layout: Layout, protection: str) -> str:
     alone = [region.name for region in known if not (region.ranks or region.is_replaceable)]
     if alone := alone + sorted(state.strided.keys() - state.replaceable):
         what = _voice.plural(len(alone), "tensor")
-        return f"no other rank has {what} of this rank (first: {alone[0]})"
+        return Survival(0, f"no other rank has {what} of this rank (first: {alone[0]})")
+    least = wanted(layout, protection)
     for ranks in sorted({region.ranks for region in known if region.ranks}):
-        for node in sorted({layout.node_of[rank] for rank in ranks}):
-            lost = [layout.node_of[rank] == node for rank in ranks]
-            if not _C.survives_loss(protection, lost):
-                there = [rank for rank, is_lost in zip(ranks, lost, strict=True) if is_lost]
-                return f"{_voice.ranks(there)} of one node keep the only copies of a shard"
-    return ""
+        nodes, weakest = _C.survival(protection, [layout.domain_of[rank] for rank in ranks])
+        if nodes == 0:
+            there = _voice.ranks(sorted(ranks[member] for member in weakest))
+            if len(weakest) == 1:
+                return Survival(0, f"{there} keeps the only copy of a shard")
+            return Survival(0, f"{there} of one node keep the only copies of a shard")
+        least = min(least, nodes)
+    return Survival(least)
+
+
+def wanted(layout: Layout, protection: str) -> int:
+    """Lost nodes that the protection survives if each replica is on a node of its own."""
+    return _C.stored_shards(protection, layout.world) - 1

@@ -105,7 +105,7 @@ class CopierContract : public testing::TestWithParam<Side> {
     }
     regions_ = regions;
     plan_ = std::make_shared<const SnapshotPlan>(
-        buildTable(0, 1, std::move(infos), {}, "none", 0, kChunk));
+        buildTable(0, 1, std::move(infos), {}, "none", {}, kChunk));
     versions_ = std::make_shared<Counters>(regions.size());
     marks_ = GetParam() == Side::kPlacedDevice ? std::make_unique<DeviceMarks>() : nullptr;
     tracker_ = std::make_unique<DeviceTracker>(&fake_.api, marks_.get(), *vault_, clock_);

@@ -25,7 +25,7 @@ TEST(RankOptions, SettingsReachTheOptions) {
                                          {"REFT_SNAPSHOT_POLICY", "gap"},
                                          {"REFT_SNAPSHOT_WAIT_SEC", "0.5"},
                                          {"REFT_SNAPSHOT_OVERHEAD_PERCENT", "7"},
-                                         {"REFT_SNAPSHOT_PROTECTION", "arc"}});
+                                         {"REFT_SNAPSHOT_PROTECTION", "arc:2"}});
   EXPECT_EQ(options.slots, 3u);
   EXPECT_TRUE(options.verify_full);
   EXPECT_EQ(options.every, 4u);
@@ -33,8 +33,8 @@ TEST(RankOptions, SettingsReachTheOptions) {
   EXPECT_EQ(options.slot_wait, 500ms);
   EXPECT_EQ(options.overhead_percent, 7u);
   ASSERT_NE(options.protection, nullptr);
-  EXPECT_EQ(options.protection->name(), "arc");
-  EXPECT_EQ(options.protection->furtherShards(), 1u);
+  EXPECT_EQ(options.protection->name(), "arc:2");
+  EXPECT_EQ(options.protection->furtherShards(), 2u);
 }
 
 TEST(RankOptions, DefaultsTakeASnapshotEveryStepAndSurviveKilledProcesses) {

@@ -25,11 +25,16 @@ class Terminal:
     """An announcer with what it writes and sends."""
 
     def __init__(
-        self, env: dict[str, Any], capsys: pytest.CaptureFixture[str], rank: int, per_node: int
+        self,
+        env: dict[str, Any],
+        capsys: pytest.CaptureFixture[str],
+        rank: int,
+        world: int,
+        per_node: int,
     ) -> None:
         self.client = FakeAgentClient("", "{}", 1)
         self._capsys = capsys
-        job = replace(jobs.job(rank, 2, per_node), id="demo")
+        job = replace(jobs.job(rank, world, per_node), id="demo")
         self.announcer = Announcer(env, job, Notes(self.client))
 
     def lines(self) -> list[str]:
@@ -38,8 +43,8 @@ class Terminal:
 
 @pytest.fixture
 def terminal(settings: Settings, capsys: pytest.CaptureFixture[str]) -> Callable[..., Terminal]:
-    def make(rank: int = 0, per_node: int = 2, **values: str) -> Terminal:
-        return Terminal(settings(**values), capsys, rank, per_node)
+    def make(rank: int = 0, world: int = 2, per_node: int = 2, **values: str) -> Terminal:
+        return Terminal(settings(**values), capsys, rank, world, per_node)
 
     return make
 
@@ -113,24 +118,40 @@ def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> No
 
 
 @pytest.mark.parametrize(
-    ("per_node", "said"),
+    ("protection", "world", "per_node", "said"),
     [
-        (1, "for a lost node: each shard of rank 0's state is on two nodes"),
+        ("arc", 2, 1, ["for a lost node: each shard of rank 0's state is on 2 nodes"]),
+        ("arc:2", 3, 1, ["for a lost node: each shard of rank 0's state is on 3 nodes"]),
         (
+            "arc:2",
+            4,
             2,
-            "warning: a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=arc): ranks 0 1 of"
-            " one node keep the only copies of a shard",
+            [
+                "for a lost node: each shard of rank 0's state is on 2 nodes",
+                "warning: REFT_SNAPSHOT_PROTECTION=arc:2 asks for 3 nodes, but the replicas of some"
+                " shard are on too few: the loss of 2 nodes is not survived",
+            ],
+        ),
+        (
+            "arc",
+            2,
+            2,
+            [
+                "warning: a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=arc): ranks 0 1 of"
+                " one node keep the only copies of a shard"
+            ],
         ),
     ],
 )
 def test_whether_a_lost_node_is_survived_is_said_once_it_is_known(
-    terminal: Callable[..., Terminal], per_node: int, said: str
+    terminal: Callable[..., Terminal], protection: str, world: int, per_node: int, said: list[str]
 ) -> None:
-    one = terminal(REFT_SNAPSHOT_PROTECTION="arc", per_node=per_node)
+    one = terminal(REFT_SNAPSHOT_PROTECTION=protection, per_node=per_node, world=world)
     found = state()
     found.regions.pop()
+    found.regions[0].ranks = tuple(range(world))
     one.announcer.protected(found, STATS, 1, [])
-    assert one.lines()[1:] == [said]
+    assert one.lines()[1:] == said
 
 
 def test_after_a_resume_only_the_agent_learns_it_again(terminal: Callable[..., Terminal]) -> None:

@@ -7,11 +7,15 @@ import torch
 
 from reft._link.job_identity import Layout
 from reft._state.discovery import Region, State
-from reft._state.node_loss import weakness
+from reft._state.node_loss import Survival, survival
 
 
 def shared(*ranks: int, name: str = "o0.p0") -> Region:
     return Region(name, torch.ones(1), ranks)
+
+
+def weakness(state: State, layout: Layout, protection: str) -> str:
+    return survival(state, layout, protection).why
 
 
 @pytest.mark.parametrize(
@@ -20,14 +24,32 @@ def shared(*ranks: int, name: str = "o0.p0") -> Region:
         ((0, 1), 1, ""),
         ((0, 1, 2, 3), 1, ""),
         ((0, 2), 2, ""),  # tensor parallelism within nodes
-        ((0, 1, 2, 3), 2, "ranks 0 1 of one node keep the only copies of a shard"),
+        ((0, 1, 2, 3), 2, ""),  # copies are on the other node
         ((0, 1), 2, "ranks 0 1 of one node keep the only copies of a shard"),
+        ((0, 1, 2, 3), 3, "ranks 0 2 of one node keep the only copies of a shard"),
     ],
 )
 def test_copies_have_to_lie_on_two_nodes(ranks: tuple[int, ...], per_node: int, why: str) -> None:
     layout = Layout.in_blocks(4, per_node)
     assert weakness(State([shared(*ranks)]), layout, "arc") == why
-    assert weakness(State([shared(*ranks)]), layout, "none") != ""
+    assert weakness(State([shared(*ranks)]), layout, "none").startswith("rank ")
+
+
+def test_nodes_that_may_be_lost_are_those_of_the_weakest_group() -> None:
+    state = State([shared(0, 1, 2, 3, 4, 5), shared(0, 2, name="o0.p1")])
+    layout = Layout.in_blocks(6, 1)
+    assert survival(State(state.regions[:1]), layout, "arc:2") == Survival(2)
+    assert survival(state, layout, "arc:2") == Survival(1)
+    assert survival(State([shared(0, 1, 2, 3, 4, 5)]), Layout.in_blocks(6, 2), "arc:2").nodes == 2
+    assert survival(State([shared(0, 1, 2, 3, 4, 5)]), Layout.in_blocks(6, 3), "arc:2").nodes == 1
+
+
+def test_two_launchers_on_one_of_several_hosts_are_lost_together() -> None:
+    layout = Layout(((0,), (1,), (2,)), (0, 0, 1))
+    assert layout.domain_of == (0, 0, 1)
+    assert weakness(State([shared(0, 1)]), layout, "arc") != ""
+    assert weakness(State([shared(1, 2)]), layout, "arc") == ""
+    assert Layout(((0,), (1,)), (0, 0)).domain_of == (0, 1), "all on one host: nodes count"
 
 
 def test_what_one_rank_has_is_lost_with_it() -> None:

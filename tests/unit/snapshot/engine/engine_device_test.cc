@@ -142,7 +142,7 @@ class EngineDevice : public testing::Test {
       devices_.push_back(place.device);
       places_.push_back(place);
     }
-    table_ = buildTable(0, 1, std::move(regions), {}, "none", 0, kChunk);
+    table_ = buildTable(0, 1, std::move(regions), {}, "none", {}, kChunk);
     engine_->setTable(table_);
   }
 
@@ -268,7 +268,7 @@ TEST_F(EngineDevice, ReplicasAreComparedByLinesThatTravelWithTheSnapshot) {
     }
     EngineOptions options;
     makeEngine(options);
-    engine_->setTable(buildTable(rank, 2, regions, {{"g", {0, 1}}}, "none", 0, kChunk));
+    engine_->setTable(buildTable(rank, 2, regions, {{"g", {0, 1}}}, "none", {}, kChunk));
     writeAll(value);
     EXPECT_EQ(capture(step), CaptureResult::kTaken) << vault_->stats().note;
     engine_->gate(streams_);
@@ -292,7 +292,7 @@ TEST_F(EngineDevice, ARankWithoutReplicasComparesNothing) {
   start({{200'000}});
   std::vector<RegionInfo> regions = table_.regions;
   regions[0].group = 0;
-  table_ = buildTable(0, 1, regions, {{"g", {0}}}, "none", 0, kChunk);
+  table_ = buildTable(0, 1, regions, {{"g", {0}}}, "none", {}, kChunk);
   engine_->setTable(table_);
   writeAll(3);
   ASSERT_EQ(capture(1), CaptureResult::kTaken);
@@ -1043,7 +1043,7 @@ TEST_F(EngineDevice, LinesOfWhatIsWrittenEarlyAreThoseOfTheProgramPoint) {
     std::vector<uint64_t> digests;
     for (int rank = 0; rank < 2; ++rank) {
       makeEngine({});
-      engine_->setTable(buildTable(rank, 2, regions, {{"g", {0, 1}}}, "none", 0, kChunk));
+      engine_->setTable(buildTable(rank, 2, regions, {{"g", {0, 1}}}, "none", {}, kChunk));
       writeAll(static_cast<unsigned char>(step));
       ASSERT_EQ(capture(step), CaptureResult::kTaken);
       writeAll(kPoison);
@@ -1087,7 +1087,7 @@ TEST_F(EngineDevice, StateThatMovesToAnotherDeviceIsProtectedThere) {
   const std::vector<DeviceStream> streams = streams_;
   addresses_ = {addresses[0]};
   table_ =
-      buildTable(0, 1, {{"r", "uint8", {20'000}, 20'000, 1, -1, false}}, {}, "none", 0, kChunk);
+      buildTable(0, 1, {{"r", "uint8", {20'000}, 20'000, 1, -1, false}}, {}, "none", {}, kChunk);
   engine_->setTable(table_);
   for (int64_t step = 1; step <= 6; ++step) {
     const size_t at = step <= 3 ? 0 : 1;

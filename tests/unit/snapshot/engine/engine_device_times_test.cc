@@ -37,7 +37,7 @@ class EngineDeviceTimes : public testing::Test {
     control_.emplace(options.control_every);
     memory_.assign(bytes, 0);
     table_ = buildTable(0, 1, {{"r", "uint8", {static_cast<int64_t>(bytes)}, bytes, 1, -1, false}},
-                        {}, "none", 0, kChunk);
+                        {}, "none", {}, kChunk);
     engine_->setTable(table_);
   }
   void TearDown() override { engine_.reset(); }

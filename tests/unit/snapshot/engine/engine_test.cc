@@ -111,7 +111,7 @@ class EngineTest : public testing::Test {
         c = static_cast<char>(random());
       }
     }
-    table_ = buildTable(0, 1, std::move(regions), std::move(groups), "none", 0, chunk);
+    table_ = buildTable(0, 1, std::move(regions), std::move(groups), "none", {}, chunk);
     engine_->setTable(table_);
   }
   CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr,
@@ -927,7 +927,7 @@ TEST_F(EngineTest, WithoutMemoryForTheSlotsThereAreNoSnapshotsAndNoHarm) {
   start();
   data_.resize(1);
   EXPECT_THROW(engine_->setTable(buildTable(0, 1, {region("huge", uint64_t{1} << 60)}, {}, "none",
-                                            0, uint64_t{1} << 50)),
+                                            {}, uint64_t{1} << 50)),
                SystemError);
   EXPECT_FALSE(engine_->hasTable());
   EXPECT_EQ(capture(1), CaptureResult::kNoTable);
@@ -996,7 +996,7 @@ TEST_F(EngineTest, GroupDigestDoesNotDependOnThePrivateRegionsOfARank) {
       regions.insert(regions.begin(), region("mine", mine.size()));
       addresses.insert(addresses.begin(), mine.data());
     }
-    engine_->setTable(buildTable(0, 2, regions, {{"g", {0, 1}}}, "none", 0, kChunk));
+    engine_->setTable(buildTable(0, 2, regions, {{"g", {0, 1}}}, "none", {}, kChunk));
     ASSERT_EQ(engine_->capture({1, addresses, nullptr, ""}), CaptureResult::kTaken);
     gateAndSettle();
     digests.push_back(VaultReader(vault_->fd()).slots().at(0).group_digests.at(0));
@@ -1152,7 +1152,7 @@ TEST(EngineAndReaderProcess, ReaderSeesOnlyWholeSnapshotsAndMemoryStaysFlat) {
         options, *vault, [&](const wire::Ballot& ballot) { voter->outcome(ballot); });
     voter = engine.get();
     std::vector<char> data(kBytes);
-    engine->setTable(buildTable(0, 1, {region("a", kBytes)}, {}, "none", 0, kChunk));
+    engine->setTable(buildTable(0, 1, {region("a", kBytes)}, {}, "none", {}, kChunk));
     uint64_t resident = 0;
     for (int64_t step = 1; step <= kSteps; ++step) {
       std::memset(data.data(), static_cast<char>(step), data.size());

@@ -156,7 +156,7 @@ TEST(NodeAffinity, TheCopyThreadOfAnEngineFollowsTraining) {
   voter = &engine;
   std::vector<std::byte> state(size_t{1} << 20);
   engine.setTable(
-      buildTable(0, 1, {{"r", "uint8", {1 << 20}, 1 << 20, 1, -1, false}}, {}, "none", 0, 4096));
+      buildTable(0, 1, {{"r", "uint8", {1 << 20}, 1 << 20, 1, -1, false}}, {}, "none", {}, 4096));
   int64_t step = 0;
   for (const int node : {1, 0}) {
     cpu_set_t one;

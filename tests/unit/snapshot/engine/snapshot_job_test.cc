@@ -22,7 +22,7 @@ std::shared_ptr<SnapshotJob> makeJob() {
   static std::vector<std::byte> memory(10'000);
   static const std::array<const void*, 1> addresses = {memory.data()};
   const auto plan = std::make_shared<const SnapshotPlan>(
-      buildTable(0, 1, {{"r", "uint8", {10'000}, 10'000, 1, -1, false}}, {}, "none", 0, 4096));
+      buildTable(0, 1, {{"r", "uint8", {10'000}, 10'000, 1, -1, false}}, {}, "none", {}, 4096));
   CaptureInput input;
   input.step = 3;
   input.addresses = addresses;

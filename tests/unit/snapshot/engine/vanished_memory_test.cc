@@ -76,7 +76,7 @@ class VanishedMemory : public testing::Test {
       regions.push_back(
           {name, "uint8", {kBytes}, kBytes, 1, -1, early && name == std::string("moving")});
     }
-    engine_->setTable(buildTable(0, 1, std::move(regions), {}, "none", 0, kChunk));
+    engine_->setTable(buildTable(0, 1, std::move(regions), {}, "none", {}, kChunk));
   }
   void map(size_t region) {
     addresses_[region] =

@@ -30,7 +30,7 @@ class VerifyTest : public testing::Test {
       data_.emplace_back(region.bytes, static_cast<std::byte>(data_.size() + 1));
     }
     plan_ = std::make_shared<const SnapshotPlan>(
-        buildTable(0, 1, std::move(regions), {}, "none", 0, kChunk));
+        buildTable(0, 1, std::move(regions), {}, "none", {}, kChunk));
     for (const auto& bytes : data_) {
       addresses_.push_back(bytes.data());
     }
@@ -157,7 +157,7 @@ TEST(GroupDigestsTest, AreEqualForEqualBytesAndUnknownOnDevices) {
       regions.insert(regions.begin() + 1, {"own", "uint8", {70}, 70, 1, -1, false});
     }
     return SnapshotPlan(
-        buildTable(rank, 2, std::move(regions), {{"g", {0, 1}}}, "none", 0, kChunk));
+        buildTable(rank, 2, std::move(regions), {{"g", {0, 1}}}, "none", {}, kChunk));
   };
   std::vector<std::byte> x(900, std::byte{1});
   std::vector<std::byte> own(70, std::byte{2});

@@ -2,11 +2,17 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <bit>
+#include <functional>
+
 #include "intercept/base/error.h"
 #include "snapshot/state/table.h"
 
 namespace reft {
 namespace protection_test {
+
+constexpr const char* kNames[] = {"none", "arc", "arc:2", "arc:3"};
 
 std::vector<bool> lostSet(unsigned bits, uint32_t members) {
   std::vector<bool> lost(members);
@@ -16,51 +22,191 @@ std::vector<bool> lostSet(unsigned bits, uint32_t members) {
   return lost;
 }
 
+MemberNodes apart(uint32_t members) {
+  MemberNodes nodes(members);
+  for (uint32_t member = 0; member < members; ++member) {
+    nodes[member] = static_cast<int>(member);
+  }
+  return nodes;
+}
+
+std::vector<uint32_t> sorted(std::vector<uint32_t> shards) {
+  std::sort(shards.begin(), shards.end());
+  return shards;
+}
+
+// Every way in which up to `members` ranks lie on nodes, numbered by first appearance.
+void eachShape(uint32_t members, const std::function<void(const MemberNodes&)>& visit) {
+  MemberNodes nodes;
+  const std::function<void(int)> extend = [&](int used) {
+    if (nodes.size() == members) {
+      visit(nodes);
+      return;
+    }
+    for (int node = 0; node <= used; ++node) {
+      nodes.push_back(node);
+      extend(std::max(used, node + 1));
+      nodes.pop_back();
+    }
+  };
+  extend(0);
+}
+
+int countOf(const MemberNodes& nodes) {
+  return 1 + *std::max_element(nodes.begin(), nodes.end());
+}
+
+uint32_t largestOf(const MemberNodes& nodes) {
+  uint32_t largest = 0;
+  for (int node = 0; node < countOf(nodes); ++node) {
+    largest =
+        std::max(largest, static_cast<uint32_t>(std::count(nodes.begin(), nodes.end(), node)));
+  }
+  return largest;
+}
+
+// The loss of the nodes whose bits are set, by its definition.
+bool survivesLossOf(const Protection& protection, const MemberNodes& nodes, unsigned bits) {
+  std::vector<bool> lost;
+  for (const int node : nodes) {
+    lost.push_back((bits >> node & 1) != 0);
+  }
+  return protection.survives(nodes, lost);
+}
+
 TEST(Protection, NamesAreThoseOfTheSettingAndOthersAreRefused) {
-  EXPECT_EQ(Protection::named("none").name(), "none");
-  EXPECT_EQ(Protection::named("arc").name(), "arc");
+  for (const char* name : kNames) {
+    EXPECT_EQ(Protection::named(name).name(), name);
+  }
   try {
     Protection::named("raid");
     FAIL() << "accepted";
   } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "protection is 'raid'; allowed: none, arc");
+    EXPECT_STREQ(error.what(), "protection is 'raid'; allowed: none, arc, arc:2, arc:3");
   }
 }
 
 TEST(Protection, NoneSurvivesNoLostMember) {
   for (unsigned lost = 0; lost < 1u << 4; ++lost) {
-    EXPECT_EQ(Protection::named("none").survives(lostSet(lost, 4)), lost == 0) << lost;
+    EXPECT_EQ(Protection::named("none").survives(apart(4), lostSet(lost, 4)), lost == 0) << lost;
   }
 }
 
-TEST(Protection, ArcSurvivesUnlessTwoNeighboursAreLost) {
-  for (uint32_t members = 2; members <= 6; ++members) {
-    for (unsigned bits = 0; bits < 1u << members; ++bits) {
-      const std::vector<bool> lost = lostSet(bits, members);
-      bool neighbours = false;
-      for (uint32_t member = 0; member < members; ++member) {
-        neighbours = neighbours || (lost[member] && lost[(member + members - 1) % members]);
+TEST(Protection, CopiesSurviveUnlessAllHoldersOfAShardAreLost) {
+  for (uint32_t copies = 0; copies < 4; ++copies) {
+    for (uint32_t members = 2; members <= 8; ++members) {
+      for (unsigned bits = 0; bits < 1u << members; ++bits) {
+        const std::vector<bool> lost = lostSet(bits, members);
+        bool gone = false;
+        for (uint32_t member = 0; member < members; ++member) {
+          bool all = true;
+          for (uint32_t k = 0; k <= copies; ++k) {
+            all = all && lost[(member + k) % members];
+          }
+          gone = gone || all;
+        }
+        EXPECT_EQ(Protection::named(kNames[copies]).survives(apart(members), lost), !gone)
+            << bits << " of " << members;
       }
-      EXPECT_EQ(Protection::named("arc").survives(lost), !neighbours) << bits << " of " << members;
     }
   }
 }
 
 TEST(Protection, AGroupOfOneStoresItsShardOnce) {
-  EXPECT_EQ(Protection::named("arc").storedBy(0, 1), std::vector<uint32_t>({0}));
+  EXPECT_EQ(Protection::named("arc:3").placement({0}), StoredShards({{0}}));
 }
 
-// What storedBy() promises is what the table of every member holds.
-TEST(Protection, TablesHoldWhatStoredByNames) {
+TEST(Protection, NoMemberStoresMoreThanTheOthers) {
+  for (const char* name : kNames) {
+    const Protection& protection = Protection::named(name);
+    eachShape(6, [&](const MemberNodes& nodes) {
+      const StoredShards stored = protection.placement(nodes);
+      for (uint32_t member = 0; member < stored.size(); ++member) {
+        ASSERT_EQ(stored[member].size(), 1 + protection.furtherShards());
+        ASSERT_EQ(stored[member].front(), member) << "its own shard comes first";
+        const std::vector<uint32_t> shards = sorted(stored[member]);
+        ASSERT_EQ(std::adjacent_find(shards.begin(), shards.end()), shards.end());
+      }
+    });
+  }
+}
+
+// What the protection says that it survives is what every loss of nodes shows.
+TEST(Protection, SurvivalIsThatOfEveryLossOfNodes) {
+  for (const char* name : kNames) {
+    const Protection& protection = Protection::named(name);
+    for (uint32_t members = 1; members <= 8; ++members) {
+      eachShape(members, [&](const MemberNodes& nodes) {
+        const Survival claimed = protection.survival(nodes);
+        uint32_t survived = static_cast<uint32_t>(countOf(nodes));
+        for (unsigned bits = 1; bits < 1u << countOf(nodes); ++bits) {
+          if (!survivesLossOf(protection, nodes, bits)) {
+            survived = std::min(survived, static_cast<uint32_t>(std::popcount(bits)) - 1);
+          }
+        }
+        ASSERT_EQ(claimed.nodes, survived) << name << ", " << testing::PrintToString(nodes);
+        unsigned weakest = 0;
+        for (const uint32_t member : claimed.weakest) {
+          weakest |= 1u << nodes[member];
+        }
+        ASSERT_EQ(static_cast<uint32_t>(std::popcount(weakest)), survived + 1);
+        ASSERT_FALSE(survivesLossOf(protection, nodes, weakest));
+      });
+    }
+  }
+}
+
+// A ring with k + 1 successive members on nodes of their own exists if no node has more than a
+// (k + 1)th of the members.
+TEST(Protection, KCopiesSurviveKNodesWhereverARingAllowsIt) {
+  for (uint32_t copies = 1; copies < 4; ++copies) {
+    for (uint32_t members = 2; members <= 8; ++members) {
+      eachShape(members, [&](const MemberNodes& nodes) {
+        const uint32_t survived = Protection::named(kNames[copies]).survival(nodes).nodes;
+        if (largestOf(nodes) * (copies + 1) <= members) {
+          ASSERT_EQ(survived, copies) << testing::PrintToString(nodes);
+        } else {
+          ASSERT_LT(survived, copies) << testing::PrintToString(nodes);
+        }
+      });
+    }
+  }
+}
+
+TEST(Ring, NodesOfManyRanksTakeTurns) {
+  EXPECT_EQ(ringOf({0, 0, 1, 1}), std::vector<uint32_t>({0, 2, 1, 3}));
+  EXPECT_EQ(ringOf({7, 7, 7}), std::vector<uint32_t>({0, 1, 2})) << "one node: ascending";
+  EXPECT_EQ(ringOf({3, 2, 1, 0}), std::vector<uint32_t>({0, 1, 2, 3})) << "one rank a node";
+  EXPECT_TRUE(ringOf({}).empty());
+}
+
+TEST(Ring, MembersOfANodeLieAWidthApart) {
+  for (uint32_t members = 2; members <= 9; ++members) {
+    eachShape(members, [&](const MemberNodes& nodes) {
+      const std::vector<uint32_t> ring = ringOf(nodes);
+      ASSERT_EQ(sorted(ring), sorted(ringOf(apart(members)))) << "a permutation";
+      const uint32_t width = members / largestOf(nodes);
+      for (uint32_t at = 0; at < members; ++at) {
+        for (uint32_t k = 1; k < width; ++k) {
+          ASSERT_NE(nodes[ring[at]], nodes[ring[(at + k) % members]])
+              << testing::PrintToString(nodes);
+        }
+      }
+    });
+  }
+}
+
+// What placement() promises is what the table of every member holds.
+TEST(Protection, TablesHoldWhatPlacementNames) {
   constexpr uint32_t kMembers = 5;
   const GroupInfo group{"g", {0, 1, 2, 3, 4}};
-  for (const char* name : {"none", "arc"}) {
-    const Protection& protection = Protection::named(name);
+  for (const char* name : kNames) {
+    const StoredShards stored = Protection::named(name).placement({0, 0, 1, 1, 2});
     for (uint32_t member = 0; member < kMembers; ++member) {
       const SnapshotTable table =
           buildTable(static_cast<int>(member), kMembers, {{"r", "uint8", {64}, 640, 10, 0, false}},
-                     {group}, name, protection.furtherShards(), 4096);
-      EXPECT_EQ(table.shardsOf(0), protection.storedBy(member, kMembers)) << name << " " << member;
+                     {group}, name, {stored[member]}, 4096);
+      EXPECT_EQ(table.shardsOf(0), sorted(stored[member])) << name << " " << member;
     }
   }
 }

@@ -223,8 +223,14 @@ class Job {
       made.digests.push_back(belief.contents[g]);
     }
     const Protection& protection = Protection::named(belief.protection);
+    std::vector<std::vector<uint32_t>> held;
+    for (const GroupInfo& group : groups) {
+      const auto self = std::find(group.ranks.begin(), group.ranks.end(), rank);
+      held.push_back(protection.placement(
+          MemberNodes(group.ranks.size()))[static_cast<size_t>(self - group.ranks.begin())]);
+    }
     made.table = buildTable(rank, world_, std::move(regions), std::move(groups), belief.protection,
-                            protection.furtherShards(), 64);
+                            held, 64);
     return made;
   }
 

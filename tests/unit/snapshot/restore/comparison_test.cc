@@ -30,7 +30,7 @@ class ComparisonTest : public ::testing::Test {
       const uint64_t bytes = memory_[i].size();
       infos.push_back({name(i), "uint8", {static_cast<int64_t>(bytes)}, bytes, 1, -1, false});
     }
-    table_ = buildTable(0, 1, infos, {}, "none", 0, kChunk);
+    table_ = buildTable(0, 1, infos, {}, "none", {}, kChunk);
     const std::string json = table_.toJson();
     const uint64_t chunks = (table_.payload_bytes + kChunk - 1) / kChunk;
     vault_ = Vault::create({"job", 0, 1}, 2, 64);

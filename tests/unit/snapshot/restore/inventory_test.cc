@@ -136,7 +136,7 @@ class SummarizeVerified : public testing::Test {
     table_ = buildTable(0, 2,
                         {{"shared", "uint8", {4 * kChunk}, 4 * kChunk, kChunk, 0, false},
                          {"mine", "uint8", {kChunk}, kChunk, kChunk, -1}},
-                        {{"g", {0, 1}}}, "arc", 1, kChunk);
+                        {{"g", {0, 1}}}, "arc", {{0, 1}}, kChunk);
     const std::string json = table_.toJson();
     const uint64_t chunks = table_.payload_bytes / kChunk;
     vault_->reserveSlot(0, json.size(), 100, chunks, table_.payload_bytes);

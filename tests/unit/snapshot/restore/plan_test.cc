@@ -41,6 +41,11 @@ std::vector<std::vector<int>> holdersOf(const RestorePlan& plan, const std::stri
   return holders;
 }
 
+std::vector<uint32_t> sorted(std::vector<uint32_t> shards) {
+  std::sort(shards.begin(), shards.end());
+  return shards;
+}
+
 // A second group of each rank: the even or the odd ranks.
 void addTeams(std::vector<VaultSummary>& vaults, int world) {
   for (int parity = 0; parity < 2; ++parity) {
@@ -53,7 +58,7 @@ void addTeams(std::vector<VaultSummary>& vaults, int world) {
     for (uint32_t member = 0; member < members; ++member) {
       const auto rank = static_cast<size_t>(team.ranks[member]);
       vaults[rank].slots.back().groups.push_back(
-          {shared, Protection::named("arc").storedBy(member, members), 7});
+          {shared, sorted(Protection::named("arc").placement(MemberNodes(members))[member]), 7});
     }
   }
 }
@@ -284,7 +289,8 @@ TEST(PlanRestore, RefusesAProtectionThatThisVersionDoesNotKnow) {
   vaults[0].slots[0].protection = "raid";
   const RestoreDecision result = planRestore(vaults, {2, 2});
   EXPECT_FALSE(result.plan);
-  EXPECT_EQ(result.rejected.at(0), "step 11: group g: protection is 'raid'; allowed: none, arc");
+  EXPECT_EQ(result.rejected.at(0),
+            "step 11: group g: protection is 'raid'; allowed: none, arc, arc:2, arc:3");
 }
 
 TEST(PlanRestore, ShardsWithoutBytesNeedNoVault) {

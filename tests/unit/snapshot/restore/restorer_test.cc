@@ -79,10 +79,23 @@ struct SmallJob {
       infos.push_back({"of all", "uint8", {60, 96}, of_all.size(), 96, 1, false});
       tables.push_back(buildTable(rank, shape.world, infos,
                                   {{"g" + std::to_string(g), groups[g]}, {"h", ranks}}, protection,
-                                  Protection::named(protection).furtherShards(), kChunk));
+                                  {heldBy(rank, groups[g]), heldBy(rank, ranks)}, kChunk));
       contents.push_back(std::move(values));
       vaults.push_back(seal(rank));
     }
+  }
+
+  MemberNodes nodesOf(const std::vector<int>& group) const {
+    MemberNodes nodes;
+    for (const int rank : group) {
+      nodes.push_back(shape.nodeOf(rank));
+    }
+    return nodes;
+  }
+
+  std::vector<uint32_t> heldBy(int rank, const std::vector<int>& group) const {
+    const auto self = std::find(group.begin(), group.end(), rank) - group.begin();
+    return Protection::named(protection).placement(nodesOf(group))[static_cast<size_t>(self)];
   }
 
   static Bytes randomBytes(uint64_t size, std::mt19937_64& random) {
@@ -133,7 +146,7 @@ struct SmallJob {
   // A rank comes back if every shard of its groups does and a rank of the same groups is left;
   // private parts of lost ranks are their donors'.
   bool comesBack(const std::vector<bool>& lost) const {
-    if (!Protection::named(protection).survives(lost)) {  // the group of all
+    if (!Protection::named(protection).survives(shape.node_of, lost)) {  // the group of all
       return false;
     }
     for (const std::vector<int>& group : groups) {
@@ -141,7 +154,7 @@ struct SmallJob {
       for (const int rank : group) {
         members.push_back(lost[static_cast<size_t>(rank)]);
       }
-      if (!Protection::named(protection).survives(members)) {
+      if (!Protection::named(protection).survives(nodesOf(group), members)) {
         return false;
       }
     }
@@ -215,7 +228,7 @@ std::vector<std::vector<Bytes>> restoreAll(const SmallJob& job, const RestorePla
 // survives, and then every rank has every byte again.
 TEST(Restorer, EverySurvivableLossComesBackBitForBitAndNoOtherIsPlanned) {
   std::mt19937_64 random(3);
-  for (const char* protection : {"none", "arc"}) {
+  for (const char* protection : {"none", "arc", "arc:2"}) {
     for (const JobShape& shape :
          {JobShape{1, 1}, JobShape{2, 1}, JobShape{4, 2}, JobShape{5, 2}, JobShape{6, 3}}) {
       const SmallJob job(shape, protection, random);

@@ -14,7 +14,7 @@ SnapshotTable tableOf(int rank, const std::vector<int>& members, int own_regions
   }
   regions.push_back({"o0.p0", "float32", {4, 2}, 32, 8, 0, false});
   regions.push_back({"o0.p1", "float32", {2}, 8, 4, 0, false});
-  return buildTable(rank, 4, std::move(regions), {{"g", members}}, "none", 0, 64);
+  return buildTable(rank, 4, std::move(regions), {{"g", members}}, "none", {}, 64);
 }
 
 uint64_t part(const SnapshotTable& table, uint64_t digest = 9) {

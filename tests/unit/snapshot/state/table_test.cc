@@ -144,16 +144,26 @@ std::vector<ShardRange> held(const SnapshotTable& table, int32_t group, uint32_t
   return result;
 }
 
-TEST(BuildTable, KeepsOwnShardAndTheNextMembersCopies) {
+// Shards of a member and of those after it.
+std::vector<uint32_t> successive(int member, int members, uint32_t copies) {
+  std::vector<uint32_t> shards;
+  for (uint32_t k = 0; k <= copies && k < static_cast<uint32_t>(members); ++k) {
+    shards.push_back((static_cast<uint32_t>(member) + k) % static_cast<uint32_t>(members));
+  }
+  return shards;
+}
+
+TEST(BuildTable, HoldsTheShardsItIsAskedFor) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 500; ++round) {
     const auto regions = randomRegions(random, 2);
     const int members = 1 + static_cast<int>(random() % 5);
     const uint32_t copies = random() % 3;
     for (int rank = 0; rank < members; ++rank) {
+      const std::vector<uint32_t> shards = successive(rank, members, copies);
       const SnapshotTable table =
           buildTable(rank, members, regions, {groupOf(members, "a"), groupOf(members, "b")}, "arc",
-                     copies, kChunk);
+                     {shards, shards}, kChunk);
       for (int32_t group = 0; group < 2; ++group) {
         for (uint32_t shard = 0; shard < static_cast<uint32_t>(members); ++shard) {
           const uint32_t distance =
@@ -178,7 +188,7 @@ TEST(BuildTable, PutsEarlyPiecesFirstInWholeChunksAndNeverOverlaps) {
   std::mt19937_64 random(4);
   for (int round = 0; round < 2000; ++round) {
     const SnapshotTable table =
-        buildTable(1, 3, randomRegions(random, 1), {groupOf(3)}, "arc", 1, kChunk);
+        buildTable(1, 3, randomRegions(random, 1), {groupOf(3)}, "arc", {{1, 2}}, kChunk);
     ASSERT_EQ(table.early_bytes % kChunk, 0u);
     ASSERT_LE(table.early_bytes, table.payload_bytes);
     uint64_t end = 0;
@@ -198,27 +208,29 @@ TEST(BuildTable, PutsEarlyPiecesFirstInWholeChunksAndNeverOverlaps) {
 
 TEST(BuildTable, TakesPrivateRegionsWhole) {
   const SnapshotTable table =
-      buildTable(0, 2, {region("mine", 3, 5, -1)}, {groupOf(2)}, "none", 0, kChunk);
+      buildTable(0, 2, {region("mine", 3, 5, -1)}, {groupOf(2)}, "none", {}, kChunk);
   ASSERT_EQ(table.pieces.size(), 1u);
   EXPECT_EQ(table.pieces[0].end - table.pieces[0].begin, 15u);
 }
 
 TEST(BuildTable, RejectsWhatAReaderWouldReject) {
-  EXPECT_THROW(buildTable(0, 2, {}, {}, "none", 0, 100), InvalidArgument);
-  EXPECT_THROW(buildTable(0, 2, {}, {}, "none", 0, 0), InvalidArgument);
-  EXPECT_THROW(buildTable(0, 2, {region("r", 1, 1, 0)}, {}, "none", 0, kChunk), InvalidArgument);
-  EXPECT_THROW(buildTable(0, 2, {region("r", 1, 1, -2)}, {}, "none", 0, kChunk), InvalidArgument);
-  EXPECT_THROW(buildTable(5, 6, {}, {groupOf(3)}, "none", 0, kChunk), InvalidArgument);
+  EXPECT_THROW(buildTable(0, 2, {}, {}, "none", {}, 100), InvalidArgument);
+  EXPECT_THROW(buildTable(0, 2, {}, {}, "none", {}, 0), InvalidArgument);
+  EXPECT_THROW(buildTable(0, 2, {region("r", 1, 1, 0)}, {}, "none", {}, kChunk), InvalidArgument);
+  EXPECT_THROW(buildTable(0, 2, {region("r", 1, 1, -2)}, {}, "none", {}, kChunk), InvalidArgument);
+  EXPECT_THROW(buildTable(5, 6, {}, {groupOf(3)}, "none", {}, kChunk), InvalidArgument);
+  EXPECT_THROW(buildTable(0, 3, {}, {groupOf(3)}, "arc", {{0, 3}}, kChunk), InvalidArgument);
+  EXPECT_THROW(buildTable(0, 3, {}, {groupOf(3)}, "arc", {{0}, {0}}, kChunk), InvalidArgument);
   RegionInfo wide = region("empty", 0, 1, -1);
   wide.row_bytes = 16;
-  EXPECT_THROW(buildTable(0, 2, {wide}, {}, "none", 0, kChunk), InvalidArgument);
+  EXPECT_THROW(buildTable(0, 2, {wide}, {}, "none", {}, kChunk), InvalidArgument);
 }
 
 TEST(SnapshotTable, JsonRoundTripKeepsEverything) {
   std::mt19937_64 random(5);
   for (int round = 0; round < 300; ++round) {
     const SnapshotTable table =
-        buildTable(2, 3, randomRegions(random, 1), {groupOf(3)}, "arc", 1, kChunk);
+        buildTable(2, 3, randomRegions(random, 1), {groupOf(3)}, "arc", {{2, 0}}, kChunk);
     const SnapshotTable again = SnapshotTable::fromJson(table.toJson());
     ASSERT_EQ(again.toJson(), table.toJson());
     ASSERT_EQ(again.shardsOf(0), table.shardsOf(0));
@@ -228,7 +240,7 @@ TEST(SnapshotTable, JsonRoundTripKeepsEverything) {
 
 TEST(SnapshotTable, NamesWithInvalidUtf8DoNotThrow) {
   const SnapshotTable table =
-      buildTable(0, 1, {region("\xff\xfe", 1, 1, -1)}, {}, "none", 0, kChunk);
+      buildTable(0, 1, {region("\xff\xfe", 1, 1, -1)}, {}, "none", {}, kChunk);
   EXPECT_NO_THROW(SnapshotTable::fromJson(table.toJson()));
 }
 
@@ -236,7 +248,7 @@ TEST(SnapshotTable, AShardWithoutRowsIsEmptyAndHeldByNobody) {
   size_t held = 0;
   for (int rank = 0; rank < 4; ++rank) {
     RegionInfo whole = region("w", 1, 8, 0);
-    const SnapshotTable table = buildTable(rank, 4, {whole}, {groupOf(4)}, "none", 0, kChunk);
+    const SnapshotTable table = buildTable(rank, 4, {whole}, {groupOf(4)}, "none", {}, kChunk);
     EXPECT_EQ(table.emptyShardsOf(0).size(), 3u) << "the one row lies in one shard";
     held += table.shardsOf(0).size();
   }
@@ -246,7 +258,7 @@ TEST(SnapshotTable, AShardWithoutRowsIsEmptyAndHeldByNobody) {
 TEST(SnapshotTable, ShardsOfIgnoresAShardWithAMissingPiece) {
   SnapshotTable table =
       buildTable(0, 2, {region("a", 4, 64, 0), region("b", 4, 64, 0), region("c", 8, 64, 0)},
-                 {groupOf(2)}, "none", 0, kChunk);
+                 {groupOf(2)}, "none", {}, kChunk);
   ASSERT_EQ(table.shardsOf(0), std::vector<uint32_t>({0}));
   table.pieces.erase(table.pieces.begin());
   EXPECT_EQ(table.shardsOf(0), std::vector<uint32_t>());
@@ -255,7 +267,7 @@ TEST(SnapshotTable, ShardsOfIgnoresAShardWithAMissingPiece) {
 class TableJson : public testing::Test {
  protected:
   Json json = Json::parse(buildTable(0, 2, {region("a", 8, 64, 0), region("b", 3, 5, -1, true)},
-                                     {groupOf(2)}, "arc", 1, kChunk)
+                                     {groupOf(2)}, "arc", {{0, 1}}, kChunk)
                               .toJson());
   void expectCorrupt(const std::string& what) {
     EXPECT_THROW(SnapshotTable::fromJson(json.dump()), Corruption) << what;

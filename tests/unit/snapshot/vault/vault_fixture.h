@@ -54,7 +54,7 @@ class VaultTest : public testing::TestWithParam<bool> {
     return buildTable(
         1, 4,
         {{"w", "uint8", {static_cast<int64_t>(bytes)}, bytes, bytes == 0 ? 0u : 1u, -1, false}}, {},
-        "none", 0, kChunk);
+        "none", {}, kChunk);
   }
 
   // Seals `step` with a payload of `fill` bytes.
