@@ -46,6 +46,8 @@ constexpr int64_t kTickNs = kSecond / 4;
 constexpr int64_t kAfterByeNs = 30 * kSecond;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
 constexpr int64_t kFirstWaitNs = 30 * kSecond;
+// For the ranks that a living launcher may start again.
+constexpr int64_t kLauncherNs = 3600 * kSecond;
 
 Investigation::Settings settingsOf(const AgentOptions& options) {
   Investigation::Settings settings;
@@ -202,7 +204,10 @@ std::optional<Agent::End> Agent::end() {
   if (empty_since_ns_ == 0) {
     empty_since_ns_ = now;
   }
-  if (now - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
+  // A launcher that starts the ranks again may take longer than REFT_AGENT_LINGER_SEC, and so may
+  // what a script does before it connects.
+  const bool awaited = ranks_.mayComeBack() && now - empty_since_ns_ < kLauncherNs;
+  if (!awaited && now - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
     return End::kAbandoned;
   }
   return std::nullopt;
@@ -323,7 +328,7 @@ void Agent::joined(RankState& rank, uint64_t old_connection) {
     old->drop();
   }
   if (!rank.hello.secret.empty()) {
-    place_.ownsSecret(rank.hello.secret);
+    place_.usesSecret(rank.hello.secret);
   }
   std::erase_if(pidfd_ranks_, [&](const auto& entry) { return entry.second == rank.hello.rank; });
   if (rank.pidfd) {

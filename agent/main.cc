@@ -115,10 +115,13 @@ int main(int argc, char** argv) {
     if (std::getenv("REFT_LOG") == nullptr) {
       reft::configureLog("info");
     }
-    rlimit files{};
-    if (::getrlimit(RLIMIT_NOFILE, &files) == 0) {
-      files.rlim_cur = files.rlim_max;
-      ::setrlimit(RLIMIT_NOFILE, &files);
+    // It holds the connections of all ranks of the node, and maps their vaults.
+    for (const auto what : {RLIMIT_NOFILE, RLIMIT_AS}) {
+      rlimit limit{};
+      if (::getrlimit(what, &limit) == 0) {
+        limit.rlim_cur = limit.rlim_max;
+        ::setrlimit(what, &limit);
+      }
     }
     if (!command.test_clock.empty()) {
       const reft::agent::TestClock clock(command.test_clock);

@@ -16,6 +16,7 @@
 
 #include "agent/daemon.h"
 #include "agent/hang/investigation_runner.h"
+#include "intercept/base/clock.h"
 #include "intercept/base/error.h"
 #include "intercept/base/hash.h"
 #include "intercept/base/log.h"
@@ -29,6 +30,10 @@ constexpr int kBacklog = 1024;
 constexpr int kKnocks = 16;  // that wait, and that are answered at a time
 constexpr char kSocket[] = "agent.sock";
 constexpr char kLock[] = "agent.lock";
+
+int64_t nanoseconds(const timespec& time) {
+  return int64_t{time.tv_sec} * kSecond + time.tv_nsec;
+}
 
 // The socket in the directory `at`, for paths of any length.
 UnixAddress socketIn(const UniqueFd& at) {
@@ -296,9 +301,20 @@ void RunPlace::answerKnocks() {
   }
 }
 
+// Ranks touch the file before they come.
+void RunPlace::usesSecret(const std::string& name) {
+  struct timespec now {};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  secrets_[name] = nanoseconds(now);
+}
+
 void RunPlace::removeTraces() {
-  for (const auto& name : secrets_) {
-    ::unlink((options_.run_dir + "/secrets/" + name).c_str());
+  for (const auto& [name, used_ns] : secrets_) {
+    const std::string file = options_.run_dir + "/secrets/" + name;
+    struct stat info {};
+    if (::lstat(file.c_str(), &info) == 0 && nanoseconds(info.st_mtim) <= used_ns) {
+      ::unlink(file.c_str());
+    }
   }
   ::rmdir((options_.run_dir + "/secrets").c_str());  // as long as another job has one, it stays
   clear(directory_.get(), options_.run_dir, socket_inode_);

@@ -11,7 +11,7 @@
 #pragma once
 
 #include <cstdint>
-#include <set>
+#include <map>
 #include <string>
 
 #include "agent/options.h"
@@ -47,8 +47,9 @@ class RunPlace {
   Kept keep();
   // Accepts and closes what knocks.
   void answerKnocks();
-  // The secret of the job, the file secrets/`name` in the run directory, goes with the job.
-  void ownsSecret(const std::string& name) { secrets_.insert(name); }
+  // A rank has come with the secret secrets/`name` of the run directory. The file goes with the
+  // job, unless a rank of another job has used it later: two jobs may derive one name.
+  void usesSecret(const std::string& name);
   // Removes what is still this agent's, the lock last. Hang reports stay for people to read, and
   // the log beside them.
   void removeTraces();
@@ -67,7 +68,7 @@ class RunPlace {
   const std::string wanted_run_dir_;
   Owner (*const ask_)(const UnixAddress&);
   UniqueFd claim_, directory_, lock_, listener_;
-  std::set<std::string> secrets_;
+  std::map<std::string, int64_t> secrets_;  // by name: when used last, ns since the epoch
   uint64_t socket_inode_ = 0;
   uint64_t fence_ = 0;
   bool lost_ = false;

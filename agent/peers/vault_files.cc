@@ -6,10 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <thread>
 #include <utility>
 
 #include "agent/peers/messages.h"
@@ -25,6 +28,8 @@ namespace {
 
 constexpr std::string_view kOfWorld = "-of-";
 constexpr int64_t kTouchNs = 60 * kSecond;
+constexpr int kLockTries = 200;
+constexpr std::chrono::milliseconds kLockPause{10};
 
 std::optional<int> numberOf(std::string_view digits) {
   int number = -1;
@@ -99,14 +104,32 @@ bool VaultFiles::open() {
     }
     return false;
   }
-  ::flock(fd.get(), LOCK_SH | LOCK_NB);
   folder_ = std::move(fd);
+  locked_ = false;
   return true;
+}
+
+// Only `reft gc` has the lock for itself, and only while it looks and deletes.
+bool VaultFiles::lock() {
+  locked_ = locked_ || ::flock(folder_.get(), LOCK_SH | LOCK_NB) == 0;
+  return locked_;
+}
+
+bool VaultFiles::awaitLock() {
+  for (int i = 0; i < kLockTries && !lock() && errno == EWOULDBLOCK; ++i) {
+    std::this_thread::sleep_for(kLockPause);
+  }
+  // Without locks (some network file systems), age alone tells `reft gc` that a job is dead.
+  return locked_ || errno != EWOULDBLOCK;
 }
 
 std::vector<VaultFiles::Found> VaultFiles::find() {
   std::vector<Found> found;
   if (!open()) {
+    return found;
+  }
+  if (!awaitLock()) {
+    logWarn("agent", "vault files in ", folder(), " are left alone: another process locks them");
     return found;
   }
   const int again = ::openat(folder_.get(), ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -149,6 +172,9 @@ void VaultFiles::tend(int64_t now_ns) {
   if (!vault_dir_.empty() && (touched_ns_ == 0 || now_ns - touched_ns_ >= kTouchNs) && open()) {
     touched_ns_ = now_ns;
     ::futimens(folder_.get(), nullptr);
+  }
+  if (folder_) {
+    lock();
   }
 }
 

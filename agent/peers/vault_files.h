@@ -45,10 +45,13 @@ class VaultFiles {
   std::string folder() const { return vault_dir_ + "/" + job_; }
   // Opens the folder if it is there and safe. False if not.
   bool open();
+  bool lock();
+  bool awaitLock();
   void consider(const std::string& name, std::vector<Found>& found);
 
   std::string job_, vault_dir_;
-  UniqueFd folder_;  // with the shared lock
+  UniqueFd folder_;
+  bool locked_ = false;  // folder_ has the shared lock
   bool refused_ = false;
   int64_t touched_ns_ = 0;
 };

@@ -115,7 +115,8 @@ namespace reft {
     "before the restart and how long a restore takes. If it would take longer, reft prints that " \
     "the resume is not verified.") \
   X(agent_linger_sec, "REFT_AGENT_LINGER_SEC", kSeconds, "60", "0..86400", \
-    "How long the agent keeps the vaults after all ranks are gone without a clean end.") \
+    "How long the agent keeps the vaults after all ranks are gone without a clean end. While a " \
+    "launcher lives that would start the ranks again, up to one hour.") \
   X(agent_path, "REFT_AGENT_PATH", kText, "", "an executable", \
     "The agent to start. Default: the one in the package.") \
   X(metrics_port, "REFT_METRICS_PORT", kInt, "0", "0..65535", \

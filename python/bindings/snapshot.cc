@@ -241,6 +241,8 @@ void bindRank(py::module_& module) {
       .def(
           "end_point", [](Rank& self) { self.engine().endPoint(); }, unlocked)
       .def_property_readonly("cadence", &cadence)
+      .def_property_readonly("vault_lost",
+                             [](const Rank& self) { return self.vault().lostPages(); })
       .def(
           "set_restore_ns",
           [](Rank& self, uint64_t value) { self.vault().stats().restore_ns.store(value); },

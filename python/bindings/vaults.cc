@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <string>
 
@@ -136,6 +137,20 @@ std::string placeProblem(const std::string& path) {
   return vaultPlaceProblem(place.get());
 }
 
+// The directory may not exist yet: then it will be where its parent is.
+bool willBeInMemory(std::string path) {
+  for (;;) {
+    const UniqueFd place(::open(path.c_str(), O_PATH | O_CLOEXEC));
+    const size_t slash = path.find_last_not_of('/') == path.npos
+                             ? path.npos
+                             : path.rfind('/', path.find_last_not_of('/'));
+    if (place || slash == path.npos) {
+      return isInMemory(place.get());
+    }
+    path.resize(std::max<size_t>(slash, 1));
+  }
+}
+
 }  // namespace
 
 void bindVaults(py::module_& module) {
@@ -144,6 +159,9 @@ void bindVaults(py::module_& module) {
   module.def(
       "vault_place_problem", &placeProblem, py::arg("path"),
       "Why a vault cannot be in the directory `path`: 'is on btrfs, where …'; '' if it can.");
+  module.def(
+      "is_in_memory", &willBeInMemory, py::arg("path"),
+      "Whether files in the directory `path`, which may not exist yet, are in memory (tmpfs).");
   module.def("read_slot", &readSlot, py::arg("fd"), py::arg("slot"), py::arg("step"),
              py::arg("incarnation"),
              "(name, dtype, shape, bytes, [(begin, contents)]) of each region of a sealed slot.");

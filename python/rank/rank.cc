@@ -167,8 +167,12 @@ EngineOptions Rank::engineOptions(const Start& start) const {
         from.alarm.count() / 4;  // rare snapshots are no reason for an alarm
   }
   options.control_every = from.control_every;
-  options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()] {
-    return OpLogReader(area, bytes).opsBegun();
+  options.ops_begun = [area = vault_->opLogArea(), bytes = vault_->opLogBytes()]() -> uint64_t {
+    try {
+      return OpLogReader(area, bytes).opsBegun();
+    } catch (const Corruption&) {
+      return 0;  // the disk under the vault has failed
+    }
   };
   options.on_alarm = [rank = identity_.rank, limit = from.alarm](bool unprotected) {
     sayAlarm(rank, limit, unprotected);

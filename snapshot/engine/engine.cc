@@ -279,6 +279,10 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
 bool SnapshotEngine::prepareSlot(const CaptureInput& input, const SnapshotJob::Place& place) {
   const auto slot = static_cast<uint32_t>(place.slot);
   const SnapshotPlan& plan = *place.plan;
+  if (vault_.lostPages()) {
+    telemetry_.failed("the disk under REFT_VAULT_DIR has failed");
+    return false;
+  }
   uint64_t object_bytes = input.objects.size();
   if (object_bytes > vault_.objectCapacity(slot)) {
     // The whole slot moves, so small state that grows a little every step must not do this every
@@ -489,12 +493,12 @@ bool SnapshotEngine::settleWithin(std::chrono::nanoseconds most) {
 
 void SnapshotEngine::finish(SnapshotJob& job) {
   const uint64_t finishing = telemetry_.finishing(job.step, clock_.nowNs());
-  const bool whole = !job.failed();
+  const bool whole = !job.failed() && !vault_.lostPages();
   if (whole) {
     job.verify.compareSamples(vault_.payload(job.slot));
   }
   const std::vector<uint32_t> late = job.verify.late();
-  const bool good = whole && late.empty();
+  bool good = whole && late.empty();
   wire::Ballot ballot{};
   ballot.step = job.step;
   ballot.yes = good ? 1 : 0;
@@ -508,6 +512,11 @@ void SnapshotEngine::finish(SnapshotJob& job) {
     vault_.sealSlot(job.slot, job.group_digests, clock_.nowNs());
     telemetry_.sealed(job.step);
     faultPoint(FaultPoint::after_seal, job.step);
+    good = !vault_.lostPages();  // what was sealed is in the file, too
+    if (!good) {
+      ballot.yes = 0;
+      vault_.clearSlot(job.slot);
+    }
   } else {
     vault_.clearSlot(job.slot);
     const bool lost = job.verify.anyLost();

@@ -8,6 +8,8 @@
 #include <array>
 #include <csignal>
 
+#include "snapshot/vault/mapping.h"
+
 namespace reft {
 
 #if defined(__x86_64__)
@@ -91,6 +93,9 @@ void passOn(const Handled& known, siginfo_t* info, void* context) {
 }
 
 void onFault(int signal, siginfo_t* info, void* context) {
+  if (signal == SIGBUS && info->si_code == BUS_ADRERR && replaceLostPage(info->si_addr)) {
+    return;  // the disk under a vault has failed: the engine sees that, and training goes on
+  }
   greg_t& at = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP];
   if (isOwnFault(*info) && at == reinterpret_cast<greg_t>(&reftGuardedCopyLoads)) {
     at = reinterpret_cast<greg_t>(&reftGuardedCopyEnds);
@@ -129,9 +134,10 @@ bool isOurs(int signal) {
 }  // namespace
 
 bool isGuarded() {
-  static const bool set = isFast() && setHandlers();
+  static const bool set = setHandlers();
+  static const bool fast = isFast();
   sigset_t blocked;
-  return set && isOurs(SIGSEGV) && isOurs(SIGBUS) &&
+  return set && fast && isOurs(SIGSEGV) && isOurs(SIGBUS) &&
          ::pthread_sigmask(SIG_SETMASK, nullptr, &blocked) == 0 &&
          ::sigismember(&blocked, SIGSEGV) == 0 && ::sigismember(&blocked, SIGBUS) == 0;
 }

@@ -1,8 +1,9 @@
 // Copies memory of this process that may vanish meanwhile, by loads.
 //
 // A load of a page that is not there raises SIGSEGV or SIGBUS. reft's handler knows the one
-// instruction that loads, and continues behind it: the copy ends there. Every other signal goes on
-// to the handler that was there before, or ends the process as before. A library that sets a
+// instruction that loads, and continues behind it: the copy ends there. It also puts pages of zeros
+// where the disk under a vault has lost some (mapping.h). Every other signal goes on to the handler
+// that was there before, or ends the process as before. A library that sets a
 // handler of its own later has the signal for itself: then, where a thread blocks the signal, and
 // on processors that copy single bytes with that instruction, isGuarded() says no, and
 // live_reader.h lets the kernel copy.

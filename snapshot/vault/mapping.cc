@@ -25,47 +25,46 @@ namespace {
 
 constexpr uint64_t kPart = uint64_t{64} << 20;  // that is taken at once
 
-// Where Mappings are, for replaceLostPage(). One that finds no place is not protected.
-struct Place {
-  std::atomic<uintptr_t> begin{0};  // 0: free; 1: being filled in
-  std::atomic<uintptr_t> end{0};
-};
-std::array<Place, 4096> places;
 const auto page_bytes = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-
-void note(uintptr_t begin, uint64_t bytes) noexcept {
-  for (Place& place : places) {
-    uintptr_t none = 0;
-    if (place.begin.load(std::memory_order_relaxed) == 0 &&
-        place.begin.compare_exchange_strong(none, 1)) {
-      place.end = begin + bytes;
-      place.begin = begin;
-      return;
-    }
-  }
-}
-
-void forget(uintptr_t begin) noexcept {
-  for (Place& place : places) {
-    if (place.begin.load(std::memory_order_relaxed) == begin) {
-      place.end = 0;
-      place.begin = 0;
-      return;
-    }
-  }
-}
 
 }  // namespace
 
+// Where a Mapping is, for replaceLostPage(). One that finds no place is not protected.
+struct Mapping::Place {
+  std::atomic<uintptr_t> begin{0};  // 0: free; 1: being filled in
+  std::atomic<uintptr_t> end{0};
+  std::atomic<bool> lost{false};
+
+  static std::array<Place, 4096> all;
+  static Place* take(uintptr_t begin, uint64_t bytes) noexcept;
+};
+
+std::array<Mapping::Place, 4096> Mapping::Place::all;
+
+Mapping::Place* Mapping::Place::take(uintptr_t begin, uint64_t bytes) noexcept {
+  for (Place& place : all) {
+    uintptr_t none = 0;
+    if (place.begin.load(std::memory_order_relaxed) == 0 &&
+        place.begin.compare_exchange_strong(none, 1)) {
+      place.lost = false;
+      place.end = begin + bytes;
+      place.begin = begin;
+      return &place;
+    }
+  }
+  return nullptr;
+}
+
 bool replaceLostPage(const void* address) noexcept {
   const auto at = reinterpret_cast<uintptr_t>(address);
-  for (const Place& place : places) {
+  for (Mapping::Place& place : Mapping::Place::all) {
     const uintptr_t begin = place.begin;
     if (begin > 1 && at >= begin && at < place.end) {
       const int saved = errno;
       void* page = ::mmap(reinterpret_cast<void*>(at / page_bytes * page_bytes), page_bytes,
                           PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
       errno = saved;
+      place.lost = true;
       return page != MAP_FAILED;
     }
   }
@@ -87,25 +86,35 @@ Mapping::Mapping(int fd, uint64_t offset, uint64_t bytes, bool writable) : bytes
     throw SystemError("mapping " + std::to_string(bytes) + " bytes of a vault");
   }
   data_ = static_cast<std::byte*>(address);
-  note(reinterpret_cast<uintptr_t>(address), bytes);
+  place_ = Place::take(reinterpret_cast<uintptr_t>(address), bytes);
   // A core dump of a rank or an agent would contain the whole model. Kernels that cannot are old.
   ::madvise(address, bytes, MADV_DONTDUMP);
 }
 
 Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      place_(std::exchange(other.place_, nullptr)) {}
 
 Mapping& Mapping::operator=(Mapping&& other) noexcept {
   std::swap(data_, other.data_);
   std::swap(bytes_, other.bytes_);
+  std::swap(place_, other.place_);
   return *this;
 }
 
 Mapping::~Mapping() {
   if (data_ != nullptr) {
-    forget(reinterpret_cast<uintptr_t>(data_));
+    if (place_ != nullptr) {
+      place_->end = 0;
+      place_->begin = 0;
+    }
     ::munmap(data_, bytes_);
   }
+}
+
+bool Mapping::lostPages() const {
+  return place_ != nullptr && place_->lost;
 }
 
 void Mapping::populate(int fd, uint64_t offset, const Room& room) {

@@ -26,6 +26,9 @@ class Mapping {
 
   std::byte* data() const { return data_; }
   uint64_t bytes() const { return bytes_; }
+  // Whether replaceLostPage() has replaced a page of it. Then what has been written since may not
+  // be in the file.
+  bool lostPages() const;
 
   // Touches every page, so that the first snapshot does not pay for it. `fd` and `offset` are those
   // of the constructor. Throws if the memory cannot be had; no page is then lost to a signal.
@@ -34,15 +37,18 @@ class Mapping {
   void populate(int fd, uint64_t offset, const Room& room = {});
 
  private:
+  struct Place;
+  friend bool replaceLostPage(const void* address) noexcept;
   void populatePart(int fd, uint64_t offset, uint64_t at, uint64_t bytes);
 
   std::byte* data_ = nullptr;
   uint64_t bytes_ = 0;
+  Place* place_ = nullptr;
 };
 
 // Puts a page of zeros in place of the page of a Mapping that its file no longer has, because the
-// file was cut off. For a handler of SIGBUS, so that the program goes on to see the file's new
-// length. False if `address` is in no Mapping: the signal has another cause. Async-signal-safe.
+// file was cut off, or because its disk failed. For a handler of SIGBUS, so that the program goes
+// on. False if `address` is in no Mapping: the signal has another cause. Async-signal-safe.
 bool replaceLostPage(const void* address) noexcept;
 
 }  // namespace reft

@@ -59,4 +59,13 @@ std::string vaultPlaceProblem(int fd) {
   return fileSystemProblem(static_cast<int64_t>(info.f_type));
 }
 
+bool isInMemory(int fd) {
+  struct statfs info {};
+  if (::fstatfs(fd, &info) != 0) {
+    return false;
+  }
+  const auto type = static_cast<uint32_t>(info.f_type);
+  return type == TMPFS_MAGIC || type == RAMFS_MAGIC;
+}
+
 }  // namespace reft

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
@@ -122,7 +123,29 @@ std::unique_ptr<Vault> Vault::adopt(UniqueFd fd, const VaultIdentity& identity) 
     slot.chunk_capacity = (header->payload_offset - header->chunk_hashes_offset) / sizeof(uint64_t);
     slot.payload_capacity = extent.bytes - header->payload_offset;
   }
+  vault->freeGaps(length);
   return vault;
+}
+
+// A process that ended while it took memory for a slot has left some that no slot has.
+void Vault::freeGaps(uint64_t length) {
+  std::vector<std::pair<uint64_t, uint64_t>> used{{0, fixed_.bytes()}};
+  for (uint32_t i = 0; i < slots_; ++i) {
+    const SlotExtent extent = superblock()->extents[i];
+    if (slot_[i].mapping.data() != nullptr) {
+      used.emplace_back(extent.offset, extent.offset + extent.bytes);
+    }
+  }
+  used.emplace_back(length, length);
+  std::sort(used.begin(), used.end());
+  uint64_t at = 0;
+  for (const auto& [begin, end] : used) {
+    if (begin > at) {
+      ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+                  static_cast<off_t>(begin - at));
+    }
+    at = std::max(at, end);
+  }
 }
 
 Superblock* Vault::superblock() const {
@@ -139,6 +162,11 @@ uint64_t Vault::opLogBytes() const {
 }
 uint64_t Vault::bytes() const {
   return fileBytes(fd_.get());
+}
+bool Vault::lostPages() const {
+  return fixed_.lostPages() || std::any_of(slot_.begin(), slot_.end(), [](const Slot& slot) {
+           return slot.mapping.lostPages();
+         });
 }
 SlotHeader* Vault::header(uint32_t index) const {
   return reinterpret_cast<SlotHeader*>(slot_[index].mapping.data());
@@ -178,6 +206,17 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
   const SlotExtent old = published;
   const uint64_t length = fileBytes(fd_.get());
   extent.offset = unused_from_ != 0 ? unused_from_ : alignUp(length, kPage);
+  if (room_ && !room_(extent.bytes)) {
+    // A slot that grows needs no more than the difference, if its old place goes first. Nothing
+    // needs what it holds.
+    const bool had = slot.mapping.data() != nullptr && releaseSlot(index) > 0;
+    if (!had || !room_(extent.bytes)) {
+      throw SystemError("taking " + std::to_string(extent.bytes) +
+                            " bytes for the vault: this node has not enough left",
+                        ENOMEM);
+    }
+    return reserveSlot(index, table_bytes, object_bytes, chunk_count, payload_bytes);
+  }
   // Address space first, length second: a length that cannot be mapped would lock every reader out.
   Mapping mapping(fd_.get(), extent.offset, extent.bytes, true);
   if (extent.offset + extent.bytes > length &&

@@ -41,6 +41,7 @@ class Vault {
   uint64_t opLogBytes() const;
   SpanLog& spans() { return *span_log_; }  // empty at first, also after adopt()
   uint64_t bytes() const;                  // length of the file, now
+  bool lostPages() const;  // the disk under it has failed: what is sealed may not be in the file
 
   // Makes slot `index` large enough; a slot that has to move loses its contents. Touches new memory
   // before it returns, because the first write to a fresh page costs three times a copy.
@@ -88,6 +89,7 @@ class Vault {
     uint64_t chunkHashesAt() const { return objectsAt() + object_capacity; }
     uint64_t payloadAt() const { return chunkHashesAt() + chunk_capacity * sizeof(uint64_t); }
   };
+  void freeGaps(uint64_t length);
   Superblock* superblock() const;
   SlotHeader* header(uint32_t index) const;
 

@@ -184,6 +184,10 @@ class FakeEngine:
         self._called("end_point")
 
     @property
+    def vault_lost(self) -> bool:
+        return False
+
+    @property
     def cadence(self) -> tuple[int, int, int]:
         return self.rhythm
 

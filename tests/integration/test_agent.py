@@ -566,15 +566,40 @@ def test_waits_after_good_bye_no_longer_than_it_lingers(make: Callable[..., Node
     assert not node.directory.exists()
 
 
-def dead_rank(node: Node, rank: int) -> None:
-    """A rank whose process is killed; returns when the agent knows."""
+def dead_rank(node: Node, rank: int, restarts_left: int = 0, launcher_ends: bool = False) -> None:
+    """A rank whose process is killed; returns when the agent knows. Its launcher is this process, or one that has
+    ended."""
     script = (
         "import os, sys; from reft._link import agent_protocol as p\n"
         f"p.AgentConnection(sys.argv[1], {{'role': 'rank', 'rank': {rank}, 'local_rank': {rank}, 'world': 2, "
-        "'local_world': 2, 'incarnation': '77', 'attempt': 0})\nos.kill(os.getpid(), 9)"
+        f"'local_world': 2, 'incarnation': '77', 'attempt': 0, 'restarts_left': {restarts_left}}})\n"
+        "os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", script, str(node.socket)], timeout=60, check=False)
+    command = [sys.executable, "-c", script, str(node.socket)]
+    if launcher_ends:
+        command = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", *command]
+    subprocess.run(command, timeout=60, check=False)
     wait_for(lambda: [entry["alive"] for entry in node.status()["ranks"] if entry["rank"] == rank] == [False])
+
+
+def test_waits_longer_for_ranks_that_a_living_launcher_may_start_again(make: Callable[..., Node]) -> None:
+    node = make(linger=20)
+    dead_rank(node, 0, restarts_left=1)
+    for _ in range(2):
+        node.wait_ticks(2)
+        node.clock.advance(1000)
+    node.wait_ticks(2)
+    assert node.alive(), "what a script does before it connects may take that long"
+    node.clock.advance(1700)
+    wait_for(lambda: not node.alive())
+
+
+def test_does_not_wait_for_a_launcher_that_has_ended(make: Callable[..., Node]) -> None:
+    node = make(linger=20)
+    dead_rank(node, 0, restarts_left=1, launcher_ends=True)
+    node.wait_ticks(2)
+    node.clock.advance(21)
+    wait_for(lambda: not node.alive())
 
 
 def test_lingers_for_killed_ranks_and_then_ends(make: Callable[..., Node]) -> None:

@@ -134,6 +134,30 @@ def test_a_living_agent_holds_its_vault_folder(make: Callable[..., Node], tmp_pa
     os.close(handle)
 
 
+def test_an_agent_that_starts_while_the_folder_is_looked_at_holds_it_all_the_same(
+    make: Callable[..., Node], tmp_path: Path
+) -> None:
+    folder = private(tmp_path / "vaults" / "demo")
+    vault_file(folder, 0)
+    looks = os.open(folder, os.O_RDONLY)
+    fcntl.flock(looks, fcntl.LOCK_EX)
+    node = make(REFT_VAULT_DIR=str(folder.parent))
+    os.close(looks)
+    handle = os.open(folder, os.O_RDONLY)
+
+    def is_held() -> bool:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        return False
+
+    wait_for(is_held)
+    os.close(handle)
+    assert node.alive()
+
+
 def test_tools_get_vaults_to_read_only(make: Callable[..., Node]) -> None:
     node = make()
     with node.rank(0) as rank, node.rank(1) as other, node.tool() as tool:

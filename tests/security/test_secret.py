@@ -251,11 +251,15 @@ def test_a_run_directory_with_missing_parents_is_safe(tmp_path: Path) -> None:
 
 def test_files_of_jobs_that_are_long_gone_are_removed(host: Env, tmp_path: Path) -> None:
     secret.of_rank_0(host)
-    old = tmp_path / "one" / "secrets" / "old"
-    old.write_bytes(b"x")
-    os.utime(old, (0, 0))
+    folder = tmp_path / "one" / "secrets"
+    gone = [folder / ("0" * 32), folder / ("." + "0" * 16)]
+    theirs = [folder / "cluster.key", folder / ("f" * 32)]
+    for path in (*gone, *theirs):
+        path.write_bytes(b"x" * (33 if path in theirs else 32))
+        os.utime(path, (0, 0))
     secret.of_rank_0(host | {"TORCHELASTIC_RUN_ID": "another job"})
-    assert not old.exists() and len(list(old.parent.iterdir())) == 2
+    assert not any(path.exists() for path in gone) and len(list(folder.iterdir())) == 4
+    assert all(path.exists() for path in theirs), "not made by reft"
 
 
 # -- an outsider with the store

@@ -63,6 +63,8 @@ def _examine(folder: Path, older_than_sec: float, now: float, delete: bool) -> F
         newest = max(os.fstat(handle).st_mtime, *(info.st_mtime for info in infos))
         kept = sorted({entry.name for entry in found} - {entry.name for entry in vaults})
         state = _state(handle, now - newest, older_than_sec)
+        if not delete:
+            fcntl.flock(handle, fcntl.LOCK_UN)
         if state == "dead" and delete:
             for entry in vaults:
                 os.unlink(entry.name, dir_fd=handle)
@@ -77,8 +79,8 @@ def _examine(folder: Path, older_than_sec: float, now: float, delete: bool) -> F
 
 
 def _state(handle: int, age_sec: float, older_than_sec: float) -> str:
-    """An agent holds a shared lock on the folder as long as it lives. The lock that is taken here
-    stays until `handle` is closed, so no agent looks into the folder meanwhile."""
+    """An agent holds a shared lock on the folder as long as it lives. It waits for two seconds for
+    the lock that is taken here, and then leaves the files alone."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -3,11 +3,12 @@
 The kernel ends a process when a control group has no memory left, not only when the machine has
 none. So the limits of this process's group and of all groups above it count, of both versions:
 `memory.max` and `memory.high` (2), `memory.limit_in_bytes` (1). Page cache that the kernel can drop
-does not.
+does not. The address space of a process may be limited, too (RLIMIT_AS).
 """
 
 from __future__ import annotations
 
+import resource
 import shutil
 import zlib
 from dataclasses import dataclass
@@ -42,22 +43,32 @@ class Room:
         """Bytes that may be taken, so that the rest of the node has some to grow."""
         return max(0, self.left - min(int(_LIMIT_SHARE * self.most), _LIMIT_BYTES))
 
+    @property
+    def is_short(self) -> bool:
+        """Whether so little is left that the kernel may soon end a process."""
+        return self.left < min(_SHORT_SHARE * self.most, _SHORT_BYTES)
 
-def available_bytes(vault_dir: str = "", root: Path = Path("/")) -> int | None:
-    """Bytes that vaults could take: free space of `vault_dir`, or without one, available memory.
 
-    None if neither can be read. `root`: where /proc and /sys are.
-    """
-    if vault_dir:
-        return shutil.disk_usage(vault_dir).free
+def available_bytes(root: Path = Path("/")) -> int | None:
+    """Bytes of memory that vaults could take, None if that cannot be read. `root`: where /proc and
+    /sys are."""
     found = tightest(root)
     return None if found is None else found.left
 
 
 def tightest(root: Path = Path("/")) -> Room | None:
     """The bound that leaves the least, None if none can be read."""
-    rooms = [*_of_machine(root / "proc/meminfo"), *_of_groups(root)]
-    return min(rooms, key=lambda room: room.usable, default=None)
+    return min(_rooms(root), key=lambda room: (room.usable, room.left), default=None)
+
+
+def of_disk(folder: str) -> Room:
+    """What the file system of a directory leaves; its tmpfs may also be bounded by memory."""
+    found = shutil.disk_usage(folder)
+    return Room(found.free, found.total, f"file system of {folder}")
+
+
+def _rooms(root: Path) -> list[Room]:
+    return [*_of_machine(root / "proc/meminfo"), *_of_groups(root), *_of_address_space(root)]
 
 
 def has_room(wanted: int) -> bool:
@@ -87,6 +98,15 @@ def _of_machine(path: Path) -> list[Room]:
         return []
     left = sizes.get("MemAvailable:")
     return [] if left is None else [Room(left, sizes.get("MemTotal:", left), "memory of the host")]
+
+
+def _of_address_space(root: Path) -> list[Room]:
+    """Of this process: a vault is mapped, so it takes what the script may want to allocate."""
+    most = resource.getrlimit(resource.RLIMIT_AS)[0]
+    taken = _entry(root / "proc/self/status", "VmSize:") * 1024
+    if most == resource.RLIM_INFINITY or not taken:
+        return []
+    return [Room(max(0, most - taken), most, "limit of the address space (ulimit -v)")]
 
 
 def _of_groups(root: Path) -> list[Room]:
@@ -148,7 +168,7 @@ def _entry(path: Path, key: str) -> int:
     try:
         for line in path.read_text().splitlines():
             words = line.split()
-            if len(words) == 2 and words[0] == key:
+            if len(words) >= 2 and words[0] == key:
                 return int(words[1])
     except (OSError, ValueError):
         pass
@@ -177,9 +197,8 @@ def oom_killed_since(mark: int, root: Path = Path("/")) -> bool:
 
 
 def is_short(root: Path = Path("/")) -> bool:
-    """Whether so little is left that the kernel may soon end a process."""
-    room = tightest(root)
-    return room is not None and room.left < min(_SHORT_SHARE * room.most, _SHORT_BYTES)
+    """Whether one bound leaves so little that the kernel may soon end a process."""
+    return any(room.is_short for room in _rooms(root))
 
 
 def is_stalled(root: Path = Path("/")) -> bool:

@@ -41,6 +41,7 @@ _MOST_BYTES = 4096  # of a file that the user has made
 _KEPT_SEC = 30 * 86400.0  # files of jobs that no rank has started since
 _MOST_FILES = 4096  # that one start looks at
 _HANDED_SEC = 60.0  # how long a rank without a file waits for rank 0
+_OWN_NAME = re.compile(r"[0-9a-f]{32}|\.[0-9a-f]{16}")  # of files that `_keep` makes
 _ID = re.compile(r"([0-9a-f]{32}) ([0-9a-f]{64})")
 _NONE, _GO = "none", "go"
 _GIVEN = "0" * 32  # name of one that is the user's file
@@ -309,9 +310,12 @@ def _expire(folder: int) -> None:
     before = time.time() - _KEPT_SEC
     with os.scandir(folder) as entries:
         for _, entry in zip(range(_MOST_FILES), entries, strict=False):
+            if not _OWN_NAME.fullmatch(entry.name):
+                continue
             with contextlib.suppress(OSError):
                 found = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and found.st_mtime < before:
+                mine = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+                if mine and found.st_size <= _BYTES and found.st_mtime < before:
                     os.unlink(entry.name, dir_fd=folder)
 
 

@@ -39,8 +39,12 @@ class Announcer:
         self._compiled_reported = False
         self._knows_refused = False  # that values of the store were ignored
 
-    def started(self, resuming_at: int | None) -> None:
-        """The two lines at start."""
+    def started(self, resuming_at: int | None, elsewhere: str = "") -> None:
+        """The two lines at start.
+
+        Args:
+            elsewhere: where vaults are, if not where the settings want them.
+        """
         if not self._first or not self._env["banner"]:
             return
         env = self._env
@@ -55,6 +59,13 @@ class Announcer:
         place = "host memory held by reft-agent"
         if env["vault_dir"]:
             place = f"files in {env['vault_dir']}"
+        if elsewhere:
+            wanted, place = place, elsewhere
+            _voice.warn(
+                f"snapshots go on in {elsewhere}, not in {wanted}: the agent of an earlier start"
+                " of this job still runs and keeps them there. A changed REFT_VAULT_DIR takes"
+                " effect once that agent has ended"
+            )
         _voice.say(
             f"{head}, snapshot {rhythm} into {place}; survives killed processes"
             f" (REFT_SNAPSHOT_PROTECTION={env['snapshot_protection']})"
@@ -207,7 +218,7 @@ class Announcer:
 
     def cadence(self, step: int, every: int, overhead_ppm: int, noise_ppm: int) -> None:
         """What snapshots cost, once it is measured, and again whenever their rhythm changes."""
-        if not self._first:
+        if not self._first or not every:  # 0: the disk under the vault has failed
             return
         if every == self._every and (self._cost_reported or noise_ppm < 0):
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from reft import _C, _voice
-from reft._link import host_memory, job_identity
+from reft._link import host_memory, job_identity, vault_place
 
 _LOOK_SEC = 1.0
 _SETTLE_SEC = 20.0  # the kernel's figure is of the last ten seconds, so it is late
@@ -41,7 +41,7 @@ class MemoryWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._job, self._engine, self._clock = job, engine, clock
-        self._watches = not env["vault_dir"]
+        self._watches = vault_place.in_memory(env["vault_dir"])
         self._look_at = self._settled_at = 0.0
         self._to_release = oom_kills > 0  # once nothing reads the older slots any more
         self._everything = oom_kills > 1
@@ -74,6 +74,14 @@ class MemoryWatch:
         else:
             return
         self._settled_at = now + _SETTLE_SEC
+
+    def end(self, why: str) -> None:
+        """Snapshots have ended for another reason. What is not needed for a restart goes at once;
+        the rest may have to go later."""
+        self.given_up = self.given_up or why
+        if self._stage == 0:
+            self._stage = 1
+            self._engine.give_back(False)
 
     def _shrink(self, why: str) -> None:
         self._stage += 1

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from reft import _C, _voice
-from reft._link import host_memory, job_identity
+from reft._link import host_memory, job_identity, vault_place
 from reft._link.trusted_store import TrustedStore
 from reft._state import discovery, replica_groups
 from reft._state.optimizers import identities, structure
@@ -281,13 +281,13 @@ class Planner:
     def _limit(self) -> tuple[float, str]:
         """Bytes that all vaults of this node may take now, and what bounds them."""
         folder = self._env["vault_dir"]
-        if folder:
-            return _MEMORY_SHARE * (host_memory.available_bytes(folder) or 0), folder
-        room = host_memory.tightest()
-        if room is None:
-            return float("inf"), ""
-        growth = host_memory.growth_bytes() * self._job.local_world
-        return _MEMORY_SHARE * max(0, room.usable - growth), room.what
+        disk = [host_memory.of_disk(folder)] if folder else []
+        bounds = [(_MEMORY_SHARE * room.left, room.what) for room in disk]
+        room = host_memory.tightest() if vault_place.in_memory(folder) else None
+        if room is not None:
+            growth = host_memory.growth_bytes() * self._job.local_world
+            bounds.append((_MEMORY_SHARE * max(0, room.usable - growth), room.what))
+        return min(bounds, default=(float("inf"), ""))
 
     def _announce_tight(self, need: float, limit: float, what: str) -> None:
         if self._job.local_rank == 0:

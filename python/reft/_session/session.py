@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from reft import _C, _continuation, _voice
 from reft._continuation import module_tree
-from reft._link import agreement, folders, hang_replies, host_memory, job_identity
+from reft._link import agreement, folders, hang_replies, host_memory, job_identity, vault_place
 from reft._link.trusted_store import TrustedStore
 from reft._session import drill, notes, recomputation, startup
 from reft._session.announcer import Announcer
@@ -37,6 +37,7 @@ from reft._session.verification import Verdict, VerifiedResume, circumstances
 from reft._state import discovery, gradients, heap
 from reft._state.constructions import of_process
 
+_FOR_GOOD = (_C.Unavailable, _C.SystemError)  # errors of a snapshot that will not go away
 _DRAIN_MS = 2000  # how long the end waits for the last snapshot
 
 
@@ -115,6 +116,7 @@ class Session:
                 self._resume = self._make_resume(agreed, agreed.newest, found)
                 self._report_origin(agreed.newest.plan.step)
             self.engine = self._make_engine(agreed)
+            elsewhere = startup.vault_elsewhere(self.env, self.job, agreed.own_fd)
             self._begun, self._way = agreed.begun, agreed.way
             self._begun.keep(self.engine)
         finally:
@@ -126,7 +128,8 @@ class Session:
         if self._snapshots:
             self.planner = Planner(self.env, self.job, self._store, self.engine)
             self._memory = MemoryWatch(self.env, self.job, self.engine, agreed.oom_kills)
-            if not self.env["vault_dir"] and not self.env["snapshot_host_bytes"]:
+            in_memory = vault_place.in_memory(self.env["vault_dir"])
+            if in_memory and not self.env["snapshot_host_bytes"]:
                 self.engine.ask_room(host_memory.has_room)
             of_process.watch()
             gradients.of_process.watch()
@@ -137,7 +140,7 @@ class Session:
                 except Exception as error:
                     self.failed("data loaders", error)
             self._boundary = Boundary(self)
-        self._announcer.started(self.resuming_at)
+        self._announcer.started(self.resuming_at, elsewhere)
         if self._drill is not None:
             self._drill.started(self._store.raw, self.resuming_at)
         _voice.debug(
@@ -287,7 +290,11 @@ class Session:
                 if due:  # the other ranks wait for a vote
                     self.engine.pass_over(self.step, self._memory.given_up, False)
             elif due and self.enabled and self._snapshots:
-                self._snapshot(frame, gated)
+                try:
+                    self._snapshot(frame, gated)
+                except _FOR_GOOD as error:
+                    self.engine.pass_over(self.step, str(error), False)
+                    raise
         finally:
             self.engine.end_point()
         gradients.of_process.resumed_at = 0
@@ -324,7 +331,8 @@ class Session:
         """Reports, once, that an optimizer steps inside a function given to torch.compile."""
         if self._announcer is not None:
             self._announcer.compiled_step(is_seen)
-        if not is_seen or self._numbered or not self._snapshots:
+        ended = self._memory is not None and self._memory.given_up
+        if not is_seen or self._numbered or ended or not self._snapshots:
             return
         # Those that were made before the process group have no number yet. Once: this is a walk of
         # the heap.
@@ -335,8 +343,11 @@ class Session:
         """A part of reft failed; training continues."""
         if self.env["strict"] or isinstance(error, RestoreFailed):
             raise error
-        if isinstance(error, (_C.Unavailable, _C.SystemError)) and what == "step":
-            self._snapshots = False
+        if isinstance(error, _FOR_GOOD) and what == "step":
+            if self._memory is not None:
+                self._memory.end(f"error in a snapshot: {error}")
+            else:
+                self._snapshots = False
         _voice.warn_once(
             f"{what} {type(error).__name__}", f"rank {self.job.rank}: error in {what}: {error}"
         )
@@ -383,6 +394,10 @@ class Session:
             engine.leave_out(self.step)  # whatever asks the device would break the capture
             self._not_taken("left out")
             return
+        if engine.vault_lost:
+            raise _C.Unavailable(
+                "the disk under REFT_VAULT_DIR has failed. Training continues without snapshots"
+            )
         for index in engine.take_late_written():
             if name := planner.copy_early(index):
                 self._announcer.written_late(name)

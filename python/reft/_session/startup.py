@@ -31,6 +31,7 @@ from reft._link import (
     host_memory,
     job_identity,
     launch,
+    vault_place,
 )
 from reft._link.trusted_store import AGENT, OBJECTS, ROUND, TABLE, TrustedStore
 from reft._session import restore_ways
@@ -266,6 +267,24 @@ def vault_of(client: _C.AgentClient, rank: int, world: int) -> tuple[str, int]:
     return client.request(agent_protocol.VAULT_GET, wanted, agent_protocol.VAULT_FD)
 
 
+def vault_elsewhere(env: dict[str, Any], job: job_identity.Job, adopted_fd: int) -> str:
+    """Where the vault of this rank is, if it goes on in one that an earlier start has put elsewhere
+    than the settings want; "" if not."""
+    if adopted_fd < 0:
+        return ""
+    is_there = os.readlink(f"/proc/self/fd/{adopted_fd}")
+    in_memory = is_there.startswith("/memfd:")
+    if not env["vault_dir"]:
+        return "" if in_memory else f"files in {Path(is_there).parent.parent}"
+    try:
+        wanted = os.stat(vault_path(env, job, job.rank))
+        if os.path.samestat(wanted, os.fstat(adopted_fd)):
+            return ""
+    except OSError:
+        pass  # there is none
+    return "host memory held by reft-agent" if in_memory else f"files like {is_there}"
+
+
 def vault_path(env: dict[str, Any], job: job_identity.Job, rank: int) -> str:
     """The file of a rank's vault under REFT_VAULT_DIR."""
     return str(Path(env["vault_dir"]) / job.id / f"rank-{rank}.vault")
@@ -424,7 +443,9 @@ def _report_oom_kills(
 ) -> None:
     """Reports to the other ranks if vaults may have made the kernel end a process. Not with limits
     that the user has set."""
-    if own_fd < 0 or env["vault_dir"] or env["snapshot_host_bytes"]:
+    if own_fd < 0 or env["snapshot_host_bytes"]:
+        return
+    if not vault_place.in_memory(env["vault_dir"]):
         return
     try:
         listing = _C.list_vault(own_fd)
@@ -454,12 +475,12 @@ def _inventory(
     ranks_here = {int(vault["rank"]) for vault in listed["vaults"]}
     if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
+        folders.make_private(Path(own_path).parent)  # then it stays the one that is checked
         if problem := folders.problem(Path(own_path).parent):
             raise _C.Unavailable(
                 f"vault directory {env['vault_dir']} is not safe: {problem};"
                 " mend that, or set REFT_VAULT_DIR to another place"
             )
-        folders.make_private(Path(own_path).parent)
         if problem := _C.vault_place_problem(str(Path(own_path).parent)):
             raise _C.Unavailable(
                 f"vault directory {env['vault_dir']} {problem};"

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <vector>
@@ -76,6 +78,25 @@ TEST_F(RunPlaceTest, IsTakenWhereSomebodyElseHoldsTheClaim) {
       EXPECT_GE(place.claim(), 0);
       place.removeTraces();
     }
+  }
+}
+
+// Two jobs of one launcher may derive one name for their secrets.
+TEST_F(RunPlaceTest, ASecretThatAnotherJobHasUsedSinceStays) {
+  for (const bool used_since : {false, true}) {
+    RunPlace place(options_);
+    std::string other;
+    ASSERT_EQ(place.take(other), RunPlace::Taken::kOurs) << other;
+    const fs::path file = fs::path(options_.run_dir) / "secrets" / "00ff";
+    fs::create_directories(file.parent_path());
+    std::ofstream(file) << "secret";
+    fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::hours(1));
+    place.usesSecret("00ff");
+    if (used_since) {
+      fs::last_write_time(file, fs::file_time_type::clock::now() + std::chrono::seconds(1));
+    }
+    place.removeTraces();
+    EXPECT_EQ(fs::exists(file), used_since);
   }
 }
 

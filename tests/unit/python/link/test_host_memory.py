@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from pathlib import Path
 
-from reft._link import host_memory
+from reft._link import host_memory, vault_place
 
 
 def machine(root: Path, meminfo: str | None, group: str = "", limits: dict[str, tuple[str, str]] | None = None) -> Path:
@@ -164,8 +165,38 @@ def test_what_cannot_be_read_is_unknown(tmp_path: Path) -> None:
 
 def test_a_vault_on_a_disk_is_limited_by_the_disk(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
-    found = host_memory.available_bytes(str(tmp_path))
-    assert found is not None and abs(found - free) < 1 << 30
+    assert abs(host_memory.of_disk(str(tmp_path)).left - free) < 1 << 30
+
+
+def test_files_on_tmpfs_take_memory(tmp_path: Path) -> None:
+    assert vault_place.in_memory("")
+    assert vault_place.in_memory("/dev/shm/reft/not-yet/there")
+    assert vault_place.in_memory("/dev/shm/")
+    assert not vault_place.in_memory("/proc")
+
+
+def test_any_bound_that_is_nearly_reached_makes_memory_short(tmp_path: Path) -> None:
+    """Two bounds leave nothing to take: the smaller one may be the one that the kernel enforces."""
+    meminfo = f"MemTotal: {64 << 20} kB\nMemAvailable: {2560 << 10} kB\n"
+    limits = {"pod": (str(60 << 30), str((60 << 30) - (10 << 20)))}
+    root = machine(tmp_path, meminfo, "pod", limits)
+    assert host_memory.is_short(root)
+    found = host_memory.tightest(root)
+    assert found is not None and found.what == "memory.max of the control group"
+
+
+def test_the_address_space_of_the_process_counts(tmp_path: Path) -> None:
+    root = machine(tmp_path, MEMINFO)
+    (root / "proc/self/status").write_text("Name:\tpython\nVmSize:\t    3000 kB\n")
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = 1 << 46  # more than this process has mapped
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    try:
+        rooms = [r for r in host_memory._rooms(root) if "address space" in r.what]
+        assert [(room.left, room.most) for room in rooms] == [(most - 3000 * 1024, most)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert not [r for r in host_memory._rooms(root) if "address space" in r.what]
 
 
 def test_this_machine_has_some() -> None:

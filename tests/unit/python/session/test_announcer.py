@@ -85,6 +85,18 @@ def test_the_first_line_says_what_is_asked_for(
     assert second.startswith("protection summary follows the first step")
 
 
+def test_a_vault_that_stays_where_an_earlier_start_has_put_it_is_said(
+    terminal: Callable[..., Terminal],
+) -> None:
+    one = terminal(REFT_VAULT_DIR="/data/vaults")
+    one.announcer.started(3, "host memory held by reft-agent")
+    warning, first, _ = one.lines()
+    assert warning.startswith(
+        "warning: snapshots go on in host memory held by reft-agent, not in files in /data/vaults:"
+    )
+    assert "into host memory held by reft-agent; survives" in first
+
+
 def test_a_restarted_job_says_where_it_resumes(terminal: Callable[..., Terminal]) -> None:
     one = terminal()
     one.announcer.started(12)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from reft._link import host_memory
+from reft._link import host_memory, vault_place
 from reft._session.memory_watch import MemoryWatch
 from tests.fakes.native import FakeEngine
 from tests.support.jobs import job
@@ -92,9 +92,26 @@ def test_after_a_second_one_it_keeps_nothing(short: list[bool]) -> None:
     assert engine.given_back == [True]
 
 
-def test_vaults_on_a_disk_are_left_alone(short: list[bool]) -> None:
+def test_vaults_on_a_disk_are_left_alone(
+    short: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     short[0] = True
-    engine = FakeEngine()
-    made = watch(engine, Clock(), vault_dir="/disk")
+    for in_memory, given_back in ((False, []), (True, [False])):
+        monkeypatch.setattr(vault_place, "in_memory", lambda folder, is_it=in_memory: is_it)
+        engine = FakeEngine()
+        made = watch(engine, Clock(), vault_dir="/disk")
+        made.point()
+        assert engine.given_back == given_back and bool(made.given_up) == in_memory
+
+
+def test_snapshots_that_have_ended_give_back_what_a_restart_does_not_need(
+    short: list[bool],
+) -> None:
+    engine, clock = FakeEngine(), Clock()
+    made = watch(engine, clock)
+    made.end("no space left")
+    made.end("again")
+    assert made.given_up == "no space left" and engine.given_back == [False]
+    short[0] = True
     made.point()
-    assert engine.given_back == [] and not made.given_up
+    assert engine.given_back == [False, True], "the watch goes on"

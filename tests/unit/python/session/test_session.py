@@ -255,6 +255,8 @@ def test_snapshots_end_for_good_where_they_are_unavailable(
     assert len(said) == 1
     assert "but the limit is 1 B. Training continues without snapshots" in said[0]
     assert session.step == 3 and native.engine.calls.count("end_point") == 3
+    assert native.engine.given_back == [False]
+    assert native.engine.calls.count("pass_over") == 3, "the other ranks do not wait for its votes"
 
 
 def test_another_error_costs_one_snapshot(

@@ -127,6 +127,26 @@ def test_the_file_of_a_vault_is_the_ranks(settings: Settings, tmp_path: Path) ->
     assert startup.vault_path(env, job(3, 4), 3) == str(tmp_path / "job" / "rank-3.vault")
 
 
+def test_a_vault_that_goes_on_elsewhere_is_known(settings: Settings, tmp_path: Path) -> None:
+    in_memory = os.memfd_create("reft-vault-0")
+    file = tmp_path / "job" / "rank-0.vault"
+    file.parent.mkdir()
+    in_file = os.open(file, os.O_CREAT | os.O_RDWR)
+    plain = settings()
+    here, other = settings(REFT_VAULT_DIR=str(tmp_path)), settings(REFT_VAULT_DIR="/elsewhere")
+    try:
+        assert startup.vault_elsewhere(plain, job(0), -1) == ""
+        assert startup.vault_elsewhere(plain, job(0), in_memory) == ""
+        assert startup.vault_elsewhere(here, job(0), in_file) == ""
+        held = "host memory held by reft-agent"
+        assert startup.vault_elsewhere(here, job(0), in_memory) == held
+        assert startup.vault_elsewhere(plain, job(0), in_file) == f"files in {tmp_path}"
+        assert startup.vault_elsewhere(other, job(0), in_file) == f"files like {file}"
+    finally:
+        os.close(in_memory)
+        os.close(in_file)
+
+
 def test_a_vault_directory_where_writes_can_fail_is_refused(
     start: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

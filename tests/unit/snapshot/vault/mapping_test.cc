@@ -37,6 +37,8 @@ TEST(Mapping, AFileThatIsCutOffReadsAsZerosInsteadOfEndingTheReader) {
   const std::byte found = *last;
   ::sigaction(SIGBUS, &before, nullptr);
   EXPECT_EQ(found, std::byte{0});
+  EXPECT_TRUE(mapping.lostPages());
+  EXPECT_FALSE(Mapping(file.get(), 0, kBytes, true).lostPages()) << "another one on its place";
 }
 
 TEST(Mapping, OnlyPagesOfMappingsAreReplaced) {
