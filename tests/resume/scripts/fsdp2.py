@@ -1,6 +1,6 @@
 # ranks: 2; kills: 2 5 8
 # FSDP2: fully_shard on each block and on the whole, AdamW on DTensors, gradient norm over shards,
-# SequentialLR.
+# SequentialLR; values that the script has attached to a parameter.
 import torch
 import torch.distributed as dist
 from digest import digest
@@ -41,6 +41,7 @@ def main():
     text = torch.arange(400) * 7 % 32
     torch.manual_seed(60 + rank)
     tokens = 0
+    model.head.weight.seen = []
     for step in range(9):
         start = torch.randint(0, 380, (3,)).tolist()
         x = torch.stack([text[s : s + 8] for s in start])
@@ -52,7 +53,9 @@ def main():
         scheduler.step()
         optimizer.zero_grad()
         tokens += x.numel()
-        print(f"r{rank} {step} loss {loss.item().hex()} ids {start} norm {norm.full_tensor().item().hex()}", flush=True)
+        model.head.weight.seen.append(step)
+        print(f"r{rank} {step} loss {loss.item().hex()} ids {start} norm {norm.full_tensor().item().hex()}"
+              f" {model.head.weight.seen}", flush=True)
     print(f"r{rank} final {tokens} {scheduler.get_last_lr()} {digest(model, optimizer, scheduler)}", flush=True)
     dist.destroy_process_group()
 

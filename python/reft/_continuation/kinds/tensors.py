@@ -338,13 +338,17 @@ class DTensor(Node):
 
     layout: str
     local: Any
+    tags: Named
+    """Values that the script has attached to it."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        tags = encode_tags(value, place, depth, walk)
         if walk.note_births or walk.is_owned(value):
-            return OWNED
+            return Owned(tags, None)
         layout = f"{tuple(value.shape)} {value.placements}"
-        return cls(layout, walk.encode(value._local_tensor, f"{place}._local_tensor", depth + 1))
+        local = walk.encode(value._local_tensor, f"{place}._local_tensor", depth + 1)
+        return cls(layout, local, tags)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.target(at, live)
@@ -356,13 +360,15 @@ class DTensor(Node):
         value = walk.resolve(self.local, local, f"{at.place}._local_tensor")
         if value is not KEEP and value is not local:
             walk.contents.append(lambda: setattr(target, "_local_tensor", value))
+        walk.put_attributes(self.tags, target, at.place)
         return target
 
 
 def capture_subclass(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-    """Leaves the weights of an optimizer alone and reports any other subclass of a tensor."""
+    """Leaves the weights of an optimizer alone, but for what a script has attached to them, and
+    reports any other subclass of a tensor."""
     if walk.note_births or walk.is_owned(value):
-        return OWNED
+        return Owned(encode_tags(value, place, depth, walk), None)
     return walk.lost(place, type_name(type(value)), "tensor of an unknown class")
 
 
