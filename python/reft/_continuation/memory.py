@@ -75,18 +75,23 @@ class Memory:
                 there is none.
 
         Returns:
-            `live` itself or another name of its memory, or a new object. Where memory is shared,
-            strides are the captured ones.
+            `live` itself or another name of its memory, or a new object. Strides are the captured
+            ones, unless `live` has stood there since the first program point.
         """
         region, node = self._regions[index], self._nodes[index]
         if len(region.nodes) == 1:
-            if live is not None and self._take(region, live_span(live)):
+            fits = live is not None and self._is_laid_out(live, index)
+            if fits and self._take(region, live_span(live)):
                 return live
             return node.empty()
         shift = self._place(region)
         if live is not None and _is_at(live, node, shift):
             return live
         return node.view_of(region.buffer, shift)
+
+    def _is_laid_out(self, live: Any, index: int) -> bool:
+        strides = tuple(self._nodes[index].strides or ())
+        return _strides(live) == strides or live is self._lasting(index)
 
     def _divide(self) -> dict[int, Region]:
         """Returns the region of each node."""

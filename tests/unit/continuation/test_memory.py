@@ -150,6 +150,23 @@ def main():
         probe.trace(step, a.tolist(), b.tolist(), c.tolist(), d.tolist(), e.tolist())
 main()
 """,
+    # What a loop cuts out of a larger piece and keeps: sums depend on how it lies in memory.
+    "cut_out": """
+def main():
+    g = torch.Generator().manual_seed(1)
+    random = np.random.default_rng(1)
+    mems, tail, back, column, wide = None, None, None, None, None
+    for step in range(9):
+        learn()
+        new = torch.randn(2, 4 + step, 5, generator=g)
+        mems = new[:, -3:] if mems is None else torch.cat([mems, new], 1)[:, -6:].detach()
+        block = random.normal(size=(3, 8 + step))
+        tail, back, column = block[:, -5:], block[:, ::-1], block[1, ::2]
+        wide = torch.randn(3, 1, generator=g).expand(3, 4)
+        probe.trace(step, mems.stride(), mems.sum().item(), mems.mean((0, 1)).tolist(), wide.stride(), wide.tolist())
+        probe.trace([(x.strides, x.sum(), x.tolist()) for x in (tail, back, column)])
+main()
+""",
     # Who holds the object itself goes on seeing what is written into it.
     "objects_that_last": """
 from types import MappingProxyType

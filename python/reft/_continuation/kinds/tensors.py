@@ -180,16 +180,17 @@ class Tensor(Node):
         return memory.reach(self.device, self.origin(), self.shape, strides, item)
 
     def empty(self) -> Any:
-        """Makes memory for a tensor that is alone.
-
-        It is laid out as the captured one if that was dense: kernels may depend on it.
-        """
+        """Makes memory for a tensor that is alone, laid out as the captured one was: the order in
+        which a kernel adds up depends on it."""
         torch: Any = sys.modules["torch"]
         found = self.span()
-        dense = found.high - found.low == len(self.data)
-        strides = self.strides if dense else _row_major(self.shape)
-        dtype = getattr(torch, self.dtype)
-        return torch.empty_strided(self.shape, strides, dtype=dtype, device=self.device)
+        size = found.high - found.low
+        if size == len(self.data):
+            dtype = getattr(torch, self.dtype)
+            return torch.empty_strided(self.shape, self.strides, dtype=dtype, device=self.device)
+        # A part of what was larger. What lies between its items takes no more than it did.
+        whole = torch.zeros(size, dtype=torch.uint8, device=self.device)
+        return self.view_of(whole, whole.data_ptr() - found.low)
 
     def view_of(self, buffer: Any, shift: int) -> Any:
         """Makes this tensor over a region's live bytes, `shift` bytes from where it was."""
@@ -297,10 +298,19 @@ class Array(Node):
         return memory.reach("cpu", self.address, self.shape, self.strides, item)
 
     def empty(self) -> Any:
-        """Makes memory for an array that is alone, row by row or column by column as it was."""
+        """Makes memory for an array that is alone, laid out as it was."""
         import numpy
 
-        return numpy.empty(self.shape, dtype=self.dtype, order="F" if self._is_fortran() else "C")
+        found = self.span()
+        size = found.high - found.low
+        if size == len(self.data) and min(self.strides or (), default=0) >= 0:
+            dtype: Any = numpy.dtype(self.dtype)
+            made = numpy.empty(self.shape, dtype, "F" if self._is_fortran() else "C")
+            if made.strides == tuple(self.strides or ()):
+                return made
+        whole: Any = numpy.zeros(size, dtype=numpy.uint8)
+        first = self.address - found.low
+        return numpy.ndarray(self.shape, numpy.dtype(self.dtype), whole, first, self.strides)
 
     def view_of(self, buffer: Any, shift: int) -> Any:
         """Makes this array over a region's live bytes, `shift` bytes from where it was."""
@@ -416,11 +426,3 @@ def _contents(torch: Any, tensor: Any, walk: CaptureWalk) -> Any:
     if place:
         return place
     return bytes_of(plain)
-
-
-def _row_major(shape: Any) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(size, 1)
-    return strides[::-1]
