@@ -47,7 +47,7 @@ constexpr int64_t kAfterByeNs = 30 * kSecond;
 // The rank that started the agent needs a moment to connect, whatever the linger time is.
 constexpr int64_t kFirstWaitNs = 30 * kSecond;
 // For the ranks that a living launcher may start again.
-constexpr int64_t kLauncherNs = 3600 * kSecond;
+constexpr int64_t kAwaitedNs = 3600 * kSecond;
 
 Investigation::Settings settingsOf(const AgentOptions& options) {
   Investigation::Settings settings;
@@ -206,7 +206,7 @@ std::optional<Agent::End> Agent::end() {
   }
   // A launcher that starts the ranks again may take longer than REFT_AGENT_LINGER_SEC, and so may
   // what a script does before it connects.
-  const bool awaited = ranks_.mayComeBack() && now - empty_since_ns_ < kLauncherNs;
+  const bool awaited = ranks_.mayComeBack() && now - empty_since_ns_ < kAwaitedNs;
   if (!awaited && now - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
     return End::kAbandoned;
   }
