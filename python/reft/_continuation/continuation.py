@@ -66,6 +66,7 @@ class Continuation:
     def __init__(self) -> None:
         self.graphs = GraphWatch()
         self._births = Births()
+        self._first: frames.Place | None = None  # the first program point
         self._settings = Settings()
         self._statics = Statics()
 
@@ -132,6 +133,8 @@ class Continuation:
             alone = not report_threads(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
+        if self._first and (why := self._first.why_elsewhere(path, start_frame)):
+            walk.lost("loop", "place in the loop", why)
         handled = sys.exc_info()[1]
         if handled is not None:
             why = "the exception being handled stays that of the restarted script"
@@ -258,8 +261,9 @@ class Continuation:
         births.recorded = True
         self._settings.note_first()
         walk = CaptureWalk(_OBSERVE_BYTES, births, frames.capture_generator, note_births=True)
+        self._first = None
         try:
-            frames.encode_path(walk, start_frame)
+            self._first = frames.Place(frames.encode_path(walk, start_frame), start_frame)
             self._statics.capture(walk)
         except Unsupported:
             return

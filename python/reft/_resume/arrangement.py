@@ -125,7 +125,7 @@ class Arrangement:
         return None
 
     def _buffers(self, state: State) -> None:
-        """Makes those that were none, and takes those that were none then."""
+        """Makes those that were none or had another shape, and takes those that were none then."""
         modules = {
             naming.of_process.get(module): module
             for root in state.modules
@@ -135,7 +135,15 @@ class Arrangement:
         for name, row in self._regions.items():
             path, _, key = name.rpartition(".")
             module = modules.get(path)
-            if name in there or module is None or row[1] not in _DTYPES:
+            if module is None or row[1] not in _DTYPES:
+                continue
+            grown = self._saved["reshaped"].get(name)
+            if grown is not None and (live := module._buffers.get(key)) is not None:
+                if list(live.shape) == grown and type(live) is torch.Tensor:
+                    self._builder.note(module._buffers)
+                    module._buffers[key] = _empty(row, "", live)
+                continue
+            if name in there:
                 continue
             if module._buffers.get(key) is None and key not in module._parameters:
                 self._builder.note(module._buffers)

@@ -43,6 +43,7 @@ class Resumed:
         what: what was restored, in words.
         written: bytes.
         waiting: optimizers that are still to step with gradients which the snapshot has not.
+        reshaped: `Saved.reshaped`.
     """
 
     step: int
@@ -53,6 +54,7 @@ class Resumed:
     what: str
     written: int
     waiting: list[torch.optim.Optimizer] = field(default_factory=list)
+    reshaped: dict[str, list[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,15 @@ class Resumer:
         everything = of_process.in_order([], torch.optim.Optimizer)
         waiting = [o for o in everything if of_process.key_of(o) in saved["waiting"]]
         return Resumed(
-            int(saved["step"]), state, uncaptured, spent, has_place, what, written, waiting
+            int(saved["step"]),
+            state,
+            uncaptured,
+            spent,
+            has_place,
+            what,
+            written,
+            waiting,
+            saved["reshaped"],
         )
 
     def report(self, resumed: Resumed, verified: str) -> None:

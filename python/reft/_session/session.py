@@ -526,6 +526,7 @@ class Session:
         assert self.engine is not None and self.planner is not None
         self.step = resumed.step
         self._small_state.uncaptured = resumed.uncaptured
+        self._small_state.first_shapes.update(resumed.reshaped)
         self.planner.keep_restored(self._boundary.optimizers, resumed.state)
         self.engine.set_restore_ns(resumed.nanoseconds)
         self._announcer.resumed()

@@ -14,6 +14,7 @@ Threads: the training thread. Errors: what cannot be captured is reported and le
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import FrameType, FunctionType
@@ -34,6 +35,10 @@ _OTHER_OPTIMIZER = (
     "another one than in the first iteration, by its class or its parameters: a restarted script"
     " begins without it, and would start from its beginning"
 )
+_MADE_LATER = (
+    "made after the first iteration: a restarted script begins without it, and a resume cannot put"
+    " it back"
+)
 
 
 class Saved(TypedDict, total=False):
@@ -41,12 +46,13 @@ class Saved(TypedDict, total=False):
 
     `closing` is the place of the closing optimizer; `optimizers` are signatures; `keys` tell
     optimizers, schedulers and scalers apart (`Constructions.key_of`); `waiting` are those of
-    optimizers that are still to step with gradients which are not saved; `groups` and
-    `plain_state` are what optimizers keep, as `_state/contents.py` encodes it; `aliases` and `empty`
-    are those of `discovery.State`, `replaced` is of `optimizers.replaced_tensors`; `room` holds the
-    contents of small tensors on devices, which other entries refer to; `verified` is under what
-    (`verification.circumstances`) a resume of this job was found to be right; `frames` is missing
-    where the place in the loop is not saved. See `opened` for the entries that hold pickles.
+    optimizers that are still to step with gradients which are not saved; `reshaped` has the first
+    shapes of buffers that have another one since; `groups` and `plain_state` are what optimizers
+    keep, as `_state/contents.py` encodes it; `aliases` and `empty` are those of `discovery.State`,
+    `replaced` is of `optimizers.replaced_tensors`; `room` holds the contents of small tensors on
+    devices, which other entries refer to; `verified` is under what (`verification.circumstances`) a
+    resume of this job was found to be right; `frames` is missing where the place in the loop is not
+    saved. See `opened` for the entries that hold pickles.
     """
 
     step: int
@@ -60,6 +66,7 @@ class Saved(TypedDict, total=False):
     plain_state: list[Any]
     aliases: list[tuple[str, str, str, tuple[int, ...], tuple[int, ...]]]
     empty: list[str]
+    reshaped: dict[str, list[int]]
     replaced: list[str]
     schedulers: list[tuple[str, Any]]
     scalers: list[tuple[str, Any]]
@@ -112,6 +119,7 @@ class SmallState:
         failed: gets the name of a part that could not be captured, and why.
 
     Attributes:
+        first_shapes: of buffers, as a restarted script begins with them.
         uncaptured: values of the loop that the newest capture left out.
         unsaved: parts of optimizers, schedulers and registered objects that it left out.
         verified: see `Saved`.
@@ -128,7 +136,10 @@ class SmallState:
         self._failed = failed
         self._signatures: list[str] = []
         self._first_signatures: list[str] = []
-        self._replaced: list[Note] = []  # optimizers that a restarted script begins without
+        self.first_shapes: dict[str, list[int]] = {}
+        self._reshaped: dict[str, list[int]] = {}
+        self._first_made: dict[str, dict[str, str]] = {}  # classes of schedulers, scalers, by key
+        self._replaced: list[Note] = []  # what a restarted script begins without
         self._keys: dict[str, list[str]] = {}
         self._owned: set[int] = set()
         self._storages: frozenset[int] = frozenset()
@@ -154,7 +165,25 @@ class SmallState:
         ]
         named = {"optimizers": optimizers, "schedulers": state.schedulers, "scalers": state.scalers}
         self._keys = {name: keys_of(objects) for name, objects in named.items()}
+        for name, what in (("schedulers", "scheduler"), ("scalers", "gradient scaler")):
+            kinds = [type(made).__name__ for made in named[name]]
+            now = list(zip(self._keys[name], kinds, strict=True))
+            first = self._first_made.setdefault(name, dict(now))
+            # One that was made later is put into one of its class, whose place it has taken.
+            free = Counter(kind for key, kind in first.items() if key not in dict(now))
+            for _, kind in ((key, kind) for key, kind in now if key not in first):
+                if free[kind] <= 0:
+                    self._replaced.append((what, kind, _MADE_LATER))
+                free[kind] -= 1
         self._addresses = []
+        shapes = {r.name: list(r.tensor.shape) for r in state.regions if r.is_replaceable}
+        for name, shape in shapes.items():
+            self.first_shapes.setdefault(name, shape)
+        self._reshaped = {
+            name: self.first_shapes[name]
+            for name, shape in shapes.items()
+            if shape != self.first_shapes[name]
+        }
         self._saved_names = state.saved_names()
         self._references = references_to(state)
         self._labels = {id(p): name for name, p in state.parameters.items()}
@@ -210,6 +239,7 @@ class SmallState:
             ],
             "aliases": [_described(alias) for alias in state.aliases],
             "empty": list(state.empty),
+            "reshaped": self._reshaped,
             "replaced": replaced_tensors(state.optimizers),
             "schedulers": [
                 self._state_dict(f"scheduler {i}", s) for i, s in enumerate(state.schedulers)

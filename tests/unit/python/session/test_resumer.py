@@ -53,6 +53,7 @@ def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]
         "aliases": [],
         "empty": [],
         "replaced": [],
+        "reshaped": {},
         "schedulers": [],
         "scalers": [],
         "strided": {},
