@@ -204,13 +204,14 @@ std::optional<Agent::End> Agent::end() {
   if (empty_since_ns_ == 0) {
     empty_since_ns_ = now;
   }
-  // A launcher that starts the ranks again may take longer than REFT_AGENT_LINGER_SEC, and so may
-  // what a script does before it connects.
-  const bool awaited = ranks_.mayComeBack() && now - empty_since_ns_ < kAwaitedNs;
-  if (!awaited && now - empty_since_ns_ >= (came_ ? linger : std::max(linger, kFirstWaitNs))) {
-    return End::kAbandoned;
+  const int64_t empty_ns = now - empty_since_ns_;
+  if (empty_ns < (came_ ? linger : std::max(linger, kFirstWaitNs))) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  // A launcher that starts the ranks again may take longer than that, and so may what a script does
+  // before it connects.
+  const bool awaited = empty_ns < kAwaitedNs && ranks_.mayComeBack();
+  return awaited ? std::nullopt : std::optional(End::kAbandoned);
 }
 
 void Agent::acceptPeers() {

@@ -297,7 +297,7 @@ void bindSnapshot(py::module_& module) {
   module.def(
       "stored_shards",
       [](const std::string& protection, uint32_t members) {
-        return Protection::named(protection).placement(MemberNodes(members)).at(0).size();
+        return Protection::named(protection).storedShards(members);
       },
       py::arg("protection"), py::arg("members"),
       "How many shards each member of a group of so many stores.");

@@ -29,12 +29,16 @@ const Protection& Protection::named(std::string_view name) {
   throw InvalidArgument("protection", "'" + std::string(name) + "'", allowed);
 }
 
+uint32_t Protection::storedShards(uint32_t members) const {
+  return std::min(furtherShards() + 1, members);
+}
+
 StoredShards Protection::placement(const MemberNodes& nodes) const {
   const std::vector<uint32_t> ring = ringOf(nodes);
   const auto members = static_cast<uint32_t>(ring.size());
   StoredShards stored(members);
   for (uint32_t at = 0; at < members; ++at) {
-    for (uint32_t k = 0; k <= std::min(furtherShards(), members - 1); ++k) {
+    for (uint32_t k = 0; k < storedShards(members); ++k) {
       stored[ring[at]].push_back(ring[(at + k) % members]);
     }
   }

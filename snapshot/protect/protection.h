@@ -55,12 +55,14 @@ class Protection {
   static const Protection& named(std::string_view name);
 
   virtual std::string_view name() const = 0;
-  // How many shards a member stores beside its own, in a group that is large enough.
+  // How many shards a member stores in addition to its own, in a group that is large enough.
   virtual uint32_t furtherShards() const = 0;
   // Per shard of the group, all ways to get it back from what the vaults hold; none: it is lost.
   // Takes time in the number of parts that are stored, not in its square.
   virtual std::vector<std::vector<Recipe>> recipes(const StoredShards& stored) const = 0;
 
+  // How many shards each of so many members stores.
+  uint32_t storedShards(uint32_t members) const;
   // Per member, the shards that it stores: its own first.
   StoredShards placement(const MemberNodes& nodes) const;
   virtual Survival survival(const MemberNodes& nodes) const = 0;

@@ -209,8 +209,7 @@ void Vault::reserveSlot(uint32_t index, uint64_t table_bytes, uint64_t object_by
   if (room_ && !room_(extent.bytes)) {
     // A slot that grows needs no more than the difference, if its old place goes first. Nothing
     // needs what it holds.
-    const bool had = slot.mapping.data() != nullptr && releaseSlot(index) > 0;
-    if (!had || !room_(extent.bytes)) {
+    if (releaseSlot(index) == 0 || !room_(extent.bytes)) {
       throw SystemError("taking " + std::to_string(extent.bytes) +
                             " bytes for the vault: this node has not enough left",
                         ENOMEM);

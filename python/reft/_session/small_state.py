@@ -171,7 +171,9 @@ class SmallState:
             first = self._first_made.setdefault(name, dict(now))
             # One that was made later is put into one of its class, whose place it has taken.
             free = Counter(kind for key, kind in first.items() if key not in dict(now))
-            for _, kind in ((key, kind) for key, kind in now if key not in first):
+            for key, kind in now:
+                if key in first:
+                    continue
                 if free[kind] <= 0:
                     self._replaced.append((what, kind, _MADE_LATER))
                 free[kind] -= 1

@@ -281,7 +281,7 @@ def vault_elsewhere(env: dict[str, Any], job: job_identity.Job, adopted_fd: int)
         if os.path.samestat(wanted, os.fstat(adopted_fd)):
             return ""
     except OSError:
-        pass  # there is none
+        pass  # no file is there
     return "host memory held by reft-agent" if in_memory else f"files like {is_there}"
 
 
