@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from .foreign import Bulk, Fingerprint
+from .foreign import Bulk, Fingerprint, MappedArray
 
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
@@ -78,6 +78,8 @@ class Births:
         """What objects of packages looked like, by place."""
         self.bulky: dict[str, Bulk] = {}
         """Large attributes of datasets, by place."""
+        self.mapped: dict[str, MappedArray] = {}
+        """Mapped files that the process may write, by place."""
         self.handles: dict[str, Any] = {}
         """Numbers by place that were descriptors, processes, threads or addresses then."""
         self.constants: dict[str, Any] = {}

@@ -13,6 +13,7 @@ step. Errors: none; what cannot be read counts as unchanged.
 from __future__ import annotations
 
 import functools
+import os
 import struct
 import sys
 import threading
@@ -302,6 +303,33 @@ class Bulk:
             return False
 
 
+class MappedArray:
+    """A `numpy.memmap` that its process may write, as it was at the first program point.
+
+    Contents are compared as those of a `Bulk`. Of one that is too large for that, the time at which
+    its file was written is, too: the kernel notes it at the first write to a page that has been
+    written back.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._bulk = Bulk(value)
+        self._written_at = _written_at(value)
+
+    def has_changed(self, value: Any) -> bool:
+        """Whether it has been written; once true, always true."""
+        return self._bulk.has_changed(value) or self._written_at != _written_at(value)
+
+
+def _written_at(value: Any) -> int:
+    """When the file of a large mapped array was written last, in ns; 0 if its contents tell it."""
+    if value.nbytes <= _MOST_BYTES_COPIED or not value.filename:
+        return 0
+    try:
+        return os.stat(value.filename).st_mtime_ns
+    except OSError:
+        return 0
+
+
 def _size_of(item: Any) -> int:
     return int(item.nbytes) if hasattr(type(item), "nbytes") else len(item)
 
@@ -399,7 +427,7 @@ def _find_probe(kind: type) -> Callable[[Any], Any] | None:
         # Another thread may hold it for a moment.
         return lambda value: value.locked() and threading.active_count() == 1
     if module.partition(".")[0] == "numpy" and hasattr(kind, "__array_finalize__"):
-        # A subclass of arrays. The contents of a mapped file are the file's.
+        # A subclass of arrays. Of mapped files, `MappedArray` tells.
         return None if kind.__name__ == "memmap" else _of_memory
     if (module, name) == ("sqlite3", "Connection"):
         return _changes_in_memory

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -192,6 +193,22 @@ class RestoreWalk:
         """Notes the object that stands for a node, before its parts are resolved: they may lead
         back to it."""
         self._done[at.index] = target
+
+    def becomes(self, encoded: Any, made: Any, live: Any) -> bool:
+        """Gives a live tensor the memory of the one that was made for a value, and stands for it,
+        as when a script casts a module: others hold the live one. Returns whether it can."""
+        index = index_of(encoded)
+        torch: Any = sys.modules["torch"]
+        kinds = (torch.Tensor, torch.nn.Parameter)
+        if index is None or type(made) not in kinds or type(live) is not type(made):
+            return False
+        node = self.graph.nodes[index]
+        if not isinstance(node, Tensor) or node.tags or node.hooks or node.grad is not None:
+            return False
+        self._done[index] = live
+        self.claim(live)
+        self.contents.append(lambda: setattr(live, "data", made.data))
+        return True
 
     def target(self, at: At, live: Any) -> Any:
         """Returns the live object that a node is; MISSING if there is none.

@@ -130,6 +130,18 @@ class Boundary:
             return None
         return sum(optimizer is not None for optimizer in self._known[: self.closing])
 
+    def why_no_point(self) -> str:
+        """Why nothing was protected, if there was no program point."""
+        if not self._known:
+            return (
+                "nothing was protected: no torch.optim.Optimizer has stepped. A loop without one"
+                " calls reft.step() after each training step"
+            )
+        return (
+            f"nothing was protected: which of {len(self._known)} optimizers ends an iteration shows"
+            " when one steps again"
+        )
+
     def know(self, others: list[Optimizer]) -> None:
         """Adds optimizers that have not stepped in this process, but did in the previous one."""
         self._known += others
@@ -163,7 +175,9 @@ class Boundary:
             if id(optimizer) in self._nesting:
                 last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
                 del self._nesting[last:]
-            if not self._nesting and not self._compiled.running:
+            if self._nesting:
+                gradients.of_process.has_stepped(optimizer)  # an inner one, with its own gradients
+            elif not self._compiled.running:
                 self._stepped([optimizer], sys._getframe(1))
         except Exception as error:
             self._listener.failed("step", error)

@@ -545,8 +545,11 @@ class Session:
         self._leave_resume()
         if self.engine is not None and self._snapshots:
             self.engine.drain(_DRAIN_MS)
-        if at_exit and self._at_end and self.job.rank == 0 and self.env["banner"]:
-            _voice.say(self._at_end)
+        if at_exit and self.job.rank == 0 and self.env["banner"]:
+            if self._at_end:
+                _voice.say(self._at_end)
+            if self._boundary is not None and self._snapshots and not self.step:
+                _voice.say(self._boundary.why_no_point())
         if at_exit and self.client is not None:
             self.client.bye_at_exit()
         # A reference to the client keeps it connected, and it would compete for the agent with the

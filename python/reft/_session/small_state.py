@@ -35,10 +35,20 @@ _OTHER_OPTIMIZER = (
     "another one than in the first iteration, by its class or its parameters: a restarted script"
     " begins without it, and would start from its beginning"
 )
+_OTHER_PARAMETER = (
+    "a parameter in the first iteration, and not since: a restarted script begins with it, and would"
+    " start from its beginning"
+)
+_OTHER_TYPE = (
+    "of another shape or dtype than in the first iteration, with which a restarted script begins: it"
+    " would start from its beginning"
+)
 _MADE_LATER = (
     "made after the first iteration: a restarted script begins without it, and a resume cannot put"
     " it back"
 )
+
+_Look = tuple[tuple[int, ...], torch.dtype]
 
 
 class Saved(TypedDict, total=False):
@@ -138,6 +148,8 @@ class SmallState:
         self._first_signatures: list[str] = []
         self.first_shapes: dict[str, list[int]] = {}
         self._reshaped: dict[str, list[int]] = {}
+        self._first_parameters: dict[str, _Look] = {}
+        self._looked_at = 0  # how many optimizers there were when those were noted
         self._first_made: dict[str, dict[str, str]] = {}  # classes of schedulers, scalers, by key
         self._replaced: list[Note] = []  # what a restarted script begins without
         self._keys: dict[str, list[str]] = {}
@@ -163,6 +175,8 @@ class SmallState:
             for k, (now, first, optimizer) in enumerate(pairs)
             if now != first
         ]
+        if not self._replaced and len(self._signatures) == len(self._first_signatures):
+            self._replaced = self._other_parameters(state)
         named = {"optimizers": optimizers, "schedulers": state.schedulers, "scalers": state.scalers}
         self._keys = {name: keys_of(objects) for name, objects in named.items()}
         for name, what in (("schedulers", "scheduler"), ("scalers", "gradient scaler")):
@@ -195,6 +209,19 @@ class SmallState:
             encoded = encoder.encode(dict(optimizer.state), f"o{index}")
             if contents.is_fixed(encoded):
                 self._fixed[index] = pickle.dumps(encoded, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def _other_parameters(self, state: discovery.State) -> list[Note]:
+        """Parameters with which a restarted script begins and that a resume cannot give it: a pruned
+        one has another name, and one of a model that was cast has another dtype."""
+        now = {name: _look(parameter) for name, parameter in state.parameters.items()}
+        if len(self._signatures) > self._looked_at:  # at first, and with each optimizer that is new
+            self._looked_at = len(self._signatures)
+            self._first_parameters = now | self._first_parameters
+        return [
+            (name, "parameter", _OTHER_TYPE if name in now else _OTHER_PARAMETER)
+            for name, first in self._first_parameters.items()
+            if now.get(name) != first
+        ]
 
     def forget(self) -> None:
         """Drops what a plan has led to."""
@@ -388,6 +415,10 @@ def registered_values(saved: Saved) -> dict[str, Any]:
 
     found = {name: _opened(values, find) for name, values in saved["registered"].items()}
     return {name: values for name, values in found.items() if not isinstance(values, Unreadable)}
+
+
+def _look(parameter: torch.Tensor) -> _Look:
+    return tuple(parameter.shape), parameter.dtype
 
 
 def restore_strided(saved: Saved, state: discovery.State) -> list[Note]:

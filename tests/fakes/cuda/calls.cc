@@ -14,6 +14,7 @@ Result Calls::enter(const char* function, bool in_context) {
       found != failures_.end() && --found->second.after == 0) {
     const Failure failure = found->second;
     failures_.erase(found);
+    failed_.store(true);
     if (failure.sticky) {
       stuck_.store(failure.result);
     }

@@ -20,6 +20,9 @@ class Calls {
   Result enter(const char* function, bool in_context = true);
   void fail(const std::string& function, uint64_t after, Result result, bool sticky);
   void heal();
+  // Whether a call has failed that a test made fail, in this process: from then on streams are no
+  // longer ordered as the program asked.
+  bool haveFailed() const { return failed_.load(); }
   // From now on each call fails: what a kernel has done wrong.
   void stick(Result result) { stuck_.store(result); }
   Result stuck() const { return stuck_.load(); }
@@ -35,6 +38,7 @@ class Calls {
   std::map<std::string, uint64_t, std::less<>> counts_;
   std::map<std::string, Failure, std::less<>> failures_;
   std::atomic<Result> stuck_{kSuccess};
+  std::atomic<bool> failed_{false};
 };
 
 Calls& calls();  // of this process; never destroyed

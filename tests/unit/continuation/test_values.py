@@ -395,6 +395,45 @@ def main():
         probe.trace(type(data).__name__, data[step], getattr(data, "seen", None), weight.tolist() == model[0].weight.tolist())
 main()
 """,
+    "arrays_of_objects_and_of_records": """
+class SumTree:
+    def __init__(self, n):
+        self.sums, self.data, self.at = np.zeros(2 * n), np.zeros(n, dtype=object), 0
+    def add(self, item):
+        self.data[self.at % len(self.data)] = item
+        self.sums[self.at % len(self.sums)] += self.at
+        self.at += 1
+def main():
+    tree, board = SumTree(4), np.empty((2, 3), dtype=object, order="F")
+    rows = np.zeros(4, dtype=[("step", "<i8"), ("loss", "<f4", 2), ("name", "S3")])
+    steps = rows["step"]
+    later, shared = None, []
+    board[0, 1] = shared
+    for step in range(9):
+        loss = learn()
+        tree.add((step, torch.full((2,), float(step)), {"a": step}))
+        board[step % 2, step % 3] = shared if step % 4 == 0 else tree.data[step % 4]
+        rows[step % 4] = (step, (step, loss.item()), b"abc"[: step % 4])
+        shared.append(step)
+        if step == 1:
+            later = np.array([shared, None, step], dtype=object)
+        probe.trace(step, tree.sums.tolist(), [str(item) for item in tree.data], str(board.tolist()), board.flags.f_contiguous)
+        probe.trace(str(rows.tolist()), steps.tolist(), None if later is None else (later.tolist(), later[0] is shared))
+main()
+""",
+    "frozen_modules_that_are_cast": """
+def main():
+    teacher, held = torch.nn.Linear(3, 3).requires_grad_(False), []
+    held.append(teacher.weight)
+    for step in range(9):
+        if step == 2:
+            teacher.to(torch.bfloat16)
+        learn()
+        with torch.no_grad():
+            teacher.weight.add_(0.5)
+        probe.trace(step, str(teacher.weight.dtype), teacher.weight.tolist(), held[0] is teacher.weight)
+main()
+""",
     "samplers_and_streams_that_change": """
 from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler
 class Shuffled(Sampler):
@@ -534,6 +573,39 @@ main()
     result = run_script(HEADER + script, 4)
     assert {place for place, _, _ in result.captured["uncaptured"]} == {"main:match", "main:noise"}
     assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_a_record_in_the_memory_of_an_array_is_named(run_script: Run) -> None:
+    script = """
+def main():
+    rows = np.zeros(4, dtype=[("step", "<i8"), ("loss", "<f4")])
+    first, table = rows[0], np.empty((2, 2), dtype=object)
+    column = table[:, 0]
+    for step in range(6):
+        learn()
+        rows[0] = (step, step)
+        column[1] = step
+        probe.trace(step, str(rows.tolist()), str(first), table.tolist())
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    assert {place for place, _, _ in result.captured["uncaptured"]} == {"main:first", "main:column"}
+
+
+def test_a_mapped_file_that_the_loop_writes_is_named(run_script: Run) -> None:
+    script = """
+def main():
+    name = tempfile.mkdtemp() + "/rows"
+    read = np.memmap(name, np.float32, "w+", shape=(70_000,))
+    rows = np.memmap(name + "2", np.float32, "w+", shape=(70_000,))
+    for step in range(6):
+        learn()
+        rows[60_000 + step] = step
+        probe.trace(step, read[step].item())
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    assert {place for place, _, _ in result.captured["uncaptured"]} == {"main:rows"}
 
 
 def test_what_only_hooks_hold_comes_back(run_script: Run) -> None:

@@ -105,7 +105,8 @@ class Module(Node):
         walk.fix(*tree.tensors)
         for name, item in self.tensors:
             there = tensor_of.get(name, MISSING)
-            if walk.resolve(item, there, f"{place}.{name}") is not there:
+            value = walk.resolve(item, there, f"{place}.{name}")
+            if value is not there and not walk.becomes(item, value, there):
                 walk.problem(at, "has another shape, type or device", f"{place}.{name}")
         for i, name, item in self.attributes:
             holder = tree.modules[i].__dict__

@@ -262,6 +262,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_torch_extends("amp.GradScaler"), modules.capture_scaler),
     # NumPy
     Rule(_is_array, tensors.Array.capture),
+    Rule(_numpy_is("memmap"), tensors.capture_mapped),
     Rule(_numpy_is("ma.MaskedArray"), tensors.capture_masked),
     Rule(_numpy_is("random.SeedSequence"), randoms.SeedSequence.capture),
     Rule(_numpy_is("random.Generator", "random.RandomState"), randoms.Random.capture),

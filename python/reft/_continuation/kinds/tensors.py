@@ -5,6 +5,7 @@ Threads: the training thread. Errors: none; what cannot be put back is reported 
 
 from __future__ import annotations
 
+import ast
 import pickle
 import sys
 from dataclasses import replace
@@ -13,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from reft._state.raw import bytes_of
 
 from .. import attachments, hooks, memory
+from ..foreign import MappedArray
 from ..memory import Span
 from ..nodes import KEEP, MISSING, At, Named, Node, kind, native, type_name
 from .constants import Pickled
-from .objects import OWNED, Owned, encode_hooks
+from .objects import OWNED, Owned, capture_foreign, encode_hooks
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -218,9 +220,10 @@ class Tensor(Node):
 
 @kind
 class Array(Node):
-    """A NumPy array or scalar."""
+    """A NumPy array or scalar whose items are bytes, also one with named fields."""
 
     dtype: str
+    """NumPy's name of it, or the list of its fields; see `_type_called`."""
     shape: tuple[int, ...]
     data: bytes
     storage: int
@@ -234,13 +237,16 @@ class Array(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if value.dtype == object and value.base is None:
+            return ObjectArray.capture(value, place, depth, walk)
         if walk.note_births:
             return OWNED
-        if value.dtype.hasobject or value.dtype.names is not None:
+        dtype = _name_of_type(value.dtype)
+        if dtype is None or (type(value) is sys.modules["numpy"].void and value.base is not None):
             return walk.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not walk.take(value.nbytes):
             return walk.no_room(value, place, value.nbytes)
-        dtype, shape, data = value.dtype.str, tuple(value.shape), value.tobytes()
+        shape, data = tuple(value.shape), value.tobytes()
         found = memory.memory_of_array(value)
         if found is None:
             return cls(dtype, shape, data, 0, 0, None, False)
@@ -251,7 +257,7 @@ class Array(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         import numpy
 
-        saved = numpy.frombuffer(self.data, dtype=self.dtype).reshape(self.shape)
+        saved = numpy.frombuffer(self.data, _type_called(self.dtype)).reshape(self.shape)
         if at.type_name != "numpy.ndarray":
             return saved[()]
         if self.is_owned and self.data:
@@ -278,7 +284,7 @@ class Array(Node):
         """Whether the captured contents fit into a live array, and may be written there."""
         return (
             tuple(live.shape) == tuple(self.shape)
-            and live.dtype.str == self.dtype
+            and _name_of_type(live.dtype) == self.dtype
             and bool(live.flags.writeable)
         )
 
@@ -292,9 +298,7 @@ class Array(Node):
 
     def span(self) -> Span:
         """Captured bytes between the first and the last item."""
-        import numpy
-
-        item = numpy.dtype(self.dtype).itemsize
+        item = _type_called(self.dtype).itemsize
         return memory.reach("cpu", self.address, self.shape, self.strides, item)
 
     def empty(self) -> Any:
@@ -303,23 +307,22 @@ class Array(Node):
 
         found = self.span()
         size = found.high - found.low
+        dtype = _type_called(self.dtype)
         if size == len(self.data) and min(self.strides or (), default=0) >= 0:
-            dtype: Any = numpy.dtype(self.dtype)
             made = numpy.empty(self.shape, dtype, "F" if self._is_fortran() else "C")
             if made.strides == tuple(self.strides or ()):
                 return made
         whole: Any = numpy.zeros(size, dtype=numpy.uint8)
         first = self.address - found.low
-        return numpy.ndarray(self.shape, numpy.dtype(self.dtype), whole, first, self.strides)
+        return numpy.ndarray(self.shape, dtype, whole, first, self.strides)
 
     def view_of(self, buffer: Any, shift: int) -> Any:
         """Makes this array over a region's live bytes, `shift` bytes from where it was."""
         import numpy
 
         offset = self.address + shift - buffer.data_ptr()
-        return numpy.ndarray(
-            self.shape, self.dtype, buffer=buffer.numpy(), offset=offset, strides=self.strides
-        )
+        dtype = _type_called(self.dtype)
+        return numpy.ndarray(self.shape, dtype, buffer.numpy(), offset, self.strides)
 
     def _is_fortran(self) -> bool:
         sizes = zip(self.strides or (), self.shape, strict=True)
@@ -330,6 +333,93 @@ class Array(Node):
         for size in self.shape:
             count *= size
         return steps[0] == len(self.data) // max(1, count)
+
+
+@kind
+class ObjectArray(Node):
+    """A NumPy array of Python objects that owns its memory. A view of one is not captured."""
+
+    shape: tuple[int, ...]
+    is_fortran: bool
+    items: list[Any]
+    """In the order of the memory."""
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if not walk.take(8 * value.size):
+            return walk.no_room(value, place, 8 * value.size)
+        is_fortran = value.flags.f_contiguous and not value.flags.c_contiguous
+        flat = value.reshape(-1, order="F" if is_fortran else "C").tolist()
+        return cls(tuple(value.shape), is_fortran, walk.encode_all(flat, place, depth))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        import numpy
+
+        target = walk.container(at, live)
+        if target is MISSING or not self._is_like(target):
+            target = numpy.empty(self.shape, object, "F" if self.is_fortran else "C")
+        walk.stands(at, target)
+        flat = (target.T if self.is_fortran else target).reshape(-1)  # a view
+        items = walk.children(self.items, flat.tolist(), at.place)
+        if items is None:
+            return walk.problem(at, "holds an object made after the first step")
+
+        def fill() -> None:
+            for i, item in enumerate(items):
+                flat[i] = item
+
+        walk.contents.append(fill)
+        return target
+
+    def is_made_anew(self) -> bool:
+        return True
+
+    def parts(self) -> list[Any]:
+        return self.items
+
+    def _is_like(self, live: Any) -> bool:
+        return (
+            live.dtype == object
+            and tuple(live.shape) == tuple(self.shape)
+            and bool(live.flags.writeable)
+            and bool(live.flags.f_contiguous if self.is_fortran else live.flags.c_contiguous)
+        )
+
+
+def _name_of_type(dtype: Any) -> str | None:
+    """Returns what `_type_called` makes the same type of; None where nothing does."""
+    if dtype.hasobject:
+        return None
+    if dtype.names is None:
+        return str(dtype.str)
+    from numpy.lib import format as npy
+
+    try:
+        name = repr(npy.dtype_to_descr(dtype))
+        return name if _type_called(name) == dtype else None
+    except (ValueError, TypeError, SyntaxError):
+        return None
+
+
+def _type_called(name: str) -> Any:
+    """Returns NumPy's type of that name, or with the fields of that list."""
+    import numpy
+    from numpy.lib import format as npy
+
+    return npy.descr_to_dtype(ast.literal_eval(name)) if name[0] == "[" else numpy.dtype(name)
+
+
+def capture_mapped(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+    """Captures NumPy's memmap: the contents are its file's. One that the script writes is reported:
+    the file does not go back to the step that is resumed, and mode "w+" empties it."""
+    if value.flags.writeable:
+        if walk.note_births:
+            walk.births.mapped[place] = MappedArray(value)
+        first = walk.births.mapped.get(place)
+        if first is not None and first.has_changed(value):
+            why = "a mapped file that the script has written: a resume does not take that back"
+            return walk.lost(place, type_name(type(value)), why)
+    return capture_foreign(value, place, depth, walk)
 
 
 def capture_masked(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:

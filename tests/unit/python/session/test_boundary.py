@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from reft._session.boundary import Boundary
+from reft._state import gradients
 from tests.support import strangers
 
 
@@ -320,3 +321,24 @@ def test_a_restarted_script_waits_for_the_one_that_closed() -> None:
         assert made.points == [4]
     finally:
         made.boundary.remove()
+
+
+def test_an_optimizer_inside_another_has_stepped_with_its_gradients(recorder: Recorder) -> None:
+    class Outer(Optimizer):
+        """Steps another one, for its own part of the parameters, as ZeroRedundancyOptimizer does."""
+
+        def __init__(self, parameters: list[torch.nn.Parameter]) -> None:
+            super().__init__(parameters, {})
+            self.inner = torch.optim.SGD(parameters[1:], lr=0.1)
+
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            self.inner.step()
+
+    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+    for parameter in parameters:
+        parameter.grad = torch.ones(2)
+    outer = Outer(parameters)
+    assert gradients.of_process.waiting([outer, outer.inner]) == [outer, outer.inner]
+    outer.step()
+    assert gradients.of_process.waiting([outer, outer.inner]) == []
+    assert recorder.events.count("point") == 1

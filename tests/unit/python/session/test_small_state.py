@@ -7,6 +7,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.nn.utils.prune
 
 from reft._session import small_state
 from reft._session.small_state import Saved, SmallState
@@ -227,3 +228,24 @@ def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> 
     assert groups == {id(group) for group in optimizer.param_groups}
     assert limit == 1 << 20 and {id(weight), id(optimizer)} <= owned
     assert storages == {weight.untyped_storage().data_ptr()}
+
+
+def test_a_parameter_that_a_restarted_script_begins_without_is_named() -> None:
+    def unsaved(module: torch.nn.Module) -> list[str]:
+        state = state_of(optimizer, parameters=dict(module.named_parameters()))
+        small.planned(state, state.optimizers)
+        small.capture(here(), 3, 0, state)
+        return [f"{name} {why.partition(':')[0]}" for name, _, why in small.unsaved]
+
+    small = SmallState(2, False, 1 << 20, lambda what, error: None)
+    module, optimizer = model()
+    assert unsaved(module) == []
+    torch.nn.utils.prune.l1_unstructured(module, "weight", amount=1)
+    assert unsaved(module) == ["weight a parameter in the first iteration, and not since"]
+    torch.nn.utils.prune.remove(module, "weight")
+    assert unsaved(module) == []
+    module.bfloat16()
+    assert [line.partition(" than")[0] for line in unsaved(module)] == [
+        "weight of another shape or dtype",
+        "bias of another shape or dtype",
+    ]
