@@ -223,7 +223,7 @@ class Planner:
         self._groups, different = replica_groups.confirm(
             state.regions, self._store, self._job.rank, plan
         )
-        self._own.update(name for found in different for name in found.names)
+        self._own.update(name for one in different for name in (*one.names, *one.partial))
         self._shared = {r.name: _identity(r) for r in state.regions if r.ranks}
         return different
 
@@ -236,7 +236,7 @@ class Planner:
     def _warn(self, different: list[replica_groups.Difference], why: str) -> None:
         """Reports what differs in groups whose first rank this is."""
         for found in different:
-            if self._job.rank != found.ranks[0]:
+            if self._job.rank != found.ranks[0] or not found.names:
                 continue
             tensors = _voice.plural(len(found.names), "replicated tensor")
             what = "not compared by all of" if found.missed else "not equal on"

@@ -43,13 +43,16 @@ class Difference:
 
     Attributes:
         ranks: members of the group.
-        names: of the regions, as this rank has them.
+        names: of the regions, as this rank has them, that are not equal.
         missed: whether a member did not take part, so that nothing was compared.
+        partial: names of regions that this rank has and some member has not: parts of an optimizer
+            that is sharded over replicas (ZeroRedundancyOptimizer).
     """
 
     ranks: tuple[int, ...]
     names: tuple[str, ...]
     missed: bool
+    partial: tuple[str, ...] = ()
 
 
 def confirm(
@@ -80,8 +83,11 @@ def confirm(
     different: list[Difference] = []
     for comparison, members in comparisons:
         equal = comparison.equal_names()
-        if unequal := tuple(row[0] for row in comparison.rows if row[0] not in equal):
-            different.append(Difference(comparison.ranks, unequal, comparison.missed))
+        own = [row[0] for row in comparison.rows if row[0] not in equal]
+        if own:
+            unequal = tuple(name for name in own if name not in comparison.partial)
+            partial = tuple(name for name in own if name in comparison.partial)
+            different.append(Difference(comparison.ranks, unequal, comparison.missed, partial))
         for region in members:
             if region.name not in equal:
                 region.ranks = ()
@@ -118,6 +124,7 @@ class _Comparison:
         ranks: members of the group.
         rows: what this member holds.
         missed: whether a member did not take part.
+        partial: names that some member has and another has not.
     """
 
     def __init__(
@@ -129,6 +136,7 @@ class _Comparison:
         members: list[Region],
     ) -> None:
         self.ranks, self.missed = ranks, False
+        self.partial: set[str] = set()
         self.rows: list[Row] = sorted(
             [
                 r.name,
@@ -156,7 +164,11 @@ class _Comparison:
             self._store.put(REPLICAS, f"{self._key}/rows/{self._rank}", self._rank, rows)
             outcome = self._outcome("rows", _compare_rows)
         self.missed = outcome == _NONE
-        return set() if self.missed else set(_parsed(outcome))
+        if self.missed:
+            return set()
+        equal, partial = map(set, _parsed(outcome))
+        self.partial = partial
+        return equal
 
     def _outcome(self, what: str, compare: Callable[[list[str]], str]) -> str:
         store, key = self._store, f"{self._key}/{what}/outcome"
@@ -186,8 +198,9 @@ def _compare_digests(digests: list[str]) -> str:
 
 
 def _compare_rows(texts: list[str]) -> str:
-    tables: list[list[Row]] = [_parsed(text) for text in texts]
-    first, *others = ({row[0]: row for row in table} for table in tables)
-    return json.dumps(
-        [name for name, row in first.items() if all(o.get(name) == row for o in others)]
-    )
+    """The names of rows that all have alike, and of those that only some have."""
+    tables: list[dict[str, Row]] = [{row[0]: row for row in _parsed(text)} for text in texts]
+    first, *others = tables
+    equal = [name for name, row in first.items() if all(o.get(name) == row for o in others)]
+    shared = set.intersection(*map(set, tables))
+    return json.dumps([equal, sorted(set().union(*tables) - shared)])

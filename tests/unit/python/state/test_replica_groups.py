@@ -64,8 +64,26 @@ def test_state_that_only_one_member_has_is_private() -> None:
     ranks = [[region("o0.p0", 1, (0, 1))], [region("o0.p0", 1, (0, 1))]]
     ranks[0].append(region("o0.p0.exp_avg", 0, (0, 1)))
     outcomes = confirm(ranks)
-    assert outcomes[0] == ([("g0-1", (0, 1))], ["o0.p0.exp_avg"])
+    assert outcomes[0] == ([("g0-1", (0, 1))], [])  # no difference: an optimizer may be sharded
     assert ranks[0][1].ranks == () and ranks[0][0].ranks == (0, 1)
+
+
+def test_what_some_have_and_what_differs_are_told_apart() -> None:
+    shared, store = (0, 1), trusted()
+    ranks = [
+        [region("m0.w", rank, shared), region("o0.p0", 1, shared), region(f"o1.p{rank}", 1, shared)]
+        for rank in range(2)
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        calls = [
+            pool.submit(replica_groups.confirm, regions, store, rank, "first")
+            for rank, regions in enumerate(ranks)
+        ]
+    for rank, call in enumerate(calls):
+        assert call.result() == (
+            [("g0-1", shared)],
+            [replica_groups.Difference(shared, ("m0.w",), False, (f"o1.p{rank}",))],
+        )
 
 
 def test_two_groups_of_a_rank_are_confirmed_apart() -> None:
