@@ -237,7 +237,7 @@ def test_vault_directory_that_is_full(job: TrainJob, expected: list[str], folder
 def test_two_jobs_with_one_id(job: TrainJob, expected: list[str], folder: Path) -> None:
     second_launcher = Forkrun()
     try:
-        job.start("--delay", "0.5")
+        job.start("--delay", "2")
         job.until_step(2)
         second = TrainJob(second_launcher, folder, "bad").start(REFT_CONNECT_SEC="2")
         unharmed(second, expected)

@@ -30,7 +30,7 @@ from .rng import capture_rng, restore_rng
 _process = Continuation()
 capture, observe, plan = _process.capture, _process.observe, _process.plan
 compare, place_of = _process.compare, _process.place_of
-why_not_here = _process.why_not_here
+why_not_here, leave = _process.why_not_here, _process.leave
 graphs = _process.graphs
 
 __all__ = [
@@ -43,6 +43,7 @@ __all__ = [
     "graphs",
     "install",
     "late_read",
+    "leave",
     "observe",
     "place_of",
     "plan",

@@ -78,6 +78,8 @@ class Births:
         """What objects of packages looked like, by place."""
         self.bulky: dict[str, Bulk] = {}
         """Large attributes of datasets, by place."""
+        self.too_large: dict[str, tuple[int, str]] = {}
+        """By the place of a container that had no room: how many items it had, and why."""
         self.mapped: dict[str, MappedArray] = {}
         """Mapped files that the process may write, by place."""
         self.handles: dict[str, Any] = {}

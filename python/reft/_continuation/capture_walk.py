@@ -20,7 +20,7 @@ from reft._state.own import is_made
 
 from . import handles
 from .births import MEMBER, Births
-from .foreign import Bulk, is_open, slot_names
+from .foreign import Bulk, is_object_array, is_open, slot_names
 from .kinds.functions import STATEFUL_STDLIB
 from .kinds.objects import OWNED, PENDING, Lost, capture_changed, encode_slots
 from .kinds.table import Rule, rule_of
@@ -42,13 +42,22 @@ from .nodes import (
 _MAX_DEPTH = 12
 _MAX_NODES = 50_000
 _MAX_REPORTS = 200
+_LARGE = 64  # items of a container, from which on it is left out as a whole where it has no room
+_LEAST_SHARE = 8  # of what there is room for: what is left out has at least this part of it
 _SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _STILL = frozenset({float, bool, complex, type(None)})  # as they are, and of no size
 _BARE = frozenset({list, dict, tuple, set, frozenset, deque, bytearray})  # without attributes
+_BASES: tuple[Any, ...] = (list, dict, tuple, set, frozenset, deque)
+_COUNTED = frozenset(_BASES)
 _CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
 
 CaptureGenerator = Callable[["CaptureWalk", Any, str], Any]
+
+
+class _NoRoom(BaseException):
+    """Something in a large container has no room: the container is left out, so that what comes
+    after it has. No `Exception`, which the capture of an object may swallow."""
 
 
 class CaptureWalk:
@@ -92,6 +101,8 @@ class CaptureWalk:
         self.refused: str | None = None
         self.graphs: list[tuple[Any, str]] = []
         self.bytes_left = limit_bytes
+        self._limit_bytes = limit_bytes
+        self._large = 0  # containers of many items around what is walked now
         self.births = births
         self.owned = owned if isinstance(owned, (set, frozenset)) else frozenset(owned)
         self.owned_storages = owned_storages
@@ -130,6 +141,8 @@ class CaptureWalk:
             ):
                 return handle(value)
             if (kind is str or kind is bytes) and not self.take(len(value)):
+                if self._large:
+                    raise _NoRoom(self.too_big(len(value)))
                 return self._give_up(value, place, self.too_big(len(value)))
             return value
         known = self._index.get(id(value))
@@ -147,8 +160,18 @@ class CaptureWalk:
         graph = self.graph
         index = len(graph.nodes)
         if index >= _MAX_NODES or depth > _MAX_DEPTH:
-            why = "too many objects" if index >= _MAX_NODES else "too deep"
-            return self._give_up(value, place, why)
+            if index < _MAX_NODES:
+                return self._give_up(value, place, "too deep")
+            if self._large:
+                raise _NoRoom("too many objects")
+            if not hasattr(kind, "__next__") and not hasattr(kind, "__anext__"):
+                return self._give_up(value, place, "too many objects")
+            # Without it, the position of a loop would be missing and not be missed.
+            graph.nodes.append(self.lost(place, type_name(kind), "too many objects"))
+            graph.births.append(None)
+            graph.types.append(type_name(kind))
+            self._objects.append(value)
+            return ref(index)
         graph.nodes.append(PENDING)
         graph.births.append(None)
         graph.types.append(type_name(kind))
@@ -167,6 +190,8 @@ class CaptureWalk:
                 node: Node = OWNED
             elif self.is_outside and self._is_outsider(kind, rule):
                 node = self._outsider(value, place, depth)
+            elif (count := _count_of(value, kind)) > _LARGE:
+                node = self._capture_large(rule, value, count, place, depth)
             else:
                 node = rule.capture(value, place, depth, self)
         except Exception as error:
@@ -176,6 +201,38 @@ class CaptureWalk:
             node = self.lost(place, type_name(kind), why)
         graph.nodes[index] = node
         return ref(index)
+
+    def _capture_large(self, rule: Rule, value: Any, count: int, place: str, depth: int) -> Node:
+        """Captures a container of many items, all of it or nothing: without some of them it is
+        worth nothing, and they would take the room of what comes after it."""
+        name = type_name(type(value))
+        known = self.births.too_large.get(place)
+        if known is not None and count >= known[0]:
+            return self.lost(place, name, known[1])  # not walked again in each step
+        left, nodes, reports = self.bytes_left, len(self.graph.nodes), len(self.uncaptured)
+        graphs, parts = len(self.graphs), self.device_parts.mark()
+        self._large += 1
+        try:
+            return rule.capture(value, place, depth, self)
+        except _NoRoom as error:
+            enough = (
+                len(self.graph.nodes) - nodes > _MAX_NODES // _LEAST_SHARE
+                or left - self.bytes_left > self._limit_bytes // _LEAST_SHARE
+            )
+            if self._large > 1 and not enough:
+                raise
+            for lost in self._objects[nodes:]:
+                self._index.pop(id(lost), None)
+            for rows in (self.graph.nodes, self.graph.births, self.graph.types, self._objects):
+                del rows[nodes:]
+            del self.uncaptured[reports:], self.graphs[graphs:]
+            self.device_parts.forget_since(parts)
+            self.bytes_left = left
+            why = f"has no room with its {count} items: {error}"
+            self.births.too_large[place] = count, why
+            return self.lost(place, name, why)
+        finally:
+            self._large -= 1
 
     def encode_standing(self, value: Any, place: str) -> Any:
         """As `encode`, for a variable of a frame on the path.
@@ -259,12 +316,16 @@ class CaptureWalk:
 
     def no_room(self, value: Any, place: str, size: int) -> Lost:
         """Reports a value that is larger than the budget and makes its node."""
+        if self._large:
+            raise _NoRoom(self.too_big(size))
         return self.lost(place, type_name(type(value)), self.too_big(size))
 
     def lost(self, place: str, name: str, reason: str) -> Lost:
         """Reports a value that cannot be captured and makes its node."""
         if len(self.uncaptured) < _MAX_REPORTS:
             self.uncaptured.append((place, name, reason))
+        elif len(self.uncaptured) == _MAX_REPORTS:
+            self.uncaptured.append(("more values", "", "they are too many to be listed"))
         return Lost(reason)
 
     def refuse(self, reason: str) -> None:
@@ -344,6 +405,9 @@ class CaptureWalk:
         That is one that is no list, dict or array, or is small, or has changed since the first
         point.
         """
+        # A file is not copied, and what has been written to it is said.
+        if type(item).__name__ == "memmap":
+            return True
         # Of the class: looking at an object's own attributes may run code of the script.
         nbytes = item.nbytes if hasattr(type(item), "nbytes") else None
         if nbytes is None and not isinstance(item, _CONTAINERS):
@@ -367,3 +431,13 @@ class CaptureWalk:
     def _give_up(self, value: Any, place: str, reason: str) -> Any:
         self.lost(place, type_name(type(value)), reason)
         return KEEP
+
+
+def _count_of(value: Any, kind: type) -> int:
+    """How many items a container has that each may be an object, or be some; 0 for anything else."""
+    if kind in _COUNTED:
+        return len(value)
+    for base in _BASES:
+        if issubclass(kind, base):
+            return int(base.__len__(value))  # as it is, whatever its class says
+    return int(value.size) if is_object_array(value) else 0

@@ -66,7 +66,8 @@ class Continuation:
     def __init__(self) -> None:
         self.graphs = GraphWatch()
         self._births = Births()
-        self._first: frames.Place | None = None  # the first program point
+        self._first: frames.Place | None = None  # the first program point of this training
+        self._begins_anew = False
         self._settings = Settings()
         self._statics = Statics()
 
@@ -133,6 +134,8 @@ class Continuation:
             alone = not report_threads(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
+        if self._begins_anew:
+            self._begins_anew, self._first = False, frames.Place(path, start_frame)
         if self._first and (why := self._first.why_elsewhere(path, start_frame)):
             walk.lost("loop", "place in the loop", why)
         handled = sys.exc_info()[1]
@@ -173,6 +176,10 @@ class Continuation:
         """
         if anew or not self._births.recorded:
             self._note_births(start_frame, Births())
+
+    def leave(self) -> None:
+        """A training has ended: another one of this process has a first program point of its own."""
+        self._begins_anew = True
 
     def place_of(self, value: Any) -> str | None:
         """Where an object stood at the first program point; None if it did not, or stood nowhere

@@ -242,14 +242,27 @@ def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
         if flat.nbytes > whole:
             flat = flat[:: flat.numel() // _SAMPLED]
         return [*mark[1:], bytes_of(flat)]
-    if type(value).__module__.partition(".")[0] == "numpy" and hasattr(type(value), "nbytes"):
-        if value.dtype.hasobject or not value.flags.c_contiguous:
-            return [value.shape, str(value.dtype)]
-        flat = value.reshape(-1)
+    kind = type(value)
+    if kind.__module__.partition(".")[0] == "numpy" and hasattr(kind, "nbytes"):
+        if kind.__name__ == "memmap":
+            return None  # its file may have become shorter: to read it would end the process
+        flat = value.flat
         if value.nbytes > whole:
-            flat = flat[:: flat.size // _SAMPLED]
+            flat = flat[:: max(1, value.size // _SAMPLED)]
+        elif value.flags.f_contiguous:
+            flat = value.T.reshape(-1)
+        else:
+            flat = value.reshape(-1)
+        if value.dtype.hasobject:
+            return [value.shape, list(map(id, flat.tolist()))]
         return [value.shape, str(value.dtype), flat.tobytes()]
     return None
+
+
+def is_object_array(value: Any) -> bool:
+    """Whether it is a NumPy array of Python objects."""
+    kind = type(value)
+    return (kind.__module__, kind.__name__) == ("numpy", "ndarray") and value.dtype.hasobject
 
 
 class Bulk:
@@ -304,30 +317,39 @@ class Bulk:
 
 
 class MappedArray:
-    """A `numpy.memmap` that its process may write, as it was at the first program point.
+    """The file of a `numpy.memmap` that its process may write, as it was at the first program point.
 
-    Contents are compared as those of a `Bulk`. Of one that is too large for that, the time at which
-    its file was written is, too: the kernel notes it at the first write to a page that has been
-    written back.
+    The file is read, never the mapping: a file that has become shorter would end the process. One
+    that is too large to be compared in each step is compared every few steps; of a very large one,
+    the time at which it was written is: the kernel notes that at the first write to a page which has
+    been written back.
     """
 
     def __init__(self, value: Any) -> None:
-        self._bulk = Bulk(value)
-        self._written_at = _written_at(value)
+        self._every = 1 + value.nbytes // _BYTES_COMPARED_PER_STEP
+        self._turn = 0
+        self._first: Any = _look_at_file(value)
 
     def has_changed(self, value: Any) -> bool:
         """Whether it has been written; once true, always true."""
-        return self._bulk.has_changed(value) or self._written_at != _written_at(value)
+        self._turn += 1
+        is_due = value.nbytes > _MOST_BYTES_COPIED or self._turn % self._every == 0
+        if self._first is not None and is_due and _look_at_file(value) != self._first:
+            self._first = None
+        return self._first is None
 
 
-def _written_at(value: Any) -> int:
-    """When the file of a large mapped array was written last, in ns; 0 if its contents tell it."""
-    if value.nbytes <= _MOST_BYTES_COPIED or not value.filename:
-        return 0
+def _look_at_file(value: Any) -> tuple[Any, ...]:
+    """Which file it is, and its contents, or when it was written."""
     try:
-        return os.stat(value.filename).st_mtime_ns
+        with open(value.filename, "rb", buffering=0) as file:
+            found = os.fstat(file.fileno())
+            which = (found.st_dev, found.st_ino)
+            if value.nbytes > _MOST_BYTES_COPIED:
+                return (*which, found.st_mtime_ns)
+            return (*which, os.pread(file.fileno(), value.nbytes, value.offset))
     except OSError:
-        return 0
+        return ()
 
 
 def _size_of(item: Any) -> int:
@@ -346,6 +368,8 @@ def _steps_between(item: Any, size: int) -> int:
 
 def _copy_of(item: Any) -> Any:
     """The items of a container, values of a dict and its order included; samples of a large one."""
+    if is_object_array(item) and item.size <= _MOST_COPIED:
+        return item.reshape(-1).tolist()
     if (contents := _of_memory(item, _MOST_BYTES_COPIED)) is not None:
         return contents
     if isinstance(item, bytearray):

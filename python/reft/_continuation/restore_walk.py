@@ -205,9 +205,14 @@ class RestoreWalk:
         node = self.graph.nodes[index]
         if not isinstance(node, Tensor) or node.tags or node.hooks or node.grad is not None:
             return False
+        # Another one than at the first program point, or what another node stands for.
+        if id(live) in self._claimed or self.born(self.graph.births[index]) is not live:
+            return False
         self._done[index] = live
         self.claim(live)
         self.contents.append(lambda: setattr(live, "data", made.data))
+        if live.grad is not None:
+            self.contents.append(lambda: setattr(live, "grad", None))
         return True
 
     def target(self, at: At, live: Any) -> Any:

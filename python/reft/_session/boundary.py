@@ -109,6 +109,7 @@ class Boundary:
         self._lengthening_reported = False
         self._steps: list[int] = []  # optimizers in the order of their last steps
         self._last = -1
+        self._has_unseen = False  # steps in compiled functions
         self._round: set[int] = set()  # optimizers that stepped since the last program point
         # Ids of optimizers whose step is running: ZeRO's outer step calls an inner one.
         self._nesting: list[int] = []
@@ -131,7 +132,9 @@ class Boundary:
         return sum(optimizer is not None for optimizer in self._known[: self.closing])
 
     def why_no_point(self) -> str:
-        """Why nothing was protected, if there was no program point."""
+        """Why nothing was protected, if there was no program point; "" if that has been said."""
+        if self._has_unseen:
+            return ""
         if not self._known:
             return (
                 "nothing was protected: no torch.optim.Optimizer has stepped. A loop without one"
@@ -211,6 +214,7 @@ class Boundary:
 
     def compiled_unseen(self) -> None:
         """An optimizer steps in a compiled function whose calls cannot be seen."""
+        self._has_unseen = True
         self._listener.compiled_step(is_seen=False)
 
     def failed(self, what: str, error: Exception) -> None:

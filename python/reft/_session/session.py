@@ -541,23 +541,29 @@ class Session:
         Args:
             at_exit: the process ends; the agent learns whether it ends cleanly.
         """
+        at_end = [self._at_end]
+        if self._boundary is not None and self._snapshots and self._has_no_point():
+            at_end.append(self._boundary.why_no_point())
         self._unhook()
         self._leave_resume()
         if self.engine is not None and self._snapshots:
             self.engine.drain(_DRAIN_MS)
         if at_exit and self.job.rank == 0 and self.env["banner"]:
-            if self._at_end:
-                _voice.say(self._at_end)
-            if self._boundary is not None and self._snapshots and not self.step:
-                _voice.say(self._boundary.why_no_point())
+            for line in filter(None, at_end):
+                _voice.say(line)
         if at_exit and self.client is not None:
             self.client.bye_at_exit()
         # A reference to the client keeps it connected, and it would compete for the agent with the
         # next session of this process.
         gradients.of_process.forget()
+        _continuation.leave()
         self.engine = self.planner = self._memory = self._evidence = None
         self._boundary = self._announcer = self._watch = None
         self.client = None
+
+    def _has_no_point(self) -> bool:
+        """Whether no program point of this process was found, and none before it."""
+        return not self.step and self.number == 1 and self._resume is None
 
     def release(self) -> None:
         """Takes no more snapshots, and drops all references to models and optimizers. The rank stays
@@ -574,6 +580,7 @@ class Session:
         self._small_state.forget()
         module_tree.forget()
         gradients.of_process.forget()
+        _continuation.leave()
 
     def _leave_resume(self) -> None:
         """The loop is over: a resume that is under way is not waited for."""

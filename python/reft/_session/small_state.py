@@ -14,6 +14,7 @@ Threads: the training thread. Errors: what cannot be captured is reported and le
 from __future__ import annotations
 
 import pickle
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ _MADE_LATER = (
     "made after the first iteration: a restarted script begins without it, and a resume cannot put"
     " it back"
 )
-
+_OF_MODULE = re.compile(r"m\d+\.")
 _Look = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -148,7 +149,8 @@ class SmallState:
         self._first_signatures: list[str] = []
         self.first_shapes: dict[str, list[int]] = {}
         self._reshaped: dict[str, list[int]] = {}
-        self._first_parameters: dict[str, _Look] = {}
+        self._first_parameters: set[str] = set()
+        self._first_tensors: dict[str, _Look] = {}
         self._looked_at = 0  # how many optimizers there were when those were noted
         self._first_made: dict[str, dict[str, str]] = {}  # classes of schedulers, scalers, by key
         self._replaced: list[Note] = []  # what a restarted script begins without
@@ -176,7 +178,7 @@ class SmallState:
             if now != first
         ]
         if not self._replaced and len(self._signatures) == len(self._first_signatures):
-            self._replaced = self._other_parameters(state)
+            self._replaced = self._other_tensors(state)
         named = {"optimizers": optimizers, "schedulers": state.schedulers, "scalers": state.scalers}
         self._keys = {name: keys_of(objects) for name, objects in named.items()}
         for name, what in (("schedulers", "scheduler"), ("scalers", "gradient scaler")):
@@ -210,17 +212,28 @@ class SmallState:
             if contents.is_fixed(encoded):
                 self._fixed[index] = pickle.dumps(encoded, protocol=pickle.HIGHEST_PROTOCOL)
 
-    def _other_parameters(self, state: discovery.State) -> list[Note]:
-        """Parameters with which a restarted script begins and that a resume cannot give it: a pruned
-        one has another name, and one of a model that was cast has another dtype."""
-        now = {name: _look(parameter) for name, parameter in state.parameters.items()}
+    def _other_tensors(self, state: discovery.State) -> list[Note]:
+        """Tensors of modules with which a restarted script begins, and that a resume cannot give it
+        as they are: a pruned parameter has another name, and what was cast has another dtype."""
+        now = {
+            region.name: _look(region.tensor, region.is_replaceable)
+            for region in state.regions
+            if _OF_MODULE.match(region.name)
+        }
         if len(self._signatures) > self._looked_at:  # at first, and with each optimizer that is new
             self._looked_at = len(self._signatures)
-            self._first_parameters = now | self._first_parameters
-        return [
-            (name, "parameter", _OTHER_TYPE if name in now else _OTHER_PARAMETER)
-            for name, first in self._first_parameters.items()
-            if now.get(name) != first
+            self._first_tensors = now | self._first_tensors
+            self._first_parameters |= state.parameters.keys()
+        names = now.keys() | state.parameters.keys()
+        gone = [
+            (name, "parameter", _OTHER_PARAMETER)
+            for name in sorted(self._first_parameters)
+            if name not in names
+        ]
+        return gone + [
+            (name, "tensor", _OTHER_TYPE)
+            for name, first in self._first_tensors.items()
+            if name in now and now[name] != first
         ]
 
     def forget(self) -> None:
@@ -417,8 +430,9 @@ def registered_values(saved: Saved) -> dict[str, Any]:
     return {name: values for name, values in found.items() if not isinstance(values, Unreadable)}
 
 
-def _look(parameter: torch.Tensor) -> _Look:
-    return tuple(parameter.shape), parameter.dtype
+def _look(tensor: torch.Tensor, is_replaceable: bool) -> _Look:
+    """A buffer of another shape comes back (`Arrangement`)."""
+    return () if is_replaceable else tuple(tensor.shape), tensor.dtype
 
 
 def restore_strided(saved: Saved, state: discovery.State) -> list[Note]:

@@ -60,6 +60,15 @@ class DeviceParts:
         self._parts.append((tensor, begin))
         return begin, self._size
 
+    def mark(self) -> tuple[int, int]:
+        """What has been taken until now, for `forget_since`."""
+        return len(self._parts), self._size
+
+    def forget_since(self, mark: tuple[int, int]) -> None:
+        """Gives back what was taken since."""
+        count, self._size = mark
+        del self._parts[count:]
+
     def written_by(self, stream: torch.Stream) -> None:
         """Notes a stream that the script holds."""
         import torch

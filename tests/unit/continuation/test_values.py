@@ -575,10 +575,74 @@ main()
     assert result.restored["lines"] == result.expected["lines"]
 
 
+@pytest.mark.parametrize("kind", ["list", "object array", "text"])
+def test_a_container_without_room_leaves_it_to_what_comes_after(run_script: Run, kind: str) -> None:
+    """A replay buffer took the room of the loop's position, which was lost without a word."""
+    items = {
+        "list": "[(i, [i]) for i in range(30_000)]",
+        "object array": "np.array([(i, [i]) for i in range(60_000)] + [None], dtype=object)",
+        "text": "['x' * 100 for _ in range(30_000)]",
+    }
+    script = f"""
+class Memory:
+    def __init__(self):
+        self.data, self.at = {items[kind]}, 0
+def main():
+    memory, total = Memory(), torch.zeros(3)
+    for step in range(6):
+        learn()
+        memory.data[step] = (step, [step])
+        memory.at, total = memory.at + 1, total + step
+        probe.trace(step, memory.at, total.tolist())
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    assert [place for place, _, _ in result.captured["uncaptured"]] == ["main:memory.data"]
+    assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_a_tensor_that_was_replaced_is_not_the_one_in_its_place(run_script: Run) -> None:
+    script = """
+def main():
+    teacher = torch.nn.Linear(3, 2).requires_grad_(False)
+    old = teacher.bias
+    for step in range(6):
+        learn()
+        if step == 2:
+            teacher.bias = torch.nn.Parameter(old.to(torch.bfloat16) + 1, False)
+        probe.trace(step, str(old.dtype), old.tolist())
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    assert result.restored["problems"]
+    assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_arrays_of_objects_outside_of_frames_are_seen_to_change(run_script: Run) -> None:
+    script = """
+class Memory:
+    data, grid = np.zeros(1000, dtype=object), np.zeros((300, 40), order="F")
+def main():
+    late = None
+    for step in range(6):
+        learn()
+        Memory.data[step], Memory.grid[7, step] = (step,), step
+        if step == 1:
+            late = np.empty(2, dtype=object)
+            late[0] = threading.Lock()
+        probe.trace(step, Memory.data[:6].tolist(), Memory.grid[7, :6].tolist(), late is late)
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    assert [place for place, _, _ in result.captured["uncaptured"]] == ["main:late[0]"]
+    assert [place for place, _, _ in result.restored["problems"]] == ["main:late"]
+    assert result.restored["lines"] == result.expected["lines"]
+
+
 def test_a_record_in_the_memory_of_an_array_is_named(run_script: Run) -> None:
     script = """
 def main():
-    rows = np.zeros(4, dtype=[("step", "<i8"), ("loss", "<f4")])
+    rows = np.zeros(4, np.dtype((np.record, [("step", "<i8"), ("loss", "<f4")])))
     first, table = rows[0], np.empty((2, 2), dtype=object)
     column = table[:, 0]
     for step in range(6):
@@ -589,7 +653,11 @@ def main():
 main()
 """
     result = run_script(HEADER + script, 4)
-    assert {place for place, _, _ in result.captured["uncaptured"]} == {"main:first", "main:column"}
+    assert {place for place, _, _ in result.captured["uncaptured"]} == {
+        "main:rows",
+        "main:first",
+        "main:column",
+    }
 
 
 def test_a_mapped_file_that_the_loop_writes_is_named(run_script: Run) -> None:
@@ -598,14 +666,21 @@ def main():
     name = tempfile.mkdtemp() + "/rows"
     read = np.memmap(name, np.float32, "w+", shape=(70_000,))
     rows = np.memmap(name + "2", np.float32, "w+", shape=(70_000,))
+    Held.rows, Held.grid = rows, np.memmap(name + "3", np.float32, "w+", shape=(30, 40), order="F")
+    short = np.memmap(name + "4", np.float32, "w+", shape=(70_000,))
+    os.truncate(name + "4", 0)
     for step in range(6):
         learn()
-        rows[60_000 + step] = step
-        probe.trace(step, read[step].item())
+        rows[60_000 + step] = Held.grid[7, step] = step
+        window = read[step : step + 2]
+        probe.trace(step, window.tolist(), len(short))
+class Held:
+    pass
 main()
 """
     result = run_script(HEADER + script, 4)
-    assert {place for place, _, _ in result.captured["uncaptured"]} == {"main:rows"}
+    named = {place for place, _, why in result.captured["uncaptured"] if "has written" in why}
+    assert named == {"main:rows", "__main__:Held.grid"}
 
 
 def test_what_only_hooks_hold_comes_back(run_script: Run) -> None:

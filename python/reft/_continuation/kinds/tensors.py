@@ -6,8 +6,10 @@ Threads: the training thread. Errors: none; what cannot be put back is reported 
 from __future__ import annotations
 
 import ast
+import functools
 import pickle
 import sys
+import warnings
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
     from ..restore_walk import RestoreWalk
 
+_MOST_OBJECTS = 50_000  # of an array
 _FLAGS = frozenset({bool, str, type(None)})
 _BORROWED = "view of a weight, restored as a separate copy"
 
@@ -242,11 +245,12 @@ class Array(Node):
         if walk.note_births:
             return OWNED
         dtype = _name_of_type(value.dtype)
-        if dtype is None or (type(value) is sys.modules["numpy"].void and value.base is not None):
+        is_record = isinstance(value, sys.modules["numpy"].void)
+        if dtype is None or (is_record and value.base is not None):
             return walk.lost(place, type_name(type(value)), f"array of {value.dtype}")
         if not walk.take(value.nbytes):
             return walk.no_room(value, place, value.nbytes)
-        shape, data = tuple(value.shape), value.tobytes()
+        shape, data = tuple(value.shape), _bytes_of(value)
         found = memory.memory_of_array(value)
         if found is None:
             return cls(dtype, shape, data, 0, 0, None, False)
@@ -346,6 +350,8 @@ class ObjectArray(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if value.size > _MOST_OBJECTS:
+            return walk.lost(place, type_name(type(value)), f"array of {value.size} objects")
         if not walk.take(8 * value.size):
             return walk.no_room(value, place, 8 * value.size)
         is_fortran = value.flags.f_contiguous and not value.flags.c_contiguous
@@ -356,11 +362,12 @@ class ObjectArray(Node):
         import numpy
 
         target = walk.container(at, live)
-        if target is MISSING or not self._is_like(target):
+        is_alive = target is not MISSING and self._is_like(target)
+        if not is_alive:
             target = numpy.empty(self.shape, object, "F" if self.is_fortran else "C")
         walk.stands(at, target)
         flat = (target.T if self.is_fortran else target).reshape(-1)  # a view
-        items = walk.children(self.items, flat.tolist(), at.place)
+        items = walk.children(self.items, flat.tolist() if is_alive else [], at.place)
         if items is None:
             return walk.problem(at, "holds an object made after the first step")
 
@@ -386,6 +393,7 @@ class ObjectArray(Node):
         )
 
 
+@functools.lru_cache(maxsize=256)
 def _name_of_type(dtype: Any) -> str | None:
     """Returns what `_type_called` makes the same type of; None where nothing does."""
     if dtype.hasobject:
@@ -394,13 +402,17 @@ def _name_of_type(dtype: Any) -> str | None:
         return str(dtype.str)
     from numpy.lib import format as npy
 
-    try:
-        name = repr(npy.dtype_to_descr(dtype))
-        return name if _type_called(name) == dtype else None
-    except (ValueError, TypeError, SyntaxError):
-        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what has metadata
+        try:
+            name = repr(npy.dtype_to_descr(dtype))
+            # It tells records from structures, and aligned ones from others.
+            return name if repr(_type_called(name)) == repr(dtype) else None
+        except (ValueError, TypeError, SyntaxError):
+            return None
 
 
+@functools.lru_cache(maxsize=256)
 def _type_called(name: str) -> Any:
     """Returns NumPy's type of that name, or with the fields of that list."""
     import numpy
@@ -409,14 +421,26 @@ def _type_called(name: str) -> Any:
     return npy.descr_to_dtype(ast.literal_eval(name)) if name[0] == "[" else numpy.dtype(name)
 
 
+def _bytes_of(array: Any) -> bytes:
+    """The contents, and zeros between named fields: what stands there is not copied with them."""
+    if array.dtype.names is None:
+        return bytes(array.tobytes())
+    import numpy
+
+    fields = numpy.zeros(array.shape, array.dtype)
+    fields[...] = array
+    return bytes(fields.tobytes())
+
+
 def capture_mapped(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
     """Captures NumPy's memmap: the contents are its file's. One that the script writes is reported:
     the file does not go back to the step that is resumed, and mode "w+" empties it."""
-    if value.flags.writeable:
+    if value.flags.writeable and value.filename:
         if walk.note_births:
             walk.births.mapped[place] = MappedArray(value)
         first = walk.births.mapped.get(place)
-        if first is not None and first.has_changed(value):
+        stands = walk.births.place(value) == place  # not a window of it, made since
+        if first is not None and stands and first.has_changed(value):
             why = "a mapped file that the script has written: a resume does not take that back"
             return walk.lost(place, type_name(type(value)), why)
     return capture_foreign(value, place, depth, walk)

@@ -231,21 +231,32 @@ def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> 
 
 
 def test_a_parameter_that_a_restarted_script_begins_without_is_named() -> None:
-    def unsaved(module: torch.nn.Module) -> list[str]:
-        state = state_of(optimizer, parameters=dict(module.named_parameters()))
+    def unsaved() -> list[str]:
+        state = discovery.discover([optimizer])
         small.planned(state, state.optimizers)
         small.capture(here(), 3, 0, state)
-        return [f"{name} {why.partition(':')[0]}" for name, _, why in small.unsaved]
+        kept = [(name.partition(".")[2], why) for name, _, why in small.unsaved]
+        return [f"{name} {why.partition(' in ')[0].partition(' than')[0]}" for name, why in kept]
 
     small = SmallState(2, False, 1 << 20, lambda what, error: None)
-    module, optimizer = model()
-    assert unsaved(module) == []
-    torch.nn.utils.prune.l1_unstructured(module, "weight", amount=1)
-    assert unsaved(module) == ["weight a parameter in the first iteration, and not since"]
-    torch.nn.utils.prune.remove(module, "weight")
-    assert unsaved(module) == []
-    module.bfloat16()
-    assert [line.partition(" than")[0] for line in unsaved(module)] == [
-        "weight of another shape or dtype",
-        "bias of another shape or dtype",
+    module = torch.nn.Sequential(
+        torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2), torch.nn.LazyLinear(2)
+    )
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for parameter in module[:2].parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert unsaved() == []
+    torch.nn.utils.prune.l1_unstructured(module[0], "weight", amount=1)
+    assert unsaved() == ["0.weight a parameter"]
+    torch.nn.utils.prune.remove(module[0], "weight")
+    assert unsaved() == []
+    module[1].running_mean = torch.ones(3)  # comes back as another one
+    assert unsaved() == []
+    module[1].bfloat16()
+    assert sorted(unsaved()) == [
+        "1.bias of another shape or dtype",
+        "1.running_mean of another shape or dtype",
+        "1.running_var of another shape or dtype",
+        "1.weight of another shape or dtype",
     ]
