@@ -54,7 +54,9 @@ _SHARED = frozenset(
 _HOLDERS = (threading.Semaphore, threading.local, ctypes._SimpleCData, ctypes.Array)
 _SHARED_NUMBERS = "multiprocessing.sharedctypes"
 _WEAK = frozenset({weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakref.WeakSet})
-_OF_TORCH = ("torch.utils.data.", "torch.distributions.", "torch.quasirandom")
+_OF_TORCH = (
+    *("torch.autograd.profiler", "torch.distributions.", "torch.quasirandom", "torch.utils.data."),
+)
 _LOOKED_AT = 16  # items of a container
 _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
 

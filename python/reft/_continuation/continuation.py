@@ -27,7 +27,7 @@ from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
 from .statics import Statics, report_threads
 
-_VERSION = 19
+_VERSION = 20
 _OBSERVE_BYTES = 1 << 26
 
 

@@ -234,7 +234,7 @@ def test_capture_of_a_typical_loop_is_cheap(run_script: Run) -> None:
         f"capture {result.captured['ms']:.3f} ms, first {result.captured['first_ms']:.1f} ms, "
         f"{result.captured['bytes']} bytes"
     )
-    assert result.captured["ms"] < 10.0  # the goal is 0.5; this only catches a blunder on a shared machine
+    assert result.captured["ms"] < 100  # the goal is 0.5; this only catches a blunder
 
 
 WORKERS = """

@@ -557,6 +557,28 @@ main()
     assert result.restored["lines"] == result.expected["lines"]
 
 
+def test_what_only_a_later_object_holds_comes_back(run_script: Run) -> None:
+    script = """
+import configparser, logging, re
+def main():
+    logger, loader = logging.getLogger("x"), DataLoader(range(4))
+    logger.block = torch.autograd.profiler.record_function("x")
+    words = re.compile("a", re.I)
+    for step in range(6):
+        learn()
+        if step == 1:
+            loader.config, words = configparser.ConfigParser(), re.compile(b"b+")
+        if step > 0:
+            loader.config.read_dict({"a": {f"step{step % 3}": str(step)}})
+        logger.block.n = getattr(logger.block, "n", 0) + step
+        probe.trace(step, logger.block.n, str(words), step < 1 or dict(loader.config["a"]))
+main()
+"""
+    result = run_script(HEADER + script, 4)
+    result.check()
+    assert result.captured["uncaptured"] == []
+
+
 def test_what_is_another_object_by_now_and_cannot_be_copied_is_named(run_script: Run) -> None:
     script = """
 import re

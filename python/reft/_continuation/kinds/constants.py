@@ -1,4 +1,5 @@
-"""Values that never change: members of enumerations, dtypes and devices, dates, paths, ranges.
+"""Values that never change: members of enumerations, dtypes and devices, dates, paths, ranges,
+regular expressions.
 
 Threads: the training thread. Errors: none; what cannot be put back is reported to the walk.
 """
@@ -6,6 +7,7 @@ Threads: the training thread. Errors: none; what cannot be put back is reported 
 from __future__ import annotations
 
 import enum
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +90,34 @@ class Range(Node):
 
     def is_made_anew(self) -> bool:
         return True
+
+
+@kind
+class Pattern(Node):
+    """A compiled regular expression."""
+
+    pattern: str | bytes
+    flags: int
+
+    @classmethod
+    def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
+        if not walk.take(len(value.pattern)):
+            return walk.no_room(value, place, len(value.pattern))
+        return cls(value.pattern, _flags_of(value))
+
+    def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        for there in (walk.born(at.birth), live):
+            is_pattern = type(there) is re.Pattern
+            if is_pattern and (there.pattern, _flags_of(there)) == (self.pattern, self.flags):
+                return there
+        return re.compile(self.pattern, self.flags)
+
+    def is_made_anew(self) -> bool:
+        return True
+
+
+def _flags_of(pattern: re.Pattern[Any]) -> int:
+    return int(pattern.flags & ~re.DEBUG)  # which would print it
 
 
 @kind

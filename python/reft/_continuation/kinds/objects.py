@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # A `with` block's object and what else an expression in progress holds: the restarted script stands
 # in the same expression.
+_ATTACHED_TO = ("torch.amp.", "torch.autograd.", "torch.profiler.", "torch.utils.")
 _OFF_THE_STACK = re.compile(r"<stack|\.__self__|<partial>|<\w+>\[")
 _COMMUNICATE = frozenset({"ProcessGroup", "DeviceMesh"})
 
@@ -117,9 +118,12 @@ def _left_with_attributes(value: Any, place: str, depth: int, walk: CaptureWalk)
 
 
 def encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Named:
-    """Encodes what a script has attached to an object of the standard library."""
-    root = type(value).__module__.partition(".")[0]
-    if root not in sys.stdlib_module_names or type(getattr(value, "__dict__", None)) is not dict:
+    """Encodes what a script has attached to an object of the standard library, or to one of torch's
+    for a `with` block or a profile, to which torch attaches nothing from outside."""
+    module = type(value).__module__
+    root = module.partition(".")[0]
+    is_known = root in sys.stdlib_module_names or module.startswith(_ATTACHED_TO)
+    if not is_known or type(getattr(value, "__dict__", None)) is not dict:
         return []
     attached = attachments.attributes(value, frozenset({root}))
     return walk.encode_attached(attached, value, place, depth)

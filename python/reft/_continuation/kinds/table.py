@@ -11,6 +11,7 @@ import functools
 import inspect
 import io
 import logging
+import re
 import sys
 import threading
 import weakref
@@ -56,7 +57,7 @@ from . import (
     tensors,
     wrappers,
 )
-from .constants import EnumMember, Pickled, Range, TorchConstant
+from .constants import EnumMember, Pattern, Pickled, Range, TorchConstant
 
 if TYPE_CHECKING:
     from ..capture_walk import CaptureWalk
@@ -280,6 +281,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(lambda kind: kind is frozenset or issubclass(kind, set), containers.Set.capture),
     Rule(_is(bytearray), containers.ByteArray.capture),
     Rule(_is(range), Range.capture, is_born=False, is_constant=True),
+    Rule(_is(re.Pattern), Pattern.capture, is_constant=True),
     Rule(
         lambda kind: kind is slice or _root(kind) in _PICKLED_MODULES,
         Pickled.capture,
