@@ -244,6 +244,10 @@ class RestoreWalk:
         self._claimed.add(id(target))
         self._alive.append(target)
 
+    def is_claimed(self, live: Any) -> bool:
+        """Whether a live object stands for a node already."""
+        return id(live) in self._claimed
+
     def fix(self, *live: Any) -> None:
         """Notes live objects that are written where they stand."""
         self._fixed.update(map(id, live))

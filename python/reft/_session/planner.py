@@ -76,6 +76,7 @@ class Planner:
             and not self.waiting
             and self._identities == identities(optimizers)
             and self._structure == structure(optimizers)
+            and state.follow()
             and state.has_same_modules()
             and state.stands()
         ):

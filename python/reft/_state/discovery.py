@@ -13,6 +13,7 @@ Threads: the training thread. Errors: none of its own; `State.missed` names what
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +30,8 @@ from reft._state import gradients, heap, naming, registry
 from reft._state.constructions import SCHEDULERS, of_process
 from reft._state.contents import Place, below, tensors_in
 from reft._state.optimizers import note_first_tensors, parameter_shape, with_inner
+
+_OF_OPTIMIZER = re.compile(r"o\d+[.\[]")
 
 
 @dataclass
@@ -112,6 +115,7 @@ class State:
     _given_back: list[torch.Tensor] = field(default_factory=list)
     _dicts: list[dict[str, Any]] = field(default_factory=list)
     _sizes: list[int] = field(default_factory=list)
+    _holders: list[int] = field(default_factory=list)
 
     @property
     def bytes(self) -> int:
@@ -142,6 +146,39 @@ class State:
                     return False
         return True
 
+    def note_holders(self) -> None:
+        """Notes what `follow` compares with."""
+        self._holders = _holders_in(self.optimizers)
+
+    def follow(self) -> bool:
+        """Whether every place in what optimizers keep is known. The dicts that hold the tensors may
+        be other ones since (`optimizer.state.clear()`, `load_state_dict`): then the places are looked
+        for in the new ones. Cheap where they are not: every step calls it."""
+        holders = _holders_in(self.optimizers)
+        if holders == self._holders:
+            return True
+        names = {id(parameter): name for name, parameter in self.parameters.items()}
+
+        def label(key: Any) -> str:
+            return f"[{names.get(id(key), '?')}]" if isinstance(key, torch.Tensor) else str(key)
+
+        places: dict[str, Place] = {}
+        for k, optimizer in enumerate(self.optimizers):
+            held = [(below(f"o{k}", label(key)), optimizer.state, key) for key in optimizer.state]
+            for g, group in enumerate(optimizer.param_groups):
+                held += [(f"o{k}.g{g}.{key}", group, key) for key in group if key != "params"]
+            for name, holder, key in held:
+                for found, _, place in tensors_in(holder[key], name, (holder, key), label):
+                    places[found] = place
+        all_of_them: list[Region | Alias] = [*self.regions, *self.aliases]
+        moved = [one for one in all_of_them if _OF_OPTIMIZER.match(one.name)]
+        if any(one.place is not None and one.name not in places for one in moved):
+            return False
+        for one in moved:
+            one.place = places.get(one.name)
+        self._holders = holders
+        return True
+
     def wait_for_devices(self) -> None:
         """Waits until every device that holds regions is idle."""
         devices = {region.tensor.get_device() for region in self.regions if region.tensor.is_cuda}
@@ -157,6 +194,15 @@ class State:
             for held in (module._parameters, module._buffers, module._modules)
         ]
         self._sizes = list(map(len, self._dicts))
+
+
+def _holders_in(optimizers: list[Optimizer]) -> list[int]:
+    """The identities of the dicts in which optimizers keep their state and settings."""
+    found = []
+    for optimizer in optimizers:
+        found += [id(optimizer.state), *map(id, optimizer.state.values())]
+        found += map(id, optimizer.param_groups)
+    return found
 
 
 def _standing(place: Place) -> Any:
@@ -239,6 +285,7 @@ def discover(
             )
             state.missed.append((type(obj).__qualname__, why))
     state.note_modules()
+    state.note_holders()
     return state
 
 

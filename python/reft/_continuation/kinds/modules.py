@@ -210,18 +210,24 @@ class Wrapper(Node):
         return cls(tree_of(value).requires_grad(), inner)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        """Takes the live one if it communicates for the same parameters."""
+        """Takes the live one if it communicates for the same parameters, and stands for no other."""
+        name = at.type_name.rpartition(".")[2]
+        if live is not MISSING and walk.is_claimed(live):
+            raise Stray(
+                f"{at.place}: a model was wrapped by {name} after the first step, and the one that"
+                " stood there is still held"
+            )
         if (
             live is MISSING
             or type_name(type(live)) != at.type_name
             or tree_of(live).requires_grad() != self.requires_grad
         ):
-            name = at.type_name.rpartition(".")[2]
             raise Stray(
                 f"{at.place}: a model was wrapped by {name} after the first step, for other"
                 " parameters"
             )
         walk.stands(at, live)
+        walk.claim(live)
         walk.resolve(self.module, live.module, f"{at.place}.module")
         return live
 
