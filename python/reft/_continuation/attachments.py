@@ -74,6 +74,12 @@ def attributes(value: Any, roots: frozenset[str] = _TORCH) -> list[tuple[str, An
     ]
 
 
+def modules_on(value: Any) -> list[tuple[str, Any]]:
+    """Returns the modules that were attached to an object to which torch attaches none."""
+    torch: Any = sys.modules["torch"]
+    return [pair for pair in list(vars(value).items()) if isinstance(pair[1], torch.nn.Module)]
+
+
 def names_in(kind: type, roots: frozenset[str] = _TORCH) -> frozenset[str]:
     """Returns the names that a class of `roots`, and those of its bases, mention in their code."""
     found = _names.get((kind, roots))

@@ -579,6 +579,21 @@ main()
     assert result.captured["uncaptured"] == []
 
 
+def test_a_module_that_hangs_on_an_event_comes_back(run_script: Run) -> None:
+    script = """
+event = threading.Event()
+event.teacher = torch.nn.Linear(2, 1)
+def main():
+    for step in range(6):
+        learn()
+        with torch.no_grad():
+            event.teacher.weight.add_(step)
+        probe.trace(step, event.teacher.weight.tolist())
+main()
+"""
+    run_script(HEADER + script, 4).check()
+
+
 def test_what_is_another_object_by_now_and_cannot_be_copied_is_named(run_script: Run) -> None:
     script = """
 import re
