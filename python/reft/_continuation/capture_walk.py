@@ -47,10 +47,10 @@ _LEAST_SHARE = 8  # of what there is room for: what is left out has at least thi
 _SMALL_ITEMS = 256  # lists and dicts of a dataset up to this are always looked at
 _NUMBERS = frozenset({int, float, bool, type(None)})
 _STILL = frozenset({float, bool, complex, type(None)})  # as they are, and of no size
-_BARE = frozenset({list, dict, tuple, set, frozenset, deque, bytearray})  # without attributes
 _BASES: tuple[Any, ...] = (list, dict, tuple, set, frozenset, deque)
 _COUNTED = frozenset(_BASES)
-_CONTAINERS = (list, tuple, dict, set, frozenset, bytearray, deque)
+_CONTAINERS = (*_BASES, bytearray)
+_BARE = frozenset(_CONTAINERS)  # without attributes
 
 CaptureGenerator = Callable[["CaptureWalk", Any, str], Any]
 
@@ -405,7 +405,7 @@ class CaptureWalk:
         That is one that is no list, dict or array, or is small, or has changed since the first
         point.
         """
-        # A file is not copied, and what has been written to it is said.
+        # Contents of a mapped file are not copied; its kind reports what the script has written.
         if type(item).__name__ == "memmap":
             return True
         # Of the class: looking at an object's own attributes may run code of the script.
