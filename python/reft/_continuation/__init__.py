@@ -11,6 +11,7 @@ Where things are:
 - `capture_walk`, `restore_walk`: the walks through objects; `nodes`: what they leave and read.
 - `kinds`: one class for each kind of object, with its capture and its restore; `kinds.table`
   chooses one by an object's class. A DataLoader's position is put back in `kinds.loaders`.
+- `sites`: at which step a restarted script is put back.
 - `loader_origins`: what patches the DataLoader; `loader_parts`, `workers`: what it remembers;
   `reach`: what a loader reaches.
 - `statics`, `settings`: state outside of the frames.
@@ -26,6 +27,7 @@ from .frames import FrameMismatch
 from .late_reads import late_read
 from .loader_origins import install
 from .rng import capture_rng, restore_rng
+from .sites import Sites
 
 _process = Continuation()
 capture, observe, plan = _process.capture, _process.observe, _process.plan
@@ -37,6 +39,7 @@ __all__ = [
     "Difference",
     "FrameMismatch",
     "RestoreReport",
+    "Sites",
     "capture",
     "capture_rng",
     "compare",

@@ -22,12 +22,14 @@ from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
 from .frames import FrameMismatch
 from .graphs import GraphWatch, refusal
+from .kinds.loaders import Loader
 from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
+from .sites import Sites
 from .statics import Statics, report_threads
 
-_VERSION = 20
+_VERSION = 22
 _OBSERVE_BYTES = 1 << 26
 
 
@@ -49,6 +51,10 @@ class Planned:
     _births: Births
     _frames: int
 
+    def drop(self) -> None:
+        """Leaves everything as it is."""
+        self._walk.end()
+
     def write(self) -> RestoreReport:
         """Does it, once."""
         self._walk.apply()
@@ -66,8 +72,6 @@ class Continuation:
     def __init__(self) -> None:
         self.graphs = GraphWatch()
         self._births = Births()
-        self._first: frames.Place | None = None  # the first program point of this training
-        self._begins_anew = False
         self._settings = Settings()
         self._statics = Statics()
 
@@ -79,6 +83,7 @@ class Continuation:
         owned_storages: frozenset[int] = frozenset(),
         parts: DeviceParts | None = None,
         owned_groups: frozenset[int] = frozenset(),
+        sites: Sites | None = None,
     ) -> dict[str, Any]:
         """Copies the state of the loop that calls the optimizer.
 
@@ -90,6 +95,7 @@ class Continuation:
             owned_storages: Addresses of their memory.
             parts: Takes contents that lie on a device and are copied later.
             owned_groups: Ids of the parameter groups of these optimizers.
+            sites: Tells whether a restarted script can be put back at this step.
 
         Returns:
             A picklable dict: "frames" (bytes for `plan`), "uncaptured" (list of (where, type,
@@ -108,6 +114,7 @@ class Continuation:
                 owned_storages,
                 parts,
                 owned_groups,
+                sites,
             )
 
     def _captured(
@@ -118,6 +125,7 @@ class Continuation:
         owned_storages: frozenset[int],
         parts: DeviceParts | None,
         owned_groups: frozenset[int],
+        sites: Sites | None,
     ) -> dict[str, Any]:
         walk = CaptureWalk(
             limit_bytes,
@@ -134,9 +142,7 @@ class Continuation:
             alone = not report_threads(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
-        if self._begins_anew:
-            self._begins_anew, self._first = False, frames.Place(path, start_frame)
-        if self._first and (why := self._first.why_elsewhere(path, start_frame)):
+        if sites is not None and (why := sites.why_never(start_frame)):
             walk.lost("loop", "place in the loop", why)
         handled = sys.exc_info()[1]
         if handled is not None:
@@ -179,7 +185,7 @@ class Continuation:
 
     def leave(self) -> None:
         """A training has ended: another one of this process has a first program point of its own."""
-        self._begins_anew = True
+        self._births.recorded = False
 
     def place_of(self, value: Any) -> str | None:
         """Where an object stood at the first program point; None if it did not, or stood nowhere
@@ -193,20 +199,18 @@ class Continuation:
         foreign: bool = False,
         owned_storages: frozenset[int] = frozenset(),
         room: bytes = b"",
-        again: bool = False,
     ) -> Planned:
         """Plans the writes that put a captured loop into the live frames, and does none of them:
         ranks can agree before `Planned.write`.
 
         Args:
-            start_frame: As for `capture`, in the restarted process at its first program point.
+            start_frame: As for `capture`, in the restarted process. Objects are known by the places
+                that they had at its first program point.
             captured: What `capture` returned.
             foreign: It was captured by another rank, whose place in the loop this one takes;
                 variables and attributes called `rank` or `…_rank` keep their live values.
             owned_storages: As for `capture`, of this process.
             room: What has come into the room of `capture`'s parts.
-            again: This process has restored a loop before, and this is not its first program point:
-                objects are known by the places that they had then.
 
         Raises:
             FrameMismatch: The live frames are not the captured ones.
@@ -214,9 +218,8 @@ class Continuation:
         path, outside, changed, packed = _unpacked(captured)
         graph = Graph.unpacked(packed)
         put_in(graph, room)
-        births = self._births if again else Births()
-        if not again:
-            self._note_births(start_frame, births)
+        self.observe(start_frame)
+        births = self._births
         walk = RestoreWalk(graph, births.by_place(), frames.plan_generator, foreign, owned_storages)
         user = self._plan_frames(walk, start_frame, path, outside)
         walk.write(lambda: walk.problems.extend(self._settings.restore(changed, foreign)))
@@ -268,9 +271,8 @@ class Continuation:
         births.recorded = True
         self._settings.note_first()
         walk = CaptureWalk(_OBSERVE_BYTES, births, frames.capture_generator, note_births=True)
-        self._first = None
         try:
-            self._first = frames.Place(frames.encode_path(walk, start_frame), start_frame)
+            frames.encode_path(walk, start_frame)
             self._statics.capture(walk)
         except Unsupported:
             return
@@ -284,6 +286,8 @@ class Continuation:
         frames.compare_paths(path, live)
         user = 0
         try:
+            # First: the list that is a loader's dataset has no name but this.
+            walk.resolve_born(Loader)
             for record, (frame, _, _) in zip(path, live, strict=True):
                 if record["user"]:
                     frames.plan_frame(walk, record, frame, record["name"])

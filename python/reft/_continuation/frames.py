@@ -137,47 +137,6 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
     return path
 
 
-class Place:
-    """Where the script is at a program point, innermost frame first.
-
-    Args:
-        path: of that point, from `encode_path`.
-        start: as there; its frames are not kept.
-    """
-
-    def __init__(self, path: list[dict[str, Any]], start: FrameType) -> None:
-        self._calls = _calls_in(path)
-        self._lines = _lines_of(path, start)
-
-    def why_elsewhere(self, path: list[dict[str, Any]], start: FrameType) -> str:
-        """Why a later point cannot be put back in a process whose first step ends here; "" if it
-        can."""
-        now = _calls_in(path)
-        if now == self._calls:
-            return ""
-        lines = _lines_of(path, start)
-        pairs = zip(self._calls, now, self._lines, lines, strict=False)
-        ends = next(((a, b) for x, y, a, b in pairs if x != y and a and b), None)
-        here, there = ends or (self._lines[-1], lines[-1])
-        where = f"at {there}" if here != there else f"in another call at {there}"
-        return (
-            f"this step ends {where}, and the first one of a restarted script at {here}: a resume"
-            " at such a step restores tensors, optimizers and random state, but loops start again"
-        )
-
-
-def _calls_in(path: list[dict[str, Any]]) -> list[tuple[str, int]]:
-    return [(record["name"], record["offset"] if record["user"] else -1) for record in path]
-
-
-def _lines_of(path: list[dict[str, Any]], start: FrameType) -> list[str]:
-    """Of each frame; "" where it is not the script's own."""
-    return [
-        f"{record['file']}:{frame.f_lineno}" if record["user"] else ""
-        for record, (frame, _, _) in zip(path, frames_from(start), strict=True)
-    ]
-
-
 def _note_variables(walk: CaptureWalk, record: dict[str, Any], frame: FrameType) -> None:
     """At the first program point, notes which variables have a value; later, reports those for
     which `plan_frame` would refuse the place in the loop."""

@@ -23,6 +23,7 @@ from . import batches, plain, workers
 from .loader_parts import Parts, fingerprint, parts
 from .rng import capture_rng, restore_rng
 
+_WATCHED_DRAWS = 4  # of an epoch, whose random state is looked at
 _SAMPLED_INDICES = 4096  # of a larger batch
 ORIGIN = "_reft_origin"
 """Attribute of an iterator that holds its `Origin`."""
@@ -55,6 +56,11 @@ class Origin:
         self.changes: list[tuple[int, dict[str, Any]]] = []
         self.replayed: list[tuple[int, dict[str, Any]]] = []
         self._epochs = self.parts.epochs()
+        # Whether the sampler draws from a global generator at each batch, and something else does,
+        # too: a replay draws the batches one after the other.
+        self._draws_each_time = False
+        self.is_mixed = False
+        self._random: Any = None  # of the global generators, around the newest draw
         self._fixed: bytes | None = None
 
     def fixed(self) -> bytes:
@@ -72,6 +78,7 @@ class Origin:
                     "base_seed": self.base_seed,
                     "epochs": self.epochs,
                     "changes": self.changes,
+                    "is_mixed": self.is_mixed,
                 },
                 names.VALUES,
                 names.CONTAINERS,
@@ -92,12 +99,18 @@ class Origin:
             "base_seed",
             "epochs",
             "changes",
+            "is_mixed",
         ):
             setattr(self, name, fixed[name])
         self._fixed = None
 
     def before_draw(self) -> None:
         """The next index is about to be drawn from the sampler."""
+        if self._draws_each_time or 0 < self.draws < _WATCHED_DRAWS:
+            now = capture_rng(cuda=False)
+            if self._draws_each_time and not self.is_mixed and now != self._random:
+                self.is_mixed, self._fixed = True, None
+            self._random = now
         if self.replayed:
             if self.replayed[0][0] == self.draws:
                 self._epochs = self.replayed.pop(0)[1]
@@ -112,6 +125,10 @@ class Origin:
     def drew(self, index: Any) -> None:
         """Notes what was drawn; of a large batch, its size and a sample. Only numbers: the hash of
         a string differs in each process, and a dict has none."""
+        if self._random is not None:
+            now = capture_rng(cuda=False)
+            self._draws_each_time = self._draws_each_time or now != self._random
+            self._random = now if self._draws_each_time else None
         if type(index) is int:
             self.indices = hash((self.indices, index))
         elif type(index) is list and index:
@@ -124,6 +141,7 @@ class Origin:
         """An epoch of an iterator with workers begins."""
         self.epochs += 1
         self.draws, self.indices, self.changes = 0, 0, []
+        self._draws_each_time, self.is_mixed, self._random = False, False, None
         if self.epochs > 1:  # an epoch may bring other objects
             self.parts = parts(self.loader)
         self.first_draw = capture_rng(cuda=False)

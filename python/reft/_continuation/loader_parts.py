@@ -466,7 +466,7 @@ def fingerprint(loader: Any) -> str:
         size = len(loader.dataset)
     except TypeError:  # a ChainDataset has a length only if all in it have one
         size = None
-    kinds = [type(part).__qualname__ for part in _chain(loader)]
+    kinds = [type(part).__qualname__ for part in chain(loader)]
     return (
         f"{type(loader.dataset).__qualname__} of {size}, batch {loader.batch_size},"
         f" {loader.drop_last}, {kinds}, "
@@ -474,7 +474,7 @@ def fingerprint(loader: Any) -> str:
     )
 
 
-def _chain(loader: Any) -> list[Any]:
+def chain(loader: Any) -> list[Any]:
     """The loader's sampler and dataset, and those inside them."""
     found: list[Any] = []
     work = [loader.batch_sampler, loader.sampler, loader.dataset]

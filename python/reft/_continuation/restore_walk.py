@@ -33,10 +33,12 @@ from .nodes import (
     At,
     Graph,
     Named,
+    Node,
     Report,
     find_type,
     handle_in,
     index_of,
+    ref,
     type_name,
 )
 
@@ -130,6 +132,13 @@ class RestoreWalk:
         result = self.graph.nodes[index].restore(at, live, self)
         self._done[index] = result
         return result
+
+    def resolve_born(self, kind: type[Node]) -> None:
+        """Resolves the nodes of one kind whose objects have lived since the first program point."""
+        for index, node in enumerate(self.graph.nodes):
+            place = self.graph.births[index]
+            if isinstance(node, kind) and place is not None and place in self._born:
+                self.resolve(ref(index), self._born[place], place)
 
     def resolve_again(self, encoded: Any, live: Any, place: str) -> Any:
         """As `resolve`, of what nothing stood for until now."""

@@ -39,11 +39,12 @@ class Announcer:
         self._compiled_reported = False
         self._knows_refused = False  # that values of the store were ignored
 
-    def started(self, resuming_at: int | None, elsewhere: str = "") -> None:
+    def started(self, resuming_at: int | None, elsewhere: str = "", after: int = 1) -> None:
         """The two lines at start.
 
         Args:
             elsewhere: where vaults are, if not where the settings want them.
+            after: the optimizer step of this process at which it resumes.
         """
         if not self._first or not self._env["banner"]:
             return
@@ -76,7 +77,8 @@ class Announcer:
                 " `reft top` shows both live"
             )
         else:
-            _voice.say(f"resuming at step {resuming_at} when the first optimizer step returns")
+            which = "the first optimizer step" if after <= 1 else f"optimizer step {after}"
+            _voice.say(f"resuming at step {resuming_at} when {which} returns")
 
     def protected(
         self,

@@ -30,6 +30,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from reft import _continuation
 from reft._session import compiled_steps
 from reft._state import gradients, heap
 from reft._state.optimizers import with_inner
@@ -43,6 +44,18 @@ def _first_gradient(optimizer: Optimizer) -> Any:
         (p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None),
         None,
     )
+
+
+class Awaited(Protocol):
+    """A program point of another process."""
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """What `Boundary.position` gave there."""
+
+    def has_optimizers(self, known: list[Optimizer]) -> bool:
+        """Returns whether the script has made all optimizers that it had there; `known` have
+        stepped."""
 
 
 class Listener(Protocol):
@@ -66,8 +79,8 @@ class Listener(Protocol):
     def failed(self, what: str, error: Exception) -> None:
         """A hook has failed with `error`; `what` is "gate" or "step"."""
 
-    def expected_closing(self) -> int | None:
-        """Returns the `closing_position` of the process that this one resumes, or None."""
+    def awaited(self) -> Awaited | None:
+        """Returns what the script is yet to be put back to; None if it is not."""
 
     def optimizers_replaced(self) -> None:
         """Optimizers may have been replaced: the listener must drop its references to them."""
@@ -94,6 +107,8 @@ class Boundary:
 
     Attributes:
         closing: index of the closing optimizer, None until it is known.
+        sites: where steps end.
+        early: how many optimizers a restarted script has before it is put back, or more.
     """
 
     def __init__(self, listener: Listener) -> None:
@@ -113,6 +128,8 @@ class Boundary:
         self._round: set[int] = set()  # optimizers that stepped since the last program point
         # Ids of optimizers whose step is running: ZeRO's outer step calls an inner one.
         self._nesting: list[int] = []
+        self.sites = _continuation.Sites()
+        self.early = 0
         self._compiled = compiled_steps.watch(self)
         self._handles = [
             register_optimizer_step_pre_hook(self._pre),
@@ -124,12 +141,41 @@ class Boundary:
         """Outermost optimizers in the order of their first step."""
         return [optimizer for optimizer in self._known if optimizer is not None]
 
-    @property
-    def closing_position(self) -> int | None:
-        """Index of the closing optimizer in `optimizers`, None until it is known."""
-        if self.closing is None:
-            return None
-        return sum(optimizer is not None for optimizer in self._known[: self.closing])
+    def position(self, frame: FrameType) -> dict[str, Any]:
+        """What decides where the next iterations end, for `put_back` in a restarted script.
+
+        Args:
+            frame: of the program point that is saved.
+        """
+        alive = [i for i, optimizer in enumerate(self._known) if optimizer is not None]
+        place = {index: k for k, index in enumerate(alive)}
+        return {
+            "closing": None if self.closing is None else place.get(self.closing),
+            "last": place.get(self._last, -1),
+            "steps": [place[i] for i in self._steps if i in place],
+            "round": sorted(place[i] for i in self._round if i in place),
+            "crossed": sorted(place[i] for i in self._crossed if i in place),
+            "waited": self._waited,
+            "lengthened": self._lengthening_reported,
+            "early": self.early,
+            **self.sites.saved(frame),
+        }
+
+    def put_back(self, position: dict[str, Any]) -> None:
+        """The script stands where another process, or this one, gave `position`; all optimizers of
+        then are known."""
+        alive = [i for i, optimizer in enumerate(self._known) if optimizer is not None]
+        index = dict(enumerate(alive))
+        self.closing = index.get(position["closing"])
+        self._last = index.get(position["last"], -1)
+        self._steps = [index[k] for k in position["steps"] if k in index]
+        self._round = {index[k] for k in position["round"] if k in index}
+        self._crossed = {index[k] for k in position["crossed"] if k in index}
+        self._waited = position["waited"]
+        self._lengthening_reported = position["lengthened"]
+        self.early = position["early"]
+        self.sites.put_back(position)
+        self._look()
 
     def why_no_point(self) -> str:
         """Why nothing was protected, if there was no program point; "" if that has been said."""
@@ -187,15 +233,39 @@ class Boundary:
 
     def _stepped(self, optimizers: list[Optimizer], frame: FrameType) -> None:
         """Optimizers have stepped, one after the other, before the program is at `frame`."""
+        self.sites.note(frame)
         for optimizer in optimizers:
             gradients.of_process.has_stepped(optimizer)
+        if (awaited := self._listener.awaited()) is not None:
+            self._stepped_before_resume(optimizers, frame, awaited)
+            return
         ends = [self._ends_iteration(optimizer) for optimizer in optimizers]
+        if self.sites.is_early:
+            self.early = max(self.early, len(self._known))
         if any(ends):
             self._look()
+            if not self.sites.first:
+                self.sites.choose(frame)
             self._listener.program_point(frame)
         elif self.closing is None:
             self._look()
+            self.sites.choose(frame)
             self._listener.possible_point(frame)
+
+    def _stepped_before_resume(
+        self, optimizers: list[Optimizer], frame: FrameType, awaited: Awaited
+    ) -> None:
+        """As `_stepped`, until the script is put back."""
+        for optimizer in optimizers:
+            self._note_step(self._index_of(optimizer))
+        position = awaited.position
+        if self.sites.count == max(1, position["first"]):
+            self.sites.choose(frame)
+            self._listener.possible_point(frame)
+        if self.sites.is_at(frame, position) and (
+            not self.sites.is_early or awaited.has_optimizers(self.optimizers)
+        ):
+            self._listener.program_point(frame)
 
     # What `CompiledSteps` calls.
 
@@ -234,25 +304,16 @@ class Boundary:
         return running
 
     def _ends_iteration(self, optimizer: Optimizer) -> bool:
-        index = next((i for i, known in enumerate(self._known) if known is optimizer), -1)
-        if index < 0:
-            self._known.append(optimizer)
-            index = len(self._known) - 1
-            if self.closing is None:
-                expected = self._listener.expected_closing()
-                if expected is not None:
-                    self.closing = expected if index == expected else None
-                elif index == 0 and self._alone(optimizer):
-                    self.closing = 0
-        elif self._is_to_come():
-            pass  # the closing optimizer of the previous process has not stepped yet
+        count = len(self._known)
+        index = self._index_of(optimizer)
+        if index == count:
+            if index == 0 and self._alone(optimizer):
+                self.closing = 0
         elif self.closing is None or (index in self._round and self.closing not in self._round):
             # `optimizer` begins the second round, or a whole round passed without the closing one,
             # which was replaced or is idle.
             self._choose()
-        self._last = index
-        self._steps = [i for i in self._steps if i != index] + [index]
-        self._round.add(index)
+        self._note_step(index)
         if (
             self._looked_at >= 0
             and self._looked_at not in self._crossed
@@ -265,12 +326,18 @@ class Boundary:
         self._waited = 0
         return True
 
-    def _is_to_come(self) -> bool:
-        expected = self._listener.expected_closing() if self.closing is None else None
-        if expected is None or expected < len(self._known):
-            return False
-        self._waited += 1
-        return self._waited < _PATIENCE
+    def _index_of(self, optimizer: Optimizer) -> int:
+        """Its index; it is added if it is new."""
+        for i, known in enumerate(self._known):
+            if known is optimizer:
+                return i
+        self._known.append(optimizer)
+        return len(self._known) - 1
+
+    def _note_step(self, index: int) -> None:
+        self._last = index
+        self._steps = [i for i in self._steps if i != index] + [index]
+        self._round.add(index)
 
     def _look(self) -> None:
         """Notes the gradients that the other optimizers have at this step."""

@@ -29,6 +29,8 @@ from reft._state import discovery
 from reft._state.constructions import of_process
 from reft._state.optimizers import not_yet_stepped, signature
 
+_NEWER = "the script has loaded a newer checkpoint of its own, which is kept"
+
 
 @dataclass(frozen=True)
 class Resumed:
@@ -64,10 +66,12 @@ class Ready:
     Attributes:
         state: the live state, with what optimizers make at their first step.
         missing: what of that was made for the restore.
+        boundary: learns where the script is.
     """
 
     state: discovery.State
     missing: arrangement.Arrangement
+    boundary: Boundary
 
 
 class Resumer:
@@ -84,6 +88,7 @@ class Resumer:
     Attributes:
         saved: its small state; what the script's objects have pickled is read by `prepare`.
         lost: what `write` could not restore.
+        why_not: what `prepare` found last.
     """
 
     def __init__(
@@ -100,11 +105,26 @@ class Resumer:
         self._job, self._store, self._exact, self._notes = job, store, exact, found
         self._quiet, self._rounds = quiet, 0
         self.lost: list[notes.Note] = []
+        self.why_not = ""
 
     @property
-    def closing(self) -> int | None:
-        """Position of the optimizer that ended iterations before the restart."""
-        return self.saved["closing"]
+    def position(self) -> dict[str, Any]:
+        """From `Boundary.position`."""
+        return self.saved["boundary"]
+
+    @property
+    def _wanted(self) -> list[tuple[str, str]]:
+        """Optimizers, as `not_yet_stepped` wants them."""
+        return list(zip(self.saved["optimizers"], self.saved["keys"]["optimizers"], strict=True))
+
+    def has_optimizers(self, known: list[torch.optim.Optimizer]) -> bool:
+        """Whether the script has made all that were saved.
+
+        Args:
+            known: those that have stepped.
+        """
+        missing = self._wanted[len(known) :]
+        return len(not_yet_stepped(known, missing)) == len(missing)
 
     def why_not_at(self, frame: FrameType) -> str:
         """Why the place in the loop could not be restored at this program point; "" if nothing is
@@ -117,7 +137,13 @@ class Resumer:
             return f"the saved place cannot be read: {type(error).__name__}: {error}"
 
     def prepare(
-        self, boundary: Boundary, name: str, again: bool = False, problem: str = ""
+        self,
+        boundary: Boundary,
+        name: str,
+        again: bool = False,
+        problem: str = "",
+        silent: bool = False,
+        frame: FrameType | None = None,
     ) -> Ready | None:
         """Looks whether the script has built on all ranks what the snapshot holds.
 
@@ -127,12 +153,13 @@ class Resumer:
             again: the script has been looked at before: what it has loaded was not newer, and a
                 step that it has computed since may be.
             problem: what else is known against the restore on this rank.
+            silent: the caller reports why it cannot be restored.
+            frame: as of `write`, if the place in the loop is to be looked at, too.
 
         Returns:
-            None if it has not, or a rank knows of a problem, and nothing was written.
+            None if it has not, or a rank knows of a problem (`why_not`), and nothing was written.
         """
-        known = boundary.optimizers
-        wanted = list(zip(self.saved["optimizers"], self.saved["keys"]["optimizers"], strict=True))
+        known, wanted = boundary.optimizers, self._wanted
         boundary.know(not_yet_stepped(known, wanted[len(known) :]))
         state = discovery.discover(boundary.optimizers)
         live = own_checkpoints.arrived(
@@ -149,27 +176,25 @@ class Resumer:
             state = made.make(state, boundary.optimizers)
             restorer.check(self._restorer, state)
             _check_optimizers(wanted, known)
+            if frame is not None and not problem:
+                self._planned(frame, state).drop()
         except _NotOfThisRank as error:
-            problem = f"{error}. Training starts from its beginning"
+            problem = str(error)
         except Exception as error:
-            problem = (
-                f"the script has changed: {str(error) or type(error).__name__}."
-                " Training starts from its beginning"
-            )
+            problem = f"the script has changed: {str(error) or type(error).__name__}"
         else:
             problem = problem or ("" if again else self._newer(live))
-        if not self._all_match(problem, name):
+        if not self._all_match(problem, name, silent):
             made.unmake()
             return None
-        return Ready(state, made)
+        return Ready(state, made, boundary)
 
-    def write(self, ready: Ready, frame: FrameType, again: bool = False) -> Resumed:
+    def write(self, ready: Ready, frame: FrameType) -> Resumed:
         """Restores everything. From here on a failure ends this rank: others have resumed, and a
         rank that has not would train something else.
 
         Args:
             frame: frame of the optimizer step whose end is the program point.
-            again: this process has restored another step before.
         """
         plan, saved, job, state = self.plan, self.saved, self._job, ready.state
         began = time.monotonic_ns()
@@ -185,11 +210,12 @@ class Resumer:
             "gradient scaler", state.scalers, saved["scalers"], keys["scalers"]
         )
         self._report_lost(small_state.restore_registered(saved))
-        has_place, what = self._restore_frames(frame, state, again)
+        has_place, what = self._restore_frames(frame, state)
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
         gc.collect()
         state.wait_for_devices()  # other streams may read before this one has written
         _continuation.restore_rng(saved["rng"])
+        ready.boundary.put_back(self.position)
         spent = time.monotonic_ns() - began
         _C.fault_point("restore_done", plan.step)
         uncaptured = saved["frames"]["uncaptured"] if self._has_frames else []
@@ -246,7 +272,7 @@ class Resumer:
         return self._exact and "frames" in self.saved
 
     def _restore_frames(
-        self, frame: FrameType, state: discovery.State, again: bool
+        self, frame: FrameType, state: discovery.State
     ) -> tuple[bool, str]:
         """Restores the place in the loop, on all ranks or on none. Returns whether it could, and
         what was restored in all, for the terminal."""
@@ -254,7 +280,7 @@ class Resumer:
             return False, "state"
         planned, problem = None, ""
         try:
-            planned = self._planned(frame, state, again)
+            planned = self._planned(frame, state)
         except Exception as error:  # noqa: BLE001  (the other ranks wait for the answer)
             problem = str(error) or type(error).__name__
         self._rounds += 1
@@ -277,7 +303,7 @@ class Resumer:
         exceptions = f" except {_voice.plural(len(lost), 'value')}" if lost else ""
         return True, f"state and place in the loop{exceptions}"
 
-    def _planned(self, frame: FrameType, state: discovery.State, again: bool) -> Any:
+    def _planned(self, frame: FrameType, state: discovery.State) -> Any:
         """The place in the loop, ready to be written.
 
         Raises:
@@ -293,7 +319,6 @@ class Resumer:
             self._job.rank in self.plan.donor,
             small_state.storages_of(state),
             self.saved["room"],
-            again,
         )
 
     def _restore_state_dicts(
@@ -318,7 +343,7 @@ class Resumer:
         if self._job.rank == 0 and not self._quiet:
             _voice.say(f"not restored: {notes.line(lost)}")
 
-    def _all_match(self, problem: str, name: str) -> bool:
+    def _all_match(self, problem: str, name: str, silent: bool) -> bool:
         """Whether every rank can restore its snapshot: all ranks resume or none.
 
         Args:
@@ -330,12 +355,15 @@ class Resumer:
         if not problems:
             return True
         first = min(problems)
+        self.why_not = f"rank {first}: {problems[first]}"
         # A rank that gave up before this has reported it already.
         present = (rank for rank in range(job.world) if rank not in gathered.refusals)
-        if self._quiet:
+        if self._quiet or silent:
             return False
         if job.rank == (next(present) if first in gathered.refusals else first):
-            _voice.say(f"rank {first}: step {self.plan.step} is not resumed, {problems[first]}")
+            why = problems[first]
+            end = "" if why.startswith(_NEWER) else ". Training starts from its beginning"
+            _voice.say(f"rank {first}: step {self.plan.step} is not resumed, {why}{end}")
         return False
 
     def _gathered(self, problem: str, name: str) -> gather.Gathered:
@@ -347,7 +375,7 @@ class Resumer:
         saved = self.saved
         newer = own_checkpoints.newer(live, own_checkpoints.arrived(saved["counts"], saved["room"]))
         if newer:
-            return f"the script has loaded a newer checkpoint of its own, which is kept: {newer}"
+            return f"{_NEWER}: {newer}"
         return ""
 
 

@@ -23,7 +23,7 @@ from reft import _C, _continuation, _voice
 from reft._continuation import module_tree
 from reft._link import agreement, folders, hang_replies, host_memory, job_identity, vault_place
 from reft._link.trusted_store import TrustedStore
-from reft._session import drill, notes, recomputation, startup
+from reft._session import drill, notes, resumption, startup
 from reft._session.announcer import Announcer
 from reft._session.boundary import Boundary
 from reft._session.memory_watch import MemoryWatch
@@ -99,6 +99,11 @@ class Session:
         return None if self._resume is None else self._resume.newest.plan.step
 
     @property
+    def _resume_after(self) -> int:
+        """The optimizer step of this process at which that is expected."""
+        return 1 if self._resume is None else int(self._resume.newest.position["at"])
+
+    @property
     def registered(self) -> dict[str, Any]:
         """Registered objects of the snapshot that is yet to be restored, by name."""
         return {} if self._resume is None else registered_values(self._resume.newest.saved)
@@ -113,7 +118,19 @@ class Session:
         agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
         try:
             if agreed.newest is not None:
-                self._resume = self._make_resume(agreed, agreed.newest, found)
+                if self.env["resume_verify"] != "off":  # reads the script's files
+                    self._circumstances = circumstances()
+                self._resume, self._small_state.verified = resumption.agree(
+                    self.env,
+                    self.job,
+                    self._store,
+                    self.client,
+                    agreed,
+                    self._circumstances,
+                    self._capture_small_state(),
+                    self._mark_recomputing,
+                    found,
+                )
                 self._report_origin(agreed.newest.plan.step)
             self.engine = self._make_engine(agreed)
             elsewhere = startup.vault_elsewhere(self.env, self.job, agreed.own_fd)
@@ -140,7 +157,7 @@ class Session:
                 except Exception as error:
                     self.failed("data loaders", error)
             self._boundary = Boundary(self)
-        self._announcer.started(self.resuming_at, elsewhere)
+        self._announcer.started(self.resuming_at, elsewhere, self._resume_after)
         if self._drill is not None:
             self._drill.started(self._store.raw, self.resuming_at)
         _voice.debug(
@@ -179,41 +196,6 @@ class Session:
             path=path,
             adopt_fd=agreed.own_fd,
             plan=None if agreed.newest is None else agreed.newest.plan,
-        )
-
-    def _make_resume(
-        self, agreed: startup.Agreed, newest: startup.Source, found: notes.Notes
-    ) -> VerifiedResume:
-        if self.env["resume_verify"] != "off":  # reads the script's files
-            self._circumstances = circumstances()
-        assert self.client is not None
-        exact = self._exact and agreed.way is not Way.STATE
-        agreed_on = recomputation.agree(
-            self.env if exact else {**self.env, "resume": "state"},
-            self.job,
-            self._store,
-            self.client,
-            newest,
-            agreed.inventory,
-            agreed.own_fd,
-            self._circumstances,
-        )
-        base, recomputed = None, agreed_on.recomputed
-        if recomputed is not None:
-            base = Resumer(self.job, self._store, recomputed.base, exact, found, quiet=True)
-        verified = newest.saved.get("verified", "")
-        self._small_state.verified = self._circumstances if agreed_on.given_up else verified
-        return VerifiedResume(
-            self.job,
-            self._store,
-            Resumer(self.job, self._store, newest, exact, found),
-            base,
-            recomputed,
-            agreed_on.unverified,
-            float(self.env["resume_verify_sec"]),
-            self._capture_small_state(),
-            self._mark_recomputing,
-            found,
         )
 
     def _mark_recomputing(self, step: int) -> None:
@@ -352,9 +334,9 @@ class Session:
             f"{what} {type(error).__name__}", f"rank {self.job.rank}: error in {what}: {error}"
         )
 
-    def expected_closing(self) -> int | None:
-        """The closing optimizer of the process before."""
-        return None if self._resume is None else self._resume.newest.closing
+    def awaited(self) -> Resumer | None:
+        """What this process is yet to be put back to."""
+        return None if self._resume is None else self._resume.awaited
 
     def optimizers_replaced(self) -> None:
         """Lets go of their state; the next snapshot is planned anew."""
@@ -416,7 +398,7 @@ class Session:
             self._planned(planner, boundary)
         waiting = gradients.of_process.waiting(self.optimizers_now())
         small = self._small_state.capture(
-            frame, self.step, boundary.closing_position, state, waiting
+            frame, self.step, boundary, state, waiting
         )
         self._announcer.uncaptured(self.step, self._small_state.uncaptured)
         self._announcer.unprotected(self.step, self._small_state.unsaved)
@@ -435,7 +417,7 @@ class Session:
             state = planner.state
             assert state is not None
             small = self._small_state.capture(
-                frame, self.step, boundary.closing_position, state, waiting
+                frame, self.step, boundary, state, waiting
             )
             result = self._capture(state, small, gated)
         if unknown:
@@ -451,7 +433,7 @@ class Session:
 
     def _planned(self, planner: Planner, boundary: Boundary) -> None:
         assert planner.state is not None and self._announcer is not None
-        self._small_state.planned(planner.state, boundary.optimizers)
+        self._small_state.planned(planner.state, boundary)
         self._announcer.unprotected(
             self.step, [(what, "", why) for what, why in planner.state.missed]
         )
@@ -553,10 +535,9 @@ class Session:
                 _voice.say(line)
         if at_exit and self.client is not None:
             self.client.bye_at_exit()
+        self._leave_training()
         # A reference to the client keeps it connected, and it would compete for the agent with the
         # next session of this process.
-        gradients.of_process.forget()
-        _continuation.leave()
         self.engine = self.planner = self._memory = self._evidence = None
         self._boundary = self._announcer = self._watch = None
         self.client = None
@@ -579,6 +560,10 @@ class Session:
             self.planner.forget()
         self._small_state.forget()
         module_tree.forget()
+        self._leave_training()
+
+    def _leave_training(self) -> None:
+        """Another training of this process begins with nothing of this one."""
         gradients.of_process.forget()
         _continuation.leave()
 

@@ -26,6 +26,7 @@ import torch
 from reft import _continuation
 from reft._continuation import plain
 from reft._resume import own_checkpoints
+from reft._session.boundary import Boundary
 from reft._session.notes import Note
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 from reft._state.device_parts import DeviceParts
@@ -35,6 +36,10 @@ from reft._state.raw import bytes_of
 _OTHER_OPTIMIZER = (
     "another one than in the first iteration, by its class or its parameters: a restarted script"
     " begins without it, and would start from its beginning"
+)
+_MADE_LATE = (
+    "made so late that a restarted script, which is put back within its first optimizer steps, would"
+    " be without it, and would start from its beginning"
 )
 _OTHER_PARAMETER = (
     "a parameter in the first iteration, and not since: a restarted script begins with it, and would"
@@ -55,7 +60,7 @@ _Look = tuple[tuple[int, ...], torch.dtype]
 class Saved(TypedDict, total=False):
     """The pickled dictionary.
 
-    `closing` is the place of the closing optimizer; `optimizers` are signatures; `keys` tell
+    `boundary` is from `Boundary.position`; `optimizers` are signatures; `keys` tell
     optimizers, schedulers and scalers apart (`Constructions.key_of`); `waiting` are those of
     optimizers that are still to step with gradients which are not saved; `reshaped` has the first
     shapes of buffers that have another one since; `groups` and `plain_state` are what optimizers
@@ -68,7 +73,7 @@ class Saved(TypedDict, total=False):
 
     step: int
     session: int
-    closing: int | None
+    boundary: dict[str, Any]
     optimizers: list[str]
     keys: dict[str, list[str]]
     waiting: list[str]
@@ -167,8 +172,9 @@ class SmallState:
         self.unsaved: list[Note] = []
         self.verified = ""
 
-    def planned(self, state: discovery.State, optimizers: list[torch.optim.Optimizer]) -> None:
+    def planned(self, state: discovery.State, boundary: Boundary) -> None:
         """Derives what every step needs of a new plan."""
+        optimizers = boundary.optimizers
         self._signatures = [signature(o) for o in optimizers]
         self._first_signatures += self._signatures[len(self._first_signatures) :]
         pairs = zip(self._signatures, self._first_signatures, optimizers, strict=False)
@@ -176,6 +182,9 @@ class SmallState:
             (f"optimizer {k}", type(optimizer).__name__, _OTHER_OPTIMIZER)
             for k, (now, first, optimizer) in enumerate(pairs)
             if now != first
+        ] + [
+            (f"optimizer {k}", type(optimizer).__name__, _MADE_LATE)
+            for k, optimizer in enumerate(optimizers[boundary.early :], boundary.early)
         ]
         if not self._replaced and len(self._signatures) == len(self._first_signatures):
             self._replaced = self._other_tensors(state)
@@ -244,7 +253,7 @@ class SmallState:
         self,
         frame: FrameType,
         step: int,
-        closing: int | None,
+        boundary: Boundary,
         state: discovery.State,
         waiting: Iterable[torch.optim.Optimizer] = (),
     ) -> Captured:
@@ -259,7 +268,7 @@ class SmallState:
         saved: Saved = {
             "step": step,
             "session": self._session,
-            "closing": closing,
+            "boundary": boundary.position(frame),
             "optimizers": self._signatures,
             "keys": self._keys,
             "waiting": keys_of(waiting),
@@ -301,7 +310,7 @@ class SmallState:
                     saved["registered"][name] = values
         self.unsaved += [*encoder.left_out, *self._replaced]
         if self._exact:
-            self._capture_frames(saved, frame, parts, state)
+            self._capture_frames(saved, frame, parts, state, boundary.sites)
         saved["room"] = parts.room()
         pickled = self._pickle(saved)
         return Captured(pickled, parts.placed(pickled), parts.writers(), state)
@@ -355,6 +364,7 @@ class SmallState:
         frame: FrameType,
         parts: DeviceParts,
         state: discovery.State,
+        sites: _continuation.Sites,
     ) -> None:
         # An optimizer may replace its tensors in each step, and the script's get their memory then.
         addresses = [region.current().data_ptr() for region in state.regions]
@@ -364,7 +374,7 @@ class SmallState:
         groups = frozenset(id(group) for o in state.optimizers for group in o.param_groups)
         try:
             captured = _continuation.capture(
-                frame, self._frame_bytes, self._owned, self._storages, parts, groups
+                frame, self._frame_bytes, self._owned, self._storages, parts, groups, sites
             )
         except Exception as error:
             self._failed("loop state", error)

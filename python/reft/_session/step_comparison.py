@@ -188,8 +188,8 @@ def capture_with(session: int, frame_bytes: int, boundary: Callable[[], Boundary
     def capture(frame: FrameType, step: int, state: discovery.State) -> Saved:
         known = boundary()
         small = SmallState(session, True, frame_bytes, fail)
-        small.planned(state, known.optimizers)
-        return small.capture(frame, step, known.closing_position, state).read()
+        small.planned(state, known)
+        return small.capture(frame, step, known, state).read()
 
     return capture
 

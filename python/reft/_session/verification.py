@@ -158,7 +158,7 @@ class VerifiedResume:
         self._step = 0
         self._rounds = 0
         self._began = 0.0
-        self._put_back: Resumed | None = None
+        self._has_place = False  # as the step before was put back
         self._restore_faults: list[Difference] = []
         self._finding = Finding()
         self._not_compared: list[str] = []  # places of what a clock may have changed
@@ -166,6 +166,11 @@ class VerifiedResume:
         self.compares_next = False
         self.verdict = Verdict.NONE
         self.outcome = ""
+
+    @property
+    def awaited(self) -> Resumer | None:
+        """What the script is put back to first; None once it was."""
+        return self.newest if self._stage is _Stage.FIRST else None
 
     def point(self, frame: FrameType, boundary: Boundary) -> tuple[bool, Resumed | None]:
         """A program point of the restarted script.
@@ -198,7 +203,7 @@ class VerifiedResume:
             problem = self._base.why_not_at(frame)
             ready = self._base.prepare(boundary, self._round(), again=True, problem=problem)
             if ready is not None:
-                self._put_base_back(frame, ready, again=True)
+                self._put_base_back(frame, ready)
                 self._stage = _Stage.COMPUTING_TWICE
                 return False, None
             finding.differences = _no_time(finding.differences)
@@ -237,14 +242,16 @@ class VerifiedResume:
         ready.missing.unmake()
         # Of both: what is written here is written over there, and never with the loop elsewhere.
         problem = self._base.why_not_at(frame) or self.newest.why_not_at(frame)
-        base = self._base.prepare(boundary, self._round(), again=True, problem=problem)
+        base = self._base.prepare(
+            boundary, self._round(), again=True, problem=problem, frame=frame
+        )
         if base is None:
-            self._unverified = "the step before it has other state or another place in the script"
+            self._unverified = f"step {self._base.plan.step} cannot be put back: {self._base.why_not}"
             ready = self.newest.prepare(boundary, self._round(), again=True)
             return True, None if ready is None else self._go_on(frame, ready)
         fault = ""
         try:
-            self._put_base_back(frame, base, again=False)
+            self._put_base_back(frame, base)
             self._restore_faults, self._fault = self._read_back(self._base, frame, boundary)
         except Exception as error:  # noqa: BLE001  # the others wait for this rank
             fault = f"step {self._base.plan.step} could not be put back: {error}"
@@ -349,10 +356,10 @@ class VerifiedResume:
             self._notes.add(notes.RESUME, [(f"step {resumed.step}", "", outcome)])
         self.newest.report(resumed, outcome + hint)
 
-    def _put_base_back(self, frame: FrameType, ready: Ready, again: bool) -> None:
+    def _put_base_back(self, frame: FrameType, ready: Ready) -> None:
         """Restores the step before."""
         assert self._base is not None
-        self._put_back = self._base.write(ready, frame, again)
+        self._has_place = self._base.write(ready, frame).has_place
         self._step = self._base.plan.step
 
     def _finish(self, frame: FrameType, boundary: Boundary) -> tuple[bool, Resumed | None]:
@@ -361,21 +368,27 @@ class VerifiedResume:
         step = self._recomputed.step
         outcome = self._all_found()
         problem = self.newest.why_not_at(frame)
-        ready = self.newest.prepare(boundary, self._round(), again=True, problem=problem)
+        ready = self.newest.prepare(
+            boundary, self._round(), again=True, problem=problem, silent=True, frame=frame
+        )
         if ready is None:
             # The state that was computed is that of a step of this script, if not of the one before.
+            is_known = "DIFFERS" if outcome.found else "is not verified"
+            why = self.newest.why_not
+            self.outcome = f"step {step} was computed again, {is_known} and cannot be put back: {why}"
+            self._notes.add(notes.RESUME, [(f"step {step}", "", self.outcome)])
             if self._job.rank == 0:
                 _voice.warn(
-                    f"step {self._step} was computed again and has other state, or another place in"
-                    f" the script, than step {self.newest.plan.step}; training continues with the"
-                    " computed one"
+                    f"resumed at step {self._base.plan.step}. Step {step} was computed again, and the"
+                    f" saved one does not fit where the script is now ({why}): training continues"
+                    " with the computed one"
                 )
             if outcome.found:
                 self.verdict = Verdict.DIFFERS
                 self._tell(step, outcome.found)
             state = discovery.discover(boundary.optimizers)
             return True, Resumed(self._step, state, [], 0, True, "state", 0)
-        resumed = self.newest.write(ready, frame, again=True)
+        resumed = self.newest.write(ready, frame)
         if not resumed.has_place:
             # The loop stands at the computed step: the next attempt resumes without computing it.
             raise RuntimeError("the place in the loop is not restored")
@@ -454,8 +467,7 @@ class VerifiedResume:
             RuntimeError: a rank does not. Then none can compute the step, and the newest one must
                 not be put back over this one: the next attempt resumes at it.
         """
-        has_place = self._put_back is not None and self._put_back.has_place
-        if not has_place:
+        if not self._has_place:
             fault = fault or "the place in the loop is not restored"
         merged = self._gather({"fault": self._by_rank(fault)}, _worst)
         if merged["fault"]:

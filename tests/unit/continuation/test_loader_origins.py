@@ -15,7 +15,7 @@ from reft._continuation.loader_origins import ORIGIN, Origin  # noqa: E402
 
 def hash_of(*drawn: Any) -> int:
     origin = object.__new__(Origin)
-    origin.indices = 0
+    origin.indices, origin._random = 0, None
     for index in drawn:
         origin.drew(index)
     return origin.indices

@@ -55,7 +55,8 @@ class List(Node):
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = walk.container(at, live)
-        if target is MISSING:
+        is_new = target is MISSING
+        if is_new:
             target = walk.made(at, list, live)
             if target is MISSING:
                 return walk.problem(at, "its class is not found")
@@ -63,6 +64,8 @@ class List(Node):
         items = walk.children(self.items, live if isinstance(live, list) else [], at.place)
         if items is None:
             return walk.problem(at, _HOLDS_A_LATER)
+        if is_new:
+            list.extend(target, items)  # it may be a dataset, whose length its loader asks for
         walk.contents.append(lambda: list.__setitem__(target, slice(None), items))
         walk.put_all_attributes(self.attributes, target, at.place)
         return target

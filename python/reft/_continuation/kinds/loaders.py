@@ -6,7 +6,7 @@ items are thrown away. A loader with a state of its own (torchdata's StatefulDat
 for it.
 
 Limits: a sampler that draws from a global generator at each batch, rather than once per epoch, is
-replayed from its first draw only. Of what is replayed, the attributes come back that `loader_parts`
+replayed from its first draw only: its state is known if nothing else draws from it meanwhile. Of what is replayed, the attributes come back that `loader_parts`
 copies.
 
 Threads: the training thread. Errors: what the user's sampler or dataset raise while it is replayed.
@@ -15,7 +15,7 @@ Threads: the training thread. Errors: what the user's sampler or dataset raise w
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from reft._state import names
@@ -24,6 +24,7 @@ from .. import attachments, batches, hooks, plain, workers
 from ..loader_origins import ORIGIN, FirstDraw, Origin, Replay, kind_of
 from ..loader_parts import (
     WHOSE,
+    chain,
     containers_in,
     fingerprint,
     is_drawn,
@@ -126,6 +127,8 @@ class Loader(Node):
     attributes: Named
     made_of: Named
     """All attributes but its iterator, of one that was made after the first step."""
+    look: str
+    """From `loader_parts.fingerprint`."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -154,32 +157,29 @@ class Loader(Node):
             every = list(value.__dict__.items())
             others = [(name, item) for name, item in every if name != "_iterator"]
             made_of = walk.encode_named(others, place, depth)
-        return cls(pieces, iterator, parts_of_it, attributes, made_of)
+        return cls(pieces, iterator, parts_of_it, attributes, made_of, fingerprint(value))
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
+        if self.made_of and live is not MISSING and not self._is_like(live):
+            live = MISSING  # over other data, as in a loop that adds to them
         target = walk.target(at, live)
+        if target is not MISSING:
+            walk.stands(at, target)
+            # A sampler's iterator, which a replay has made, may hold them.
+            walk.fix(*parts_of_loader(target).containers())
+            if self.made_of and any(self._others(target, at, walk)):
+                target = MISSING
         if target is MISSING:
             target = self._made(at, live, walk)
             if target is KEEP:
                 return KEEP
-        else:
-            walk.stands(at, target)
-            # A sampler's iterator, which a replay has made, may hold them.
-            walk.fix(*parts_of_loader(target).containers())
         # After the iterators' replay, which needs older states.
         walk.positions.append(lambda: parts(target).write(self.pieces))
 
         def put(name: str, value: Any) -> None:
             walk.positions.append(functools.partial(target.__dict__.__setitem__, name, value))
 
-        for name, part in self.parts_of_it:
-            there = getattr(target, name, MISSING)
-            walk.fix(there)
-            value = walk.resolve(part, there, f"{at.place}.{name}")
-            if value is KEEP or value is there:
-                continue
-            if type(value) is type(there) and type(value) in _EQUAL_IS_SAME and value == there:
-                continue
+        for name, value in self._others(target, at, walk):
             if name == "collate_fn":
                 put(name, value)  # its iterators keep what they were made with
             why = "the loader reads another object than the variable that is restored"
@@ -197,6 +197,24 @@ class Loader(Node):
             if iterator is not KEEP and iterator is not there:
                 put("_iterator", iterator)
         return target
+
+    def _others(self, target: Any, at: At, walk: RestoreWalk) -> Iterator[tuple[str, Any]]:
+        """Its captured parts that are other objects than those of the live loader, by name."""
+        for name, part in self.parts_of_it:
+            there = getattr(target, name, MISSING)
+            walk.fix(there)
+            value = walk.resolve(part, there, f"{at.place}.{name}")
+            if value is KEEP or value is there:
+                continue
+            if type(value) is type(there) and type(value) in _EQUAL_IS_SAME and value == there:
+                continue
+            yield name, value
+
+    def _is_like(self, live: Any) -> bool:
+        try:
+            return fingerprint(live) == self.look
+        except Exception:  # no loader, or one whose dataset has no length yet
+            return False
 
     def _made(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         if not self.made_of and live is not MISSING:
@@ -274,6 +292,10 @@ class LoaderIterator(Node):
             _check(loader, plain.loads(self.fixed, *_FIXED))
             walk.afterwards(lambda: self._make_again(target, loader, at, walk))
             return target
+        if self._grows(loader, walk):
+            standing = self._at_the_beginning(loader) if target is MISSING else target
+            walk.afterwards(lambda: self._make_again(standing, loader, at, walk))
+            return standing
         remarks: list[str] = []
         replayed: list[Callable[[], Any]] = []
         fresh, is_same = self.rebuild(loader, remarks, replayed)
@@ -298,6 +320,26 @@ class LoaderIterator(Node):
             # First, because parts of the loader are written after it.
             walk.positions.insert(0, lambda: _swap(target, fresh))
         return target
+
+    def _grows(self, loader: Any, walk: RestoreWalk) -> bool:
+        """Whether the loader has other data than the captured one, and gets those in this walk."""
+        fixed = plain.loads(self.fixed, *_FIXED)
+        if fingerprint(loader) == fixed["loader"]:
+            return False
+        return any(
+            walk.is_claimed(one)
+            for part in [loader, *chain(loader)]
+            for one in containers_in(list(part.__dict__.values()))
+        )
+
+    @staticmethod
+    def _at_the_beginning(loader: Any) -> Any:
+        """Makes an iterator that something is to be put into."""
+        rng = capture_rng(cuda=False)
+        try:
+            return loader._get_iterator()
+        finally:
+            restore_rng(rng)
 
     def _make_again(self, standing: Any, loader: Any, at: At, walk: RestoreWalk) -> None:
         """Makes the iterator when everything else is back: a sampler may read a global variable, a
@@ -439,7 +481,9 @@ class LoaderIterator(Node):
         for _ in range(self.yielded):
             iterator._next_index()
             mark = mark or capture_rng(cuda=False)
-        if mark is not None and mark != capture_rng(cuda=False):
+        # The same indices again: nothing else has drawn meanwhile, and the state of now comes back.
+        is_same = self.indices_drawn and getattr(iterator, ORIGIN).indices == self.indices_drawn
+        if mark is not None and not is_same and mark != capture_rng(cuda=False):
             remarks.append(
                 "its sampler draws from a global generator in mid-iteration:"
                 " the batches that follow have another order"
@@ -498,6 +542,12 @@ def _remark(iterator: Any) -> str | None:
         return (
             f"approximated: its {changed[0]} is changed in place and too large to copy: the batches"
             " that follow have another order"
+        )
+    if getattr(iterator, ORIGIN).is_mixed:
+        return (
+            "approximated: its sampler draws from a global generator at each batch, and so does"
+            " something else in between: after a resume, other batches follow. Give the sampler a"
+            " generator of its own"
         )
     if cut := getattr(iterator, ORIGIN).parts.cut:
         return f"approximated: what decides the order of the data is not all followed: {cut}"

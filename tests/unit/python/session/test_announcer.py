@@ -100,7 +100,11 @@ def test_a_vault_that_stays_where_an_earlier_start_has_put_it_is_said(
 def test_a_restarted_job_says_where_it_resumes(terminal: Callable[..., Terminal]) -> None:
     one = terminal()
     one.announcer.started(12)
-    assert one.lines()[1] == "resuming at step 12 when the first optimizer step returns"
+    one.announcer.started(12, after=3)
+    assert one.lines()[1::2] == [
+        "resuming at step 12 when the first optimizer step returns",
+        "resuming at step 12 when optimizer step 3 returns",
+    ]
 
 
 def test_only_the_first_rank_speaks_for_all(terminal: Callable[..., Terminal]) -> None:

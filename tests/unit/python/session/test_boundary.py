@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from types import FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from torch.optim import Optimizer
 from reft._session.boundary import Boundary
 from reft._state import gradients
 from tests.support import strangers
+
+FRAME = sys._getframe()  # some frame
 
 
 @pytest.fixture(autouse=True)
@@ -22,9 +26,10 @@ def no_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
 class Recorder:
     """Writes down what a boundary reports."""
 
-    def __init__(self, expected: int | None = None) -> None:
+    def __init__(self, position: dict[str, Any] | None = None) -> None:
         self.events: list[str] = []
-        self._expected = expected
+        self.position = position
+        self.has_all = True
         self.boundary = Boundary(self)
 
     def gate(self, optimizer: Optimizer | None = None) -> None:
@@ -32,6 +37,7 @@ class Recorder:
 
     def program_point(self, frame: FrameType) -> None:
         self.events.append("point")
+        self.position = None
 
     def possible_point(self, frame: FrameType) -> None:
         self.events.append("possible")
@@ -39,8 +45,11 @@ class Recorder:
     def failed(self, what: str, error: Exception) -> None:
         self.events.append(f"error {what} {error}")
 
-    def expected_closing(self) -> int | None:
-        return self._expected
+    def awaited(self) -> Any:
+        return None if self.position is None else self
+
+    def has_optimizers(self, known: list[Optimizer]) -> bool:
+        return self.has_all
 
     def optimizers_replaced(self) -> None:
         pass
@@ -160,15 +169,6 @@ def test_every_step_of_a_critic_ends_an_iteration(recorder: Recorder) -> None:
         generator.step()
     assert recorder.boundary.closing == 0
     assert recorder.events.count("gate") == 8  # the generator's step is a gate and no point
-
-
-def test_restarted_script_waits_for_the_optimizer_that_closed_before() -> None:
-    made = Recorder(expected=1)
-    a, b = optimizer(), optimizer()
-    a.step()
-    b.step()
-    made.boundary.remove()
-    assert made.points == [2]
 
 
 def test_a_step_that_raises_does_not_confuse_the_next(recorder: Recorder) -> None:
@@ -310,17 +310,77 @@ def test_gradients_that_are_new_do_not_cross(recorder: Recorder) -> None:
     assert recorder.boundary.closing == 0
 
 
-def test_a_restarted_script_waits_for_the_one_that_closed() -> None:
-    made = Recorder(expected=1)
-    try:
+def test_a_restarted_script_is_put_back_where_it_was_first_seen() -> None:
+    """Loops over one optimizer after the other: the one that ends iterations changes."""
+
+    def run(made: Recorder, rounds: int) -> None:
+        for turn in range(rounds):
+            for one in (first, second):
+                for _ in range(3):
+                    one.step()
+                    if made.events[-1] == "point":
+                        saved.append((turn, one is second, made.boundary.position(FRAME)))
+
+    first, second = optimizer(), optimizer()
+    saved: list[tuple[int, bool, dict[str, Any]]] = []
+    made = Recorder()
+    run(made, 2)
+    made.boundary.remove()
+    assert {is_second for _, is_second, _ in saved} == {False, True}
+    for _, _, position in saved:
+        again = Recorder(position)
         first, second = optimizer(), optimizer()
+        first.step()
+        again.boundary.remove()
+        assert again.events == ["gate", "possible", "point"]
+
+
+def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
+    made = Recorder({"first": 1, "at": 1, "sites": []})
+    try:
+        made.has_all = False
+        only = optimizer()
         for _ in range(3):
-            first.step()
+            only.step()
         assert made.points == []
-        second.step()
+        made.has_all = True
+        only.step()
         assert made.points == [4]
     finally:
         made.boundary.remove()
+
+
+def test_it_does_not_wait_for_ever() -> None:
+    made = Recorder({"first": 1, "at": 1, "sites": []})
+    try:
+        made.has_all = False
+        only = optimizer()
+        for _ in range(70):
+            only.step()
+        assert made.points[0] == 65
+    finally:
+        made.boundary.remove()
+
+
+def test_a_step_that_was_put_back_ends_iterations_as_before(recorder: Recorder) -> None:
+    first, second = optimizer(), optimizer()
+    for _ in range(4):
+        for one in (first, second):
+            for _ in range(2):
+                one.step()
+    position = recorder.boundary.position(FRAME)
+    again = Recorder()
+    try:
+        again.boundary.know(recorder.boundary.optimizers)
+        again.boundary.put_back(position)
+        for made in (recorder, again):
+            made.events.clear()
+        for one in (first, second, first, second):
+            one.step()
+            one.step()
+        assert again.events == recorder.events
+    finally:
+        again.boundary.remove()
 
 
 def test_an_optimizer_inside_another_has_stepped_with_its_gradients(recorder: Recorder) -> None:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -38,12 +39,28 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 ONE_SCHEDULER = {"optimizers": [""], "schedulers": ["2"], "scalers": []}
 
 
+BEGINS = ". Training starts from its beginning"
+POSITION = {
+    "closing": 0,
+    "last": 0,
+    "steps": [0],
+    "round": [],
+    "crossed": [],
+    "waited": 0,
+    "lengthened": False,
+    "early": 1,
+    "first": 1,
+    "at": 1,
+    "sites": [],
+}
+
+
 def saved_of(optimizer: torch.optim.Optimizer, **changes: Any) -> dict[str, Any]:
     """Small state as a snapshot of step 7 would have it."""
     state = {
         "step": 7,
         "session": 1,
-        "closing": 0,
+        "boundary": POSITION,
         "optimizers": [optimizers.signature(optimizer)],
         "keys": {"optimizers": [""], "schedulers": [], "scalers": []},
         "waiting": [],
@@ -109,7 +126,9 @@ class Restart:
             lambda step: None,
             found,
         )
-        self.boundary = SimpleNamespace(optimizers=[self.optimizer], know=lambda others: None)
+        self.boundary = SimpleNamespace(
+            optimizers=[self.optimizer], know=lambda others: None, put_back=lambda position: None
+        )
         monkeypatch.setattr(restorer, "check", lambda *_: None)
         monkeypatch.setattr(restorer, "restore", self._restore)
         unmake = arrangement.Arrangement.unmake
@@ -186,7 +205,7 @@ def test_a_mismatch_on_one_rank_stops_the_resume_on_all(
     else:
         answer_for_all(restart.store, startup.MATCH, "{}", {1: "cannot take part"})
     assert restart.resume() is None and restart.restored == []
-    wanted = ["reft: rank 1: step 7 is not resumed, cannot take part"] if reports else []
+    wanted = ["reft: rank 1: step 7 is not resumed, cannot take part" + BEGINS] if reports else []
     assert lines(capsys) == wanted
 
 
@@ -346,7 +365,7 @@ def test_the_session_goes_on_behind_the_restored_step(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     session, restart = resuming()
-    assert (session.resuming_at, session.expected_closing()) == (7, 0)
+    assert (session.resuming_at, session.awaited()) == (7, restart.resumer)
     restart.optimizer.step()
     assert session.step == 7 and session.resuming_at is None
     assert native.engine.captures == [] and native.engine.restore_ns > 0
@@ -401,8 +420,9 @@ def test_the_boundary_learns_of_optimizers_that_step_later(monkeypatch: pytest.M
     restart.resumer.saved["keys"]["optimizers"].append("")
     restart.resumer.saved["groups"].append([{"lr": 3.0}])
     restart.resumer.saved["plain_state"].append(("dict", []))
-    boundary = Boundary.__new__(Boundary)
-    boundary._known = [restart.optimizer]
+    boundary = Boundary(MagicMock())
+    boundary.remove()
+    boundary.know([restart.optimizer])
     assert restart.whole.point(here(), boundary)[1] is not None
     assert boundary.optimizers == [restart.optimizer, late]
     assert late.param_groups[0]["lr"] == 3.0

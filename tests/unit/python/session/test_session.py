@@ -117,7 +117,7 @@ def test_a_step_is_gated_captured_and_counted(
     assert captured.gated and captured.step == 2
     assert captured.tensors[0].data_ptr() == optimizer.param_groups[0]["params"][0].data_ptr()
     saved = pickle.loads(captured.objects)
-    assert (saved["step"], saved["session"], saved["closing"]) == (2, 1, 0)
+    assert (saved["step"], saved["session"], saved["boundary"]["closing"]) == (2, 1, 0)
 
 
 @pytest.mark.parametrize(("resume", "saved"), [("state", False), ("exact", True)])

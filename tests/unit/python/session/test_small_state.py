@@ -12,6 +12,7 @@ import torch.nn.utils.prune
 from reft._session import small_state
 from reft._session.small_state import Saved, SmallState
 from reft._state import constructions, discovery, registry
+from tests.support.boundaries import boundary_of
 
 Failures = list[tuple[str, Exception]]
 
@@ -40,8 +41,8 @@ def captured(
     state: discovery.State, failures: Failures, exact: bool = False, step: int = 3
 ) -> Saved:
     small = SmallState(2, exact, 1 << 20, lambda what, error: failures.append((what, error)))
-    small.planned(state, state.optimizers)
-    saved = small_state.read(small.capture(here(), step, 0, state).pickled)
+    small.planned(state, boundary_of(state.optimizers))
+    saved = small_state.read(small.capture(here(), step, boundary_of(state.optimizers), state).pickled)
     return small_state.opened(saved, small_state.finder_in(state))
 
 
@@ -68,10 +69,10 @@ def test_an_optimizer_that_keeps_tensors_only_is_pickled_once() -> None:
     module, optimizer = model()
     state = discovery.discover([optimizer])
     small = SmallState(2, False, 1 << 20, lambda what, error: None)
-    small.planned(state, state.optimizers)
+    small.planned(state, boundary_of(state.optimizers))
     assert set(small._fixed) == {0}
     optimizer.state[module.bias]["count"] = 1  # type: ignore[index, union-attr]
-    small.planned(state, state.optimizers)
+    small.planned(state, boundary_of(state.optimizers))
     assert small._fixed == {}
 
 
@@ -174,8 +175,8 @@ def test_an_optimizer_in_the_place_of_another_one_is_named() -> None:
     small = SmallState(2, False, 1 << 20, lambda what, error: None)
     for one, named in ((optimizer, 0), (torch.optim.SGD(module.parameters(), 0.1), 1)):
         state = state_of(one)
-        small.planned(state, state.optimizers)
-        small.capture(here(), 3, 0, state)
+        small.planned(state, boundary_of(state.optimizers))
+        small.capture(here(), 3, boundary_of(state.optimizers), state)
         assert len(small.unsaved) == named
     ((what, kind, why),) = small.unsaved
     assert (what, kind) == ("optimizer 0", "SGD") and "start from its beginning" in why
@@ -200,8 +201,8 @@ def test_values_that_are_left_out_are_known(monkeypatch: Any) -> None:
     monkeypatch.setattr(small_state._continuation, "capture", lambda *_: {"uncaptured": left_out})
     small = SmallState(1, True, 1 << 20, lambda what, error: None)
     state = state_of(optimizer)
-    small.planned(state, state.optimizers)
-    small.capture(here(), 1, 0, state)
+    small.planned(state, boundary_of(state.optimizers))
+    small.capture(here(), 1, boundary_of(state.optimizers), state)
     assert small.uncaptured == left_out
 
 
@@ -216,6 +217,7 @@ def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> 
         storages: frozenset[int],
         parts: Any,
         groups: frozenset[int],
+        sites: Any,
     ) -> Any:
         seen.append((limit, owned, storages, groups))
         return {"uncaptured": []}
@@ -233,8 +235,8 @@ def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> 
 def test_a_parameter_that_a_restarted_script_begins_without_is_named() -> None:
     def unsaved() -> list[str]:
         state = discovery.discover([optimizer])
-        small.planned(state, state.optimizers)
-        small.capture(here(), 3, 0, state)
+        small.planned(state, boundary_of(state.optimizers))
+        small.capture(here(), 3, boundary_of(state.optimizers), state)
         kept = [(name.partition(".")[2], why) for name, _, why in small.unsaved]
         return [f"{name} {why.partition(' in ')[0].partition(' than')[0]}" for name, why in kept]
 

@@ -53,6 +53,8 @@ class Restores:
         self.plan = SimpleNamespace(step=step, incarnation=1)
         self.saved: Any = {}
         self.lost: list[Any] = []
+        self.position: dict[str, Any] = {}
+        self.why_not = "rank 1: elsewhere"
         self._calls, self._fail = calls, fail
         self.pieces: list[Any] = []
         self.problems: list[str] = []  # what `why_not_at` answers next; "" from then on
@@ -64,14 +66,20 @@ class Restores:
         return self.problems.pop(0) if self.problems else ""
 
     def prepare(
-        self, boundary: Any, name: str, again: bool = False, problem: str = ""
+        self,
+        boundary: Any,
+        name: str,
+        again: bool = False,
+        problem: str = "",
+        silent: bool = False,
+        frame: Any = None,
     ) -> Any:
         gathered = gather.gather(self._job, self._store, name, problem, "".join)
         if gathered.refusals or gathered.text:
             return None
         return SimpleNamespace(missing=SimpleNamespace(unmake=int))
 
-    def write(self, ready: Any, frame: Any, again: bool = False) -> Resumed:
+    def write(self, ready: Any, frame: Any) -> Resumed:
         if self._fail is not None:
             raise self._fail
         self._calls.append(f"restored {self.plan.step}")
@@ -247,7 +255,7 @@ def test_a_base_that_stands_elsewhere_is_not_put_back(ranks: Callable[..., list[
     for rank in both:
         (restored, outcome) = rank.calls
         assert restored == "restored 7", "nothing is written of the step before"
-        assert "not verified: the step before it has other state or another place" in outcome
+        assert "not verified: step 6 cannot be put back: rank 1: elsewhere" in outcome
 
 
 def test_a_step_that_could_not_be_put_back_afterwards_is_not_computed_again(
@@ -278,7 +286,7 @@ def test_tensors_never_go_where_the_loop_does_not(
     assert [rank.calls for rank in both] == [["restored 6"]] * 2
     assert [rank.resume.verdict for rank in both] == [Verdict.DIFFERS] * 2
     said = capsys.readouterr().err
-    assert "training continues with the computed one" in said
+    assert "training continues with the computed one" in said and "rank 1: elsewhere" in said
     assert "variable registered object on rank 0: was 1003, is 1004" in said
 
 

@@ -1,0 +1,71 @@
+"""How one session resumes: what all ranks have agreed on, made ready.
+
+Threads: the training thread, before training. Errors: what the store raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from reft import _C
+from reft._link import job_identity
+from reft._link.trusted_store import TrustedStore
+from reft._session import notes, recomputation, startup
+from reft._session.restore_ways import Way
+from reft._session.resumer import Resumer
+from reft._session.step_comparison import Capture
+from reft._session.verification import VerifiedResume
+
+
+def agree(
+    env: dict[str, Any],
+    job: job_identity.Job,
+    store: TrustedStore,
+    client: _C.AgentClient,
+    agreed: startup.Agreed,
+    circumstances: str,
+    capture: Capture,
+    mark: Callable[[int], None],
+    found: notes.Notes,
+) -> tuple[VerifiedResume, str]:
+    """Agrees with the other ranks on a verification.
+
+    Args:
+        agreed: what they have agreed on before; there is a step to resume.
+        circumstances: see `verification.circumstances`.
+        capture, mark, found: as of `VerifiedResume`.
+
+    Returns:
+        The resume, and what snapshots are to keep as `Saved.verified`.
+    """
+    newest = agreed.newest
+    assert newest is not None
+    exact = env["resume"] == "exact" and agreed.way is not Way.STATE
+    decided = recomputation.agree(
+        env if exact else {**env, "resume": "state"},
+        job,
+        store,
+        client,
+        newest,
+        agreed.inventory,
+        agreed.own_fd,
+        circumstances,
+    )
+    base, again = None, decided.recomputed
+    if again is not None:
+        base = Resumer(job, store, again.base, exact, found, quiet=True)
+    resume = VerifiedResume(
+        job,
+        store,
+        Resumer(job, store, newest, exact, found),
+        base,
+        again,
+        decided.unverified,
+        float(env["resume_verify_sec"]),
+        capture,
+        mark,
+        found,
+    )
+    verified = circumstances if decided.given_up else newest.saved.get("verified", "")
+    return resume, verified

@@ -1,0 +1,78 @@
+"""Optimizers that step in turn, each for a while (a population, one for each client), came back
+exchanged, without a word: the restarted script noted where objects stand at another step than the
+one before."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.killed import Runner
+
+POPULATION = """
+models = [torch.nn.Linear(4, 4) for _ in range(3)]
+optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in models]
+for generation in range(6):
+    for model, opt in zip(models, optimizers):
+        for _ in range(3):
+            opt.zero_grad()
+            (model(torch.randn(8, 4)) - 1).square().mean().backward()
+            opt.step()
+steps = [int(opt.state_dict()["state"][0]["step"]) for opt in optimizers]
+final(*[p for model in models for p in model.parameters()], steps=steps)
+"""
+
+CLIENTS = """
+model = torch.nn.Linear(4, 4)
+optimizers = []
+for client in range(6):
+    opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    KEEP
+    for _ in range(4):
+        opt.zero_grad()
+        (model(torch.randn(8, 4)) - 1).square().mean().backward()
+        opt.step()
+final(*model.parameters())
+"""
+
+
+@pytest.mark.parametrize("step", [5, 6, 7, 8, 9, 11])
+def test_a_population_comes_back(jobs: Runner, step: int) -> None:
+    said = jobs.same(POPULATION, kill=f"0:{step}:before_seal", REFT_RESUME_VERIFY="always")
+    assert "is not exact" not in said and "DIFFERS" not in said, said
+
+
+@pytest.mark.parametrize("keep", ["optimizers.append(opt)", "pass"])
+@pytest.mark.parametrize("step", [5, 8, 9])
+def test_one_for_each_client_comes_back(jobs: Runner, step: int, keep: str) -> None:
+    said = jobs.same(
+        CLIENTS.replace("KEEP", keep), kill=f"0:{step}:before_seal", REFT_RESUME_VERIFY="always"
+    )
+    assert "is not exact" not in said and "DIFFERS" not in said, said
+
+
+def test_loops_of_several_steps_are_put_back_at_each(jobs: Runner) -> None:
+    """The optimizer that ends iterations steps in two places."""
+    jobs.same(TWO_PLACES, kill="0:7:before_seal")
+    jobs.same(TWO_PLACES, kill="0:8:before_seal")
+
+
+TWO_PLACES = """
+model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+opt = torch.optim.Adam(model.parameters(), 0.01)
+late = torch.optim.Adam(other.parameters(), 0.01)
+
+def loss(net):
+    return (net(torch.randn(8, 4)) - 1).square().mean()
+
+for step in range(8):
+    late.zero_grad()
+    loss(other).backward()
+    late.step()
+    opt.zero_grad()
+    loss(model).backward()
+    opt.step()
+    opt.zero_grad()
+    (loss(model) + model.weight.norm()).backward()
+    opt.step()
+final(*model.parameters(), *other.parameters())
+"""
