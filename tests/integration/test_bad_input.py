@@ -234,6 +234,21 @@ def test_vault_directory_that_is_full(job: TrainJob, expected: list[str], folder
 
 
 @pytest.mark.timeout(120)
+def test_vault_directory_that_others_may_write(
+    job: TrainJob, expected: list[str], folder: Path
+) -> None:
+    """What is made in it for this job stays, and is checked: it stands below the open one."""
+    shared = folder / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    job.start(REFT_VAULT_DIR=str(shared / "vaults"))
+    unharmed(job, expected)
+    (line,) = job.lines("is not safe")
+    assert f"{shared} is writable by other users" in line, job.said
+    assert not list(shared.rglob("*.vault")), "nothing of the job lies there"
+
+
+@pytest.mark.timeout(120)
 def test_two_jobs_with_one_id(job: TrainJob, expected: list[str], folder: Path) -> None:
     second_launcher = Forkrun()
     try:

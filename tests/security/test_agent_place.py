@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -187,3 +188,15 @@ def test_somebody_elses_claim_does_not_keep_the_agent_out(
         os.close(writer)
     # With the name free, the agent takes the claim after all.
     assert wait_for(node.claim) == claim
+
+
+def test_an_agent_takes_all_the_address_space_that_it_may(tmp_path: Path) -> None:
+    """It maps the vaults of all ranks: what a shell allows one program is too little."""
+    node = Node(tmp_path)
+    node.arguments = ["prlimit", f"--as={8 << 30}:{1 << 45}", *node.arguments]
+    try:
+        assert node.start().returncode == 0
+        assert resource.prlimit(node.pid, resource.RLIMIT_AS) == (1 << 45, 1 << 45)
+    finally:
+        if node.pid:
+            os.kill(node.pid, 9)
