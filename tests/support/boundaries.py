@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any, cast
 
 import torch
 
-from reft import _continuation
 from reft._session.boundary import Boundary
 
 
@@ -16,10 +15,9 @@ from reft._session.boundary import Boundary
 class _Still:
     optimizers: list[torch.optim.Optimizer]
     early: int
-    sites: _continuation.Sites = field(default_factory=_continuation.Sites)
 
     def position(self, frame: FrameType) -> dict[str, Any]:
-        return {"closing": 0}
+        return {"closing": 0, "at": 1}
 
 
 def boundary_of(optimizers: list[torch.optim.Optimizer]) -> Boundary:

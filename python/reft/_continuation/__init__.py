@@ -11,7 +11,6 @@ Where things are:
 - `capture_walk`, `restore_walk`: the walks through objects; `nodes`: what they leave and read.
 - `kinds`: one class for each kind of object, with its capture and its restore; `kinds.table`
   chooses one by an object's class. A DataLoader's position is put back in `kinds.loaders`.
-- `sites`: at which step a restarted script is put back.
 - `loader_origins`: what patches the DataLoader; `loader_parts`, `workers`: what it remembers;
   `reach`: what a loader reaches.
 - `statics`, `settings`: state outside of the frames.
@@ -23,11 +22,10 @@ from __future__ import annotations
 
 from .comparison import Difference
 from .continuation import Continuation, RestoreReport
-from .frames import FrameMismatch
+from .frames import FrameMismatch, calls_of, lines_of
 from .late_reads import late_read
 from .loader_origins import install
 from .rng import capture_rng, restore_rng
-from .sites import Sites
 
 _process = Continuation()
 capture, observe, plan = _process.capture, _process.observe, _process.plan
@@ -39,13 +37,14 @@ __all__ = [
     "Difference",
     "FrameMismatch",
     "RestoreReport",
-    "Sites",
+    "calls_of",
     "capture",
     "capture_rng",
     "compare",
     "graphs",
     "install",
     "late_read",
+    "lines_of",
     "leave",
     "observe",
     "place_of",

@@ -26,7 +26,6 @@ from .kinds.loaders import Loader
 from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
-from .sites import Sites
 from .statics import Statics, report_threads
 
 _VERSION = 22
@@ -83,7 +82,7 @@ class Continuation:
         owned_storages: frozenset[int] = frozenset(),
         parts: DeviceParts | None = None,
         owned_groups: frozenset[int] = frozenset(),
-        sites: Sites | None = None,
+        elsewhere: str = "",
     ) -> dict[str, Any]:
         """Copies the state of the loop that calls the optimizer.
 
@@ -95,7 +94,7 @@ class Continuation:
             owned_storages: Addresses of their memory.
             parts: Takes contents that lie on a device and are copied later.
             owned_groups: Ids of the parameter groups of these optimizers.
-            sites: Tells whether a restarted script can be put back at this step.
+            elsewhere: Why a restarted script cannot be put back at this step; "" if it can.
 
         Returns:
             A picklable dict: "frames" (bytes for `plan`), "uncaptured" (list of (where, type,
@@ -114,7 +113,7 @@ class Continuation:
                 owned_storages,
                 parts,
                 owned_groups,
-                sites,
+                elsewhere,
             )
 
     def _captured(
@@ -125,7 +124,7 @@ class Continuation:
         owned_storages: frozenset[int],
         parts: DeviceParts | None,
         owned_groups: frozenset[int],
-        sites: Sites | None,
+        elsewhere: str,
     ) -> dict[str, Any]:
         walk = CaptureWalk(
             limit_bytes,
@@ -142,8 +141,8 @@ class Continuation:
             alone = not report_threads(walk)
         except Unsupported as error:
             raise FrameMismatch(str(error)) from error
-        if sites is not None and (why := sites.why_never(start_frame)):
-            walk.lost("loop", "place in the loop", why)
+        if elsewhere:
+            walk.lost("loop", "place in the loop", elsewhere)
         handled = sys.exc_info()[1]
         if handled is not None:
             why = "the exception being handled stays that of the restarted script"

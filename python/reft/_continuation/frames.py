@@ -137,6 +137,30 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
     return path
 
 
+def calls_of(start: FrameType) -> list[tuple[str, int]]:
+    """Where each frame of a path stands: the same in two processes of a script, and at two steps, if
+    one can be put back at the place of the other."""
+    return [
+        (frame.f_code.co_qualname, _offset_of(frame) if user else -1)
+        for frame, user, _ in frames_from(start)
+    ]
+
+
+def _offset_of(frame: FrameType) -> int:
+    try:
+        return analyse(frame.f_code).point(frame.f_lasti).offset
+    except Unsupported:
+        return frame.f_lasti
+
+
+def lines_of(start: FrameType) -> list[str]:
+    """The lines of a path, outermost frame first; "" where a frame is not the script's own."""
+    return [
+        f"{analyse(frame.f_code).file}:{frame.f_lineno}" if user else ""
+        for frame, user, _ in frames_from(start)
+    ]
+
+
 def _note_variables(walk: CaptureWalk, record: dict[str, Any], frame: FrameType) -> None:
     """At the first program point, notes which variables have a value; later, reports those for
     which `plan_frame` would refuse the place in the loop."""

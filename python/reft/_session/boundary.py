@@ -30,8 +30,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from reft import _continuation
 from reft._session import compiled_steps
+from reft._session.sites import Sites
 from reft._state import gradients, heap
 from reft._state.optimizers import with_inner
 
@@ -102,6 +102,10 @@ class Listener(Protocol):
 class Boundary:
     """Reports gates and program points to its listener.
 
+    Args:
+        listener: gets the reports.
+        exact: whether the place in the loop is saved.
+
     Threads: the training thread. Errors: hooks never raise; exceptions go to the listener's
     `failed`.
 
@@ -111,7 +115,7 @@ class Boundary:
         early: how many optimizers a restarted script has before it is put back, or more.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, exact: bool = True) -> None:
         self._listener = listener
         # None: an optimizer that was replaced and freed. The others keep their index.
         self._known: list[Optimizer | None] = []
@@ -128,7 +132,7 @@ class Boundary:
         self._round: set[int] = set()  # optimizers that stepped since the last program point
         # Ids of optimizers whose step is running: ZeRO's outer step calls an inner one.
         self._nesting: list[int] = []
-        self.sites = _continuation.Sites()
+        self.sites = Sites(exact)
         self.early = 0
         self._compiled = compiled_steps.watch(self)
         self._handles = [

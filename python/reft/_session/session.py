@@ -156,7 +156,7 @@ class Session:
                     _continuation.install(self.env["resume_verify"] != "off")
                 except Exception as error:
                     self.failed("data loaders", error)
-            self._boundary = Boundary(self)
+            self._boundary = Boundary(self, self._exact)
         self._announcer.started(self.resuming_at, elsewhere, self._resume_after)
         if self._drill is not None:
             self._drill.started(self._store.raw, self.resuming_at)

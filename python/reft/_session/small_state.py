@@ -28,6 +28,7 @@ from reft._continuation import plain
 from reft._resume import own_checkpoints
 from reft._session.boundary import Boundary
 from reft._session.notes import Note
+from reft._session.sites import UNKNOWN
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 from reft._state.device_parts import DeviceParts
 from reft._state.optimizers import replaced_tensors, signature
@@ -310,7 +311,9 @@ class SmallState:
                     saved["registered"][name] = values
         self.unsaved += [*encoder.left_out, *self._replaced]
         if self._exact:
-            self._capture_frames(saved, frame, parts, state, boundary.sites)
+            is_known = saved["boundary"]["at"] != UNKNOWN
+            elsewhere = "" if is_known else boundary.sites.why_never(frame)
+            self._capture_frames(saved, frame, parts, state, elsewhere)
         saved["room"] = parts.room()
         pickled = self._pickle(saved)
         return Captured(pickled, parts.placed(pickled), parts.writers(), state)
@@ -364,7 +367,7 @@ class SmallState:
         frame: FrameType,
         parts: DeviceParts,
         state: discovery.State,
-        sites: _continuation.Sites,
+        elsewhere: str,
     ) -> None:
         # An optimizer may replace its tensors in each step, and the script's get their memory then.
         addresses = [region.current().data_ptr() for region in state.regions]
@@ -374,7 +377,7 @@ class SmallState:
         groups = frozenset(id(group) for o in state.optimizers for group in o.param_groups)
         try:
             captured = _continuation.capture(
-                frame, self._frame_bytes, self._owned, self._storages, parts, groups, sites
+                frame, self._frame_bytes, self._owned, self._storages, parts, groups, elsewhere
             )
         except Exception as error:
             self._failed("loop state", error)

@@ -217,7 +217,7 @@ def test_tensors_of_regions_are_not_captured_a_second_time(monkeypatch: Any) -> 
         storages: frozenset[int],
         parts: Any,
         groups: frozenset[int],
-        sites: Any,
+        elsewhere: str,
     ) -> Any:
         seen.append((limit, owned, storages, groups))
         return {"uncaptured": []}
