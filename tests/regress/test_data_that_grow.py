@@ -36,6 +36,14 @@ SUBSETS = (
 KINDS = {
     "a new loader over a list": LISTS,
     "the same loader over a list": (LISTS[0] + "\n" + LISTS[1], "pass", LISTS[2]),
+    "the same loader with workers over a list": (
+        LISTS[0] + "\n" + LISTS[1].replace("True", "True, num_workers=2"), "pass", LISTS[2]
+    ),
+    "a long list": (
+        LISTS[0].replace("16", "5000") + "\nloader = DataLoader(data, 1000, shuffle=True)",
+        "pass",
+        LISTS[2],
+    ),
     "a new subset": (*SUBSETS, "chosen = chosen + torch.randperm(64)[:4].tolist()"),
     "the same subset": (
         "\n".join(SUBSETS), "pass", "chosen += torch.randperm(64)[:4].tolist()"
@@ -80,6 +88,15 @@ final(*model.parameters())
 
 def test_a_sampler_that_alone_draws_from_a_global_generator_comes_back(jobs: Runner) -> None:
     said = jobs.same(SAMPLER.replace("CHANGED", "x"))
+    assert "not restor" not in said, said
+
+
+def test_another_generator_does_not_matter(jobs: Runner) -> None:
+    own = SAMPLER.replace("int(torch.randint(40, (1,)))", "random.randrange(40)")
+    said = jobs.same(
+        "import random; random.seed(1)\n"
+        + own.replace("CHANGED", "torch.nn.functional.dropout(x)")
+    )
     assert "not restor" not in said, said
 
 

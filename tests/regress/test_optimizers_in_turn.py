@@ -76,3 +76,74 @@ for step in range(8):
     opt.step()
 final(*model.parameters(), *other.parameters())
 """
+
+
+TWO_LOOPS = """
+model = torch.nn.Linear(4, 4)
+
+def loss():
+    return (model(torch.randn(8, 4)) - 1).square().mean()
+
+def first():
+    opt = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(5):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+
+def second():
+    opt = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    for _ in range(8):
+        opt.zero_grad()
+        loss().backward()
+        opt.step()
+
+first()
+second()
+final(*model.parameters())
+"""
+
+
+@pytest.mark.parametrize("step", [3, 7, 10])
+def test_a_second_loop_with_an_optimizer_of_its_own_comes_back(jobs: Runner, step: int) -> None:
+    said = jobs.same(TWO_LOOPS, kill=f"0:{step}:before_seal", REFT_RESUME_VERIFY="always")
+    assert "is not exact" not in said and "DIFFERS" not in said, said
+    assert "not restorable" not in said and "NOT protected" not in said, said
+
+
+@pytest.mark.parametrize("script", [TWO_LOOPS, POPULATION], ids=["two loops", "population"])
+def test_two_restarts_in_a_row_come_back(jobs: Runner, script: str) -> None:
+    """The second one knows the steps of the first process."""
+    again = """
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+steps = 0
+def count(*_):
+    global steps
+    steps += 1
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT") == "1" and steps == 10:
+        os.kill(os.getpid(), 9)
+register_optimizer_step_pre_hook(count)
+"""
+    said = jobs.same(again + script, kill="0:3:before_seal")
+    assert said.count("reft: resuming at") == 2, said
+
+
+def test_an_optimizer_that_is_used_late_is_not_named(jobs: Runner) -> None:
+    said = jobs.run(
+        """
+model, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (model, other)]
+for net, opt in zip((model, other), optimizers):
+    for _ in range(70):
+        opt.zero_grad()
+        net(torch.randn(8, 4)).square().mean().backward()
+        opt.step()
+final(*model.parameters(), *other.parameters())
+"""
+    )
+    assert "NOT protected" not in said and "not restorable" not in said, said
+
+
+def test_one_that_is_made_late_is_named(jobs: Runner) -> None:
+    said = jobs.run(CLIENTS.replace("KEEP", "optimizers.append(opt)").replace("range(4)", "range(40)"))
+    assert "optimizer 2 (SGD): made so late that a restarted script" in said, said

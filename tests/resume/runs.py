@@ -35,17 +35,11 @@ from tests.support.launchers import agent_pids, kill_all
 HERE = Path(__file__).resolve().parent
 DEADLINE_SEC = 200
 BESIDE = {path.stem for path in HERE.glob("scripts/*.py")}  # modules that scripts import from their own folder
-# Scripts that cannot be continued at some of their kills, what reft says then, and what comes back
-# instead: nothing, so that all lines are as undisturbed from the first on; or tensors, so that the
-# first line ends with the hash of the resumed step.
+# Scripts that cannot be continued at some of their kills, and what reft says then: all lines are as
+# undisturbed from the first on.
 KNOWN = {
     "grid_search": (
-        r"step \d+ is not resumed, the script has changed: m0\.module\.0\.weight was .* starts from its beginning",
-        "nothing",
-    ),
-    "two_phases": (
-        r"place in the loop not restored .*the call in progress was at offset \d+, is at \d+.*start again",
-        "tensors",
+        r"step \d+ is not resumed, the script has changed: m0\.module\.0\.weight was .* starts from its beginning"
     ),
 }
 # What an undisturbed run has in its environment: it runs on plain gloo. Lightning averages integers
@@ -215,21 +209,6 @@ def compare_from_the_beginning(reference: Run, killed: Run, ranks: int) -> list[
     return [difference(expected, found) for expected, found in pairs if expected != found]
 
 
-def compare_tensors(reference: Run, killed: Run, ranks: int) -> list[str]:
-    """As `compare`, for a script with one line a step, each with a hash, whose place in the loop was refused."""
-    attempts = killed.attempts()
-    found = re.search(r"resumed at step (\d+): state,", killed.said)
-    if len(attempts) != 2 or found is None:
-        return [f"{len(attempts)} attempts instead of 2, or no tensors came back"]
-    wrong = []
-    for rank in range(ranks):
-        expected = of_rank(reference.said.splitlines(), rank)[int(found[1]) - 1].split()[-1]
-        first = of_rank(attempts[1], rank)[0]
-        if first.split()[-1] != expected:
-            wrong.append(f"rank {rank}: hash {expected} instead of that in: {first}")
-    return wrong
-
-
 def _continues(expected: list[str], first: list[str], second: list[str], d: int, v: int) -> bool:
     """Whether the lines of a restarted rank are `d` discarded ones, `v` of a step that was computed
     again, and the rest."""
@@ -277,9 +256,9 @@ def check(launcher: Any, script: Script, which: int, known: dict[str, Run]) -> s
     kill, point = script.kills[which], POINTS[0 if script.name in DROPPING else which]
     fault = f"{which % script.ranks}:{kill}:{point}:kill"
     killed = run(launcher, script, REFT_FAULT=fault)
-    reason, back = KNOWN.get(script.name, ("", ""))
+    reason = KNOWN.get(script.name, "")
     if reason and re.search(reason, killed.said):
-        wrong = (compare_from_the_beginning if back == "nothing" else compare_tensors)(expected, killed, script.ranks)
+        wrong = compare_from_the_beginning(expected, killed, script.ranks)
     else:
         wrong = compare(expected, killed, script.ranks, kill, script.name in NAMED)
     if killed.code:

@@ -31,6 +31,7 @@ _process = Continuation()
 capture, observe, plan = _process.capture, _process.observe, _process.plan
 compare, place_of = _process.compare, _process.place_of
 why_not_here, leave = _process.why_not_here, _process.leave
+note_variables, know_variables = _process.note_variables, _process.know_variables
 graphs = _process.graphs
 
 __all__ = [
@@ -43,8 +44,10 @@ __all__ = [
     "compare",
     "graphs",
     "install",
+    "know_variables",
     "late_read",
     "lines_of",
+    "note_variables",
     "leave",
     "observe",
     "place_of",

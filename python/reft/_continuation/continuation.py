@@ -22,7 +22,7 @@ from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
 from .frames import FrameMismatch
 from .graphs import GraphWatch, refusal
-from .kinds.loaders import Loader
+from .kinds.loaders import Loader, reads_container
 from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
@@ -182,6 +182,17 @@ class Continuation:
         if anew or not self._births.recorded:
             self._note_births(start_frame, Births())
 
+    def note_variables(self, start_frame: FrameType) -> set[str]:
+        """Notes which variables have a value at another step at which a restarted script may be put
+        back, and returns their places."""
+        found = frames.variables_at(start_frame)
+        self._births.variables |= found
+        return found
+
+    def know_variables(self, places: Iterable[str]) -> None:
+        """Notes what `note_variables` returned in the process before."""
+        self._births.variables.update(places)
+
     def leave(self) -> None:
         """A training has ended: another one of this process has a first program point of its own."""
         self._births.recorded = False
@@ -286,7 +297,7 @@ class Continuation:
         user = 0
         try:
             # First: the list that is a loader's dataset has no name but this.
-            walk.resolve_born(Loader)
+            walk.resolve_born(Loader, reads_container)
             for record, (frame, _, _) in zip(path, live, strict=True):
                 if record["user"]:
                     frames.plan_frame(walk, record, frame, record["name"])

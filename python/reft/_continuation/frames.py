@@ -137,6 +137,22 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
     return path
 
 
+def variables_at(start: FrameType) -> set[str]:
+    """Places of the variables of a path's frames that have a value."""
+    found: set[str] = set()
+    for frame, user, _ in frames_from(start):
+        if not user:
+            continue
+        code, prefix = frame.f_code, f"{frame.f_code.co_qualname}:"
+        if not code.co_flags & _CO_OPTIMIZED:
+            found.update(prefix + name for name in frame.f_locals)
+        analysis = analyse(code)
+        slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
+        places = analysis.places_of(code.co_qualname)
+        found.update(places[i] for i, value in enumerate(slots) if value is not UNBOUND)
+    return found
+
+
 def calls_of(start: FrameType) -> list[tuple[str, int]]:
     """Where each frame of a path stands: the same in two processes of a script, and at two steps, if
     one can be put back at the place of the other."""
@@ -149,7 +165,7 @@ def calls_of(start: FrameType) -> list[tuple[str, int]]:
 def _offset_of(frame: FrameType) -> int:
     try:
         return analyse(frame.f_code).point(frame.f_lasti).offset
-    except Unsupported:
+    except Exception:  # noqa: BLE001  # a capture reports it
         return frame.f_lasti
 
 

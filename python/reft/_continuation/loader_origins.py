@@ -58,9 +58,9 @@ class Origin:
         self._epochs = self.parts.epochs()
         # Whether the sampler draws from a global generator at each batch, and something else does,
         # too: a replay draws the batches one after the other.
-        self._draws_each_time = False
+        self._drawn_from: set[str] = set()
         self.is_mixed = False
-        self._random: Any = None  # of the global generators, around the newest draw
+        self._random: dict[str, Any] | None = None  # the global generators around the newest draw
         self._fixed: bytes | None = None
 
     def fixed(self) -> bytes:
@@ -106,9 +106,10 @@ class Origin:
 
     def before_draw(self) -> None:
         """The next index is about to be drawn from the sampler."""
-        if self._draws_each_time or 0 < self.draws < _WATCHED_DRAWS:
+        if self._drawn_from or 0 < self.draws < _WATCHED_DRAWS:
             now = capture_rng(cuda=False)
-            if self._draws_each_time and not self.is_mixed and now != self._random:
+            before = self._random or {}
+            if any(now[name] != before.get(name) for name in self._drawn_from):
                 self.is_mixed, self._fixed = True, None
             self._random = now
         if self.replayed:
@@ -127,8 +128,8 @@ class Origin:
         a string differs in each process, and a dict has none."""
         if self._random is not None:
             now = capture_rng(cuda=False)
-            self._draws_each_time = self._draws_each_time or now != self._random
-            self._random = now if self._draws_each_time else None
+            self._drawn_from |= {name for name in now if now[name] != self._random.get(name)}
+            self._random = now
         if type(index) is int:
             self.indices = hash((self.indices, index))
         elif type(index) is list and index:
@@ -141,7 +142,7 @@ class Origin:
         """An epoch of an iterator with workers begins."""
         self.epochs += 1
         self.draws, self.indices, self.changes = 0, 0, []
-        self._draws_each_time, self.is_mixed, self._random = False, False, None
+        self._drawn_from, self.is_mixed, self._random = set(), False, None
         if self.epochs > 1:  # an epoch may bring other objects
             self.parts = parts(self.loader)
         self.first_draw = capture_rng(cuda=False)
@@ -233,8 +234,9 @@ def install(batch_hashes: bool = False) -> None:
     Args:
         batch_hashes: whether iterators keep a hash of a sample of their newest batch.
 
-    Cost: one copy of the host's random states per epoch; per batch one hash of its indices, and of
-        a loader with workers one type check.
+    Cost: copies of the host's random states at the first draws of an epoch, and at each one if the
+        sampler draws from them each time; per batch one hash of its indices, and of a loader with
+        workers one type check.
     """
     global _watches_batches
     _watches_batches = batch_hashes

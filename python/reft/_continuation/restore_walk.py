@@ -133,12 +133,15 @@ class RestoreWalk:
         self._done[index] = result
         return result
 
-    def resolve_born(self, kind: type[Node]) -> None:
-        """Resolves the nodes of one kind whose objects have lived since the first program point."""
+    def resolve_born(self, kind: type[Node], wanted: Callable[[Any], bool]) -> None:
+        """Resolves the nodes of one kind whose objects have lived since the first program point, if
+        those are `wanted`."""
         for index, node in enumerate(self.graph.nodes):
             place = self.graph.births[index]
-            if isinstance(node, kind) and place is not None and place in self._born:
-                self.resolve(ref(index), self._born[place], place)
+            live = self._born.get(place or "", MISSING)
+            if isinstance(node, kind) and live is not MISSING and wanted(live):
+                assert place is not None
+                self.resolve(ref(index), live, place)
 
     def resolve_again(self, encoded: Any, live: Any, place: str) -> Any:
         """As `resolve`, of what nothing stood for until now."""

@@ -94,6 +94,9 @@ class Settings:
         problems = []
         for name, get, put in self._found():
             if name not in captured:
+                # As at first, which it need not be in this process any more.
+                if name != _DIRECTORY and name in self._at_first:
+                    _put(get, put, self._at_first[name])
                 continue
             if foreign and name in (_DIRECTORY, _DEVICE):
                 problems.append((name, "str", "known of another rank only"))
@@ -104,6 +107,9 @@ class Settings:
             except Exception as error:  # the others are still worth having
                 problems.append((name, type(error).__name__, str(error)))
         environment = {} if foreign else captured.get(_ENVIRONMENT, {})
+        if self._variables and _variables() and not foreign:
+            back = _differences(_variables(), self._variables)
+            environment = {**back, **environment}
         for variable, text in environment.items():
             if text is None:
                 os.environb.pop(variable, None)
@@ -119,6 +125,15 @@ class Settings:
             found += [*_of_numbers(), *_OF_PROCESS]
             self._known = list(filter(_is_readable, found))
         return self._known
+
+
+def _put(get: Callable[[], Any], put: Callable[[Any], Any], value: Any) -> None:
+    """Sets what is another one; a name that cannot be read is left alone."""
+    try:
+        if get() != value:
+            put(value)
+    except Exception:  # noqa: BLE001  # one of two names of a precision
+        pass
 
 
 def _name_of_signal(number: int) -> str:

@@ -53,6 +53,14 @@ class Awaited(Protocol):
     def position(self) -> dict[str, Any]:
         """What `Boundary.position` gave there."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether a script that steps optimizers at several places waits for the one of then."""
+
+    @property
+    def most_optimizers(self) -> int:
+        """How many optimizers it had."""
+
     def has_optimizers(self, known: list[Optimizer]) -> bool:
         """Returns whether the script has made all optimizers that it had there; `known` have
         stepped."""
@@ -165,9 +173,13 @@ class Boundary:
             **self.sites.saved(frame),
         }
 
-    def put_back(self, position: dict[str, Any]) -> None:
-        """The script stands where another process, or this one, gave `position`; all optimizers of
-        then are known."""
+    def put_back(self, position: dict[str, Any], has_place: bool) -> None:
+        """The state is that of when another process, or this one, gave `position`; all optimizers
+        of then are known.
+
+        Args:
+            has_place: whether the script stands there, too; else its loops start again.
+        """
         alive = [i for i, optimizer in enumerate(self._known) if optimizer is not None]
         index = dict(enumerate(alive))
         self.closing = index.get(position["closing"])
@@ -177,8 +189,9 @@ class Boundary:
         self._crossed = {index[k] for k in position["crossed"] if k in index}
         self._waited = position["waited"]
         self._lengthening_reported = position["lengthened"]
-        self.early = position["early"]
-        self.sites.put_back(position)
+        self.early = max(self.early, position["early"])
+        if has_place:
+            self.sites.put_back(position)
         self._look()
 
     def why_no_point(self) -> str:
@@ -245,7 +258,7 @@ class Boundary:
             return
         ends = [self._ends_iteration(optimizer) for optimizer in optimizers]
         if self.sites.is_early:
-            self.early = max(self.early, len(self._known))
+            self.early = max(self.early, len(self._listener.optimizers_now()))
         if any(ends):
             self._look()
             if not self.sites.first:
@@ -266,10 +279,13 @@ class Boundary:
         if self.sites.count == max(1, position["first"]):
             self.sites.choose(frame)
             self._listener.possible_point(frame)
-        if self.sites.is_at(frame, position) and (
-            not self.sites.is_early or awaited.has_optimizers(self.optimizers)
-        ):
-            self._listener.program_point(frame)
+        if not self.sites.is_at(frame, position, awaited.waits):
+            return
+        if self.sites.is_early and not awaited.has_optimizers(self.optimizers):
+            return
+        if len(self.optimizers) > awaited.most_optimizers:
+            self._forget_replaced({self._last})
+        self._listener.program_point(frame)
 
     # What `CompiledSteps` calls.
 
@@ -373,7 +389,7 @@ class Boundary:
             # After a lengthening, the closing optimizer normally pauses and returns. Only a much
             # longer pause suggests that it was replaced.
             if not self._lengthening_reported or self._waited == _PATIENCE // 8:
-                self._forget_replaced()
+                self._forget_replaced(self._round)
             self._waited += 1
             if self._waited > _PATIENCE:
                 self._crossed.clear()
@@ -403,14 +419,14 @@ class Boundary:
             self._lengthening_reported = True
             self._listener.iteration_lengthened(one, other)
 
-    def _forget_replaced(self) -> None:
-        """Drops optimizers that did not step in this round and that only this object refers to.
+    def _forget_replaced(self, kept: set[int]) -> None:
+        """Drops optimizers, but for those of these indices, that only this object refers to.
         Snapshots no longer save their state."""
         self._listener.optimizers_replaced()
         idle = {
             i: weakref.ref(o)
             for i, o in enumerate(self._known)
-            if o is not None and i not in self._round
+            if o is not None and i not in kept
         }
         for i in idle:
             self._known[i] = None

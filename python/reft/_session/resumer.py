@@ -89,6 +89,8 @@ class Resumer:
         saved: its small state; what the script's objects have pickled is read by `prepare`.
         lost: what `write` could not restore.
         why_not: what `prepare` found last.
+        waits: whether a script that steps optimizers at several places is put back at the place of
+            then only.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Resumer:
         self._quiet, self._rounds = quiet, 0
         self.lost: list[notes.Note] = []
         self.why_not = ""
+        self.waits = exact
 
     @property
     def position(self) -> dict[str, Any]:
@@ -116,6 +119,11 @@ class Resumer:
     def _wanted(self) -> list[tuple[str, str]]:
         """Optimizers, as `not_yet_stepped` wants them."""
         return list(zip(self.saved["optimizers"], self.saved["keys"]["optimizers"], strict=True))
+
+    @property
+    def most_optimizers(self) -> int:
+        """How many were saved."""
+        return len(self.saved["optimizers"])
 
     def has_optimizers(self, known: list[torch.optim.Optimizer]) -> bool:
         """Whether the script has made all that were saved.
@@ -211,11 +219,12 @@ class Resumer:
         )
         self._report_lost(small_state.restore_registered(saved))
         has_place, what = self._restore_frames(frame, state)
+        _continuation.graphs.forget()  # those of the discarded iteration
         # What the discarded iteration leaves runs its `finally` now, not in the middle of training.
         gc.collect()
         state.wait_for_devices()  # other streams may read before this one has written
         _continuation.restore_rng(saved["rng"])
-        ready.boundary.put_back(self.position)
+        ready.boundary.put_back(self.position, has_place)
         spent = time.monotonic_ns() - began
         _C.fault_point("restore_done", plan.step)
         uncaptured = saved["frames"]["uncaptured"] if self._has_frames else []

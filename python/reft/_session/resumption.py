@@ -5,11 +5,12 @@ Threads: the training thread, before training. Errors: what the store raises.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
 from reft import _C
-from reft._link import job_identity
+from reft._link import gather, job_identity
 from reft._link.trusted_store import TrustedStore
 from reft._session import notes, recomputation, startup
 from reft._session.restore_ways import Way
@@ -52,13 +53,16 @@ def agree(
         agreed.own_fd,
         circumstances,
     )
+    resumer = Resumer(job, store, newest, exact, found)
+    alike = _wait_alike(job, store, resumer.position)  # with ranks of other settings, too
+    resumer.waits = resumer.waits and alike
     base, again = None, decided.recomputed
     if again is not None:
         base = Resumer(job, store, again.base, exact, found, quiet=True)
     resume = VerifiedResume(
         job,
         store,
-        Resumer(job, store, newest, exact, found),
+        resumer,
         base,
         again,
         decided.unverified,
@@ -69,3 +73,21 @@ def agree(
     )
     verified = circumstances if decided.given_up else newest.saved.get("verified", "")
     return resume, verified
+
+
+def _wait_alike(
+    job: job_identity.Job, store: TrustedStore, position: dict[str, Any]
+) -> bool:
+    """Whether all ranks are put back as many optimizer steps after the first one. A rank that
+    waited for another place than the others would be waited for."""
+    steps = max(0, position["at"] - position["first"])
+    gathered = gather.gather(job, store, startup.WAIT, json.dumps([steps, steps]), _widest)
+    if gathered.refusals:
+        return False
+    least, most = json.loads(gathered.text)
+    return bool(least == most)
+
+
+def _widest(texts: list[str]) -> str:
+    ranges = [json.loads(text) for text in texts if text]
+    return json.dumps([min(r[0] for r in ranges), max(r[1] for r in ranges)]) if ranges else ""

@@ -101,7 +101,9 @@ class Session:
     @property
     def _resume_after(self) -> int:
         """The optimizer step of this process at which that is expected."""
-        return 1 if self._resume is None else int(self._resume.newest.position["at"])
+        if self._resume is None or not self._resume.newest.waits:
+            return 1
+        return int(self._resume.newest.position["at"])
 
     @property
     def registered(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from typing import Any
 
 from reft import _continuation
 
-UNKNOWN = -1
 _MOST = 64  # steps whose places are noted: as many, a restarted script may compute in vain
 
 
@@ -27,7 +26,7 @@ class Sites:
         exact: whether the place in the loop is saved; else all steps are alike.
 
     Attributes:
-        count: steps so far, of outermost optimizers, in this process.
+        count: optimizer steps of this training so far, those before a restart included.
         first: the step at which objects are noted; 0: none yet.
     """
 
@@ -35,68 +34,80 @@ class Sites:
         self.count = 0
         self.first = 0
         self._exact = exact
-        self._sites: list[str] = []  # of step i + 1
+        self._reached: dict[str, int] = {}  # by place, the first step that ends there
+        self._variables: set[str] = set()  # that have a value at one of the others
         self._known: tuple[list[tuple[str, int]], str] = ([], "")
         self._lines: list[str] = []  # of the first step
 
     def note(self, start: FrameType) -> None:
         """A step ends at `start`, the frame that called it, or one that this has called."""
         self.count += 1
-        if self._exact and len(self._sites) < self.count <= _MOST:
-            self._sites.append(self._site(start))
+        if self._exact and self.first and self.is_early:
+            site = self._site(start)
+            if site not in self._reached:
+                self._reached[site] = self.count
+                self._variables |= _continuation.note_variables(start)
 
     def choose(self, start: FrameType) -> None:
         """Objects are noted at the step that `note` was called for."""
-        self.first = self.count
-        self._lines = _continuation.lines_of(start) if self._exact else []
+        self.first, self._reached, self._variables = self.count, {}, set()
+        if self._exact:
+            self._reached[self._site(start)] = self.count
+            self._lines = _continuation.lines_of(start)
 
     @property
     def is_early(self) -> bool:
-        """Whether a restarted script computes as many steps before it is put back."""
-        return self.count <= _MOST
+        """Whether a restarted script may compute as many steps before it is put back."""
+        return self.count < self.first + _MOST
 
-    def is_at(self, start: FrameType, saved: dict[str, Any]) -> bool:
-        """Whether a script that is yet to be put back can be put back at this step.
+    def saved(self, start: FrameType) -> dict[str, Any]:
+        """What a restarted script is to know: the first step, at which one it is put back here (0:
+        at none that is known), and where the first ones end."""
+        site = self._site(start) if self._reached else ""
+        at = self._reached.get(site, 0)
+        return {
+            "count": self.count,
+            "first": self.first,
+            "at": at,
+            "site": site,
+            "reached": dict(self._reached),
+            "variables": sorted(self._variables),
+        }
+
+    def is_at(self, start: FrameType, saved: dict[str, Any], waits: bool) -> bool:
+        """Whether a script that is yet to be put back is put back at this step.
 
         Args:
             saved: what `saved` gave in the process before.
+            waits: whether its place matters.
         """
-        first, at = max(1, int(saved["first"])), int(saved["at"])
-        if self.count < max(first, at):
+        first = max(1, int(saved["first"]))
+        if self.count < first:
             return False
-        if not self._exact or not 0 < at <= len(saved["sites"]) or self.count >= at + _MOST:
+        if not self._exact or not waits or not saved["at"] or not self.is_early:
             return True
         # A script that was edited does not wait for a place that it does not have any more.
-        return self.count == at == first or self._site(start) == str(saved["sites"][at - 1])
-
-    def saved(self, start: FrameType) -> dict[str, Any]:
-        """What a restarted script is to know: the first step, at which one this one is put back
-        (`UNKNOWN`: at none of the first ones), and where the first ones end."""
-        at = self._reached(self._site(start)) if self._sites else self.first
-        return {"first": self.first, "at": at, "sites": self._sites}
+        return self.count == saved["at"] == first or self._site(start) == str(saved["site"])
 
     def why_never(self, start: FrameType) -> str:
-        """Why no step is known at which a restarted script is put back here."""
-        here = _continuation.lines_of(start)
-        where, there = next(
-            ((a, b) for a, b in zip(here, self._lines, strict=False) if a != b and a and b),
-            (here[-1], (self._lines or here)[-1]),
-        )
+        """Why a restarted script is not put back at the place of this step; "" if it is."""
+        if not self._reached or self._site(start) in self._reached:
+            return ""
+        pairs = list(zip(_continuation.lines_of(start), self._lines, strict=False))
+        own = [(a, b) for a, b in pairs if a and b]
+        where, there = next(((a, b) for a, b in own if a != b), own[-1] if own else ("?", ""))
         where = f"at {where}" if where != there else f"in another call at {where}"
         return (
-            f"this step ends {where}, and none of the first {len(self._sites)} of a restarted"
-            " script does: a resume at such a step restores tensors, optimizers and random state,"
-            " but loops start again"
+            f"this step ends {where}, and none of the first {_MOST} of a restarted script does: a"
+            " resume at such a step restores tensors, optimizers and random state, but loops start"
+            " again"
         )
 
     def put_back(self, saved: dict[str, Any]) -> None:
-        """The first steps were those of the process before."""
-        self._sites = list(saved["sites"])
-
-    def _reached(self, site: str) -> int:
-        """The first step that ends there, from the noted one on."""
-        start = max(0, self.first - 1)
-        return 1 + self._sites.index(site, start) if site in self._sites[start:] else UNKNOWN
+        """The steps of this training were those of the process before."""
+        self.count, self.first = saved["count"], saved["first"]
+        self._reached, self._variables = dict(saved["reached"]), set(saved["variables"])
+        _continuation.know_variables(self._variables)
 
     def _site(self, start: FrameType) -> str:
         calls = _continuation.calls_of(start)

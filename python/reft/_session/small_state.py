@@ -26,9 +26,9 @@ import torch
 from reft import _continuation
 from reft._continuation import plain
 from reft._resume import own_checkpoints
+from reft._session import startup
 from reft._session.boundary import Boundary
 from reft._session.notes import Note
-from reft._session.sites import UNKNOWN
 from reft._state import constructions, contents, discovery, naming, object_pickles, registry
 from reft._state.device_parts import DeviceParts
 from reft._state.optimizers import replaced_tensors, signature
@@ -61,7 +61,7 @@ _Look = tuple[tuple[int, ...], torch.dtype]
 class Saved(TypedDict, total=False):
     """The pickled dictionary.
 
-    `boundary` is from `Boundary.position`; `optimizers` are signatures; `keys` tell
+    `format` is `startup.SMALL_STATE_FORMAT`; `boundary` is from `Boundary.position`; `optimizers` are signatures; `keys` tell
     optimizers, schedulers and scalers apart (`Constructions.key_of`); `waiting` are those of
     optimizers that are still to step with gradients which are not saved; `reshaped` has the first
     shapes of buffers that have another one since; `groups` and `plain_state` are what optimizers
@@ -72,6 +72,7 @@ class Saved(TypedDict, total=False):
     saved. See `opened` for the entries that hold pickles.
     """
 
+    format: int
     step: int
     session: int
     boundary: dict[str, Any]
@@ -183,12 +184,13 @@ class SmallState:
             (f"optimizer {k}", type(optimizer).__name__, _OTHER_OPTIMIZER)
             for k, (now, first, optimizer) in enumerate(pairs)
             if now != first
-        ] + [
-            (f"optimizer {k}", type(optimizer).__name__, _MADE_LATE)
-            for k, optimizer in enumerate(optimizers[boundary.early :], boundary.early)
         ]
         if not self._replaced and len(self._signatures) == len(self._first_signatures):
             self._replaced = self._other_tensors(state)
+        self._replaced += [
+            (f"optimizer {k}", type(optimizer).__name__, _MADE_LATE)
+            for k, optimizer in enumerate(optimizers[boundary.early :], boundary.early)
+        ]
         named = {"optimizers": optimizers, "schedulers": state.schedulers, "scalers": state.scalers}
         self._keys = {name: keys_of(objects) for name, objects in named.items()}
         for name, what in (("schedulers", "scheduler"), ("scalers", "gradient scaler")):
@@ -267,6 +269,7 @@ class SmallState:
         parts = DeviceParts(devices)
         encoder = self._encoder()
         saved: Saved = {
+            "format": startup.SMALL_STATE_FORMAT,
             "step": step,
             "session": self._session,
             "boundary": boundary.position(frame),
@@ -311,8 +314,7 @@ class SmallState:
                     saved["registered"][name] = values
         self.unsaved += [*encoder.left_out, *self._replaced]
         if self._exact:
-            is_known = saved["boundary"]["at"] != UNKNOWN
-            elsewhere = "" if is_known else boundary.sites.why_never(frame)
+            elsewhere = "" if saved["boundary"]["at"] else boundary.sites.why_never(frame)
             self._capture_frames(saved, frame, parts, state, elsewhere)
         saved["room"] = parts.room()
         pickled = self._pickle(saved)

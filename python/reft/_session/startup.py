@@ -38,8 +38,10 @@ from reft._session import restore_ways
 from reft._session.restore_ways import Begun, Way
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
+SMALL_STATE_FORMAT = 2  # raised when `small_state.Saved` changes
 MATCH = "match"
 VERIFY = "verify"
+WAIT = "wait"
 _OOM = "oom"
 _REASON_CHARS = 300
 _NO_AGENT = "none: "
@@ -112,7 +114,7 @@ def give_up(job: job_identity.Job, store: TrustedStore, reason: str) -> None:
     answers: list[Callable[[], None]] = [lambda: gather.refuse(job, store, INVENTORY, reason)]
     # For those that have read the inventories: a step that they agreed on is resumed by all or by
     # none.
-    answers += [partial(gather.refuse, job, store, name, reason) for name in (VERIFY, MATCH)]
+    answers += [partial(gather.refuse, job, store, name, reason) for name in (VERIFY, WAIT, MATCH)]
     if job.local_rank == 0:
         answer = f"{_NO_AGENT}rank {job.rank}: {reason}"
         key = f"agent/{job.node}"
@@ -428,6 +430,11 @@ def agree(
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
             saved = plain.loads(_small_state(job, store, plan, restorer))
+            if saved.get("format") != SMALL_STATE_FORMAT:
+                raise _C.Unavailable(
+                    f"the snapshot of step {plan.step} is of another version of reft. Resume with"
+                    " that version, or set REFT_RESUME=off for one start"
+                )
             if _is_of(session, saved, plan, job):
                 own = own_fd if plan.is_near(job.rank, job.rank) else -1
                 agreed.own_fd, agreed.newest = own, Source(plan, restorer, saved)

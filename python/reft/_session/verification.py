@@ -212,6 +212,13 @@ class VerifiedResume:
     def left(self) -> None:
         """The script has left its loop, or ends. Ranks that are still in it do not wait for this
         one."""
+        if self._stage is _Stage.FIRST:
+            gather.refuse(self._job, self._store, startup.MATCH, "has left the loop")
+            if self._job.rank == 0 and self.newest.waits and self.newest.position["at"] > 1:
+                _voice.warn(
+                    f"step {self.newest.plan.step} was not resumed: the script left its loop before"
+                    " the place of the snapshot"
+                )
         if self._stage is _Stage.FIRST or self._recomputed is None:
             return
         step, newest = self._recomputed.step, self.newest.plan.step

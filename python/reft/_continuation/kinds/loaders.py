@@ -6,8 +6,8 @@ items are thrown away. A loader with a state of its own (torchdata's StatefulDat
 for it.
 
 Limits: a sampler that draws from a global generator at each batch, rather than once per epoch, is
-replayed from its first draw only: its state is known if nothing else draws from it meanwhile. Of what is replayed, the attributes come back that `loader_parts`
-copies.
+replayed from its first draw; it comes back if nothing else draws from that generator meanwhile. Of
+what is replayed, the attributes come back that `loader_parts` copies.
 
 Threads: the training thread. Errors: what the user's sampler or dataset raise while it is replayed.
 """
@@ -15,6 +15,7 @@ Threads: the training thread. Errors: what the user's sampler or dataset raise w
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -157,12 +158,13 @@ class Loader(Node):
             every = list(value.__dict__.items())
             others = [(name, item) for name, item in every if name != "_iterator"]
             made_of = walk.encode_named(others, place, depth)
-        return cls(pieces, iterator, parts_of_it, attributes, made_of, fingerprint(value))
+        look = fingerprint(value) if made_of else ""
+        return cls(pieces, iterator, parts_of_it, attributes, made_of, look)
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
-        if self.made_of and live is not MISSING and not self._is_like(live):
-            live = MISSING  # over other data, as in a loop that adds to them
-        target = walk.target(at, live)
+        is_other = self.made_of and live is not MISSING and not self._is_like(live)
+        # Over other data, as in a loop that adds to them.
+        target = walk.target(at, MISSING if is_other else live)
         if target is not MISSING:
             walk.stands(at, target)
             # A sampler's iterator, which a replay has made, may hold them.
@@ -200,9 +202,9 @@ class Loader(Node):
 
     def _others(self, target: Any, at: At, walk: RestoreWalk) -> Iterator[tuple[str, Any]]:
         """Its captured parts that are other objects than those of the live loader, by name."""
+        walk.fix(*(getattr(target, name, MISSING) for name, _ in self.parts_of_it))
         for name, part in self.parts_of_it:
             there = getattr(target, name, MISSING)
-            walk.fix(there)
             value = walk.resolve(part, there, f"{at.place}.{name}")
             if value is KEEP or value is there:
                 continue
@@ -287,15 +289,15 @@ class LoaderIterator(Node):
             loader = live_loader
         if loader is MISSING:
             return walk.problem(at, "its DataLoader was made after the first step")
+        if self._grows(loader, walk):
+            standing = self._at_the_beginning(loader) if target is MISSING else target
+            walk.afterwards(lambda: self._make_again(standing, loader, at, walk))
+            return standing
         if self.flavor == "multi" and target is not MISSING:
             # Workers get copies of the dataset, so they start when it is back.
             _check(loader, plain.loads(self.fixed, *_FIXED))
             walk.afterwards(lambda: self._make_again(target, loader, at, walk))
             return target
-        if self._grows(loader, walk):
-            standing = self._at_the_beginning(loader) if target is MISSING else target
-            walk.afterwards(lambda: self._make_again(standing, loader, at, walk))
-            return standing
         remarks: list[str] = []
         replayed: list[Callable[[], Any]] = []
         fresh, is_same = self.rebuild(loader, remarks, replayed)
@@ -327,18 +329,21 @@ class LoaderIterator(Node):
         if fingerprint(loader) == fixed["loader"]:
             return False
         return any(
-            walk.is_claimed(one)
+            walk.is_claimed(item)
             for part in [loader, *chain(loader)]
-            for one in containers_in(list(part.__dict__.values()))
+            for item in part.__dict__.values()
+            if isinstance(item, (list, dict, deque))
         )
 
     @staticmethod
     def _at_the_beginning(loader: Any) -> Any:
         """Makes an iterator that something is to be put into."""
-        rng = capture_rng(cuda=False)
+        pieces = parts(loader)
+        rng, before = capture_rng(cuda=False), pieces.capture(nested=True)
         try:
             return loader._get_iterator()
         finally:
+            pieces.write(before)
             restore_rng(rng)
 
     def _make_again(self, standing: Any, loader: Any, at: At, walk: RestoreWalk) -> None:
@@ -488,6 +493,11 @@ class LoaderIterator(Node):
                 "its sampler draws from a global generator in mid-iteration:"
                 " the batches that follow have another order"
             )
+
+
+def reads_container(loader: Any) -> bool:
+    """Whether a loader's dataset is a plain container, which has no place of its own."""
+    return isinstance(getattr(loader, "dataset", None), (list, dict, deque))
 
 
 def _is_made(name: str) -> bool:

@@ -45,6 +45,15 @@ class Recorder:
     def failed(self, what: str, error: Exception) -> None:
         self.events.append(f"error {what} {error}")
 
+    waits = True
+
+    @property
+    def most_optimizers(self) -> int:
+        return 9
+
+    def optimizers_now(self) -> list[Optimizer]:
+        return self.boundary.optimizers
+
     def awaited(self) -> Any:
         return None if self.position is None else self
 
@@ -336,7 +345,7 @@ def test_a_restarted_script_is_put_back_where_it_was_first_seen() -> None:
 
 
 def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
-    made = Recorder({"first": 1, "at": 0, "sites": []})
+    made = Recorder({"first": 1, "at": 0})
     try:
         made.has_all = False
         only = optimizer()
@@ -351,7 +360,7 @@ def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    made = Recorder({"first": 1, "at": 0, "sites": []})
+    made = Recorder({"first": 1, "at": 0})
     try:
         made.has_all = False
         only = optimizer()
@@ -372,7 +381,7 @@ def test_a_step_that_was_put_back_ends_iterations_as_before(recorder: Recorder) 
     again = Recorder()
     try:
         again.boundary.know(recorder.boundary.optimizers)
-        again.boundary.put_back(position)
+        again.boundary.put_back(position, has_place=True)
         for made in (recorder, again):
             made.events.clear()
         for one in (first, second, first, second):

@@ -49,9 +49,12 @@ POSITION = {
     "waited": 0,
     "lengthened": False,
     "early": 1,
+    "count": 1,
     "first": 1,
     "at": 1,
-    "sites": [],
+    "site": "",
+    "reached": {},
+    "variables": [],
 }
 
 
@@ -127,7 +130,7 @@ class Restart:
             found,
         )
         self.boundary = SimpleNamespace(
-            optimizers=[self.optimizer], know=lambda others: None, put_back=lambda position: None
+            optimizers=[self.optimizer], know=lambda others: None, put_back=lambda *_: None
         )
         monkeypatch.setattr(restorer, "check", lambda *_: None)
         monkeypatch.setattr(restorer, "restore", self._restore)
