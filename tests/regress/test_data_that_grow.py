@@ -91,6 +91,15 @@ def test_a_sampler_that_alone_draws_from_a_global_generator_comes_back(jobs: Run
     assert "not restor" not in said, said
 
 
+def test_a_loader_that_draws_once_an_epoch_is_not_named(jobs: Runner) -> None:
+    """Whatever else draws from the global generator meanwhile."""
+    once = SAMPLER.replace("CHANGED", "torch.nn.functional.dropout(x)").replace(
+        "sampler=Steps()", "shuffle=True"
+    )
+    said = jobs.same(once, kill="0:9:before_seal", REFT_RESUME_VERIFY="always")
+    assert "not restor" not in said and "but for" not in said, said
+
+
 def test_another_generator_does_not_matter(jobs: Runner) -> None:
     own = SAMPLER.replace("int(torch.randint(40, (1,)))", "random.randrange(40)")
     said = jobs.same(

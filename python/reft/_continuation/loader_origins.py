@@ -102,6 +102,7 @@ class Origin:
             "is_mixed",
         ):
             setattr(self, name, fixed[name])
+        self._drawn_from, self._random = set(), None  # a replay has drawn
         self._fixed = None
 
     def before_draw(self) -> None:
@@ -112,6 +113,8 @@ class Origin:
             if any(now[name] != before.get(name) for name in self._drawn_from):
                 self.is_mixed, self._fixed = True, None
             self._random = now
+        else:
+            self._random = None
         if self.replayed:
             if self.replayed[0][0] == self.draws:
                 self._epochs = self.replayed.pop(0)[1]

@@ -46,7 +46,12 @@ class Settings:
 
     def note_first(self) -> None:
         """Notes how they stand at the first program point."""
-        self._at_first = {name: get() for name, get, _ in self._found()}
+        self._at_first = {}
+        for name, get, _ in self._found():
+            try:
+                self._at_first[name] = get()
+            except Exception:  # noqa: BLE001  # one of two names of a precision
+                continue
         self._variables = dict(_variables())
         self._handlers = _handlers()
 
@@ -67,7 +72,7 @@ class Settings:
                 value = get()
             except Exception:  # one of two names of a precision, once the script has used the other
                 continue
-            if value != first[name]:
+            if name in first and value != first[name]:
                 changed[name] = value
         if not alone and _DIRECTORY in changed:
             del changed[_DIRECTORY]

@@ -57,21 +57,20 @@ def arrived(saved: dict[str, float | Later], room: bytes) -> Counts:
     return {name: count if isinstance(count, float) else _read(*count, room) for name, count in saved.items()}
 
 
-def newer(live: Counts, saved: Counts) -> str | None:
+def newer(live: Counts, saved: Counts, taken: int = 1) -> str | None:
     """Explains why the live state is newer than the saved one, if it is.
 
     Args:
-        live: `counts` at the first program point of the restarted script, after its first optimizer
-            step.
+        live: `counts` of the restarted script when it is to be put back.
         saved: `counts` at the program point of the snapshot.
+        taken: steps that the restarted script has taken until then.
 
     Returns:
         None if the snapshot is at least as new, or nothing can be compared. The restarted script
-        has taken one step since it loaded its file, so only a lead of more than one step counts. At
-        equal counts the snapshot wins, because it also has the random state and the place in the
-        loop.
+        has taken steps since it loaded its file, so only a lead of more steps counts. At equal
+        counts the snapshot wins, because it also has the random state and the place in the loop.
     """
-    ahead = [name for name, count in saved.items() if name in live and live[name] > count + 1]
+    ahead = [name for name, count in saved.items() if name in live and live[name] > count + taken]
     behind = [name for name, count in saved.items() if name in live and live[name] < count]
     if not ahead or behind:
         return None  # not newer, or contradictory: the snapshot is consistent

@@ -54,8 +54,12 @@ class Awaited(Protocol):
         """What `Boundary.position` gave there."""
 
     @property
+    def exact(self) -> bool:
+        """Whether the place in the loop is restored."""
+
+    @property
     def waits(self) -> bool:
-        """Whether a script that steps optimizers at several places waits for the one of then."""
+        """Whether the script waits for that place, and for optimizers that it makes later."""
 
     @property
     def most_optimizers(self) -> int:
@@ -78,8 +82,12 @@ class Listener(Protocol):
     def compiled_step(self, is_seen: bool) -> None:
         """An optimizer steps inside a compiled function, whose calls are seen or not."""
 
-    def program_point(self, frame: FrameType) -> None:
-        """An iteration has ended; `frame` is the frame of the optimizer's step."""
+    def program_point(self, frame: FrameType, gated: bool = True) -> None:
+        """An iteration has ended; `frame` is the frame of the optimizer's step.
+
+        Args:
+            gated: whether `gate` is called before the state is written again.
+        """
 
     def possible_point(self, frame: FrameType) -> None:
         """This step may turn out to be the first one that ends an iteration."""
@@ -120,7 +128,7 @@ class Boundary:
     Attributes:
         closing: index of the closing optimizer, None until it is known.
         sites: where steps end.
-        early: how many optimizers a restarted script has before it is put back, or more.
+        early: how many optimizers a restarted script makes while it may wait.
     """
 
     def __init__(self, listener: Listener, exact: bool = True) -> None:
@@ -142,6 +150,8 @@ class Boundary:
         self._nesting: list[int] = []
         self.sites = Sites(exact)
         self.early = 0
+        # By optimizer, the step at which it was first there; of those that are made early.
+        self._there_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._compiled = compiled_steps.watch(self)
         self._handles = [
             register_optimizer_step_pre_hook(self._pre),
@@ -170,8 +180,12 @@ class Boundary:
             "waited": self._waited,
             "lengthened": self._lengthening_reported,
             "early": self.early,
+            "complete": max(map(self._first_step_with, self.optimizers), default=0),
             **self.sites.saved(frame),
         }
+
+    def _first_step_with(self, optimizer: Optimizer) -> int:
+        return self._there_at.get(optimizer, self.sites.count)
 
     def put_back(self, position: dict[str, Any], has_place: bool) -> None:
         """The state is that of when another process, or this one, gave `position`; all optimizers
@@ -191,6 +205,9 @@ class Boundary:
         self._lengthening_reported = position["lengthened"]
         self.early = max(self.early, position["early"])
         if has_place:
+            for optimizer in self.optimizers:
+                self._there_at[optimizer] = position["complete"]
+        if has_place:
             self.sites.put_back(position)
         self._look()
 
@@ -207,6 +224,11 @@ class Boundary:
             f"nothing was protected: which of {len(self._known)} optimizers ends an iteration shows"
             " when one steps again"
         )
+
+    @property
+    def steps_waited(self) -> int:
+        """Steps of this process since the first one at which it could be put back."""
+        return max(0, self.sites.count - max(1, self.sites.first))
 
     def know(self, others: list[Optimizer]) -> None:
         """Adds optimizers that have not stepped in this process, but did in the previous one."""
@@ -253,12 +275,12 @@ class Boundary:
         self.sites.note(frame)
         for optimizer in optimizers:
             gradients.of_process.has_stepped(optimizer)
+        if self.sites.is_early:
+            self._note_optimizers()
         if (awaited := self._listener.awaited()) is not None:
             self._stepped_before_resume(optimizers, frame, awaited)
             return
         ends = [self._ends_iteration(optimizer) for optimizer in optimizers]
-        if self.sites.is_early:
-            self.early = max(self.early, len(self._listener.optimizers_now()))
         if any(ends):
             self._look()
             if not self.sites.first:
@@ -268,6 +290,22 @@ class Boundary:
             self._look()
             self.sites.choose(frame)
             self._listener.possible_point(frame)
+
+    def explicit_point(self, frame: FrameType) -> None:
+        """The script says that an iteration ends."""
+        self.sites.note(frame)
+        if (awaited := self._listener.awaited()) is not None:
+            self._stepped_before_resume([], frame, awaited)
+            return
+        if not self.sites.first:
+            self.sites.choose(frame)
+        self._listener.program_point(frame, gated=False)
+
+    def _note_optimizers(self) -> None:
+        now = self._listener.optimizers_now()
+        self.early = max(self.early, len(now))
+        for optimizer in now:
+            self._there_at.setdefault(optimizer, self.sites.count)
 
     def _stepped_before_resume(
         self, optimizers: list[Optimizer], frame: FrameType, awaited: Awaited
@@ -279,9 +317,10 @@ class Boundary:
         if self.sites.count == max(1, position["first"]):
             self.sites.choose(frame)
             self._listener.possible_point(frame)
-        if not self.sites.is_at(frame, position, awaited.waits):
+        if not self.sites.is_at(frame, position, awaited.waits and awaited.exact):
             return
-        if self.sites.is_early and not awaited.has_optimizers(self.optimizers):
+        comes_later = awaited.waits and position["complete"] > position["first"]
+        if comes_later and self.sites.is_early and not awaited.has_optimizers(self.optimizers):
             return
         if len(self.optimizers) > awaited.most_optimizers:
             self._forget_replaced({self._last})

@@ -162,8 +162,7 @@ def explicit_step(frame: FrameType) -> None:
     """See :func:`reft.step`."""
     if (session := _owner.session) is not None:
         try:
-            session.gate()
-            session.program_point(frame, gated=False)
+            session.explicit_point(frame)
         except Exception as error:
             session.failed("step", error)
 

@@ -89,8 +89,9 @@ class Resumer:
         saved: its small state; what the script's objects have pickled is read by `prepare`.
         lost: what `write` could not restore.
         why_not: what `prepare` found last.
-        waits: whether a script that steps optimizers at several places is put back at the place of
-            then only.
+        exact: whether the place in the loop is restored too.
+        waits: whether the script waits for the place of then, and for optimizers that it makes
+            later.
     """
 
     def __init__(
@@ -104,11 +105,11 @@ class Resumer:
     ) -> None:
         self.plan, self._restorer = source.plan, source.restorer
         self._packed = self.saved = cast(small_state.Saved, source.saved)
-        self._job, self._store, self._exact, self._notes = job, store, exact, found
+        self._job, self._store, self._notes = job, store, found
         self._quiet, self._rounds = quiet, 0
         self.lost: list[notes.Note] = []
         self.why_not = ""
-        self.waits = exact
+        self.exact, self.waits = exact, True
 
     @property
     def position(self) -> dict[str, Any]:
@@ -119,6 +120,12 @@ class Resumer:
     def _wanted(self) -> list[tuple[str, str]]:
         """Optimizers, as `not_yet_stepped` wants them."""
         return list(zip(self.saved["optimizers"], self.saved["keys"]["optimizers"], strict=True))
+
+    @property
+    def expected_at(self) -> int:
+        """The optimizer step of this process at which it is restored, if nothing comes between."""
+        position = self.position
+        return int((position["at"] if self.waits else 0) or position["first"])
 
     @property
     def most_optimizers(self) -> int:
@@ -191,7 +198,7 @@ class Resumer:
         except Exception as error:
             problem = f"the script has changed: {str(error) or type(error).__name__}"
         else:
-            problem = problem or ("" if again else self._newer(live))
+            problem = problem or ("" if again else self._newer(live, boundary.steps_waited + 1))
         if not self._all_match(problem, name, silent):
             made.unmake()
             return None
@@ -278,14 +285,14 @@ class Resumer:
 
     @property
     def _has_frames(self) -> bool:
-        return self._exact and "frames" in self.saved
+        return self.exact and "frames" in self.saved
 
     def _restore_frames(
         self, frame: FrameType, state: discovery.State
     ) -> tuple[bool, str]:
         """Restores the place in the loop, on all ranks or on none. Returns whether it could, and
         what was restored in all, for the terminal."""
-        if not self._exact:
+        if not self.exact:
             return False, "state"
         planned, problem = None, ""
         try:
@@ -379,10 +386,11 @@ class Resumer:
         answer = json.dumps({self._job.rank: problem} if problem else {})
         return gather.gather(self._job, self._store, name, answer, gather.merge_by_rank)
 
-    def _newer(self, live: own_checkpoints.Counts) -> str:
+    def _newer(self, live: own_checkpoints.Counts, taken: int) -> str:
         """Why what the script has loaded is kept, "" if it is not."""
         saved = self.saved
-        newer = own_checkpoints.newer(live, own_checkpoints.arrived(saved["counts"], saved["room"]))
+        there = own_checkpoints.arrived(saved["counts"], saved["room"])
+        newer = own_checkpoints.newer(live, there, taken)
         if newer:
             return f"{_NEWER}: {newer}"
         return ""

@@ -30,7 +30,7 @@ def agree(
     mark: Callable[[int], None],
     found: notes.Notes,
 ) -> tuple[VerifiedResume, str]:
-    """Agrees with the other ranks on a verification.
+    """Agrees with the other ranks on a verification, and on how long the scripts wait.
 
     Args:
         agreed: what they have agreed on before; there is a step to resume.
@@ -54,8 +54,7 @@ def agree(
         circumstances,
     )
     resumer = Resumer(job, store, newest, exact, found)
-    alike = _wait_alike(job, store, resumer.position)  # with ranks of other settings, too
-    resumer.waits = resumer.waits and alike
+    resumer.waits = _wait_alike(job, store, resumer)  # with ranks of other settings, too
     base, again = None, decided.recomputed
     if again is not None:
         base = Resumer(job, store, again.base, exact, found, quiet=True)
@@ -75,12 +74,12 @@ def agree(
     return resume, verified
 
 
-def _wait_alike(
-    job: job_identity.Job, store: TrustedStore, position: dict[str, Any]
-) -> bool:
+def _wait_alike(job: job_identity.Job, store: TrustedStore, resumer: Resumer) -> bool:
     """Whether all ranks are put back as many optimizer steps after the first one. A rank that
     waited for another place than the others would be waited for."""
-    steps = max(0, position["at"] - position["first"])
+    position = resumer.position
+    place = position["at"] if resumer.exact else 0
+    steps = max(0, place - position["first"], position["complete"] - position["first"])
     gathered = gather.gather(job, store, startup.WAIT, json.dumps([steps, steps]), _widest)
     if gathered.refusals:
         return False

@@ -99,13 +99,6 @@ class Session:
         return None if self._resume is None else self._resume.newest.plan.step
 
     @property
-    def _resume_after(self) -> int:
-        """The optimizer step of this process at which that is expected."""
-        if self._resume is None or not self._resume.newest.waits:
-            return 1
-        return int(self._resume.newest.position["at"])
-
-    @property
     def registered(self) -> dict[str, Any]:
         """Registered objects of the snapshot that is yet to be restored, by name."""
         return {} if self._resume is None else registered_values(self._resume.newest.saved)
@@ -159,7 +152,8 @@ class Session:
                 except Exception as error:
                     self.failed("data loaders", error)
             self._boundary = Boundary(self, self._exact)
-        self._announcer.started(self.resuming_at, elsewhere, self._resume_after)
+        after = 1 if self._resume is None else self._resume.newest.expected_at
+        self._announcer.started(self.resuming_at, elsewhere, after)
         if self._drill is not None:
             self._drill.started(self._store.raw, self.resuming_at)
         _voice.debug(
@@ -286,6 +280,14 @@ class Session:
         self._announcer.stepped(self.step, *self.engine.cadence)
         if self._drill is not None:
             self._record(self._drill, frame)
+
+    def explicit_point(self, frame: FrameType) -> None:
+        """See :func:`reft.step`."""
+        self.gate()
+        if self._boundary is not None:
+            self._boundary.explicit_point(frame)
+        else:
+            self.program_point(frame, gated=False)
 
     def _observe(self, frame: FrameType) -> None:
         """At the first program point, before the first plan: plans ask where the program holds its
@@ -575,7 +577,7 @@ class Session:
         self._resume = self._comparing = None
         if resume is not None:
             try:
-                resume.left()
+                resume.left(self._boundary is not None and self._boundary.sites.count > 0)
             except Exception as error:  # noqa: BLE001  # the store may be gone
                 _voice.debug(f"rank {self.job.rank}: cannot leave the resume: {error}")
 

@@ -201,7 +201,9 @@ class VerifiedResume:
         self._finding = finding
         if self._agree_to_compute_twice():
             problem = self._base.why_not_at(frame)
-            ready = self._base.prepare(boundary, self._round(), again=True, problem=problem)
+            ready = self._base.prepare(
+                boundary, self._round(), again=True, problem=problem, frame=frame
+            )
             if ready is not None:
                 self._put_base_back(frame, ready)
                 self._stage = _Stage.COMPUTING_TWICE
@@ -209,12 +211,16 @@ class VerifiedResume:
             finding.differences = _no_time(finding.differences)
         return self._finish(frame, boundary)
 
-    def left(self) -> None:
+    def left(self, has_stepped: bool) -> None:
         """The script has left its loop, or ends. Ranks that are still in it do not wait for this
-        one."""
+        one.
+
+        Args:
+            has_stepped: whether this process has been in its loop.
+        """
         if self._stage is _Stage.FIRST:
             gather.refuse(self._job, self._store, startup.MATCH, "has left the loop")
-            if self._job.rank == 0 and self.newest.waits and self.newest.position["at"] > 1:
+            if self._job.rank == 0 and has_stepped:
                 _voice.warn(
                     f"step {self.newest.plan.step} was not resumed: the script left its loop before"
                     " the place of the snapshot"

@@ -15,6 +15,7 @@ Threads: the training thread. Errors: what the user's sampler or dataset raise w
 from __future__ import annotations
 
 import functools
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from ..restore_walk import RestoreWalk
 
 _FIXED = (names.VALUES, names.CONTAINERS, names.ARRAYS, plain.TENSORS)
+_SIZE = re.compile(r" of \w+,")  # of a dataset, in a fingerprint
 _EQUAL_IS_SAME = (range, str, bytes)
 _MADE_OF_TORCH = tuple(
     f"torch.utils.data.{name}." for name in ("dataloader", "dataset", "distributed", "sampler")
@@ -291,7 +293,7 @@ class LoaderIterator(Node):
             return walk.problem(at, "its DataLoader was made after the first step")
         if self._grows(loader, walk):
             standing = self._at_the_beginning(loader) if target is MISSING else target
-            walk.afterwards(lambda: self._make_again(standing, loader, at, walk))
+            walk.afterwards(lambda: self._make_with_data(standing, loader, at, walk))
             return standing
         if self.flavor == "multi" and target is not MISSING:
             # Workers get copies of the dataset, so they start when it is back.
@@ -325,8 +327,8 @@ class LoaderIterator(Node):
 
     def _grows(self, loader: Any, walk: RestoreWalk) -> bool:
         """Whether the loader has other data than the captured one, and gets those in this walk."""
-        fixed = plain.loads(self.fixed, *_FIXED)
-        if fingerprint(loader) == fixed["loader"]:
+        there, here = plain.loads(self.fixed, *_FIXED)["loader"], fingerprint(loader)
+        if here == there or _SIZE.sub("", here) != _SIZE.sub("", there):
             return False
         return any(
             walk.is_claimed(item)
@@ -345,6 +347,12 @@ class LoaderIterator(Node):
         finally:
             pieces.write(before)
             restore_rng(rng)
+
+    def _make_with_data(self, standing: Any, loader: Any, at: At, walk: RestoreWalk) -> None:
+        try:
+            self._make_again(standing, loader, at, walk)
+        except ValueError as error:  # another size than the captured one after all
+            walk.problem(at, f"starts at the beginning: {error}")
 
     def _make_again(self, standing: Any, loader: Any, at: At, walk: RestoreWalk) -> None:
         """Makes the iterator when everything else is back: a sampler may read a global variable, a

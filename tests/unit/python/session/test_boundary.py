@@ -35,7 +35,7 @@ class Recorder:
     def gate(self, optimizer: Optimizer | None = None) -> None:
         self.events.append("gate")
 
-    def program_point(self, frame: FrameType) -> None:
+    def program_point(self, frame: FrameType, gated: bool = True) -> None:
         self.events.append("point")
         self.position = None
 
@@ -45,7 +45,7 @@ class Recorder:
     def failed(self, what: str, error: Exception) -> None:
         self.events.append(f"error {what} {error}")
 
-    waits = True
+    waits = exact = True
 
     @property
     def most_optimizers(self) -> int:
@@ -197,7 +197,7 @@ def test_an_error_in_the_listener_stays_out_of_training() -> None:
         def gate(self, optimizer: Optimizer | None = None) -> None:
             raise ValueError("ours")
 
-        def program_point(self, frame: FrameType) -> None:
+        def program_point(self, frame: FrameType, gated: bool = True) -> None:
             raise ValueError("ours too")
 
     made = Failing()
@@ -345,7 +345,7 @@ def test_a_restarted_script_is_put_back_where_it_was_first_seen() -> None:
 
 
 def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
-    made = Recorder({"first": 1, "at": 0})
+    made = Recorder({"first": 1, "at": 0, "complete": 4})
     try:
         made.has_all = False
         only = optimizer()
@@ -360,7 +360,7 @@ def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    made = Recorder({"first": 1, "at": 0})
+    made = Recorder({"first": 1, "at": 0, "complete": 4})
     try:
         made.has_all = False
         only = optimizer()

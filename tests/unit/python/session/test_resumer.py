@@ -49,6 +49,7 @@ POSITION = {
     "waited": 0,
     "lengthened": False,
     "early": 1,
+    "complete": 1,
     "count": 1,
     "first": 1,
     "at": 1,
@@ -130,7 +131,7 @@ class Restart:
             found,
         )
         self.boundary = SimpleNamespace(
-            optimizers=[self.optimizer], know=lambda others: None, put_back=lambda *_: None
+            optimizers=[self.optimizer], know=lambda others: None, put_back=lambda *_: None, steps_waited=0
         )
         monkeypatch.setattr(restorer, "check", lambda *_: None)
         monkeypatch.setattr(restorer, "restore", self._restore)

@@ -235,7 +235,7 @@ def test_a_rank_that_has_left_the_loop_is_not_waited_for(
 ) -> None:
     both = ranks({}, {})
     assert all_at(both) == [False, False]
-    both[0].resume.left()
+    both[0].resume.left(has_stepped=True)
     assert both[1].point()
     assert both[1].calls == ["restored 6"], "all resume at the newest step or none"
     said = capsys.readouterr().err
