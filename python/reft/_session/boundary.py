@@ -151,7 +151,8 @@ class Boundary:
         self.sites = Sites(exact)
         self.early = 0
         # By optimizer, the step at which it was first there; of those that are made early.
-        self._there_at: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
+        self._there_at: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
+        self._has_point = False  # whether a program point was reported
         self._compiled = compiled_steps.watch(self)
         self._handles = [
             register_optimizer_step_pre_hook(self._pre),
@@ -185,7 +186,8 @@ class Boundary:
         }
 
     def _first_step_with(self, optimizer: Optimizer) -> int:
-        return self._there_at.get(optimizer, self.sites.count)
+        reference, step = self._there_at.get(id(optimizer), (None, 0))
+        return step if reference is not None and reference() is optimizer else self.sites.count
 
     def put_back(self, position: dict[str, Any], has_place: bool) -> None:
         """The state is that of when another process, or this one, gave `position`; all optimizers
@@ -205,8 +207,8 @@ class Boundary:
         self._lengthening_reported = position["lengthened"]
         self.early = max(self.early, position["early"])
         if has_place:
-            for optimizer in self.optimizers:
-                self._there_at[optimizer] = position["complete"]
+            step = position["complete"]
+            self._there_at = {id(o): (weakref.ref(o), step) for o in self.optimizers}
         if has_place:
             self.sites.put_back(position)
         self._look()
@@ -283,13 +285,18 @@ class Boundary:
         ends = [self._ends_iteration(optimizer) for optimizer in optimizers]
         if any(ends):
             self._look()
-            if not self.sites.first:
-                self.sites.choose(frame)
-            self._listener.program_point(frame)
+            self._point(frame)
         elif self.closing is None:
             self._look()
+            if not self._has_point:
+                self.sites.choose(frame)
+                self._listener.possible_point(frame)
+
+    def _point(self, frame: FrameType, gated: bool = True) -> None:
+        if not self.sites.first:
             self.sites.choose(frame)
-            self._listener.possible_point(frame)
+        self._has_point = True
+        self._listener.program_point(frame, gated)
 
     def explicit_point(self, frame: FrameType) -> None:
         """The script says that an iteration ends."""
@@ -297,15 +304,15 @@ class Boundary:
         if (awaited := self._listener.awaited()) is not None:
             self._stepped_before_resume([], frame, awaited)
             return
-        if not self.sites.first:
-            self.sites.choose(frame)
-        self._listener.program_point(frame, gated=False)
+        self._point(frame, gated=False)
 
     def _note_optimizers(self) -> None:
         now = self._listener.optimizers_now()
         self.early = max(self.early, len(now))
         for optimizer in now:
-            self._there_at.setdefault(optimizer, self.sites.count)
+            reference, _ = self._there_at.get(id(optimizer), (None, 0))
+            if reference is None or reference() is not optimizer:
+                self._there_at[id(optimizer)] = weakref.ref(optimizer), self.sites.count
 
     def _stepped_before_resume(
         self, optimizers: list[Optimizer], frame: FrameType, awaited: Awaited
@@ -324,6 +331,7 @@ class Boundary:
             return
         if len(self.optimizers) > awaited.most_optimizers:
             self._forget_replaced({self._last})
+        self._has_point = True
         self._listener.program_point(frame)
 
     # What `CompiledSteps` calls.

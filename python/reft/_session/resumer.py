@@ -125,7 +125,8 @@ class Resumer:
     def expected_at(self) -> int:
         """The optimizer step of this process at which it is restored, if nothing comes between."""
         position = self.position
-        return int((position["at"] if self.waits else 0) or position["first"])
+        place = position["at"] if self.exact and self.waits else 0
+        return int(max(position["first"], place, position["complete"] if self.waits else 0))
 
     @property
     def most_optimizers(self) -> int:
@@ -139,7 +140,9 @@ class Resumer:
             known: those that have stepped.
         """
         missing = self._wanted[len(known) :]
-        return len(not_yet_stepped(known, missing)) == len(missing)
+        if missing:
+            gc.collect()  # so that all ranks see the same ones
+        return len(not_yet_stepped(known, missing, by_key=True)) == len(missing)
 
     def why_not_at(self, frame: FrameType) -> str:
         """Why the place in the loop could not be restored at this program point; "" if nothing is

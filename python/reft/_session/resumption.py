@@ -75,12 +75,14 @@ def agree(
 
 
 def _wait_alike(job: job_identity.Job, store: TrustedStore, resumer: Resumer) -> bool:
-    """Whether all ranks are put back as many optimizer steps after the first one. A rank that
-    waited for another place than the others would be waited for."""
+    """Whether all ranks wait for as many optimizer steps after the first one, and for the same
+    reasons. A rank that waited alone would be waited for."""
     position = resumer.position
-    place = position["at"] if resumer.exact else 0
-    steps = max(0, place - position["first"], position["complete"] - position["first"])
-    gathered = gather.gather(job, store, startup.WAIT, json.dumps([steps, steps]), _widest)
+    has_place = resumer.exact and position["at"]
+    place = max(0, position["at"] - position["first"]) if has_place else -1
+    complete = max(0, position["complete"] - position["first"])
+    both = [place, complete]
+    gathered = gather.gather(job, store, startup.WAIT, json.dumps([both, both]), _widest)
     if gathered.refusals:
         return False
     least, most = json.loads(gathered.text)
@@ -88,5 +90,10 @@ def _wait_alike(job: job_identity.Job, store: TrustedStore, resumer: Resumer) ->
 
 
 def _widest(texts: list[str]) -> str:
+    """The least and the most of both numbers."""
     ranges = [json.loads(text) for text in texts if text]
-    return json.dumps([min(r[0] for r in ranges), max(r[1] for r in ranges)]) if ranges else ""
+    if not ranges:
+        return ""
+    least = [min(numbers) for numbers in zip(*(r[0] for r in ranges), strict=True)]
+    most = [max(numbers) for numbers in zip(*(r[1] for r in ranges), strict=True)]
+    return json.dumps([least, most])

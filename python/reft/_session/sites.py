@@ -38,6 +38,7 @@ class Sites:
         self._variables: set[str] = set()  # that have a value at one of the others
         self._known: tuple[list[tuple[str, int]], str] = ([], "")
         self._lines: list[str] = []  # of the first step
+        self._is_other = False  # than the one that is yet to be put back
 
     def note(self, start: FrameType) -> None:
         """A step ends at `start`, the frame that called it, or one that this has called."""
@@ -86,8 +87,11 @@ class Sites:
             return False
         if not self._exact or not waits or not saved["at"] or not self.is_early:
             return True
-        # A script that was edited does not wait for a place that it does not have any more.
-        return self.count == saved["at"] == first or self._site(start) == str(saved["site"])
+        site = self._site(start)
+        if self.count == first:
+            # A script that was edited does not wait for a place that it does not have any more.
+            self._is_other = saved["reached"].get(site) != first
+        return self._is_other or site == str(saved["site"])
 
     def why_never(self, start: FrameType) -> str:
         """Why a restarted script is not put back at the place of this step; "" if it is."""

@@ -38,7 +38,7 @@ from reft._session import restore_ways
 from reft._session.restore_ways import Begun, Way
 
 INVENTORY = "inventory"  # the rounds in which all ranks take part
-SMALL_STATE_FORMAT = 2  # raised when `small_state.Saved` changes
+SMALL_STATE_FORMAT = 3  # raised when `small_state.Saved` changes
 MATCH = "match"
 VERIFY = "verify"
 WAIT = "wait"

@@ -155,6 +155,7 @@ class VerifiedResume:
         self._job, self._store, self._capture, self._notes = job, store, capture, found
         self._mark = mark
         self._stage = _Stage.FIRST
+        self._has_begun = False
         self._step = 0
         self._rounds = 0
         self._began = 0.0
@@ -183,6 +184,7 @@ class VerifiedResume:
             Whether the resume is over, and what was restored then; None if training starts from its
             beginning.
         """
+        self._has_begun = True
         if self._stage is _Stage.FIRST:
             return self._first_point(frame, boundary)
         self._step += 1
@@ -220,7 +222,7 @@ class VerifiedResume:
         """
         if self._stage is _Stage.FIRST:
             gather.refuse(self._job, self._store, startup.MATCH, "has left the loop")
-            if self._job.rank == 0 and has_stepped:
+            if self._job.rank == 0 and has_stepped and not self._has_begun:
                 _voice.warn(
                     f"step {self.newest.plan.step} was not resumed: the script left its loop before"
                     " the place of the snapshot"
@@ -255,6 +257,8 @@ class VerifiedResume:
         ready.missing.unmake()
         # Of both: what is written here is written over there, and never with the loop elsewhere.
         problem = self._base.why_not_at(frame) or self.newest.why_not_at(frame)
+        if self._base.position["first"] != self.newest.position["first"]:
+            problem = problem or "its names are those of another step"
         base = self._base.prepare(
             boundary, self._round(), again=True, problem=problem, frame=frame
         )

@@ -97,10 +97,12 @@ def signature(optimizer: Optimizer) -> str:
     ).hexdigest()
 
 
-def not_yet_stepped(known: list[Optimizer], wanted: list[tuple[str, str]]) -> list[Optimizer]:
+def not_yet_stepped(
+    known: list[Optimizer], wanted: list[tuple[str, str]], by_key: bool = False
+) -> list[Optimizer]:
     """Optimizers of the script that are not among `known`, one for each of `wanted`: signature, and
     what tells it from others of this signature (`Constructions.key_of`), if there is one by that
-    name. The list ends before the first that does not exist."""
+    name, else any (not if `by_key`). The list ends before the first that does not exist."""
     if not wanted:
         return []
     taken = set(map(id, with_inner(known)))
@@ -111,9 +113,11 @@ def not_yet_stepped(known: list[Optimizer], wanted: list[tuple[str, str]]) -> li
         fitting = [
             o for o in others if all(o is not f for f in found) and signature(o) == text
         ]
-        if not fitting:
+        named = [o for o in fitting if of_process.key_of(o) == key]
+        chosen = named or (fitting if not by_key or not key else [])
+        if not chosen:
             break
-        found.append(next((o for o in fitting if of_process.key_of(o) == key), fitting[0]))
+        found.append(chosen[0])
     return found
 
 

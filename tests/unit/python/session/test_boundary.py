@@ -345,7 +345,7 @@ def test_a_restarted_script_is_put_back_where_it_was_first_seen() -> None:
 
 
 def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
-    made = Recorder({"first": 1, "at": 0, "complete": 4})
+    made = Recorder({"first": 1, "at": 0, "complete": 4, "reached": {}})
     try:
         made.has_all = False
         only = optimizer()
@@ -360,7 +360,7 @@ def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
 
 
 def test_it_does_not_wait_for_ever() -> None:
-    made = Recorder({"first": 1, "at": 0, "complete": 4})
+    made = Recorder({"first": 1, "at": 0, "complete": 4, "reached": {}})
     try:
         made.has_all = False
         only = optimizer()

@@ -85,12 +85,13 @@ def test_many_optimizers_before_the_first_point_do_not_matter() -> None:
 
 
 def test_a_script_that_was_edited_does_not_wait() -> None:
-    saved = {"first": 1, "at": 1, "site": "elsewhere"}
-    assert waited(saved, "ab") == [1]
+    for at in (1, 2):
+        saved = {"first": 1, "at": at, "site": "elsewhere", "reached": {"elsewhere": at}}
+        assert waited(saved, "ab") == [1, 2]
 
 
 def test_a_script_that_never_comes_there_waits_for_so_long_only() -> None:
-    saved = {"first": 1, "at": 2, "site": "elsewhere"}
+    saved = {**where(Sites(exact=True), "ab"), "site": "elsewhere"}
     assert waited(saved, "a" * 67) == [65, 66, 67]
 
 

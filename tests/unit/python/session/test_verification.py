@@ -53,7 +53,7 @@ class Restores:
         self.plan = SimpleNamespace(step=step, incarnation=1)
         self.saved: Any = {}
         self.lost: list[Any] = []
-        self.position: dict[str, Any] = {}
+        self.position: dict[str, Any] = {"first": 1}
         self.why_not = "rank 1: elsewhere"
         self._calls, self._fail = calls, fail
         self.pieces: list[Any] = []
