@@ -52,6 +52,8 @@ _HASHES = frozenset({"indices_drawn", "last_batch"})  # of a `LoaderIterator`
 # Of loaders and samplers that came after the first program point: a resume may have given their
 # place to one that stood there.
 _OF_LATER = frozenset({"made_of", "whose"})
+# Of loaders and their iterators: what is known of them, and no state.
+_KNOWN_OF = frozenset({"look", "is_mixed"})
 # Of which fields are pickles. Bytes of others may look like one.
 _PICKLES = (Pickled, LoaderIterator)
 _POSITIONS = (Iterator, Advanced, Generator, FinishedGenerator, File, Loader, LoaderIterator)
@@ -215,6 +217,8 @@ class _Walk:
                 kind = DATA if isinstance(old, _POSITIONS) else VARIABLE
                 for one in dataclasses.fields(old):  # type: ignore[arg-type]
                     a, b = getattr(old, one.name), getattr(new, one.name)
+                    if one.name in _KNOWN_OF:
+                        continue
                     if one.name in _HASHES and 0 in (a, b):
                         continue  # one of the processes did not take it
                     if one.name in _OF_LATER and not (a and b):

@@ -78,7 +78,6 @@ class Origin:
                     "base_seed": self.base_seed,
                     "epochs": self.epochs,
                     "changes": self.changes,
-                    "is_mixed": self.is_mixed,
                 },
                 names.VALUES,
                 names.CONTAINERS,
@@ -99,7 +98,6 @@ class Origin:
             "base_seed",
             "epochs",
             "changes",
-            "is_mixed",
         ):
             setattr(self, name, fixed[name])
         self._drawn_from, self._random = set(), None  # a replay has drawn
@@ -111,7 +109,7 @@ class Origin:
             now = capture_rng(cuda=False)
             before = self._random or {}
             if any(now[name] != before.get(name) for name in self._drawn_from):
-                self.is_mixed, self._fixed = True, None
+                self.is_mixed = True
             self._random = now
         else:
             self._random = None

@@ -255,6 +255,8 @@ class LoaderIterator(Node):
     """A hash of a sample of what the loop got last, to be compared; 0 if it is not known."""
     state: bytes
     """State of a StatefulDataLoader, pickled."""
+    is_mixed: bool
+    """From `loader_origins.Origin.is_mixed`."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -281,6 +283,7 @@ class LoaderIterator(Node):
             is_finished,
             *((0, 0) if flavor == "stateful" or is_finished else (origin.indices, origin.batch)),
             plain.dumps(value.state_dict(), *_FIXED) if flavor == "stateful" else b"",
+            origin.is_mixed,
         )
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -418,6 +421,7 @@ class LoaderIterator(Node):
             is_same = self._gave_the_same(getattr(iterator, ORIGIN))
             getattr(iterator, ORIGIN).replayed = []
             getattr(iterator, ORIGIN).batch = self.last_batch
+            getattr(iterator, ORIGIN).is_mixed = self.is_mixed
             iterator._num_yielded = self.yielded
         finally:
             Replay.end(loader)
