@@ -144,6 +144,14 @@ final(*model.parameters(), *other.parameters())
     assert "NOT protected" not in said and "not restorable" not in said, said
 
 
+def test_optimizers_from_before_the_process_group_are_there_at_once(jobs: Runner) -> None:
+    """They have no number when the first one steps: it was called late, and not protected."""
+    made, rest = POPULATION.split("for generation", 1)
+    said = jobs.same("for generation" + rest, before="torch.manual_seed(1)" + made)
+    assert "NOT protected" not in said, said
+    assert "when the first optimizer step returns" in said, said
+
+
 def test_one_that_is_made_late_is_named(jobs: Runner) -> None:
     said = jobs.run(CLIENTS.replace("KEEP", "optimizers.append(opt)").replace("range(4)", "range(40)"))
     assert "optimizer 2 (SGD): made so late that a restarted script" in said, said

@@ -17,6 +17,7 @@ _HEAD = """
 import hashlib, os
 import torch, torch.distributed as dist
 torch.set_num_threads(1)
+BEFORE
 dist.init_process_group("reft")
 torch.manual_seed(0)
 attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -36,15 +37,18 @@ class Runner:
     def __init__(self, launcher: Forkrun) -> None:
         self._launcher = launcher
 
-    def run(self, script: str, ranks: int = 1, kill: str = "", **env: str) -> str:
+    def run(
+        self, script: str, ranks: int = 1, kill: str = "", before: str = "", **env: str
+    ) -> str:
         """What all ranks said.
 
         Args:
+            before: what comes before the process group.
             kill: "RANK:STEP:POINT" of the only fault, as in REFT_FAULT; "" for none.
         """
         folder = Path(tempfile.mkdtemp(prefix="reft-killed-"))
         log = folder / "log"
-        (folder / "script.py").write_text(_HEAD + script)
+        (folder / "script.py").write_text(_HEAD.replace("BEFORE", before) + script)
         settings = {
             "REFT_JOB_ID": folder.name,
             "REFT_RUN_DIR": str(folder / "run"),
@@ -71,11 +75,18 @@ class Runner:
             kill_all(agent_pids(folder / "run"))
             shutil.rmtree(folder, ignore_errors=True)
 
-    def same(self, script: str, ranks: int = 1, kill: str = "0:6:before_seal", **env: str) -> str:
+    def same(
+        self,
+        script: str,
+        ranks: int = 1,
+        kill: str = "0:6:before_seal",
+        before: str = "",
+        **env: str,
+    ) -> str:
         """Checks that a killed run resumes, place in the loop included, and ends as an undisturbed
         one. Returns what the killed one said."""
-        undisturbed = self.run(script, ranks, **env)
-        killed = self.run(script, ranks, kill, **env)
+        undisturbed = self.run(script, ranks, before=before, **env)
+        killed = self.run(script, ranks, kill, before, **env)
         assert re.search(r"resumed at step \d+: state and place in the loop", killed), killed[
             -4000:
         ]

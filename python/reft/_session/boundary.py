@@ -181,13 +181,11 @@ class Boundary:
             "waited": self._waited,
             "lengthened": self._lengthening_reported,
             "early": self.early,
-            "complete": max(map(self._first_step_with, self.optimizers), default=0),
+            "complete": max(
+                (self._noted_at(o) or self.sites.count for o in self.optimizers), default=0
+            ),
             **self.sites.saved(frame),
         }
-
-    def _first_step_with(self, optimizer: Optimizer) -> int:
-        reference, step = self._there_at.get(id(optimizer), (None, 0))
-        return step if reference is not None and reference() is optimizer else self.sites.count
 
     def put_back(self, position: dict[str, Any], has_place: bool) -> None:
         """The state is that of when another process, or this one, gave `position`; all optimizers
@@ -209,7 +207,6 @@ class Boundary:
         if has_place:
             step = position["complete"]
             self._there_at = {id(o): (weakref.ref(o), step) for o in self.optimizers}
-        if has_place:
             self.sites.put_back(position)
         self._look()
 
@@ -278,7 +275,7 @@ class Boundary:
         for optimizer in optimizers:
             gradients.of_process.has_stepped(optimizer)
         if self.sites.is_early:
-            self._note_optimizers()
+            self._note_optimizers(optimizers)
         if (awaited := self._listener.awaited()) is not None:
             self._stepped_before_resume(optimizers, frame, awaited)
             return
@@ -306,13 +303,20 @@ class Boundary:
             return
         self._point(frame, gated=False)
 
-    def _note_optimizers(self) -> None:
-        now = self._listener.optimizers_now()
+    def _note_optimizers(self, stepped: list[Optimizer]) -> None:
+        """Notes which optimizers there are now."""
+        everything = [*self._listener.optimizers_now(), *stepped]
+        if self.sites.count == 1:  # those from before the process group have no number yet
+            everything += heap.live(Optimizer)[0]
+        now = {id(optimizer): optimizer for optimizer in everything}
         self.early = max(self.early, len(now))
-        for optimizer in now:
-            reference, _ = self._there_at.get(id(optimizer), (None, 0))
-            if reference is None or reference() is not optimizer:
-                self._there_at[id(optimizer)] = weakref.ref(optimizer), self.sites.count
+        for key, optimizer in now.items():
+            if self._noted_at(optimizer) is None:
+                self._there_at[key] = weakref.ref(optimizer), self.sites.count
+
+    def _noted_at(self, optimizer: Optimizer) -> int | None:
+        reference, step = self._there_at.get(id(optimizer), (None, 0))
+        return step if reference is not None and reference() is optimizer else None
 
     def _stepped_before_resume(
         self, optimizers: list[Optimizer], frame: FrameType, awaited: Awaited

@@ -37,8 +37,8 @@ from reft._link.trusted_store import AGENT, OBJECTS, ROUND, TABLE, TrustedStore
 from reft._session import restore_ways
 from reft._session.restore_ways import Begun, Way
 
-INVENTORY = "inventory"  # the rounds in which all ranks take part
 SMALL_STATE_FORMAT = 3  # raised when `small_state.Saved` changes
+INVENTORY = "inventory"  # the rounds in which all ranks take part
 MATCH = "match"
 VERIFY = "verify"
 WAIT = "wait"

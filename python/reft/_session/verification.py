@@ -227,7 +227,8 @@ class VerifiedResume:
                     f"step {self.newest.plan.step} was not resumed: the script left its loop before"
                     " the place of the snapshot"
                 )
-        if self._stage is _Stage.FIRST or self._recomputed is None:
+            return
+        if self._recomputed is None:
             return
         step, newest = self._recomputed.step, self.newest.plan.step
         if self._job.rank == 0 and not self.compares_next:

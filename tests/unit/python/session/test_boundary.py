@@ -359,6 +359,20 @@ def test_a_restarted_script_waits_for_optimizers_that_are_made_later() -> None:
         made.boundary.remove()
 
 
+def test_an_optimizer_that_nobody_has_numbered_is_there_when_it_steps() -> None:
+    class Unnumbered(Recorder):
+        def optimizers_now(self) -> list[Optimizer]:
+            return []
+
+    made = Unnumbered()
+    try:
+        optimizer().step()
+        assert made.boundary.early == 1
+        assert made.boundary.position(FRAME)["complete"] == 1
+    finally:
+        made.boundary.remove()
+
+
 def test_it_does_not_wait_for_ever() -> None:
     made = Recorder({"first": 1, "at": 0, "complete": 4, "reached": {}})
     try:
