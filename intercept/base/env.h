@@ -60,11 +60,13 @@ namespace reft {
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
     "Snapshots that a vault has room for.") \
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", \
-    "none|arc|arc:2|arc:3", \
+    "none|arc|arc:2|arc:3|aec", \
     "What a rank stores in addition to its own shard of the state that replicas share. none: " \
     "nothing; snapshots survive killed processes. arc: a copy of a replica's shard, on another " \
     "node where there is one; this state survives any lost node. arc:2, arc:3: copies of two or " \
-    "three; it survives as many lost nodes. reft prints at the first step how many it does " \
+    "three; it survives as many lost nodes. aec: the XOR of parts of the shards of up to 15 " \
+    "replicas on other nodes; survives any lost node with a fraction of the memory of arc, for " \
+    "state in host memory. reft prints at the first step how many it does " \
     "survive.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
     "Steps from one snapshot to the next.") \

@@ -300,7 +300,18 @@ void bindSnapshot(py::module_& module) {
         return Protection::named(protection).storedShards(members);
       },
       py::arg("protection"), py::arg("members"),
-      "How many shards each member of a group of so many stores.");
+      "How many times the bytes of a shard each member of a group of so many stores.");
+  module.def(
+      "survivable_losses",
+      [](const std::string& protection, uint32_t members) {
+        return Protection::named(protection).losses(members);
+      },
+      py::arg("protection"), py::arg("members"),
+      "How many lost nodes a group of so many survives if each member is on a node of its own.");
+  module.def(
+      "is_for_host_memory",
+      [](const std::string& protection) { return Protection::named(protection).isForHostMemory(); },
+      py::arg("protection"), "Whether it protects state in host memory alone.");
   module.def(
       "survival",
       [](const std::string& protection, const MemberNodes& nodes) {

@@ -207,15 +207,12 @@ void Rank::startVotes(const Start& start) {
   });
 }
 
-// What this rank stores of a group.
-std::vector<uint32_t> Rank::shardsOf(const GroupInfo& group) const {
+MemberNodes Rank::nodesOf(const GroupInfo& group) const {
   MemberNodes nodes;
-  size_t own = 0;
-  for (size_t member = 0; member < group.ranks.size(); ++member) {
-    nodes.push_back(domain_of_.at(static_cast<size_t>(group.ranks[member])));
-    own = group.ranks[member] == identity_.rank ? member : own;
+  for (const int rank : group.ranks) {
+    nodes.push_back(domain_of_.at(static_cast<size_t>(rank)));
   }
-  return protection_->placement(nodes).at(own);
+  return nodes;
 }
 
 void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,
@@ -235,8 +232,18 @@ void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> g
   regions_ = infos;
   addresses_.clear();
   std::vector<std::vector<uint32_t>> held;
-  for (const GroupInfo& group : groups) {
-    held.push_back(shardsOf(group));
+  const bool on_device = std::any_of(regions.begin(), regions.end(), [](const Region& region) {
+    return !region.tensor.device().is_cpu();
+  });
+  for (GroupInfo& group : groups) {
+    const MemberNodes nodes = nodesOf(group);
+    group.sets = protection_->paritySets(nodes);
+    const auto own = std::lower_bound(group.ranks.begin(), group.ranks.end(), identity_.rank);
+    std::vector<uint32_t>& parts = held.emplace_back(
+        protection_->placement(nodes).at(static_cast<size_t>(own - group.ranks.begin())));
+    if (on_device) {  // no parities (snapshot/engine/copier.h); reft says so when it plans
+      std::erase_if(parts, [&](uint32_t part) { return part >= group.ranks.size(); });
+    }
   }
   engine_->setTable(buildTable(identity_.rank, identity_.world, std::move(infos), std::move(groups),
                                std::string(protection_->name()), held, chunk),

@@ -126,7 +126,7 @@ class Rank {
   std::unique_ptr<StoreCommit> commit_;
   std::shared_ptr<TensorVersions> held_;     // tensors of the newest snapshot
   std::shared_ptr<TensorVersions> dropped_;  // no longer read; freed where the GIL is held
-  std::vector<uint32_t> shardsOf(const GroupInfo& group) const;
+  MemberNodes nodesOf(const GroupInfo& group) const;
   bool standsApart(const std::vector<const void*>& addresses);
   std::vector<RegionInfo> regions_;
   std::vector<const void*> addresses_;  // of the regions at the newest capture

@@ -227,7 +227,7 @@ std::string SnapshotEngine::beginOnDevice(const CaptureInput& input) {
   return "snapshots of device memory have ended after an error: " + tracker_.why();
 }
 
-CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::string& hindrance,
+CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, std::string hindrance,
                                         SnapshotJob::Place& place) {
   std::optional<int> slot;
   {
@@ -241,6 +241,9 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::st
       return CaptureResult::kFailed;
     }
     place.plan = plan_;
+    if (hindrance.empty() && input.onDevice() && !plan_->table.parities.empty()) {
+      hindrance = "a parity was planned of state that lies on a device now";
+    }
     if (hindrance.empty()) {
       patience_.starve(!awaitOutcome([this]() REQUIRES(mutex_) { return book_.canAcquire(); }));
       place.proposal = cost_.proposal();

@@ -8,14 +8,17 @@
 #include "intercept/base/fault.h"
 #include "snapshot/engine/snapshot_job.h"
 #include "snapshot/engine/telemetry.h"
-#include "snapshot/vault/copy.h"
+#include "snapshot/vault/xor.h"
 
 namespace reft {
 
 namespace {
 
 constexpr uint32_t kPadding = UINT32_MAX;
+constexpr uint64_t kParityBlock = uint64_t{64} << 10;  // with a cell's block, fits the second cache
+static_assert(kParityBlock <= LiveReader::kMostBytes);
 
+template <typename Piece>
 uint64_t payloadEnd(const Piece& piece) {
   return piece.payload_offset + (piece.end - piece.begin);
 }
@@ -75,14 +78,29 @@ bool HostCopier::copyNext(Tier tier, const Sink& sink) {
 
 uint64_t HostCopier::copyChunk(uint64_t chunk, Tier tier) {
   thread_local ChunkHasher hasher;
+  const SnapshotPlan& plan = *job_.plan;
+  const int64_t start = context_.clock.nowNs();
+  hasher.reset();
+  if (plan.first_parity[chunk] == SnapshotPlan::kNoParity) {
+    copyPieces(chunk, hasher);
+  } else {
+    makeParity(chunk, hasher);
+  }
+  context_.vault.chunkHashes(job_.slot)[chunk] = hasher.digest();
+  const int64_t now = context_.clock.nowNs();
+  job_.copy_ns.fetch_add(now - start);
+  const uint64_t bytes = plan.chunkBytes(chunk);
+  context_.telemetry.copied(job_.step, tier, start, now, bytes);
+  return bytes;
+}
+
+void HostCopier::copyPieces(uint64_t chunk, ChunkHasher& hasher) {
   thread_local std::vector<iovec> parts;       // of a block, padding included
   thread_local std::vector<uint32_t> regions;  // of the parts
   static constexpr std::array<std::byte, kPage> kZeros{};
   LiveReader& reader = LiveReader::ofThread();
   const SnapshotPlan& plan = *job_.plan;
   const std::vector<Piece>& pieces = plan.table.pieces;
-  const int64_t start = context_.clock.nowNs();
-  hasher.reset();
   std::byte* const payload = context_.vault.payload(job_.slot);
   const uint64_t begin = chunk * plan.table.chunk_bytes;
   const uint64_t end = begin + plan.chunkBytes(chunk);
@@ -129,11 +147,75 @@ uint64_t HostCopier::copyChunk(uint64_t chunk, Tier tier) {
     }
     at = to;
   }
-  context_.vault.chunkHashes(job_.slot)[chunk] = hasher.digest();
-  const int64_t now = context_.clock.nowNs();
-  job_.copy_ns.fetch_add(now - start);
-  context_.telemetry.copied(job_.step, tier, start, now, end - begin);
-  return end - begin;
+}
+
+void HostCopier::makeParity(uint64_t chunk, ChunkHasher& hasher) {
+  thread_local std::vector<std::byte> sum(kParityBlock);
+  thread_local std::vector<ShardRange> ranges;
+  const SnapshotPlan& plan = *job_.plan;
+  const SnapshotTable& table = plan.table;
+  std::byte* const payload = context_.vault.payload(job_.slot);
+  const uint64_t begin = chunk * table.chunk_bytes;
+  const uint64_t end = begin + plan.chunkBytes(chunk);
+  uint64_t at = begin;
+  for (size_t i = plan.first_parity[chunk]; at < end && !job_.failed(); ++i) {
+    const bool is_last = i >= table.parities.size() || table.parities[i].payload_offset >= end;
+    const uint64_t from = is_last ? end : std::max(at, table.parities[i].payload_offset);
+    hasher.zero(payload + at, from - at);  // padding
+    at = from;
+    if (is_last) {
+      break;
+    }
+    const ParityPiece& parity = table.parities[i];
+    const ParityCells& cells = *plan.cells[parity.group];
+    const uint32_t own = table.memberOf(static_cast<int32_t>(parity.group));
+    while (at < std::min(end, payloadEnd(parity))) {
+      const uint64_t bytes = std::min({kParityBlock, end - at, payloadEnd(parity) - at});
+      const uint64_t in_cell = parity.begin + (at - parity.payload_offset);
+      std::fill_n(sum.begin(), bytes, std::byte{});
+      for (const uint32_t shard : cells.set()) {
+        ranges.clear();
+        if (shard != own) {
+          cells.ranges(shard, own, in_cell, in_cell + bytes, ranges);
+        }
+        if (!addLive(ranges, sum.data())) {
+          return;
+        }
+      }
+      hasher.copy(payload + at, sum.data(), bytes);
+      if (at == begin) {
+        faultPoint(FaultPoint::mid_chunk, job_.step);
+      }
+      at += bytes;
+    }
+  }
+}
+
+bool HostCopier::addLive(std::span<const ShardRange> ranges, std::byte* sum) {
+  thread_local std::vector<iovec> parts;
+  thread_local std::vector<uint32_t> regions;
+  LiveReader& reader = LiveReader::ofThread();
+  for (size_t next = 0; next < ranges.size();) {
+    parts.clear();
+    regions.clear();
+    uint64_t bytes = 0;
+    for (; next < ranges.size() && parts.size() < LiveReader::kMostParts; ++next) {
+      const ShardRange& range = ranges[next];
+      parts.push_back(partOf(job_.addresses[range.region] + range.begin, range.end - range.begin));
+      regions.push_back(range.region);
+      bytes += range.end - range.begin;
+    }
+    if (reader.gather(parts) != bytes) {
+      findLost(parts, regions);
+      return false;
+    }
+    xorInto(sum, reader.data(), bytes);
+    sum += bytes;
+    for (const uint32_t region : regions) {
+      job_.verify.copied(region);
+    }
+  }
+  return true;
 }
 
 // Each part by itself: a write that faults says no more exactly than to a page where it ended.

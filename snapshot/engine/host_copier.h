@@ -1,6 +1,7 @@
-// Copies regions in host memory. A copy thread has the kernel read a block of them
+// Copies regions in host memory. A copy thread reads a block of them
 // (snapshot/vault/live_reader.h), then stores it in the slot and hashes it in one pass; at the gate
-// the thread that trains copies along until nothing is left.
+// the thread that trains copies along until nothing is left. A chunk of a parity is made of blocks
+// of all cells under it, in the cache.
 //
 // Threads, errors: as in copier.h.
 #pragma once
@@ -8,6 +9,8 @@
 #include <span>
 
 #include "snapshot/engine/copier.h"
+#include "snapshot/state/table.h"
+#include "snapshot/vault/copy.h"
 #include "snapshot/vault/live_reader.h"
 
 namespace reft {
@@ -27,6 +30,10 @@ class HostCopier final : public Copier {
  private:
   // Returns the bytes of the chunk.
   uint64_t copyChunk(uint64_t chunk, Tier tier);
+  void copyPieces(uint64_t chunk, ChunkHasher& hasher);
+  void makeParity(uint64_t chunk, ChunkHasher& hasher);
+  // XORs live bytes, one behind the other, into `sum`. False: not all could be read.
+  bool addLive(std::span<const ShardRange> ranges, std::byte* sum);
   // A block could not be read whole: notes which of its regions are gone.
   void findLost(std::span<const iovec> parts, std::span<const uint32_t> regions);
 };

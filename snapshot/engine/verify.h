@@ -4,7 +4,9 @@
 // of a region's memory; and samples of the bytes (all bytes with `full`), which also show writes
 // that bypass the counters. The host
 // cannot read a device at the program point without waiting for it, so only regions on the host are
-// sampled. Early regions are copied before the point returns and are not compared.
+// sampled. A parity is sampled as the XOR of what it covers; where it differs, all that lies under
+// the sample counts as written. Early regions are copied before the point returns and are not
+// compared.
 //
 // Threads: sample() by the thread that trains. copied() and lost() by copy threads, until
 // compareVersions(); compareVersions() by one thread, once, when the copies have ended or read no
@@ -21,6 +23,7 @@
 #include "intercept/base/mutex.h"
 #include "snapshot/engine/capture_input.h"
 #include "snapshot/engine/snapshot_plan.h"
+#include "snapshot/vault/copy.h"
 
 namespace reft {
 
@@ -37,7 +40,7 @@ class Verify {
   void lost(uint32_t region);
   // The thread that trains is between two ops. Gives the counters back.
   void compareVersions();
-  // Skipped if a region is late already.
+  // Skipped if a region is late already. `payload`: of the slot.
   void compareSamples(const std::byte* payload);
 
   // Regions that were written too early; empty: the copy holds the state of the program point.
@@ -48,12 +51,19 @@ class Verify {
  private:
   bool compares(uint32_t region) const;
   uint64_t hashOf(size_t piece, const std::byte* data) const;
+  LineSamples linesOf(size_t parity) const;
+  // Where a line of a parity comes from; the regions in `ranges_`.
+  const std::vector<ShardRange>& under(const ParityPiece& parity, uint64_t line, uint32_t shard);
+  void sampleParities(std::span<const std::byte* const> addresses);
+  void compareParities(const std::byte* payload) REQUIRES(mutex_);
 
   const std::shared_ptr<const SnapshotPlan> plan_;
   const uint64_t seed_;
   const bool full_;
   std::vector<bool> sampled_;            // by piece
   std::vector<uint64_t> sample_hashes_;  // by piece
+  std::vector<uint64_t> parity_hashes_;  // of each line, parity by parity
+  std::vector<ShardRange> ranges_;
   std::shared_ptr<const VersionReader> versions_;
   std::vector<uint64_t> versions_at_point_;
 
@@ -70,6 +80,10 @@ uint64_t sampleSeed(int64_t step);
 std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,
                                    std::span<const std::byte* const> addresses,
                                    std::span<const int> devices, int64_t step);
+
+// That of one group, all of which is on the host. `addresses`: of all regions of the table.
+uint64_t groupDigest(const SnapshotPlan& plan, size_t group,
+                     std::span<const std::byte* const> addresses, int64_t step);
 
 // Whether group `group` has regions on devices.
 bool groupOnDevice(const SnapshotPlan& plan, size_t group, std::span<const int> devices);

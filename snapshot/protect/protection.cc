@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "intercept/base/error.h"
+#include "snapshot/protect/parity.h"
 #include "snapshot/protect/replicate.h"
 
 namespace reft {
@@ -12,7 +13,8 @@ namespace {
 const std::vector<const Protection*>& all() {
   static const Replicate none("none", 0);
   static const Replicate arc("arc", 1), arc2("arc:2", 2), arc3("arc:3", 3);
-  static const std::vector<const Protection*> list = {&none, &arc, &arc2, &arc3};
+  static const Parity aec("aec");
+  static const std::vector<const Protection*> list = {&none, &arc, &arc2, &arc3, &aec};
   return list;
 }
 
@@ -29,22 +31,6 @@ const Protection& Protection::named(std::string_view name) {
   throw InvalidArgument("protection", "'" + std::string(name) + "'", allowed);
 }
 
-uint32_t Protection::storedShards(uint32_t members) const {
-  return std::min(furtherShards() + 1, members);
-}
-
-StoredShards Protection::placement(const MemberNodes& nodes) const {
-  const std::vector<uint32_t> ring = ringOf(nodes);
-  const auto members = static_cast<uint32_t>(ring.size());
-  StoredShards stored(members);
-  for (uint32_t at = 0; at < members; ++at) {
-    for (uint32_t k = 0; k < storedShards(members); ++k) {
-      stored[ring[at]].push_back(ring[(at + k) % members]);
-    }
-  }
-  return stored;
-}
-
 bool Protection::survives(const MemberNodes& nodes, const std::vector<bool>& lost) const {
   StoredShards stored = placement(nodes);
   for (uint32_t member = 0; member < stored.size(); ++member) {
@@ -52,7 +38,7 @@ bool Protection::survives(const MemberNodes& nodes, const std::vector<bool>& los
       stored[member].clear();
     }
   }
-  const std::vector<std::vector<Recipe>> found = recipes(stored);
+  const std::vector<std::vector<Recipe>> found = recipes(stored, paritySets(nodes));
   return std::none_of(found.begin(), found.end(), [](const auto& ways) { return ways.empty(); });
 }
 

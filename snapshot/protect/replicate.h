@@ -16,11 +16,16 @@ class Replicate final : public Protection {
   Replicate(std::string_view name, uint32_t copies) : name_(name), copies_(copies) {}
 
   std::string_view name() const override { return name_; }
-  uint32_t furtherShards() const override { return copies_; }
-  std::vector<std::vector<Recipe>> recipes(const StoredShards& stored) const override;
+  uint32_t losses(uint32_t members) const override { return stored(members) - 1; }
+  double storedShards(uint32_t members) const override { return stored(members); }
+  StoredShards placement(const MemberNodes& nodes) const override;
+  std::vector<std::vector<Recipe>> recipes(const StoredShards& stored,
+                                           const ParitySets& sets) const override;
   Survival survival(const MemberNodes& nodes) const override;
 
  private:
+  uint32_t stored(uint32_t members) const;
+
   const std::string_view name_;
   const uint32_t copies_;
 };

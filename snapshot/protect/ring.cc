@@ -5,7 +5,7 @@
 
 namespace reft {
 
-std::vector<uint32_t> ringOf(const MemberNodes& nodes) {
+std::vector<std::vector<uint32_t>> rowsOf(const MemberNodes& nodes) {
   std::vector<std::vector<uint32_t>> all;  // the members of each node
   std::unordered_map<int, size_t> index;
   for (uint32_t member = 0; member < nodes.size(); ++member) {
@@ -17,8 +17,7 @@ std::vector<uint32_t> ringOf(const MemberNodes& nodes) {
   }
   std::stable_sort(all.begin(), all.end(),
                    [](const auto& a, const auto& b) { return a.size() > b.size(); });
-  // Deal the nodes' members, the largest node first, onto as many rows as that node has members,
-  // and read row by row: two members of a node are on different rows, one row or more apart.
+  // Deal the nodes' members, the largest node first: no node has more than there are rows.
   std::vector<std::vector<uint32_t>> rows(all.empty() ? 0 : all.front().size());
   size_t next = 0;
   for (const std::vector<uint32_t>& members : all) {
@@ -26,9 +25,14 @@ std::vector<uint32_t> ringOf(const MemberNodes& nodes) {
       rows[next++ % rows.size()].push_back(member);
     }
   }
+  return rows;
+}
+
+// Two members of a node are on different rows, one row or more apart.
+std::vector<uint32_t> ringOf(const MemberNodes& nodes) {
   std::vector<uint32_t> ring;
   ring.reserve(nodes.size());
-  for (const std::vector<uint32_t>& row : rows) {
+  for (const std::vector<uint32_t>& row : rowsOf(nodes)) {
     ring.insert(ring.end(), row.begin(), row.end());
   }
   return ring;

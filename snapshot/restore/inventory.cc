@@ -70,6 +70,22 @@ std::vector<T> numbersOf(const Json& runs, size_t& most) {
   return numbers;
 }
 
+// Throws Corruption unless each set's members are members of a group of so many, and in one set.
+std::vector<std::vector<uint32_t>> setsOf(const Json& json, size_t members) {
+  std::vector<std::vector<uint32_t>> sets;
+  std::vector<bool> seen(members);
+  for (const Json& one : json) {
+    for (const uint32_t member : sets.emplace_back(integersOf<uint32_t>(one))) {
+      if (member >= members || seen[member]) {
+        throw Corruption("inventory of a node: member " + std::to_string(member) +
+                         " of a parity set of a group of " + std::to_string(members));
+      }
+      seen[member] = true;
+    }
+  }
+  return sets;
+}
+
 std::string onlyHere(const SnapshotTable& table) {
   for (const RegionInfo& region : table.regions) {
     if (region.group < 0 && region.bytes > 0 && !region.replaceable) {
@@ -120,6 +136,13 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
             bad.emplace(table.regions[piece.region].group, piece.shard);
           }
         }
+        for (const ParityPiece& piece : table.parities) {
+          if (piece.payload_offset < fault.payload_offset + view.chunk_bytes &&
+              fault.payload_offset < piece.payload_offset + (piece.end - piece.begin)) {
+            const auto group = static_cast<int32_t>(piece.group);
+            bad.emplace(group, table.parityPart(group));
+          }
+        }
       }
       if (std::any_of(bad.begin(), bad.end(), [](const auto& part) { return part.first < 0; })) {
         continue;  // a private part has no second source here
@@ -130,10 +153,13 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
       for (size_t g = 0; g < table.groups.size(); ++g) {
         const auto index = static_cast<int32_t>(g);
         std::vector<uint32_t> shards = table.shardsOf(index);
+        if (table.holdsParityOf(index)) {
+          shards.push_back(table.parityPart(index));
+        }
         std::erase_if(shards, [&](uint32_t shard) { return bad.contains({index, shard}); });
         const GroupInfo& info = table.groups[g];
-        summary.groups.push_back({std::make_shared<const SharedGroup>(
-                                      SharedGroup{info.id, info.ranks, table.emptyShardsOf(index)}),
+        summary.groups.push_back({std::make_shared<const SharedGroup>(SharedGroup{
+                                      info.id, info.ranks, table.emptyShardsOf(index), info.sets}),
                                   std::move(shards),
                                   g < view.group_digests.size() ? view.group_digests[g] : 0,
                                   layouts[g]});
@@ -166,9 +192,13 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
     }
     list.push_back({{"rank", vault.rank}, {"node", vault.node}, {"slots", std::move(slots)}});
   }
-  Json groups = Json::array();  // [id, ranks, empty shards] of each group once
+  Json groups = Json::array();  // [id, ranks, empty shards, parity sets] of each group once
   for (const auto& group : set.groups()) {
-    groups.push_back({group->id, runsOf(group->ranks), runsOf(group->empty)});
+    Json sets = Json::array();
+    for (const std::vector<uint32_t>& parity_set : group->sets) {
+      sets.push_back(parity_set);
+    }
+    groups.push_back({group->id, runsOf(group->ranks), runsOf(group->empty), std::move(sets)});
   }
   return Json{{"groups", std::move(groups)}, {"vaults", std::move(list)}}.dump(
       -1, ' ', false, Json::error_handler_t::replace);
@@ -187,9 +217,10 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
       std::vector<std::shared_ptr<const SharedGroup>> groups;
       size_t most = kMostMembers;
       for (const Json& g : json.at("groups")) {
-        const auto group = std::make_shared<const SharedGroup>(
-            SharedGroup{g.at(0).get<std::string>(), numbersOf<int>(g.at(1), most),
-                        numbersOf<uint32_t>(g.at(2), most)});
+        SharedGroup read{g.at(0).get<std::string>(), numbersOf<int>(g.at(1), most),
+                         numbersOf<uint32_t>(g.at(2), most)};
+        read.sets = setsOf(g.at(3), read.ranks.size());
+        const auto group = std::make_shared<const SharedGroup>(std::move(read));
         const size_t known = set.groups().size();
         groups.push_back(set.groups()[set.add(group)]);
         if (set.groups().size() > known) {

@@ -23,6 +23,7 @@ struct SharedGroup {
   std::string id;
   std::vector<int> ranks;            // ascending
   std::vector<uint32_t> empty = {};  // shards without a byte, ascending: no member stores them
+  std::vector<std::vector<uint32_t>> sets = {};  // members that have parities in common
 
   auto operator<=>(const SharedGroup&) const = default;
 };
@@ -30,9 +31,9 @@ struct SharedGroup {
 // A sharding group as one vault has it.
 struct GroupSummary {
   std::shared_ptr<const SharedGroup> shared;  // parseInventories(): one object for all its vaults
-  std::vector<uint32_t> shards;               // intact ones, ascending; no empty ones
-  uint64_t digest = 0;                        // of sampled contents; 0: not recorded
-  uint64_t layout = 0;                        // groupLayouts() of snapshot/state/agreement.h
+  std::vector<uint32_t> shards;  // intact ones, ascending; no empty ones; D + k: its parity
+  uint64_t digest = 0;           // of sampled contents; 0: not recorded
+  uint64_t layout = 0;           // groupLayouts() of snapshot/state/agreement.h
 };
 
 struct SlotSummary {

@@ -73,7 +73,8 @@ std::optional<std::string> gather(const Found& found, Groups& groups) {
         return "members disagree about who shares group " + id;
       } else if (gathered.layout != group.layout ||
                  (gathered.shared != group.shared &&
-                  gathered.shared->empty != group.shared->empty)) {
+                  (gathered.shared->empty != group.shared->empty ||
+                   gathered.shared->sets != group.shared->sets))) {
         return "members disagree about what group " + id + " shares";
       }
       if (group.digest == 0) {
@@ -106,8 +107,15 @@ std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) 
     } catch (const InvalidArgument& error) {
       return "group " + id + ": " + error.what();
     }
-    group.recipes = protection->recipes(gathered.stored);
     const std::vector<uint32_t>& empty = gathered.shared->empty;
+    StoredShards stored = gathered.stored;
+    for (const uint32_t shard : empty) {  // no member is lost for want of one
+      if (shard < stored.size() && !std::ranges::binary_search(stored[shard], shard)) {
+        stored[shard].insert(std::ranges::lower_bound(stored[shard], shard), shard);
+      }
+    }
+    group.recipes = protection->recipes(stored, gathered.shared->sets);
+    group.digest = gathered.digest.value_or(0);
     for (uint32_t shard = 0; shard < group.recipes.size(); ++shard) {
       if (std::binary_search(empty.begin(), empty.end(), shard)) {
         group.recipes[shard].clear();
@@ -377,7 +385,7 @@ std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& 
     return ranges;
   }
   for (size_t g = 0; g < table.groups.size(); ++g) {
-    if (table.groups[g].id == group) {
+    if (table.groups[g].id == group && shard < table.groups[g].ranks.size()) {
       return shardRanges(table.regions, static_cast<int32_t>(g), shard,
                          static_cast<uint32_t>(table.groups[g].ranks.size()));
     }
@@ -411,6 +419,8 @@ std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable
         }
         moves.push_back(std::move(move));
       });
+  std::ranges::stable_partition(moves,
+                                [](const Move& move) { return move.decode == Decode::kCopy; });
   return moves;
 }
 

@@ -54,6 +54,7 @@ struct GroupPlan {
   std::vector<std::vector<Recipe>> recipes;  // per shard; none: it has no bytes
   uint32_t first_tag = 0;                    // of its messages to one receiver
   uint32_t most_parts = 1;                   // of a recipe
+  uint64_t digest = 0;                       // that its members recorded; 0: none did
 
   // Of the message with a part of a shard: unique among all groups of the plan, 0 excepted.
   uint32_t tagOf(uint32_t shard, size_t part) const {
@@ -105,7 +106,7 @@ struct Move {
   uint32_t shard = 0;
   Decode decode = Decode::kCopy;
   std::vector<MoveSource> sources;  // as many as the decoding needs
-  std::vector<ShardRange> ranges;   // of the owner's regions, in the order of the parts' bytes
+  std::vector<ShardRange> ranges;   // of the owner's regions, in the order of the shard's bytes
 };
 
 // A part that one rank reads and another one receives.
@@ -118,12 +119,14 @@ struct Transfer {
   uint32_t tag = 0;    // unique among the receiver's messages
 };
 
-// What `rank` writes into its live regions. `table`: of its owner's slot.
+// What `rank` writes into its live regions. `table`: of its owner's slot. Those that are decoded
+// from others of the same group come last.
 std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable& table);
 // What `rank` sends or receives. All ranks keep one order (by receiver, then by tag), so posting
 // transfers in it and waiting for the oldest never deadlocks.
 std::vector<Transfer> transfersOf(const RestorePlan& plan, int rank);
-// Ranges of a table's regions that one shard of a group covers; group "": its private regions.
+// Ranges of a table's regions that one shard of a group covers; none for a parity. Group "": its
+// private regions.
 std::vector<ShardRange> rangesOf(const SnapshotTable& table, const std::string& group,
                                  uint32_t shard);
 

@@ -1,12 +1,13 @@
 #include "snapshot/restore/restorer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <numeric>
 #include <set>
 
 #include "intercept/base/error.h"
+#include "snapshot/engine/verify.h"
+#include "snapshot/restore/decoding.h"
 
 namespace reft {
 
@@ -30,58 +31,29 @@ std::string describe(const std::string& dtype, const std::vector<int64_t>& shape
   return text + "]";
 }
 
-using Buffer = std::unique_ptr<std::byte[]>;
-
-Buffer bufferOf(uint64_t bytes) {
-  return std::make_unique_for_overwrite<std::byte[]>(bytes);
+// Whether the decoded groups hold what their members recorded of them.
+void compareDigests(const RestorePlan& plan, const SnapshotTable& table,
+                    const std::set<int32_t>& decoded, const LiveWriter& live) {
+  if (decoded.empty()) {
+    return;
+  }
+  const SnapshotPlan of(table);
+  std::vector<const std::byte*> addresses;
+  for (uint32_t region = 0; region < table.regions.size(); ++region) {
+    addresses.push_back(live.hostAddress({region, 0, 0}));
+  }
+  for (const int32_t group : decoded) {
+    const std::string& id = table.groups[static_cast<size_t>(group)].id;
+    const uint64_t recorded = plan.groups.at(id).digest;
+    if (recorded != 0 &&
+        groupDigest(of, static_cast<size_t>(group), addresses, plan.step) != recorded) {
+      throw Corruption("group " + id + " as decoded from parities is not what its members had at " +
+                       "step " + std::to_string(plan.step));
+    }
+  }
 }
 
 }  // namespace
-
-// Live regions by the names of the owner's table.
-class Restorer::Writing {
- public:
-  Writing(const SnapshotTable& table, const std::vector<LiveRegion>& live, const Upload& upload)
-      : live_(live), upload_(upload) {
-    std::map<std::string, size_t> by_name;
-    for (size_t i = 0; i < live.size(); ++i) {
-      by_name.emplace(live[i].name, i);
-    }
-    for (const RegionInfo& region : table.regions) {
-      const auto at = by_name.find(region.name);
-      if (at == by_name.end() || live[at->second].bytes != region.bytes) {
-        throw InvalidArgument("live region " + region.name, "absent or of another size",
-                              "the regions of the snapshot");
-      }
-      live_of_.push_back(at->second);
-    }
-  }
-
-  // nullptr: on a device.
-  std::byte* hostAddress(const ShardRange& range) const {
-    std::byte* const memory = live_[live_of_[range.region]].memory;
-    return memory == nullptr ? nullptr : memory + range.begin;
-  }
-  void upload(const ShardRange& range, const std::byte* bytes) const {
-    upload_(live_of_[range.region], range.begin, {bytes, range.end - range.begin});
-  }
-  // Writes ranges whose bytes follow each other in `bytes`.
-  void scatter(const std::vector<ShardRange>& ranges, const std::byte* bytes) const {
-    for (const ShardRange& range : ranges) {
-      if (std::byte* const to = hostAddress(range)) {
-        std::memcpy(to, bytes, range.end - range.begin);
-      } else {
-        upload(range, bytes);
-      }
-      bytes += range.end - range.begin;
-    }
-  }
-
- private:
-  const std::vector<LiveRegion>& live_;
-  const Upload& upload_;
-  std::vector<size_t> live_of_;  // by region of the owner's table
-};
 
 Restorer::Restorer(RestorePlan plan, int rank, OpenVault open)
     : plan_(std::move(plan)), rank_(rank), owner_(plan_.ownerFor(rank)), open_(std::move(open)) {}
@@ -143,8 +115,14 @@ std::string Restorer::difference(const std::vector<LiveRegion>& live) {
 uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* transport,
                            const Upload& upload) {
   const SnapshotTable& saved = table();
-  const Writing writing(saved, live, upload);
   const std::vector<Move> moves = movesOf(plan_, rank_, saved);
+  std::set<int32_t> decoded;
+  for (const Move& move : moves) {
+    if (move.decode == Decode::kXor) {
+      decoded.insert(move.group);
+    }
+  }
+  LiveWriter writing(saved, live, upload, decoded);
   uint64_t written = 0, saved_bytes = 0;
   for (const Move& move : moves) {
     written += bytesOf(move.ranges);
@@ -160,14 +138,36 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   // From vaults of this node, each read once from front to back.
   struct Staged {
     const ShardRange* range;
-    Buffer bytes;
+    HostBuffer bytes;
   };
   std::map<int, std::pair<std::vector<SlotSource::Copy>, std::vector<Staged>>> local;
-  std::map<uint32_t, const Move*> received;  // by tag
+  // What comes from other nodes, by tag: a shard, or a parity that goes to `parity`.
+  struct Awaited {
+    const Move* move;
+    std::byte* parity;
+    uint64_t bytes;
+  };
+  std::map<uint32_t, Awaited> received;
+  std::deque<Decoding> decodings;
   for (const Move& move : moves) {
+    if (move.decode == Decode::kXor) {
+      Decoding& decoding = decodings.emplace_back(saved, move);
+      for (size_t i = 0; i < move.sources.size(); ++i) {
+        const MoveSource& source = move.sources[i];
+        if (source.kind == MoveSource::Kind::kPeer) {
+          received.emplace(source.tag,
+                           Awaited{nullptr, decoding.parity(i), decoding.parityBytes()});
+        } else {
+          slot(source.vault)
+              .copyPart(saved.groups[static_cast<size_t>(move.group)].id, source.shard,
+                        decoding.parity(i));
+        }
+      }
+      continue;
+    }
     const MoveSource& source = move.sources.front();  // kCopy has one
     if (source.kind == MoveSource::Kind::kPeer) {
-      received.emplace(source.tag, &move);
+      received.emplace(source.tag, Awaited{&move, nullptr, bytesOf(move.ranges)});
       continue;
     }
     SlotSource& from = slot(source.vault);
@@ -175,7 +175,7 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     for (const ShardRange& range : move.ranges) {
       std::byte* to = writing.hostAddress(range);
       if (to == nullptr) {
-        staged.push_back({&range, bufferOf(range.end - range.begin)});
+        staged.push_back({&range, hostBuffer(range.end - range.begin)});
         to = staged.back().bytes.get();
       }
       copies.push_back(
@@ -195,9 +195,9 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   // so the first one that is not done is always posted on both sides.
   struct Flight {
     std::unique_ptr<PeerTransport::Pending> pending;
-    Buffer buffer;
+    HostBuffer buffer;  // nullptr: it goes to its place at once
     uint64_t bytes;
-    const Move* move;  // nullptr: a send
+    const Move* move;  // nullptr: nothing is to be done with the bytes
   };
   std::deque<Flight> flights;
   uint64_t in_flight = 0;
@@ -212,11 +212,9 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   };
   for (const Transfer& transfer : transfersOf(plan_, rank_)) {
     const bool sends = transfer.sender == rank_;
-    const Move* move = sends ? nullptr : received.at(transfer.tag);
-    SlotSource* from = sends ? &slot(transfer.vault) : nullptr;
-    const std::vector<ShardRange> ranges =
-        sends ? rangesOf(from->table(), transfer.group, transfer.shard) : move->ranges;
-    const uint64_t bytes = bytesOf(ranges);
+    const Awaited* const awaited = sends ? nullptr : &received.at(transfer.tag);
+    SlotSource* const from = sends ? &slot(transfer.vault) : nullptr;
+    const uint64_t bytes = sends ? from->bytesOf(transfer.group, transfer.shard) : awaited->bytes;
     if (bytes == 0) {
       continue;
     }
@@ -227,22 +225,15 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
            (flights.size() >= kInFlight || in_flight + bytes > kInFlightBytes)) {
       landOldest();
     }
-    Flight flight{nullptr, bufferOf(bytes), bytes, move};
+    const bool placed = awaited != nullptr && awaited->parity != nullptr;
+    Flight flight{nullptr, placed ? nullptr : hostBuffer(bytes), bytes,
+                  awaited == nullptr ? nullptr : awaited->move};
+    std::byte* const at = placed ? awaited->parity : flight.buffer.get();
     if (sends) {
-      std::vector<SlotSource::Copy> copies;
-      std::byte* to = flight.buffer.get();
-      for (const ShardRange& range : ranges) {
-        copies.push_back({from->offsetOf(from->table().regions[range.region].name, transfer.shard,
-                                         range.begin, range.end),
-                          range.end - range.begin, to});
-        to += range.end - range.begin;
-      }
-      from->copy(std::move(copies));
-      flight.pending =
-          transport->send({flight.buffer.get(), bytes}, transfer.receiver, transfer.tag);
+      from->copyPart(transfer.group, transfer.shard, at);
+      flight.pending = transport->send({at, bytes}, transfer.receiver, transfer.tag);
     } else {
-      flight.pending =
-          transport->receive({flight.buffer.get(), bytes}, transfer.sender, transfer.tag);
+      flight.pending = transport->receive({at, bytes}, transfer.sender, transfer.tag);
     }
     in_flight += bytes;
     flights.push_back(std::move(flight));
@@ -250,6 +241,11 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   while (!flights.empty()) {
     landOldest();
   }
+  for (Decoding& decoding : decodings) {
+    decoding.run(writing);
+  }
+  compareDigests(plan_, saved, decoded, writing);
+  writing.finish();
   return written;
 }
 

@@ -2,6 +2,8 @@
 //
 // Parts that lie on the rank's node are copied from the vaults there (slot_source.h). The others
 // come through the PeerTransport, several in flight; their readers check them before they send.
+// Shards that exist as parities alone are decoded from those and from the shards of the others
+// (decoding.h), when all of these are written.
 //
 // Threads: one at a time. Errors: Unavailable when a vault or the small state is not on this node;
 // Corruption and the transport's errors as they come. After an error in restore() the live regions
@@ -18,27 +20,17 @@
 
 #include "intercept/base/unique_fd.h"
 #include "snapshot/peer_transport.h"
+#include "snapshot/restore/live_writer.h"
 #include "snapshot/restore/plan.h"
 #include "snapshot/restore/slot_source.h"
 
 namespace reft {
 
-// A region as the running script has it.
-struct LiveRegion {
-  std::string name;
-  std::string dtype;
-  std::vector<int64_t> shape;
-  uint64_t bytes = 0;
-  std::byte* memory = nullptr;  // nullptr: on a device; Restorer's `upload` writes it
-};
-
 class Restorer {
  public:
   // Gives a descriptor of the vault of a rank, which lies on this node.
   using OpenVault = std::function<UniqueFd(int rank)>;
-  // Writes bytes to `begin` of a live region on a device before it returns.
-  using Upload =
-      std::function<void(size_t region, uint64_t begin, std::span<const std::byte> bytes)>;
+  using Upload = reft::Upload;
 
   Restorer(RestorePlan plan, int rank, OpenVault open);
 
@@ -61,8 +53,6 @@ class Restorer {
                    const Upload& upload);
 
  private:
-  class Writing;
-
   RestorePlan plan_;
   int rank_;
   int owner_;

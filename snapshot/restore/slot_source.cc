@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "intercept/base/error.h"
+#include "snapshot/restore/plan.h"
 
 namespace reft {
 
@@ -63,6 +64,50 @@ uint64_t SlotSource::offsetOf(const std::string& region, uint32_t shard, uint64_
                      std::to_string(shard));
   }
   return at->second;
+}
+
+std::vector<SlotSource::Copy> SlotSource::partOf(const std::string& group, uint32_t part) const {
+  std::vector<Copy> copies;
+  uint64_t at = 0;
+  for (const ShardRange& range : rangesOf(table_, group, part)) {
+    const uint64_t bytes = range.end - range.begin;
+    copies.push_back({offsetOf(table_.regions[range.region].name, part, range.begin, range.end),
+                      bytes, nullptr, at});
+    at += bytes;
+  }
+  for (size_t g = 0; g < table_.groups.size(); ++g) {
+    const auto index = static_cast<int32_t>(g);
+    if (table_.groups[g].id != group || part != table_.parityPart(index)) {
+      continue;
+    }
+    if (!table_.holdsParityOf(index)) {
+      throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
+                       std::to_string(view_.step) + ": the parity of group " + group +
+                       " is not stored");
+    }
+    for (const ParityPiece& piece : table_.parities) {
+      if (piece.group == g) {
+        copies.push_back({piece.payload_offset, piece.end - piece.begin, nullptr, piece.begin});
+      }
+    }
+  }
+  return copies;
+}
+
+uint64_t SlotSource::bytesOf(const std::string& group, uint32_t part) const {
+  uint64_t bytes = 0;
+  for (const Copy& copy : partOf(group, part)) {
+    bytes += copy.bytes;
+  }
+  return bytes;
+}
+
+void SlotSource::copyPart(const std::string& group, uint32_t part, std::byte* to) const {
+  std::vector<Copy> copies = partOf(group, part);
+  for (Copy& copy : copies) {
+    copy.to = to + copy.at;
+  }
+  this->copy(std::move(copies));
 }
 
 void SlotSource::copy(std::vector<Copy> copies) const {

@@ -27,6 +27,7 @@ class SlotSource {
   struct Copy {
     uint64_t from = 0, bytes = 0;
     std::byte* to = nullptr;
+    uint64_t at = 0;  // partOf(): in the bytes of the part
   };
 
   // Keeps a duplicate of `fd`.
@@ -42,6 +43,10 @@ class SlotSource {
   // Payload offset of bytes [begin, end) of a region, which this slot stores as part of `shard`.
   uint64_t offsetOf(const std::string& region, uint32_t shard, uint64_t begin, uint64_t end) const;
   void copy(std::vector<Copy> copies) const;
+  // A part of a group, which is a shard or the rank's parity, or all private regions (group ""):
+  // its bytes, one behind the other.
+  uint64_t bytesOf(const std::string& group, uint32_t part) const;
+  void copyPart(const std::string& group, uint32_t part, std::byte* to) const;
   // False once the rank writes to the slot.
   bool isUnchanged() const { return reader_.isUnchanged(view_); }
   // The chunks that do not match their checksums, or were not copied, in the order of the payload.
@@ -53,6 +58,7 @@ class SlotSource {
  private:
   SlotSource(int fd, SlotView view);
   void findOffsets();
+  std::vector<Copy> partOf(const std::string& group, uint32_t part) const;
   using Place = std::tuple<std::string, uint32_t, uint64_t, uint64_t>;
 
   VaultReader reader_;

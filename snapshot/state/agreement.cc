@@ -23,6 +23,13 @@ std::vector<uint64_t> groupLayouts(const SnapshotTable& table) {
     for (const int rank : group.ranks) {
       hash = hashCombine(hash, static_cast<uint64_t>(rank));
     }
+    hash = hashCombine(hash, group.sets.size());
+    for (const std::vector<uint32_t>& set : group.sets) {
+      hash = hashCombine(hash, set.size());
+      for (const uint32_t member : set) {
+        hash = hashCombine(hash, member);
+      }
+    }
     layouts.push_back(hash);
   }
   for (const RegionInfo& region : table.regions) {

@@ -20,7 +20,8 @@
 namespace reft {
 
 // Hash of what the members of each group have to agree on before any contents: id, ranks,
-// protection, and name, dtype, shape, bytes and row of each of its regions, in table order.
+// protection, parity sets, and name, dtype, shape, bytes and row of each of its regions, in table
+// order.
 std::vector<uint64_t> groupLayouts(const SnapshotTable& table);
 
 // This rank's number. `layouts`: groupLayouts(table). `digests`: of each group's contents; those

@@ -1,6 +1,7 @@
 #include "snapshot/state/table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
@@ -9,6 +10,7 @@
 #include "intercept/base/json.h"
 #include "intercept/base/json_integer.h"
 #include "snapshot/state/align.h"
+#include "snapshot/state/parity_cells.h"
 
 namespace reft {
 
@@ -22,6 +24,62 @@ constexpr size_t kLongestTable = size_t{1} << 30;
 
 [[noreturn]] void corrupt(const std::string& what) {
   throw Corruption("snapshot table: " + what);
+}
+
+// The parity of a group as runs of bytes, with whether they cover early regions.
+struct ParityRun {
+  ParityPiece piece;
+  bool early = false;
+};
+
+std::vector<ParityRun> parityRuns(const SnapshotTable& table, uint32_t group, uint32_t own) {
+  const ParityCells cells(table, static_cast<int32_t>(group), own);
+  std::vector<std::pair<uint64_t, uint64_t>> early;
+  std::vector<ShardRange> ranges;
+  for (const uint32_t shard : cells.set()) {
+    if (shard == own) {
+      continue;
+    }
+    ranges.clear();
+    cells.ranges(shard, own, 0, cells.bytes(), ranges);
+    uint64_t at = 0;
+    for (const ShardRange& range : ranges) {
+      const uint64_t end = at + (range.end - range.begin);
+      if (table.regions[range.region].early) {
+        early.emplace_back(at / kPieceAlign * kPieceAlign, alignUp(end, kPieceAlign));
+      }
+      at = end;
+    }
+  }
+  std::sort(early.begin(), early.end());
+  std::vector<ParityRun> runs;
+  const auto add = [&](uint64_t begin, uint64_t end, bool is_early) {
+    if (begin < end) {
+      runs.push_back({{group, begin, end, 0}, is_early});
+    }
+  };
+  uint64_t done = 0;
+  for (const auto& [begin, end] : early) {
+    add(done, begin, false);
+    if (begin <= done && !runs.empty() && runs.back().early) {
+      runs.back().piece.end = std::max(runs.back().piece.end, end);
+    } else {
+      add(std::max(begin, done), end, true);
+    }
+    done = std::max(done, end);
+  }
+  add(done, cells.bytes(), false);
+  return runs;
+}
+
+// Lays pieces out one behind the other from `offset` on; returns where they end.
+template <typename Pieces>
+uint64_t layOut(Pieces& pieces, uint64_t offset) {
+  for (auto* piece : pieces) {
+    piece->payload_offset = offset;
+    offset = alignUp(offset + (piece->end - piece->begin), kPieceAlign);
+  }
+  return offset;
 }
 
 }  // namespace
@@ -85,6 +143,7 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
                           "one list for each of " + std::to_string(table.groups.size()));
   }
   std::vector<Piece> pieces;
+  std::vector<ParityRun> parities;
   for (uint32_t i = 0; i < table.regions.size(); ++i) {
     const RegionInfo& region = table.regions[i];
     if (region.group < -1 || region.group >= static_cast<int32_t>(table.groups.size())) {
@@ -109,10 +168,15 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
     const auto members = static_cast<uint32_t>(ranks.size());
     const auto own = static_cast<uint32_t>(self - ranks.begin());
     for (const uint32_t shard : held.empty() ? std::vector<uint32_t>{own} : held[g]) {
+      if (shard == members + own && paritySetOf(table.groups[g], own) != nullptr) {
+        std::ranges::move(parityRuns(table, g, own), std::back_inserter(parities));
+        continue;
+      }
       if (shard >= members) {
         throw InvalidArgument("shard " + std::to_string(shard),
                               "held of group " + table.groups[g].id,
-                              "shards of its " + std::to_string(members) + " members");
+                              "shards of its " + std::to_string(members) +
+                                  " members, and the parity of a rank that is in a set");
       }
       for (const ShardRange& range :
            shardRanges(table.regions, static_cast<int32_t>(g), shard, members)) {
@@ -120,26 +184,70 @@ SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
       }
     }
   }
-  const auto early = [&](const Piece& piece) { return table.regions[piece.region].early; };
-  std::stable_partition(pieces.begin(), pieces.end(), early);
-  uint64_t offset = 0;
-  bool in_early = true;
-  for (Piece& piece : pieces) {
-    if (in_early && !early(piece)) {
-      in_early = false;
-      offset = alignUp(offset, chunk_bytes);
-      table.early_bytes = offset;
+  // Early pieces, early parities, the other pieces, the other parities. A chunk holds pieces or
+  // parities, and is early or not.
+  for (const bool early : {true, false}) {
+    std::vector<Piece*> of_regions;
+    for (Piece& piece : pieces) {
+      if (table.regions[piece.region].early == early) {
+        of_regions.push_back(&piece);
+      }
     }
-    piece.payload_offset = offset;
-    offset = alignUp(offset + (piece.end - piece.begin), kPieceAlign);
+    table.payload_bytes = layOut(of_regions, table.payload_bytes);
+    std::vector<ParityPiece*> of_sets;
+    for (ParityRun& run : parities) {
+      if (run.early == early) {
+        of_sets.push_back(&run.piece);
+      }
+    }
+    if (!of_sets.empty()) {
+      table.payload_bytes = layOut(of_sets, alignUp(table.payload_bytes, chunk_bytes));
+    }
+    if (early) {
+      table.payload_bytes = alignUp(table.payload_bytes, chunk_bytes);
+      table.early_bytes = table.payload_bytes;
+    }
   }
-  if (in_early) {
-    offset = alignUp(offset, chunk_bytes);
-    table.early_bytes = offset;
+  for (const ParityRun& run : parities) {
+    table.parities.push_back(run.piece);
   }
-  table.payload_bytes = offset;
+  const auto by_offset = [](const auto& a, const auto& b) {
+    return a.payload_offset < b.payload_offset;
+  };
+  std::ranges::sort(pieces, by_offset);
+  std::ranges::sort(table.parities, by_offset);
   table.pieces = std::move(pieces);
   return table;
+}
+
+uint32_t SnapshotTable::memberOf(int32_t g) const {
+  const std::vector<int>& ranks = groups[static_cast<size_t>(g)].ranks;
+  return static_cast<uint32_t>(std::ranges::lower_bound(ranks, rank) - ranks.begin());
+}
+
+uint32_t SnapshotTable::parityPart(int32_t g) const {
+  return static_cast<uint32_t>(groups[static_cast<size_t>(g)].ranks.size()) + memberOf(g);
+}
+
+bool SnapshotTable::holdsParityOf(int32_t g) const {
+  std::vector<std::pair<uint64_t, uint64_t>> held;
+  for (const ParityPiece& piece : parities) {
+    if (piece.group == static_cast<uint32_t>(g)) {
+      held.emplace_back(piece.begin, piece.end);
+    }
+  }
+  if (held.empty() || paritySetOf(groups[static_cast<size_t>(g)], memberOf(g)) == nullptr) {
+    return false;
+  }
+  std::ranges::sort(held);
+  uint64_t end = 0;
+  for (const auto& [begin, to] : held) {
+    if (begin != end) {
+      return false;
+    }
+    end = to;
+  }
+  return end == ParityCells(*this, g, memberOf(g)).bytes();
 }
 
 std::vector<uint32_t> SnapshotTable::shardsOf(int32_t g) const {
@@ -182,7 +290,11 @@ std::string SnapshotTable::toJson() const {
   }
   Json groups_json = Json::array();
   for (const GroupInfo& g : groups) {
-    groups_json.push_back({g.id, g.ranks});
+    groups_json.push_back({g.id, g.ranks, g.sets});
+  }
+  Json parities_json = Json::array();
+  for (const ParityPiece& p : parities) {
+    parities_json.push_back({p.group, p.begin, p.end, p.payload_offset});
   }
   Json pieces_json = Json::array();
   for (const Piece& p : pieces) {
@@ -196,7 +308,8 @@ std::string SnapshotTable::toJson() const {
               {"payload_bytes", payload_bytes},
               {"regions", std::move(regions_json)},
               {"groups", std::move(groups_json)},
-              {"pieces", std::move(pieces_json)}}
+              {"pieces", std::move(pieces_json)},
+              {"parities", std::move(parities_json)}}
       .dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
@@ -214,7 +327,11 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     table.early_bytes = integerOf<uint64_t>(json.at("early_bytes"));
     table.payload_bytes = integerOf<uint64_t>(json.at("payload_bytes"));
     for (const Json& g : json.at("groups")) {
-      table.groups.push_back({g.at(0).get<std::string>(), integersOf<int>(g.at(1))});
+      GroupInfo& group =
+          table.groups.emplace_back(g.at(0).get<std::string>(), integersOf<int>(g.at(1)));
+      for (const Json& set : g.at(2)) {
+        group.sets.push_back(integersOf<uint32_t>(set));
+      }
     }
     for (const Json& r : json.at("regions")) {
       RegionInfo info;
@@ -234,6 +351,10 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
                               integerOf<uint64_t>(p.at(2)), integerOf<uint64_t>(p.at(3)),
                               integerOf<uint64_t>(p.at(4))});
     }
+    for (const Json& p : json.at("parities")) {
+      table.parities.push_back({integerOf<uint32_t>(p.at(0)), integerOf<uint64_t>(p.at(1)),
+                                integerOf<uint64_t>(p.at(2)), integerOf<uint64_t>(p.at(3))});
+    }
   } catch (const Json::exception& error) {
     corrupt(error.what());
   } catch (const InvalidArgument& error) {
@@ -244,7 +365,8 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
   }
   if (table.chunk_bytes == 0 || table.chunk_bytes % kPieceAlign != 0 ||
       table.regions.size() > kMaxItems || table.pieces.size() > kMaxItems ||
-      table.early_bytes > table.payload_bytes || table.early_bytes % table.chunk_bytes != 0) {
+      table.parities.size() > kMaxItems || table.early_bytes > table.payload_bytes ||
+      table.early_bytes % table.chunk_bytes != 0) {
     corrupt("sizes");
   }
   for (const GroupInfo& group : table.groups) {
@@ -253,6 +375,15 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
         std::adjacent_find(group.ranks.begin(), group.ranks.end()) != group.ranks.end() ||
         !std::binary_search(group.ranks.begin(), group.ranks.end(), table.rank)) {
       corrupt("ranks of group " + group.id);
+    }
+    std::vector<bool> seen(group.ranks.size());
+    for (const std::vector<uint32_t>& set : group.sets) {
+      for (const uint32_t member : set) {
+        if (member >= seen.size() || seen[member]) {
+          corrupt("parity sets of group " + group.id);
+        }
+        seen[member] = true;
+      }
     }
   }
   uint64_t state_bytes = 0;
@@ -270,20 +401,35 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
       corrupt("strides of region " + region.name);
     }
   }
-  uint64_t end = 0;
+  // Both kinds of pieces lie in the payload, in order, and none overlaps another.
+  const auto lies_in = [&](const auto& piece, uint64_t end) {
+    return piece.begin <= piece.end && piece.payload_offset >= end &&
+           piece.payload_offset <= table.payload_bytes &&
+           piece.end - piece.begin <= table.payload_bytes - piece.payload_offset;
+  };
   const auto members = [&](const Piece& piece) -> size_t {
     const int32_t group = table.regions[piece.region].group;
     return group < 0 ? 1 : table.groups[static_cast<size_t>(group)].ranks.size();
   };
+  uint64_t end = 0;
+  auto parity = table.parities.begin();
+  const auto takeParities = [&](uint64_t before) {
+    for (; parity != table.parities.end() && parity->payload_offset < before; ++parity) {
+      if (parity->group >= table.groups.size() || !lies_in(*parity, end)) {
+        corrupt("parity of group " + std::to_string(parity->group));
+      }
+      end = parity->payload_offset + (parity->end - parity->begin);
+    }
+  };
   for (const Piece& piece : table.pieces) {
+    takeParities(piece.payload_offset);
     if (piece.region >= table.regions.size() || piece.shard >= members(piece) ||
-        piece.begin > piece.end || piece.end > table.regions[piece.region].bytes ||
-        piece.payload_offset < end || piece.payload_offset > table.payload_bytes ||
-        piece.end - piece.begin > table.payload_bytes - piece.payload_offset) {
+        piece.end > table.regions[piece.region].bytes || !lies_in(piece, end)) {
       corrupt("piece of region " + std::to_string(piece.region));
     }
     end = piece.payload_offset + (piece.end - piece.begin);
   }
+  takeParities(UINT64_MAX);
   return table;
 }
 

@@ -4,7 +4,8 @@
 // A sharding group of D members cuts the concatenation of its regions into D shards, one per
 // member. Cuts fall on rows of dim 0, so every piece is a box in global coordinates and shards
 // differ by at most one row. What a rank holds of other members' shards is copied from its own
-// memory.
+// memory. A group of D members whose protection stores parities numbers that of member k as part
+// D + k (parity_cells.h).
 //
 // Threads: values. Errors: fromJson throws Corruption; buildTable throws InvalidArgument.
 #pragma once
@@ -32,12 +33,21 @@ struct RegionInfo {
 struct GroupInfo {
   std::string id;          // equal on all members, unique in the job
   std::vector<int> ranks;  // global ranks, ascending
+  // Members whose shards have parities in common, equal on all members; empty: there are none.
+  std::vector<std::vector<uint32_t>> sets = {};
 };
 
 // A contiguous range of one region's bytes, in this rank's payload.
 struct Piece {
   uint32_t region = 0;
   uint32_t shard = 0;  // which member's shard it belongs to; private regions: 0
+  uint64_t begin = 0, end = 0;
+  uint64_t payload_offset = 0;
+};
+
+// Bytes [begin, end) of the parity that the rank stores of a group.
+struct ParityPiece {
+  uint32_t group = 0;
   uint64_t begin = 0, end = 0;
   uint64_t payload_offset = 0;
 };
@@ -49,8 +59,9 @@ struct SnapshotTable {
   std::vector<RegionInfo> regions;
   std::vector<GroupInfo> groups;
   std::vector<Piece> pieces;  // by ascending payload_offset; early regions first
-  uint64_t early_bytes =
-      0;  // payload before this offset belongs to early regions (multiple of chunk_bytes)
+  // By ascending payload_offset, in chunks of their own; those that cover early regions are early.
+  std::vector<ParityPiece> parities;
+  uint64_t early_bytes = 0;  // payload before this offset is early (multiple of chunk_bytes)
   uint64_t payload_bytes = 0;
   uint64_t chunk_bytes = 0;
 
@@ -58,6 +69,12 @@ struct SnapshotTable {
   static SnapshotTable fromJson(std::string_view text);  // validates everything
   // Shards of group `g` that this rank's payload holds, ascending; no empty ones.
   std::vector<uint32_t> shardsOf(int32_t g) const;
+  // The number of the rank among the members of group `g`.
+  uint32_t memberOf(int32_t g) const;
+  // The part that is its parity of group `g`: D + its number.
+  uint32_t parityPart(int32_t g) const;
+  // Whether this rank's payload holds the whole parity of group `g`.
+  bool holdsParityOf(int32_t g) const;
   // Shards of group `g` without a byte (fewer rows than members), ascending; equal on all members.
   std::vector<uint32_t> emptyShardsOf(int32_t g) const;
 };
@@ -71,8 +88,9 @@ struct ShardRange {
 std::vector<ShardRange> shardRanges(const std::vector<RegionInfo>& regions, int32_t group,
                                     uint32_t index, uint32_t members);
 
-// Fills in pieces and payload sizes. `held`: per group, the shards that the rank holds, in the
-// order of its payload; empty: its own of each group.
+// Fills in pieces, parities and payload sizes. `held`: per group, the shards that the rank holds,
+// in the order of its payload, and its parity if it stores that; empty: its own shard of each
+// group.
 SnapshotTable buildTable(int rank, int world, std::vector<RegionInfo> regions,
                          std::vector<GroupInfo> groups, const std::string& protection,
                          const std::vector<std::vector<uint32_t>>& held, uint64_t chunk_bytes);

@@ -99,25 +99,34 @@ void ChunkHasher::zero(std::byte* dst, size_t bytes) {
   XXH3_64bits_update(static_cast<XXH3_state_t*>(state_), dst, bytes);
 }
 
+LineSamples::LineSamples(uint64_t bytes, uint32_t samples, uint64_t seed)
+    : lines_(bytes / kLine),
+      seed_(seed),
+      count_(static_cast<uint32_t>(std::min<uint64_t>(samples, lines_))) {}
+
+uint64_t LineSamples::next() {
+  const uint64_t next = lines_ * (at_ + 1) / count_;
+  const auto at = static_cast<uint64_t>(
+      (static_cast<unsigned __int128>(mixed(seed_ + at_)) * (next - from_)) >> 64);
+  const uint64_t line = from_ + at;
+  from_ = next;
+  ++at_;
+  return line * kLine;
+}
+
 uint64_t sampleHash(const std::byte* data, uint64_t bytes, uint32_t samples, uint64_t seed) {
   if (bytes <= 4096 || samples == 0 || samples >= bytes / kLine) {
     return XXH3_64bits_withSeed(data, bytes, seed);
   }
-  const uint64_t lines = bytes / kLine;
+  LineSamples lines(bytes, samples, seed);
   uint64_t folded = seed;
-  uint64_t from = 0;
   // Nearly each line is a cache miss: asked for a block at a time, they come side by side.
   std::array<const std::byte*, 16> block;
   for (uint32_t i = 0; i < samples;) {
     size_t count = 0;
     for (; count < block.size() && i < samples; ++i, ++count) {
-      // One line in each of `samples` equal strata, so that no long stretch goes unseen.
-      const uint64_t next = lines * (i + 1) / samples;
-      const auto at = static_cast<uint64_t>(
-          (static_cast<unsigned __int128>(mixed(seed + i)) * (next - from)) >> 64);
-      block[count] = data + (from + at) * kLine;
+      block[count] = data + lines.next();
       __builtin_prefetch(block[count]);
-      from = next;
     }
     for (size_t k = 0; k < count; ++k) {
       folded = mixed(folded ^ XXH3_64bits(block[k], kLine));

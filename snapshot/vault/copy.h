@@ -36,6 +36,19 @@ class ChunkHasher {
   void* state_;
 };
 
+// The cache lines that are drawn from `bytes` of data: one in each of `samples` equal strata, so
+// that no long stretch goes unseen. Equal arguments draw the same lines.
+class LineSamples {
+ public:
+  LineSamples(uint64_t bytes, uint32_t samples, uint64_t seed);
+  uint32_t count() const { return count_; }
+  uint64_t next();  // offset of the next line
+
+ private:
+  uint64_t lines_, seed_, from_ = 0;
+  uint32_t count_, at_ = 0;
+};
+
 // Hash of `samples` cache lines, or of everything if bytes ≤ 4096 or samples == 0. Equal (bytes,
 // seed) select the same positions, so that capture, copy and other members agree.
 uint64_t sampleHash(const std::byte* data, uint64_t bytes, uint32_t samples, uint64_t seed);

@@ -38,7 +38,7 @@ std::vector<char> validVault() {
     const SnapshotTable table = buildTable(
         1, 2,
         {{"w", "float32", {40, 25}, 4000, 100, 0, false}, {"b", "float32", {7}, 28, 4, -1, true}},
-        {{"g", {0, 1}}}, "arc", {{1, 0}}, kChunk);
+        {{"g", {0, 1}, {{0, 1}}}}, "aec", {{1, 0, 3}}, kChunk);
     const std::string json = table.toJson();
     const uint64_t chunks = (table.payload_bytes + kChunk - 1) / kChunk;
     vault->reserveSlot(slot, json.size(), 64, chunks, table.payload_bytes);
@@ -158,7 +158,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     switch (place >> 25 & 3) {
       case 0: target %= sizeof(Superblock); break;
       case 1: target = slot.offset + target % sizeof(SlotHeader); break;
-      case 2: target = slot.offset + kPage + target % 600; break;
+      case 2: target = slot.offset + kPage + target % 700; break;
       default: break;
     }
     target %= bytes.size() - sizeof(value);

@@ -454,8 +454,8 @@ def _lost_node(last: drill_verdict.Event, reference: Run) -> dict[str, Any]:
         text = f"not survived in spite of {protection}: {last['node_loss']}"
     else:
         text = (
-            f"{protection} keeps each shard on several ranks, on different nodes where the job has"
-            " them there; reft prints at the first step whether it has"
+            f"with {protection}, what a lost node had comes back from the others, where the job has"
+            " replicas on different nodes; reft prints at the first step whether it has"
         )
         if last["private"]:
             text += (

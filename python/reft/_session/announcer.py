@@ -130,12 +130,13 @@ class Announcer:
         if survival.why:
             _voice.warn(f"a lost node is NOT survived ({setting}): {survival.why}")
             return
-        on = survival.nodes + 1
-        _voice.say(f"for a lost node: each shard of rank 0's state is on {on} nodes")
+        several = survival.nodes > 1
+        any_of = f"any {survival.nodes} nodes" if several else "any node"
+        _voice.say(f"for a lost node: rank 0's state comes back after the loss of {any_of}")
         if survival.nodes < (wanted := node_loss.wanted(layout, protection)):
             _voice.warn(
                 f"{setting} asks for {wanted + 1} nodes, but the replicas of some shard are on"
-                f" too few: the loss of {on} nodes is not survived"
+                f" too few: the loss of {survival.nodes + 1} nodes is not survived"
             )
 
     def uncaptured(self, step: int, found: list[notes.Note]) -> None:

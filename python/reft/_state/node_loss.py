@@ -35,6 +35,14 @@ def survival(state: State, layout: Layout, protection: str) -> Survival:
     if alone := alone + sorted(state.strided.keys() - state.replaceable):
         what = _voice.plural(len(alone), "tensor")
         return Survival(0, f"no other rank has {what} of this rank (first: {alone[0]})")
+    on_device = [region.name for region in known if region.tensor.device.type != "cpu"]
+    if on_device and _C.is_for_host_memory(protection):
+        what = _voice.plural(len(on_device), "tensor")
+        return Survival(
+            0,
+            f"it is stored of state in host memory alone, and {what} of this rank (first:"
+            f" {on_device[0]}) is not: use REFT_SNAPSHOT_PROTECTION=arc",
+        )
     least = wanted(layout, protection)
     for ranks in sorted({region.ranks for region in known if region.ranks}):
         nodes, weakest = _C.survival(protection, [layout.domain_of[rank] for rank in ranks])
@@ -42,11 +50,11 @@ def survival(state: State, layout: Layout, protection: str) -> Survival:
             there = _voice.ranks(sorted(ranks[member] for member in weakest))
             if len(weakest) == 1:
                 return Survival(0, f"{there} keeps the only copy of a shard")
-            return Survival(0, f"{there} of one node keep the only copies of a shard")
+            return Survival(0, f"{there} are on one node, and a shard is lost with them")
         least = min(least, nodes)
     return Survival(least)
 
 
 def wanted(layout: Layout, protection: str) -> int:
     """Lost nodes that the protection survives if each replica is on a node of its own."""
-    return _C.stored_shards(protection, layout.world) - 1
+    return _C.survivable_losses(protection, layout.world)

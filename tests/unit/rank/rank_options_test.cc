@@ -34,7 +34,7 @@ TEST(RankOptions, SettingsReachTheOptions) {
   EXPECT_EQ(options.overhead_percent, 7u);
   ASSERT_NE(options.protection, nullptr);
   EXPECT_EQ(options.protection->name(), "arc:2");
-  EXPECT_EQ(options.protection->furtherShards(), 2u);
+  EXPECT_EQ(options.protection->losses(8), 2u);
 }
 
 TEST(RankOptions, DefaultsTakeASnapshotEveryStepAndSurviveKilledProcesses) {
@@ -43,7 +43,7 @@ TEST(RankOptions, DefaultsTakeASnapshotEveryStepAndSurviveKilledProcesses) {
   EXPECT_FALSE(options.verify_full);
   EXPECT_EQ(options.policy, PlacementPolicy::kGap);
   EXPECT_EQ(options.protection->name(), "none");
-  EXPECT_EQ(options.protection->furtherShards(), 0u);
+  EXPECT_EQ(options.protection->losses(8), 0u);
   EXPECT_GT(options.alarm, 0s);
 }
 

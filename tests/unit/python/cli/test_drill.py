@@ -31,7 +31,7 @@ def test_without_the_launcher_s_summary_all_lines_count() -> None:
     ("protection", "private", "weakness", "text"),
     [
         ("", [], "", "not covered (REFT_SNAPSHOT_PROTECTION=none)"),
-        ("arc", [], "", "arc keeps each shard on several ranks, on different nodes where"),
+        ("arc", [], "", "with arc, what a lost node had comes back from the others, where"),
         ("arc", ["m0.mean"], "", "1 tensor (buffers and hyperparameters, first: m0.mean) would be another"),
         ("arc", [], "one node has all", "not survived in spite of arc: one node has all"),
     ],

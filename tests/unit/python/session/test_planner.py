@@ -264,6 +264,7 @@ def test_replaced_schedulers_are_let_go(plans: Callable[..., Plans]) -> None:
     [
         ("none", "2", "4.0 KiB"),  # 2 ranks share 2048 bytes: 1 KiB a rank, 2 slots, 2 ranks
         ("arc", "2", "8.0 KiB"),  # and a copy of the next one's share
+        ("aec", "2", "8.0 KiB"),  # two replicas: the parity is the other one's share
         ("none", "3", "6.0 KiB"),
     ],
 )

@@ -25,8 +25,8 @@ def weakness(state: State, layout: Layout, protection: str) -> str:
         ((0, 1, 2, 3), 1, ""),
         ((0, 2), 2, ""),  # tensor parallelism within nodes
         ((0, 1, 2, 3), 2, ""),  # copies are on the other node
-        ((0, 1), 2, "ranks 0 1 of one node keep the only copies of a shard"),
-        ((0, 1, 2, 3), 3, "ranks 0 2 of one node keep the only copies of a shard"),
+        ((0, 1), 2, "ranks 0 1 are on one node, and a shard is lost with them"),
+        ((0, 1, 2, 3), 3, "ranks 0 2 are on one node, and a shard is lost with them"),
     ],
 )
 def test_copies_have_to_lie_on_two_nodes(ranks: tuple[int, ...], per_node: int, why: str) -> None:
@@ -42,6 +42,21 @@ def test_nodes_that_may_be_lost_are_those_of_the_weakest_group() -> None:
     assert survival(state, layout, "arc:2") == Survival(1)
     assert survival(State([shared(0, 1, 2, 3, 4, 5)]), Layout.in_blocks(6, 2), "arc:2").nodes == 2
     assert survival(State([shared(0, 1, 2, 3, 4, 5)]), Layout.in_blocks(6, 3), "arc:2").nodes == 1
+
+
+def test_members_of_a_parity_set_have_to_lie_on_different_nodes() -> None:
+    state = State([shared(0, 1, 2, 3)])
+    assert survival(state, Layout.in_blocks(4, 1), "aec") == Survival(1)
+    assert survival(state, Layout.in_blocks(4, 2), "aec") == Survival(1)
+    assert weakness(state, Layout.in_blocks(4, 3), "aec").endswith("a shard is lost with them")
+    assert weakness(state, Layout.in_blocks(4, 4), "aec").endswith("a shard is lost with them")
+
+
+def test_a_parity_is_made_of_state_in_host_memory_alone() -> None:
+    region = Region("o0.p0", torch.ones(1, device="meta"), (0, 1))
+    layout = Layout.in_blocks(2, 1)
+    assert "1 tensor of this rank (first: o0.p0) is not" in weakness(State([region]), layout, "aec")
+    assert weakness(State([region]), layout, "arc") == ""
 
 
 def test_two_launchers_on_one_of_several_hosts_are_lost_together() -> None:

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "intercept/base/error.h"
+#include "snapshot/state/parity_cells.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/reader.h"
 
@@ -103,6 +104,11 @@ class EngineTest : public testing::Test {
   // Regions with contents of their own.
   void state(std::vector<RegionInfo> regions, std::vector<GroupInfo> groups = {},
              uint64_t chunk = kChunk) {
+    fill(regions);
+    table_ = buildTable(0, 1, std::move(regions), std::move(groups), "none", {}, chunk);
+    engine_->setTable(table_);
+  }
+  void fill(const std::vector<RegionInfo>& regions) {
     data_.clear();
     std::mt19937_64 random(regions.size());
     for (const RegionInfo& r : regions) {
@@ -111,8 +117,6 @@ class EngineTest : public testing::Test {
         c = static_cast<char>(random());
       }
     }
-    table_ = buildTable(0, 1, std::move(regions), std::move(groups), "none", {}, chunk);
-    engine_->setTable(table_);
   }
   CaptureResult capture(int64_t step, std::shared_ptr<const VersionReader> versions = nullptr,
                         const std::string& objects = "small") {
@@ -232,6 +236,138 @@ TEST_F(EngineTest, SnapshotOfObjectsAloneIsSealed) {
   const VaultReader reader(vault_->fd());
   ASSERT_TRUE(sealed(reader, 1));
   EXPECT_EQ(reader.objects(*sealed(reader, 1)), "only objects");
+}
+
+// --- parities
+
+// Rank 0 of four replicas, which are one set.
+class ParityEngineTest : public EngineTest {
+ protected:
+  void replicated(const std::vector<RegionInfo>& regions, uint64_t chunk = kChunk) {
+    fill(regions);
+    const GroupInfo group{"g", {0, 1, 2, 3}, {{2, 0, 3, 1}}};
+    table_ = buildTable(0, 4, regions, {group}, "aec", {{0, 4}}, chunk);
+    engine_->setTable(table_);
+  }
+  // Expects that `step` is sealed with the parity of what `data_` is.
+  void expectParity(int64_t step) {
+    const ParityCells cells(table_, 0, 0);
+    std::vector<char> expected(cells.bytes());
+    for (const uint32_t shard : {1u, 2u, 3u}) {
+      std::vector<ShardRange> ranges;
+      cells.ranges(shard, 0, 0, cells.bytes(), ranges);
+      size_t at = 0;
+      for (const ShardRange& range : ranges) {
+        for (uint64_t i = range.begin; i < range.end; ++i) {
+          expected[at++] ^= data_[range.region][i];
+        }
+      }
+    }
+    const VaultReader reader(vault_->fd());
+    const auto view = sealed(reader, step);
+    ASSERT_TRUE(view.has_value()) << "step " << step;
+    EXPECT_TRUE(reader.verify(*view).empty());
+    uint64_t bytes = 0;
+    for (const ParityPiece& piece : table_.parities) {
+      ASSERT_EQ(std::memcmp(reader.payload(*view) + piece.payload_offset,
+                            expected.data() + piece.begin, piece.end - piece.begin),
+                0);
+      bytes += piece.end - piece.begin;
+    }
+    EXPECT_EQ(bytes, cells.bytes());
+  }
+  // The region with the byte that lies at `at` of the cell of shard 1.
+  ShardRange under(uint64_t at) const {
+    std::vector<ShardRange> ranges;
+    ParityCells(table_, 0, 0).ranges(1, 0, at, at + 1, ranges);
+    return ranges.at(0);
+  }
+};
+
+TEST_F(ParityEngineTest, IsThatOfTheOthersShardsForRandomRegionsAndThreads) {
+  std::mt19937_64 random(1);
+  for (int round = 0; round < 60; ++round) {
+    engine_.reset();
+    EngineOptions options;
+    options.copy_threads = 1 + round % 3;
+    options.verify_full = round % 2 == 1;
+    options.policy = std::array{PlacementPolicy::kEager, PlacementPolicy::kGap,
+                                PlacementPolicy::kSync}[random() % 3];
+    commit_ = true;
+    start(options);
+    std::vector<RegionInfo> regions;
+    for (uint64_t i = random() % 12; i > 0; --i) {
+      const int32_t group = random() % 4 == 0 ? -1 : 0;
+      regions.push_back(
+          region("r" + std::to_string(i), random() % 90'000, group, random() % 3 == 0));
+    }
+    replicated(regions, round % 5 == 0 ? 64 : kChunk);
+    for (int64_t step = 1; step <= 3; ++step) {
+      for (auto& d : data_) {
+        for (char& c : d) {
+          c = static_cast<char>(c + 1);
+        }
+      }
+      ASSERT_EQ(capture(step), CaptureResult::kTaken);
+      gateAndSettle();
+      expectSealed(step, data_);
+      expectParity(step);
+    }
+    expectTiersAddUp();
+    EXPECT_TRUE(engine_->takeLateWritten().empty());
+    EXPECT_EQ(vault_->stats().sealed.load(), 3u);
+  }
+}
+
+// A write that moves no version counter, to what a parity covers and no piece of this rank holds.
+TEST_F(ParityEngineTest, AWriteUnderAParityDropsTheSnapshotAndIsCopiedEarlyFromThenOn) {
+  for (const bool full : {true, false}) {
+    engine_.reset();
+    commit_ = true;
+    EngineOptions options;
+    options.verify_full = full;
+    start(options);
+    std::vector<RegionInfo> regions;
+    for (int i = 0; i < 8; ++i) {
+      regions.push_back(region("r" + std::to_string(i), 10 * kChunk, 0));
+    }
+    replicated(regions);
+    const auto versions = std::make_shared<FakeVersions>(regions.size(), true);
+    ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+    const ShardRange at = under(5 * kChunk);
+    if (full) {
+      data_[at.region][at.begin] ^= 1;  // no sample may be there
+    } else {
+      std::fill(data_[at.region].begin(), data_[at.region].end(), 'x');
+    }
+    versions->release();
+    gateAndSettle();
+    const std::vector<uint32_t> late = engine_->takeLateWritten();
+    EXPECT_EQ(vault_->stats().dropped.load(), 1u);
+    EXPECT_NE(std::find(late.begin(), late.end(), at.region), late.end());
+    for (const uint32_t region_of : late) {
+      regions[region_of].early = true;
+    }
+    replicated(regions);
+    ASSERT_EQ(capture(2), CaptureResult::kTaken);
+    const auto before = data_;
+    std::fill(data_[at.region].begin(), data_[at.region].end(), 'y');
+    gateAndSettle();
+    EXPECT_EQ(vault_->stats().sealed.load(), 1u);
+    data_ = before;
+    expectParity(2);
+  }
+}
+
+TEST_F(ParityEngineTest, AMovedVersionCounterUnderAParityDropsTheSnapshot) {
+  start();
+  replicated({region("r0", 40 * kChunk, 0), region("r1", 40 * kChunk, 0)});
+  const auto versions = std::make_shared<FakeVersions>(2, true);
+  ASSERT_EQ(capture(1, versions), CaptureResult::kTaken);
+  versions->bump(under(0).region);
+  versions->release();
+  gateAndSettle();
+  EXPECT_EQ(vault_->stats().dropped.load(), 1u);
 }
 
 // --- what snapshots cost, and how often they are taken

@@ -12,7 +12,8 @@
 namespace reft {
 namespace protection_test {
 
-constexpr const char* kNames[] = {"none", "arc", "arc:2", "arc:3"};
+constexpr const char* kNames[] = {"none", "arc", "arc:2", "arc:3", "aec"};
+constexpr const char* kCopies[] = {"none", "arc", "arc:2", "arc:3"};
 
 std::vector<bool> lostSet(unsigned bits, uint32_t members) {
   std::vector<bool> lost(members);
@@ -82,7 +83,7 @@ TEST(Protection, NamesAreThoseOfTheSettingAndOthersAreRefused) {
     Protection::named("raid");
     FAIL() << "accepted";
   } catch (const InvalidArgument& error) {
-    EXPECT_STREQ(error.what(), "protection is 'raid'; allowed: none, arc, arc:2, arc:3");
+    EXPECT_STREQ(error.what(), "protection is 'raid'; allowed: none, arc, arc:2, arc:3, aec");
   }
 }
 
@@ -105,7 +106,7 @@ TEST(Protection, CopiesSurviveUnlessAllHoldersOfAShardAreLost) {
           }
           gone = gone || all;
         }
-        EXPECT_EQ(Protection::named(kNames[copies]).survives(apart(members), lost), !gone)
+        EXPECT_EQ(Protection::named(kCopies[copies]).survives(apart(members), lost), !gone)
             << bits << " of " << members;
       }
     }
@@ -122,13 +123,84 @@ TEST(Protection, NoMemberStoresMoreThanTheOthers) {
     eachShape(6, [&](const MemberNodes& nodes) {
       const StoredShards stored = protection.placement(nodes);
       for (uint32_t member = 0; member < stored.size(); ++member) {
-        ASSERT_EQ(stored[member].size(), 1 + protection.furtherShards());
+        ASSERT_EQ(stored[member].size(), stored[0].size());
         ASSERT_EQ(stored[member].front(), member) << "its own shard comes first";
         const std::vector<uint32_t> shards = sorted(stored[member]);
         ASSERT_EQ(std::adjacent_find(shards.begin(), shards.end()), shards.end());
       }
     });
   }
+}
+
+TEST(Protection, StoresSoManyTimesTheBytesOfAShard) {
+  EXPECT_EQ(Protection::named("none").storedShards(4), 1);
+  EXPECT_EQ(Protection::named("arc:2").storedShards(4), 3);
+  EXPECT_EQ(Protection::named("arc:2").storedShards(2), 2);
+  const Protection& aec = Protection::named("aec");
+  EXPECT_EQ(aec.storedShards(1), 1);
+  EXPECT_EQ(aec.storedShards(2), 2);
+  EXPECT_DOUBLE_EQ(aec.storedShards(4), 4.0 / 3);
+  EXPECT_DOUBLE_EQ(aec.storedShards(16), 16.0 / 15);
+  EXPECT_DOUBLE_EQ(aec.storedShards(17), 8.0 / 7) << "two sets";
+}
+
+TEST(Protection, ParitySetsHoldEachMemberOnceAndOnNodesOfTheirOwnWhereThatIsPossible) {
+  const Protection& aec = Protection::named("aec");
+  for (uint32_t members = 2; members <= 9; ++members) {
+    eachShape(members, [&](const MemberNodes& nodes) {
+      std::vector<uint32_t> all;
+      for (const std::vector<uint32_t>& set : aec.paritySets(nodes)) {
+        ASSERT_GE(set.size(), 2u);
+        ASSERT_LE(set.size(), 16u);
+        all.insert(all.end(), set.begin(), set.end());
+        if (largestOf(nodes) * 2 <= members) {
+          std::vector<int> on;
+          for (const uint32_t member : set) {
+            on.push_back(nodes[member]);
+          }
+          std::sort(on.begin(), on.end());
+          ASSERT_EQ(std::adjacent_find(on.begin(), on.end()), on.end())
+              << testing::PrintToString(nodes);
+        }
+      }
+      ASSERT_EQ(sorted(all), sorted(ringOf(apart(members))));
+    });
+  }
+  EXPECT_TRUE(aec.paritySets({0}).empty());
+  EXPECT_EQ(aec.paritySets(apart(100)).size(), 7u);
+}
+
+// A set is lost with two of its members; what it says is what every loss shows.
+TEST(Protection, AParityBringsBackOneMemberOfEachSet) {
+  const Protection& aec = Protection::named("aec");
+  for (uint32_t members = 2; members <= 8; ++members) {
+    for (const MemberNodes& nodes : {apart(members), MemberNodes(members)}) {
+      const ParitySets sets = aec.paritySets(nodes);
+      for (unsigned bits = 0; bits < 1u << members; ++bits) {
+        bool gone = false;
+        for (const std::vector<uint32_t>& set : sets) {
+          gone = gone || std::count_if(set.begin(), set.end(), [&](uint32_t member) {
+                           return (bits >> member & 1) != 0;
+                         }) > 1;
+        }
+        ASSERT_EQ(aec.survives(nodes, lostSet(bits, members)), !gone) << bits << " of " << members;
+      }
+    }
+  }
+}
+
+TEST(Protection, AParityThatIsDamagedOrOfNoSetIsOfNoUse) {
+  const Protection& aec = Protection::named("aec");
+  const ParitySets sets = {{0, 1, 2}};
+  const auto recipes = aec.recipes({{0, 3}, {1, 4}, {}}, sets);
+  ASSERT_EQ(recipes[2].size(), 1u);
+  EXPECT_EQ(recipes[2][0], (Recipe{Decode::kXor, {{0, 3}, {1, 4}}}));
+  EXPECT_EQ(recipes[0], std::vector<Recipe>({{Decode::kCopy, {{0, 0}}}}));
+  EXPECT_TRUE(aec.recipes({{0, 3}, {1}, {}}, sets)[2].empty()) << "without a parity";
+  EXPECT_TRUE(aec.recipes({{0, 3}, {4}, {}}, sets)[2].empty()) << "without a shard";
+  EXPECT_TRUE(aec.recipes({{0, 3}, {1, 4}, {}}, {})[2].empty());
+  EXPECT_TRUE(aec.recipes({{0, 3}, {1, 4}, {}}, {{0, 1}})[2].empty());
+  EXPECT_TRUE(aec.recipes({{0, 1}, {}}, {{0}, {1}})[1].empty()) << "sets of one";
 }
 
 // What the protection says that it survives is what every loss of nodes shows.
@@ -162,7 +234,7 @@ TEST(Protection, KCopiesSurviveKNodesWhereverARingAllowsIt) {
   for (uint32_t copies = 1; copies < 4; ++copies) {
     for (uint32_t members = 2; members <= 8; ++members) {
       eachShape(members, [&](const MemberNodes& nodes) {
-        const uint32_t survived = Protection::named(kNames[copies]).survival(nodes).nodes;
+        const uint32_t survived = Protection::named(kCopies[copies]).survival(nodes).nodes;
         if (largestOf(nodes) * (copies + 1) <= members) {
           ASSERT_EQ(survived, copies) << testing::PrintToString(nodes);
         } else {
@@ -199,20 +271,26 @@ TEST(Ring, MembersOfANodeLieAWidthApart) {
 // What placement() promises is what the table of every member holds.
 TEST(Protection, TablesHoldWhatPlacementNames) {
   constexpr uint32_t kMembers = 5;
-  const GroupInfo group{"g", {0, 1, 2, 3, 4}};
+  const MemberNodes nodes = {0, 0, 1, 1, 2};
   for (const char* name : kNames) {
-    const StoredShards stored = Protection::named(name).placement({0, 0, 1, 1, 2});
+    const Protection& protection = Protection::named(name);
+    const StoredShards stored = protection.placement(nodes);
+    const GroupInfo group{"g", {0, 1, 2, 3, 4}, protection.paritySets(nodes)};
     for (uint32_t member = 0; member < kMembers; ++member) {
       const SnapshotTable table =
           buildTable(static_cast<int>(member), kMembers, {{"r", "uint8", {64}, 640, 10, 0, false}},
                      {group}, name, {stored[member]}, 4096);
-      EXPECT_EQ(table.shardsOf(0), sorted(stored[member])) << name << " " << member;
+      std::vector<uint32_t> parts = table.shardsOf(0);
+      if (table.holdsParityOf(0)) {
+        parts.push_back(table.parityPart(0));
+      }
+      EXPECT_EQ(parts, sorted(stored[member])) << name << " " << member;
     }
   }
 }
 
 TEST(Protection, RecipesNameEveryMemberThatHasTheShard) {
-  const auto recipes = Protection::named("arc").recipes({{0, 1}, {1, 2}, {}, {0, 2, 4}});
+  const auto recipes = Protection::named("arc").recipes({{0, 1}, {1, 2}, {}, {0, 2, 4}}, {});
   ASSERT_EQ(recipes.size(), 4u) << "a shard that the group has not is none";
   ASSERT_EQ(recipes[2].size(), 2u);
   EXPECT_EQ(recipes[2][0], (Recipe{Decode::kCopy, {{1, 2}}}));

@@ -1,6 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <optional>
 #include <random>
@@ -62,10 +63,10 @@ class Job {
         belief.dtype.push_back("float32");
       }
     }
-    const bool copies = random_() % 2 == 0;
+    const char* const protection = std::array{"none", "arc", "aec"}[random_() % 3];
     for (Belief& belief : beliefs_) {
       belief.own = static_cast<int>(random_() % 2);
-      belief.protection = copies ? "arc" : "none";
+      belief.protection = protection;
     }
   }
 
@@ -224,10 +225,11 @@ class Job {
     }
     const Protection& protection = Protection::named(belief.protection);
     std::vector<std::vector<uint32_t>> held;
-    for (const GroupInfo& group : groups) {
+    for (GroupInfo& group : groups) {
       const auto self = std::find(group.ranks.begin(), group.ranks.end(), rank);
-      held.push_back(protection.placement(
-          MemberNodes(group.ranks.size()))[static_cast<size_t>(self - group.ranks.begin())]);
+      const MemberNodes nodes(group.ranks.size());
+      held.push_back(protection.placement(nodes)[static_cast<size_t>(self - group.ranks.begin())]);
+      group.sets = protection.paritySets(nodes);
     }
     made.table = buildTable(rank, world_, std::move(regions), std::move(groups), belief.protection,
                             held, 64);
@@ -245,10 +247,11 @@ class Job {
       const std::vector<uint64_t> layouts = groupLayouts(made.table);
       for (size_t g = 0; g < made.table.groups.size(); ++g) {
         const GroupInfo& info = made.table.groups[g];
-        slot.groups.push_back(
-            {std::make_shared<const SharedGroup>(SharedGroup{
-                 info.id, info.ranks, made.table.emptyShardsOf(static_cast<int32_t>(g))}),
-             made.table.shardsOf(static_cast<int32_t>(g)), made.digests[g], layouts[g]});
+        slot.groups.push_back({std::make_shared<const SharedGroup>(SharedGroup{
+                                   info.id, info.ranks,
+                                   made.table.emptyShardsOf(static_cast<int32_t>(g)), info.sets}),
+                               made.table.shardsOf(static_cast<int32_t>(g)), made.digests[g],
+                               layouts[g]});
       }
       vaults.push_back({rank, 0, {std::move(slot)}});
     }

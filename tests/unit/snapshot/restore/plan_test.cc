@@ -290,7 +290,7 @@ TEST(PlanRestore, RefusesAProtectionThatThisVersionDoesNotKnow) {
   const RestoreDecision result = planRestore(vaults, {2, 2});
   EXPECT_FALSE(result.plan);
   EXPECT_EQ(result.rejected.at(0),
-            "step 11: group g: protection is 'raid'; allowed: none, arc, arc:2, arc:3");
+            "step 11: group g: protection is 'raid'; allowed: none, arc, arc:2, arc:3, aec");
 }
 
 TEST(PlanRestore, ShardsWithoutBytesNeedNoVault) {

@@ -5,13 +5,17 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstring>
 #include <random>
 #include <thread>
 
 #include "intercept/base/error.h"
+#include "snapshot/engine/verify.h"
+#include "snapshot/state/parity_cells.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/writer.h"
+#include "snapshot/vault/xor.h"
 #include "tests/contract/transport/in_process_transport.h"
 
 namespace reft {
@@ -77,9 +81,12 @@ struct SmallJob {
       // Each rank has two groups: their messages to one receiver differ.
       values.push_back(of_all);
       infos.push_back({"of all", "uint8", {60, 96}, of_all.size(), 96, 1, false});
-      tables.push_back(buildTable(rank, shape.world, infos,
-                                  {{"g" + std::to_string(g), groups[g]}, {"h", ranks}}, protection,
-                                  {heldBy(rank, groups[g]), heldBy(rank, ranks)}, kChunk));
+      const Protection& named = Protection::named(protection);
+      tables.push_back(
+          buildTable(rank, shape.world, infos,
+                     {{"g" + std::to_string(g), groups[g], named.paritySets(nodesOf(groups[g]))},
+                      {"h", ranks, named.paritySets(nodesOf(ranks))}},
+                     protection, {heldBy(rank, groups[g]), heldBy(rank, ranks)}, kChunk));
       contents.push_back(std::move(values));
       vaults.push_back(seal(rank));
     }
@@ -120,12 +127,33 @@ struct SmallJob {
                   contents[static_cast<size_t>(rank)][piece.region].data() + piece.begin,
                   piece.end - piece.begin);
     }
+    for (const ParityPiece& piece : table.parities) {
+      const auto group = static_cast<int32_t>(piece.group);
+      const ParityCells cells(table, group, table.memberOf(group));
+      for (const uint32_t shard : cells.set()) {
+        std::vector<ShardRange> ranges;
+        if (shard != table.memberOf(group)) {
+          cells.ranges(shard, table.memberOf(group), piece.begin, piece.end, ranges);
+        }
+        std::byte* into = vault->payload(0) + piece.payload_offset;
+        for (const ShardRange& range : ranges) {
+          xorInto(into, contents[static_cast<size_t>(rank)][range.region].data() + range.begin,
+                  range.end - range.begin);
+          into += range.end - range.begin;
+        }
+      }
+    }
     for (uint64_t i = 0; i < chunks; ++i) {
       const uint64_t begin = i * kChunk;
       vault->chunkHashes(0)[i] =
           hashBytes(vault->payload(0) + begin, std::min(kChunk, table.payload_bytes - begin));
     }
-    vault->sealSlot(0, {}, 1);
+    std::vector<const std::byte*> addresses;
+    for (const Bytes& bytes : contents[static_cast<size_t>(rank)]) {
+      addresses.push_back(bytes.data());
+    }
+    const SnapshotPlan plan(table);
+    vault->sealSlot(0, groupDigests(plan, addresses, {}, kStep), 1);
     return vault;
   }
 
@@ -228,7 +256,7 @@ std::vector<std::vector<Bytes>> restoreAll(const SmallJob& job, const RestorePla
 // survives, and then every rank has every byte again.
 TEST(Restorer, EverySurvivableLossComesBackBitForBitAndNoOtherIsPlanned) {
   std::mt19937_64 random(3);
-  for (const char* protection : {"none", "arc", "arc:2"}) {
+  for (const char* protection : {"none", "arc", "arc:2", "aec"}) {
     for (const JobShape& shape :
          {JobShape{1, 1}, JobShape{2, 1}, JobShape{4, 2}, JobShape{5, 2}, JobShape{6, 3}}) {
       const SmallJob job(shape, protection, random);
@@ -255,6 +283,52 @@ TEST(Restorer, EverySurvivableLossComesBackBitForBitAndNoOtherIsPlanned) {
         }
       }
     }
+  }
+}
+
+// What is decoded is compared with what its members recorded.
+TEST(Restorer, AParityThatDoesNotFitTheShardsIsFound) {
+  std::mt19937_64 random(8);
+  SmallJob job({3, 1}, "aec", random);
+  const SnapshotTable& table = job.tables[1];
+  Vault& vault = *job.vaults[1];
+  for (const bool in_padding : {false, true}) {
+    // Of a state with another byte, intact as such.
+    const ParityPiece& piece = table.parities.back();
+    std::byte* const at =
+        vault.payload(0) + piece.payload_offset + (in_padding ? piece.end - piece.begin - 1 : 0);
+    *at ^= std::byte{1};
+    const uint64_t chunks = (table.payload_bytes + kChunk - 1) / kChunk;
+    for (uint64_t i = 0; i < chunks; ++i) {
+      vault.chunkHashes(0)[i] = hashBytes(vault.payload(0) + i * kChunk,
+                                          std::min(kChunk, table.payload_bytes - i * kChunk));
+    }
+    const std::vector<bool> lost = {false, false, true};
+    const RestorePlan plan = *planRestore(job.inventory(lost), job.shape).plan;
+    InProcessHub hub;
+    std::vector<std::thread> threads;
+    std::atomic<int> found{0};
+    for (int rank = 0; rank < 3; ++rank) {
+      threads.emplace_back([&, rank] {
+        Restorer restorer(plan, rank, [&](int other) { return job.open(other, rank, lost); });
+        if (!restorer.hasOwnersVault()) {
+          restorer.putTable(job.tables[static_cast<size_t>(plan.ownerFor(rank))]);
+        }
+        std::vector<Bytes> memory;
+        const auto live = job.live(rank, memory);
+        const auto transport = hub.transport(rank);
+        try {
+          restorer.restore(live, transport.get(), [](size_t, uint64_t, auto) {});
+        } catch (const Corruption&) {
+          ++found;
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    EXPECT_EQ(found.load(), 3);
+    *at ^= std::byte{1};
   }
 }
 

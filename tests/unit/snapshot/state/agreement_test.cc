@@ -48,6 +48,9 @@ TEST(Agreement, AMemberThatHoldsSomethingElseShows) {
         t.groups[0].ranks = {0, 1};
       },
       [](SnapshotTable& t) { t.protection = "arc"; },
+      [](SnapshotTable& t) {
+        t.groups[0].sets = {{0, 1}};
+      },
       [](SnapshotTable& t) { t.groups.clear(), t.regions.clear(); },
   };
   const uint64_t others = part(tableOf(0, members)) + part(tableOf(3, members));

@@ -287,7 +287,7 @@ TEST_F(TableJson, RejectsTextThatIsNotATable) {
 
 TEST_F(TableJson, RejectsEachMissingField) {
   for (const char* key : {"rank", "world", "protection", "chunk_bytes", "early_bytes",
-                          "payload_bytes", "regions", "groups", "pieces"}) {
+                          "payload_bytes", "regions", "groups", "pieces", "parities"}) {
     ASSERT_TRUE(json.contains(key));
     Json less = json;
     less.erase(key);
@@ -371,6 +371,58 @@ TEST_F(TableJson, RejectsRegionBytesWhoseSumOverflows) {
 TEST_F(TableJson, RejectsEarlyBytesOutsideOfThePayloadOrOffChunks) {
   json["early_bytes"] = 1;
   expectCorrupt("early");
+}
+
+class ParityTableJson : public testing::Test {
+ protected:
+  GroupInfo group{"g", {0, 1, 2}, {{0, 1, 2}}};
+  Json json = Json::parse(
+      buildTable(0, 3, {region("a", 90, 64, 0)}, {group}, "aec", {{0, 3}}, kChunk).toJson());
+  void expectCorrupt(const std::string& what) {
+    EXPECT_THROW(SnapshotTable::fromJson(json.dump()), Corruption) << what;
+  }
+};
+
+TEST_F(ParityTableJson, IsValidUnchanged) {
+  ASSERT_EQ(json["parities"].size(), 1u);
+  EXPECT_TRUE(SnapshotTable::fromJson(json.dump()).holdsParityOf(0));
+}
+TEST_F(ParityTableJson, RejectsSetsThatTheGroupCannotHave) {
+  for (const Json& sets : {Json::parse("[[0,3]]"), Json::parse("[[0,0]]"),
+                           Json::parse("[[0,1],[1,2]]"), Json::parse("[7]"), Json(7)}) {
+    json["groups"][0][2] = sets;
+    expectCorrupt(sets.dump());
+  }
+}
+TEST_F(ParityTableJson, RejectsAParityOfAnUnknownGroup) {
+  json["parities"][0][0] = 1;
+  expectCorrupt("group");
+}
+TEST_F(ParityTableJson, RejectsAParityBeyondThePayloadOrOverAPiece) {
+  const Json whole = json;
+  json["parities"][0][3] = uint64_t{1} << 63;
+  expectCorrupt("offset");
+  json = whole;
+  json["parities"][0][2] = ~uint64_t{0};
+  expectCorrupt("end");
+  json = whole;
+  json["parities"][0][3] = 64;
+  expectCorrupt("in a piece");
+  json = whole;
+  json["parities"][0][3] = 0;
+  expectCorrupt("before a piece");
+}
+TEST_F(ParityTableJson, AParityThatIsNotTheWholeOneIsNotHeld) {
+  json["parities"][0][1] = 64;
+  EXPECT_FALSE(SnapshotTable::fromJson(json.dump()).holdsParityOf(0));
+  json["groups"][0][2] = Json::array();
+  EXPECT_FALSE(SnapshotTable::fromJson(json.dump()).holdsParityOf(0));
+}
+TEST(BuildTable, RefusesAParityWithoutASetOrOfAnotherMember) {
+  EXPECT_THROW(buildTable(0, 3, {}, {groupOf(3)}, "aec", {{0, 3}}, kChunk), InvalidArgument);
+  GroupInfo group = groupOf(3);
+  group.sets = {{0, 1, 2}};
+  EXPECT_THROW(buildTable(0, 3, {}, {group}, "aec", {{0, 4}}, kChunk), InvalidArgument);
 }
 
 }  // namespace table_test
