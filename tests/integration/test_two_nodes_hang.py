@@ -24,7 +24,7 @@ from tests.support.launchers import (
     job_environment,
     kill_all,
     rank_pids,
-    two_launchers,
+    node_launchers,
 )
 
 torch = pytest.importorskip("torch")
@@ -52,7 +52,7 @@ class Job:
             root, REFT_JOB_ID=self.id, REFT_HANG_SUSPECT_SEC=str(SUSPECT_SEC), OMP_NUM_THREADS="1"
         )
         arguments = ("--out", str(self.out), *arguments)
-        self.launchers = two_launchers(
+        self.launchers = node_launchers(
             WORKER, *arguments, ranks=ranks, job=self.id, env=environment, outputs=self.outputs
         )
 
@@ -210,7 +210,7 @@ def test_ranks_of_both_nodes_are_started_again_from_memory_when_one_hangs(tmp_pa
         tmp_path, REFT_JOB_ID=job, REFT_HANG_SUSPECT_SEC=str(SUSPECT_SEC), REFT_HANG_ACTION="abort",
         REFT_AGENT_LINGER_SEC="60", OMP_NUM_THREADS="1",
     )  # fmt: skip
-    launchers = two_launchers(
+    launchers = node_launchers(
         script, str(tmp_path / "hung"), ranks=1, job=job, env=environment, outputs=outputs, max_restarts=1
     )
     try:

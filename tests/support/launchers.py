@@ -80,7 +80,7 @@ def free_port() -> int:
     raise OSError("no port is free")
 
 
-def two_launchers(
+def node_launchers(
     script: Path,
     *arguments: str,
     ranks: int,
@@ -89,17 +89,17 @@ def two_launchers(
     outputs: Sequence[Path],
     max_restarts: int = 0,
 ) -> list[subprocess.Popen[bytes]]:
-    """Starts a job of two nodes with `ranks` each, both on this machine: two launchers, and so two
-    agents.
+    """Starts a job of several nodes with `ranks` each, all on this machine: a launcher, and so an
+    agent, for each.
 
     Args:
         job: id of the rendezvous.
-        outputs: files that get what a node says.
+        outputs: files that get what a node says, one for each node.
     """
     port = free_port()
     launchers = []
     for node, output in enumerate(outputs):
-        options = ["--nnodes=2", f"--node-rank={node}", f"--max-restarts={max_restarts}", "--rdzv-backend=c10d",
+        options = [f"--nnodes={len(outputs)}", f"--node-rank={node}", f"--max-restarts={max_restarts}", "--rdzv-backend=c10d",
                    f"--rdzv-endpoint=localhost:{port}", f"--rdzv-id={job}"]  # fmt: skip
         command = torchrun(script, *arguments, ranks=ranks, options=options)
         with output.open("wb") as sink:

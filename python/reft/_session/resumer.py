@@ -262,10 +262,8 @@ class Resumer:
             return
         donors = ""
         if self.plan.donor:
-            donors = (
-                f"; {_voice.ranks(self.plan.donor)} lost their vaults and took small state from"
-                " replicas"
-            )
+            lost = _voice.ranks(self.plan.donor)
+            donors = f"; without the vault of {lost}, which took state from replicas"
         _voice.say(
             f"resumed at step {self.plan.step}: {resumed.what},"
             f" {_voice.size(resumed.written)} per rank in {resumed.nanoseconds / 1e6:.0f}"
