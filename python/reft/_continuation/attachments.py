@@ -3,7 +3,9 @@ model, an average on a parameter.
 
 An attribute that no code of the package's class names was put there by somebody else. Of those only
 values are taken that a script would keep: numbers, strings, dates, containers of them, tensors,
-arrays, random generators, iterators, objects of its own classes.
+arrays, random generators, iterators, objects of its own classes; modules, optimizers and schedulers;
+and, under names without an underscore in front, objects of packages whose attributes are all of
+their state.
 
 Threads: the training thread. Errors: none.
 """
@@ -16,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import islice
 from types import (
     CodeType,
@@ -30,6 +32,7 @@ from typing import Any
 
 from reft._state.own import is_own
 
+from .foreign import is_open
 from .nodes import ATOMS, function_in
 from .rng import is_random_kind
 
@@ -57,6 +60,8 @@ _WEAK = frozenset({weakref.WeakKeyDictionary, weakref.WeakValueDictionary, weakr
 _OF_TORCH = (
     *("torch.autograd.profiler", "torch.distributions.", "torch.quasirandom", "torch.utils.data."),
 )
+# Names that torch and packages give to what they put on modules, parameters and optimizers.
+_MACHINERY = ("_fsdp", "_ddp", "_hf_", "_dynamo", "_compiled", "__composable_api_state_key_")
 _LOOKED_AT = 16  # items of a container
 _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
 
@@ -70,14 +75,20 @@ def attributes(value: Any, roots: frozenset[str] = _TORCH) -> list[tuple[str, An
     there = vars(value)
     named = names_in(type(value), roots)
     return [
-        (name, item) for name, item in list(there.items()) if name not in named and is_kept(item)
+        (name, item)
+        for name, item in list(there.items())
+        if name not in named and is_attached(name, item)
     ]
 
 
-def modules_on(value: Any) -> list[tuple[str, Any]]:
-    """Returns the modules that were attached to an object to which torch attaches none."""
-    torch: Any = sys.modules["torch"]
-    return [pair for pair in list(vars(value).items()) if isinstance(pair[1], torch.nn.Module)]
+def is_attached(name: str, item: Any) -> bool:
+    """Whether an attribute that somebody else has put on an object of a package is a script's.
+
+    Packages put objects of theirs, too, under names with an underscore in front.
+    """
+    if name.startswith(_MACHINERY):
+        return False
+    return is_kept(item, kinds=_of_torch if name.startswith("_") else _of_torch_or_open)
 
 
 def names_in(kind: type, roots: frozenset[str] = _TORCH) -> frozenset[str]:
@@ -94,21 +105,48 @@ def names_in(kind: type, roots: frozenset[str] = _TORCH) -> frozenset[str]:
     return found
 
 
-def is_kept(item: Any, depth: int = 0) -> bool:
-    """Whether a value is one that a script keeps."""
+def is_object(item: Any) -> bool:
+    """Whether a value is a module, an optimizer, a scheduler or an object of an open class."""
+    return _of_torch(type(item)) or is_open(type(item))
+
+
+def _of_torch(kind: type) -> bool:
+    """Whether objects of a class are modules, optimizers or schedulers."""
+    torch: Any = sys.modules["torch"]
+    return issubclass(
+        kind, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    )
+
+
+def _of_torch_or_open(kind: type) -> bool:
+    """As `_of_torch`; or parameters and other kinds of tensors, or objects of an open class."""
+    torch: Any = sys.modules["torch"]
+    return _of_torch(kind) or issubclass(kind, torch.Tensor) or is_open(kind)
+
+
+def is_kept(
+    item: Any, depth: int = 0, kinds: Callable[[type], bool] = lambda kind: False
+) -> bool:
+    """Whether a value is one that a script keeps.
+
+    Args:
+        item: The value.
+        depth: How many containers are around it.
+        kinds: Whether objects of a class are kept, too.
+    """
     kind = type(item)
     if kind in ATOMS:
         return True
     if kind in _SEQUENCES or kind in _MAPPINGS:
         items = item.values() if kind in _MAPPINGS else item
         return depth < 3 and all(
-            is_kept(inner, depth + 1) for inner in islice(list(items), _LOOKED_AT)
+            is_kept(inner, depth + 1, kinds) for inner in islice(list(items), _LOOKED_AT)
         )
     root = kind.__module__.partition(".")[0]
     if kind in _PLAIN or issubclass(kind, _HOLDERS) or kind.__module__ == _SHARED_NUMBERS:
         return True
     if kind in _WEAK or kind is weakref.ReferenceType:
-        return depth < 3 and all(is_kept(inner, depth + 1) for inner in _behind(item))
+        return depth < 3 and all(is_kept(inner, depth + 1, kinds) for inner in _behind(item))
     if root in sys.stdlib_module_names and root not in _SHARED:
         return True
     if is_random_kind(kind) or kind.__module__.startswith(_OF_TORCH):
@@ -118,11 +156,11 @@ def is_kept(item: Any, depth: int = 0) -> bool:
     if isinstance(item, BaseException):
         return True
     if kind is functools.partial:
-        return depth < 3 and is_kept(item.func, depth + 1)
+        return depth < 3 and is_kept(item.func, depth + 1, kinds)
     if kind is FunctionType or kind is MethodType:
         return is_own(item.__module__)
     torch: Any = sys.modules["torch"]
-    if kind is torch.Tensor or _is_of_numpy(kind):
+    if kind is torch.Tensor or _is_of_numpy(kind) or kinds(kind):
         return True
     return is_own(kind.__module__) and not isinstance(
         item, (type, torch.nn.Module, torch.optim.Optimizer)

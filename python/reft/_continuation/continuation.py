@@ -28,7 +28,7 @@ from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
 from .statics import Statics, report_threads
 
-_VERSION = 22
+_VERSION = 23
 _OBSERVE_BYTES = 1 << 26
 
 

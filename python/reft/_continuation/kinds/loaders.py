@@ -145,7 +145,7 @@ class Loader(Node):
         attached = [
             (name, item)
             for name, item in list(value.__dict__.items())
-            if name not in known and (attachments.is_kept(item) or hasattr(item, "_next_index"))
+            if name not in known and (attachments.is_attached(name, item) or hasattr(item, "_next_index"))
         ]
         attributes = walk.encode_named(attached, place, depth)
         if walk.note_births:

@@ -71,7 +71,7 @@ class Module(Node):
             walk.lost(f"{place}.{name}", type_name(type(module)), why)
         tensors = _changed_tensors(value, tree, place, depth, walk)
         attributes = [
-            (i, name, walk.encode(item, f"{place}.{name}", depth + 1))
+            (i, name, walk.encode(item, _place_of(tree, i, name, place), depth + 1))
             for i, name, item in tree.attributes()
         ]
         known = {name for name, _ in tensors}
@@ -110,7 +110,8 @@ class Module(Node):
                 walk.problem(at, "has another shape, type or device", f"{place}.{name}")
         for i, name, item in self.attributes:
             holder = tree.modules[i].__dict__
-            value = walk.resolve(item, holder.get(name, MISSING), f"{place}.{name}")
+            there = holder.get(name, MISSING)
+            value = walk.resolve(item, there, _place_of(tree, i, name, place))
             if value is not KEEP:
                 walk.contents.append(functools.partial(holder.__setitem__, name, value))
         # Not in a tree with other modules, and not for another rank, which may never have had them.
@@ -145,12 +146,21 @@ class TorchOptimizer(Node):
     groups: list[Named]
     """Settings of each parameter group: of one that has stepped, only objects of the script's, which
     variables may share."""
+    parameters: list[Any]
+    """Those of one that has not stepped: they may belong to no module."""
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = Owned(self.attributes, self.hooks).restore(at, live, walk)
         if target is KEEP:
             return KEEP
         _put_groups(target, self.groups, self.requires_grad, at, walk)
+        there = list(_parameters(target))
+        if len(there) == len(self.parameters):
+            for i, (item, parameter) in enumerate(zip(self.parameters, there, strict=True)):
+                place = f"{at.place}.parameters[{i}]"
+                value = walk.resolve(item, parameter, place)
+                if value is not parameter and not walk.becomes(item, value, parameter):
+                    walk.problem(at, "has another shape, type or device", place)
         return target
 
     def needs_live(self, type_name: str) -> bool:
@@ -232,6 +242,12 @@ class Wrapper(Node):
         return live
 
 
+def _place_of(tree: Tree, i: int, name: str, place: str) -> str:
+    """The place of an attribute of the module `i` of the tree at `place`."""
+    module = tree.module_names[i]
+    return f"{place}.{module}.{name}" if module else f"{place}.{name}"
+
+
 def _changed_tensors(value: Any, tree: Tree, place: str, depth: int, walk: CaptureWalk) -> Named:
     """Encodes the tensors that no optimizer owns, once one of them has changed."""
     unowned = [i for i, tensor in enumerate(tree.tensors) if not walk.is_owned(tensor)]
@@ -267,8 +283,8 @@ def _note(value: Any, place: str, depth: int, walk: CaptureWalk) -> None:
     walk.births.tagged[place] = frozenset(name for name, _ in tagged)
     for name, tensor in tagged:
         walk.encode(tensor, f"{place}.{name}", depth)
-    for _, name, item in tree.attributes():
-        walk.encode(item, f"{place}.{name}", depth + 1)
+    for i, name, item in tree.attributes():
+        walk.encode(item, _place_of(tree, i, name, place), depth + 1)
     encode_hooks(tree.own_hooks(), place, depth, walk)
 
 
@@ -311,7 +327,12 @@ def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWal
     attached.append(("defaults", walk.encode(value.defaults, f"{place}.defaults", depth + 1)))
     found = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
     groups = _encode_groups(value, place, depth, walk)
-    return TorchOptimizer(attached, found, _flags_of(value), groups)
+    parameters = [
+        walk.encode_data(parameter, f"{place}.parameters[{i}]", depth + 1)
+        for i, parameter in enumerate(_parameters(value))
+        if id(value) not in walk.owned
+    ]
+    return TorchOptimizer(attached, found, _flags_of(value), groups, parameters)
 
 
 def capture_scheduler(value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -324,8 +345,8 @@ def capture_scheduler(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
         if (
             id(item) not in walk.owned
             if name == "optimizer"
-            else any(map(_is_of_script, item))
-            if type(item) in (list, tuple)
+            else any(map(_is_of_script, item.values() if type(item) is dict else item))
+            if type(item) in (list, tuple, dict)
             else _is_of_script(item)
         )
     ]
@@ -333,11 +354,11 @@ def capture_scheduler(value: Any, place: str, depth: int, walk: CaptureWalk) -> 
 
 
 def _is_of_script(item: Any) -> bool:
-    """Whether a part of a scheduler is a function or an object of the script's, or a scheduler."""
+    """Whether a part of a scheduler is a function or an object of the script's, or one that no
+    pickle of a scheduler has."""
     if type(item) in ATOMS or isinstance(item, type):
         return False
-    torch: Any = sys.modules["torch"]
-    return isinstance(item, torch.optim.lr_scheduler.LRScheduler) or hooks.is_own_hook(item)
+    return hooks.is_own_hook(item) or attachments.is_object(item)
 
 
 def _encode_groups(value: Any, place: str, depth: int, walk: CaptureWalk) -> list[Named]:

@@ -126,8 +126,6 @@ def encode_attached(value: Any, place: str, depth: int, walk: CaptureWalk) -> Na
     if not is_known or type(getattr(value, "__dict__", None)) is not dict:
         return []
     attached = attachments.attributes(value, frozenset({root}))
-    if root != "torch":
-        attached += attachments.modules_on(value)
     return walk.encode_attached(attached, value, place, depth)
 
 
