@@ -65,8 +65,8 @@ namespace reft {
     "nothing; snapshots survive killed processes. arc: a copy of a replica's shard, on another " \
     "node where there is one; this state survives any lost node. arc:2, arc:3: copies of two or " \
     "three; it survives as many lost nodes. aec: the XOR of parts of the shards of up to 15 " \
-    "replicas on other nodes; survives any lost node with a fraction of the memory of arc, for " \
-    "state in host memory. reft prints at the first step how many it does " \
+    "replicas on other nodes, for state in host memory; survives what arc does, with less memory " \
+    "where the replicas are on three nodes or more. reft prints at the first step how many it does " \
     "survive.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
     "Steps from one snapshot to the next.") \

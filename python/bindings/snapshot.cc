@@ -296,11 +296,13 @@ void bindSnapshot(py::module_& module) {
       py::arg("tensor"));
   module.def(
       "stored_shards",
-      [](const std::string& protection, uint32_t members) {
-        return Protection::named(protection).storedShards(members);
+      [](const std::string& protection, const MemberNodes& nodes) {
+        return Protection::named(protection).storedShards(nodes);
       },
-      py::arg("protection"), py::arg("members"),
-      "How many times the bytes of a shard each member of a group of so many stores.");
+      py::arg("protection"), py::arg("nodes"),
+      "nodes: of the members of a group. Returns how many times the bytes of a shard the member "
+      "that "
+      "stores most does.");
   module.def(
       "survivable_losses",
       [](const std::string& protection, uint32_t members) {

@@ -227,7 +227,7 @@ std::string SnapshotEngine::beginOnDevice(const CaptureInput& input) {
   return "snapshots of device memory have ended after an error: " + tracker_.why();
 }
 
-CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, std::string hindrance,
+CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, const std::string& hindrance,
                                         SnapshotJob::Place& place) {
   std::optional<int> slot;
   {
@@ -235,15 +235,15 @@ CaptureResult SnapshotEngine::claimSlot(const CaptureInput& input, std::string h
     if (plan_ == nullptr || input.addresses.size() != plan_->table.regions.size()) {
       return CaptureResult::kNoTable;
     }
+    if (input.onDevice() && !plan_->table.parities.empty()) {
+      return CaptureResult::kNoTable;  // planned before the state moved there (copier.h)
+    }
     if (input.step <= newest_captured_) {
       telemetry_.failed("step " + std::to_string(input.step) +
                         " not captured: it comes after step " + std::to_string(newest_captured_));
       return CaptureResult::kFailed;
     }
     place.plan = plan_;
-    if (hindrance.empty() && input.onDevice() && !plan_->table.parities.empty()) {
-      hindrance = "a parity was planned of state that lies on a device now";
-    }
     if (hindrance.empty()) {
       patience_.starve(!awaitOutcome([this]() REQUIRES(mutex_) { return book_.canAcquire(); }));
       place.proposal = cost_.proposal();

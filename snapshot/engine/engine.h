@@ -96,7 +96,7 @@ class SnapshotEngine {
   bool decide(int64_t step);
   bool awaitOutcome(const std::function<bool()>& ready) REQUIRES(mutex_);
   std::string beginOnDevice(const CaptureInput& input);
-  CaptureResult claimSlot(const CaptureInput& input, std::string hindrance,
+  CaptureResult claimSlot(const CaptureInput& input, const std::string& hindrance,
                           SnapshotJob::Place& place);
   bool prepareSlot(const CaptureInput& input, const SnapshotJob::Place& place);
   void returnSlot(int slot);

@@ -151,7 +151,8 @@ void HostCopier::copyPieces(uint64_t chunk, ChunkHasher& hasher) {
 
 void HostCopier::makeParity(uint64_t chunk, ChunkHasher& hasher) {
   thread_local std::vector<std::byte> sum(kParityBlock);
-  thread_local std::vector<ShardRange> ranges;
+  thread_local std::vector<ShardRange> ranges;  // of a block, of all cells under it
+  thread_local std::vector<size_t> ends;        // of each cell, in `ranges`
   const SnapshotPlan& plan = *job_.plan;
   const SnapshotTable& table = plan.table;
   std::byte* const payload = context_.vault.payload(job_.slot);
@@ -173,14 +174,20 @@ void HostCopier::makeParity(uint64_t chunk, ChunkHasher& hasher) {
       const uint64_t bytes = std::min({kParityBlock, end - at, payloadEnd(parity) - at});
       const uint64_t in_cell = parity.begin + (at - parity.payload_offset);
       std::fill_n(sum.begin(), bytes, std::byte{});
+      ranges.clear();
+      ends.clear();
       for (const uint32_t shard : cells.set()) {
-        ranges.clear();
         if (shard != own) {
           cells.ranges(shard, own, in_cell, in_cell + bytes, ranges);
+          ends.push_back(ranges.size());
         }
-        if (!addLive(ranges, sum.data())) {
+      }
+      size_t first = 0;
+      for (const size_t last : ends) {
+        if (!addLive(std::span(ranges).subspan(first), last - first, sum.data())) {
           return;
         }
+        first = last;
       }
       hasher.copy(payload + at, sum.data(), bytes);
       if (at == begin) {
@@ -191,25 +198,29 @@ void HostCopier::makeParity(uint64_t chunk, ChunkHasher& hasher) {
   }
 }
 
-bool HostCopier::addLive(std::span<const ShardRange> ranges, std::byte* sum) {
+bool HostCopier::addLive(std::span<const ShardRange> ranges, size_t count, std::byte* sum) {
   thread_local std::vector<iovec> parts;
   thread_local std::vector<uint32_t> regions;
   LiveReader& reader = LiveReader::ofThread();
-  for (size_t next = 0; next < ranges.size();) {
+  const auto liveOf = [&](const ShardRange& range) {
+    return std::span(job_.addresses[range.region] + range.begin, range.end - range.begin);
+  };
+  for (size_t next = 0; next < count;) {
     parts.clear();
     regions.clear();
     uint64_t bytes = 0;
-    for (; next < ranges.size() && parts.size() < LiveReader::kMostParts; ++next) {
-      const ShardRange& range = ranges[next];
-      parts.push_back(partOf(job_.addresses[range.region] + range.begin, range.end - range.begin));
-      regions.push_back(range.region);
-      bytes += range.end - range.begin;
+    for (; next < count && parts.size() < LiveReader::kMostParts; ++next) {
+      const auto live = liveOf(ranges[next]);
+      parts.push_back(partOf(live.data(), live.size()));
+      regions.push_back(ranges[next].region);
+      bytes += live.size();
     }
     if (reader.gather(parts) != bytes) {
       findLost(parts, regions);
       return false;
     }
-    xorInto(sum, reader.data(), bytes);
+    xorInto(sum, reader.data(), bytes,
+            next < ranges.size() ? liveOf(ranges[next]) : std::span<const std::byte>());
     sum += bytes;
     for (const uint32_t region : regions) {
       job_.verify.copied(region);

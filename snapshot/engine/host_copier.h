@@ -32,8 +32,9 @@ class HostCopier final : public Copier {
   uint64_t copyChunk(uint64_t chunk, Tier tier);
   void copyPieces(uint64_t chunk, ChunkHasher& hasher);
   void makeParity(uint64_t chunk, ChunkHasher& hasher);
-  // XORs live bytes, one behind the other, into `sum`. False: not all could be read.
-  bool addLive(std::span<const ShardRange> ranges, std::byte* sum);
+  // XORs the live bytes of the first `count` ranges, one behind the other, into `sum`; those of the
+  // next are fetched. False: not all could be read.
+  bool addLive(std::span<const ShardRange> ranges, size_t count, std::byte* sum);
   // A block could not be read whole: notes which of its regions are gone.
   void findLost(std::span<const iovec> parts, std::span<const uint32_t> regions);
 };

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <numeric>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "intercept/base/hash.h"
+#include "snapshot/vault/copy.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/xor.h"
 
@@ -16,7 +17,8 @@ namespace {
 
 constexpr uint32_t kDigestSamples = 256;  // cache lines of a sharding group
 constexpr uint64_t kLine = 64;
-constexpr uint64_t kWholeParity = 4096;  // up to here, all lines are compared
+constexpr uint64_t kWholeParity = 4096;  // of a parity that is compared as a whole, or all of it so
+constexpr size_t kMostSuspects = 1024;   // samples that differ
 
 bool isOnDevice(std::span<const int> devices, uint32_t region) {
   return !devices.empty() && devices[region] >= 0;
@@ -57,73 +59,103 @@ void Verify::sample(std::span<const std::byte* const> addresses, std::span<const
   sampleParities(addresses);
 }
 
-LineSamples Verify::linesOf(size_t parity) const {
+// Calls fn(begin, bytes) for each sample of a parity.
+template <typename Fn>
+void Verify::eachSample(size_t parity, Fn fn) const {
   const ParityPiece& of = plan_->table.parities[parity];
-  const bool all = full_ || of.end - of.begin <= kWholeParity;
-  return {of.end - of.begin, all ? UINT32_MAX : plan_->parity_samples[parity], seed_ + parity};
-}
-
-const std::vector<ShardRange>& Verify::under(const ParityPiece& parity, uint64_t line,
-                                             uint32_t shard) {
-  ranges_.clear();
-  const uint64_t at = parity.begin + line;
-  const SnapshotTable& table = plan_->table;
-  plan_->cells[parity.group]->ranges(shard, table.memberOf(static_cast<int32_t>(parity.group)), at,
-                                     at + kLine, ranges_);
-  return ranges_;
+  const uint64_t bytes = of.end - of.begin;
+  if (full_ || bytes <= kWholeParity) {
+    for (uint64_t at = 0; at < bytes; at += kWholeParity) {
+      fn(at, std::min(kWholeParity, bytes - at));
+    }
+    return;
+  }
+  LineSamples lines(bytes, plan_->parity_samples[parity], seed_ + parity);
+  for (uint32_t i = 0; i < lines.count(); ++i) {
+    fn(lines.next(), kLine);
+  }
 }
 
 // Parities that cover early regions are made before the point returns, as those are copied.
+bool Verify::isSampled(const ParityPiece& parity) const {
+  return parity.payload_offset >= plan_->table.early_bytes;
+}
+
 void Verify::sampleParities(std::span<const std::byte* const> addresses) {
   const SnapshotTable& table = plan_->table;
+  std::array<std::byte, kWholeParity> sum;
+  std::vector<ShardRange> ranges;
   for (size_t i = 0; i < table.parities.size(); ++i) {
     const ParityPiece& parity = table.parities[i];
-    if (parity.payload_offset < table.early_bytes) {
+    if (!isSampled(parity)) {
       continue;
     }
+    const ParityCells& cells = *plan_->cells[parity.group];
     const uint32_t own = table.memberOf(static_cast<int32_t>(parity.group));
-    LineSamples lines = linesOf(i);
-    for (uint32_t k = 0; k < lines.count(); ++k) {
-      const uint64_t line = lines.next();
-      std::array<std::byte, kLine> sum{};
-      for (const uint32_t shard : plan_->cells[parity.group]->set()) {
-        if (shard == own) {
-          continue;
+    eachSample(i, [&](uint64_t begin, uint64_t bytes) {
+      std::fill_n(sum.begin(), bytes, std::byte{});
+      for (const uint32_t shard : cells.set()) {
+        ranges.clear();
+        if (shard != own) {
+          cells.ranges(shard, own, parity.begin + begin, parity.begin + begin + bytes, ranges);
         }
         std::byte* into = sum.data();
-        for (const ShardRange& range : under(parity, line, shard)) {
+        for (const ShardRange& range : ranges) {
           xorInto(into, addresses[range.region] + range.begin, range.end - range.begin);
           into += range.end - range.begin;
         }
       }
-      parity_hashes_.push_back(hashBytes(sum.data(), sum.size()));
-    }
+      parity_hashes_.push_back(hashBytes(sum.data(), bytes));
+    });
   }
 }
 
 void Verify::compareParities(const std::byte* payload) {
   const SnapshotTable& table = plan_->table;
+  std::vector<std::set<uint32_t>> suspects;  // the regions under each sample that differs
+  std::vector<ShardRange> ranges;
   size_t next = 0;
   for (size_t i = 0; i < table.parities.size(); ++i) {
     const ParityPiece& parity = table.parities[i];
-    if (parity.payload_offset < table.early_bytes) {
+    if (!isSampled(parity)) {
       continue;
     }
+    const ParityCells& cells = *plan_->cells[parity.group];
     const uint32_t own = table.memberOf(static_cast<int32_t>(parity.group));
-    LineSamples lines = linesOf(i);
-    for (uint32_t k = 0; k < lines.count(); ++k) {
-      const uint64_t line = lines.next();
-      if (hashBytes(payload + parity.payload_offset + line, kLine) == parity_hashes_[next++]) {
-        continue;
+    eachSample(i, [&](uint64_t begin, uint64_t bytes) {
+      if (hashBytes(payload + parity.payload_offset + begin, bytes) == parity_hashes_[next++] ||
+          suspects.size() >= kMostSuspects) {
+        return;
       }
-      for (const uint32_t shard : plan_->cells[parity.group]->set()) {
+      std::set<uint32_t>& under = suspects.emplace_back();
+      for (const uint32_t shard : cells.set()) {
+        ranges.clear();
         if (shard != own) {
-          for (const ShardRange& range : under(parity, line, shard)) {
-            late_.push_back(range.region);
-          }
+          cells.ranges(shard, own, parity.begin + begin, parity.begin + begin + bytes, ranges);
+        }
+        for (const ShardRange& range : ranges) {
+          under.insert(range.region);
         }
       }
+    });
+  }
+  // A sample does not tell which of the regions under it was written: the fewest that explain all
+  // samples, found greedily; those that explain as many are all taken.
+  while (!suspects.empty()) {
+    std::map<uint32_t, size_t> explained;
+    size_t most = 0;
+    for (const std::set<uint32_t>& under : suspects) {
+      for (const uint32_t region : under) {
+        most = std::max(most, ++explained[region]);
+      }
     }
+    for (const auto& [region, count] : explained) {
+      if (count == most) {
+        late_.push_back(region);
+        std::erase_if(suspects, [&](const auto& under) { return under.contains(region); });
+      }
+    }
+    std::erase_if(suspects, [](const auto& under) { return under.empty(); });
   }
 }
 
@@ -188,16 +220,18 @@ bool groupOnDevice(const SnapshotPlan& plan, size_t group, std::span<const int> 
                      [&](uint32_t region) { return isOnDevice(devices, region); });
 }
 
-uint64_t groupDigest(const SnapshotPlan& plan, size_t group,
+uint64_t groupDigest(const SnapshotTable& table, std::span<const uint32_t> of_group,
                      std::span<const std::byte* const> addresses, int64_t step) {
   const uint64_t seed = sampleSeed(step);
-  const uint64_t bytes =
-      std::accumulate(plan.group_bytes[group].begin(), plan.group_bytes[group].end(), uint64_t{0});
+  uint64_t bytes = 0;
+  for (const uint32_t region : of_group) {
+    bytes += table.regions[region].bytes;
+  }
   uint64_t digest = seed;
   // In the group, not in the table: members have different private regions in between.
   uint64_t position = 0;
-  for (const uint32_t region : plan.group_regions[group]) {
-    const uint64_t size = plan.table.regions[region].bytes;
+  for (const uint32_t region : of_group) {
+    const uint64_t size = table.regions[region].bytes;
     const auto samples = static_cast<uint32_t>(
         std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
     digest = digest * 31 + sampleHash(addresses[region], size, samples, seed + position++);
@@ -214,7 +248,7 @@ std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,
       digests.push_back(0);
       continue;
     }
-    digests.push_back(groupDigest(plan, g, addresses, step));
+    digests.push_back(groupDigest(plan.table, plan.group_regions[g], addresses, step));
   }
   return digests;
 }

@@ -2,11 +2,10 @@
 //
 // Three kinds of evidence: version counters, which move when an op on a tensor has ended; the place
 // of a region's memory; and samples of the bytes (all bytes with `full`), which also show writes
-// that bypass the counters. The host
-// cannot read a device at the program point without waiting for it, so only regions on the host are
-// sampled. A parity is sampled as the XOR of what it covers; where it differs, all that lies under
-// the sample counts as written. Early regions are copied before the point returns and are not
-// compared.
+// that bypass the counters. The host cannot read a device at the program point without waiting for
+// it, so only regions on the host are sampled. A parity is sampled as the XOR of what it covers;
+// samples that differ are explained by as few regions as can be. Early regions are copied before
+// the point returns and are not compared.
 //
 // Threads: sample() by the thread that trains. copied() and lost() by copy threads, until
 // compareVersions(); compareVersions() by one thread, once, when the copies have ended or read no
@@ -23,7 +22,6 @@
 #include "intercept/base/mutex.h"
 #include "snapshot/engine/capture_input.h"
 #include "snapshot/engine/snapshot_plan.h"
-#include "snapshot/vault/copy.h"
 
 namespace reft {
 
@@ -51,9 +49,9 @@ class Verify {
  private:
   bool compares(uint32_t region) const;
   uint64_t hashOf(size_t piece, const std::byte* data) const;
-  LineSamples linesOf(size_t parity) const;
-  // Where a line of a parity comes from; the regions in `ranges_`.
-  const std::vector<ShardRange>& under(const ParityPiece& parity, uint64_t line, uint32_t shard);
+  template <typename Fn>
+  void eachSample(size_t parity, Fn fn) const;
+  bool isSampled(const ParityPiece& parity) const;
   void sampleParities(std::span<const std::byte* const> addresses);
   void compareParities(const std::byte* payload) REQUIRES(mutex_);
 
@@ -62,8 +60,7 @@ class Verify {
   const bool full_;
   std::vector<bool> sampled_;            // by piece
   std::vector<uint64_t> sample_hashes_;  // by piece
-  std::vector<uint64_t> parity_hashes_;  // of each line, parity by parity
-  std::vector<ShardRange> ranges_;
+  std::vector<uint64_t> parity_hashes_;  // of each sample, parity by parity
   std::shared_ptr<const VersionReader> versions_;
   std::vector<uint64_t> versions_at_point_;
 
@@ -81,8 +78,9 @@ std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,
                                    std::span<const std::byte* const> addresses,
                                    std::span<const int> devices, int64_t step);
 
-// That of one group, all of which is on the host. `addresses`: of all regions of the table.
-uint64_t groupDigest(const SnapshotPlan& plan, size_t group,
+// That of one group, all of which is on the host. `of_group`: its regions, in table order.
+// `addresses`: of all regions of the table.
+uint64_t groupDigest(const SnapshotTable& table, std::span<const uint32_t> of_group,
                      std::span<const std::byte* const> addresses, int64_t step);
 
 // Whether group `group` has regions on devices.

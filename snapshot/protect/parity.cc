@@ -25,13 +25,12 @@ bool holds(const std::vector<uint32_t>& parts, uint32_t part) {
 
 }  // namespace
 
-double Parity::storedShards(uint32_t members) const {
-  if (members < 2) {
-    return 1;
+double Parity::storedShards(const MemberNodes& nodes) const {
+  double most = 1;
+  for (const std::vector<uint32_t>& set : paritySets(nodes)) {
+    most = std::max(most, 1 + 1.0 / static_cast<double>(set.size() - 1));
   }
-  ParitySets sets;
-  split(std::vector<uint32_t>(members), sets);
-  return 1 + 1.0 / static_cast<double>(sets.back().size() - 1);
+  return most;
 }
 
 ParitySets Parity::paritySets(const MemberNodes& nodes) const {

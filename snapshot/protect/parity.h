@@ -21,8 +21,7 @@ class Parity final : public Protection {
 
   std::string_view name() const override { return name_; }
   uint32_t losses(uint32_t members) const override { return members > 1 ? 1 : 0; }
-  // Of the smallest of its sets, if each member is on a node of its own.
-  double storedShards(uint32_t members) const override;
+  double storedShards(const MemberNodes& nodes) const override;
   bool isForHostMemory() const override { return true; }
   ParitySets paritySets(const MemberNodes& nodes) const override;
   StoredShards placement(const MemberNodes& nodes) const override;

@@ -1,8 +1,8 @@
 // A protection decides what a rank stores beside its own shard, and how a lost shard comes back.
 //
 // The members of a sharding group are numbered from 0 in ascending order of their ranks. Shard k is
-// the own shard of member k. What a member stores of others follows it in a ring in which
-// neighbours run on different nodes (ring.h). Every other file asks this interface; none compares
+// the own shard of member k. What a member stores of others is that of members on other nodes,
+// wherever the group allows it (ring.h). Every other file asks this interface; none compares
 // names. A new protection is one file in this folder, one line in protection.cc, and its name in
 // the setting (intercept/base/env.h). In a group of D members, part D + k is the parity of member k
 // (snapshot/state/parity_cells.h).
@@ -61,8 +61,8 @@ class Protection {
   virtual std::string_view name() const = 0;
   // How many lost nodes a group of so many members survives if each is on a node of its own.
   virtual uint32_t losses(uint32_t members) const = 0;
-  // How many times the bytes of a shard each of so many members stores.
-  virtual double storedShards(uint32_t members) const = 0;
+  // How many times the bytes of a shard the member that stores most does.
+  virtual double storedShards(const MemberNodes& nodes) const = 0;
   // Whether what it stores is made of state in host memory alone.
   virtual bool isForHostMemory() const { return false; }
   // The parity sets of a group; none: the protection stores no parities.

@@ -17,7 +17,9 @@ class Replicate final : public Protection {
 
   std::string_view name() const override { return name_; }
   uint32_t losses(uint32_t members) const override { return stored(members) - 1; }
-  double storedShards(uint32_t members) const override { return stored(members); }
+  double storedShards(const MemberNodes& nodes) const override {
+    return stored(static_cast<uint32_t>(nodes.size()));
+  }
   StoredShards placement(const MemberNodes& nodes) const override;
   std::vector<std::vector<Recipe>> recipes(const StoredShards& stored,
                                            const ParitySets& sets) const override;

@@ -1,12 +1,13 @@
 // A lost shard from the parities and the shards of the other members of its set
-// (snapshot/state/parity_cells.h).
+// (snapshot/state/parity_cells.h). Its own live memory takes the parities, so it needs no other.
 //
-// Threads: one at a time. Errors: Corruption if what comes out cannot be what went in; the lost
-// shard is then partly written.
+// Threads: one at a time. Errors: Corruption if the parities are not those of the table's set, or
+// what comes out cannot be what went in; the lost shard is then partly written.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "snapshot/restore/live_writer.h"
@@ -21,18 +22,19 @@ class Decoding {
   Decoding(const SnapshotTable& table, const Move& move);
 
   uint64_t parityBytes() const { return cells_.bytes(); }
-  // Where the part from source `i` of the move goes.
-  std::byte* parity(size_t i) { return parities_[i].get(); }
+  // Takes the part from source `i` of the move: parityBytes() of them.
+  void put(size_t i, std::span<const std::byte> parity, const LiveWriter& live);
   // Writes the shard. All parities are there, and the shards of the others are written.
-  void run(const LiveWriter& live);
+  void run(const LiveWriter& live) const;
 
  private:
-  uint32_t memberAt(size_t i) const { return move_.sources[i].shard - members_; }
+  void runBlock(size_t i, uint64_t begin, uint64_t end, std::span<std::byte> sum,
+                const LiveWriter& live) const;
 
-  const Move& move_;
-  uint32_t members_;  // of the group
+  uint32_t shard_;
   ParityCells cells_;
-  std::vector<HostBuffer> parities_;
+  std::vector<uint32_t> keepers_;                // of each source
+  std::vector<std::vector<std::byte>> fillers_;  // of each source: its bytes beyond the shard
 };
 
 }  // namespace reft

@@ -10,6 +10,7 @@
 #include "intercept/base/json.h"
 #include "intercept/base/json_integer.h"
 #include "snapshot/state/agreement.h"
+#include "snapshot/state/parity_cells.h"
 #include "snapshot/vault/reader.h"
 
 namespace reft {
@@ -70,20 +71,22 @@ std::vector<T> numbersOf(const Json& runs, size_t& most) {
   return numbers;
 }
 
-// Throws Corruption unless each set's members are members of a group of so many, and in one set.
-std::vector<std::vector<uint32_t>> setsOf(const Json& json, size_t members) {
-  std::vector<std::vector<uint32_t>> sets;
-  std::vector<bool> seen(members);
-  for (const Json& one : json) {
-    for (const uint32_t member : sets.emplace_back(integersOf<uint32_t>(one))) {
-      if (member >= members || seen[member]) {
-        throw Corruption("inventory of a node: member " + std::to_string(member) +
-                         " of a parity set of a group of " + std::to_string(members));
-      }
-      seen[member] = true;
-    }
+// Throws Corruption unless these are members of a group of so many, each once.
+std::vector<uint32_t> setOf(const Json& json, size_t members) {
+  std::vector<uint32_t> set = integersOf<uint32_t>(json);
+  std::vector<uint32_t> sorted = set;
+  std::sort(sorted.begin(), sorted.end());
+  if (!sorted.empty() &&
+      (sorted.back() >= members || std::ranges::adjacent_find(sorted) != sorted.end())) {
+    throw Corruption("inventory of a node: a parity set of a group of " + std::to_string(members));
   }
-  return sets;
+  return set;
+}
+
+std::vector<uint32_t> ownSet(const SnapshotTable& table, int32_t group) {
+  const GroupInfo& info = table.groups[static_cast<size_t>(group)];
+  const std::vector<uint32_t>* const set = paritySetOf(info, table.memberOf(group));
+  return set == nullptr ? std::vector<uint32_t>() : *set;
 }
 
 std::string onlyHere(const SnapshotTable& table) {
@@ -158,11 +161,11 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
         }
         std::erase_if(shards, [&](uint32_t shard) { return bad.contains({index, shard}); });
         const GroupInfo& info = table.groups[g];
-        summary.groups.push_back({std::make_shared<const SharedGroup>(SharedGroup{
-                                      info.id, info.ranks, table.emptyShardsOf(index), info.sets}),
+        summary.groups.push_back({std::make_shared<const SharedGroup>(
+                                      SharedGroup{info.id, info.ranks, table.emptyShardsOf(index)}),
                                   std::move(shards),
                                   g < view.group_digests.size() ? view.group_digests[g] : 0,
-                                  layouts[g]});
+                                  layouts[g], ownSet(table, index)});
       }
       result.push_back(std::move(summary));
     } catch (const Corruption& error) {
@@ -185,20 +188,16 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
         if (added) {
           at->second = set.add(group.shared);
         }
-        held.push_back({at->second, group.shards, group.digest, group.layout});
+        held.push_back({at->second, group.shards, group.digest, group.layout, group.parity_set});
       }
       slots.push_back({slot.slot, slot.step, slot.incarnation, slot.cut, slot.protection,
                        std::move(held), slot.only_here});
     }
     list.push_back({{"rank", vault.rank}, {"node", vault.node}, {"slots", std::move(slots)}});
   }
-  Json groups = Json::array();  // [id, ranks, empty shards, parity sets] of each group once
+  Json groups = Json::array();  // [id, ranks, empty shards] of each group once
   for (const auto& group : set.groups()) {
-    Json sets = Json::array();
-    for (const std::vector<uint32_t>& parity_set : group->sets) {
-      sets.push_back(parity_set);
-    }
-    groups.push_back({group->id, runsOf(group->ranks), runsOf(group->empty), std::move(sets)});
+    groups.push_back({group->id, runsOf(group->ranks), runsOf(group->empty)});
   }
   return Json{{"groups", std::move(groups)}, {"vaults", std::move(list)}}.dump(
       -1, ' ', false, Json::error_handler_t::replace);
@@ -217,10 +216,9 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
       std::vector<std::shared_ptr<const SharedGroup>> groups;
       size_t most = kMostMembers;
       for (const Json& g : json.at("groups")) {
-        SharedGroup read{g.at(0).get<std::string>(), numbersOf<int>(g.at(1), most),
-                         numbersOf<uint32_t>(g.at(2), most)};
-        read.sets = setsOf(g.at(3), read.ranks.size());
-        const auto group = std::make_shared<const SharedGroup>(std::move(read));
+        const auto group = std::make_shared<const SharedGroup>(
+            SharedGroup{g.at(0).get<std::string>(), numbersOf<int>(g.at(1), most),
+                        numbersOf<uint32_t>(g.at(2), most)});
         const size_t known = set.groups().size();
         groups.push_back(set.groups()[set.add(group)]);
         if (set.groups().size() > known) {
@@ -253,7 +251,8 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
             std::vector<uint32_t> shards = integersOf<uint32_t>(g.at(1));
             std::sort(shards.begin(), shards.end());
             slot.groups.push_back({groups[group], std::move(shards), integerOf<uint64_t>(g.at(2)),
-                                   integerOf<uint64_t>(g.at(3))});
+                                   integerOf<uint64_t>(g.at(3)),
+                                   setOf(g.at(4), groups[group]->ranks.size())});
           }
           vault.slots.push_back(std::move(slot));
         }

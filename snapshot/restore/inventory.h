@@ -23,7 +23,6 @@ struct SharedGroup {
   std::string id;
   std::vector<int> ranks;            // ascending
   std::vector<uint32_t> empty = {};  // shards without a byte, ascending: no member stores them
-  std::vector<std::vector<uint32_t>> sets = {};  // members that have parities in common
 
   auto operator<=>(const SharedGroup&) const = default;
 };
@@ -34,6 +33,7 @@ struct GroupSummary {
   std::vector<uint32_t> shards;  // intact ones, ascending; no empty ones; D + k: its parity
   uint64_t digest = 0;           // of sampled contents; 0: not recorded
   uint64_t layout = 0;           // groupLayouts() of snapshot/state/agreement.h
+  std::vector<uint32_t> parity_set = {};  // its own, in its order; empty: none
 };
 
 struct SlotSummary {

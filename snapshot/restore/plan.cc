@@ -13,6 +13,8 @@ namespace {
 
 using Key = std::pair<int64_t, uint64_t>;  // step, incarnation
 
+constexpr uint64_t kMostTags = uint64_t{1} << 24;  // PeerTransport tells as many apart
+
 // One (step, incarnation) as found: rank → its slot.
 using Found = std::map<int, std::pair<const VaultSummary*, const SlotSummary*>>;
 
@@ -39,6 +41,7 @@ struct Gathered {
   uint64_t layout = 0;
   std::optional<uint64_t> digest;
   StoredShards stored;
+  std::map<uint32_t, std::vector<uint32_t>> set_of;  // by member
 };
 
 using Groups = std::map<std::string, Gathered>;
@@ -73,8 +76,7 @@ std::optional<std::string> gather(const Found& found, Groups& groups) {
         return "members disagree about who shares group " + id;
       } else if (gathered.layout != group.layout ||
                  (gathered.shared != group.shared &&
-                  (gathered.shared->empty != group.shared->empty ||
-                   gathered.shared->sets != group.shared->sets))) {
+                  gathered.shared->empty != group.shared->empty)) {
         return "members disagree about what group " + id + " shares";
       }
       if (group.digest == 0) {
@@ -89,7 +91,19 @@ std::optional<std::string> gather(const Found& found, Groups& groups) {
       if (member == ranks.end() || *member != rank) {
         return "rank " + std::to_string(rank) + " is not a member of its group " + id;
       }
-      gathered.stored[static_cast<size_t>(member - ranks.begin())] = group.shards;
+      const auto number = static_cast<uint32_t>(member - ranks.begin());
+      gathered.stored[number] = group.shards;
+      if (!group.parity_set.empty()) {
+        for (const uint32_t other : group.parity_set) {
+          const auto [known, first] = gathered.set_of.try_emplace(other, group.parity_set);
+          if (!first && known->second != group.parity_set) {
+            return "members disagree about the parity sets of group " + id;
+          }
+        }
+        if (!std::ranges::count(group.parity_set, number)) {
+          return "rank " + std::to_string(rank) + " is not in its parity set of group " + id;
+        }
+      }
     }
   }
   return std::nullopt;
@@ -114,7 +128,13 @@ std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) 
         stored[shard].insert(std::ranges::lower_bound(stored[shard], shard), shard);
       }
     }
-    group.recipes = protection->recipes(stored, gathered.shared->sets);
+    ParitySets sets;
+    for (const auto& [member, set] : gathered.set_of) {
+      if (member == set.front()) {
+        sets.push_back(set);
+      }
+    }
+    group.recipes = protection->recipes(stored, sets);
     group.digest = gathered.digest.value_or(0);
     for (uint32_t shard = 0; shard < group.recipes.size(); ++shard) {
       if (std::binary_search(empty.begin(), empty.end(), shard)) {
@@ -127,7 +147,11 @@ std::optional<std::string> findRecipes(const Groups& groups, RestorePlan& plan) 
       }
     }
     group.first_tag = tag;
-    tag += static_cast<uint32_t>(group.recipes.size()) * group.most_parts;
+    const uint64_t next = tag + uint64_t{group.recipes.size()} * group.most_parts;
+    if (next > kMostTags) {
+      return "group " + id + " has too many parts to be sent";
+    }
+    tag = static_cast<uint32_t>(next);
   }
   return std::nullopt;
 }

@@ -34,19 +34,18 @@ std::string describe(const std::string& dtype, const std::vector<int64_t>& shape
 // Whether the decoded groups hold what their members recorded of them.
 void compareDigests(const RestorePlan& plan, const SnapshotTable& table,
                     const std::set<int32_t>& decoded, const LiveWriter& live) {
-  if (decoded.empty()) {
-    return;
-  }
-  const SnapshotPlan of(table);
-  std::vector<const std::byte*> addresses;
-  for (uint32_t region = 0; region < table.regions.size(); ++region) {
-    addresses.push_back(live.hostAddress({region, 0, 0}));
-  }
   for (const int32_t group : decoded) {
+    std::vector<uint32_t> of_group;
+    std::vector<const std::byte*> addresses(table.regions.size());
+    for (uint32_t region = 0; region < table.regions.size(); ++region) {
+      if (table.regions[region].group == group) {
+        of_group.push_back(region);
+        addresses[region] = live.hostAddress({region, 0, 0});
+      }
+    }
     const std::string& id = table.groups[static_cast<size_t>(group)].id;
     const uint64_t recorded = plan.groups.at(id).digest;
-    if (recorded != 0 &&
-        groupDigest(of, static_cast<size_t>(group), addresses, plan.step) != recorded) {
+    if (recorded != 0 && groupDigest(table, of_group, addresses, plan.step) != recorded) {
       throw Corruption("group " + id + " as decoded from parities is not what its members had at " +
                        "step " + std::to_string(plan.step));
     }
@@ -141,33 +140,40 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
     HostBuffer bytes;
   };
   std::map<int, std::pair<std::vector<SlotSource::Copy>, std::vector<Staged>>> local;
-  // What comes from other nodes, by tag: a shard, or a parity that goes to `parity`.
+  // What comes from other nodes, by tag: a shard, or a parity, which is source `i` of a decoding.
   struct Awaited {
     const Move* move;
-    std::byte* parity;
+    Decoding* decoding;
+    size_t i;
     uint64_t bytes;
   };
   std::map<uint32_t, Awaited> received;
+  const auto await = [&](uint32_t tag, const Awaited& part) {
+    if (!received.emplace(tag, part).second) {
+      throw Corruption("the plan gives two parts of one rank the same tag");
+    }
+  };
   std::deque<Decoding> decodings;
   for (const Move& move : moves) {
     if (move.decode == Decode::kXor) {
       Decoding& decoding = decodings.emplace_back(saved, move);
       for (size_t i = 0; i < move.sources.size(); ++i) {
         const MoveSource& source = move.sources[i];
+        const uint64_t bytes = decoding.parityBytes();
         if (source.kind == MoveSource::Kind::kPeer) {
-          received.emplace(source.tag,
-                           Awaited{nullptr, decoding.parity(i), decoding.parityBytes()});
+          await(source.tag, {nullptr, &decoding, i, bytes});
         } else {
-          slot(source.vault)
-              .copyPart(saved.groups[static_cast<size_t>(move.group)].id, source.shard,
-                        decoding.parity(i));
+          const HostBuffer parity = hostBuffer(bytes);
+          const std::string& id = saved.groups[static_cast<size_t>(move.group)].id;
+          slot(source.vault).copyPart(id, source.shard, {parity.get(), bytes});
+          decoding.put(i, {parity.get(), bytes}, writing);
         }
       }
       continue;
     }
     const MoveSource& source = move.sources.front();  // kCopy has one
     if (source.kind == MoveSource::Kind::kPeer) {
-      received.emplace(source.tag, Awaited{&move, nullptr, bytesOf(move.ranges)});
+      await(source.tag, {&move, nullptr, 0, bytesOf(move.ranges)});
       continue;
     }
     SlotSource& from = slot(source.vault);
@@ -195,17 +201,20 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   // so the first one that is not done is always posted on both sides.
   struct Flight {
     std::unique_ptr<PeerTransport::Pending> pending;
-    HostBuffer buffer;  // nullptr: it goes to its place at once
+    HostBuffer buffer;
     uint64_t bytes;
-    const Move* move;  // nullptr: nothing is to be done with the bytes
+    const Awaited* awaited;  // nullptr: a send
   };
   std::deque<Flight> flights;
   uint64_t in_flight = 0;
   const auto landOldest = [&] {
     Flight& oldest = flights.front();
     oldest.pending->wait();
-    if (oldest.move != nullptr) {
-      writing.scatter(oldest.move->ranges, oldest.buffer.get());
+    if (oldest.awaited != nullptr && oldest.awaited->decoding != nullptr) {
+      oldest.awaited->decoding->put(oldest.awaited->i, {oldest.buffer.get(), oldest.bytes},
+                                    writing);
+    } else if (oldest.awaited != nullptr) {
+      writing.scatter(oldest.awaited->move->ranges, oldest.buffer.get());
     }
     in_flight -= oldest.bytes;
     flights.pop_front();
@@ -225,15 +234,13 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
            (flights.size() >= kInFlight || in_flight + bytes > kInFlightBytes)) {
       landOldest();
     }
-    const bool placed = awaited != nullptr && awaited->parity != nullptr;
-    Flight flight{nullptr, placed ? nullptr : hostBuffer(bytes), bytes,
-                  awaited == nullptr ? nullptr : awaited->move};
-    std::byte* const at = placed ? awaited->parity : flight.buffer.get();
+    Flight flight{nullptr, hostBuffer(bytes), bytes, awaited};
+    const std::span<std::byte> buffer(flight.buffer.get(), bytes);
     if (sends) {
-      from->copyPart(transfer.group, transfer.shard, at);
-      flight.pending = transport->send({at, bytes}, transfer.receiver, transfer.tag);
+      from->copyPart(transfer.group, transfer.shard, buffer);
+      flight.pending = transport->send(buffer, transfer.receiver, transfer.tag);
     } else {
-      flight.pending = transport->receive({at, bytes}, transfer.sender, transfer.tag);
+      flight.pending = transport->receive(buffer, transfer.sender, transfer.tag);
     }
     in_flight += bytes;
     flights.push_back(std::move(flight));
@@ -241,7 +248,7 @@ uint64_t Restorer::restore(const std::vector<LiveRegion>& live, PeerTransport* t
   while (!flights.empty()) {
     landOldest();
   }
-  for (Decoding& decoding : decodings) {
+  for (const Decoding& decoding : decodings) {
     decoding.run(writing);
   }
   compareDigests(plan_, saved, decoded, writing);

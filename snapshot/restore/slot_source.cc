@@ -66,7 +66,7 @@ uint64_t SlotSource::offsetOf(const std::string& region, uint32_t shard, uint64_
   return at->second;
 }
 
-std::vector<SlotSource::Copy> SlotSource::partOf(const std::string& group, uint32_t part) const {
+std::vector<SlotSource::Copy> SlotSource::findPart(const std::string& group, uint32_t part) const {
   std::vector<Copy> copies;
   uint64_t at = 0;
   for (const ShardRange& range : rangesOf(table_, group, part)) {
@@ -94,6 +94,15 @@ std::vector<SlotSource::Copy> SlotSource::partOf(const std::string& group, uint3
   return copies;
 }
 
+const std::vector<SlotSource::Copy>& SlotSource::partOf(const std::string& group,
+                                                        uint32_t part) const {
+  const auto [at, is_new] = parts_.try_emplace({group, part});
+  if (is_new) {
+    at->second = findPart(group, part);
+  }
+  return at->second;
+}
+
 uint64_t SlotSource::bytesOf(const std::string& group, uint32_t part) const {
   uint64_t bytes = 0;
   for (const Copy& copy : partOf(group, part)) {
@@ -102,10 +111,16 @@ uint64_t SlotSource::bytesOf(const std::string& group, uint32_t part) const {
   return bytes;
 }
 
-void SlotSource::copyPart(const std::string& group, uint32_t part, std::byte* to) const {
+void SlotSource::copyPart(const std::string& group, uint32_t part, std::span<std::byte> to) const {
+  if (const uint64_t bytes = bytesOf(group, part); bytes != to.size()) {
+    throw Corruption("rank " + std::to_string(reader_.identity().rank) + " step " +
+                     std::to_string(view_.step) + ": part " + std::to_string(part) + " of group " +
+                     group + " has " + std::to_string(bytes) + " bytes, not " +
+                     std::to_string(to.size()));
+  }
   std::vector<Copy> copies = partOf(group, part);
   for (Copy& copy : copies) {
-    copy.to = to + copy.at;
+    copy.to = to.data() + copy.at;
   }
   this->copy(std::move(copies));
 }

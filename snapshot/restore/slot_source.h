@@ -12,8 +12,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "snapshot/state/table.h"
@@ -44,9 +46,9 @@ class SlotSource {
   uint64_t offsetOf(const std::string& region, uint32_t shard, uint64_t begin, uint64_t end) const;
   void copy(std::vector<Copy> copies) const;
   // A part of a group, which is a shard or the rank's parity, or all private regions (group ""):
-  // its bytes, one behind the other.
+  // its bytes, one behind the other. Throws Corruption if `to` has another length.
   uint64_t bytesOf(const std::string& group, uint32_t part) const;
-  void copyPart(const std::string& group, uint32_t part, std::byte* to) const;
+  void copyPart(const std::string& group, uint32_t part, std::span<std::byte> to) const;
   // False once the rank writes to the slot.
   bool isUnchanged() const { return reader_.isUnchanged(view_); }
   // The chunks that do not match their checksums, or were not copied, in the order of the payload.
@@ -58,13 +60,15 @@ class SlotSource {
  private:
   SlotSource(int fd, SlotView view);
   void findOffsets();
-  std::vector<Copy> partOf(const std::string& group, uint32_t part) const;
+  const std::vector<Copy>& partOf(const std::string& group, uint32_t part) const;
+  std::vector<Copy> findPart(const std::string& group, uint32_t part) const;
   using Place = std::tuple<std::string, uint32_t, uint64_t, uint64_t>;
 
   VaultReader reader_;
   SlotView view_;
   SnapshotTable table_;
   std::map<Place, uint64_t> offsets_;
+  mutable std::map<std::pair<std::string, uint32_t>, std::vector<Copy>> parts_;  // as asked for
 };
 
 }  // namespace reft

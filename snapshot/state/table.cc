@@ -411,25 +411,30 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     const int32_t group = table.regions[piece.region].group;
     return group < 0 ? 1 : table.groups[static_cast<size_t>(group)].ranks.size();
   };
+  std::vector<const std::vector<uint32_t>*> sets;  // the rank's own, of each group
+  for (size_t g = 0; g < table.groups.size(); ++g) {
+    sets.push_back(paritySetOf(table.groups[g], table.memberOf(static_cast<int32_t>(g))));
+  }
   uint64_t end = 0;
   auto parity = table.parities.begin();
-  const auto takeParities = [&](uint64_t before) {
-    for (; parity != table.parities.end() && parity->payload_offset < before; ++parity) {
-      if (parity->group >= table.groups.size() || !lies_in(*parity, end)) {
+  const auto takeParities = [&](auto more) {
+    for (; parity != table.parities.end() && more(*parity); ++parity) {
+      const bool has_set = parity->group < table.groups.size() && sets[parity->group] != nullptr;
+      if (!has_set || !lies_in(*parity, end)) {
         corrupt("parity of group " + std::to_string(parity->group));
       }
       end = parity->payload_offset + (parity->end - parity->begin);
     }
   };
   for (const Piece& piece : table.pieces) {
-    takeParities(piece.payload_offset);
+    takeParities([&](const ParityPiece& one) { return one.payload_offset < piece.payload_offset; });
     if (piece.region >= table.regions.size() || piece.shard >= members(piece) ||
         piece.end > table.regions[piece.region].bytes || !lies_in(piece, end)) {
       corrupt("piece of region " + std::to_string(piece.region));
     }
     end = piece.payload_offset + (piece.end - piece.begin);
   }
-  takeParities(UINT64_MAX);
+  takeParities([](const ParityPiece&) { return true; });
   return table;
 }
 

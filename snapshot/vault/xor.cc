@@ -1,5 +1,6 @@
 #include "snapshot/vault/xor.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -10,14 +11,29 @@ namespace reft {
 namespace {
 
 constexpr size_t kWorthAvx2 = 256;
+constexpr size_t kBlock = 1024;  // XORed at a time, while as much of what is next is fetched
+constexpr size_t kLine = 64;
+
+void fetch(std::span<const std::byte> lines) {
+  for (size_t at = 0; at < lines.size(); at += kLine) {
+    __builtin_prefetch(lines.data() + at, 0, 2);
+  }
+}
 
 }  // namespace
 
-void xorInto(std::byte* into, const std::byte* with, size_t bytes) {
+void xorInto(std::byte* into, const std::byte* with, size_t bytes,
+             std::span<const std::byte> next) {
   size_t at = 0;
   if (bytes >= kWorthAvx2 && avx2::xorAvailable()) {
-    at = bytes / 128 * 128;
-    avx2::xorBlocks(into, with, at);
+    const size_t whole = bytes / avx2::kXorBlock * avx2::kXorBlock;
+    while (at < whole) {
+      const size_t part = std::min(kBlock, whole - at);
+      const size_t from = std::min(at, next.size());
+      fetch(next.subspan(from, std::min(part, next.size() - from)));
+      avx2::xorBlocks(into + at, with + at, part);
+      at += part;
+    }
   }
   for (; at + sizeof(uint64_t) <= bytes; at += sizeof(uint64_t)) {
     uint64_t a = 0, b = 0;

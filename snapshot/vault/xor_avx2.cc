@@ -9,12 +9,10 @@
 namespace reft::avx2 {
 
 void xorBlocks(std::byte* into, const std::byte* with, size_t bytes) {
-  constexpr size_t kVector = sizeof(__m256i), kVectors = 4;
-  for (size_t at = 0; at < bytes; at += kVectors * kVector) {
-    for (size_t i = 0; i < kVectors; ++i) {
-      auto* const to = reinterpret_cast<__m256i*>(into + at + i * kVector);
-      const __m256i b =
-          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(with + at + i * kVector));
+  for (size_t at = 0; at < bytes; at += kXorBlock) {
+    for (size_t i = at; i < at + kXorBlock; i += sizeof(__m256i)) {
+      auto* const to = reinterpret_cast<__m256i*>(into + i);
+      const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(with + i));
       _mm256_storeu_si256(to, _mm256_xor_si256(_mm256_loadu_si256(to), b));
     }
   }

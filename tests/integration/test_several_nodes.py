@@ -110,7 +110,7 @@ def test_lost_node_comes_back_from_its_replicas_with_arc(tmp_path: Path, referen
         os.kill(pid, signal.SIGKILL)
     text = job.finish()
     assert re.search(r"resumed at step \d+", text), text
-    assert "without the vault of rank 1, which took state from replicas" in text, text
+    assert "without the vaults of rank 1, whose small state is that of replicas" in text, text
     assert final(text) == reference  # no dropout: nothing depends on the lost rank's random state
 
 
@@ -126,9 +126,9 @@ def test_copies_lie_on_the_other_node_when_nodes_have_several_ranks(tmp_path: Pa
     for pid in agents + ranks:
         os.kill(pid, signal.SIGKILL)
     text = job.finish()
-    assert "rank 0's state comes back after the loss of any node" in text, text
+    assert "each shard of rank 0's state survives the loss of any node" in text, text
     assert re.search(r"resumed at step \d+", text), text
-    assert "without the vault of ranks 2 3, which" in text, text
+    assert "without the vaults of ranks 2 3, whose" in text, text
     assert final(text) == reference
 
 
@@ -144,9 +144,9 @@ def test_lost_node_comes_back_from_parities_with_aec(tmp_path: Path) -> None:
     for pid in agents + ranks:
         os.kill(pid, signal.SIGKILL)
     text = job.finish()
-    assert "rank 0's state comes back after the loss of any node" in text, text
+    assert "each shard of rank 0's state survives the loss of any node" in text, text
     assert re.search(r"resumed at step \d+", text), text
-    assert "without the vault of rank 1, which took state from replicas" in text, text
+    assert "without the vaults of rank 1, whose small state is that of replicas" in text, text
     assert final(text) == reference
 
 

@@ -23,8 +23,8 @@ from tests.support.launchers import (
     free_port,
     job_environment,
     kill_all,
-    rank_pids,
     node_launchers,
+    rank_pids,
 )
 
 torch = pytest.importorskip("torch")

@@ -132,7 +132,7 @@ class Announcer:
             return
         several = survival.nodes > 1
         any_of = f"any {survival.nodes} nodes" if several else "any node"
-        _voice.say(f"for a lost node: rank 0's state comes back after the loss of {any_of}")
+        _voice.say(f"for a lost node: each shard of rank 0's state survives the loss of {any_of}")
         if survival.nodes < (wanted := node_loss.wanted(layout, protection)):
             _voice.warn(
                 f"{setting} asks for {wanted + 1} nodes, but the replicas of some shard are on"

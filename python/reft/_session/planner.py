@@ -13,7 +13,7 @@ import torch
 from reft import _C, _voice
 from reft._link import host_memory, job_identity, vault_place
 from reft._link.trusted_store import TrustedStore
-from reft._state import discovery, replica_groups
+from reft._state import discovery, node_loss, replica_groups
 from reft._state.optimizers import identities, structure
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
@@ -150,6 +150,7 @@ class Planner:
         asks: whether the votes ask all ranks to plan together.
         """
         self._check_memory(state)
+        self._warn_of_devices(state)
         used = {region.ranks for region in state.regions}
         groups = [(gid, ranks) for gid, ranks in self._groups if ranks in used]
         index_of = {ranks: i for i, (_, ranks) in enumerate(groups)}
@@ -249,12 +250,31 @@ class Planner:
 
     def _per_rank(self, state: discovery.State) -> float:
         """Bytes of one snapshot of this rank."""
+        protection, domains = self._env["snapshot_protection"], self._job.layout.domain_of
+        if node_loss.on_device(state) and _C.is_for_host_memory(protection):
+            protection = "none"
+        shares: dict[tuple[int, ...], float] = {}
         per_rank = 0.0
         for region in state.regions:
-            shares = len(region.ranks) or 1
-            stored = _C.stored_shards(self._env["snapshot_protection"], shares)
-            per_rank += region.tensor.nbytes * stored / shares
+            ranks = region.ranks
+            if ranks not in shares:
+                nodes = [domains[rank] for rank in ranks] or [0]  # or it has no replica
+                shares[ranks] = _C.stored_shards(protection, nodes) / len(nodes)
+            per_rank += region.tensor.nbytes * shares[ranks]
         return per_rank
+
+    def _warn_of_devices(self, state: discovery.State) -> None:
+        """Says if this rank stores less than the setting asks for: the others cannot know."""
+        protection = self._env["snapshot_protection"]
+        found = node_loss.on_device(state)
+        if found and _C.is_for_host_memory(protection):
+            _voice.warn_once(
+                "no parities",
+                f"rank {self._job.rank} stores no parities (REFT_SNAPSHOT_PROTECTION={protection}):"
+                f" {_voice.plural(len(found), 'tensor')} of its state (first: {found[0]}) are not"
+                " in host memory. A lost node is NOT survived; REFT_SNAPSHOT_PROTECTION=arc is for"
+                " such state",
+            )
 
     def _check_memory(self, state: discovery.State) -> None:
         """Refuses a plan that does not fit the node."""

@@ -263,7 +263,7 @@ class Resumer:
         donors = ""
         if self.plan.donor:
             lost = _voice.ranks(self.plan.donor)
-            donors = f"; without the vault of {lost}, which took state from replicas"
+            donors = f"; without the vaults of {lost}, whose small state is that of replicas"
         _voice.say(
             f"resumed at step {self.plan.step}: {resumed.what},"
             f" {_voice.size(resumed.written)} per rank in {resumed.nanoseconds / 1e6:.0f}"

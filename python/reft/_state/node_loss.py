@@ -35,13 +35,12 @@ def survival(state: State, layout: Layout, protection: str) -> Survival:
     if alone := alone + sorted(state.strided.keys() - state.replaceable):
         what = _voice.plural(len(alone), "tensor")
         return Survival(0, f"no other rank has {what} of this rank (first: {alone[0]})")
-    on_device = [region.name for region in known if region.tensor.device.type != "cpu"]
-    if on_device and _C.is_for_host_memory(protection):
-        what = _voice.plural(len(on_device), "tensor")
+    if (found := on_device(state)) and _C.is_for_host_memory(protection):
+        what = _voice.plural(len(found), "tensor")
         return Survival(
             0,
-            f"it is stored of state in host memory alone, and {what} of this rank (first:"
-            f" {on_device[0]}) is not: use REFT_SNAPSHOT_PROTECTION=arc",
+            f"parities are made of state in host memory alone, and {what} of this rank (first:"
+            f" {found[0]}) are elsewhere: use REFT_SNAPSHOT_PROTECTION=arc",
         )
     least = wanted(layout, protection)
     for ranks in sorted({region.ranks for region in known if region.ranks}):
@@ -53,6 +52,11 @@ def survival(state: State, layout: Layout, protection: str) -> Survival:
             return Survival(0, f"{there} are on one node, and a shard is lost with them")
         least = min(least, nodes)
     return Survival(least)
+
+
+def on_device(state: State) -> list[str]:
+    """Names of what a rank has outside of host memory."""
+    return [region.name for region in state.regions if region.tensor.device.type != "cpu"]
 
 
 def wanted(layout: Layout, protection: str) -> int:

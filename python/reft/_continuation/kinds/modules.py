@@ -6,7 +6,6 @@ Threads: the training thread. Errors: `Stray` for a module that has other parts 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 

@@ -136,19 +136,19 @@ def test_what_is_protected_is_said_once(terminal: Callable[..., Terminal]) -> No
 @pytest.mark.parametrize(
     ("protection", "world", "per_node", "said"),
     [
-        ("arc", 2, 1, ["for a lost node: rank 0's state comes back after the loss of any node"]),
-        ("arc:2", 3, 1, ["for a lost node: rank 0's state comes back after the loss of any 2 nodes"]),
+        ("arc", 2, 1, ["for a lost node: each shard of rank 0's state survives the loss of any node"]),
+        ("arc:2", 3, 1, ["for a lost node: each shard of rank 0's state survives the loss of any 2 nodes"]),
         (
             "arc:2",
             4,
             2,
             [
-                "for a lost node: rank 0's state comes back after the loss of any node",
+                "for a lost node: each shard of rank 0's state survives the loss of any node",
                 "warning: REFT_SNAPSHOT_PROTECTION=arc:2 asks for 3 nodes, but the replicas of some"
                 " shard are on too few: the loss of 2 nodes is not survived",
             ],
         ),
-        ("aec", 4, 1, ["for a lost node: rank 0's state comes back after the loss of any node"]),
+        ("aec", 4, 1, ["for a lost node: each shard of rank 0's state survives the loss of any node"]),
         (
             "arc",
             2,

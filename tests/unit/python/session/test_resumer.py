@@ -236,7 +236,7 @@ def test_a_lost_vault_is_named(
     restart = Restart(monkeypatch, donor={1: 0, 2: 0})
     assert restart.resume() is not None
     assert lines(capsys)[0].endswith(
-        "; without the vault of ranks 1 2, which took state from replicas"
+        "; without the vaults of ranks 1 2, whose small state is that of replicas"
     )
 
 

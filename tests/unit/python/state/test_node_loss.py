@@ -55,7 +55,7 @@ def test_members_of_a_parity_set_have_to_lie_on_different_nodes() -> None:
 def test_a_parity_is_made_of_state_in_host_memory_alone() -> None:
     region = Region("o0.p0", torch.ones(1, device="meta"), (0, 1))
     layout = Layout.in_blocks(2, 1)
-    assert "1 tensor of this rank (first: o0.p0) is not" in weakness(State([region]), layout, "aec")
+    assert "1 tensor of this rank (first: o0.p0) are elsewhere" in weakness(State([region]), layout, "aec")
     assert weakness(State([region]), layout, "arc") == ""
 
 

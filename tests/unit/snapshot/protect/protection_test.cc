@@ -133,15 +133,17 @@ TEST(Protection, NoMemberStoresMoreThanTheOthers) {
 }
 
 TEST(Protection, StoresSoManyTimesTheBytesOfAShard) {
-  EXPECT_EQ(Protection::named("none").storedShards(4), 1);
-  EXPECT_EQ(Protection::named("arc:2").storedShards(4), 3);
-  EXPECT_EQ(Protection::named("arc:2").storedShards(2), 2);
+  EXPECT_EQ(Protection::named("none").storedShards(apart(4)), 1);
+  EXPECT_EQ(Protection::named("arc:2").storedShards(apart(4)), 3);
+  EXPECT_EQ(Protection::named("arc:2").storedShards(apart(2)), 2);
   const Protection& aec = Protection::named("aec");
-  EXPECT_EQ(aec.storedShards(1), 1);
-  EXPECT_EQ(aec.storedShards(2), 2);
-  EXPECT_DOUBLE_EQ(aec.storedShards(4), 4.0 / 3);
-  EXPECT_DOUBLE_EQ(aec.storedShards(16), 16.0 / 15);
-  EXPECT_DOUBLE_EQ(aec.storedShards(17), 8.0 / 7) << "two sets";
+  EXPECT_EQ(aec.storedShards({0}), 1);
+  EXPECT_EQ(aec.storedShards(apart(2)), 2);
+  EXPECT_DOUBLE_EQ(aec.storedShards(apart(4)), 4.0 / 3);
+  EXPECT_DOUBLE_EQ(aec.storedShards(apart(16)), 16.0 / 15);
+  EXPECT_DOUBLE_EQ(aec.storedShards(apart(17)), 8.0 / 7) << "two sets";
+  EXPECT_DOUBLE_EQ(aec.storedShards({0, 0, 0, 0, 1, 1, 1, 1}), 2) << "four sets of two";
+  EXPECT_DOUBLE_EQ(aec.storedShards({0, 0, 1, 1, 2}), 2) << "sets of three and of two";
 }
 
 TEST(Protection, ParitySetsHoldEachMemberOnceAndOnNodesOfTheirOwnWhereThatIsPossible) {

@@ -11,6 +11,7 @@
 #include "snapshot/commit/commit_ledger.h"
 #include "snapshot/restore/plan.h"
 #include "snapshot/state/agreement.h"
+#include "snapshot/state/parity_cells.h"
 
 // What is committed can be restored: whatever the ranks believe about who shares what, the planner
 // accepts the inventories of every step that the votes committed.
@@ -247,11 +248,15 @@ class Job {
       const std::vector<uint64_t> layouts = groupLayouts(made.table);
       for (size_t g = 0; g < made.table.groups.size(); ++g) {
         const GroupInfo& info = made.table.groups[g];
-        slot.groups.push_back({std::make_shared<const SharedGroup>(SharedGroup{
-                                   info.id, info.ranks,
-                                   made.table.emptyShardsOf(static_cast<int32_t>(g)), info.sets}),
-                               made.table.shardsOf(static_cast<int32_t>(g)), made.digests[g],
-                               layouts[g]});
+        const auto index = static_cast<int32_t>(g);
+        GroupSummary group{std::make_shared<const SharedGroup>(
+                               SharedGroup{info.id, info.ranks, made.table.emptyShardsOf(index)}),
+                           made.table.shardsOf(index), made.digests[g], layouts[g]};
+        if (made.table.holdsParityOf(index)) {
+          group.shards.push_back(made.table.parityPart(index));
+          group.parity_set = *paritySetOf(info, made.table.memberOf(index));
+        }
+        slot.groups.push_back(std::move(group));
       }
       vaults.push_back({rank, 0, {std::move(slot)}});
     }

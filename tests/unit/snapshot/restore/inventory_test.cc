@@ -36,8 +36,8 @@ TEST(Inventory, RejectsOtherText) {
        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"slots\":[[1]]}]}",
        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,"
        "\"slots\":[[0,1,2,3,\"none\",[]]]}]}",
-       R"({"groups":[["g",[],[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[0,[],0]],""]]}]})",
-       R"({"groups":[["g",[],[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[1,[],0,0]],""]]}]})",
+       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[0,[],0,[]]],""]]}]})",
+       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[1,[],0,0,[]]],""]]}]})",
        "{\"groups\":[],\"vaults\":[{\"rank\":4e26,\"node\":0,\"slots\":[]}]}",
        "{\"groups\":[],\"vaults\":[{\"rank\":4294967296,\"node\":0,\"slots\":[]}]}"}) {
     EXPECT_THROW(parseInventories({text}), Corruption) << text;
@@ -46,25 +46,25 @@ TEST(Inventory, RejectsOtherText) {
 
 TEST(Inventory, RejectsGroupsThatAreNone) {
   for (const char* groups : {
-           R"([3,[[0,0,1]],[],[]])",
+           R"([3,[[0,0,1]],[]])",
            R"(["g",[[0,0,1]]])",
-           R"(["g",[0],[],[]])",
-           R"(["g",null,[],[]])",
-           R"(["g",{},[],[]])",
-           R"(["g",[],null,[]])",
-           R"(["g",{"a":[0,3,1]},[],[]])",
-           R"(["g",[[0,3]],[],[]])",
-           R"(["g",[[0,3,1,7]],[],[]])",
-           R"(["g",[{"a":0,"b":3,"c":1}],[],[]])",
-           R"(["g",[[3,0,1]],[],[]])",
-           R"(["g",[[0,4,3]],[],[]])",
-           R"(["g",[[0,4,0]],[],[]])",
-           R"(["g",[[-1,4,1]],[],[]])",
-           R"(["g",[[0,4,1],[4,5,1]],[],[]])",
-           R"(["g",[[0,4,1]],[[2,2,1],[1,1,1]],[]])",
-           R"(["g",[[0,2147483647,1]],[],[]])",
-           R"(["g",[[0,16777000,1]],[],[]],["h",[[0,400,1]],[],[]])",
-           R"(["g",[[0,16777000,1]],[[0,400,1]],[]])",
+           R"(["g",[0],[]])",
+           R"(["g",null,[]])",
+           R"(["g",{},[]])",
+           R"(["g",[],null])",
+           R"(["g",{"a":[0,3,1]},[]])",
+           R"(["g",[[0,3]],[]])",
+           R"(["g",[[0,3,1,7]],[]])",
+           R"(["g",[{"a":0,"b":3,"c":1}],[]])",
+           R"(["g",[[3,0,1]],[]])",
+           R"(["g",[[0,4,3]],[]])",
+           R"(["g",[[0,4,0]],[]])",
+           R"(["g",[[-1,4,1]],[]])",
+           R"(["g",[[0,4,1],[4,5,1]],[]])",
+           R"(["g",[[0,4,1]],[[2,2,1],[1,1,1]]])",
+           R"(["g",[[0,2147483647,1]],[]])",
+           R"(["g",[[0,16777000,1]],[],[]],["h",[[0,400,1]]])",
+           R"(["g",[[0,16777000,1]],[[0,400,1]]])",
        }) {
     const std::string text = std::string(R"({"groups":[)") + groups + R"(],"vaults":[]})";
     EXPECT_THROW(parseInventories({text}), Corruption) << text;
@@ -75,7 +75,7 @@ TEST(Inventory, RanksUpToTheHighestNumberAreRead) {
   for (const char* runs : {"[[2147483647,2147483647,1]]", "[[147483647,2147483647,1000000000]]"}) {
     const std::string text =
         std::string(R"({"groups":[["g",)") + runs +
-        R"(,[],[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[0,[],0,0]],""]]}]})";
+        R"(,[]]],"vaults":[{"rank":0,"node":0,"slots":[[0,1,2,3,"none",[[0,[],0,0,[]]],""]]}]})";
     const auto vaults = parseInventories({text});
     EXPECT_EQ(vaults[0].slots[0].groups[0].shared->ranks.back(), 2147483647) << text;
   }
@@ -85,7 +85,7 @@ TEST(Inventory, TextsTogetherAreAsLargeAsOne) {
   std::vector<std::string> texts;
   for (int i = 0; i < 2; ++i) {
     texts.push_back(R"({"groups":[["g)" + std::to_string(i) +
-                    R"(",[[0,9000000,1]],[],[]]],"vaults":[]})");
+                    R"(",[[0,9000000,1]],[]]],"vaults":[]})");
   }
   EXPECT_NO_THROW(parseInventories({texts[0], texts[0]}));
   EXPECT_THROW(parseInventories(texts), Corruption);
@@ -219,23 +219,26 @@ TEST(SummarizeVerifiedParity, IsAPartOfItsOwnThatDamageTakesAway) {
   auto slots = summarize();
   ASSERT_EQ(slots.size(), 1u);
   EXPECT_EQ(slots[0].groups[0].shards, std::vector<uint32_t>({1, 4}));
-  EXPECT_EQ(slots[0].groups[0].shared->sets, group.sets);
+  EXPECT_EQ(slots[0].groups[0].parity_set, group.sets[0]);
   const auto again = parseInventories({inventoryJson({{1, 0, slots}})});
   EXPECT_EQ(again[0].slots[0].groups[0].shards, std::vector<uint32_t>({1, 4}));
-  EXPECT_EQ(*again[0].slots[0].groups[0].shared, *slots[0].groups[0].shared);
+  EXPECT_EQ(again[0].slots[0].groups[0].parity_set, group.sets[0]);
   vault->payload(0)[table.parities[0].payload_offset] ^= std::byte{1};
   slots = summarize();
   ASSERT_EQ(slots.size(), 1u);
   EXPECT_EQ(slots[0].groups[0].shards, std::vector<uint32_t>({1}));
 }
 
-TEST(Inventory, RefusesParitySetsThatTheGroupCannotHave) {
-  const std::string text = inventoryJson(replicas(3, 11, 0));
-  ASSERT_NE(text.find("[[0,2,1]],[],[]]"), std::string::npos) << text;
-  for (const char* sets : {"[[0,3]]", "[[0,0]]", "[[0,1],[1,2]]", "[[-1,0]]", "7", "[7]"}) {
+TEST(Inventory, RefusesAParitySetThatTheGroupCannotHave) {
+  std::vector<VaultSummary> vaults = replicas(3, 11, 0);
+  vaults[0].slots[0].groups[0].parity_set = {0, 2};
+  const std::string text = inventoryJson(vaults);
+  ASSERT_NE(text.find("[0,2]]"), std::string::npos) << text;
+  EXPECT_NO_THROW(parseInventories({text}));
+  for (const char* set : {"[0,3]", "[0,0]", "[-1,0]", "7", "[[0,1]]"}) {
     std::string wrong = text;
-    wrong.replace(wrong.find("[[0,2,1]],[],[]]"), 16, "[[0,2,1]],[]," + std::string(sets) + "]");
-    EXPECT_THROW(parseInventories({wrong}), Corruption) << sets;
+    wrong.replace(wrong.find("[0,2]]"), 5, set);
+    EXPECT_THROW(parseInventories({wrong}), Corruption) << set;
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "intercept/base/error.h"
 #include "snapshot/engine/verify.h"
+#include "snapshot/restore/decoding.h"
 #include "snapshot/state/parity_cells.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/writer.h"
@@ -330,6 +331,35 @@ TEST(Restorer, AParityThatDoesNotFitTheShardsIsFound) {
     EXPECT_EQ(found.load(), 3);
     *at ^= std::byte{1};
   }
+}
+
+// A vault may lie about what it holds: its table is checked against that of the rank that restores.
+TEST(Restorer, AParityOfAnotherLengthOrSetIsRefused) {
+  std::mt19937_64 random(10);
+  SmallJob job({3, 1}, "aec", random);
+  const std::vector<bool> lost = {false, false, true};
+  const RestorePlan plan = *planRestore(job.inventory(lost), job.shape).plan;
+  const SnapshotTable& table = job.tables[0];
+  const std::vector<Move> moves = movesOf(plan, 0, table);
+  ASSERT_EQ(moves.back().decode, Decode::kXor);
+  EXPECT_NO_THROW(Decoding(table, moves.back()));
+  Move wrong = moves.back();
+  wrong.sources.pop_back();
+  EXPECT_THROW(Decoding(table, wrong), Corruption) << "a parity is missing";
+  wrong = moves.back();
+  wrong.sources[0].shard = wrong.sources[1].shard;
+  EXPECT_THROW(Decoding(table, wrong), Corruption) << "twice the same";
+  wrong = moves.back();
+  wrong.group = -1;
+  EXPECT_THROW(Decoding(table, wrong), Corruption) << "no group";
+  SnapshotTable other = table;
+  other.groups[0].sets = other.groups[1].sets = {{0, 1}};
+  EXPECT_THROW(Decoding(other, moves.back()), Corruption) << "another set";
+  const SlotSource source(job.vaults[0]->fd(), 0, kStep, kIncarnation);
+  Bytes parity(source.bytesOf("h", 3));
+  EXPECT_NO_THROW(source.copyPart("h", 3, parity));
+  parity.resize(parity.size() - 64);
+  EXPECT_THROW(source.copyPart("h", 3, parity), Corruption);
 }
 
 TEST(Restorer, ADifferentLiveStateIsNamed) {

@@ -400,8 +400,10 @@ TEST_F(ParityTableJson, RejectsAParityOfAnUnknownGroup) {
 }
 TEST_F(ParityTableJson, RejectsAParityBeyondThePayloadOrOverAPiece) {
   const Json whole = json;
-  json["parities"][0][3] = uint64_t{1} << 63;
-  expectCorrupt("offset");
+  for (const uint64_t offset : {uint64_t{1} << 63, ~uint64_t{0}}) {
+    json["parities"][0][3] = offset;
+    expectCorrupt("offset " + std::to_string(offset));
+  }
   json = whole;
   json["parities"][0][2] = ~uint64_t{0};
   expectCorrupt("end");
@@ -415,8 +417,14 @@ TEST_F(ParityTableJson, RejectsAParityBeyondThePayloadOrOverAPiece) {
 TEST_F(ParityTableJson, AParityThatIsNotTheWholeOneIsNotHeld) {
   json["parities"][0][1] = 64;
   EXPECT_FALSE(SnapshotTable::fromJson(json.dump()).holdsParityOf(0));
+}
+TEST_F(ParityTableJson, RejectsAParityOfARankWithoutASet) {
   json["groups"][0][2] = Json::array();
-  EXPECT_FALSE(SnapshotTable::fromJson(json.dump()).holdsParityOf(0));
+  expectCorrupt("no set");
+  json["groups"][0][2] = Json::parse("[[1,2]]");
+  expectCorrupt("in another set");
+  json["groups"][0][2] = Json::parse("[[0],[1,2]]");
+  expectCorrupt("alone");
 }
 TEST(BuildTable, RefusesAParityWithoutASetOrOfAnotherMember) {
   EXPECT_THROW(buildTable(0, 3, {}, {groupOf(3)}, "aec", {{0, 3}}, kChunk), InvalidArgument);
