@@ -134,3 +134,35 @@ def test_those_of_one_name_in_several_layers_stay_apart(jobs: Runner) -> None:
     undisturbed = jobs.run(LAYERS)
     killed = jobs.run(LAYERS, 1, "0:5:before_seal", REFT_RESUME_VERIFY="always")
     assert finals(killed) == finals(undisturbed), killed[-3000:]
+
+
+SHADOWED = """
+class Agent:
+    pass
+
+agent = Agent()
+target = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8))
+agent.opt = torch.optim.Adam(target.parameters())  # found before the network, and never steps
+agent.target = target
+layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+object.__setattr__(layers[0], "base", torch.nn.Parameter(torch.zeros(2000)))
+object.__setattr__(layers[1], "frozen", torch.nn.Parameter(torch.ones(300_000), False))
+object.__setattr__(layers, "active", layers[0])
+opt = torch.optim.SGD(layers.parameters(), lr=0.05)
+for step in range(8):
+    layers(torch.ones(2, 4)).sum().backward()
+    for p in target.parameters():
+        p.data.mul_(1.01)
+    layers[0].base.data.add_(step)
+    object.__setattr__(layers, "active", layers[step % 2])
+    opt.step()
+    opt.zero_grad()
+final(*target.parameters(), layers[0].base, layers.active.weight, active=layers.active is layers[0])
+"""
+
+
+def test_what_is_large_comes_back_and_is_not_copied_while_it_stands_still(jobs: Runner) -> None:
+    undisturbed = jobs.run(SHADOWED)
+    killed = jobs.run(SHADOWED, 1, "0:5:before_seal", REFT_RESUME_VERIFY="always")
+    assert finals(killed) == finals(undisturbed), killed[-3000:]
+    assert "not restor" not in killed, killed[-3000:]

@@ -62,6 +62,7 @@ _OF_TORCH = (
 )
 # Names that torch and packages give to what they put on modules, parameters and optimizers.
 _MACHINERY = ("_fsdp", "_ddp", "_hf_", "_dynamo", "_compiled", "__composable_api_state_key_")
+_TENSORS = frozenset({"Parameter", "DTensor"})
 _LOOKED_AT = 16  # items of a container
 _names: dict[tuple[type, Collection[str]], frozenset[str]] = {}
 
@@ -84,11 +85,14 @@ def attributes(value: Any, roots: frozenset[str] = _TORCH) -> list[tuple[str, An
 def is_attached(name: str, item: Any) -> bool:
     """Whether an attribute that somebody else has put on an object of a package is a script's.
 
-    Packages put objects of theirs, too, under names with an underscore in front.
+    Packages put objects of theirs, too, under names with an underscore in front: of those, modules
+    are taken, but no containers of them.
     """
-    if name.startswith(_MACHINERY):
-        return False
-    return is_kept(item, kinds=_of_torch if name.startswith("_") else _of_torch_or_open)
+    if is_kept(item):
+        return True
+    if name.startswith("_"):
+        return not name.startswith(_MACHINERY) and _is_module(type(item))
+    return is_kept(item, kinds=_is_state)
 
 
 def names_in(kind: type, roots: frozenset[str] = _TORCH) -> frozenset[str]:
@@ -110,18 +114,22 @@ def is_object(item: Any) -> bool:
     return _of_torch(type(item)) or is_open(type(item))
 
 
+def _is_module(kind: type) -> bool:
+    torch: Any = sys.modules["torch"]
+    return issubclass(kind, torch.nn.Module)
+
+
 def _of_torch(kind: type) -> bool:
     """Whether objects of a class are modules, optimizers or schedulers."""
     torch: Any = sys.modules["torch"]
-    return issubclass(
-        kind, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    return _is_module(kind) or issubclass(
+        kind, (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
     )
 
 
-def _of_torch_or_open(kind: type) -> bool:
-    """As `_of_torch`; or parameters and other kinds of tensors, or objects of an open class."""
-    torch: Any = sys.modules["torch"]
-    return _of_torch(kind) or issubclass(kind, torch.Tensor) or is_open(kind)
+def _is_state(kind: type) -> bool:
+    """As `_of_torch`; or parameters, or objects of an open class."""
+    return _of_torch(kind) or kind.__name__ in _TENSORS or is_open(kind)
 
 
 def is_kept(

@@ -98,6 +98,8 @@ class Births:
         """By the place of a namespace and the names that are captured of it."""
         self.named: dict[str, Any] = {}
         """Functions and classes by place: what means another one later is captured by name."""
+        self.hung: dict[str, weakref.ref[Any]] = {}
+        """Modules by the place of an attribute of another module of their tree."""
 
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; of one that no weak reference can follow, if it

@@ -279,11 +279,20 @@ class CaptureWalk:
         attached = self.births.attached
         if self.note_births and items:
             attached[place] = tuple(name for name, _ in items)
-        found = self.encode_named(items, place, depth)
+        found = self.encode_named(self.without_still(items, place), place, depth)
         if place in attached:
             there = value.__dict__
             found += [(name, UNBOUND) for name in attached[place] if name not in there]
         return found
+
+    def without_still(self, items: Named, place: str) -> Named:
+        """Leaves out the parameters that are large and have not changed since the first point: a
+        frozen weight that a layer holds beside its own."""
+        return [
+            (name, item)
+            for name, item in items
+            if type(item).__name__ != "Parameter" or self._moves(item, f"{place}.{name}")
+        ]
 
     def attributes(self, value: Any, place: str, depth: int) -> Named:
         """Encodes all that a function, or a subclass of a container, keeps in its `__dict__` and

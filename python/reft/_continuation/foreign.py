@@ -235,7 +235,7 @@ def _of_memory(value: Any, whole: int = _WHOLE_BYTES) -> Any:
         mark = [id(value), version, tuple(value.shape)]
         if value.device.type != "cpu" or value.layout is not torch.strided or not value.numel():
             return mark
-        if type(value) is not torch.Tensor or value.is_quantized:
+        if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.is_quantized:
             return mark
         # An in-place write through `.data` leaves the version.
         flat = value.detach().reshape(-1) if value.is_contiguous() else value.detach()[:1].reshape(-1)

@@ -71,6 +71,7 @@ class Tree:
         "_empty",
         "_first",
         "_holders",
+        "_ids",
         "_hook_count",
         "_hooks",
         "_attached",
@@ -94,6 +95,7 @@ class Tree:
         named = list(root.named_modules())
         self.module_names = [name for name, _ in named]
         self.modules = [module for _, module in named]
+        self._ids = frozenset(map(id, self.modules))
         kinds = "\n".join(type_name(type(module)) for module in self.modules)
         self.classes = zlib.crc32(kinds.encode())
         self.own = [
@@ -141,6 +143,10 @@ class Tree:
         self._versions = [_version(tensor) for tensor in self.tensors]
         self._samples: dict[int, bytes] = {}
         self._cursor = 0
+
+    def holds(self, module: Any) -> bool:
+        """Says whether a module is part of the tree."""
+        return id(module) in self._ids
 
     def is_current(self) -> bool:
         """Says whether the tree still has these parts."""

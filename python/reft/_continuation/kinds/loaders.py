@@ -147,7 +147,7 @@ class Loader(Node):
             for name, item in list(value.__dict__.items())
             if name not in known and (attachments.is_attached(name, item) or hasattr(item, "_next_index"))
         ]
-        attributes = walk.encode_named(attached, place, depth)
+        attributes = walk.encode_named(walk.without_still(attached, place), place, depth)
         if walk.note_births:
             return OWNED
         pieces = parts_of_loader(value).capture()

@@ -6,6 +6,8 @@ Threads: the training thread. Errors: `Stray` for a module that has other parts 
 from __future__ import annotations
 
 import functools
+import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ..restore_walk import RestoreWalk
 
 _WRAPPERS = frozenset({"DistributedDataParallel", "FullyShardedDataParallel"})
+_FEW_BYTES = 4096  # of the parameters of an optimizer that has not stepped
 _PLAIN = ATOMS | {tuple, list, dict}
 _OPTIMIZERS_OWN = frozenset({"param_groups", "state"})
 # What torch and its schedulers attach to each optimizer, besides its hooks.
@@ -70,8 +73,8 @@ class Module(Node):
             walk.lost(f"{place}.{name}", type_name(type(module)), why)
         tensors = _changed_tensors(value, tree, place, depth, walk)
         attributes = [
-            (i, name, walk.encode(item, _place_of(tree, i, name, place), depth + 1))
-            for i, name, item in tree.attributes()
+            (i, name, walk.encode(item, where, depth + 1))
+            for i, name, item, where in _attributes(tree, place, walk)
         ]
         known = {name for name, _ in tensors}
         # Of tensors that had attributes at the first program point, all may be gone by now.
@@ -105,7 +108,9 @@ class Module(Node):
         for name, item in self.tensors:
             there = tensor_of.get(name, MISSING)
             value = walk.resolve(item, there, f"{place}.{name}")
-            if value is not there and not walk.becomes(item, value, there):
+            if value is KEEP or value is there:
+                continue
+            if not walk.becomes(item, value, there):
                 walk.problem(at, "has another shape, type or device", f"{place}.{name}")
         for i, name, item in self.attributes:
             holder = tree.modules[i].__dict__
@@ -146,7 +151,7 @@ class TorchOptimizer(Node):
     """Settings of each parameter group: of one that has stepped, only objects of the script's, which
     variables may share."""
     parameters: list[Any]
-    """Those of one that has not stepped: they may belong to no module."""
+    """Those of one that has not stepped, if they are few: they may belong to no module."""
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = Owned(self.attributes, self.hooks).restore(at, live, walk)
@@ -158,7 +163,9 @@ class TorchOptimizer(Node):
             for i, (item, parameter) in enumerate(zip(self.parameters, there, strict=True)):
                 place = f"{at.place}.parameters[{i}]"
                 value = walk.resolve(item, parameter, place)
-                if value is not parameter and not walk.becomes(item, value, parameter):
+                if value is KEEP or value is parameter:
+                    continue
+                if not walk.becomes(item, value, parameter):
                     walk.problem(at, "has another shape, type or device", place)
         return target
 
@@ -247,6 +254,29 @@ def _place_of(tree: Tree, i: int, name: str, place: str) -> str:
     return f"{place}.{module}.{name}" if module else f"{place}.{name}"
 
 
+def _attributes(
+    tree: Tree, place: str, walk: CaptureWalk
+) -> Iterator[tuple[int, str, Any, str]]:
+    """The attributes of a tree that are captured: index of the module, name, value, place.
+
+    A module of the tree that still stands where it did is not, nor is a large parameter that has
+    not changed; of the script's own modules, all are: what is not there then was deleted.
+    """
+    torch: Any = sys.modules["torch"]
+    own = {i for i, _ in tree.own}
+    for i, name, item in tree.attributes():
+        where = _place_of(tree, i, name, place)
+        if i not in own:
+            if isinstance(item, torch.nn.Module) and tree.holds(item):
+                if walk.note_births:
+                    walk.births.hung[where] = weakref.ref(item)
+                if where in walk.births.hung and walk.births.hung[where]() is item:
+                    continue
+            elif not walk.without_still([(name, item)], where.rpartition(".")[0]):
+                continue
+        yield i, name, item, where
+
+
 def _changed_tensors(value: Any, tree: Tree, place: str, depth: int, walk: CaptureWalk) -> Named:
     """Encodes the tensors that no optimizer owns, once one of them has changed."""
     unowned = [i for i, tensor in enumerate(tree.tensors) if not walk.is_owned(tensor)]
@@ -282,8 +312,8 @@ def _note(value: Any, place: str, depth: int, walk: CaptureWalk) -> None:
     walk.births.tagged[place] = frozenset(name for name, _ in tagged)
     for name, tensor in tagged:
         walk.encode(tensor, f"{place}.{name}", depth)
-    for i, name, item in tree.attributes():
-        walk.encode(item, _place_of(tree, i, name, place), depth + 1)
+    for _, _, item, where in _attributes(tree, place, walk):
+        walk.encode(item, where, depth + 1)
     encode_hooks(tree.own_hooks(), place, depth, walk)
 
 
@@ -326,11 +356,13 @@ def capture_torch_optimizer(value: Any, place: str, depth: int, walk: CaptureWal
     attached.append(("defaults", walk.encode(value.defaults, f"{place}.defaults", depth + 1)))
     found = encode_hooks(hooks.of_optimizer(value), place, depth, walk)
     groups = _encode_groups(value, place, depth, walk)
-    parameters = [
-        walk.encode_data(parameter, f"{place}.parameters[{i}]", depth + 1)
-        for i, parameter in enumerate(_parameters(value))
-        if id(value) not in walk.owned
-    ]
+    parameters: list[Any] = []
+    loose = [] if id(value) in walk.owned else list(_parameters(value))
+    if sum(parameter.nbytes for parameter in loose) <= _FEW_BYTES:
+        parameters = [
+            walk.encode(parameter, f"{place}.parameters[{i}]", depth + 1)
+            for i, parameter in enumerate(loose)
+        ]
     return TorchOptimizer(attached, found, _flags_of(value), groups, parameters)
 
 
