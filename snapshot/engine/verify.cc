@@ -139,6 +139,9 @@ void Verify::compareParities(const std::byte* payload) {
       }
     });
   }
+  for (const uint32_t region : late_) {
+    std::erase_if(suspects, [&](const auto& under) { return under.contains(region); });
+  }
   // A sample does not tell which of the regions under it was written: the fewest that explain all
   // samples, found greedily; those that explain as many are all taken.
   while (!suspects.empty()) {

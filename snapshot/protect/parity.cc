@@ -4,13 +4,15 @@
 #include <cstddef>
 #include <utility>
 
+#include "snapshot/state/parity_cells.h"
+
 namespace reft {
 
 namespace {
 
-// Splits members into sets of at most kMostInASet that differ by one member at most.
+// Splits members into sets of at most kMostInAParitySet that differ by one member at most.
 void split(const std::vector<uint32_t>& members, ParitySets& sets) {
-  const size_t count = (members.size() + Parity::kMostInASet - 1) / Parity::kMostInASet;
+  const size_t count = (members.size() + kMostInAParitySet - 1) / kMostInAParitySet;
   auto at = members.begin();
   for (size_t set = 0; set < count; ++set) {
     const size_t size = members.size() / count + (set < members.size() % count ? 1 : 0);

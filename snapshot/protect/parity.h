@@ -2,9 +2,8 @@
 // member of its set (REFT, "aec"). A set of m members stores m / (m - 1) times its shards, and
 // survives the loss of any one member.
 //
-// Sets are rows (ring.h), cut to at most kMostInASet members, which are thus on nodes of their own
-// unless one node has more than half of the group. Larger sets would need less memory, but all of
-// their vaults but one for a way back.
+// Sets are rows (ring.h), cut to at most kMostInAParitySet members, which are thus on nodes of
+// their own unless one node has more than half of the group.
 //
 // Threads: immutable. Errors: none.
 #pragma once
@@ -15,8 +14,6 @@ namespace reft {
 
 class Parity final : public Protection {
  public:
-  static constexpr uint32_t kMostInASet = 16;
-
   explicit Parity(std::string_view name) : name_(name) {}
 
   std::string_view name() const override { return name_; }

@@ -76,8 +76,8 @@ std::vector<uint32_t> setOf(const Json& json, size_t members) {
   std::vector<uint32_t> set = integersOf<uint32_t>(json);
   std::vector<uint32_t> sorted = set;
   std::sort(sorted.begin(), sorted.end());
-  if (!sorted.empty() &&
-      (sorted.back() >= members || std::ranges::adjacent_find(sorted) != sorted.end())) {
+  if (!sorted.empty() && (sorted.size() > kMostInAParitySet || sorted.back() >= members ||
+                          std::ranges::adjacent_find(sorted) != sorted.end())) {
     throw Corruption("inventory of a node: a parity set of a group of " + std::to_string(members));
   }
   return set;

@@ -10,12 +10,16 @@
 // Threads: immutable. Errors: the constructor throws InvalidArgument for a set that is none.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "snapshot/state/table.h"
 
 namespace reft {
+
+// Of a set. A larger one would need less memory, but all of its vaults but one for a way back.
+inline constexpr size_t kMostInAParitySet = 16;
 
 class ParityCells {
  public:

@@ -379,7 +379,7 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     std::vector<bool> seen(group.ranks.size());
     for (const std::vector<uint32_t>& set : group.sets) {
       for (const uint32_t member : set) {
-        if (member >= seen.size() || seen[member]) {
+        if (set.size() > kMostInAParitySet || member >= seen.size() || seen[member]) {
           corrupt("parity sets of group " + group.id);
         }
         seen[member] = true;

@@ -264,8 +264,11 @@ class Planner:
         return per_rank
 
     def _warn_of_devices(self, state: discovery.State) -> None:
-        """Says if this rank stores less than the setting asks for: the others cannot know."""
+        """Says if this rank stores less than the setting asks for: the others cannot know. One of
+        a node does; rank 0 says more (`announcer`)."""
         protection = self._env["snapshot_protection"]
+        if self._job.rank == 0 or self._job.local_rank != 0:
+            return
         found = node_loss.on_device(state)
         if found and _C.is_for_host_memory(protection):
             _voice.warn_once(
