@@ -7,6 +7,7 @@
 #include <optional>
 #include <random>
 
+#include "intercept/base/error.h"
 #include "intercept/driver/cuda_api.h"
 #include "intercept/link/value_seal.h"
 #include "python/bindings/tensor_arguments.h"
@@ -310,6 +311,24 @@ void bindSnapshot(py::module_& module) {
       },
       py::arg("protection"), py::arg("members"),
       "How many lost nodes a group of so many survives if each member is on a node of its own.");
+  module.def(
+      "parity_sets",
+      [](const std::string& protection, const MemberNodes& nodes) {
+        return Protection::named(protection).paritySets(nodes);
+      },
+      py::arg("protection"), py::arg("nodes"),
+      "nodes: of the members of a group. Returns the members of each set; none without parities.");
+  module.def(
+      "survives",
+      [](const std::string& protection, const MemberNodes& nodes, const std::vector<bool>& lost) {
+        if (lost.size() != nodes.size()) {
+          throw InvalidArgument("lost", "of " + std::to_string(lost.size()) + " members",
+                                "one for each of " + std::to_string(nodes.size()));
+        }
+        return Protection::named(protection).survives(nodes, lost);
+      },
+      py::arg("protection"), py::arg("nodes"), py::arg("lost"),
+      "Whether every shard of a group comes back without the members that are lost.");
   module.def(
       "is_for_host_memory",
       [](const std::string& protection) { return Protection::named(protection).isForHostMemory(); },

@@ -17,6 +17,7 @@ _COMMANDS = {
     "drill": "Check whether a job resumes exactly, by killing a rank.",
     "gc": "List or remove vault files of jobs that have ended.",
     "ls": "List vaults and the snapshots in them.",
+    "plan": "Compare what protections would cost a job and survive.",
     "replay": "Recompute a hang verdict from a saved report.",
     "report": "Show where the newest steps and their copies spent time.",
     "run": "Run a script under torchrun, with restarts switched on.",
