@@ -176,7 +176,7 @@ def html_page(made: Plan) -> str:
     width, height, left, top = 640.0, 300.0, 60.0, 10.0
     days = made.curves[PROTECTIONS[0]][-1][0]
     lowest = min(odds for curve in made.curves.values() for _, odds in curve)
-    floor = 0.0 if lowest < 0.5 else math.floor(lowest * 20) / 20
+    floor = 0.0 if lowest < 0.5 else min(0.95, math.floor(lowest * 20) / 20)
     parts = []
     for i in range(6):
         value = floor + (1 - floor) * i / 5

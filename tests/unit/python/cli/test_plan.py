@@ -6,6 +6,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -116,3 +118,16 @@ def test_a_job_that_cannot_be_is_refused() -> None:
 
 def test_one_node_says_that_nothing_helps() -> None:
     assert "no protection survives its loss" in run("--nodes", "1", "--state-gb", "1")
+
+
+@pytest.mark.parametrize("failures", ["0", "0.001", "50"])
+def test_the_page_has_a_curve_for_each_protection(tmp_path: Path, failures: str) -> None:
+    file = tmp_path / "plan.html"
+    said = run("--nodes", "4", "--state-gb", "1", "--failures-per-day", failures, "--html", str(file))
+    assert ("never" in said) == (failures == "0")
+    page = file.read_text(encoding="utf-8")
+    curves = re.findall(r'<polyline points="([^"]*)"', page)
+    assert len(curves) == len(PROTECTIONS)
+    for curve in curves:
+        points = [tuple(map(float, point.split(","))) for point in curve.split()]
+        assert all(60 <= x <= 700 and 10 <= y <= 310.1 for x, y in points), curve
