@@ -304,7 +304,7 @@ def test_a_vault_of_another_user_is_not_mapped(tmp_path: Path, monkeypatch: pyte
 def test_every_page_forbids_scripts_and_loads(tmp_path: Path) -> None:
     folder = Path(pages.__file__).parent
     frames = sorted(folder.glob("*.html"))
-    assert [frame.stem for frame in frames] == ["simulate", "timeline", "verdict"]
+    assert [frame.stem for frame in frames] == ["plan", "simulate", "timeline", "verdict"]
     for frame in frames:
         text = frame.read_text()
         assert text.index("$policy") < text.index("$title")
