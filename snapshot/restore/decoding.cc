@@ -10,7 +10,7 @@ namespace reft {
 
 namespace {
 
-constexpr uint64_t kBlock = uint64_t{64} << 10;  // stays in the cache
+constexpr uint64_t kDecodedAtOnce = uint64_t{64} << 10;  // stays in the cache
 
 const GroupInfo& groupOf(const SnapshotTable& table, const Move& move) {
   if (move.group < 0 || static_cast<size_t>(move.group) >= table.groups.size()) {
@@ -24,7 +24,7 @@ const GroupInfo& groupOf(const SnapshotTable& table, const Move& move) {
   return group;
 }
 
-uint64_t bytesOf(const std::vector<ShardRange>& ranges) {
+uint64_t lengthOf(const std::vector<ShardRange>& ranges) {
   uint64_t bytes = 0;
   for (const ShardRange& range : ranges) {
     bytes += range.end - range.begin;
@@ -57,15 +57,15 @@ void Decoding::put(size_t i, std::span<const std::byte> parity, const LiveWriter
   std::vector<ShardRange> ranges;
   cells_.ranges(shard_, keepers_.at(i), 0, cells_.bytes(), ranges);
   live.scatter(ranges, parity.data());
-  const auto filler = parity.subspan(bytesOf(ranges));
+  const auto filler = parity.subspan(lengthOf(ranges));
   fillers_[i].assign(filler.begin(), filler.end());
 }
 
 void Decoding::run(const LiveWriter& live) const {
-  std::vector<std::byte> sum(kBlock);
+  std::vector<std::byte> sum(kDecodedAtOnce);
   for (size_t i = 0; i < keepers_.size(); ++i) {
-    for (uint64_t begin = 0; begin < cells_.bytes(); begin += kBlock) {
-      const uint64_t end = std::min(begin + kBlock, cells_.bytes());
+    for (uint64_t begin = 0; begin < cells_.bytes(); begin += kDecodedAtOnce) {
+      const uint64_t end = std::min(begin + kDecodedAtOnce, cells_.bytes());
       runBlock(i, begin, end, std::span(sum).first(end - begin), live);
     }
   }
@@ -76,7 +76,7 @@ void Decoding::runBlock(size_t i, uint64_t begin, uint64_t end, std::span<std::b
   std::vector<ShardRange> own, ranges;
   cells_.ranges(shard_, keepers_[i], begin, end, own);
   live.gather(own, sum.data());
-  const uint64_t inside = bytesOf(own);
+  const uint64_t inside = lengthOf(own);
   const uint64_t filler_begin = cells_.bytes() - fillers_[i].size();
   if (inside < sum.size()) {
     std::copy_n(fillers_[i].begin() + static_cast<ptrdiff_t>(begin + inside - filler_begin),

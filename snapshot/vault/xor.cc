@@ -10,12 +10,12 @@ namespace reft {
 
 namespace {
 
-constexpr size_t kWorthAvx2 = 256;
-constexpr size_t kBlock = 1024;  // XORed at a time, while as much of what is next is fetched
-constexpr size_t kLine = 64;
+constexpr size_t kWorthXorAvx2 = 256;
+constexpr size_t kXoredAtOnce = 1024;  // XORed at a time, while as much of what is next is fetched
+constexpr size_t kFetchedLine = 64;
 
 void fetch(std::span<const std::byte> lines) {
-  for (size_t at = 0; at < lines.size(); at += kLine) {
+  for (size_t at = 0; at < lines.size(); at += kFetchedLine) {
     __builtin_prefetch(lines.data() + at, 0, 2);
   }
 }
@@ -25,10 +25,10 @@ void fetch(std::span<const std::byte> lines) {
 void xorInto(std::byte* into, const std::byte* with, size_t bytes,
              std::span<const std::byte> next) {
   size_t at = 0;
-  if (bytes >= kWorthAvx2 && avx2::xorAvailable()) {
+  if (bytes >= kWorthXorAvx2 && avx2::xorAvailable()) {
     const size_t whole = bytes / avx2::kXorBlock * avx2::kXorBlock;
     while (at < whole) {
-      const size_t part = std::min(kBlock, whole - at);
+      const size_t part = std::min(kXoredAtOnce, whole - at);
       const size_t from = std::min(at, next.size());
       fetch(next.subspan(from, std::min(part, next.size() - from)));
       avx2::xorBlocks(into + at, with + at, part);
