@@ -152,10 +152,10 @@ void Verify::compareParities(const std::byte* payload) {
         most = std::max(most, ++explained[region]);
       }
     }
-    for (const auto& [region, count] : explained) {
-      if (count == most) {
-        late_.push_back(region);
-        std::erase_if(suspects, [&](const auto& under) { return under.contains(region); });
+    for (const auto& one : explained) {
+      if (one.second == most) {
+        late_.push_back(one.first);
+        std::erase_if(suspects, [&](const auto& under) { return under.contains(one.first); });
       }
     }
     std::erase_if(suspects, [](const auto& under) { return under.empty(); });

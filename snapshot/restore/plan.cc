@@ -443,8 +443,8 @@ std::vector<Move> movesOf(const RestorePlan& plan, int rank, const SnapshotTable
         }
         moves.push_back(std::move(move));
       });
-  std::ranges::stable_partition(moves,
-                                [](const Move& move) { return move.decode == Decode::kCopy; });
+  std::stable_partition(moves.begin(), moves.end(),
+                        [](const Move& move) { return move.decode == Decode::kCopy; });
   return moves;
 }
 

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "intercept/base/error.h"
 #include "intercept/base/json.h"
@@ -327,11 +328,11 @@ SnapshotTable SnapshotTable::fromJson(std::string_view text) {
     table.early_bytes = integerOf<uint64_t>(json.at("early_bytes"));
     table.payload_bytes = integerOf<uint64_t>(json.at("payload_bytes"));
     for (const Json& g : json.at("groups")) {
-      GroupInfo& group =
-          table.groups.emplace_back(g.at(0).get<std::string>(), integersOf<int>(g.at(1)));
+      GroupInfo group{g.at(0).get<std::string>(), integersOf<int>(g.at(1))};
       for (const Json& set : g.at(2)) {
         group.sets.push_back(integersOf<uint32_t>(set));
       }
+      table.groups.push_back(std::move(group));
     }
     for (const Json& r : json.at("regions")) {
       RegionInfo info;
