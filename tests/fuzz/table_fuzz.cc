@@ -39,6 +39,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     for (size_t group = 0; group < table.groups.size(); ++group) {
       const auto shards = table.shardsOf(static_cast<int32_t>(group));
       require(shards.size() <= table.groups[group].ranks.size());
+      table.holdsParityOf(static_cast<int32_t>(group));
     }
     require(reft::SnapshotTable::fromJson(table.toJson()).toJson() == table.toJson());
   } catch (const reft::Corruption&) {
