@@ -301,9 +301,8 @@ void bindSnapshot(py::module_& module) {
         return Protection::named(protection).storedShards(nodes);
       },
       py::arg("protection"), py::arg("nodes"),
-      "nodes: of the members of a group. Returns how many times the bytes of a shard the member "
-      "that "
-      "stores most does.");
+      "nodes: of the members of a group. Returns how many times the bytes of a shard a member "
+      "stores at most.");
   module.def(
       "survivable_losses",
       [](const std::string& protection, uint32_t members) {

@@ -241,7 +241,7 @@ void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> g
     const auto own = std::lower_bound(group.ranks.begin(), group.ranks.end(), identity_.rank);
     std::vector<uint32_t>& parts = held.emplace_back(
         protection_->placement(nodes).at(static_cast<size_t>(own - group.ranks.begin())));
-    if (on_device) {  // no parities (snapshot/engine/copier.h); reft says so when it plans
+    if (on_device) {  // no parities (snapshot/engine/copier.h); the planner warns
       std::erase_if(parts, [&](uint32_t part) { return part >= group.ranks.size(); });
     }
   }

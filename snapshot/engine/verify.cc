@@ -84,7 +84,6 @@ bool Verify::isSampled(const ParityPiece& parity) const {
 void Verify::sampleParities(std::span<const std::byte* const> addresses) {
   const SnapshotTable& table = plan_->table;
   std::array<std::byte, kWholeParity> sum;
-  std::vector<ShardRange> ranges;
   for (size_t i = 0; i < table.parities.size(); ++i) {
     const ParityPiece& parity = table.parities[i];
     if (!isSampled(parity)) {
@@ -94,17 +93,14 @@ void Verify::sampleParities(std::span<const std::byte* const> addresses) {
     const uint32_t own = table.memberOf(static_cast<int32_t>(parity.group));
     eachSample(i, [&](uint64_t begin, uint64_t bytes) {
       std::fill_n(sum.begin(), bytes, std::byte{});
-      for (const uint32_t shard : cells.set()) {
-        ranges.clear();
-        if (shard != own) {
-          cells.ranges(shard, own, parity.begin + begin, parity.begin + begin + bytes, ranges);
-        }
+      const uint64_t from = parity.begin + begin;
+      cells.eachUnder(own, from, from + bytes, [&](const std::vector<ShardRange>& ranges) {
         std::byte* into = sum.data();
         for (const ShardRange& range : ranges) {
           xorInto(into, addresses[range.region] + range.begin, range.end - range.begin);
           into += range.end - range.begin;
         }
-      }
+      });
       parity_hashes_.push_back(hashBytes(sum.data(), bytes));
     });
   }
@@ -113,7 +109,6 @@ void Verify::sampleParities(std::span<const std::byte* const> addresses) {
 void Verify::compareParities(const std::byte* payload) {
   const SnapshotTable& table = plan_->table;
   std::vector<std::set<uint32_t>> suspects;  // the regions under each sample that differs
-  std::vector<ShardRange> ranges;
   size_t next = 0;
   for (size_t i = 0; i < table.parities.size(); ++i) {
     const ParityPiece& parity = table.parities[i];
@@ -128,15 +123,12 @@ void Verify::compareParities(const std::byte* payload) {
         return;
       }
       std::set<uint32_t>& under = suspects.emplace_back();
-      for (const uint32_t shard : cells.set()) {
-        ranges.clear();
-        if (shard != own) {
-          cells.ranges(shard, own, parity.begin + begin, parity.begin + begin + bytes, ranges);
-        }
+      const uint64_t from = parity.begin + begin;
+      cells.eachUnder(own, from, from + bytes, [&](const std::vector<ShardRange>& ranges) {
         for (const ShardRange& range : ranges) {
           under.insert(range.region);
         }
-      }
+      });
     });
   }
   for (const uint32_t region : late_) {

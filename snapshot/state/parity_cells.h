@@ -36,6 +36,18 @@ class ParityCells {
   // of its bytes; what is left up to `end` are zeros. Both are of the set and differ.
   void ranges(uint32_t shard, uint32_t member, uint64_t begin, uint64_t end,
               std::vector<ShardRange>& into) const;
+  // Calls fn(ranges) for each cell under [begin, end) of the parity of `member`.
+  template <typename Fn>
+  void eachUnder(uint32_t member, uint64_t begin, uint64_t end, Fn fn) const {
+    std::vector<ShardRange> of_cell;
+    for (const uint32_t shard : set_) {
+      if (shard != member) {
+        of_cell.clear();
+        ranges(shard, member, begin, end, of_cell);
+        fn(of_cell);
+      }
+    }
+  }
 
  private:
   struct Shard {

@@ -36,13 +36,7 @@ struct ParityRun {
 std::vector<ParityRun> parityRuns(const SnapshotTable& table, uint32_t group, uint32_t own) {
   const ParityCells cells(table, static_cast<int32_t>(group), own);
   std::vector<std::pair<uint64_t, uint64_t>> early;
-  std::vector<ShardRange> ranges;
-  for (const uint32_t shard : cells.set()) {
-    if (shard == own) {
-      continue;
-    }
-    ranges.clear();
-    cells.ranges(shard, own, 0, cells.bytes(), ranges);
+  cells.eachUnder(own, 0, cells.bytes(), [&](const std::vector<ShardRange>& ranges) {
     uint64_t at = 0;
     for (const ShardRange& range : ranges) {
       const uint64_t end = at + (range.end - range.begin);
@@ -51,7 +45,7 @@ std::vector<ParityRun> parityRuns(const SnapshotTable& table, uint32_t group, ui
       }
       at = end;
     }
-  }
+  });
   std::sort(early.begin(), early.end());
   std::vector<ParityRun> runs;
   const auto add = [&](uint64_t begin, uint64_t end, bool is_early) {

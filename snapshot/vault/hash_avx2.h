@@ -7,20 +7,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "snapshot/vault/avx2.h"
+
 namespace reft::avx2 {
 
 #if defined(REFT_HAVE_AVX2)
-// Whether the processor has AVX2.
-inline bool available() {
-  static const bool found = __builtin_cpu_supports("avx2") != 0;
-  return found;
-}
 void update(void* state, const void* data, size_t bytes);
 uint64_t hash(const void* data, size_t bytes, uint64_t seed);
 #else
-inline bool available() {
-  return false;
-}
 inline void update(void*, const void*, size_t) {}
 inline uint64_t hash(const void*, size_t, uint64_t) {
   return 0;

@@ -25,7 +25,7 @@ void fetch(std::span<const std::byte> lines) {
 void xorInto(std::byte* into, const std::byte* with, size_t bytes,
              std::span<const std::byte> next) {
   size_t at = 0;
-  if (bytes >= kWorthXorAvx2 && avx2::xorAvailable()) {
+  if (bytes >= kWorthXorAvx2 && avx2::available()) {
     const size_t whole = bytes / avx2::kXorBlock * avx2::kXorBlock;
     while (at < whole) {
       const size_t part = std::min(kXoredAtOnce, whole - at);
