@@ -304,12 +304,12 @@ def test_a_vault_of_another_user_is_not_mapped(tmp_path: Path, monkeypatch: pyte
 def test_every_page_forbids_scripts_and_loads(tmp_path: Path) -> None:
     folder = Path(pages.__file__).parent
     frames = sorted(folder.glob("*.html"))
-    assert [frame.stem for frame in frames] == ["plan", "simulate", "timeline", "verdict"]
+    assert [frame.stem for frame in frames] == ["chart", "timeline", "verdict"]
     for frame in frames:
         text = frame.read_text()
         assert text.index("$policy") < text.index("$title")
         assert not re.search(r"<script|\bsrc=|\bhref=|\bon\w+=|@import|url\(", text)
         assert not re.search(r"@import|url\(|expression", (folder / f"{frame.stem}.css").read_text())
-    filled = pages.fill("simulate", f"<script>{HOSTILE}", chart="", table="", notes="")
+    filled = pages.fill("chart", f"<script>{HOSTILE}", lead="", chart="", table="", notes="")
     assert "default-src 'none'" in filled and "<script" not in filled
     assert not FORBIDDEN.search(filled.replace("\n", "")) and "&lt;script&gt;\\x1b[2J" in filled

@@ -213,7 +213,8 @@ def html_page(made: Plan) -> str:
     )
     table = f"<table><tr>{head}</tr>{body}</table>"
     notes = "".join(f"<p>{pages.escape(note)}</p>" for note in made.notes)
-    return pages.fill("plan", made.title, chart=chart, table=table, notes=notes)
+    lead = "Probability that no shard of the state is lost from memory, without repair."
+    return pages.fill("chart", made.title, lead=lead, chart=chart, table=table, notes=notes)
 
 
 @click.command("plan")

@@ -281,7 +281,8 @@ def html_page(report: Report) -> str:
     notes = "".join(f"<p>{pages.escape(note)}</p>" for note in report.notes)
     chart = f'<svg width="900" height="{22 * len(rows) + 6}">{"".join(bars)}</svg>'
     table = f"<table><tr>{head}</tr>{body}</table>"
-    return pages.fill("simulate", report.title, chart=chart, table=table, notes=notes)
+    lead = "Overhead of snapshots: how much longer a step takes."
+    return pages.fill("chart", report.title, lead=lead, chart=chart, table=table, notes=notes)
 
 
 _MOST_RANKS = 10240
