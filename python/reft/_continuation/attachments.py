@@ -3,9 +3,9 @@ model, an average on a parameter.
 
 An attribute that no code of the package's class names was put there by somebody else. Of those only
 values are taken that a script would keep: numbers, strings, dates, containers of them, tensors,
-arrays, random generators, iterators, objects of its own classes; modules, optimizers and schedulers;
-and, under names without an underscore in front, objects of packages whose attributes are all of
-their state.
+arrays, random generators, iterators, objects of its own classes; modules, optimizers and
+schedulers; and, under names without an underscore in front, objects of packages whose attributes
+are all of their state.
 
 Threads: the training thread. Errors: none.
 """
@@ -83,10 +83,10 @@ def attributes(value: Any, roots: frozenset[str] = _TORCH) -> list[tuple[str, An
 
 
 def is_attached(name: str, item: Any) -> bool:
-    """Whether an attribute that somebody else has put on an object of a package is a script's.
+    """Whether an attribute of an object of a package, which its class does not name, is a script's.
 
-    Packages put objects of theirs, too, under names with an underscore in front: of those, modules
-    are taken, but no containers of them.
+    Packages attach objects of theirs, too, under names with an underscore in front: of those,
+    modules are taken, but no containers of them.
     """
     if is_kept(item):
         return True

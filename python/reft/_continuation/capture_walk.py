@@ -286,8 +286,8 @@ class CaptureWalk:
         return found
 
     def without_still(self, items: Named, place: str) -> Named:
-        """Leaves out the parameters that are large and have not changed since the first point: a
-        frozen weight that a layer holds beside its own."""
+        """Leaves out the parameters that are large and have not changed since the first point, as
+        a frozen weight that a script has attached to a layer."""
         return [
             (name, item)
             for name, item in items

@@ -145,7 +145,8 @@ class Loader(Node):
         attached = [
             (name, item)
             for name, item in list(value.__dict__.items())
-            if name not in known and (attachments.is_attached(name, item) or hasattr(item, "_next_index"))
+            if name not in known
+            and (attachments.is_attached(name, item) or hasattr(item, "_next_index"))
         ]
         attributes = walk.encode_named(walk.without_still(attached, place), place, depth)
         if walk.note_births:

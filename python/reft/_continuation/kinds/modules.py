@@ -106,12 +106,7 @@ class Module(Node):
         tensor_of = dict(zip(tree.names, tree.tensors, strict=True))
         walk.fix(*tree.tensors)
         for name, item in self.tensors:
-            there = tensor_of.get(name, MISSING)
-            value = walk.resolve(item, there, f"{place}.{name}")
-            if value is KEEP or value is there:
-                continue
-            if not walk.becomes(item, value, there):
-                walk.problem(at, "has another shape, type or device", f"{place}.{name}")
+            _put_tensor(item, tensor_of.get(name, MISSING), f"{place}.{name}", at, walk)
         for i, name, item in self.attributes:
             holder = tree.modules[i].__dict__
             there = holder.get(name, MISSING)
@@ -161,12 +156,7 @@ class TorchOptimizer(Node):
         there = list(_parameters(target))
         if len(there) == len(self.parameters):
             for i, (item, parameter) in enumerate(zip(self.parameters, there, strict=True)):
-                place = f"{at.place}.parameters[{i}]"
-                value = walk.resolve(item, parameter, place)
-                if value is KEEP or value is parameter:
-                    continue
-                if not walk.becomes(item, value, parameter):
-                    walk.problem(at, "has another shape, type or device", place)
+                _put_tensor(item, parameter, f"{at.place}.parameters[{i}]", at, walk)
         return target
 
     def needs_live(self, type_name: str) -> bool:
@@ -246,6 +236,13 @@ class Wrapper(Node):
         walk.claim(live)
         walk.resolve(self.module, live.module, f"{at.place}.module")
         return live
+
+
+def _put_tensor(item: Any, there: Any, place: str, at: At, walk: RestoreWalk) -> None:
+    """Plans the write to a tensor that stands in a module or an optimizer."""
+    value = walk.resolve(item, there, place)
+    if value is not KEEP and value is not there and not walk.becomes(item, value, there):
+        walk.problem(at, "has another shape, type or device", place)
 
 
 def _place_of(tree: Tree, i: int, name: str, place: str) -> str:

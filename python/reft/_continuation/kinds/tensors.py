@@ -504,7 +504,8 @@ def tags_of(tensor: Any) -> list[tuple[str, Any]]:
     return [
         (name, value)
         for name, value in tensor.__dict__.items()
-        if not (name.startswith("_") and type(value) in _FLAGS) and attachments.is_attached(name, value)
+        if not (name.startswith("_") and type(value) in _FLAGS)
+        and attachments.is_attached(name, value)
     ]
 
 
