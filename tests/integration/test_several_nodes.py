@@ -1,4 +1,5 @@
-"""Several nodes on one machine: a launcher and an agent each, one job. Votes and shards cross between them."""
+"""Several nodes on one machine: a launcher and an agent each, one job. Votes and shards cross
+between them."""
 
 from __future__ import annotations
 
@@ -44,6 +45,15 @@ class Job:
                 return
             time.sleep(0.02)
         raise AssertionError(f"step {step} did not come:\n{self.text}")
+
+    def lose_node(self, *ranks: str) -> None:
+        """Kills the agent of node 1 and its ranks once step 5 is there."""
+        self.wait_for_step(5)
+        agents = processes("reft-agent", self.id, "--node 1")
+        found = [pid for pid in processes(str(TRAIN), str(self.log)) if rank_of(pid) in ranks]
+        assert agents and len(found) == len(ranks), self.text
+        for pid in agents + found:
+            os.kill(pid, signal.SIGKILL)
 
     def finish(self) -> str:
         try:
@@ -102,12 +112,7 @@ def test_killed_rank_resumes_with_shards_from_the_other_node(tmp_path: Path, ref
 @pytest.mark.slow
 def test_lost_node_comes_back_from_its_replicas_with_arc(tmp_path: Path, reference: str) -> None:
     job = Job(tmp_path, REFT_SNAPSHOT_PROTECTION="arc")
-    job.wait_for_step(5)
-    agents = processes("reft-agent", job.id, "--node 1")
-    ranks = [pid for pid in processes(str(TRAIN), str(job.log)) if rank_of(pid) == "1"]
-    assert agents and ranks, job.text
-    for pid in agents + ranks:
-        os.kill(pid, signal.SIGKILL)
+    job.lose_node("1")
     text = job.finish()
     assert re.search(r"resumed at step \d+", text), text
     assert "without the vaults of rank 1, whose small state is that of replicas" in text, text
@@ -119,12 +124,7 @@ def test_copies_lie_on_the_other_node_when_nodes_have_several_ranks(tmp_path: Pa
     (tmp_path / "reference").mkdir()
     reference = final(Job(tmp_path / "reference", ranks=2).finish())
     job = Job(tmp_path, ranks=2, REFT_SNAPSHOT_PROTECTION="arc")
-    job.wait_for_step(5)
-    agents = processes("reft-agent", job.id, "--node 1")
-    ranks = [pid for pid in processes(str(TRAIN), str(job.log)) if rank_of(pid) in ("2", "3")]
-    assert agents and len(ranks) == 2, job.text
-    for pid in agents + ranks:
-        os.kill(pid, signal.SIGKILL)
+    job.lose_node("2", "3")
     text = job.finish()
     assert "each shard of rank 0's state survives the loss of any node" in text, text
     assert re.search(r"resumed at step \d+", text), text
@@ -137,12 +137,7 @@ def test_lost_node_comes_back_from_parities_with_aec(tmp_path: Path) -> None:
     (tmp_path / "reference").mkdir()
     reference = final(Job(tmp_path / "reference", nodes=3).finish())
     job = Job(tmp_path, nodes=3, REFT_SNAPSHOT_PROTECTION="aec")
-    job.wait_for_step(5)
-    agents = processes("reft-agent", job.id, "--node 1")
-    ranks = [pid for pid in processes(str(TRAIN), str(job.log)) if rank_of(pid) == "1"]
-    assert agents and ranks, job.text
-    for pid in agents + ranks:
-        os.kill(pid, signal.SIGKILL)
+    job.lose_node("1")
     text = job.finish()
     assert "each shard of rank 0's state survives the loss of any node" in text, text
     assert re.search(r"resumed at step \d+", text), text
@@ -153,10 +148,7 @@ def test_lost_node_comes_back_from_parities_with_aec(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_lost_node_without_protection_starts_over_and_says_so(tmp_path: Path, reference: str) -> None:
     job = Job(tmp_path)
-    job.wait_for_step(5)
-    ranks = [pid for pid in processes(str(TRAIN), str(job.log)) if rank_of(pid) == "1"]
-    for pid in processes("reft-agent", job.id, "--node 1") + ranks:
-        os.kill(pid, signal.SIGKILL)
+    job.lose_node("1")
     text = job.finish()
     assert "training starts from its beginning" in text, text
     assert final(text) == reference
