@@ -105,7 +105,7 @@ uint64_t restore(Restorer& self, const Rows& rows,
                       });
 }
 
-// (bytes compared, bytes left out, [(region, first, sample_at, sample)] of what differs).
+// (bytes compared, bytes left out, [(region, first, sample_at, sample, early)] of what differs).
 py::tuple compareWith(const SlotSource& saved, const Rows& rows) {
   const std::vector<NamedTensor> tensors = tensorsOf(rows);
   Comparison found;
@@ -118,7 +118,8 @@ py::tuple compareWith(const SlotSource& saved, const Rows& rows) {
   }
   py::list differences;
   for (const PieceDifference& one : found.differences) {
-    differences.append(py::make_tuple(one.region, one.first, one.sample_at, py::bytes(one.sample)));
+    differences.append(
+        py::make_tuple(one.region, one.first, one.sample_at, py::bytes(one.sample), one.early));
   }
   return py::make_tuple(found.compared_bytes, found.left_out_bytes, differences);
 }

@@ -86,7 +86,8 @@ Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
       result.differences.push_back({region.name, piece.begin, piece.end, piece.begin + first,
                                     piece.begin + skipped,
                                     std::string(reinterpret_cast<const char*>(payload + skipped),
-                                                std::min(bytes - skipped, kMostSampleBytes))});
+                                                std::min(bytes - skipped, kMostSampleBytes)),
+                                    region.early});
     }
   }
   if (!saved.isUnchanged()) {

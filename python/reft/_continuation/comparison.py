@@ -69,12 +69,15 @@ class Difference:
         why: both values, or how they differ.
         may_be_time: it is a number with a fraction, or a date: what a clock gives is another value
             each time.
+        may_be_later: it is a tensor that the script may have written to between the program point
+            and the copy.
     """
 
     kind: str
     where: str
     why: str
     may_be_time: bool = False
+    may_be_later: bool = False
 
 
 def frames(

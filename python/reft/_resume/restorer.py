@@ -66,8 +66,8 @@ def compare(restorer: _C.Restorer, rank: int, state: State) -> tuple[int, int, l
 
     Returns:
         Bytes compared; bytes that could not be, because they are damaged or have no counterpart;
-        (region, first byte that differs, where the sample begins, sample of the saved bytes) of
-        each piece that differs.
+        (region, first byte that differs, where the sample begins, sample of the saved bytes,
+        whether it was copied before the optimizer step returned) of each piece that differs.
     """
     return restorer.compare(rank, _live(state))
 

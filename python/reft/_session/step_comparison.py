@@ -96,7 +96,7 @@ def compare(
         found: list[Difference] = []
         if there.compare is not None:
             finding.compared, finding.left_out, pieces = there.compare(state)
-            found += _tensors(pieces, state)
+            found += _tensors(pieces, state, there.partly)
         if finding.left_out and not there.partly:
             # Damaged since it was verified: nothing may be claimed about it.
             why = f"{finding.left_out} bytes of the snapshot could not be compared"
@@ -204,11 +204,18 @@ def _is_below(place: str, other: str) -> bool:
     return place.startswith(other) and place[len(other) : len(other) + 1] in ("", ".", "[", "<")
 
 
-def _tensors(pieces: list[Any], state: discovery.State) -> list[Difference]:
+def _tensors(pieces: list[Any], state: discovery.State, partly: bool) -> list[Difference]:
+    """Writes to what is copied after the optimizer step are looked for when all of it is copied. A
+    step that was copied partly may have them."""
     live = {region.name: region.current() for region in state.regions}
     return [
-        Difference(comparison.TENSOR, name, _how_tensors_differ(live[name], first, at, sample))
-        for name, first, at, sample in pieces
+        Difference(
+            comparison.TENSOR,
+            name,
+            _how_tensors_differ(live[name], first, at, sample),
+            may_be_later=partly and not early,
+        )
+        for name, first, at, sample, early in pieces
     ]
 
 

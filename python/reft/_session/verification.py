@@ -302,20 +302,21 @@ class VerifiedResume:
         """The step after the newest one has been computed, and no snapshot of it begun.
 
         It is not computed twice, so only what neither a clock nor kernels can be the cause of
-        speaks against the resume.
+        speaks against the resume. Nor was it copied to its end, when writes to what was not copied
+        yet are found.
         """
         assert self._recomputed is not None
         self.compares_next = False
         finding, fault = self._compare(self._saved_step(), self.newest, frame, boundary), ""
         found = _no_time(finding.differences)
         self._not_compared = [one.where for one in finding.differences if one.may_be_time]
-        only_tensors = all(one.kind == comparison.TENSOR for one in found)
-        if found and only_tensors and not self._restore_faults and not _is_deterministic():
-            fault = (
-                f"tensors differ ({found[0].where}: {found[0].why}), of which kernels that are not"
-                " deterministic may be the cause, or state that no snapshot has"
-            )
-            found = []
+        if found and not self._restore_faults:
+            if cause := _other_cause(found):
+                fault = (
+                    f"tensors differ ({found[0].where}: {found[0].why}), of which {cause} may be the"
+                    " cause, or state that no snapshot has"
+                )
+                found = []
         finding.differences = found
         finding.fault = self._fault or finding.fault or fault
         self._finding = finding
@@ -337,7 +338,8 @@ class VerifiedResume:
             self.outcome = f"{again} is bit-identical{self._of_what(outcome)}"
         self._notes.add(notes.RESUME, [(f"step {newest}", "", self.outcome)])
         if self._job.rank == 0:
-            _voice.say(f"the resume at step {newest}: {self.outcome}")
+            speak = _voice.warn if outcome.fault and not outcome.found else _voice.say
+            speak(f"the resume at step {newest}: {self.outcome}")
         if outcome.found:
             self._tell(step, outcome.found)
 
@@ -584,6 +586,17 @@ def _is_deterministic() -> bool:
     strict = not torch.is_deterministic_algorithms_warn_only_enabled()
     chosen = bool(torch.backends.cudnn.benchmark)  # kernels by a measurement
     return demanded and strict and not chosen
+
+
+def _other_cause(found: list[Difference]) -> str:
+    """What else than the resume may be the cause of all differences; "" if that cannot be."""
+    if any(one.kind != comparison.TENSOR for one in found):
+        return ""
+    if not _is_deterministic():
+        return "kernels that are not deterministic"
+    if all(one.may_be_later for one in found):
+        return "writes of the script between its optimizer step and the copy"
+    return ""
 
 
 def _no_time(found: list[Difference]) -> list[Difference]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -314,16 +314,71 @@ def test_a_rank_that_has_looked_at_no_variable_claims_nothing_for_all(
     assert [rank.resume.verdict for rank in both] == [Verdict.NONE] * 2
 
 
-def test_bytes_of_a_rank_that_had_copied_nothing_are_left_out() -> None:
-    there = SavedStep(8, None, lambda _: None, partly=True)
+def compare_weight(there: SavedStep) -> Finding:
+    """The state has one tensor, of four zeros."""
     frame = inspect.currentframe()
     assert frame is not None
     weight = torch.nn.Parameter(torch.zeros(4))
     weight.grad = torch.zeros(4)
     optimizer = torch.optim.SGD([weight], lr=0.1)
     boundary = cast(Any, SimpleNamespace(optimizers=[optimizer]))
-    finding = step_comparison.compare(there, frame, boundary, lambda *_: cast(Any, {}), [])
+    return step_comparison.compare(there, frame, boundary, lambda *_: cast(Any, {}), [])
+
+
+def test_bytes_of_a_rank_that_had_copied_nothing_are_left_out() -> None:
+    finding = compare_weight(SavedStep(8, None, lambda _: None, partly=True))
     assert (finding.compared, finding.left_out, finding.fault) == (0, 17, "")
+
+
+@pytest.mark.parametrize(
+    ("partly", "early", "later"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_a_tensor_may_have_changed_before_its_copy_if_that_had_not_ended(
+    partly: bool, early: bool, later: bool
+) -> None:
+    def compare(state: Any) -> tuple[int, int, list[Any]]:
+        ones = torch.ones(4).numpy().tobytes()
+        return 16, 0, [(state.regions[0].name, 0, 0, ones, early)]
+
+    (one,) = compare_weight(SavedStep(8, compare, lambda _: None, partly=partly)).differences
+    assert (one.kind, one.may_be_later) == (comparison.TENSOR, later)
+    assert one.why == "4 of 4 items differ, max |Δ| 1"
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums of tensors that are the same each time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("early", [False, True])
+def test_a_tensor_that_may_have_changed_before_its_copy_proves_nothing(
+    ranks: Callable[..., list[Rank]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    early: bool,
+) -> None:
+    weight = torch.zeros(4)
+    region = SimpleNamespace(name="model.weight", tensor=weight, current=lambda: weight)
+    state = SimpleNamespace(regions=[region], bytes=16)
+    monkeypatch.setattr(discovery, "discover", lambda _: state)
+    there = copied(16, 0)
+    there.compared[2].append(("model.weight", 0, 0, torch.ones(4).numpy().tobytes(), early))
+    (rank,) = ranks({"partly": True, "unfinished": there})
+    (said,) = next_of_all([rank])
+    warned = capsys.readouterr().err
+    if early:
+        assert said == "step 8 was computed from it and DIFFERS"
+        assert rank.resume.verdict is Verdict.DIFFERS
+    else:
+        assert said.startswith("not verified: rank 0: tensors differ (model.weight: 4 of 4 items")
+        assert "writes of the script between its optimizer step and the copy" in said
+        assert rank.resume.verdict is Verdict.NONE
+        assert "warning: the resume at step 7: not verified" in warned
 
 
 def test_what_another_rank_could_not_restore_is_named(ranks: Callable[..., list[Rank]]) -> None:

@@ -127,6 +127,17 @@ TEST_F(UnfinishedTest, OnlyChunksThatWereCopiedAreCompared) {
   EXPECT_EQ(compareWith(*more).differences[0].first, 17u);
 }
 
+TEST_F(UnfinishedTest, ADifferenceSaysWhetherItsBytesWereCopiedEarly) {
+  begin(kStep + 1, 3, true);
+  memory_[0][17] ^= std::byte{1};
+  EXPECT_FALSE(
+      compareWith(*SlotSource::after(vault_->fd(), kStep, kIncarnation)).differences[0].early);
+  table_.regions[0].early = true;
+  begin(kStep + 1, 3, true);
+  EXPECT_TRUE(
+      compareWith(*SlotSource::after(vault_->fd(), kStep, kIncarnation)).differences[0].early);
+}
+
 TEST_F(UnfinishedTest, SmallStateThatIsNotCompleteCountsAsNone) {
   begin(kStep + 1, 0, false);
   vault_->putObjectPart(1, 0, std::as_bytes(std::span<const char>("half", 4)));
