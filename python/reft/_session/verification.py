@@ -310,13 +310,13 @@ class VerifiedResume:
         finding, fault = self._compare(self._saved_step(), self.newest, frame, boundary), ""
         found = _no_time(finding.differences)
         self._not_compared = [one.where for one in finding.differences if one.may_be_time]
-        if found and not self._restore_faults:
-            if cause := _other_cause(found):
-                fault = (
-                    f"tensors differ ({found[0].where}: {found[0].why}), of which {cause} may be the"
-                    " cause, or state that no snapshot has"
-                )
-                found = []
+        cause = "" if self._restore_faults else _other_cause(found)
+        if cause:
+            fault = (
+                f"tensors differ ({found[0].where}: {found[0].why}), of which {cause} may be the"
+                " cause, or state that no snapshot has"
+            )
+            found = []
         finding.differences = found
         finding.fault = self._fault or finding.fault or fault
         self._finding = finding
@@ -590,7 +590,7 @@ def _is_deterministic() -> bool:
 
 def _other_cause(found: list[Difference]) -> str:
     """What else than the resume may be the cause of all differences; "" if that cannot be."""
-    if any(one.kind != comparison.TENSOR for one in found):
+    if not found or any(one.kind != comparison.TENSOR for one in found):
         return ""
     if not _is_deterministic():
         return "kernels that are not deterministic"
