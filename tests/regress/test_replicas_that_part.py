@@ -67,3 +67,24 @@ def test_ranks_that_average_now_and_then() -> None:
 
 def test_parameters_that_ddp_ignores() -> None:
     check(IGNORED)
+
+
+CORRUPTED = """
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
+opt = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(1, 12):
+    loss = model(torch.randn(16, 64)).square().mean()
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+    if step == 5 and dist.get_rank() == 1:
+        with torch.no_grad():
+            model.module.weight.view(torch.int32).bitwise_xor_(1 << 12)
+    dist.barrier()
+"""
+
+
+def test_memory_that_one_rank_of_three_corrupts() -> None:
+    said = run(CORRUPTED, 3)
+    assert "1 replicated tensor not equal on ranks 0-2 (first: m0.module.weight)" in said, said
+    assert "Rank 1 has other bytes than the rest: " in said, said

@@ -242,10 +242,16 @@ class Planner:
                 continue
             tensors = _voice.plural(len(found.names), "replicated tensor")
             what = "not compared by all of" if found.missed else "not equal on"
+            odd = ""
+            if found.odd:
+                have = "has" if len(found.odd) == 1 else "have"
+                odd = f". {_voice.ranks(found.odd).capitalize()} {have} other bytes than the rest"
+                if why:  # they were equal before
+                    odd += ": unless the script means that, check the memory there"
             _voice.warn_once(
                 f"different {found.ranks}{' after ' if why else ''}",
                 f"{why}{tensors} {what} {_voice.ranks(found.ranks)}"
-                f" (first: {found.names[0]}); each rank saves its own",
+                f" (first: {found.names[0]}); each rank saves its own{odd}",
             )
 
     def _per_rank(self, state: discovery.State) -> float:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,12 +48,15 @@ class Difference:
         missed: whether a member did not take part, so that nothing was compared.
         partial: names of regions that this rank has and some member has not: parts of an optimizer
             that is sharded over replicas (ZeroRedundancyOptimizer).
+        odd: members that have other bytes than more than half of the group, if for each region that
+            is not equal more than half have the same; else empty.
     """
 
     ranks: tuple[int, ...]
     names: tuple[str, ...]
     missed: bool
     partial: tuple[str, ...] = ()
+    odd: tuple[int, ...] = ()
 
 
 def confirm(
@@ -87,7 +91,10 @@ def confirm(
         if own:
             unequal = tuple(name for name in own if name not in comparison.partial)
             partial = tuple(name for name in own if name in comparison.partial)
-            different.append(Difference(comparison.ranks, unequal, comparison.missed, partial))
+            odd = comparison.odd if unequal else ()
+            different.append(
+                Difference(comparison.ranks, unequal, comparison.missed, partial, odd)
+            )
         for region in members:
             if region.name not in equal:
                 region.ranks = ()
@@ -125,6 +132,7 @@ class _Comparison:
         rows: what this member holds.
         missed: whether a member did not take part.
         partial: names that some member has and another has not.
+        odd: as in `Difference`.
     """
 
     def __init__(
@@ -137,6 +145,7 @@ class _Comparison:
     ) -> None:
         self.ranks, self.missed = ranks, False
         self.partial: set[str] = set()
+        self.odd: tuple[int, ...] = ()
         self.rows: list[Row] = sorted(
             [
                 r.name,
@@ -166,9 +175,9 @@ class _Comparison:
         self.missed = outcome == _NONE
         if self.missed:
             return set()
-        equal, partial = map(set, _parsed(outcome))
-        self.partial = partial
-        return equal
+        equal, partial, odd = _parsed(outcome)
+        self.partial, self.odd = set(partial), tuple(self.ranks[i] for i in odd)
+        return set(equal)
 
     def _outcome(self, what: str, compare: Callable[[list[str]], str]) -> str:
         store, key = self._store, f"{self._key}/{what}/outcome"
@@ -198,9 +207,24 @@ def _compare_digests(digests: list[str]) -> str:
 
 
 def _compare_rows(texts: list[str]) -> str:
-    """The names of rows that all have alike, and of those that only some have."""
+    """The names of rows that all have alike, and of those that only some have; positions of the
+    members that are odd."""
     tables: list[dict[str, Row]] = [{row[0]: row for row in _parsed(text)} for text in texts]
     first, *others = tables
     equal = [name for name, row in first.items() if all(o.get(name) == row for o in others)]
     shared = set.intersection(*map(set, tables))
-    return json.dumps([equal, sorted(set().union(*tables) - shared)])
+    unequal = sorted(shared - set(equal))
+    odd = _odd([[str(table[name]) for table in tables] for name in unequal])
+    return json.dumps([equal, sorted(set().union(*tables) - shared), odd])
+
+
+def _odd(columns: list[list[str]]) -> list[int]:
+    """Positions that differ in some column from what more than half have there; none if a column
+    has no such majority."""
+    odd: set[int] = set()
+    for column in columns:
+        usual, count = Counter(column).most_common(1)[0]
+        if 2 * count <= len(column):
+            return []
+        odd.update(i for i, row in enumerate(column) if row != usual)
+    return sorted(odd)

@@ -23,7 +23,7 @@ class Plans:
     Attributes:
         asked: names of the regions of each confirmation that are expected to be shared.
         plans: names of the plans.
-        different: what the confirmations report.
+        different, odd: what the confirmations report.
         state: what a discovery finds.
     """
 
@@ -34,6 +34,7 @@ class Plans:
         self.asked: list[list[str]] = []
         self.plans: list[str] = []
         self.different: list[str] = []
+        self.odd: tuple[int, ...] = ()
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(4))], lr=0.1)
         self.regions = [("o0.p0", torch.zeros(4), tuple(range(world)))]
         self.discoveries = 0
@@ -59,7 +60,9 @@ class Plans:
         self.plans.append(plan)
         found = [r for r in regions if r.ranks and r.name in self.different]
         different = [
-            replica_groups.Difference(ranks, tuple(r.name for r in found if r.ranks == ranks), False)
+            replica_groups.Difference(
+                ranks, tuple(r.name for r in found if r.ranks == ranks), False, odd=self.odd
+            )
             for ranks in sorted({r.ranks for r in found})
         ]
         for region in found:
@@ -167,6 +170,21 @@ def test_replicas_that_parted_are_private_for_good(
         "reft: warning: step 4 was not committed: 1 replicated tensor not equal on"
         " ranks 0 1 (first: o0.p0); each rank saves its own"
     ]
+
+
+@pytest.mark.parametrize("parted", [False, True])
+def test_a_replica_that_is_odd_is_named(
+    plans: Callable[..., Plans], capsys: pytest.CaptureFixture[str], parted: bool
+) -> None:
+    made = plans(world=4)
+    made.different, made.odd = ["o0.p0"], (2,)
+    made.planner.plan_together([made.optimizer], 4, parted=parted)
+    (said,) = capsys.readouterr().err.splitlines()
+    named = "each rank saves its own. Rank 2 has other bytes than the rest"
+    # Only of what was equal before may the memory be at fault.
+    assert said.endswith(
+        f"{named}: unless the script means that, check the memory there" if parted else named
+    )
 
 
 def test_what_parts_again_and_again_is_shared_no_longer(plans: Callable[..., Plans]) -> None:

@@ -86,6 +86,33 @@ def test_what_some_have_and_what_differs_are_told_apart() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "odd"),
+    [
+        ([0, 0, 1, 0], [5, 5, 5, 5], (6,)),  # one member's memory was corrupted
+        ([0, 0, 1, 0], [5, 5, 5, 6], (6, 7)),
+        ([0, 0, 1, 1], [5, 5, 5, 5], ()),  # nothing tells which of them are right
+        ([0, 0, 1, 0], [5, 6, 7, 8], ()),  # state of each rank's own
+    ],
+)
+def test_the_odd_ones_out_are_named(
+    first: list[int], second: list[int], odd: tuple[int, ...]
+) -> None:
+    shared, store = (4, 5, 6, 7), trusted()
+    with ThreadPoolExecutor(4) as pool:
+        calls = [
+            pool.submit(
+                replica_groups.confirm,
+                [region("m0.a", first[i], shared), region("m0.b", second[i], shared)],
+                store,
+                rank,
+                "first",
+            )
+            for i, rank in enumerate(shared)
+        ]
+    assert {one.odd for call in calls for one in call.result()[1]} == {odd}
+
+
 def test_two_groups_of_a_rank_are_confirmed_apart() -> None:
     first = [region("o0.p0", 1, (0, 1)), region("o0.p1", 2, (0, 2))]
     outcomes = confirm([first, [region("o0.p0", 1, (0, 1))], [region("o0.p1", 3, (0, 2))]])
