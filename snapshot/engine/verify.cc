@@ -16,6 +16,11 @@ namespace reft {
 namespace {
 
 constexpr uint32_t kDigestSamples = 256;  // cache lines of a sharding group
+// Of a sharding group, the part that a digest covers without gaps: 1 / kParts, within bounds. At
+// 10 GB/s the largest takes 0.1 ms of a step of gigabytes.
+constexpr uint64_t kParts = 2048;
+constexpr uint64_t kSmallestPart = uint64_t{16} << 10;
+constexpr uint64_t kLargestPart = uint64_t{1} << 20;
 constexpr uint64_t kLine = 64;
 constexpr uint64_t kWholeParity = 4096;  // of a parity that is compared as a whole, or all of it so
 constexpr size_t kMostSuspects = 1024;   // samples that differ
@@ -225,13 +230,30 @@ uint64_t groupDigest(const SnapshotTable& table, std::span<const uint32_t> of_gr
   uint64_t digest = seed;
   // In the group, not in the table: members have different private regions in between.
   uint64_t position = 0;
+  const DigestPart part = digestPart(bytes, step);
+  uint64_t at = 0;  // of the region's first byte, in the group
   for (const uint32_t region : of_group) {
     const uint64_t size = table.regions[region].bytes;
     const auto samples = static_cast<uint32_t>(
         std::max<uint64_t>(1, kDigestSamples * size / std::max<uint64_t>(bytes, 1)));
     digest = digest * 31 + sampleHash(addresses[region], size, samples, seed + position++);
+    const uint64_t begin = std::max(part.begin, at);
+    const uint64_t end = std::min(part.end, at + size);
+    if (begin < end) {
+      digest = digest * 31 + hashBytes(addresses[region] + (begin - at), end - begin);
+    }
+    at += size;
   }
   return digest;
+}
+
+DigestPart digestPart(uint64_t bytes, int64_t step) {
+  const uint64_t size = std::clamp(bytes / kParts, kSmallestPart, kLargestPart);
+  const uint64_t parts = std::max<uint64_t>(1, (bytes + size - 1) / size);
+  const auto number = static_cast<uint64_t>(step);
+  // Each round begins elsewhere, or snapshots at every second step would see every second part.
+  const uint64_t part = (number + (number / parts) * kGoldenRatio % parts) % parts;
+  return {part * size, std::min(bytes, (part + 1) * size)};
 }
 
 std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,

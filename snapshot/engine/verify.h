@@ -73,7 +73,7 @@ class Verify {
 uint64_t sampleSeed(int64_t step);
 
 // Digest of each sharding group's state at the program point, equal on its members; 0 for groups
-// with regions on devices.
+// with regions on devices. It covers lines in all of the group, and the whole of digestPart().
 std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,
                                    std::span<const std::byte* const> addresses,
                                    std::span<const int> devices, int64_t step);
@@ -82,6 +82,15 @@ std::vector<uint64_t> groupDigests(const SnapshotPlan& plan,
 // `addresses`: of all regions of the table.
 uint64_t groupDigest(const SnapshotTable& table, std::span<const uint32_t> of_group,
                      std::span<const std::byte* const> addresses, int64_t step);
+
+// The part of a group's bytes that the digest of a step covers without gaps. Successive steps have
+// successive parts, and when all had their turn, the next round begins with another one: memory of
+// one member that was corrupted is found in the end, however little of it.
+struct DigestPart {
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+DigestPart digestPart(uint64_t bytes, int64_t step);
 
 // Whether group `group` has regions on devices.
 bool groupOnDevice(const SnapshotPlan& plan, size_t group, std::span<const int> devices);

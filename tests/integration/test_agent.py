@@ -35,7 +35,7 @@ def _binary() -> Path | None:
 BINARY = _binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs reft-agent: build it, or set REFT_AGENT_PATH")
 INCARNATION = 0xABC
-VAULT_VERSION = 13  # as snapshot/vault/FORMAT.md has it
+VAULT_VERSION = 14  # as snapshot/vault/FORMAT.md has it
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:

@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdint>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -172,6 +174,55 @@ TEST(GroupDigestsTest, AreEqualForEqualBytesAndUnknownOnDevices) {
   EXPECT_EQ(groupDigests(plan(0, false), both, devices, 5), std::vector<uint64_t>{0});
   std::fill(y.begin(), y.end(), std::byte{4});
   EXPECT_NE(groupDigests(plan(0, false), both, {}, 5), digests);
+}
+
+// Of a group of so many bytes, the steps, from 1 on, until the digests have covered every byte.
+int64_t stepsToCoverAll(uint64_t bytes, int64_t stride) {
+  std::map<uint64_t, uint64_t> seen;
+  uint64_t covered = 0;
+  int64_t step = 1;
+  for (; covered < bytes; step += stride) {
+    const DigestPart part = digestPart(bytes, step);
+    EXPECT_LT(part.begin, part.end);
+    EXPECT_LE(part.end, bytes);
+    if (seen.emplace(part.begin, part.end).second) {
+      covered += part.end - part.begin;
+    }
+    if (step > 1'000'000) {
+      return -1;
+    }
+  }
+  return step - 1;
+}
+
+TEST(DigestPartTest, EveryByteHasItsTurn) {
+  EXPECT_EQ(stepsToCoverAll(100, 1), 1);
+  EXPECT_LE(stepsToCoverAll(64 << 10, 1), 2 * 4);
+  EXPECT_LE(stepsToCoverAll(uint64_t{1} << 30, 1), 2 * 2048);
+  for (const int64_t stride : {2, 3, 4, 10, 100}) {
+    for (const uint64_t bytes : {uint64_t{64} << 10, uint64_t{100} << 10, uint64_t{30} << 20}) {
+      const int64_t steps = stepsToCoverAll(bytes, stride);
+      EXPECT_GT(steps, 0) << "every " << stride << " steps, " << bytes << " bytes";
+    }
+  }
+  EXPECT_EQ(digestPart(0, 7).end, 0u);
+}
+
+TEST(GroupDigestsTest, FindAnyByteInTheEnd) {
+  constexpr uint64_t kBytes = uint64_t{1} << 20;
+  const auto plan = [](int rank) {
+    return SnapshotPlan(buildTable(rank, 2, {{"x", "uint8", {kBytes}, kBytes, 1, 0, false}},
+                                   {{"g", {0, 1}}}, "none", {}, kChunk));
+  };
+  const std::vector<std::byte> right(kBytes, std::byte{1});
+  std::vector<std::byte> wrong = right;
+  wrong[777'777] ^= std::byte{16};
+  const std::vector<const std::byte*> first = {right.data()};
+  const std::vector<const std::byte*> second = {wrong.data()};
+  int64_t step = 1;
+  while (groupDigests(plan(0), first, {}, step) == groupDigests(plan(1), second, {}, step)) {
+    ASSERT_LT(++step, 100);
+  }
 }
 
 }  // namespace verify_test
