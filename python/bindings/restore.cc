@@ -105,7 +105,7 @@ uint64_t restore(Restorer& self, const Rows& rows,
                       });
 }
 
-// (bytes compared, bytes left out, [(region, first, sample_at, sample, early)] of what differs).
+// (bytes compared, bytes left out, [(region, first, sample_at, sample, certain)] of what differs).
 py::tuple compareWith(const SlotSource& saved, const Rows& rows) {
   const std::vector<NamedTensor> tensors = tensorsOf(rows);
   Comparison found;
@@ -119,7 +119,7 @@ py::tuple compareWith(const SlotSource& saved, const Rows& rows) {
   py::list differences;
   for (const PieceDifference& one : found.differences) {
     differences.append(
-        py::make_tuple(one.region, one.first, one.sample_at, py::bytes(one.sample), one.early));
+        py::make_tuple(one.region, one.first, one.sample_at, py::bytes(one.sample), one.certain));
   }
   return py::make_tuple(found.compared_bytes, found.left_out_bytes, differences);
 }

@@ -87,7 +87,7 @@ Comparison compare(const SlotSource& saved, const std::vector<LiveRegion>& live,
                                     piece.begin + skipped,
                                     std::string(reinterpret_cast<const char*>(payload + skipped),
                                                 std::min(bytes - skipped, kMostSampleBytes)),
-                                    region.early});
+                                    region.early || saved.isSealed()});
     }
   }
   if (!saved.isUnchanged()) {

@@ -30,9 +30,9 @@ struct PieceDifference {
   // so that no item is cut; at most kMostSampleBytes.
   uint64_t sample_at = 0;
   std::string sample;
-  // The saved bytes are those of the program point even if the slot was never sealed: they were
-  // copied before the optimizer step returned. A write to others is found when their copy ends.
-  bool early = false;
+  // The saved bytes are those of the program point: the slot was sealed, or they were copied before
+  // the optimizer step returned. Late writes to others are found when a slot is sealed.
+  bool certain = false;
 };
 
 struct Comparison {

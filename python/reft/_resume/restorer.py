@@ -67,7 +67,7 @@ def compare(restorer: _C.Restorer, rank: int, state: State) -> tuple[int, int, l
     Returns:
         Bytes compared; bytes that could not be, because they are damaged or have no counterpart;
         (region, first byte that differs, where the sample begins, sample of the saved bytes,
-        whether it was copied before the optimizer step returned) of each piece that differs.
+        whether these are certainly the bytes of the program point) of each piece that differs.
     """
     return restorer.compare(rank, _live(state))
 

@@ -205,17 +205,17 @@ def _is_below(place: str, other: str) -> bool:
 
 
 def _tensors(pieces: list[Any], state: discovery.State, partly: bool) -> list[Difference]:
-    """Writes to what is copied after the optimizer step are looked for when all of it is copied. A
-    step that was copied partly may have them."""
+    """Late writes, to what is copied after the optimizer step, are looked for when all of it is
+    copied: a step that was copied partly may hold their bytes."""
     live = {region.name: region.current() for region in state.regions}
     return [
         Difference(
             comparison.TENSOR,
             name,
             _how_tensors_differ(live[name], first, at, sample),
-            may_be_later=partly and not early,
+            may_be_later=partly and not certain,
         )
-        for name, first, at, sample, early in pieces
+        for name, first, at, sample, certain in pieces
     ]
 
 

@@ -592,11 +592,10 @@ def _other_cause(found: list[Difference]) -> str:
     """What else than the resume may be the cause of all differences; "" if that cannot be."""
     if not found or any(one.kind != comparison.TENSOR for one in found):
         return ""
-    if not _is_deterministic():
-        return "kernels that are not deterministic"
+    causes = [] if _is_deterministic() else ["kernels that are not deterministic"]
     if all(one.may_be_later for one in found):
-        return "writes of the script between its optimizer step and the copy"
-    return ""
+        causes.append("writes of the script between its optimizer step and the copy")
+    return " or ".join(causes)
 
 
 def _no_time(found: list[Difference]) -> list[Difference]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
@@ -331,54 +331,67 @@ def test_bytes_of_a_rank_that_had_copied_nothing_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partly", "early", "later"), [(True, False, True), (True, True, False), (False, False, False)]
+    ("partly", "certain", "later"),
+    [(True, False, True), (True, True, False), (False, False, False)],
 )
 def test_a_tensor_may_have_changed_before_its_copy_if_that_had_not_ended(
-    partly: bool, early: bool, later: bool
+    partly: bool, certain: bool, later: bool
 ) -> None:
     def compare(state: Any) -> tuple[int, int, list[Any]]:
         ones = torch.ones(4).numpy().tobytes()
-        return 16, 0, [(state.regions[0].name, 0, 0, ones, early)]
+        return 16, 0, [(state.regions[0].name, 0, 0, ones, certain)]
 
     (one,) = compare_weight(SavedStep(8, compare, lambda _: None, partly=partly)).differences
     assert (one.kind, one.may_be_later) == (comparison.TENSOR, later)
     assert one.why == "4 of 4 items differ, max |Δ| 1"
 
 
+def differing(certain: list[bool]) -> Any:
+    """What a rank had copied of the step after the newest one: tensors that all differ."""
+    there = copied(16 * len(certain), 0)
+    ones = torch.ones(4).numpy().tobytes()
+    for i, one in enumerate(certain):
+        there.compared[2].append((f"model.w{i}", 0, 0, ones, one))
+    return there
+
+
 @pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Sums of tensors that are the same each time."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("early", [False, True])
-def test_a_tensor_that_may_have_changed_before_its_copy_proves_nothing(
-    ranks: Callable[..., list[Rank]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    early: bool,
-) -> None:
+def tensors(monkeypatch: pytest.MonkeyPatch, ranks: Callable[..., list[Rank]]) -> None:
+    """The state has tensors of zeros, and kernels that give the same each time."""
+    del ranks  # it has its own state, set before
     weight = torch.zeros(4)
-    region = SimpleNamespace(name="model.weight", tensor=weight, current=lambda: weight)
-    state = SimpleNamespace(regions=[region], bytes=16)
-    monkeypatch.setattr(discovery, "discover", lambda _: state)
-    there = copied(16, 0)
-    there.compared[2].append(("model.weight", 0, 0, torch.ones(4).numpy().tobytes(), early))
-    (rank,) = ranks({"partly": True, "unfinished": there})
+    regions = [
+        SimpleNamespace(name=f"model.w{i}", tensor=weight, current=lambda: weight)
+        for i in range(3)
+    ]
+    monkeypatch.setattr(discovery, "discover", lambda _: SimpleNamespace(regions=regions, bytes=48))
+    monkeypatch.setattr(verification, "_is_deterministic", lambda: True)
+
+
+@pytest.mark.usefixtures("tensors")
+def test_a_tensor_that_may_have_changed_before_its_copy_proves_nothing(
+    ranks: Callable[..., list[Rank]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (rank,) = ranks({"partly": True, "unfinished": differing([False, False])})
     (said,) = next_of_all([rank])
-    warned = capsys.readouterr().err
-    if early:
-        assert said == "step 8 was computed from it and DIFFERS"
-        assert rank.resume.verdict is Verdict.DIFFERS
-    else:
-        assert said.startswith("not verified: rank 0: tensors differ (model.weight: 4 of 4 items")
-        assert "writes of the script between its optimizer step and the copy" in said
-        assert rank.resume.verdict is Verdict.NONE
-        assert "warning: the resume at step 7: not verified" in warned
+    assert said.startswith("not verified: rank 0: tensors differ (model.w0: 4 of 4 items")
+    assert "writes of the script between its optimizer step and the copy" in said
+    assert rank.resume.verdict is Verdict.NONE
+    assert "warning: the resume at step 7: not verified" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("tensors")
+@pytest.mark.parametrize("certain", [[[True]], [[False, True]], [[False], [True]]])
+def test_one_tensor_that_was_copied_in_time_is_proof(
+    ranks: Callable[..., list[Rank]],
+    capsys: pytest.CaptureFixture[str],
+    certain: list[list[bool]],
+) -> None:
+    all_ranks = ranks(*({"partly": True, "unfinished": differing(one)} for one in certain))
+    said = next_of_all(all_ranks)
+    assert said == ["step 8 was computed from it and DIFFERS"] * len(certain)
+    assert all(rank.resume.verdict is Verdict.DIFFERS for rank in all_ranks)
+    assert "not verified" not in capsys.readouterr().err
 
 
 def test_what_another_rank_could_not_restore_is_named(ranks: Callable[..., list[Rank]]) -> None:

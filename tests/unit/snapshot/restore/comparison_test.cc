@@ -127,15 +127,22 @@ TEST_F(UnfinishedTest, OnlyChunksThatWereCopiedAreCompared) {
   EXPECT_EQ(compareWith(*more).differences[0].first, 17u);
 }
 
-TEST_F(UnfinishedTest, ADifferenceSaysWhetherItsBytesWereCopiedEarly) {
+TEST_F(UnfinishedTest, ADifferenceSaysWhetherItsBytesAreThoseOfTheProgramPoint) {
+  const auto isCertain = [&] {
+    const auto saved = SlotSource::after(vault_->fd(), kStep, kIncarnation);
+    return compareWith(*saved).differences.at(0).certain;
+  };
   begin(kStep + 1, 3, true);
   memory_[0][17] ^= std::byte{1};
-  EXPECT_FALSE(
-      compareWith(*SlotSource::after(vault_->fd(), kStep, kIncarnation)).differences[0].early);
+  EXPECT_FALSE(isCertain());
   table_.regions[0].early = true;
   begin(kStep + 1, 3, true);
-  EXPECT_TRUE(
-      compareWith(*SlotSource::after(vault_->fd(), kStep, kIncarnation)).differences[0].early);
+  EXPECT_TRUE(isCertain()) << "copied before the step returned";
+  table_.regions[0].early = false;
+  begin(kStep + 1, 5, true);
+  EXPECT_FALSE(isCertain());
+  vault_->sealSlot(1, {}, 1);
+  EXPECT_TRUE(isCertain()) << "late writes were looked for";
 }
 
 TEST_F(UnfinishedTest, SmallStateThatIsNotCompleteCountsAsNone) {
