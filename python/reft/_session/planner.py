@@ -6,6 +6,7 @@ node; what the engine raises.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -112,6 +113,7 @@ class Planner:
                 same.
         """
         state = self._take(optimizers)
+        equal_before = self._shared.keys()
         different = self._agree(state, str(step))
         if parted and not different:
             self._vain += 1
@@ -120,7 +122,7 @@ class Planner:
         self.waiting = False
         self._lay_out(state, asks=False)
         if parted:
-            self._warn(different, f"step {step} was not committed: ")
+            self._warn(different, f"step {step} was not committed: ", equal_before)
             if not different and self._job.rank == 0:
                 _voice.say(
                     f"step {step} was not committed: the ranks had different layouts of the state"
@@ -235,8 +237,17 @@ class Planner:
         for region in state.regions:
             region.ranks = ()
 
-    def _warn(self, different: list[replica_groups.Difference], why: str) -> None:
-        """Reports what differs in groups whose first rank this is."""
+    def _warn(
+        self,
+        different: list[replica_groups.Difference],
+        why: str,
+        equal_before: Collection[str] = (),
+    ) -> None:
+        """Reports what differs in groups whose first rank this is.
+
+        Args:
+            equal_before: names of what was equal at the plan before.
+        """
         for found in different:
             if self._job.rank != found.ranks[0] or not found.names:
                 continue
@@ -246,10 +257,10 @@ class Planner:
             if found.odd:
                 have = "has" if len(found.odd) == 1 else "have"
                 odd = f". {_voice.ranks(found.odd).capitalize()} {have} other bytes than the rest"
-                if why:  # they were equal before
+                if all(name in equal_before for name in found.names):
                     odd += ": unless the script means that, check the memory there"
             _voice.warn_once(
-                f"different {found.ranks}{' after ' if why else ''}",
+                f"different {found.ranks}{' after ' if why else ''}{found.odd or ''}",
                 f"{why}{tensors} {what} {_voice.ranks(found.ranks)}"
                 f" (first: {found.names[0]}); each rank saves its own{odd}",
             )

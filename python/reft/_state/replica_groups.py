@@ -21,7 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -36,6 +36,7 @@ _MOST_BYTES = 256 << 20
 _EQUAL, _DIFFERENT, _NONE = "equal", "different", "none"
 
 Row = list[Any]  # name, dtype, shape, strides, content hash
+_HASH = 4  # its place in a row
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,8 @@ class Difference:
         missed: whether a member did not take part, so that nothing was compared.
         partial: names of regions that this rank has and some member has not: parts of an optimizer
             that is sharded over replicas (ZeroRedundancyOptimizer).
-        odd: members that have other bytes than more than half of the group, if for each region that
-            is not equal more than half have the same; else empty.
+        odd: members, less than half of the group, without which all regions would be equal; empty
+            if they are not known, or if more than bytes differ.
     """
 
     ranks: tuple[int, ...]
@@ -175,22 +176,27 @@ class _Comparison:
         self.missed = outcome == _NONE
         if self.missed:
             return set()
-        equal, partial, odd = _parsed(outcome)
-        self.partial, self.odd = set(partial), tuple(self.ranks[i] for i in odd)
-        return set(equal)
+        try:
+            equal, partial, odd = map(set, _parsed(outcome))
+        except (ValueError, TypeError):
+            self.missed = True
+            return set()
+        self.partial = partial
+        self.odd = tuple(rank for rank in self.ranks if rank in odd)
+        return equal
 
-    def _outcome(self, what: str, compare: Callable[[list[str]], str]) -> str:
+    def _outcome(self, what: str, compare: Callable[[tuple[int, ...], list[str]], str]) -> str:
         store, key = self._store, f"{self._key}/{what}/outcome"
         try:
             if self._rank == self.ranks[0]:
                 keys = {r: f"{self._key}/{what}/{r}" for r in self.ranks}
                 store.wait(list(keys.values()), _WAIT)
                 parts = [store.read(REPLICAS, k, r, was_there=True) for r, k in keys.items()]
-                mine = compare([part.decode() for part in parts])
+                mine = compare(self.ranks, [part.decode() for part in parts])
             else:
                 store.wait([key], _WAIT)
                 return store.read(REPLICAS, key, None, was_there=True).decode()
-        except (RuntimeError, Untrusted):  # a member shares nothing, or is gone
+        except (RuntimeError, Untrusted, ValueError):  # a member shares nothing, or is gone
             mine = _NONE
         try:
             return store.first_of(REPLICAS, key, self._rank, mine).decode()
@@ -202,29 +208,31 @@ def _parsed(text: str) -> Any:
     return bounded_json.loads(text.encode(), limit=_MOST_BYTES)
 
 
-def _compare_digests(digests: list[str]) -> str:
+def _compare_digests(ranks: tuple[int, ...], digests: list[str]) -> str:
     return _EQUAL if len(set(digests)) == 1 else _DIFFERENT
 
 
-def _compare_rows(texts: list[str]) -> str:
-    """The names of rows that all have alike, and of those that only some have; positions of the
-    members that are odd."""
+def _compare_rows(ranks: tuple[int, ...], texts: list[str]) -> str:
+    """The names of rows that all have alike, and of those that only some have; the odd ranks."""
     tables: list[dict[str, Row]] = [{row[0]: row for row in _parsed(text)} for text in texts]
     first, *others = tables
     equal = [name for name, row in first.items() if all(o.get(name) == row for o in others)]
     shared = set.intersection(*map(set, tables))
     unequal = sorted(shared - set(equal))
-    odd = _odd([[str(table[name]) for table in tables] for name in unequal])
-    return json.dumps([equal, sorted(set().union(*tables) - shared), odd])
+    odd = _odd([table[name] for table in tables] for name in unequal)
+    return json.dumps(
+        [equal, sorted(set().union(*tables) - shared), [ranks[member] for member in odd]]
+    )
 
 
-def _odd(columns: list[list[str]]) -> list[int]:
-    """Positions that differ in some column from what more than half have there; none if a column
-    has no such majority."""
+def _odd(columns: Iterable[list[Row]]) -> list[int]:
+    """Members without which all columns, which have a row of each member, would be equal: less than
+    half of them; none if there are more, or if more than the contents differ."""
     odd: set[int] = set()
     for column in columns:
-        usual, count = Counter(column).most_common(1)[0]
-        if 2 * count <= len(column):
+        contents = [tuple(row[_HASH]) for row in column]
+        usual, _ = Counter(contents).most_common(1)[0]
+        odd.update(i for i, content in enumerate(contents) if content != usual)
+        if 2 * len(odd) >= len(column) or any(row[:_HASH] != column[0][:_HASH] for row in column):
             return []
-        odd.update(i for i, row in enumerate(column) if row != usual)
     return sorted(odd)

@@ -172,19 +172,33 @@ def test_replicas_that_parted_are_private_for_good(
     ]
 
 
-@pytest.mark.parametrize("parted", [False, True])
+@pytest.mark.parametrize("was_equal", [False, True])
 def test_a_replica_that_is_odd_is_named(
-    plans: Callable[..., Plans], capsys: pytest.CaptureFixture[str], parted: bool
+    plans: Callable[..., Plans], capsys: pytest.CaptureFixture[str], was_equal: bool
 ) -> None:
     made = plans(world=4)
+    if was_equal:
+        made.refresh()
     made.different, made.odd = ["o0.p0"], (2,)
-    made.planner.plan_together([made.optimizer], 4, parted=parted)
+    made.planner.plan_together([made.optimizer], 4, parted=True)
     (said,) = capsys.readouterr().err.splitlines()
     named = "each rank saves its own. Rank 2 has other bytes than the rest"
-    # Only of what was equal before may the memory be at fault.
     assert said.endswith(
-        f"{named}: unless the script means that, check the memory there" if parted else named
+        f"{named}: unless the script means that, check the memory there" if was_equal else named
     )
+
+
+def test_an_odd_replica_is_named_after_others_parted(
+    plans: Callable[..., Plans], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = plans(world=4)
+    made.regions.append(("m0.mean", torch.zeros(2), (0, 1, 2, 3)))
+    made.different = ["m0.mean"]
+    made.planner.plan_together([made.optimizer], 4, parted=True)
+    made.different, made.odd = ["o0.p0"], (2,)
+    made.planner.plan_together([made.optimizer], 7, parted=True)
+    first, second = capsys.readouterr().err.splitlines()
+    assert "m0.mean" in first and "o0.p0" in second and "Rank 2 has" in second
 
 
 def test_what_parts_again_and_again_is_shared_no_longer(plans: Callable[..., Plans]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -9,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from reft._link.trusted_store import TrustedStore
+from reft._link.trusted_store import REPLICAS, TrustedStore
 from reft._state import replica_groups
 from reft._state.discovery import Region
 from tests.support.jobs import trusted
@@ -87,30 +88,49 @@ def test_what_some_have_and_what_differs_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "odd"),
+    ("columns", "odd"),
     [
-        ([0, 0, 1, 0], [5, 5, 5, 5], (6,)),  # one member's memory was corrupted
-        ([0, 0, 1, 0], [5, 5, 5, 6], (6, 7)),
-        ([0, 0, 1, 1], [5, 5, 5, 5], ()),  # nothing tells which of them are right
-        ([0, 0, 1, 0], [5, 6, 7, 8], ()),  # state of each rank's own
+        ({"a": [0, 0, 1, 0], "b": [5, 5, 5, 5]}, (6,)),  # one member's memory was corrupted
+        ({"a": [0, 0, 1, 0, 0], "b": [5, 5, 5, 6, 5]}, (6, 7)),
+        ({"a": [0, 0, 1, 0], "b": [5, 5, 5, 6]}, ()),  # half of them
+        ({"a": [0, 0, 1, 1]}, ()),  # nothing tells which of them are right
+        ({"a": [0, 1, 2, 3]}, ()),  # state of each rank's own
+        ({"a": [1, 0, 0], "b": [0, 1, 0], "c": [0, 0, 1]}, ()),  # each updates its own part
     ],
 )
-def test_the_odd_ones_out_are_named(
-    first: list[int], second: list[int], odd: tuple[int, ...]
-) -> None:
-    shared, store = (4, 5, 6, 7), trusted()
-    with ThreadPoolExecutor(4) as pool:
+def test_the_odd_ones_out_are_named(columns: dict[str, list[int]], odd: tuple[int, ...]) -> None:
+    shared = tuple(range(4, 4 + len(columns["a"])))
+    assert odd_of(
+        shared, [[region(n, v[i], shared) for n, v in columns.items()] for i in range(len(shared))]
+    ) == {odd}
+
+
+def test_another_shape_is_no_corruption() -> None:
+    shared = (0, 1, 2)
+    ranks = [[region("o0.p0", 1, shared, size=4 + (rank == 1))] for rank in shared]
+    assert odd_of(shared, ranks) == {()}
+
+
+def odd_of(shared: tuple[int, ...], regions: list[list[Region]]) -> set[tuple[int, ...]]:
+    """What the members name as odd."""
+    store = trusted()
+    with ThreadPoolExecutor(len(shared)) as pool:
         calls = [
-            pool.submit(
-                replica_groups.confirm,
-                [region("m0.a", first[i], shared), region("m0.b", second[i], shared)],
-                store,
-                rank,
-                "first",
-            )
+            pool.submit(replica_groups.confirm, regions[i], store, rank, "first")
             for i, rank in enumerate(shared)
         ]
-    assert {one.odd for call in calls for one in call.result()[1]} == {odd}
+    return {one.odd for call in calls for one in call.result()[1]}
+
+
+@pytest.mark.parametrize("outcome", ["[", "[[], []]", "3", '[["o0.p0"], [], 1]'])
+def test_an_outcome_that_is_none_shares_nothing(outcome: str) -> None:
+    store = trusted()
+    key = f"plan/first/{hashlib.sha256(b'(0, 1)').hexdigest()[:16]}"
+    store.first_of(REPLICAS, f"{key}/digest/outcome", 0, "different")
+    store.first_of(REPLICAS, f"{key}/rows/outcome", 0, outcome)
+    one = region("o0.p0", 1, (0, 1))
+    groups, different = replica_groups.confirm([one], store, 1, "first")
+    assert (groups, one.ranks, different[0].missed) == ([], (), True)
 
 
 def test_two_groups_of_a_rank_are_confirmed_apart() -> None:
