@@ -16,8 +16,8 @@ namespace reft {
 namespace {
 
 constexpr uint32_t kDigestSamples = 256;  // cache lines of a sharding group
-// Of a sharding group, the part that a digest covers without gaps: 1 / kParts, within bounds. At
-// 10 GB/s the largest takes 0.1 ms of a step of gigabytes.
+// Of a sharding group, the part that a digest covers without gaps: 1 / kParts, within bounds. The
+// thread that trains hashes it: at 10 GB/s the largest takes 0.1 ms of a step of gigabytes.
 constexpr uint64_t kParts = 2048;
 constexpr uint64_t kSmallestPart = uint64_t{16} << 10;
 constexpr uint64_t kLargestPart = uint64_t{1} << 20;
@@ -248,11 +248,11 @@ uint64_t groupDigest(const SnapshotTable& table, std::span<const uint32_t> of_gr
 }
 
 DigestPart digestPart(uint64_t bytes, int64_t step) {
-  const uint64_t size = std::clamp(bytes / kParts, kSmallestPart, kLargestPart);
+  const uint64_t size = std::clamp((bytes + kParts - 1) / kParts, kSmallestPart, kLargestPart);
   const uint64_t parts = std::max<uint64_t>(1, (bytes + size - 1) / size);
   const auto number = static_cast<uint64_t>(step);
   // Each round begins elsewhere, or snapshots at every second step would see every second part.
-  const uint64_t part = (number + (number / parts) * kGoldenRatio % parts) % parts;
+  const uint64_t part = (number + mixed(number / parts) % parts) % parts;
   return {part * size, std::min(bytes, (part + 1) * size)};
 }
 

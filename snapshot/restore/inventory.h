@@ -31,7 +31,7 @@ struct SharedGroup {
 struct GroupSummary {
   std::shared_ptr<const SharedGroup> shared;  // parseInventories(): one object for all its vaults
   std::vector<uint32_t> shards;  // intact ones, ascending; no empty ones; D + k: its parity
-  uint64_t digest = 0;           // of sampled contents; 0: not recorded
+  uint64_t digest = 0;           // of its contents, in part; 0: not recorded
   uint64_t layout = 0;           // groupLayouts() of snapshot/state/agreement.h
   std::vector<uint32_t> parity_set = {};  // its own, in its order; empty: none
 };

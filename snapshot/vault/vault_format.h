@@ -75,7 +75,7 @@ struct SlotHeader {
   uint8_t proposal;   // proposed cadence in this rank's vote (snapshot/cost/cadence.h)
   uint8_t plan_anew;  // whether its vote asks all ranks to plan (snapshot/commit/plan_rounds.h)
   uint8_t reserved[2];
-  // Sampled content hash of each sharding group, in table order.
+  // Content hash of each sharding group, of samples and of a part, in table order.
   uint64_t group_digests[kMaxGroupDigests];
   uint64_t
       replicas;  // this rank's part of the check that replicas agree (snapshot/state/agreement.h)

@@ -199,8 +199,9 @@ TEST(DigestPartTest, EveryByteHasItsTurn) {
   EXPECT_EQ(stepsToCoverAll(100, 1), 1);
   EXPECT_LE(stepsToCoverAll(64 << 10, 1), 2 * 4);
   EXPECT_LE(stepsToCoverAll(uint64_t{1} << 30, 1), 2 * 2048);
-  for (const int64_t stride : {2, 3, 4, 10, 100}) {
-    for (const uint64_t bytes : {uint64_t{64} << 10, uint64_t{100} << 10, uint64_t{30} << 20}) {
+  for (const int64_t stride : {2, 3, 4, 8, 16, 64, 100, 128, 640}) {
+    for (const uint64_t bytes : {uint64_t{32} << 10, uint64_t{64} << 10, uint64_t{100} << 10,
+                                 uint64_t{256} << 10, uint64_t{1} << 20}) {
       const int64_t steps = stepsToCoverAll(bytes, stride);
       EXPECT_GT(steps, 0) << "every " << stride << " steps, " << bytes << " bytes";
     }
@@ -208,21 +209,44 @@ TEST(DigestPartTest, EveryByteHasItsTurn) {
   EXPECT_EQ(digestPart(0, 7).end, 0u);
 }
 
-TEST(GroupDigestsTest, FindAnyByteInTheEnd) {
+// Of three regions, one of which is empty, so that parts lie across them.
+TEST(GroupDigestsTest, FindAnyByteOfTheStepsPart) {
+  constexpr uint64_t kFirst = 300'001;
   constexpr uint64_t kBytes = uint64_t{1} << 20;
   const auto plan = [](int rank) {
-    return SnapshotPlan(buildTable(rank, 2, {{"x", "uint8", {kBytes}, kBytes, 1, 0, false}},
-                                   {{"g", {0, 1}}}, "none", {}, kChunk));
+    return SnapshotPlan(
+        buildTable(rank, 2,
+                   {{"x", "uint8", {kFirst}, kFirst, 1, 0, false},
+                    {"none", "uint8", {0}, 0, 0, 0, false},
+                    {"y", "uint8", {kBytes - kFirst}, kBytes - kFirst, 1, 0, false}},
+                   {{"g", {0, 1}}}, "none", {}, kChunk));
   };
+  const SnapshotPlan first = plan(0);
+  const SnapshotPlan second = plan(1);
   const std::vector<std::byte> right(kBytes, std::byte{1});
   std::vector<std::byte> wrong = right;
-  wrong[777'777] ^= std::byte{16};
-  const std::vector<const std::byte*> first = {right.data()};
-  const std::vector<const std::byte*> second = {wrong.data()};
-  int64_t step = 1;
-  while (groupDigests(plan(0), first, {}, step) == groupDigests(plan(1), second, {}, step)) {
-    ASSERT_LT(++step, 100);
+  const auto parted = [](const std::vector<std::byte>& of) {
+    return std::vector<const std::byte*>{of.data(), of.data(), of.data() + kFirst};
+  };
+  size_t found_by_samples = 0;
+  size_t tried = 0;
+  for (int64_t step = 1; step <= 64; ++step) {
+    const DigestPart part = digestPart(kBytes, step);
+    const DigestPart other = digestPart(kBytes, step + 1);
+    for (const uint64_t at : {part.begin, (part.begin + part.end) / 2, part.end - 1}) {
+      wrong[at] ^= std::byte{16};
+      EXPECT_NE(groupDigests(first, parted(right), {}, step),
+                groupDigests(second, parted(wrong), {}, step))
+          << "step " << step << ", byte " << at;
+      wrong[at] ^= std::byte{16};
+    }
+    wrong[other.begin + 777] ^= std::byte{16};  // samples may have it, this part has not
+    found_by_samples += groupDigests(first, parted(right), {}, step) !=
+                        groupDigests(second, parted(wrong), {}, step);
+    ++tried;
+    wrong[other.begin + 777] ^= std::byte{16};
   }
+  EXPECT_LT(found_by_samples, tried / 4) << "samples alone would do";
 }
 
 }  // namespace verify_test
