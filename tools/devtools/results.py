@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ class Counts:
         failures: the end of the output of each failed case.
         second_try: cases that failed and passed when they ran once more, alone.
         times: what each stage took that was not short.
+        latest_start: when no stage begins any more, as of `time.monotonic()`.
+        too_late: stages that were skipped for that.
     """
 
     passed: int = 0
@@ -35,6 +38,8 @@ class Counts:
     failures: list[str] = field(default_factory=list)
     second_try: list[str] = field(default_factory=list)
     times: list[str] = field(default_factory=list)
+    latest_start: float = math.inf
+    too_late: list[str] = field(default_factory=list)
 
     def add(self, stage: str, passed: int, failed: int, skipped: int, started: float) -> None:
         self.passed += passed
@@ -51,6 +56,14 @@ class Counts:
         if seconds >= SHOWN_SECONDS:
             self.times.append(f"{stage} {seconds:.0f} s")
         return seconds
+
+    def in_time(self, stage: str) -> bool:
+        """Whether a stage may begin now. If not, it counts as skipped."""
+        if time.monotonic() < self.latest_start:
+            return True
+        self.too_late.append(stage)
+        self.add(stage, 0, 0, 1, time.monotonic())
+        return False
 
     def add_exit_code(self, stage: str, code: int, started: float) -> None:
         self.add(stage, int(code == 0), int(code != 0), 0, started)
@@ -71,6 +84,8 @@ class Counts:
             print(f"needed a second try: {name}")
         if len(self.second_try) > len(shown):
             print(f"(and {len(self.second_try) - len(shown)} more that needed a second try)")
+        if self.too_late:
+            print(f"skipped, because this machine is too slow for them: {', '.join(self.too_late)}")
         if self.times:
             print(f"times: {', '.join(self.times)}")
         counted = f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"

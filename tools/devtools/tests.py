@@ -162,7 +162,8 @@ def other_versions(counts: Counts) -> None:
         torch = NEWEST_TORCH if version == newest else TORCH
         stage = f"newest torch, Python {version}" if version == newest else f"Python {version}"
         if version in found:
-            in_other_venv(counts, stage, f".venv-{version}", found[version], torch)
+            if counts.in_time(stage):
+                in_other_venv(counts, stage, f".venv-{version}", found[version], torch)
         elif version != f"{sys.version_info.major}.{sys.version_info.minor}":
             print(f"{stage}: not on this machine, or without venv or headers", flush=True)
             counts.add(stage, 0, 0, 1, time.monotonic())

@@ -86,6 +86,19 @@ def test_a_run_of_nothing_is_no_success() -> None:
     assert Counts().finish() == 1
 
 
+def test_what_is_too_late_to_begin_counts_as_skipped_and_is_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    counts = Counts(passed=1, latest_start=time.monotonic() + 1000)
+    assert counts.in_time("asan")
+    counts.latest_start = time.monotonic() - 1
+    assert not counts.in_time("tsan") and not counts.in_time("fuzz")
+    assert counts.finish() == 0
+    *_, named, last = capsys.readouterr().out.splitlines()
+    assert named == "skipped, because this machine is too slow for them: tsan, fuzz"
+    assert last == "1 passed, 0 failed, 2 skipped"
+
+
 def test_many_second_tries_leave_the_counts_in_sight(capsys: pytest.CaptureFixture[str]) -> None:
     counts = Counts(passed=40, second_try=[f"python: m::case{i}" for i in range(30)])
     assert counts.finish() == 0
