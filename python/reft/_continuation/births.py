@@ -16,6 +16,7 @@ from .foreign import Bulk, Fingerprint, MappedArray
 
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
+_STEPS = frozenset(".[(:")  # what leads from an object to a part of it, in a place
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
 
@@ -94,6 +95,8 @@ class Births:
         """Fingerprints of datasets of the package `datasets`, by place."""
         self.variables: set[str] = set()
         """Places of the variables of frames that had a value."""
+        self._stood: set[tuple[str, type]] = set()
+        self._same: dict[str, str] = {}  # a further place of an object: its first one
         self.stateless: dict[tuple[str, frozenset[str]], Stateless] = {}
         """By the place of a namespace and the names that are captured of it."""
         self.named: dict[str, Any] = {}
@@ -121,6 +124,22 @@ class Births:
         if other is not None and other is not value:
             self._ambiguous.add(place)
         self._at[place] = id(value)
+
+    def stands(self, place: str, kind: type, first: str | None = None) -> None:
+        """Notes that an object of that type stands at a place, and which place it had before."""
+        self._stood.add((place, kind))
+        if first is not None and first != place:
+            self._same[place] = first
+
+    def stood(self, place: str, kind: type) -> bool:
+        """Says whether an object of that type stood at a place, by whichever path it is named."""
+        if (place, kind) in self._stood:
+            return True
+        for end in range(len(place) - 1, 0, -1):
+            first = self._same.get(place[:end]) if place[end] in _STEPS else None
+            if first is not None and (first + place[end:], kind) in self._stood:
+                return True
+        return False
 
     def place(self, value: Any) -> str | None:
         """Gives the place an object was born at, if it was there."""

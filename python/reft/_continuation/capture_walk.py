@@ -119,6 +119,7 @@ class CaptureWalk:
         self._index: dict[int, int] = {}
         # Of each node; an id means something only while its object lives.
         self._objects: list[Any] = []
+        self._places: dict[int, str] = {}  # of the nodes of the first program point
         self._alive: list[Any] = []
 
     def encode(self, value: Any, place: str, depth: int = 0) -> Any:
@@ -147,6 +148,8 @@ class CaptureWalk:
             return value
         known = self._index.get(id(value))
         if known is not None:
+            if self.note_births:
+                self.births.stands(place, kind, self._places.get(known))
             return ref(known)
         if (
             kind is tuple
@@ -177,6 +180,9 @@ class CaptureWalk:
         graph.types.append(type_name(kind))
         self._index[id(value)] = index
         self._objects.append(value)
+        if self.note_births:
+            self._places[index] = place
+            self.births.stands(place, kind)
         if rule.is_born:
             if self.note_births:
                 self.births.note(value, place)
@@ -200,7 +206,15 @@ class CaptureWalk:
             why = f"cannot inspect it: {type(error).__name__}: {error}"
             node = self.lost(place, type_name(kind), why)
         graph.nodes[index] = node
+        if depth and graph.births[index] is None and not self.note_births:
+            self._foretell(node, place, kind)
         return ref(index)
+
+    def _foretell(self, node: Node, place: str, kind: type) -> None:
+        """Reports what came later, and in a place where a restarted script has no object that could
+        stand for it. Variables have reports of their own, which know whether they are read."""
+        if node.needs_live(type_name(kind)) and not self.births.stood(place, kind):
+            self.lost(place, type_name(kind), "made after the first step")
 
     def _capture_large(self, rule: Rule, value: Any, count: int, place: str, depth: int) -> Node:
         """Captures a container of many items, all of it or nothing: without some of them it is
