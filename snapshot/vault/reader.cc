@@ -5,7 +5,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <string>
+#include <string_view>
 
 #include "intercept/base/error.h"
 #include "snapshot/vault/hash.h"
@@ -14,6 +17,16 @@
 namespace reft {
 
 namespace {
+
+// Whether a file never had a name. Not by its seals: a file on tmpfs has some, too, and may have
+// lost its name since.
+bool isMemfd(int fd) {
+  static constexpr std::string_view kPrefix = "/memfd:";
+  std::array<char, kPrefix.size()> begin{};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  const ssize_t got = ::readlink(link.c_str(), begin.data(), begin.size());
+  return got < 0 || std::string_view(begin.data(), static_cast<size_t>(got)) == kPrefix;
+}
 
 // The superblock of a vault, and its length in `bytes`. It is read, not mapped: a foreign file may
 // be cut off at any time.
@@ -26,9 +39,9 @@ Superblock superblockOf(int fd, uint64_t& bytes) {
     throw Corruption("vault: not a regular file or memfd");
   }
   // A memfd that can shrink would let its writer kill every reader with SIGBUS. Files under
-  // REFT_VAULT_DIR have no seals.
+  // REFT_VAULT_DIR have no such seal.
   const int seals = ::fcntl(fd, F_GET_SEALS);
-  if (seals >= 0 && info.st_nlink == 0 && (seals & F_SEAL_SHRINK) == 0) {
+  if (seals >= 0 && info.st_nlink == 0 && (seals & F_SEAL_SHRINK) == 0 && isMemfd(fd)) {
     throw Corruption("vault: a memfd that is not sealed against shrinking");
   }
   bytes = static_cast<uint64_t>(info.st_size);

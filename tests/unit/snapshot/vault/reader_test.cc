@@ -230,6 +230,18 @@ TEST(VaultReader, RejectsAMemfdThatCanShrink) {
   EXPECT_NE(::ftruncate(vault->fd(), 4096), 0) << "the vault itself cannot shrink";
 }
 
+// On tmpfs it has seals, as a memfd has, but not those that a memfd has to have.
+TEST(VaultFile, OneThatHasLostItsNameIsStillAVault) {
+  for (const char* folder : {"/dev/shm/", "/tmp/"}) {
+    std::string name = std::string(folder) + "reft-vault-test-XXXXXX";
+    const std::string directory = ::mkdtemp(name.data());
+    const auto vault = Vault::create(kIdentity, 1, 64, directory + "/vault");
+    ASSERT_EQ(::unlink((directory + "/vault").c_str()), 0);
+    EXPECT_EQ(messageOf([&] { VaultReader reader(vault->fd()); }), "") << folder;
+    ASSERT_EQ(::rmdir(directory.c_str()), 0);
+  }
+}
+
 TEST(VaultFile, TruncatedIsRejectedAndSlotsBeyondTheEndAreAbsent) {
   char name[] = "/tmp/reft-vault-test-XXXXXX";
   const std::string directory = ::mkdtemp(name);
