@@ -10,9 +10,10 @@ the rank announces the step. The run under gloo has all acts but those on reft's
 store, so that a machine or an act that harms plain training shows there.
 
 Passes if both runs end with the same bits, no rank died and none was started again, no agent ended
-by itself, each kind of act that the machine allows has happened, and reft's output has no traceback
-and no assertion. Needs root for the file system that it fills and the control group that it
-narrows; without, these kinds are skipped.
+by itself, each kind of act that the machine allows has happened, reft's output has no traceback and
+no assertion, and snapshots went on: an agent that is killed costs some steps, never hundreds. Needs
+root for the file system that it fills and the control group that it narrows; without, these kinds
+are skipped.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ STALL_SEC = 240  # without a step of any rank, a run is ended
 # Memory that is freed goes back to the kernel at once, and a late reader of it gets SIGSEGV. What
 # does not is overwritten.
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_PERTURB_": "165"}
+MOST_STEPS_WITHOUT = 300  # steps in a row without a commit; a step takes some 50 ms
 ALARMING = [
     "Traceback (most recent call last)",
     "terminate called",
@@ -591,6 +593,11 @@ def problems(gloo: Run, reft: Run, kinds: Iterable[str], impossible: Iterable[st
         found.append(f"agents that ended by themselves: {sorted(reft.lost)}")
     for where, text in (("the job", reft.said), ("an agent", reft.agents_said)):
         found += [f"{where} printed {words!r}" for words in ALARMING if words in text]
+    found += [
+        f"rank {rank}: {gap} steps without a commit"
+        for rank, status in sorted(reft.status.items())
+        if (gap := status.get("longest_gap", 0)) > MOST_STEPS_WITHOUT
+    ]
     missing = [k for k in kinds if k not in set(impossible) and not reft.count(k)["done"]]
     if missing:
         found.append(f"never happened: {' '.join(missing)}")
