@@ -22,7 +22,7 @@ from . import handles
 from .births import MEMBER, Births
 from .foreign import Bulk, is_object_array, is_open, slot_names
 from .kinds.functions import STATEFUL_STDLIB
-from .kinds.objects import OWNED, PENDING, Lost, capture_changed, encode_slots
+from .kinds.objects import OWNED, PENDING, Lost, Owned, capture_changed, encode_slots
 from .kinds.table import Rule, rule_of
 from .nodes import (
     ATOMS,
@@ -212,7 +212,10 @@ class CaptureWalk:
 
     def _foretell(self, node: Node, place: str, kind: type) -> None:
         """Reports what came later, and in a place where a restarted script has no object that could
-        stand for it. Variables have reports of their own, which know whether they are read."""
+        stand for it. Variables have reports of their own, which know whether they are read, and
+        what is left to the script is its own affair, or a tensor that is saved elsewhere."""
+        if isinstance(node, Owned):
+            return
         if node.needs_live(type_name(kind)) and not self.births.stood(place, kind):
             self.lost(place, type_name(kind), "made after the first step")
 
