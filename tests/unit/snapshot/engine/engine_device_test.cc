@@ -853,16 +853,19 @@ TEST_F(EngineDevice, PartsOfTheObjectsAreThoseOfTheProgramPoint) {
     fake_.setCopyRate(20 << 20);
     fake_.setJitter(300, 5);
     const std::string objects(6'000, 'o');
+    cuda::Pointer loss = 0;  // no region: those are copied later, and this is written at once
+    ok(fake_.memAlloc(&loss, 5'000));
     for (int64_t step = 1; step <= 30; ++step) {
       const auto value = static_cast<unsigned char>(step);
       writeAll(value);
-      const std::vector<ObjectPart> parts = {{addresses_[1], 0, 10, 5'000},
+      ok(fake_.memsetD8(loss, value, 5'000, streamOf(0)));
+      const std::vector<ObjectPart> parts = {{reinterpret_cast<void*>(loss), 0, 10, 5'000},
                                              {addresses_[0], 0, 5'900, 4}};
       CaptureInput input = inputOf(step);
       input.objects = objects;
       input.parts = parts;
       ASSERT_EQ(engine_->capture(input), CaptureResult::kTaken) << vault_->stats().note;
-      write(1, kPoison);
+      ok(fake_.memsetD8(loss, kPoison, 5'000, streamOf(0)));
       engine_->gate(streams_);
       writeAll(kPoison);
       ASSERT_TRUE(engine_->settle());
@@ -873,6 +876,7 @@ TEST_F(EngineDevice, PartsOfTheObjectsAreThoseOfTheProgramPoint) {
       std::fill_n(expected.begin() + 5'900, 4, static_cast<char>(value));
       EXPECT_EQ(VaultReader(vault_->fd()).objects(*view), expected);
     }
+    ok(fake_.memFree(loss));
     TearDown();
     addresses_.clear();
     devices_.clear();
