@@ -27,6 +27,7 @@ from .nodes import Graph, Report, Stray
 from .restore_walk import RestoreWalk, put_in
 from .settings import Settings
 from .statics import Statics, report_threads
+from .waiting import Waiting
 
 _VERSION = 23
 _OBSERVE_BYTES = 1 << 26
@@ -71,6 +72,7 @@ class Continuation:
     def __init__(self) -> None:
         self.graphs = GraphWatch()
         self._births = Births()
+        self._waiting = Waiting()
         self._settings = Settings()
         self._statics = Statics()
 
@@ -148,7 +150,7 @@ class Continuation:
             why = "the exception being handled stays that of the restarted script"
             walk.lost("except block", type(handled).__name__, why)
         self.graphs.watch(walk.graphs)
-        refused = walk.refused or _others_run()
+        refused = walk.refused or _others_run() or self._waiting.why_not()
         if refused is not None:
             walk.lost("loop", "place in the loop", refused)
         if (place := self.graphs.used()) is not None:
@@ -278,6 +280,7 @@ class Continuation:
 
     def _note_births(self, start_frame: FrameType, births: Births) -> None:
         self._births = births
+        self._waiting = Waiting()
         births.recorded = True
         self._settings.note_first()
         walk = CaptureWalk(_OBSERVE_BYTES, births, frames.capture_generator, note_births=True)

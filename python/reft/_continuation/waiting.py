@@ -1,0 +1,127 @@
+"""What the main thread does while another thread trains. A restart puts the loop of the training
+thread back, and no other: so the main thread may wait for it, and nothing else.
+
+It is known to have gone on if a variable of the script's frames on its stack means another object.
+Where it stands is not compared: it may look now and then whether the other thread lives.
+
+Threads: the training thread. Errors: none.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+from reft._state.own import is_own
+
+from .bytecode import analyse
+from .nodes import ATOMS, UNBOUND, native
+
+_STORE_GLOBAL = "STORE_GLOBAL"
+_MOST_VARIABLES = 256
+
+Held = tuple[str, Any]  # a variable, and what it means: an atom, a weak reference or an id
+
+
+class Waiting:
+    """The main thread as it was at the first program point, or at the first snapshot after it: it
+    may still be on its way to where it waits."""
+
+    def __init__(self) -> None:
+        self._thread = weakref.ref(threading.current_thread())
+        self._held: list[Held] | None = None
+        self._looks = 0
+        self._why: str | None = None
+
+    def why_not(self) -> str | None:
+        """Says why the place of the loop that trains is not all of the script's place; None if it
+        is. Once it is not, it stays so."""
+        if self._why is not None:
+            return self._why
+        here, main = threading.current_thread(), threading.main_thread()
+        if here is not self._thread():
+            self._why = "training runs in another thread than in the first iteration"
+        elif here is not main:
+            self._why = self._moved(main)
+        return self._why
+
+    def _moved(self, main: threading.Thread) -> str | None:
+        frame = sys._current_frames().get(main.ident or 0)
+        now = list(_variables(frame))
+        before, self._held = self._held, now
+        self._looks += 1
+        if self._looks <= 2 or before is None:  # noqa: PLR2004
+            return None
+        for (name, then), (other, there) in zip(before, now, strict=False):
+            if name != other or not _is_same(then, there):
+                return f"the main thread goes on beside the training loop ({other})"
+        if len(before) != len(now):
+            return "the main thread goes on beside the training loop"
+        return None
+
+
+def _is_same(then: Any, now: Any) -> bool:
+    if isinstance(then, weakref.ref) and isinstance(now, weakref.ref):
+        value = then()
+        return value is not None and value is now()
+    return type(then) is type(now) and bool(then == now or then != then)  # noqa: PLR0124
+
+
+def _variables(frame: FrameType | None) -> Iterator[Held]:
+    left = _MOST_VARIABLES
+    while frame is not None and left > 0:
+        if is_own(str(frame.f_globals.get("__name__", ""))):
+            for name, value in _of_frame(frame):
+                yield f"{frame.f_code.co_qualname}:{name}", _held(value)
+                left -= 1
+        frame = frame.f_back
+
+
+def _of_frame(frame: FrameType) -> list[tuple[str, Any]]:
+    """The variables that the frame's own code alone sets: those that functions share with it may be
+    set by the thread that trains."""
+    code = frame.f_code
+    analysis = analyse(code)
+    if code.co_flags & 1:  # CO_OPTIMIZED
+        slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
+        shared = {*code.co_cellvars, *code.co_freevars}
+        return [
+            (name, value)
+            for name, value in zip(analysis.slot_names, slots, strict=False)
+            if name not in shared and value is not UNBOUND
+        ]
+    names, shared = set(code.co_names), _set_by_functions(code)
+    namespace = frame.f_globals
+    return [(name, namespace[name]) for name in sorted(names - shared) if name in namespace]
+
+
+def _set_by_functions(code: CodeType) -> set[str]:
+    """Global names that functions in a module's code set."""
+    import dis
+
+    known = _shared.get(code)
+    if known is not None:
+        return known
+    found: set[str] = set()
+    left = [one for one in code.co_consts if isinstance(one, CodeType)]
+    while left:
+        inner = left.pop()
+        found.update(one.argval for one in dis.get_instructions(inner) if one.opname == _STORE_GLOBAL)
+        left += [one for one in inner.co_consts if isinstance(one, CodeType)]
+    return _shared.setdefault(code, found)
+
+
+_shared: dict[CodeType, set[str]] = {}
+
+
+def _held(value: Any) -> Any:
+    if type(value) in ATOMS:
+        return value
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return id(value)
