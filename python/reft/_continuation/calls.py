@@ -53,6 +53,7 @@ _ITERATING = frozenset(
         "CONTAINS_OP",
     }
 )
+_PACKAGES = frozenset({"numpy", "pandas", "scipy", "optree", "cytoolz"})
 _LOOPS_OF_TORCH = frozenset({"apply_", "map_", "map2_"})  # methods of tensors
 _STEPPING = frozenset({"FOR_ITER", "SEND"})
 _HINT = "use a `for` loop"
@@ -122,8 +123,10 @@ def _callable_blocker(called: Any) -> str | None:
         )
     elif kind is MethodDescriptorType or kind is WrapperDescriptorType:
         owner, module = called.__objclass__, called.__objclass__.__module__
-    else:
-        return None
+    else:  # an object that is called, as a `ufunc` of NumPy
+        in_c = not isinstance(getattr(kind, "__call__", None), FunctionType)  # noqa: B004  # which
+        loops = in_c and kind.__module__.partition(".")[0] in _PACKAGES
+        return _refusal(kind.__qualname__) if loops else None
     if called.__name__ in _LOOPS_OF_TORCH and owner.__module__.partition(".")[0] == "torch":
         return _refusal(called.__qualname__)
     passes = owner in _TRANSPARENT_OWNERS or owner.__module__ == "_asyncio"
@@ -147,8 +150,7 @@ def _known_roots() -> frozenset[str]:
 
     Other packages' code is taken to pass calls through, as autograd does.
     """
-    packages = {"numpy", "pandas", "scipy", "optree", "cytoolz"}
-    return frozenset(sys.stdlib_module_names | {"builtins"} | packages)
+    return frozenset(sys.stdlib_module_names | {"builtins"} | _PACKAGES)
 
 
 def _refusal(name: str) -> str:
