@@ -116,7 +116,8 @@ class Births:
             return
         reference = _reference(value)
         if reference is None:
-            if is_light(value):
+            # What `exec` runs in is that of the functions that it has made, too.
+            if is_light(value) or (type(value) is dict and "__builtins__" in value):
                 self.pin(value, place)
             return
         self._places[id(value)] = (reference, place)

@@ -54,16 +54,19 @@ def _is_own(name: str, module: Any) -> bool:
 
 
 def is_made(value: Any) -> bool:
-    """Says whether a module or a class is one that the script's code has made at run time: no file
-    or name leads to it."""
+    """Says whether a module or a class is one that the script's code has made at run time: no name
+    leads to it."""
     if isinstance(value, ModuleType):
         if _found.get(id(value)) is value:
             return False
         there = vars(value)
         has_source = there.get("__spec__") is not None or there.get("__file__") is not None
-        if has_source and sys.modules.get(there.get("__name__", "")) is value:
+        name = str(there.get("__name__", ""))
+        if has_source and sys.modules.get(name) is value:
             _found[id(value)] = value  # modules stay
-        return not has_source and there.get("__name__") != "__main__"
+        if has_source:  # a file that was run as a module and left no name: many read settings so
+            return name not in sys.modules and _is_own(name, value)
+        return name != "__main__"
     if not isinstance(value, type) or not is_own(value.__module__):
         return False
     found: Any = sys.modules[value.__module__]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import array
 import sys
 from collections import OrderedDict, defaultdict, deque
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..births import MEMBER
@@ -152,6 +153,12 @@ class Tuple(Node):
         return [*self.items, *(item for _, item in self.attributes)]
 
 
+def _is_of_module(namespace: dict[str, Any]) -> bool:
+    """Whether it is that of an imported module, not one that `exec` or `runpy` has run in."""
+    module = sys.modules.get(str(dict.get(namespace, "__name__")))
+    return isinstance(module, ModuleType) and module.__dict__ is namespace
+
+
 @kind
 class Mapping(Node):
     """A dict, or an object of a class that extends it."""
@@ -165,8 +172,8 @@ class Mapping(Node):
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
         size = dict.__len__(value)  # of the class itself: the script's own may count its calls
         has = dict.__contains__
-        is_globals = has(value, "__builtins__") and has(value, "__name__")  # of a module
-        if is_globals or id(value) in walk.owned_groups:
+        is_globals = has(value, "__builtins__") and has(value, "__name__")
+        if (is_globals and _is_of_module(value)) or id(value) in walk.owned_groups:
             return OWNED
         if not walk.take(16 * size):
             return walk.no_room(value, place, 16 * size)
