@@ -78,7 +78,10 @@ class Announcer:
             )
         else:
             which = "the first optimizer step" if after <= 1 else f"optimizer step {after}"
-            _voice.say(f"resuming at step {resuming_at} when {which} returns")
+            _voice.say(
+                f"resuming at step {resuming_at} when {which} returns; files that the script writes"
+                " until then are those of its start"
+            )
 
     def protected(
         self,
