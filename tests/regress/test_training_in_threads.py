@@ -78,7 +78,7 @@ def test_one_thread_after_the_other_is_named(jobs: Runner) -> None:
 
 def test_a_main_thread_that_goes_on_is_named(jobs: Runner) -> None:
     said = jobs.run(IN_STEP)
-    assert "the main thread goes on beside the training loop (main:" in said, said
+    assert "the main thread goes on while another thread trains (main:" in said, said
 
 
 def test_a_main_thread_that_waits_is_no_hindrance(jobs: Runner) -> None:

@@ -59,6 +59,8 @@ _ENDS = frozenset(
     }
 )
 
+CO_OPTIMIZED = 1  # flag of code whose variables lie in slots, not in a dict
+
 # Instructions in progress, by what they leave: their operands are dead, results are not there yet.
 _ONE_RESULT = frozenset(
     {

@@ -25,7 +25,14 @@ from reft._state.own import is_made
 
 from . import calls
 from .births import Stateless
-from .bytecode import CodeAnalysis, Point, Unsupported, analyse, global_names
+from .bytecode import (
+    CO_OPTIMIZED,
+    CodeAnalysis,
+    Point,
+    Unsupported,
+    analyse,
+    global_names,
+)
 from .capture_walk import CaptureWalk
 from .nodes import (
     KEEP,
@@ -39,8 +46,6 @@ from .nodes import (
     native,
 )
 from .restore_walk import RestoreWalk
-
-_CO_OPTIMIZED = 1
 
 # Frames of these packages are on the path but hold nothing of the script's.
 _INTERNAL = frozenset(
@@ -129,7 +134,7 @@ def encode_path(walk: CaptureWalk, start: FrameType) -> list[dict[str, Any]]:
         if id(frame.f_globals) not in modules:
             modules.add(id(frame.f_globals))
             names = _module_names(frame.f_globals)
-            if not code.co_flags & _CO_OPTIMIZED:
+            if not code.co_flags & CO_OPTIMIZED:
                 names = _joined(names, analyse(code).nested_names)
             record["globals"] = _encode_names(walk, frame.f_globals, names, "global ")
         _note_variables(walk, record, frame)
@@ -144,7 +149,7 @@ def variables_at(start: FrameType) -> set[str]:
         if not user:
             continue
         code, prefix = frame.f_code, f"{frame.f_code.co_qualname}:"
-        if not code.co_flags & _CO_OPTIMIZED:
+        if not code.co_flags & CO_OPTIMIZED:
             found.update(prefix + name for name in frame.f_locals)
         analysis = analyse(code)
         slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
@@ -296,7 +301,7 @@ def _encode_frame(
         else:
             fast.append((i, UNBOUND if value is UNBOUND else encode(value, places[i])))
     names: list[tuple[str, Any]] = []
-    if not code.co_flags & _CO_OPTIMIZED:
+    if not code.co_flags & CO_OPTIMIZED:
         every = frozenset(frame.f_locals) if walk.note_births else point.live
         names = _encode_names(walk, frame.f_locals, every, f"{place}:")
     stack = [

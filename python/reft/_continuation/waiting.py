@@ -13,16 +13,16 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from reft._state.own import is_own
 
-from .bytecode import analyse
+from .bytecode import CO_OPTIMIZED, analyse, global_names
 from .nodes import ATOMS, UNBOUND, native
 
-_STORE_GLOBAL = "STORE_GLOBAL"
 _MOST_VARIABLES = 256
+_GOES_ON = "the main thread goes on while another thread trains"
 
 Held = tuple[str, Any]  # a variable, and what it means: an atom, a weak reference or an id
 
@@ -58,17 +58,14 @@ class Waiting:
             return None
         for (name, then), (other, there) in zip(before, now, strict=False):
             if name != other or not _is_same(then, there):
-                return f"the main thread goes on beside the training loop ({other})"
-        if len(before) != len(now):
-            return "the main thread goes on beside the training loop"
-        return None
+                return f"{_GOES_ON} ({other})"
+        return _GOES_ON if len(before) != len(now) else None
 
 
 def _is_same(then: Any, now: Any) -> bool:
-    if isinstance(then, weakref.ref) and isinstance(now, weakref.ref):
-        value = then()
-        return value is not None and value is now()
-    return type(then) is type(now) and bool(then == now or then != then)  # noqa: PLR0124
+    if then is now:  # an object that lives has one weak reference
+        return True
+    return type(then) is type(now) and not isinstance(then, weakref.ref) and bool(then == now)
 
 
 def _variables(frame: FrameType | None) -> Iterator[Held]:
@@ -85,37 +82,17 @@ def _of_frame(frame: FrameType) -> list[tuple[str, Any]]:
     """The variables that the frame's own code alone sets: those that functions share with it may be
     set by the thread that trains."""
     code = frame.f_code
-    analysis = analyse(code)
-    if code.co_flags & 1:  # CO_OPTIMIZED
+    if code.co_flags & CO_OPTIMIZED:
+        analysis = analyse(code)
         slots = native().frame_slots(frame, analysis.slot_count, UNBOUND)
-        shared = {*code.co_cellvars, *code.co_freevars}
         return [
             (name, value)
             for name, value in zip(analysis.slot_names, slots, strict=False)
-            if name not in shared and value is not UNBOUND
+            if name not in analysis.cells and value is not UNBOUND
         ]
-    names, shared = set(code.co_names), _set_by_functions(code)
-    namespace = frame.f_globals
-    return [(name, namespace[name]) for name in sorted(names - shared) if name in namespace]
-
-
-def _set_by_functions(code: CodeType) -> set[str]:
-    """Global names that functions in a module's code set."""
-    import dis
-
-    known = _shared.get(code)
-    if known is not None:
-        return known
-    found: set[str] = set()
-    left = [one for one in code.co_consts if isinstance(one, CodeType)]
-    while left:
-        inner = left.pop()
-        found.update(one.argval for one in dis.get_instructions(inner) if one.opname == _STORE_GLOBAL)
-        left += [one for one in inner.co_consts if isinstance(one, CodeType)]
-    return _shared.setdefault(code, found)
-
-
-_shared: dict[CodeType, set[str]] = {}
+    _, shared = global_names(code)
+    names, namespace = sorted({*code.co_names} - shared), frame.f_globals
+    return [(name, namespace[name]) for name in names if name in namespace]
 
 
 def _held(value: Any) -> Any:
