@@ -24,8 +24,8 @@ SlotSource::SlotSource(int fd, uint32_t slot, int64_t step, uint64_t incarnation
   findOffsets();
 }
 
-SlotSource::SlotSource(int fd, SlotView view, bool is_sealed)
-    : reader_(fd), view_(std::move(view)), is_sealed_(is_sealed), table_(reader_.table(view_)) {
+SlotSource::SlotSource(int fd, SlotView view)
+    : reader_(fd), view_(std::move(view)), table_(reader_.table(view_)) {
   findOffsets();
 }
 
@@ -33,19 +33,15 @@ std::unique_ptr<SlotSource> SlotSource::after(int fd, int64_t step, uint64_t inc
   try {
     const VaultReader reader(fd);
     std::vector<SlotView> views = reader.slots();
-    const size_t sealed = views.size();
     std::ranges::move(reader.unfinishedSlots(), std::back_inserter(views));
-    size_t first = views.size();
-    for (size_t i = 0; i < views.size(); ++i) {
-      const SlotView& view = views[i];
+    const SlotView* first = nullptr;
+    for (const SlotView& view : views) {
       if (view.step > step && view.incarnation == incarnation &&
-          (first == views.size() || view.step < views[first].step)) {
-        first = i;
+          (first == nullptr || view.step < first->step)) {
+        first = &view;
       }
     }
-    return first == views.size()
-               ? nullptr
-               : std::unique_ptr<SlotSource>(new SlotSource(fd, views[first], first < sealed));
+    return first == nullptr ? nullptr : std::unique_ptr<SlotSource>(new SlotSource(fd, *first));
   } catch (const Corruption&) {
     return nullptr;
   }

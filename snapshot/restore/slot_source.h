@@ -40,8 +40,8 @@ class SlotSource {
   static std::unique_ptr<SlotSource> after(int fd, int64_t step, uint64_t incarnation);
 
   int64_t step() const { return view_.step; }
-  // Whether the writer has found no late write. Not: it has not looked for one.
-  bool isSealed() const { return is_sealed_; }
+  // Its writer has looked for late writes, and found none.
+  bool isSealed() const { return view_.state == SlotState::kSealed; }
   const SnapshotTable& table() const { return table_; }
   std::string objects() const { return reader_.objects(view_); }
   // Payload offset of bytes [begin, end) of a region, which this slot stores as part of `shard`.
@@ -60,7 +60,7 @@ class SlotSource {
   }
 
  private:
-  SlotSource(int fd, SlotView view, bool is_sealed);
+  SlotSource(int fd, SlotView view);
   void findOffsets();
   const std::vector<Copy>& partOf(const std::string& group, uint32_t part) const;
   std::vector<Copy> findPart(const std::string& group, uint32_t part) const;
@@ -68,7 +68,6 @@ class SlotSource {
 
   VaultReader reader_;
   SlotView view_;
-  bool is_sealed_ = true;
   SnapshotTable table_;
   std::map<Place, uint64_t> offsets_;
   mutable std::map<std::pair<std::string, uint32_t>, std::vector<Copy>> parts_;  // as asked for

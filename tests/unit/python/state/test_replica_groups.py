@@ -93,7 +93,7 @@ def test_what_some_have_and_what_differs_are_told_apart() -> None:
         ({"a": [0, 0, 1, 0], "b": [5, 5, 5, 5]}, (6,)),  # one member's memory was corrupted
         ({"a": [0, 0, 1, 0, 0], "b": [5, 5, 5, 6, 5]}, (6, 7)),
         ({"a": [0, 0, 1, 0], "b": [5, 5, 5, 6]}, ()),  # half of them
-        ({"a": [0, 0, 1, 1]}, ()),  # nothing tells which of them are right
+        ({"a": [0, 0, 1, 1]}, ()),  # either half may be right
         ({"a": [0, 1, 2, 3]}, ()),  # state of each rank's own
         ({"a": [1, 0, 0], "b": [0, 1, 0], "c": [0, 0, 1]}, ()),  # each updates its own part
     ],
