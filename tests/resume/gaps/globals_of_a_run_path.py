@@ -9,7 +9,13 @@ import torch
 from toy import begin, end, parts, say, train
 
 path = Path(tempfile.mkdtemp()) / "settings.py"
-path.write_text("scale = 1.0\ndef next_scale():\n    global scale\n    scale *= 0.9\n    return scale\n")
+path.write_text("""
+scale = 1.0
+def next_scale():
+    global scale
+    scale *= 0.9
+    return scale
+""")
 settings = runpy.run_path(str(path))
 rank = begin()
 model, optimizer = parts()
