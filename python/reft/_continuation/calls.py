@@ -50,7 +50,6 @@ _ITERATING = frozenset(
         "DICT_MERGE",
         "UNPACK_SEQUENCE",
         "UNPACK_EX",
-        "CONTAINS_OP",
     }
 )
 _PACKAGES = frozenset({"numpy", "pandas", "scipy", "optree", "cytoolz"})
@@ -71,7 +70,9 @@ def blocker(point: Point, stack: list[Any], unbound: object) -> str | None:
     Returns:
         None if nothing is kept there.
     """
-    if point.name in _ITERATING:
+    if point.name in _ITERATING or (
+        point.name == "CONTAINS_OP" and not _asks_once(stack[point.stack_depth + 1])
+    ):
         return f"the training step runs while C code consumes an iterable: {_HINT}"
     if point.name in _STEPPING:
         return _iterator_blocker(stack[point.stack_depth - 1] if point.stack_depth else unbound)
@@ -84,7 +85,13 @@ def blocker(point: Point, stack: list[Any], unbound: object) -> str | None:
 
 def operands_end(point: Point) -> int:
     """How many slots of the value stack `blocker` needs."""
-    return max(point.stack_depth, point.callables[1] + 1)
+    operands = 2 if point.name == "CONTAINS_OP" else 0  # the item and its container
+    return max(point.stack_depth + operands, point.callables[1] + 1)
+
+
+def _asks_once(container: Any) -> bool:
+    """Whether `in` is one call of a method in Python, and no loop over items."""
+    return isinstance(getattr(type(container), "__contains__", None), FunctionType)
 
 
 def _iterator_blocker(iterator: Any) -> str | None:

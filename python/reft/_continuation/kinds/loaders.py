@@ -420,6 +420,10 @@ class LoaderIterator(Node):
             else:
                 iterator = self._without_workers(loader, fixed, pieces, remarks)
             is_same = self._gave_the_same(getattr(iterator, ORIGIN))
+            # A verification compares what is drawn from here on; that a replay draws otherwise, as
+            # a sampler does whose weights the loop changes, is reported.
+            if self.indices_drawn:
+                getattr(iterator, ORIGIN).indices = self.indices_drawn
             getattr(iterator, ORIGIN).replayed = []
             getattr(iterator, ORIGIN).batch = self.last_batch
             getattr(iterator, ORIGIN).is_mixed = self.is_mixed
