@@ -10,6 +10,7 @@ import sys
 import weakref
 from dataclasses import dataclass
 from functools import cache
+from types import CodeType
 from typing import Any
 
 from .foreign import Bulk, Fingerprint, MappedArray
@@ -103,6 +104,12 @@ class Births:
         """Functions and classes by place: what means another one later is captured by name."""
         self.hung: dict[str, weakref.ref[Any]] = {}
         """Modules by the place of an attribute of another module of their tree."""
+        self.trained: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Models of that point whose parameters an optimizer has had at a capture."""
+        self.first_trained: dict[str, list[Any]] = {}
+        """Shapes of those whose parameters one had at the first capture, by place."""
+        self.running: dict[CodeType, weakref.WeakSet[Any]] = {}
+        """Generators whose frames were on the path, by their function's code."""
 
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; of one that no weak reference can follow, if it
@@ -166,6 +173,16 @@ class Births:
         found = self._places.get(identity)
         alive = found is not None and found[0]() is not None and found[1] not in self._ambiguous
         return found[1] if found is not None and alive else None
+
+    def run(self, generator: Any) -> None:
+        """Notes that a generator's frame is on the path."""
+        self.running.setdefault(generator.gi_code, weakref.WeakSet()).add(generator)
+
+    def runs_in_place_of_another(self, generator: Any) -> bool:
+        """Says whether a generator stood still, while another one of its function was running: a
+        restarted script is in the other one when it gets there."""
+        others = self.running.get(generator.gi_code)
+        return others is not None and generator not in others and self.place(generator) is not None
 
     def restored(self, written: list[Any]) -> None:
         """A resume has given these objects the contents that they had when they were captured: they

@@ -99,6 +99,11 @@ class CaptureWalk:
         self.graph = Graph()
         self.uncaptured: Report = []
         self.refused: str | None = None
+        # Places of models of the first program point that no optimizer trains any more, and of
+        # those that one trains and that were made later.
+        self.finished: list[str] = []
+        self.successors: list[str] = []
+        self.trained: dict[str, Any] = {}  # models of that point that an optimizer trains, by place
         self.graphs: list[tuple[Any, str]] = []
         self.bytes_left = limit_bytes
         self._limit_bytes = limit_bytes
@@ -358,6 +363,24 @@ class CaptureWalk:
         """Notes that the place in the loop must not be put back: training would be another one."""
         self.refused = self.refused or reason
 
+    def refuse_second_models(self) -> None:
+        """Refuses the place in the loop if another model is trained than at the first capture. A
+        restarted script trains the first one when it is put back, and the other one's weights would
+        go there."""
+        if self.finished and self.successors:
+            self.refuse(
+                f"{self.successors[0]}: a model that was made after the first step is trained, and"
+                " the one that was trained before is still held"
+            )
+        first = self.births.first_trained
+        if not first:
+            first.update({place: _shapes(model) for place, model in self.trained.items()})
+            return
+        gone = [shapes for place, shapes in first.items() if place not in self.trained]
+        for place, model in self.trained.items():
+            if gone and place not in first and _shapes(model) in gone:
+                self.refuse(f"{place}: another model of the same shape was trained at first")
+
     def lost_position(self, encoded: Any) -> str | None:
         """Says why the position of an iterator could not be captured, if `encoded` is one."""
         index = index_of(encoded)
@@ -467,3 +490,7 @@ def _count_of(value: Any, kind: type) -> int:
         if issubclass(kind, base):
             return int(base.__len__(value))  # as it is, whatever its class says
     return int(value.size) if is_object_array(value) else 0
+
+
+def _shapes(model: Any) -> list[Any]:
+    return [tuple(parameter.shape) for parameter in model.parameters()]

@@ -150,6 +150,7 @@ class Continuation:
             why = "the exception being handled stays that of the restarted script"
             walk.lost("except block", type(handled).__name__, why)
         self.graphs.watch(walk.graphs)
+        walk.refuse_second_models()
         refused = walk.refused or _others_run() or self._waiting.why_not()
         if refused is not None:
             walk.lost("loop", "place in the loop", refused)

@@ -87,6 +87,7 @@ for _kind, _label in _REDUCED.items():
         _MAKERS[_label] = _kind
 
 NO_STATE = object()
+_IN_ANOTHER = "the training loop runs in another generator than in the first iteration"
 _AHEAD = 4
 _MOST_COPIED = 1024  # items, in every step
 _WARNS = sys.version_info >= (3, 12)  # that iterators of itertools will not be taken apart some day
@@ -238,8 +239,12 @@ class Generator(Node):
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
-        if value.gi_running:
-            return RunningGenerator()  # its frame is on the path
+        if value.gi_running:  # its frame is on the path
+            if walk.note_births:
+                walk.births.run(value)
+            elif walk.births.runs_in_place_of_another(value):
+                walk.refuse(f"{place}: {_IN_ANOTHER}")
+            return RunningGenerator()
         if value.gi_frame is None:
             return FinishedGenerator()
         try:
@@ -282,10 +287,7 @@ class RunningGenerator(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         target = live if at.birth is None else walk.born(at.birth, live)
         if not getattr(target, "gi_running", False):
-            raise Stray(
-                f"{at.place}: the training loop runs in another generator than in the first"
-                " iteration"
-            )
+            raise Stray(f"{at.place}: {_IN_ANOTHER}")
         return target
 
 

@@ -64,10 +64,17 @@ class Module(Node):
             _note(value, place, depth, walk)
             return OWNED
         if walk.births.place(value) is None:
+            if _is_trained(value.parameters(), walk):
+                walk.successors.append(place)
             if type(value).__name__ in _WRAPPERS:
                 return Wrapper.capture(value, place, depth, walk)
             return Instance.capture(value, place, depth, walk)
         tree = tree_of(value)
+        if _is_trained(tree.tensors, walk):
+            walk.births.trained.add(value)
+            walk.trained[walk.births.place(value) or place] = value
+        elif value in walk.births.trained:
+            walk.finished.append(place)
         for name, module in tree.replaced:
             why = "has taken the place of another module, which a restarted script has there"
             walk.lost(f"{place}.{name}", type_name(type(module)), why)
@@ -93,6 +100,9 @@ class Module(Node):
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
         place = at.place
         target = walk.target(at, live)
+        if target is MISSING and live is not MISSING and walk.is_claimed(live):
+            why = "a model that came later has taken the place of this one"
+            return walk.problem(at, why)
         if target is MISSING:
             return KEEP if live is not MISSING else walk.problem(at, "made after the first step")
         walk.stands(at, target)
@@ -236,6 +246,10 @@ class Wrapper(Node):
         walk.claim(live)
         walk.resolve(self.module, live.module, f"{at.place}.module")
         return live
+
+
+def _is_trained(tensors: Iterable[Any], walk: CaptureWalk) -> bool:
+    return any(walk.is_owned(tensor) for tensor in tensors)
 
 
 def _put_tensor(item: Any, there: Any, place: str, at: At, walk: RestoreWalk) -> None:
