@@ -166,3 +166,22 @@ def test_what_is_large_comes_back_and_is_not_copied_while_it_stands_still(jobs: 
     killed = jobs.run(SHADOWED, 1, "0:5:before_seal", REFT_RESUME_VERIFY="always")
     assert finals(killed) == finals(undisturbed), killed[-3000:]
     assert "not restor" not in killed, killed[-3000:]
+
+
+def test_a_module_of_python_on_a_layer(jobs: Runner) -> None:
+    """It was gone, and the restarted script failed where it used it."""
+    jobs.same(
+        """
+import math
+model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+opt = torch.optim.SGD(model.parameters(), 0.05)
+for step in range(1, 10):
+    if step == 3:
+        model[0].functions = math
+    opt.zero_grad()
+    factor = model[0].functions.cos(step) if step > 3 else 1
+    (model(torch.randn(4, 4)).square().mean() * factor).backward()
+    opt.step()
+final(*model.parameters())
+"""
+    )

@@ -26,6 +26,7 @@ from types import (
     GeneratorType,
     MappingProxyType,
     MethodType,
+    ModuleType,
     SimpleNamespace,
 )
 from typing import Any
@@ -41,7 +42,7 @@ _SEQUENCES = frozenset({list, tuple, set, frozenset, deque})
 _MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
 _PLAIN = frozenset(
     {
-        *(GeneratorType, SimpleNamespace, MappingProxyType, threading.Event),
+        *(GeneratorType, SimpleNamespace, MappingProxyType, ModuleType, threading.Event),
         *(bytearray, memoryview, range, slice),
     }
 )
