@@ -51,7 +51,9 @@ py::tuple inventoryOf(int fd, int node) {
   {
     const py::gil_scoped_release release;
     const VaultReader reader(fd);
-    text = inventoryJson({{reader.identity().rank, node, summarizeVerified(reader, faults)}});
+    text = inventoryJson({{reader.identity().rank, node, summarizeVerified(reader, faults),
+                           reader.stats().incarnation.load(),
+                           static_cast<int64_t>(reader.stats().restored_step.load())}});
   }
   return py::make_tuple(text, faults);
 }

@@ -100,7 +100,8 @@ Rank::Rank(Start start)
     std::memset(static_cast<void*>(&stats), 0, sizeof(stats));
     stats.pid.store(static_cast<uint64_t>(::getpid()));
     stats.attempt.store(identity_.attempt);
-    stats.restored_step.store(static_cast<uint64_t>(-1));
+    // A vault that is new is in place of a lost one then (snapshot/restore/inventory.h).
+    stats.restored_step.store(static_cast<uint64_t>(start.plan == nullptr ? -1 : start.plan->step));
     engine_ = std::make_unique<SnapshotEngine>(
         engineOptions(start), *vault_,
         [client = client_.get()](const wire::Ballot& ballot) { client->vote(ballot); });
@@ -111,7 +112,6 @@ Rank::Rank(Start start)
     if (adopts && start.plan != nullptr) {
       const VaultPlace& place = start.plan->vaults.at(static_cast<size_t>(identity_.rank));
       engine_->adopt(place.slot, start.plan->step, start.plan->incarnation);
-      stats.restored_step.store(static_cast<uint64_t>(start.plan->step));
     }
   } catch (...) {
     let_go_([this] { stop(); });

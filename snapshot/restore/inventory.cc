@@ -175,6 +175,17 @@ std::vector<SlotSummary> summarizeVerified(const VaultReader& reader,
   return result;
 }
 
+bool VaultSummary::wasThere(int64_t step, uint64_t incarnation) const {
+  const bool has_slot = std::any_of(slots.begin(), slots.end(), [&](const SlotSummary& slot) {
+    return slot.incarnation == incarnation;
+  });
+  if (writer == 0) {
+    return false;
+  }
+  const bool is_substitute = writer != kUnknown && (slots.empty() || resumed == step);
+  return has_slot || writer == incarnation || !is_substitute;
+}
+
 std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
   GroupSet set;
   std::unordered_map<const SharedGroup*, size_t> index_of;  // most vaults share the object
@@ -193,7 +204,11 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
       slots.push_back({slot.slot, slot.step, slot.incarnation, slot.cut, slot.protection,
                        std::move(held), slot.only_here});
     }
-    list.push_back({{"rank", vault.rank}, {"node", vault.node}, {"slots", std::move(slots)}});
+    list.push_back({{"rank", vault.rank},
+                    {"node", vault.node},
+                    {"writer", vault.writer},
+                    {"resumed", vault.resumed},
+                    {"slots", std::move(slots)}});
   }
   Json groups = Json::array();  // [id, ranks, empty shards] of each group once
   for (const auto& group : set.groups()) {
@@ -230,7 +245,11 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
         }
       }
       for (const Json& v : json.at("vaults")) {
-        VaultSummary vault{integerOf<int>(v.at("rank")), integerOf<int>(v.at("node")), {}};
+        VaultSummary vault{integerOf<int>(v.at("rank")),
+                           integerOf<int>(v.at("node")),
+                           {},
+                           integerOf<uint64_t>(v.at("writer")),
+                           integerOf<int64_t>(v.at("resumed"))};
         if (vault.node < 0 || vault.node >= kMaxNodes) {
           throw Corruption("inventory of a node: node " + std::to_string(vault.node));
         }

@@ -47,10 +47,19 @@ struct SlotSummary {
   std::string only_here = {};
 };
 
+// A vault, by what its writer has said of itself beside the slots.
 struct VaultSummary {
+  static constexpr uint64_t kUnknown = UINT64_MAX;
+
   int rank = 0;
   int node = 0;
   std::vector<SlotSummary> slots;
+  uint64_t writer = kUnknown;  // the attempt that had it last; 0: it is a copy on another node
+  int64_t resumed = -1;        // the step from which that attempt went on; -1: none
+
+  // Whether the rank had this vault in the attempt that took a step, so that it was killed before
+  // it sealed it if it holds it not. One that was made in place of a lost vault says nothing.
+  bool wasThere(int64_t step, uint64_t incarnation) const;
 };
 
 // Sealed slots of one vault after hashing all of their bytes. A damaged shard is left out of its

@@ -213,7 +213,8 @@ std::optional<std::string> findDonors(const std::vector<int>& missing, const Fou
 }
 
 // Fills `plan` or returns why not. `found` may hold ranks that the job has no longer.
-std::optional<std::string> tryPlan(const Found& found, const std::set<int>& present,
+std::optional<std::string> tryPlan(const Found& found,
+                                   const std::multimap<int, const VaultSummary*>& vaults,
                                    RestorePlan& plan) {
   const int world = plan.shape.world;
   if (const int highest = highestRank(found); highest >= world) {
@@ -233,10 +234,13 @@ std::optional<std::string> tryPlan(const Found& found, const std::set<int>& pres
     plan.vaults[static_cast<size_t>(rank)] = {at->second.first->node, at->second.second->slot};
     cut = CutCounter::combine(cut, at->second.second->cut);
   }
-  // A rank whose vault is there but without this step was killed before it sealed: only an older
-  // step is exact for it.
+  // A rank whose vault was there but is without this step was killed before it sealed: only an
+  // older step is exact for it.
   for (const int rank : missing) {
-    if (present.contains(rank)) {
+    const auto [begin, end] = vaults.equal_range(rank);
+    if (std::any_of(begin, end, [&plan](const auto& entry) {
+          return entry.second->wasThere(plan.step, plan.incarnation);
+        })) {
       return "rank " + std::to_string(rank) + " has not sealed it";
     }
   }
@@ -364,19 +368,23 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
                             int64_t below) {
   RestoreDecision result;
   std::map<Key, Found> candidates;
-  std::set<int> present;
+  std::multimap<int, const VaultSummary*> by_rank;
   for (const VaultSummary& vault : vaults) {
     if (shape.firstOf(vault.node) < 0) {
       continue;  // nobody could read it
     }
-    present.insert(vault.rank);
+    by_rank.emplace(vault.rank, &vault);
     for (const SlotSummary& slot : vault.slots) {
       if (vault.rank >= 0 && slot.step < below) {
-        // Two nodes may show a vault of one rank (it moved): the lower node number is taken on
-        // every rank alike.
+        // Two nodes may show a vault of one rank (it moved, or one is a copy): that on its own node
+        // is taken, else the lower node number, on every rank alike.
         auto [at, added] =
             candidates[{slot.step, slot.incarnation}].try_emplace(vault.rank, &vault, &slot);
-        if (!added && vault.node < at->second.first->node) {
+        const auto order = [&](const VaultSummary& one) {
+          const bool own = vault.rank < shape.world && shape.nodeOf(vault.rank) == one.node;
+          return std::pair(!own, one.node);
+        };
+        if (!added && order(vault) < order(*at->second.first)) {
           at->second = {&vault, &slot};
         }
       }
@@ -387,7 +395,7 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
     plan.step = candidate->first.first;
     plan.incarnation = candidate->first.second;
     plan.shape = shape;
-    if (const auto reason = tryPlan(candidate->second, present, plan)) {
+    if (const auto reason = tryPlan(candidate->second, by_rank, plan)) {
       result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
     } else {
       result.plan = std::move(plan);

@@ -146,6 +146,63 @@ TEST(PlanRestore, FallsBackToAnOlderStepAndSaysWhy) {
   EXPECT_EQ(result.rejected[0], "step 11: rank 2 has not sealed it");
 }
 
+TEST(PlanRestore, AVaultThatIsInPlaceOfALostOneSaysNothingOfTheStepsBefore) {
+  constexpr uint64_t kNext = kInc + 1;
+  auto vaults = replicas(4, 11, 1);
+  vaults[2].slots.clear();  // lost, and made again by the attempt after, which died in its restore
+  vaults[2].writer = kNext;
+  RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan) << result.rejected[0];
+  EXPECT_EQ(result.plan->step, 11);
+  EXPECT_TRUE(result.plan->donor.contains(2));
+  // That attempt went on from step 11, and this rank alone has sealed a step of it.
+  vaults[2].slots = replicas(4, 12, 1, kNext)[2].slots;
+  vaults[2].resumed = 11;
+  result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(result.plan->step, 11);
+  EXPECT_TRUE(result.plan->donor.contains(2));
+}
+
+TEST(PlanRestore, AVaultThatWasThereStopsAStepThatItHasNot) {
+  auto vaults = replicas(4, 11, 1);
+  vaults[2].slots.clear();  // killed before it sealed its first step
+  vaults[2].writer = kInc;
+  EXPECT_FALSE(planRestore(vaults, {4, 2}).plan);
+  // Its attempt went on from another step, so step 11 was given up.
+  vaults[2].slots = replicas(4, 10, 1, kInc + 1)[2].slots;
+  vaults[2].writer = kInc + 1;
+  vaults[2].resumed = 9;
+  EXPECT_FALSE(planRestore(vaults, {4, 2}).plan);
+}
+
+TEST(PlanRestore, TheOwnVaultComesBeforeItsCopyAndACopyIsAsGoodAsIt) {
+  auto vaults = replicas(4, 11, 0);
+  VaultSummary copy = vaults[3];  // of rank 3, on node 0
+  copy.node = 0;
+  copy.writer = 0;
+  vaults.insert(vaults.begin(), copy);
+  RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(nodesOf(*result.plan), std::vector<int>({0, 0, 1, 1}));
+  vaults.pop_back();
+  result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan);
+  EXPECT_EQ(nodesOf(*result.plan), std::vector<int>({0, 0, 1, 0}));
+  EXPECT_TRUE(result.plan->donor.empty());
+}
+
+TEST(PlanRestore, ACopyThatIsBehindDoesNotStopAStepThatReplicasHave) {
+  auto vaults = replicas(4, 11, 1);
+  vaults[3] = replicas(4, 10, 1)[3];
+  vaults[3].node = 0;
+  vaults[3].writer = 0;
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan) << result.rejected[0];
+  EXPECT_EQ(result.plan->step, 11);
+  EXPECT_TRUE(result.plan->donor.contains(3));
+}
+
 TEST(PlanRestore, DoesNotRebuildARankThatIsThereFromACopy) {
   auto vaults = replicas(4, 11, 1);
   vaults[2].slots.clear();
