@@ -83,7 +83,7 @@ Agent::Agent(const AgentOptions& options, RunPlace& place, const Clock& clock)
       dispatch_(
           options_, ranks_, connections_, investigation_,
           [this](RankState& rank, uint64_t old_connection) { joined(rank, old_connection); },
-          clock.nowNs()),
+          wake_.get(), clock.nowNs()),
       metrics_http_(options_.metrics_port, [this] { return dispatch_.metrics(); }),
       empty_since_ns_(clock.nowNs()),
       tool_frames_left_(kToolFramesPerTick) {
@@ -145,6 +145,7 @@ Agent::End Agent::run() {
     sweep();
     investigation_.step(clock_.nowNs());
     dispatch_.sendNativeStacks();
+    dispatch_.takeCopies();
     if (const auto over = end()) {
       return *over;
     }
@@ -410,7 +411,7 @@ void Agent::tick() {
   keepPlace();
   watchClaim();
   dropSlow(now);
-  dispatch_.tick();
+  dispatch_.tick(now);
   for (auto& [number, rank] : ranks_.all()) {
     if (rank.alive && RankTable::ended(rank)) {
       ended(rank);

@@ -10,6 +10,7 @@
 
 #include "agent/peers/admission.h"
 #include "agent/peers/messages.h"
+#include "hang_detect/rank/verdict_notice.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "snapshot/cost/cadence.h"
@@ -20,12 +21,13 @@ namespace reft::agent {
 namespace {
 
 constexpr size_t kMaxStackReply = 4u << 20;
+constexpr int64_t kCopyPatienceNs = 10 * kSecond;
 
 }  // namespace
 
 Dispatch::Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
                    InvestigationRunner& investigation,
-                   std::function<void(RankState&, uint64_t)> joined, int64_t now_ns)
+                   std::function<void(RankState&, uint64_t)> joined, int wake, int64_t now_ns)
     : options_(options),
       ranks_(ranks),
       connections_(connections),
@@ -33,14 +35,16 @@ Dispatch::Dispatch(const AgentOptions& options, RankTable& ranks, Connections& c
       joined_(std::move(joined)),
       ledger_([this](int rank, const CommitKey& key) -> std::optional<CommitLedger::Held> {
         auto* state = ranks_.find(rank);
-        if (state == nullptr || state->readable() == nullptr) {
+        if (state == nullptr || state->readable() == nullptr || gate_.waits(rank, key)) {
           return std::nullopt;
         }
         const auto keys = ranks_.sealed(*state);
         const auto found = std::find_if(keys.begin(), keys.end(),
                                         [&](const auto& entry) { return entry.first == key; });
         return found == keys.end() ? CommitLedger::Held{} : found->second;
-      }) {
+      }),
+      mesh_(options.job, wake),
+      gate_(kCopyPatienceNs) {
   state_.job = options.job;
   state_.node = options.node;
   state_.started_ns = now_ns;
@@ -66,8 +70,9 @@ void Dispatch::noteNoDescriptors() {
   }
 }
 
-void Dispatch::tick() {
+void Dispatch::tick(int64_t now_ns) {
   ++state_.ticks;
+  count(gate_.tick(now_ns));
   if (const auto left_out = lines_.refill(); left_out > 0) {
     logWarn("agent", left_out, " more lines about peers were left out");
   }
@@ -141,8 +146,14 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
       ranks_.putVault(rank, parseVaultPut(frame.payload), std::move(frame.fd));
       logDebug("agent", "rank ", rank.hello.rank, " handed over its vault");
       peer.send(wire::Type::kVaultAck, dumpJson({{"rank", rank.hello.rank}}));
-      act(ledger_.vaultHolds(rank.hello.rank, ranks_.sealed(rank)));
+      mesh_.vault(rank.hello.rank, rank.vault.fd.get());
+      recount(rank, now_ns);
       return;
+    case wire::Type::kMeshOpen:
+      openMesh(parseMeshOpen(frame.payload), true);
+      peer.send(wire::Type::kMeshAt, dumpJson({{"port", mesh_port_}}));
+      return;
+    case wire::Type::kMeshKeep: keepCopies(rank, parseMeshKeep(frame.payload)); return;
     case wire::Type::kVote:
     case wire::Type::kJobOutcome: vote(rank, frame, now_ns); return;
     case wire::Type::kStackReply:
@@ -185,9 +196,16 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
     if (ballot->yes != 0) {
       rank.readable();
     }
-    act(ledger_.vote(rank.hello.rank, key,
-                     {ballot->yes != 0 && !rank.vault.lost, ballot->cut, ballot->proposal,
-                      ballot->replicas, ballot->plan_anew != 0}));
+    const CopyGate::Vote vote{rank.hello.rank,
+                              key,
+                              {ballot->yes != 0 && !rank.vault.lost, ballot->cut, ballot->proposal,
+                               ballot->replicas, ballot->plan_anew != 0}};
+    if (vote.held.sealed) {
+      mesh_.sealed(vote.rank, key);
+    }
+    if (!gate_.take(vote, now_ns)) {
+      act(ledger_.vote(vote.rank, key, vote.held));
+    }
     if (rank.hello.local_rank == 0) {
       investigation_.rankVoted(rank, now_ns);
     }
@@ -200,14 +218,98 @@ void Dispatch::vote(RankState& rank, const wire::Frame& frame, int64_t now_ns) {
   }
 }
 
+// What a vault that is handed over holds: votes that an earlier agent may have had.
+void Dispatch::recount(RankState& rank, int64_t now_ns) {
+  std::vector<std::pair<CommitKey, CommitLedger::Held>> counted;
+  for (const auto& [key, held] : ranks_.sealed(rank)) {
+    mesh_.sealed(rank.hello.rank, key);
+    if (!gate_.take({rank.hello.rank, key, held}, now_ns)) {
+      counted.emplace_back(key, held);
+    }
+  }
+  act(ledger_.vaultHolds(rank.hello.rank, counted));
+}
+
+void Dispatch::openMesh(const MeshOpen& open, bool is_new) {
+  if (!is_new && mesh_.isOpen() && open.key == mesh_key_) {
+    return;
+  }
+  mesh_port_ = mesh_.open(open.key, open.address, static_cast<uint16_t>(open.port));
+  mesh_key_ = open.key;
+  for (auto& [number, rank] : ranks_.all()) {
+    if (rank.vault.fd) {
+      mesh_.vault(number, rank.vault.fd.get());
+    }
+  }
+}
+
+void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
+  try {
+    openMesh(keep.open, false);
+  } catch (const Error& error) {  // not the rank's fault: its votes go on
+    say("node " + std::to_string(state_.node) +
+        " cannot exchange copies with others, and its loss "
+        "would NOT be survived: " +
+        error.what());
+    return;
+  }
+  Mesh::Plan plan;
+  plan.incarnation = rank.hello.incarnation;
+  plan.world = rank.hello.world;
+  plan.room = keep.room;
+  plan.rate = keep.rate;
+  for (const MeshKeep::Source& source : keep.sources) {
+    plan.sources.push_back({source.address, static_cast<uint16_t>(source.port), source.ranks});
+  }
+  mesh_.keep(std::move(plan));
+  gate_.expect({keep.copied.begin(), keep.copied.end()}, rank.hello.incarnation);
+}
+
+void Dispatch::takeCopies() {
+  for (const Mesh::Event& event : mesh_.events()) {
+    if (!event.held) {
+      count(gate_.failed());
+    } else if (const auto vote = gate_.copied(event.rank, event.key)) {
+      act(ledger_.vote(vote->rank, vote->key, vote->held));
+    }
+  }
+  if (gate_.isBehind() != behind_) {
+    behind_ = gate_.isBehind();
+    say(behind_ ? "copies of node " + std::to_string(state_.node) +
+                      "'s snapshots do not reach another node: steps are committed without them, "
+                      "and its loss would NOT be survived (its log tells more: " +
+                      options_.directory() + "/agent.log)"
+                : "copies of node " + std::to_string(state_.node) +
+                      "'s snapshots reach another node again");
+  }
+}
+
+void Dispatch::count(const std::vector<CopyGate::Vote>& votes) {
+  for (const CopyGate::Vote& vote : votes) {
+    act(ledger_.vote(vote.rank, vote.key, vote.held));
+  }
+}
+
+void Dispatch::say(const std::string& line) {
+  logWarn("agent", line);
+  for (auto& [number, rank] : ranks_.all()) {
+    auto* peer = rank.hello.local_rank == 0 ? connections_.find(rank.connection) : nullptr;
+    if (peer != nullptr) {
+      peer->send(wire::Type::kVerdict, verdictNoticeJson("reft: warning: " + line + "\n"));
+    }
+  }
+}
+
 void Dispatch::fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns) {
   switch (frame.type) {
     case wire::Type::kVaultList:
-      peer.send(wire::Type::kVaultInventory, inventoryJson(ranks_, parseVaultList(frame.payload)));
+      peer.send(wire::Type::kVaultInventory,
+                inventoryJson(ranks_, mesh_.copies(), parseVaultList(frame.payload)));
       return;
     case wire::Type::kVaultGet: giveVault(peer, parseVaultGet(frame.payload)); return;
     case wire::Type::kStatusRequest:
-      peer.send(wire::Type::kStatus, statusJson(ranks_, ledger_, state(), now_ns));
+      peer.send(wire::Type::kStatus, statusJson(ranks_, ledger_, state(),
+                                                meshJson(mesh_.status(), mesh_.copies()), now_ns));
       return;
     case wire::Type::kMetricsRequest: peer.send(wire::Type::kMetrics, metrics()); return;
     case wire::Type::kStacksRequest: {
@@ -232,17 +334,23 @@ void Dispatch::giveVault(Connection& peer, const VaultGet& wanted) {
   if (held != nullptr) {
     held->readable(number);  // one that was cut off is given up
   }
+  std::shared_ptr<const UniqueFd> copy;
   if (held == nullptr || !held->fd) {
-    // Not the peer's fault: the rank may be new, so the connection stays.
-    peer.send(wire::Type::kError,
-              errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
-    return;
+    for (const Mesh::Copy& one : mesh_.copies()) {
+      copy = one.rank == number && one.world == wanted.world ? one.vault : copy;
+    }
+    if (copy == nullptr) {
+      // Not the peer's fault: the rank may be new, so the connection stays.
+      peer.send(wire::Type::kError,
+                errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
+      return;
+    }
   }
   // A rank that is started again goes on writing to its own vault. All others only read.
-  const bool own = peer.rank() == number;
-  const UniqueFd to_read(own ? -1
-                             : ::open(("/proc/self/fd/" + std::to_string(held->fd.get())).c_str(),
-                                      O_RDONLY | O_CLOEXEC));
+  const int fd = copy == nullptr ? held->fd.get() : copy->get();
+  const bool own = peer.rank() == number && copy == nullptr;
+  const UniqueFd to_read(
+      own ? -1 : ::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDONLY | O_CLOEXEC));
   if (!own && !to_read) {
     peer.send(wire::Type::kError,
               errorPayload("cannot open the vault of rank " + std::to_string(number) +
@@ -251,8 +359,8 @@ void Dispatch::giveVault(Connection& peer, const VaultGet& wanted) {
     return;
   }
   peer.send(wire::Type::kVaultFd,
-            dumpJson({{"rank", number}, {"bytes", fileBytes(held->fd.get())}}),
-            own ? held->fd.get() : to_read.get());
+            dumpJson({{"rank", number}, {"bytes", fileBytes(fd)}, {"copy", copy != nullptr}}),
+            own ? fd : to_read.get());
 }
 
 void Dispatch::readNative(Connection& peer, int number) {
@@ -291,8 +399,12 @@ std::string Dispatch::metrics() {
 
 void Dispatch::act(const std::vector<CommitLedger::Action>& actions) {
   for (const auto& action : actions) {
+    if (action.kind == CommitLedger::Action::kBroadcast) {
+      gate_.decided(action.key);
+    }
     if (action.kind == CommitLedger::Action::kBroadcast && action.yes) {
       ranks_.dropSetAside();
+      mesh_.committed(action.key);
     }
     const wire::Ballot ballot{action.key.step,
                               action.key.incarnation,

@@ -12,6 +12,8 @@
 
 #include "agent/hang/investigation_runner.h"
 #include "agent/hang/native_readers.h"
+#include "agent/mesh/copy_gate.h"
+#include "agent/mesh/mesh.h"
 #include "agent/options.h"
 #include "agent/peers/connection.h"
 #include "agent/peers/line_budget.h"
@@ -23,10 +25,12 @@ namespace reft::agent {
 
 class Dispatch {
  public:
-  // `joined`: called for each rank that has joined, with its old connection (0: none).
+  // `joined`: called for each rank that has joined, with its old connection (0: none). `wake`:
+  // written to when takeCopies() has something to do.
   Dispatch(const AgentOptions& options, RankTable& ranks, Connections& connections,
            InvestigationRunner& investigation,
-           std::function<void(RankState&, uint64_t old_connection)> joined, int64_t now_ns);
+           std::function<void(RankState&, uint64_t old_connection)> joined, int wake,
+           int64_t now_ns);
 
   void handle(Connection& peer, wire::Frame frame, int64_t now_ns);
   // Sends an error and closes the connection.
@@ -36,7 +40,9 @@ class Dispatch {
   void noteNoDescriptors();
   // Sends the native stacks that are there by now.
   void sendNativeStacks();
-  void tick();
+  // Counts the votes whose copies have arrived on another node.
+  void takeCopies();
+  void tick(int64_t now_ns);
   std::string metrics();
 
  private:
@@ -44,6 +50,12 @@ class Dispatch {
   void fromRank(Connection& peer, RankState& rank, wire::Frame& frame, int64_t now_ns);
   void fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns);
   void vote(RankState& rank, const wire::Frame& frame, int64_t now_ns);
+  void recount(RankState& rank, int64_t now_ns);
+  void openMesh(const MeshOpen& open, bool is_new);
+  void keepCopies(RankState& rank, const MeshKeep& keep);
+  void count(const std::vector<CopyGate::Vote>& votes);
+  // Prints a line on the terminal of the job.
+  void say(const std::string& line);
   void giveVault(Connection& peer, const VaultGet& wanted);
   void readNative(Connection& peer, int number);
   void act(const std::vector<CommitLedger::Action>& actions);
@@ -56,6 +68,11 @@ class Dispatch {
   std::function<void(RankState&, uint64_t)> joined_;
   CommitLedger ledger_;
   NativeReaders native_readers_;
+  Mesh mesh_;
+  CopyGate gate_;
+  bool behind_ = false;  // gate_ was, when people were told
+  MeshKey mesh_key_{};
+  uint16_t mesh_port_ = 0;
   AgentState state_;
   LineBudget lines_;  // that peers cause
 };

@@ -132,6 +132,69 @@ int parseVaultList(std::string_view payload) {
   return static_cast<int>(integer(object(payload), "world", 0, kMaxRank, &present));
 }
 
+namespace {
+
+constexpr size_t kMostAddress = 64;
+constexpr size_t kMostSources = 4096;
+
+std::vector<int> ranksIn(const json& from, const char* name) {
+  const auto found = from.find(name);
+  if (found == from.end() || !found->is_array() || found->size() > kMostSources) {
+    throw InvalidArgument(name, "no list", "a list of up to 4096 ranks");
+  }
+  std::vector<int> ranks;
+  for (const json& rank : *found) {
+    if (!rank.is_number_unsigned() || rank.get<uint64_t>() > uint64_t{kMaxRank}) {
+      throw InvalidArgument(name, "no rank", "0.." + std::to_string(kMaxRank));
+    }
+    ranks.push_back(rank.get<int>());
+  }
+  return ranks;
+}
+
+MeshOpen meshOpenIn(const json& from) {
+  MeshOpen open;
+  const std::string hex = text(from, "key", 2 * sizeof(Sha256));
+  for (size_t i = 0; i < open.key.size(); ++i) {
+    const char* digits = hex.data() + 2 * i;
+    if (hex.size() != 2 * sizeof(Sha256) ||
+        std::from_chars(digits, digits + 2, open.key[i], 16).ptr != digits + 2) {
+      throw InvalidArgument("key", "no number", "64 hexadecimal digits");
+    }
+  }
+  open.address = text(from, "address", kMostAddress);
+  open.port = static_cast<int>(integer(from, "port", 0, UINT16_MAX));
+  return open;
+}
+
+}  // namespace
+
+MeshOpen parseMeshOpen(std::string_view payload) {
+  return meshOpenIn(object(payload));
+}
+
+MeshKeep parseMeshKeep(std::string_view payload) {
+  const auto from = object(payload);
+  MeshKeep keep;
+  keep.open = meshOpenIn(from);
+  keep.copied = ranksIn(from, "copied");
+  keep.room = static_cast<uint64_t>(integer(from, "room", 0, INT64_MAX));
+  keep.rate = static_cast<uint64_t>(integer(from, "rate", 0, INT64_MAX));
+  const auto sources = from.find("sources");
+  if (sources == from.end() || !sources->is_array() || sources->size() > kMostSources) {
+    throw InvalidArgument("sources", "no list", "a list of up to 4096 nodes");
+  }
+  for (const json& source : *sources) {
+    if (!source.is_object()) {
+      throw InvalidArgument("sources", "no object", "objects");
+    }
+    keep.sources.push_back({text(source, "address", kMostAddress),
+                            static_cast<int>(integer(source, "port", 1, UINT16_MAX)),
+                            ranksIn(source, "ranks")});
+  }
+  return keep;
+}
+
 StacksRequest parseStacksRequest(std::string_view payload) {
   const auto from = object(payload);
   StacksRequest request;

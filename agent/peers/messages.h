@@ -14,6 +14,7 @@
 #include "hang_detect/evidence/evidence.h"
 #include "hang_detect/evidence/evidence_json.h"
 #include "hang_detect/stacks/stacks.h"
+#include "intercept/link/sha256.h"
 
 namespace reft::agent {
 
@@ -58,6 +59,30 @@ struct StacksRequest {
 };
 StacksRequest parseStacksRequest(std::string_view payload);
 uint64_t parseStackReplyId(std::string_view payload);
+
+// {"key", "address", "port"} of kMeshOpen: the agent is to take connections of other nodes there.
+struct MeshOpen {
+  Sha256 key{};
+  std::string address;  // numeric
+  int port = 0;         // 0: any
+};
+MeshOpen parseMeshOpen(std::string_view payload);
+
+// kMeshKeep: MeshOpen, and of which nodes copies are to be kept. `copied`: ranks of this node whose
+// votes wait for theirs.
+struct MeshKeep {
+  struct Source {
+    std::string address;
+    int port = 0;
+    std::vector<int> ranks;
+  };
+  MeshOpen open;
+  std::vector<Source> sources;
+  std::vector<int> copied;
+  uint64_t room = 0;  // bytes
+  uint64_t rate = 0;  // bytes per second; 0: no limit
+};
+MeshKeep parseMeshKeep(std::string_view payload);
 
 // What a rank says about its state: (about, where, kind, why), at most kMaxNotes of them, texts of
 // at most 512 bytes.

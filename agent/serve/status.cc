@@ -113,13 +113,14 @@ std::string dumpJson(const json& value) {
 }
 
 std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
-                       int64_t now_ns) {
+                       const json& mesh, int64_t now_ns) {
   json result{{"job", agent.job},
               {"node", agent.node},
               {"agent_pid", ::getpid()},
               {"version", kAgentVersion},
               {"uptime_sec", static_cast<double>(now_ns - agent.started_ns) / 1e9},
               {"world", ranks.world()},
+              {"mesh", mesh},
               {"newest_committed", nullptr},
               {"open_votes", json::array()},
               {"ranks", json::array()}};
@@ -183,7 +184,26 @@ std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const Agent
   return dumpJson(result);
 }
 
-std::string inventoryJson(RankTable& ranks, int world) {
+json meshJson(const Mesh::Status& mesh, const std::vector<Mesh::Copy>& copies) {
+  if (mesh.port == 0) {
+    return nullptr;
+  }
+  json ranks = json::array();
+  for (const Mesh::Copy& copy : copies) {
+    ranks.push_back(copy.rank);
+  }
+  return {{"port", mesh.port},
+          {"keepers", mesh.keepers},
+          {"sources", mesh.sources},
+          {"connected", mesh.connected},
+          {"sent_bytes", mesh.sent_bytes},
+          {"taken_bytes", mesh.taken_bytes},
+          {"refused", mesh.refused},
+          {"problem", mesh.problem},
+          {"copies", ranks}};
+}
+
+std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copies, int world) {
   json vaults = json::array();
   for (auto& [number, rank] : ranks.all()) {
     HeldVault& held = rank.vaultFor(world);
@@ -194,6 +214,18 @@ std::string inventoryJson(RankTable& ranks, int world) {
                         {"live", rank.live()},
                         {"slots", slotsJson(*vault)}});
     }
+  }
+  for (const Mesh::Copy& copy : copies) {
+    const auto* rank = ranks.find(copy.rank);
+    if (copy.world != world || (rank != nullptr && rank->vault)) {
+      continue;
+    }
+    const VaultReader vault(copy.vault->get());
+    vaults.push_back({{"rank", copy.rank},
+                      {"bytes", vault.bytes()},
+                      {"path", ""},
+                      {"live", false},
+                      {"slots", slotsJson(vault)}});
   }
   return dumpJson({{"vaults", vaults}});
 }

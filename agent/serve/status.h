@@ -5,6 +5,8 @@
 //    "agent": {"committed", "aborted", "repeated_votes", "inferred_votes", "inconsistent_cuts",
 //              "hang_reports", "op_disagreements", "refused_peers", "connections", "ticks"},
 //    "disagreements": as in hang reports; of ops, the first of a group,
+//    "mesh": {"port", "keepers", "sources", "connected", "sent_bytes", "taken_bytes", "refused",
+//             "problem", "copies": [rank]} or null,
 //    "newest_committed": {"step", "incarnation"} or null,
 //    "open_votes": [{"step", "incarnation", "votes"}],
 //    "ranks": [{"rank", "pid", "alive", "connected", "said_bye", "incarnation", "attempt",
@@ -23,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "agent/mesh/mesh.h"
 #include "agent/peers/rank_table.h"
 #include "hang_detect/verdict/verdict.h"
 #include "snapshot/commit/commit_ledger.h"
@@ -43,10 +46,12 @@ struct AgentState {
   uint64_t ticks = 0;  // of the agent's timer
 };
 
+// `mesh`: from meshJson().
 std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
-                       int64_t now_ns);
+                       const nlohmann::json& mesh, int64_t now_ns);
+nlohmann::json meshJson(const Mesh::Status& mesh, const std::vector<Mesh::Copy>& copies);
 // `world`: see VaultGet.
-std::string inventoryJson(RankTable& ranks, int world);
+std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copies, int world);
 std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent);
 
 std::string dumpJson(const nlohmann::json& value);  // never throws on text that is not UTF-8

@@ -185,6 +185,15 @@ void AgentClient::putVault(int fd, const std::string& payload) {
   sendLocked(wire::Type::kVaultPut, vault_payload_, vault_.get());
 }
 
+void AgentClient::keepSaying(wire::Type type, const std::string& payload) {
+  if (!ownProcess()) {
+    return;
+  }
+  const MutexLock lock(mutex_);
+  said_[type] = payload;
+  sendLocked(type, payload);
+}
+
 void AgentClient::vote(const wire::Ballot& ballot) {
   if (!ownProcess()) {
     return;
@@ -310,7 +319,11 @@ bool AgentClient::greet(UniqueFd socket, Milliseconds timeout) {
   socket_ = std::move(socket);
   answers_.clear();
   connected_ = true;
-  bool whole = !vault_ || sendLocked(wire::Type::kVaultPut, vault_payload_, vault_.get());
+  bool whole = true;
+  for (const auto& [type, payload] : said_) {
+    whole = whole && sendLocked(type, payload);
+  }
+  whole = whole && (!vault_ || sendLocked(wire::Type::kVaultPut, vault_payload_, vault_.get()));
   for (const wire::Ballot& ballot : open_votes_) {
     whole = whole &&
             sendLocked(wire::Type::kVote,

@@ -52,6 +52,8 @@ class AgentClient {
   bool send(wire::Type type, std::string_view payload);
   // Hands over the vault's descriptor now and after every reconnect. The client keeps a duplicate.
   void putVault(int fd, const std::string& payload);
+  // Sends a message now, and the newest one of its type again after every reconnect.
+  void keepSaying(wire::Type type, const std::string& payload);
   // Sends a vote, and again after each reconnect until the outcome of its step arrives.
   void vote(const wire::Ballot& ballot);
   // Sends and waits for a frame of type `answer`. Throws Timeout, PeerFailure.
@@ -89,6 +91,7 @@ class AgentClient {
   uint64_t connections_ GUARDED_BY(mutex_) = 0;  // made so far
   UniqueFd vault_ GUARDED_BY(mutex_);
   std::string vault_payload_ GUARDED_BY(mutex_);
+  std::map<wire::Type, std::string> said_ GUARDED_BY(mutex_);  // by keepSaying()
   std::vector<wire::Ballot> open_votes_ GUARDED_BY(mutex_);
   std::map<wire::Type, Handler> handlers_ GUARDED_BY(mutex_);
   std::map<wire::Type, wire::Frame> answers_ GUARDED_BY(mutex_);

@@ -60,6 +60,9 @@ enum class Type : uint16_t {
   kStacksRequest = 54,
   kStacks = 55,
   kBye = 60,
+  kMeshOpen = 70,
+  kMeshAt = 71,
+  kMeshKeep = 72,
 };
 
 struct Header {

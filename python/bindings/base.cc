@@ -161,6 +161,14 @@ void bindBase(py::module_& module) {
           },
           py::arg("type"), py::arg("payload"), py::call_guard<py::gil_scoped_release>(),
           "Sends a message that has no answer; false if the agent is not connected.")
+      .def(
+          "keep_saying",
+          [](AgentClient& self, int type, const std::string& payload) {
+            self.keepSaying(static_cast<wire::Type>(type), payload);
+          },
+          py::arg("type"), py::arg("payload"), py::call_guard<py::gil_scoped_release>(),
+          "Sends a message that has no answer, and the newest one of its type again to an agent "
+          "that takes the place of this one.")
       .def("bye_at_exit", &byeAtExit,
            "Tells the agent that this rank ended cleanly, if the process then ends with exit "
            "status 0.")

@@ -38,6 +38,7 @@ STACK_REQUEST, STACK_REPLY, VERDICT, ABORT, NOTES = 40, 41, 42, 43, 44
 GATHER, GATHERED, EVIDENCE_REQUEST, EVIDENCE = 45, 46, 47, 48
 STATUS_REQUEST, STATUS, METRICS_REQUEST, METRICS, STACKS_REQUEST, STACKS = 50, 51, 52, 53, 54, 55
 BYE = 60
+MESH_OPEN, MESH_AT, MESH_KEEP = 70, 71, 72
 
 # What the first text of a note on a resume is, and the `resume_verdict` of one that is not exact.
 RESUME_NOTE = "resume:"

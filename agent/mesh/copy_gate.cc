@@ -1,0 +1,59 @@
+#include "agent/mesh/copy_gate.h"
+
+namespace reft::agent {
+
+void CopyGate::expect(std::set<int> ranks, uint64_t incarnation) {
+  if (incarnation != incarnation_) {
+    waiting_.clear();
+    behind_ = false;
+  }
+  ranks_ = std::move(ranks);
+  incarnation_ = incarnation;
+}
+
+bool CopyGate::take(const Vote& vote, int64_t now_ns) {
+  if (behind_ || !vote.held.sealed || vote.key.incarnation != incarnation_ ||
+      !ranks_.contains(vote.rank)) {
+    return false;
+  }
+  waiting_.try_emplace({vote.key, vote.rank}, Waiting{vote, now_ns});
+  return true;
+}
+
+std::optional<CopyGate::Vote> CopyGate::copied(int rank, const CommitKey& key) {
+  if (key.incarnation == incarnation_) {
+    behind_ = false;
+  }
+  const auto found = waiting_.find({key, rank});
+  if (found == waiting_.end()) {
+    return std::nullopt;
+  }
+  const Vote vote = found->second.vote;
+  waiting_.erase(found);
+  return vote;
+}
+
+std::vector<CopyGate::Vote> CopyGate::failed() {
+  behind_ = true;
+  std::vector<Vote> votes;
+  for (const auto& [key, waiting] : waiting_) {
+    votes.push_back(waiting.vote);
+  }
+  waiting_.clear();
+  return votes;
+}
+
+std::vector<CopyGate::Vote> CopyGate::tick(int64_t now_ns) {
+  for (const auto& [key, waiting] : waiting_) {
+    if (now_ns - waiting.since_ns >= patience_ns_) {
+      return failed();
+    }
+  }
+  return {};
+}
+
+void CopyGate::decided(const CommitKey& key) {
+  std::erase_if(waiting_, [&](const auto& entry) { return entry.first.first == key; });
+}
+
+}  // namespace reft::agent

@@ -1,0 +1,64 @@
+// Votes that wait until a copy of their snapshot is on another node: a step is committed only when
+// the loss of this node would be survived, as the banner promises.
+//
+// A keeper that does not answer may not end protection against all else, nor slow it down: after
+// `patience` votes go on without it, at once from then on, until a copy arrives again. The caller
+// says both to people.
+//
+// Threads: one at a time. Errors: none.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "snapshot/commit/commit_ledger.h"
+
+namespace reft::agent {
+
+class CopyGate {
+ public:
+  struct Vote {
+    int rank = 0;
+    CommitKey key;
+    CommitLedger::Held held;
+  };
+
+  explicit CopyGate(int64_t patience_ns) : patience_ns_(patience_ns) {}
+
+  // The votes of these ranks of an attempt wait from now on; those that still do of another one
+  // never will be counted.
+  void expect(std::set<int> ranks, uint64_t incarnation);
+  // True: the vote has to wait, or does already.
+  bool take(const Vote& vote, int64_t now_ns);
+  // Whether a vote of the rank waits.
+  bool waits(int rank, const CommitKey& key) const { return waiting_.contains({key, rank}); }
+
+  // The slot of a key is on another node: its vote, if it waits.
+  std::optional<Vote> copied(int rank, const CommitKey& key);
+  // A keeper cannot take copies: all votes that wait.
+  std::vector<Vote> failed();
+  // Votes that have waited long enough.
+  std::vector<Vote> tick(int64_t now_ns);
+  // The step has an outcome: nothing waits for it any more.
+  void decided(const CommitKey& key);
+
+  // Copies do not arrive: votes pass without them.
+  bool isBehind() const { return behind_; }
+
+ private:
+  struct Waiting {
+    Vote vote;
+    int64_t since_ns = 0;
+  };
+  int64_t patience_ns_;
+  std::set<int> ranks_;
+  uint64_t incarnation_ = 0;
+  bool behind_ = false;
+  std::map<std::pair<CommitKey, int>, Waiting> waiting_;
+};
+
+}  // namespace reft::agent

@@ -1,0 +1,888 @@
+#include "agent/mesh/mesh.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <set>
+#include <thread>
+#include <utility>
+
+#include "agent/mesh/copy_store.h"
+#include "agent/mesh/session.h"
+#include "intercept/base/error.h"
+#include "intercept/base/log.h"
+#include "intercept/base/mutex.h"
+#include "snapshot/vault/hash.h"
+#include "snapshot/vault/reader.h"
+
+namespace reft::agent {
+
+namespace {
+
+enum Token : uint64_t { kListener = 1, kWake = 2, kFirstSession = 16 };
+
+constexpr int kTickMs = 250;
+constexpr int64_t kShakeNs = 5 * kSecond;
+// A session in the middle of a slot that moves no byte for so long is over.
+constexpr int64_t kStillNs = 10 * kSecond;
+// While the thread itself is away, to touch memory, others are not silent: of the time between two
+// passes, so much counts.
+constexpr int64_t kLongestPassNs = kSecond;
+constexpr int64_t kRetryNs = kSecond / 2;
+constexpr size_t kMostStrangers = 32;
+constexpr size_t kMostSessions = 1024;
+constexpr size_t kBudget = 8u << 20;  // bytes of a session in one pass
+constexpr unsigned kUserTimeoutMs = 10000;
+constexpr int kMostLines = 20;  // about strangers, each minute
+constexpr int64_t kLinesNs = 60 * kSecond;
+
+struct AddressInfo {
+  addrinfo* first = nullptr;
+  ~AddressInfo() {
+    if (first != nullptr) {
+      ::freeaddrinfo(first);
+    }
+  }
+};
+
+// A numeric address: no name is looked up, so nothing blocks.
+void resolve(const std::string& address, uint16_t port, bool listen, AddressInfo& found) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | (listen ? AI_PASSIVE : 0);
+  const int failed =
+      ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found.first);
+  if (failed != 0) {
+    throw Unavailable("mesh address '" + address + "': " + ::gai_strerror(failed));
+  }
+}
+
+UniqueFd listenAt(const std::string& address, uint16_t port) {
+  AddressInfo info;
+  resolve(address, port, true, info);
+  UniqueFd socket(::socket(info.first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const int on = 1;
+  if (!socket) {
+    throw SystemError("a socket of the mesh");
+  }
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  if (::bind(socket.get(), info.first->ai_addr, info.first->ai_addrlen) != 0) {
+    throw SystemError("binding the mesh to " + address + " port " + std::to_string(port));
+  }
+  if (::listen(socket.get(), 64) != 0) {
+    throw SystemError("listening for the mesh");
+  }
+  return socket;
+}
+
+uint16_t portOf(int socket) {
+  sockaddr_storage at{};
+  socklen_t bytes = sizeof(at);
+  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&at), &bytes) != 0) {
+    throw SystemError("getsockname");
+  }
+  return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(at).sin6_port
+                                        : reinterpret_cast<const sockaddr_in&>(at).sin_port);
+}
+
+// 0: no limit.
+void limitRate(int socket, uint64_t rate) {
+  const uint64_t most = rate == 0 ? ~uint64_t{0} : rate;
+  ::setsockopt(socket, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof(most));
+}
+
+// A peer that is gone without a word is noticed in seconds.
+void tune(int socket) {
+  const int on = 1;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  const int idle = 5;
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
+  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof(idle));
+  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
+}
+
+// A vault of a rank of this node.
+struct OwnVault {
+  UniqueFd fd;
+  std::unique_ptr<VaultReader> reader;
+};
+
+// Where the parts of an offered slot are in its vault.
+struct Offer {
+  SlotHead head;
+  UniqueFd fd;
+  std::array<std::pair<uint64_t, uint64_t>, 4> parts;  // offset, bytes
+  bool said = false, sending = false;
+};
+
+// What a session wants of this owner, and how far that is.
+struct Serving {
+  std::set<int> ranks;
+  int world = 0;
+  std::map<int, std::deque<CommitKey>> pending;  // by rank
+  std::set<int> later;                           // ranks that wait for a commit
+  std::optional<Offer> offer;
+};
+
+struct Peer {
+  explicit Peer(std::unique_ptr<Session> of) : session(std::move(of)) {}
+  std::unique_ptr<Session> session;
+  std::optional<SlotHead> taking;  // keeper: the slot that comes
+  std::optional<Serving> serving;  // owner
+};
+
+struct Dialing {
+  Mesh::Source source;
+  uint64_t token = 0;  // of its session; 0: none
+  int64_t retry_ns = 0;
+  std::string problem;
+};
+
+}  // namespace
+
+class Mesh::Worker {
+ public:
+  Worker(std::string job, int wake_agent, const Clock& clock)
+      : clock_(clock),
+        wake_agent_(wake_agent),
+        epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+        wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)),
+        store_(std::move(job)),
+        clock_ns_(clock.nowNs()),
+        now_ns_(clock_ns_) {
+    if (!epoll_ || !wake_) {
+      throw SystemError("epoll or eventfd");
+    }
+    watch(wake_.get(), kWake, EPOLLIN, true);
+    thread_ = std::thread([this] { run(); });
+  }
+
+  ~Worker() {
+    post([this] { stopping_ = true; });
+    thread_.join();
+  }
+
+  void post(std::function<void()> task) {
+    {
+      const MutexLock lock(mutex_);
+      tasks_.push_back(std::move(task));
+    }
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(wake_.get(), &one, sizeof(one));
+  }
+
+  // The socket is made by the caller, so that its errors are the caller's.
+  void listen(const MeshKey& key, UniqueFd listener) {
+    auto shared = std::make_shared<UniqueFd>(std::move(listener));
+    post([this, key, shared] { beginListening(key, std::move(*shared)); });
+  }
+
+  void keep(Plan plan) {
+    post([this, plan = std::move(plan)]() mutable { beginKeeping(std::move(plan)); });
+  }
+
+  void vault(int rank, UniqueFd fd) {
+    auto shared = std::make_shared<UniqueFd>(std::move(fd));
+    post([this, rank, shared] { vaults_[rank] = OwnVault{std::move(*shared), nullptr}; });
+  }
+
+  void sealed(int rank, const CommitKey& key) {
+    post([this, rank, key] {
+      for (auto& [token, peer] : peers_) {
+        if (peer.serving && peer.serving->ranks.contains(rank)) {
+          auto& pending = peer.serving->pending[rank];
+          const auto& offer = peer.serving->offer;
+          const bool offered = offer && offer->head.rank == rank && offer->head.key() == key;
+          if (!offered && std::find(pending.begin(), pending.end(), key) == pending.end()) {
+            pending.push_back(key);
+            if (pending.size() > kMaxSlots) {
+              pending.pop_front();  // no vault has it any more
+            }
+          }
+          offerNext(peer);
+        }
+      }
+    });
+  }
+
+  void committed(const CommitKey& key) {
+    post([this, key] {
+      if (committed_.incarnation != key.incarnation || committed_.step < key.step) {
+        committed_ = key;
+      }
+      if (key.incarnation == plan_.incarnation) {
+        dropOldCopies();
+      }
+      for (auto& [token, peer] : peers_) {
+        if (peer.serving) {
+          peer.serving->later.clear();
+          offerNext(peer);
+        }
+      }
+    });
+  }
+
+  std::vector<Event> events() {
+    const MutexLock lock(mutex_);
+    return std::exchange(events_, {});
+  }
+  std::vector<Copy> copies() const {
+    const MutexLock lock(mutex_);
+    return copies_;
+  }
+  Status status() const {
+    const MutexLock lock(mutex_);
+    return status_;
+  }
+
+ private:
+  void run() {
+    ::pthread_setname_np(::pthread_self(), "reft-mesh");
+    sigset_t broken;  // sendfile() has no MSG_NOSIGNAL
+    ::sigemptyset(&broken);
+    ::sigaddset(&broken, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &broken, nullptr);
+    std::array<epoll_event, 64> events;
+    while (!stopping_) {
+      const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
+                                     more_ ? 0 : kTickMs);
+      more_ = false;
+      passTime();
+      runTasks();
+      for (int i = 0; i < count; ++i) {
+        const auto& event = events[static_cast<size_t>(i)];
+        guarded(event.data.u64, [&] { handle(event.data.u64, event.events); });
+      }
+      tick();
+      sweep();
+      publish();
+    }
+  }
+
+  void passTime() {
+    const int64_t now = clock_.nowNs();
+    now_ns_ += std::min(now - clock_ns_, kLongestPassNs);
+    clock_ns_ = now;
+  }
+
+  // Nothing leaves the thread: what fails with a peer ends its session.
+  template <typename Fn>
+  void guarded(uint64_t token, Fn fn) {
+    try {
+      fn();
+    } catch (const std::exception& error) {
+      const auto found = peers_.find(token);
+      if (found == peers_.end()) {
+        logWarn("agent", "mesh: ", error.what());
+        return;
+      }
+      Session& session = *found->second.session;
+      note(session, error.what());
+      session.drop();
+    }
+  }
+
+  void runTasks() {
+    uint64_t count;  // before the tasks are taken: one that comes later wakes the thread again
+    [[maybe_unused]] const auto got = ::read(wake_.get(), &count, sizeof(count));
+    std::deque<std::function<void()>> tasks;
+    {
+      const MutexLock lock(mutex_);
+      tasks.swap(tasks_);
+    }
+    for (auto& task : tasks) {
+      guarded(0, task);
+    }
+  }
+
+  void note(const Session& session, const std::string& what) {
+    if (session.isKeeper()) {
+      dialing_.at(session.source()).problem = what;
+    }
+    if (lines_left_ > 0) {
+      --lines_left_;
+      logWarn("agent",
+              "mesh: ", session.isKeeper() ? "a node to copy from: " : "a connection: ", what);
+    }
+  }
+
+  void watch(int fd, uint64_t token, uint32_t events, bool add) {
+    epoll_event event{};
+    event.events = events;
+    event.data.u64 = token;
+    if (::epoll_ctl(epoll_.get(), add ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, fd, &event) != 0 && add) {
+      throw SystemError("epoll_ctl");
+    }
+  }
+
+  // -- from the agent's loop
+
+  void beginListening(const MeshKey& key, UniqueFd listener) {
+    if (key != key_) {
+      for (auto& [token, peer] : peers_) {
+        peer.session->drop();
+      }
+    }
+    key_ = key;
+    listener_ = std::move(listener);
+    watch(listener_.get(), kListener, EPOLLIN, true);
+    accept_again_ns_ = 0;
+    port_ = portOf(listener_.get());
+  }
+
+  void beginKeeping(Plan plan) {
+    for (auto& [token, peer] : peers_) {
+      if (peer.session->isKeeper()) {
+        peer.session->drop();
+      } else {
+        limitRate(peer.session->fd(), plan.rate);
+      }
+    }
+    sweep();
+    plan_ = std::move(plan);
+    std::set<int> asked;  // of one node only: two could write to the same copy
+    for (Source& source : plan_.sources) {
+      std::erase_if(source.ranks, [&](int rank) { return !asked.insert(rank).second; });
+    }
+    dialing_.clear();
+    for (const Source& source : plan_.sources) {
+      dialing_.push_back({source, 0, 0, "not connected yet"});
+    }
+    if (plan_.room == 0) {
+      store_.keepOnly({});
+    }
+    store_.limit([this](uint64_t bytes) { return store_.bytes() + bytes <= plan_.room; });
+    tick();
+  }
+
+  // A step of this attempt is committed: copies of ranks that this node no longer keeps go.
+  void dropOldCopies() {
+    std::set<CopyStore::Owner> kept;
+    for (const Source& source : plan_.sources) {
+      for (const int rank : source.ranks) {
+        kept.insert({rank, plan_.world});
+      }
+    }
+    for (auto& [token, peer] : peers_) {  // those under way are of these
+      if (peer.taking && !kept.contains({peer.taking->rank, peer.taking->world})) {
+        peer.session->drop();
+      }
+    }
+    sweep();
+    store_.keepOnly(kept);
+  }
+
+  // -- connections
+
+  void handle(uint64_t token, uint32_t events) {
+    if (token == kWake) {
+      return;  // runTasks() has read it
+    }
+    if (token == kListener) {
+      accept();
+      return;
+    }
+    const auto found = peers_.find(token);
+    if (found == peers_.end()) {
+      return;
+    }
+    Peer& peer = found->second;
+    Session& session = *peer.session;
+    if (session.isConnecting() && (events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) != 0) {
+      int error = 0;
+      socklen_t bytes = sizeof(error);
+      ::getsockopt(session.fd(), SOL_SOCKET, SO_ERROR, &error, &bytes);
+      if (error != 0) {
+        dialing_.at(session.source()).problem = std::strerror(error);
+        session.drop();
+        return;
+      }
+      session.connected();
+    }
+    const bool was_open = session.isOpen();
+    size_t budget = kBudget;
+    while (!session.gone()) {
+      auto frame = session.receive(budget, now_ns_);
+      if (session.hasWholeSlot()) {
+        endSlot(peer);
+        continue;
+      }
+      if (!frame) {
+        break;
+      }
+      take(peer, *frame);
+    }
+    more_ = more_ || budget == 0;
+    if (!was_open && session.isOpen()) {
+      opened(peer);
+    }
+    if (!session.gone()) {
+      session.flush(kBudget, now_ns_);
+    }
+  }
+
+  void accept() {
+    for (int i = 0; i < 16; ++i) {
+      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket) {
+        if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
+          watch(listener_.get(), kListener, 0, false);  // for a while, else the loop spins
+          accept_again_ns_ = now_ns_ + kRetryNs;
+        }
+        return;
+      }
+      tune(socket.get());
+      limitRate(socket.get(), plan_.rate);
+      const int fd = socket.get();
+      add(std::make_unique<Session>(std::move(socket), key_, now_ns_), fd, EPOLLIN);
+      makeRoom();
+    }
+  }
+
+  uint64_t add(std::unique_ptr<Session> session, int fd, uint32_t events) {
+    const uint64_t token = next_token_++;
+    watch(fd, token, events, true);
+    peers_.emplace(token, Peer(std::move(session)));
+    return token;
+  }
+
+  // Strangers give way to newer ones, and never to each other's number.
+  void makeRoom() {
+    size_t strangers = 0;
+    Peer* oldest = nullptr;
+    for (auto& [token, peer] : peers_) {  // in the order in which they came
+      const Session& session = *peer.session;
+      if (!session.isKeeper() && !session.isOpen() && !session.gone()) {
+        ++strangers;
+        oldest = oldest == nullptr ? &peer : oldest;
+      }
+    }
+    if (strangers > kMostStrangers || (oldest != nullptr && peers_.size() > kMostSessions)) {
+      note(*oldest->session, "too many connections wait to show who they are");
+      oldest->session->drop();
+    }
+  }
+
+  void dial(Dialing& dialing, size_t index) {
+    dialing.retry_ns = now_ns_ + kRetryNs;
+    AddressInfo info;
+    resolve(dialing.source.address, dialing.source.port, false, info);
+    UniqueFd socket(::socket(info.first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket) {
+      throw SystemError("a socket of the mesh");
+    }
+    tune(socket.get());
+    if (::connect(socket.get(), info.first->ai_addr, info.first->ai_addrlen) != 0 &&
+        errno != EINPROGRESS) {
+      throw SystemError("connecting");
+    }
+    const int fd = socket.get();
+    dialing.token = add(std::make_unique<Session>(std::move(socket), key_, index, now_ns_), fd,
+                        EPOLLIN | EPOLLOUT);
+  }
+
+  void tick() {
+    if (now_ns_ - lines_since_ns_ >= kLinesNs) {
+      lines_since_ns_ = now_ns_;
+      lines_left_ = kMostLines;
+    }
+    if (accept_again_ns_ != 0 && now_ns_ >= accept_again_ns_) {
+      accept_again_ns_ = 0;
+      watch(listener_.get(), kListener, EPOLLIN, false);
+    }
+    for (auto& [token, peer] : peers_) {
+      Session& session = *peer.session;
+      if (session.gone()) {
+        continue;
+      }
+      if (!session.isOpen() && now_ns_ - session.sinceNs() >= kShakeNs) {
+        note(session, "did not show who it is within 5 s");
+        session.drop();
+      } else if (!session.isBusy()) {
+        session.rest(now_ns_);
+      } else if (session.isOpen() && now_ns_ - session.movedNs() >= kStillNs) {
+        note(session, "has moved nothing for 10 s");
+        session.drop();
+      }
+    }
+    for (size_t i = 0; i < dialing_.size(); ++i) {
+      Dialing& dialing = dialing_[i];
+      if (dialing.token == 0 && now_ns_ >= dialing.retry_ns) {
+        try {
+          dial(dialing, i);
+        } catch (const Error& error) {
+          dialing.problem = error.what();
+        }
+      }
+    }
+  }
+
+  void sweep() {
+    for (auto it = peers_.begin(); it != peers_.end();) {
+      Session& session = *it->second.session;
+      if (!session.gone()) {
+        watch(session.fd(), it->first, EPOLLIN | (session.wantsWrite() ? EPOLLOUT : 0u), false);
+        ++it;
+        continue;
+      }
+      if (session.isKeeper()) {
+        for (Dialing& dialing : dialing_) {
+          if (dialing.token == it->first) {
+            dialing.token = 0;
+            dialing.problem = dialing.problem.empty() ? "the connection ended" : dialing.problem;
+          }
+        }
+      } else if (!session.isOpen()) {
+        ++refused_;
+      }
+      sent_bytes_ += session.sentBytes();
+      taken_bytes_ += session.takenBytes();
+      it = peers_.erase(it);
+    }
+  }
+
+  // -- what is said
+
+  void opened(Peer& peer) {
+    Session& session = *peer.session;
+    if (!session.isKeeper()) {
+      return;
+    }
+    Dialing& dialing = dialing_.at(session.source());
+    dialing.problem.clear();
+    session.send(MeshType::kWant,
+                 payloadOf(Want{plan_.incarnation, plan_.world, dialing.source.ranks}));
+  }
+
+  void take(Peer& peer, const MeshFrame& frame) {
+    const bool keeper = peer.session->isKeeper();
+    if (frame.type == MeshType::kOffer && keeper) {
+      offered(peer, slotHeadIn(frame.payload));
+    } else if (frame.type == MeshType::kBytes && keeper && peer.taking) {
+      peer.session->beginSlot();
+    } else if (frame.type == MeshType::kWant && !keeper) {
+      wanted(peer, wantIn(frame.payload));
+    } else if (frame.type == MeshType::kSend && !keeper && peer.serving && peer.serving->offer &&
+               !peer.serving->offer->sending) {
+      sendOffered(peer);
+    } else if (frame.type == MeshType::kHeld && !keeper && peer.serving && peer.serving->offer) {
+      answered(peer, heldSlotIn(frame.payload));
+    } else {
+      throw Corruption("mesh: a frame that is not due");
+    }
+  }
+
+  // As a keeper.
+
+  void offered(Peer& peer, const SlotHead& head) {
+    const Source& source = dialing_.at(peer.session->source()).source;
+    if (peer.taking || head.world != plan_.world ||
+        std::find(source.ranks.begin(), source.ranks.end(), head.rank) == source.ranks.end()) {
+      throw Corruption("mesh: a slot that nobody asked for");
+    }
+    Kept answer = Kept::kNo;
+    try {
+      if (auto incoming = store_.begin(head, answer)) {
+        peer.taking = head;
+        peer.session->expect(std::move(incoming));
+        peer.session->send(MeshType::kSend);
+        return;
+      }
+    } catch (const Error& error) {
+      refuseSlot(head, error.what());
+    }
+    reply(peer, head, answer);
+  }
+
+  void endSlot(Peer& peer) {
+    const SlotHead head = *std::exchange(peer.taking, std::nullopt);
+    const auto incoming = peer.session->takeSlot();
+    store_.seal(*incoming, clock_.nowNs());
+    logDebug("agent", "mesh: holds step ", head.step, " of rank ", head.rank);
+    reply(peer, head, Kept::kYes);
+  }
+
+  void refuseSlot(const SlotHead& head, const std::string& why) {
+    if (std::exchange(told_room_, why) != why) {
+      logWarn("agent", "mesh: no copy of step ", head.step, " of rank ", head.rank, ": ", why);
+    }
+  }
+
+  static void reply(Peer& peer, const SlotHead& head, Kept kept) {
+    peer.session->send(MeshType::kHeld,
+                       payloadOf(HeldSlot{head.rank, kept, head.step, head.incarnation}));
+  }
+
+  // As an owner.
+
+  void wanted(Peer& peer, const Want& want) {
+    Serving serving;
+    serving.world = want.world;
+    serving.ranks.insert(want.ranks.begin(), want.ranks.end());
+    peer.serving = std::move(serving);
+    for (const int rank : want.ranks) {
+      auto views = slotsOf(rank);
+      std::sort(views.begin(), views.end(),
+                [](const SlotView& a, const SlotView& b) { return a.sealed_ns < b.sealed_ns; });
+      for (const SlotView& view : views) {
+        peer.serving->pending[rank].push_back({view.step, view.incarnation});
+      }
+    }
+    offerNext(peer);
+  }
+
+  // The sealed slots of a rank of this node.
+  std::vector<SlotView> slotsOf(int rank) {
+    const auto found = vaults_.find(rank);
+    if (found == vaults_.end()) {
+      return {};
+    }
+    try {
+      OwnVault& own = found->second;
+      if (own.reader) {
+        own.reader->refresh();
+      } else {
+        own.reader = std::make_unique<VaultReader>(own.fd.get());
+      }
+      return own.reader->slots();
+    } catch (const Error& error) {
+      logWarn("agent", "mesh: the vault of rank ", rank, ": ", error.what());
+      vaults_.erase(found);
+      return {};
+    }
+  }
+
+  void offerNext(Peer& peer) {
+    Serving& serving = *peer.serving;
+    for (auto& [rank, pending] : serving.pending) {
+      while (!serving.offer && !pending.empty() && !serving.later.contains(rank)) {
+        const CommitKey key = pending.front();
+        pending.pop_front();
+        serving.offer = offerOf(rank, key, serving.world);
+      }
+    }
+    if (serving.offer && !std::exchange(serving.offer->said, true)) {
+      peer.session->send(MeshType::kOffer, payloadOf(serving.offer->head));
+    }
+  }
+
+  std::optional<Offer> offerOf(int rank, const CommitKey& key, int world) {
+    for (const SlotView& view : slotsOf(rank)) {
+      if (view.step != key.step || view.incarnation != key.incarnation) {
+        continue;
+      }
+      const OwnVault& own = vaults_.at(rank);
+      if (own.reader->identity().world != world) {
+        return std::nullopt;
+      }
+      Offer offer;
+      SlotHead& head = offer.head;
+      head.rank = rank;
+      head.world = world;
+      head.step = view.step;
+      head.incarnation = view.incarnation;
+      head.has_committed = committed_.incarnation == view.incarnation ? 1 : 0;
+      head.cut = view.cut;
+      for (const RawSlot& raw : own.reader->rawSlots()) {
+        if (raw.state != SlotState::kSealed) {
+          continue;
+        }
+        head.still[head.still_count++] = {raw.step, raw.incarnation};
+        if (raw.step == view.step && raw.incarnation == view.incarnation) {
+          head.replicas = raw.replicas;
+          head.proposal = raw.proposal;
+          head.plan_anew = raw.plan_anew ? 1 : 0;
+        }
+      }
+      head.table_bytes = view.table_bytes;
+      head.table_hash = view.table_hash;
+      head.objects_bytes = view.object_bytes;
+      head.objects_hash = view.objects_hash;
+      head.chunk_count = view.chunk_count;
+      head.chunk_bytes = view.chunk_bytes;
+      head.payload_bytes = view.payload_bytes;
+      head.group_count = static_cast<uint32_t>(view.group_digests.size());
+      std::copy(view.group_digests.begin(), view.group_digests.end(), head.group_digests);
+      const auto hashes_bytes = view.chunk_count * sizeof(uint64_t);
+      head.chunk_hashes_hash = hashBytes(
+          own.reader->payload(view) - view.payload_at + view.chunk_hashes_at, hashes_bytes);
+      offer.fd.reset(::fcntl(own.fd.get(), F_DUPFD_CLOEXEC, 3));
+      offer.parts = {{{view.table_at, view.table_bytes},
+                      {view.objects_at, view.object_bytes},
+                      {view.chunk_hashes_at, hashes_bytes},
+                      {view.payload_at, view.payload_bytes}}};
+      return offer;
+    }
+    return std::nullopt;  // overwritten meanwhile: its step has been decided
+  }
+
+  void sendOffered(Peer& peer) {
+    Offer& offer = *peer.serving->offer;
+    offer.sending = true;
+    peer.session->send(MeshType::kBytes);
+    for (const auto& [at, bytes] : offer.parts) {
+      peer.session->sendFile(offer.fd.get(), at, bytes);
+    }
+  }
+
+  void answered(Peer& peer, const HeldSlot& held) {
+    Serving& serving = *peer.serving;
+    const SlotHead head = serving.offer->head;
+    if (held.rank != head.rank || held.step != head.step || held.incarnation != head.incarnation) {
+      throw Corruption("mesh: an answer about another slot");
+    }
+    serving.offer.reset();
+    if (held.kept == Kept::kLater) {
+      serving.pending[head.rank].push_front(head.key());
+      serving.later.insert(head.rank);
+    } else {
+      const MutexLock lock(mutex_);
+      events_.push_back({head.rank, head.key(), held.kept == Kept::kYes});
+    }
+    wakeAgent();
+    offerNext(peer);
+  }
+
+  void wakeAgent() const {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = ::write(wake_agent_, &one, sizeof(one));
+  }
+
+  // -- what the agent's loop reads
+
+  void publish() {
+    Status status;
+    status.port = port_;
+    status.sources = static_cast<int>(dialing_.size());
+    status.sent_bytes = sent_bytes_;
+    status.taken_bytes = taken_bytes_;
+    status.refused = refused_;
+    for (const auto& [token, peer] : peers_) {
+      const Session& session = *peer.session;
+      status.keepers += peer.serving.has_value() ? 1 : 0;
+      status.connected += session.isKeeper() && session.isOpen() ? 1 : 0;
+      status.sent_bytes += session.sentBytes();
+      status.taken_bytes += session.takenBytes();
+    }
+    for (const Dialing& dialing : dialing_) {
+      if (!dialing.problem.empty() && status.problem.empty()) {
+        status.problem = dialing.problem;
+      }
+    }
+    std::vector<Copy> copies;
+    for (const CopyStore::Copy& copy : store_.copies()) {
+      copies.push_back({copy.owner.rank, copy.owner.world, copy.vault});
+    }
+    const MutexLock lock(mutex_);
+    status_ = std::move(status);
+    copies_ = std::move(copies);
+  }
+
+  const Clock& clock_;
+  const int wake_agent_;
+  UniqueFd epoll_, wake_, listener_;
+  bool stopping_ = false, more_ = false;
+  int64_t accept_again_ns_ = 0;  // 0: it accepts
+  int port_ = 0;
+  MeshKey key_{};
+  Plan plan_;
+  CopyStore store_;
+  CommitKey committed_{-1, 0};
+  uint64_t next_token_ = kFirstSession;
+  std::map<uint64_t, Peer> peers_;
+  std::vector<Dialing> dialing_;
+  std::map<int, OwnVault> vaults_;
+  int64_t clock_ns_;                                         // at the begin of this pass
+  int64_t now_ns_;                                           // the same, as far as time counts
+  uint64_t sent_bytes_ = 0, taken_bytes_ = 0, refused_ = 0;  // of connections that are over
+  int lines_left_ = kMostLines;
+  int64_t lines_since_ns_ = 0;
+  std::string told_room_;
+
+  mutable Mutex mutex_;
+  std::deque<std::function<void()>> tasks_ GUARDED_BY(mutex_);
+  std::vector<Event> events_ GUARDED_BY(mutex_);
+  std::vector<Copy> copies_ GUARDED_BY(mutex_);
+  Status status_ GUARDED_BY(mutex_);
+  std::thread thread_;
+};
+
+Mesh::Mesh(std::string job, int wake, const Clock& clock)
+    : job_(std::move(job)), wake_(wake), clock_(clock) {}
+
+Mesh::~Mesh() = default;
+
+uint16_t Mesh::open(const MeshKey& key, const std::string& address, uint16_t wanted) {
+  UniqueFd listener;
+  try {
+    listener = listenAt(address, wanted);
+  } catch (const SystemError&) {
+    if (wanted == 0) {
+      throw;
+    }
+    listener = listenAt(address, 0);  // somebody else has that port now
+  }
+  const uint16_t port = portOf(listener.get());
+  if (worker_ == nullptr) {
+    worker_ = std::make_unique<Worker>(job_, wake_, clock_);
+  }
+  worker_->listen(key, std::move(listener));
+  return port;
+}
+
+void Mesh::keep(Plan plan) {
+  if (worker_ != nullptr) {
+    worker_->keep(std::move(plan));
+  }
+}
+
+void Mesh::vault(int rank, int fd) {
+  UniqueFd own(worker_ == nullptr ? -1 : ::fcntl(fd, F_DUPFD_CLOEXEC, 3));
+  if (own) {
+    worker_->vault(rank, std::move(own));
+  }
+}
+
+void Mesh::sealed(int rank, const CommitKey& key) {
+  if (worker_ != nullptr) {
+    worker_->sealed(rank, key);
+  }
+}
+
+void Mesh::committed(const CommitKey& key) {
+  if (worker_ != nullptr) {
+    worker_->committed(key);
+  }
+}
+
+std::vector<Mesh::Event> Mesh::events() {
+  return worker_ == nullptr ? std::vector<Event>() : worker_->events();
+}
+
+std::vector<Mesh::Copy> Mesh::copies() const {
+  return worker_ == nullptr ? std::vector<Copy>() : worker_->copies();
+}
+
+Mesh::Status Mesh::status() const {
+  return worker_ == nullptr ? Status() : worker_->status();
+}
+
+}  // namespace reft::agent

@@ -1,0 +1,80 @@
+#include "agent/mesh/copy_gate.h"
+
+#include <gtest/gtest.h>
+
+namespace reft::agent {
+namespace copy_gate_test {
+
+constexpr int64_t kPatience = 10;
+constexpr uint64_t kIncarnation = 3;
+
+class CopyGateTest : public testing::Test {
+ protected:
+  void SetUp() override { gate_.expect({0, 1}, kIncarnation); }
+  static CopyGate::Vote vote(int rank, int64_t step, bool sealed = true,
+                             uint64_t incarnation = kIncarnation) {
+    return {rank, {step, incarnation}, {sealed, 4, 5, 6, false}};
+  }
+  CopyGate gate_{kPatience};
+};
+
+TEST_F(CopyGateTest, AVoteWaitsForItsCopyAndIsThenWhatItWas) {
+  ASSERT_TRUE(gate_.take(vote(0, 7), 0));
+  EXPECT_TRUE(gate_.take(vote(0, 7), 1)) << "the same again";
+  EXPECT_TRUE(gate_.waits(0, {7, kIncarnation}));
+  EXPECT_FALSE(gate_.copied(1, {7, kIncarnation}));
+  EXPECT_FALSE(gate_.copied(0, {6, kIncarnation}));
+  const auto passed = gate_.copied(0, {7, kIncarnation});
+  ASSERT_TRUE(passed);
+  EXPECT_EQ(passed->held.cut, 4u);
+  EXPECT_EQ(passed->held.replicas, 6u);
+  EXPECT_FALSE(gate_.waits(0, {7, kIncarnation}));
+}
+
+TEST_F(CopyGateTest, VotesWithoutASlotOfOthersOrOfAnotherAttemptDoNotWait) {
+  EXPECT_FALSE(gate_.take(vote(0, 7, false), 0));
+  EXPECT_FALSE(gate_.take(vote(2, 7), 0));
+  EXPECT_FALSE(gate_.take(vote(0, 7, true, kIncarnation + 1), 0));
+}
+
+TEST_F(CopyGateTest, AfterItsPatienceAllVotesPassUntilACopyArrives) {
+  gate_.take(vote(0, 7), 0);
+  gate_.take(vote(1, 7), 5);
+  EXPECT_TRUE(gate_.tick(kPatience - 1).empty());
+  EXPECT_FALSE(gate_.isBehind());
+  EXPECT_EQ(gate_.tick(kPatience).size(), 2u);
+  EXPECT_TRUE(gate_.isBehind());
+  EXPECT_FALSE(gate_.take(vote(0, 8), 11)) << "at once";
+  EXPECT_FALSE(gate_.copied(0, {8, kIncarnation}));
+  EXPECT_FALSE(gate_.isBehind());
+  EXPECT_TRUE(gate_.take(vote(0, 9), 12));
+}
+
+TEST_F(CopyGateTest, AKeeperWithoutMemoryEndsTheWait) {
+  gate_.take(vote(0, 7), 0);
+  EXPECT_EQ(gate_.failed().size(), 1u);
+  EXPECT_TRUE(gate_.isBehind());
+  EXPECT_TRUE(gate_.failed().empty());
+}
+
+TEST_F(CopyGateTest, ANewAttemptStartsWithNothingThatWaits) {
+  gate_.take(vote(0, 7), 0);
+  gate_.failed();
+  gate_.take(vote(1, 7), 0);
+  gate_.expect({0}, kIncarnation + 1);
+  EXPECT_FALSE(gate_.isBehind());
+  EXPECT_TRUE(gate_.tick(1000).empty());
+  EXPECT_FALSE(gate_.copied(0, {7, kIncarnation})) << "of the attempt before";
+  EXPECT_TRUE(gate_.take(vote(0, 8, true, kIncarnation + 1), 0));
+}
+
+TEST_F(CopyGateTest, NothingWaitsForAStepThatIsDecided) {
+  gate_.take(vote(0, 7), 0);
+  gate_.take(vote(0, 8), 0);
+  gate_.decided({7, kIncarnation});
+  EXPECT_FALSE(gate_.waits(0, {7, kIncarnation}));
+  EXPECT_TRUE(gate_.waits(0, {8, kIncarnation}));
+}
+
+}  // namespace copy_gate_test
+}  // namespace reft::agent

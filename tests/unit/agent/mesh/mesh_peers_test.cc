@@ -1,0 +1,477 @@
+// A mesh against peers that a test plays by hand: what they see, and what they cannot do.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "agent/mesh/copy_store.h"
+#include "agent/mesh/frames.h"
+#include "agent/mesh/handshake.h"
+#include "agent/mesh/mesh.h"
+#include "intercept/base/clock.h"
+#include "intercept/base/error.h"
+#include "intercept/base/unique_fd.h"
+#include "tests/unit/agent/mesh/owner.h"
+
+namespace reft::agent {
+namespace mesh_peers_test {
+
+using mesh_test::fillOf;
+using mesh_test::kWorld;
+using mesh_test::Owner;
+
+constexpr uint64_t kIncarnation = 7;
+const MeshKey kKey{1, 2, 3};
+
+// Until `done`, or half a minute.
+bool eventually(const std::function<bool()>& done) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > end) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+// One side of a connection, played by hand. A call that waits for half a minute fails its test.
+class Peer {
+ public:
+  explicit Peer(UniqueFd socket) : socket_(std::move(socket)) {
+    const timeval patience{30, 0};
+    ::setsockopt(socket_.get(), SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof(patience));
+  }
+  static Peer connectedTo(uint16_t port) {
+    UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_port = htons(port);
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+    return Peer(std::move(socket));
+  }
+
+  void sayBytes(const std::string& bytes) const {
+    EXPECT_EQ(::send(socket_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  void say(MeshType type, const std::string& payload = "") {
+    sayBytes(sealer_->seal(type, payload));
+  }
+  // The next bytes; fewer if the other side has ended the connection.
+  std::string hearBytes(size_t count) const {
+    std::string bytes(count, '\0');
+    size_t have = 0;
+    while (have < count) {
+      const ssize_t got = ::recv(socket_.get(), bytes.data() + have, count - have, 0);
+      EXPECT_TRUE(got >= 0 || errno == ECONNRESET) << std::strerror(errno);
+      if (got <= 0) {
+        break;
+      }
+      have += static_cast<size_t>(got);
+    }
+    bytes.resize(have);
+    return bytes;
+  }
+  // The next frame; one of no type if there is none any more.
+  MeshFrame hear() {
+    while (true) {
+      const std::string bytes = hearBytes(reader_->wants());
+      if (bytes.size() != reader_->wants()) {
+        return {MeshType{}, ""};
+      }
+      if (auto frame = reader_->take(bytes)) {
+        return *frame;
+      }
+    }
+  }
+  bool isEnded() {
+    while (true) {
+      if (hearBytes(1).empty()) {
+        return !testing::Test::HasFailure();
+      }
+    }
+  }
+
+  void shakeAsKeeper() {
+    const Nonce own = drawNonce();
+    sayBytes(greetingOf(own));
+    const auto owner = openAnswer(kKey, own, hearBytes(kAnswerBytes));
+    ASSERT_TRUE(owner);
+    sayBytes(proofOf(kKey, own, *owner));
+    const SessionKeys keys = sessionKeysOf(kKey, own, *owner);
+    sealer_.emplace(keys.of_keeper);
+    reader_.emplace(keys.of_owner);
+  }
+  void shakeAsOwner() {
+    const Nonce own = drawNonce();
+    const auto keeper = openGreeting(hearBytes(kGreetingBytes));
+    ASSERT_TRUE(keeper);
+    sayBytes(answerOf(kKey, *keeper, own));
+    ASSERT_TRUE(isProof(kKey, *keeper, own, hearBytes(kProofBytes)));
+    const SessionKeys keys = sessionKeysOf(kKey, *keeper, own);
+    sealer_.emplace(keys.of_owner);
+    reader_.emplace(keys.of_keeper);
+  }
+
+ private:
+  UniqueFd socket_;
+  std::optional<FrameSealer> sealer_;
+  std::optional<FrameReader> reader_;
+};
+
+std::string heldOf(const SlotHead& head, Kept kept) {
+  return payloadOf(HeldSlot{head.rank, kept, head.step, head.incarnation});
+}
+
+// An agent's mesh.
+struct Node {
+  explicit Node(const Clock& clock = SteadyClock::instance(), const MeshKey& key = kKey)
+      : mesh("job", wake.get(), clock), port(mesh.open(key, "127.0.0.1", 0)) {}
+
+  void keep(uint16_t from, uint64_t room = 1 << 30) {
+    mesh.keep({kIncarnation, kWorld, {{"127.0.0.1", from, {1}}}, room, 0});
+  }
+  // Whether the fate of rank 1's slot is known.
+  bool heard(int64_t step, bool held = true) {
+    for (const Mesh::Event& event : mesh.events()) {
+      events.push_back(event);
+    }
+    return std::any_of(events.begin(), events.end(), [&](const Mesh::Event& event) {
+      return event.rank == 1 && event.key == CommitKey{step, kIncarnation} && event.held == held;
+    });
+  }
+  char fill(int64_t step) const {
+    for (const Mesh::Copy& copy : mesh.copies()) {
+      return fillOf(copy.vault->get(), step, kIncarnation);
+    }
+    return '?';
+  }
+
+  UniqueFd wake{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  Mesh mesh;
+  uint16_t port = 0;
+  std::vector<Mesh::Event> events;
+};
+
+// The mesh under test is the owner's; keepers are played.
+class MeshKeepersTest : public testing::Test {
+ protected:
+  void SetUp() override { node_.mesh.vault(1, owner_.fd()); }
+  void seal(uint32_t slot, int64_t step, char fill) {
+    owner_.seal(slot, step, kIncarnation, fill);
+    node_.mesh.sealed(1, {step, kIncarnation});
+  }
+  Peer keeper(std::vector<int> ranks = {1}) const {
+    Peer peer = Peer::connectedTo(node_.port);
+    peer.shakeAsKeeper();
+    peer.say(MeshType::kWant, payloadOf(Want{kIncarnation, kWorld, std::move(ranks)}));
+    return peer;
+  }
+  static SlotHead offer(Peer& keeper) {
+    const MeshFrame frame = keeper.hear();
+    EXPECT_EQ(frame.type, MeshType::kOffer);
+    return frame.type == MeshType::kOffer ? slotHeadIn(frame.payload) : SlotHead{};
+  }
+  // Time passes for the owner's mesh: 1 s in each of so many passes of its loop.
+  void pass(int seconds) {
+    for (int i = 0; i < seconds; ++i) {
+      clock_.advance(std::chrono::seconds(1));
+      const uint64_t refused = node_.mesh.status().refused;
+      { const Peer stranger = Peer::connectedTo(node_.port); }
+      ASSERT_TRUE(eventually([&] { return node_.mesh.status().refused > refused; }));
+    }
+  }
+
+  Owner owner_;
+  ManualClock clock_;
+  Node node_{clock_};
+};
+
+TEST_F(MeshKeepersTest, AKeeperGetsTheBytesThatTheOfferHasAnnounced) {
+  seal(0, 3, 'a');
+  Peer peer = keeper();
+  const SlotHead head = offer(peer);
+  EXPECT_EQ(payloadOf(head), payloadOf(owner_.head(0)));
+  peer.say(MeshType::kSend);
+  ASSERT_EQ(peer.hear().type, MeshType::kBytes);
+  EXPECT_EQ(peer.hearBytes(head.bytes()), owner_.bytes(0));
+  EXPECT_FALSE(node_.heard(3)) << "only the keeper's word counts";
+  peer.say(MeshType::kHeld, heldOf(head, Kept::kYes));
+  EXPECT_TRUE(eventually([&] { return node_.heard(3); }));
+  EXPECT_EQ(node_.mesh.status().sent_bytes, head.bytes());
+}
+
+TEST_F(MeshKeepersTest, AnOfferNamesTheSlotsThatTheRankStillHasAndWhetherAStepIsCommitted) {
+  seal(0, 3, 'a');
+  seal(1, 4, 'b');
+  Peer peer = keeper();
+  SlotHead head = offer(peer);
+  EXPECT_EQ(head.step, 3);
+  EXPECT_EQ(head.still_count, 2);
+  EXPECT_EQ(head.has_committed, 0);
+  node_.mesh.committed({3, kIncarnation});
+  peer.say(MeshType::kHeld, heldOf(head, Kept::kYes));
+  head = offer(peer);
+  EXPECT_EQ(head.step, 4);
+  EXPECT_EQ(head.has_committed, 1);
+}
+
+TEST_F(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItIsSentIsNotTakenForWhole) {
+  seal(0, 3, 'a');
+  Peer peer = keeper();
+  const SlotHead head = offer(peer);
+  owner_.seal(0, 4, kIncarnation, 'b');
+  peer.say(MeshType::kSend);
+  ASSERT_EQ(peer.hear().type, MeshType::kBytes);
+  const std::string bytes = peer.hearBytes(head.bytes());
+  ASSERT_EQ(bytes.size(), head.bytes());
+  CopyStore store("job");
+  Kept answer = Kept::kNo;
+  const auto incoming = store.begin(head, answer);
+  EXPECT_THROW(
+      {
+        for (size_t at = 0; !incoming->next().empty();) {
+          const auto room = incoming->next();
+          std::memcpy(room.data(), bytes.data() + at, room.size());
+          at += room.size();
+          incoming->took(room.size());
+        }
+      },
+      Corruption);
+}
+
+TEST_F(MeshKeepersTest, ASlotThatIsOverwrittenBeforeItsOfferIsNotOffered) {
+  seal(0, 3, 'a');
+  Peer peer = keeper();
+  const SlotHead first = offer(peer);
+  seal(1, 4, 'b');
+  seal(1, 5, 'c');
+  peer.say(MeshType::kHeld, heldOf(first, Kept::kYes));
+  EXPECT_EQ(offer(peer).step, 5);
+}
+
+TEST_F(MeshKeepersTest, WhatMustWaitIsOfferedAgainAfterACommitAndNotBefore) {
+  seal(0, 3, 'a');
+  Peer peer = keeper();
+  const SlotHead head = offer(peer);
+  peer.say(MeshType::kHeld, heldOf(head, Kept::kLater));
+  uint64_t woken = 0;  // the answer is there once it has woken the agent
+  ASSERT_TRUE(eventually([&] { return ::read(node_.wake.get(), &woken, sizeof(woken)) > 0; }));
+  EXPECT_TRUE(node_.mesh.events().empty());
+  seal(1, 4, 'b');
+  node_.mesh.committed({3, kIncarnation});
+  const SlotHead again = offer(peer);
+  EXPECT_EQ(again.step, 3);
+  EXPECT_EQ(again.has_committed, 1);
+  peer.say(MeshType::kHeld, heldOf(again, Kept::kYes));
+  EXPECT_EQ(offer(peer).step, 4);
+}
+
+TEST_F(MeshKeepersTest, FramesThatAreNotDueEndTheirConnectionOnly) {
+  Node good;
+  good.keep(node_.port);
+  seal(0, 3, 'a');
+  ASSERT_TRUE(eventually([&] { return node_.heard(3); }));
+  const SlotHead head = owner_.head(0);
+  for (const auto& [type, payload] : std::vector<std::pair<MeshType, std::string>>{
+           {MeshType::kBytes, ""},
+           {MeshType::kOffer, payloadOf(head)},
+           {MeshType::kHeld, payloadOf(HeldSlot{1, Kept::kYes, 99, kIncarnation})},
+           {MeshType::kHeld, "x"},
+           {MeshType::kWant, "x"}}) {
+    Peer bad = keeper();
+    offer(bad);
+    bad.say(type, payload);
+    EXPECT_TRUE(bad.isEnded()) << static_cast<int>(type) << " of " << payload.size();
+  }
+  Peer silent = Peer::connectedTo(node_.port);
+  silent.shakeAsKeeper();
+  silent.say(MeshType::kSend);  // of nothing
+  EXPECT_TRUE(silent.isEnded());
+  Peer half = keeper();
+  half.sayBytes(FrameSealer(Sha256{}).seal(MeshType::kSend, std::string(100, 'x')).substr(0, 50));
+  seal(1, 4, 'b');
+  ASSERT_TRUE(eventually([&] { return node_.heard(4); }));
+  EXPECT_EQ(good.fill(4), 'b');
+  EXPECT_EQ(good.mesh.status().connected, 1);
+}
+
+TEST_F(MeshKeepersTest, AKeeperOfAnotherKeyIsCountedAndDisturbsNobody) {
+  Node other(SteadyClock::instance(), MeshKey{9});
+  other.keep(node_.port);
+  ASSERT_TRUE(eventually([&] { return node_.mesh.status().refused > 0; }));
+  EXPECT_EQ(other.mesh.status().connected, 0);
+  Node good;
+  good.keep(node_.port);
+  seal(0, 3, 'a');
+  EXPECT_TRUE(eventually([&] { return node_.heard(3); }));
+  EXPECT_TRUE(other.mesh.copies().empty());
+}
+
+TEST_F(MeshKeepersTest, WhoStaysSilentIsDroppedAndAKeeperThatHasNothingToDoIsNot) {
+  seal(0, 3, 'a');
+  Peer peer = keeper();
+  peer.say(MeshType::kHeld, heldOf(offer(peer), Kept::kYes));
+  ASSERT_TRUE(eventually([&] { return node_.heard(3); }));
+  Peer silent = Peer::connectedTo(node_.port);
+  pass(15);
+  EXPECT_TRUE(silent.isEnded());
+  seal(1, 4, 'b');
+  EXPECT_EQ(offer(peer).step, 4) << "on the same connection";
+}
+
+TEST_F(MeshKeepersTest, AnotherKeyEndsTheConnectionsUnderTheFirst) {
+  Peer peer = keeper();
+  const uint16_t port = node_.mesh.open(MeshKey{9}, "127.0.0.1", 0);
+  EXPECT_TRUE(peer.isEnded());
+  Node good(SteadyClock::instance(), MeshKey{9});
+  good.keep(port);
+  seal(0, 3, 'a');
+  EXPECT_TRUE(eventually([&] { return node_.heard(3); }));
+}
+
+TEST_F(MeshKeepersTest, AKeeperWithRoomForOneSlotKeepsItAndSaysThatItHasNoMore) {
+  Node keeper;
+  keeper.keep(node_.port, 30'000);
+  seal(0, 3, 'a');
+  ASSERT_TRUE(eventually([&] { return node_.heard(3); }));
+  seal(1, 4, 'b');
+  ASSERT_TRUE(eventually([&] { return node_.heard(4, false); }));
+  EXPECT_EQ(keeper.fill(3), 'a');
+  EXPECT_EQ(keeper.fill(4), '?');
+  EXPECT_EQ(node_.mesh.status().sent_bytes, owner_.head(0).bytes()) << "no byte of the second";
+  EXPECT_EQ(keeper.mesh.status().connected, 1);
+}
+
+// The mesh under test is the keeper's; the owner is played.
+class MeshOwnersTest : public testing::Test {
+ protected:
+  MeshOwnersTest() : listener_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in at{};
+    at.sin_family = AF_INET;
+    at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t bytes = sizeof(at);
+    EXPECT_EQ(::bind(listener_.get(), reinterpret_cast<sockaddr*>(&at), bytes), 0);
+    EXPECT_EQ(::listen(listener_.get(), 8), 0);
+    EXPECT_EQ(::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at), &bytes), 0);
+    node_.keep(ntohs(at.sin_port));
+    owner_.seal(0, 3, kIncarnation, 'a');
+  }
+  // The keeper connects again whenever its connection has ended.
+  Peer owner() const {
+    Peer peer(UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC)));
+    peer.shakeAsOwner();
+    const MeshFrame frame = peer.hear();
+    EXPECT_EQ(frame.type, MeshType::kWant);
+    EXPECT_EQ(wantIn(frame.payload).ranks, std::vector<int>{1});
+    return peer;
+  }
+  static HeldSlot answer(Peer& peer) {
+    const MeshFrame frame = peer.hear();
+    EXPECT_EQ(frame.type, MeshType::kHeld);
+    return frame.type == MeshType::kHeld ? heldSlotIn(frame.payload) : HeldSlot{};
+  }
+
+  UniqueFd listener_;
+  Owner owner_;
+  Node node_;
+};
+
+TEST_F(MeshOwnersTest, BytesThatDoNotMatchEndTheConnectionAndComeAgain) {
+  const SlotHead head = owner_.head(0);
+  const std::string bytes = owner_.bytes(0);
+  for (const size_t at : {size_t{0}, head.table_bytes, bytes.size() - 1}) {
+    Peer peer = owner();
+    peer.say(MeshType::kOffer, payloadOf(head));
+    ASSERT_EQ(peer.hear().type, MeshType::kSend);
+    std::string changed = bytes;
+    changed[at] = static_cast<char>(changed[at] ^ 1);
+    peer.say(MeshType::kBytes);
+    peer.sayBytes(changed);
+    EXPECT_TRUE(peer.isEnded()) << at;
+    EXPECT_EQ(node_.fill(3), '?') << at;
+  }
+  Peer peer = owner();
+  peer.say(MeshType::kOffer, payloadOf(head));
+  ASSERT_EQ(peer.hear().type, MeshType::kSend);
+  peer.say(MeshType::kBytes);
+  peer.sayBytes(bytes);
+  EXPECT_EQ(answer(peer).kept, Kept::kYes);
+  EXPECT_EQ(node_.fill(3), 'a');
+  peer.say(MeshType::kOffer, payloadOf(head));
+  EXPECT_EQ(answer(peer).kept, Kept::kYes) << "without its bytes";
+}
+
+TEST_F(MeshOwnersTest, AnOwnerThatEndsInTheMiddleLeavesNothingThatCounts) {
+  const SlotHead head = owner_.head(0);
+  const std::string bytes = owner_.bytes(0);
+  for (const size_t count : {size_t{0}, size_t{1}, bytes.size() / 2, bytes.size() - 1}) {
+    Peer peer = owner();
+    peer.say(MeshType::kOffer, payloadOf(head));
+    ASSERT_EQ(peer.hear().type, MeshType::kSend);
+    peer.say(MeshType::kBytes);
+    peer.sayBytes(bytes.substr(0, count));
+  }
+  Peer peer = owner();  // all before is over
+  EXPECT_EQ(node_.fill(3), '?');
+  peer.say(MeshType::kOffer, payloadOf(head));
+  ASSERT_EQ(peer.hear().type, MeshType::kSend);
+  peer.say(MeshType::kBytes);
+  peer.sayBytes(bytes);
+  EXPECT_EQ(answer(peer).kept, Kept::kYes);
+}
+
+TEST_F(MeshOwnersTest, OffersOfWhatNobodyAskedForEndTheConnection) {
+  const SlotHead head = owner_.head(0);
+  SlotHead foreign = head, other_world = head;
+  foreign.rank = 2;
+  ++other_world.world;
+  for (const SlotHead& wrong : {foreign, other_world}) {
+    Peer peer = owner();
+    peer.say(MeshType::kOffer, payloadOf(wrong));
+    EXPECT_TRUE(peer.isEnded());
+  }
+  Peer peer = owner();
+  peer.say(MeshType::kOffer, payloadOf(head));
+  ASSERT_EQ(peer.hear().type, MeshType::kSend);
+  peer.say(MeshType::kOffer, payloadOf(head));  // a second one at a time
+  EXPECT_TRUE(peer.isEnded());
+  Peer early = owner();
+  early.say(MeshType::kBytes);
+  EXPECT_TRUE(early.isEnded());
+  EXPECT_TRUE(eventually([&] { return node_.mesh.status().problem != ""; }));
+}
+
+TEST_F(MeshOwnersTest, ASlotForWhichThereIsNoMemoryIsRefusedAndTheNextIsTaken) {
+  SlotHead huge = owner_.head(0);
+  huge.step = 2;
+  huge.payload_bytes = uint64_t{1} << 40;
+  huge.chunk_count = huge.payload_bytes / huge.chunk_bytes;
+  Peer peer = owner();
+  peer.say(MeshType::kOffer, payloadOf(huge));
+  const HeldSlot held = answer(peer);
+  EXPECT_EQ(held.kept, Kept::kNo);
+  EXPECT_EQ(held.step, 2);
+  peer.say(MeshType::kOffer, payloadOf(owner_.head(0)));
+  ASSERT_EQ(peer.hear().type, MeshType::kSend);
+  peer.say(MeshType::kBytes);
+  peer.sayBytes(owner_.bytes(0));
+  EXPECT_EQ(answer(peer).kept, Kept::kYes);
+}
+
+}  // namespace mesh_peers_test
+}  // namespace reft::agent

@@ -1,0 +1,267 @@
+// Two agents' meshes over this host's loopback.
+#include "agent/mesh/mesh.h"
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "intercept/base/error.h"
+#include "tests/unit/agent/mesh/owner.h"
+
+namespace reft::agent {
+namespace mesh_tests {
+
+using mesh_test::fillOf;
+using mesh_test::kWorld;
+using mesh_test::Owner;
+
+constexpr uint64_t kIncarnation = 7;
+const MeshKey kKey{1, 2, 3};
+
+// Until `done`, or half a minute.
+bool eventually(const std::function<bool()>& done) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > end) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
+}
+
+// An agent's mesh, and what wakes the agent.
+struct Node {
+  UniqueFd wake{::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)};
+  std::unique_ptr<Mesh> mesh = std::make_unique<Mesh>("job", wake.get());
+  uint16_t port = 0;
+  std::vector<Mesh::Event> events;
+
+  explicit Node(const MeshKey& key = kKey, uint16_t wanted = 0) {
+    port = mesh->open(key, "127.0.0.1", wanted);
+  }
+  // Whether a slot of a rank has been answered.
+  bool heard(int rank, int64_t step, bool held = true) {
+    for (const Mesh::Event& event : mesh->events()) {
+      events.push_back(event);
+    }
+    return std::any_of(events.begin(), events.end(), [&](const Mesh::Event& event) {
+      return event.rank == rank && event.key.step == step && event.held == held;
+    });
+  }
+  void keep(uint16_t from, std::vector<int> ranks, uint64_t room = 1 << 30) const {
+    mesh->keep({kIncarnation, kWorld, {{"127.0.0.1", from, std::move(ranks)}}, room, 0});
+  }
+  char fill(int rank, int64_t step) const {
+    for (const Mesh::Copy& copy : mesh->copies()) {
+      if (copy.rank == rank) {
+        return fillOf(copy.vault->get(), step, kIncarnation);
+      }
+    }
+    return '?';
+  }
+};
+
+UniqueFd connectTo(uint16_t port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(port);
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+  return socket;
+}
+
+void say(const UniqueFd& socket, const std::string& bytes) {
+  ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+}
+
+// Whether the other side has ended the connection; reads what it said.
+bool isClosed(const UniqueFd& socket) {
+  char bytes[4096];
+  const ssize_t got = ::recv(socket.get(), bytes, sizeof(bytes), MSG_DONTWAIT);
+  return got == 0 || (got < 0 && errno != EAGAIN);
+}
+
+class MeshTest : public testing::Test {
+ protected:
+  void seal(Owner& owner, int rank, uint32_t slot, int64_t step, char fill) {
+    owner.seal(slot, step, kIncarnation, fill);
+    node_.mesh->sealed(rank, {step, kIncarnation});
+  }
+  Node node_;  // of the owner
+};
+
+TEST_F(MeshTest, ASealedSlotIsOnTheOtherNode) {
+  Owner one(1), two(2);
+  node_.mesh->vault(1, one.fd());
+  node_.mesh->vault(2, two.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1, 2});
+  ASSERT_TRUE(eventually([&] { return keeper.mesh->status().connected == 1; }));
+  seal(one, 1, 0, 3, 'a');
+  seal(two, 2, 0, 3, 'b');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3) && node_.heard(2, 3); }));
+  EXPECT_EQ(keeper.fill(1, 3), 'a');
+  EXPECT_EQ(keeper.fill(2, 3), 'b');
+  EXPECT_GT(keeper.mesh->status().taken_bytes, 2 * mesh_test::kPayload);
+  EXPECT_EQ(node_.mesh->status().keepers, 1);
+}
+
+TEST_F(MeshTest, StepAfterStepArrives) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  for (int64_t step = 1; step <= 20; ++step) {
+    seal(owner, 1, step % 2, step, static_cast<char>('a' + step));
+    ASSERT_TRUE(eventually([&] { return node_.heard(1, step); })) << step;
+    EXPECT_EQ(keeper.fill(1, step), 'a' + step);
+    node_.mesh->committed({step, kIncarnation});
+  }
+}
+
+TEST_F(MeshTest, WhatWasSealedBeforeTheKeeperCameArrivesToo) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  seal(owner, 1, 0, 3, 'a');
+  seal(owner, 1, 1, 4, 'b');
+  auto keeper = std::make_unique<Node>();
+  keeper->keep(node_.port, {1});
+  ASSERT_TRUE(eventually([&] { return keeper->fill(1, 3) == 'a' && keeper->fill(1, 4) == 'b'; }));
+  keeper = std::make_unique<Node>();  // another one that has lost all
+  keeper->keep(node_.port, {1});
+  EXPECT_TRUE(eventually([&] { return keeper->fill(1, 3) == 'a' && keeper->fill(1, 4) == 'b'; }));
+}
+
+TEST_F(MeshTest, AKeeperFindsAnOwnersAgentThatWasStartedAgain) {
+  Owner owner;
+  auto first = std::make_unique<Node>();
+  first->mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.keep(first->port, {1});
+  owner.seal(0, 3, kIncarnation, 'a');
+  first->mesh->sealed(1, {3, kIncarnation});
+  ASSERT_TRUE(eventually([&] { return first->heard(1, 3); }));
+  const uint16_t port = first->port;
+  first.reset();
+  ASSERT_TRUE(eventually([&] { return keeper.mesh->status().connected == 0; }));
+  EXPECT_FALSE(keeper.mesh->status().problem.empty());
+  EXPECT_EQ(keeper.fill(1, 3), 'a') << "copies stay";
+  Node second(kKey, port);
+  ASSERT_EQ(second.port, port);
+  second.mesh->vault(1, owner.fd());
+  owner.seal(1, 4, kIncarnation, 'b');
+  second.mesh->sealed(1, {4, kIncarnation});
+  EXPECT_TRUE(eventually([&] { return second.heard(1, 4); }));
+  EXPECT_EQ(keeper.fill(1, 4), 'b');
+}
+
+TEST_F(MeshTest, AKeeperOfAnotherJobGetsNothing) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  seal(owner, 1, 0, 3, 'a');
+  Node other(MeshKey{9});
+  other.keep(node_.port, {1});
+  ASSERT_TRUE(eventually([&] {
+    return !other.mesh->status().problem.empty() &&
+           other.mesh->status().problem != "not connected yet";
+  }));
+  EXPECT_EQ(other.mesh->status().problem, "has not the key of this job");
+  EXPECT_EQ(node_.mesh->status().keepers, 0);
+  EXPECT_EQ(node_.mesh->status().sent_bytes, 0u);
+  EXPECT_TRUE(other.mesh->copies().empty());
+}
+
+TEST_F(MeshTest, StrangersDisturbNothing) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < 200; ++i) {
+    strangers.push_back(connectTo(node_.port));
+    switch (i % 4) {
+      case 0: break;
+      case 1: say(strangers.back(), std::string(4096, 'x')); break;
+      case 2: say(strangers.back(), greetingOf(Nonce{1}) + std::string(100, 'y')); break;
+      case 3: say(strangers.back(), greetingOf(Nonce{2}).substr(0, 20)); break;
+    }
+  }
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  seal(owner, 1, 0, 3, 'a');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3); }));
+  EXPECT_EQ(keeper.fill(1, 3), 'a');
+  EXPECT_TRUE(eventually([&] { return std::all_of(strangers.begin(), strangers.end(), isClosed); }))
+      << "all are closed in the end";
+  EXPECT_GE(node_.mesh->status().refused, 100u);
+  EXPECT_EQ(node_.mesh->status().keepers, 1);
+}
+
+TEST_F(MeshTest, AKeeperWithoutMemorySaysSo) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1}, 1000);
+  seal(owner, 1, 0, 3, 'a');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3, false); }));
+  EXPECT_EQ(keeper.fill(1, 3), '?');
+}
+
+TEST_F(MeshTest, ASlotThatMustWaitIsOfferedAgainAfterACommit) {
+  Owner before;
+  before.seal(0, 5, 1, 'a');
+  before.seal(1, 6, 1, 'b');
+  node_.mesh->vault(1, before.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 5) && node_.heard(1, 6); }));
+  Owner owner;  // of the next attempt
+  node_.mesh->vault(1, owner.fd());
+  seal(owner, 1, 0, 7, 'c');
+  seal(owner, 1, 1, 8, 'd');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 7); }));
+  EXPECT_EQ(keeper.fill(1, 7), 'c');
+  node_.mesh->committed({7, kIncarnation});
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 8); }));
+  EXPECT_EQ(keeper.fill(1, 8), 'd');
+}
+
+TEST_F(MeshTest, CopiesThatAreNoLongerItsToKeepGoWithTheFirstCommit) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  seal(owner, 1, 0, 3, 'a');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3); }));
+  keeper.mesh->keep({kIncarnation + 1, kWorld, {}, 1 << 20, 0});
+  EXPECT_EQ(keeper.fill(1, 3), 'a') << "the next restart may need it";
+  keeper.mesh->committed({4, kIncarnation + 1});
+  EXPECT_TRUE(eventually([&] { return keeper.mesh->copies().empty(); }));
+}
+
+TEST_F(MeshTest, WithoutMemoryForOthersAllCopiesGoAtOnce) {
+  Owner owner;
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  seal(owner, 1, 0, 3, 'a');
+  ASSERT_TRUE(eventually([&] { return node_.heard(1, 3); }));
+  keeper.mesh->keep({kIncarnation, kWorld, {}, 0, 0});
+  EXPECT_TRUE(eventually([&] { return keeper.mesh->copies().empty(); }));
+}
+
+TEST_F(MeshTest, AnAddressOfNoHostHereIsAnError) {
+  Node other;
+  EXPECT_THROW(other.mesh->open(kKey, "192.0.2.77", 0), SystemError);
+  EXPECT_THROW(other.mesh->open(kKey, "localhost", 0), Unavailable) << "no name is looked up";
+}
+
+}  // namespace mesh_tests
+}  // namespace reft::agent
