@@ -60,14 +60,21 @@ namespace reft {
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
     "Snapshots that a vault has room for.") \
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", \
-    "none|arc|arc:2|arc:3|aec", \
+    "none|arc|arc:2|arc:3|aec|peer|arc+peer|arc:2+peer|arc:3+peer|aec+peer", \
     "What a rank stores in addition to its own shard of the state that replicas share. none: " \
     "nothing; snapshots survive killed processes. arc: a copy of a replica's shard, on another " \
     "node where there is one; this state survives any lost node. arc:2, arc:3: copies of two or " \
     "three; it survives as many lost nodes. aec: the XOR of parts of the shards of up to 15 " \
     "replicas on other nodes, for state in host memory; survives what arc does, with less memory " \
-    "where the replicas are on three nodes or more. reft prints at the first step how many it does " \
-    "survive.") \
+    "where the replicas are on three nodes or more. peer: the agent of another node keeps a copy of " \
+    "all that the ranks of a node store, so state without replicas survives any lost node, too " \
+    "(FSDP2, pipelines); with +peer, in addition to what the ranks store themselves. reft prints " \
+    "at the first step how many it does survive.") \
+  X(mesh_address, "REFT_MESH_ADDRESS", kText, "", "a numeric address of this node", \
+    "Where the agent of this node takes connections of other nodes' agents (with `peer`). Default: " \
+    "the address from which this node reaches MASTER_ADDR.") \
+  X(mesh_bytes_per_sec, "REFT_MESH_BYTES_PER_SEC", kBytes, "0", "0 or a size", \
+    "Most bytes per second that an agent sends to another node. 0: no limit.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \
     "Steps from one snapshot to the next.") \
   X(snapshot_overhead_percent, "REFT_SNAPSHOT_OVERHEAD_PERCENT", kInt, "0", "0..100", \
@@ -96,7 +103,7 @@ namespace reft {
     "leaves of the available memory (docs/memory.md).") \
   X(snapshot_wait_sec, "REFT_SNAPSHOT_WAIT_SEC", kSeconds, "5", "0..3600", \
     "Longest wait for a free slot after the optimizers return. If none is free by then, the " \
-    "step skips its snapshot, and the skip is counted.") \
+    "step skips its snapshot, and the skip is counted. With `peer`, there is no wait.") \
   X(snapshot_alarm_sec, "REFT_SNAPSHOT_ALARM_SEC", kSeconds, "120", "1..86400", \
     "Warn that training is unprotected if collectives progress but no snapshot is committed " \
     "for this long.") \

@@ -30,7 +30,14 @@ RankOptions RankOptions::from(const Env& env) {
   options.every = number("snapshot_every");
   options.overhead_percent = number("snapshot_overhead_percent");
   options.control_every = number("snapshot_control_every");
-  options.protection = &Protection::named(env.text("snapshot_protection"));
+  // Copies on another node are the agents' (agent/mesh/). A slot is in use until they are there,
+  // which may take longer than a step: training does not wait for that.
+  std::string protection = env.text("snapshot_protection");
+  if (const size_t copies = protection.find("peer"); copies != std::string::npos) {
+    protection = copies == 0 ? "none" : protection.substr(0, copies - 1);
+    options.slot_wait = {};
+  }
+  options.protection = &Protection::named(protection);
   return options;
 }
 

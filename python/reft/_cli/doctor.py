@@ -17,6 +17,7 @@ from typing import Any
 import click
 from rich.text import Text
 
+from reft import _voice
 from reft._cli import agents, stale, words
 from reft._link import agent_protocol as protocol
 from reft._link import folders, host_memory, job_identity
@@ -396,7 +397,7 @@ def check_agents(given: str | None) -> list[Finding]:
             status, _ = agent.ask(protocol.STATUS_REQUEST)
             count = len(status.get("ranks", []))
             findings.append(Finding(OK, "job", f"{agent.job}, node {agent.node}: {count} ranks"))
-            findings += notes_of(agent.job, status)
+            findings += notes_of(agent.job, status) + copies_of(agent.job, status)
         except agents.Failure as problem:
             findings.append(
                 Finding(WARN, "job", problem.message, "if the job is over: reft doctor --clean")
@@ -421,6 +422,23 @@ def notes_of(job: str, status: dict[str, Any]) -> list[Finding]:
         what = f"{where} ({kind})" if kind else where
         is_bad = about != protocol.RESUME_NOTE or ranks[0] in inexact
         findings.append(Finding(WARN if is_bad else OK, job, f"{who}: {about} {what}: {why}"))
+    return findings
+
+
+def copies_of(job: str, status: dict[str, Any]) -> list[Finding]:
+    """Which copies this node keeps for another one, and whether its own are kept."""
+    mesh = status.get("mesh")
+    if not mesh:
+        return []
+    kept = _voice.ranks(mesh["copies"]) if mesh["copies"] else "no rank"
+    findings = [Finding(OK, job, f"this node keeps copies of {kept} of other nodes")]
+    if mesh["connected"] < mesh["sources"]:
+        missing = mesh["sources"] - mesh["connected"]
+        why = mesh["problem"] or "not connected"
+        findings.append(Finding(WARN, job, f"cannot reach {missing} of these nodes: {why}"))
+    if mesh["keepers"] == 0:
+        what = "no other node keeps copies of this one's snapshots: its loss is not survived"
+        findings.append(Finding(WARN, job, what, "look into agent.log of the nodes"))
     return findings
 
 

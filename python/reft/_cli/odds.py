@@ -17,6 +17,7 @@ from decimal import Decimal, localcontext
 from typing import Any
 
 from reft import _C
+from reft._link.protection import PEER
 
 _MINUTES_A_DAY = 24 * 60
 _DIGITS = 80
@@ -75,8 +76,7 @@ def node_survives(days: float, rate: float, shape: float) -> float:
 
 def survives(protection: str, shape: Shape, alive: float) -> float:
     """Probability that no shard of the job is lost, if each node is there with odds of `alive`."""
-    whole = _group_survives(protection, shape, alive) ** shape.distinct_groups
-    return float(whole)
+    return float(_survives(protection, shape, alive))
 
 
 def days_until_lost(protection: str, shape: Shape, rate: float, repair_minutes: float) -> float:
@@ -85,8 +85,15 @@ def days_until_lost(protection: str, shape: Shape, rate: float, repair_minutes: 
     window = repair_minutes / _MINUTES_A_DAY
     with localcontext(prec=_DIGITS):  # what is lost is the small difference of two large numbers
         alive = 1 - Decimal(-math.expm1(-rate * window))
-        lost = 1 - _group_survives(protection, shape, alive) ** shape.distinct_groups
+        lost = 1 - _survives(protection, shape, alive)
     return window / float(lost) if lost > 0 else math.inf
+
+
+def _survives(protection: str, shape: Shape, alive: Odds) -> Odds:
+    if protection != PEER:
+        return _group_survives(protection, shape, alive) ** shape.distinct_groups
+    # The nodes form one ring, and each is kept by the next one.
+    return alive if shape.nodes == 1 else _no_run_lost(shape.nodes, 2, alive)
 
 
 def _group_survives(protection: str, shape: Shape, alive: Odds) -> Odds:

@@ -12,13 +12,14 @@ from rich.table import Table
 from reft import _voice
 from reft._cli import agents, native, pages, words
 from reft._cli.options import Number
+from reft._link.protection import PEER, is_copied, placement
 
 if TYPE_CHECKING:
     from reft._cli import odds
 
-PROTECTIONS = ("none", "arc", "arc:2", "arc:3", "aec")
+PLACEMENTS = ("none", "arc", "arc:2", "arc:3", "aec")
 _GB = 1e9
-_COLORS = ("#888888", "#1f77b4", "#2a9d55", "#8c56a8", "#c0562f")
+_COLORS = ("#888888", "#1f77b4", "#2a9d55", "#8c56a8", "#c0562f", "#b8860b")
 _POINTS = 60
 _MOST_RANKS = 100_000
 
@@ -80,9 +81,12 @@ def plan(
     nodes = shape.nodes_of_a_group
     of_rank = state_bytes / shape.parts
     rows, curves = [], {}
-    for protection in PROTECTIONS:
-        stored = of_rank / shape.replicas * _C.stored_shards(protection, nodes)
-        lost, _ = _C.survival(protection, nodes)
+    for protection in (*PLACEMENTS, PEER):
+        stored_by_ranks, copies = placement(protection), 1 + is_copied(protection)
+        stored = of_rank / shape.replicas * _C.stored_shards(stored_by_ranks, nodes)
+        lost, _ = _C.survival(stored_by_ranks, nodes)
+        if copies > 1 and shape.nodes > 1:
+            lost = max(lost, 1)
         until = odds.days_until_lost(protection, shape, rate, repair_minutes)
 
         def at(day: float, protection: str = protection) -> float:
@@ -92,8 +96,8 @@ def plan(
             Row(
                 protection,
                 stored,
-                stored * slots * shape.ranks_per_node,
-                stored * slots / of_rank,
+                copies * stored * slots * shape.ranks_per_node,
+                copies * stored * slots / of_rank,
                 lost,
                 at(days),
                 None if math.isinf(until) else until,
@@ -119,6 +123,8 @@ def _notes(
         f"until loss: mean days until a shard is lost if a lost node is replaced, and all is stored"
         f" again, within {repair_minutes:g} minutes; constant rate.",
         "killed processes are survived by all of them: the agent keeps the vaults of its node.",
+        "peer: a node also sends as much to another one at each step; for state without replicas,"
+        " too.",
     ]
     if len(set(shape.nodes_of_a_group)) == 1:
         notes.append("all replicas of a part are on one node: no protection survives its loss.")
@@ -174,7 +180,7 @@ def print_plan(made: Plan) -> None:
 def html_page(made: Plan) -> str:
     """One self-contained page: survival over time, and the table."""
     width, height, left, top = 640.0, 300.0, 60.0, 10.0
-    days = made.curves[PROTECTIONS[0]][-1][0]
+    days = made.curves[PLACEMENTS[0]][-1][0]
     lowest = min(odds for curve in made.curves.values() for _, odds in curve)
     floor = 0.0 if lowest < 0.5 else min(0.95, math.floor(lowest * 20) / 20)
     parts = []

@@ -93,6 +93,7 @@ class Secret:
             _C.ValueSeal(self.value, attempt, world),
             _C.ValueSeal(self.value, "all attempts", 0),
             "" if self.name == _GIVEN else self.name,
+            bytes.fromhex(self._mac("mesh", "")),
         )
 
 

@@ -39,12 +39,20 @@ class TrustedStore:
         seal: of this attempt.
         lasting: of values that the next attempt reads; None if there is no such one.
         secret: name of the secret's file, "" if reft has not made it.
+        mesh_key: that the agents' keys are derived from (`mesh.key_of`); reveals nothing of the
+            secret.
     """
 
     def __init__(
-        self, raw: Any, seal: _C.ValueSeal, lasting: _C.ValueSeal | None = None, secret: str = ""
+        self,
+        raw: Any,
+        seal: _C.ValueSeal,
+        lasting: _C.ValueSeal | None = None,
+        secret: str = "",
+        mesh_key: bytes = b"",
     ) -> None:
         self.raw, self.seal, self.lasting, self.secret = raw, seal, lasting, secret
+        self.mesh_key = mesh_key
 
     def put(self, kind: str, key: str, publisher: int, payload: str | bytes) -> None:
         """Writes what rank `publisher`, which is this one, has to say."""

@@ -13,6 +13,7 @@ import torch
 
 from reft import _C, _voice
 from reft._link import host_memory, job_identity, vault_place
+from reft._link.protection import is_copied, placement
 from reft._link.trusted_store import TrustedStore
 from reft._state import discovery, node_loss, replica_groups
 from reft._state.optimizers import identities, structure
@@ -267,7 +268,8 @@ class Planner:
 
     def _per_rank(self, state: discovery.State) -> float:
         """Bytes of one snapshot of this rank."""
-        protection, domains = self._env["snapshot_protection"], self._job.layout.domain_of
+        domains = self._job.layout.domain_of
+        protection = placement(self._env["snapshot_protection"])
         if node_loss.on_device(state) and _C.is_for_host_memory(protection):
             protection = "none"
         shares: dict[tuple[int, ...], float] = {}
@@ -283,8 +285,9 @@ class Planner:
     def _warn_of_devices(self, state: discovery.State) -> None:
         """Says if this rank stores less than the setting asks for: the others cannot know. One of
         a node does; rank 0 says more (`announcer`)."""
-        protection = self._env["snapshot_protection"]
-        if self._job.rank == 0 or self._job.local_rank != 0:
+        setting = self._env["snapshot_protection"]
+        protection = placement(setting)
+        if is_copied(setting) or self._job.rank == 0 or self._job.local_rank != 0:
             return
         found = node_loss.on_device(state)
         if found and _C.is_for_host_memory(protection):

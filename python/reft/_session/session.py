@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from reft import _C, _continuation, _voice
 from reft._continuation import module_tree
 from reft._link import agreement, folders, hang_replies, host_memory, job_identity, vault_place
+from reft._link.mesh import Copies
 from reft._link.trusted_store import TrustedStore
 from reft._session import drill, notes, resumption, startup
 from reft._session.announcer import Announcer
@@ -79,6 +80,7 @@ class Session:
             number, self._exact, int(env["resume_frame_bytes"]), self.failed
         )
         self._memory: MemoryWatch | None = None
+        self._copies: Copies | None = None
         self._begun, self._way = Begun(), Way.NEWEST
         self._boundary: Boundary | None = None
         self._announcer: Announcer | None = None
@@ -110,6 +112,7 @@ class Session:
         hello = startup.hello(self.job, self._incarnation, self._store.secret)
         self.client = startup.connect(self.env, self.job, self._store, hello)
         found = notes.Notes(self.client)
+        self._copies = Copies(self.env, self.job, self._store, self.client, self._snapshots)
         agreed = startup.agree(self.env, self.job, self._store, self.client, self.number)
         try:
             if agreed.newest is not None:
@@ -267,6 +270,8 @@ class Session:
             if self._memory is not None and self._memory.given_up:
                 if due:  # the other ranks wait for a vote
                     self.engine.pass_over(self.step, self._memory.given_up, False)
+                if self._copies is not None:
+                    self._copies.drop()
             elif due and self.enabled and self._snapshots:
                 try:
                     self._snapshot(frame, gated)
@@ -438,6 +443,8 @@ class Session:
     def _planned(self, planner: Planner, boundary: Boundary) -> None:
         assert planner.state is not None and self._announcer is not None
         self._small_state.planned(planner.state, boundary)
+        if self._copies is not None:
+            self._copies.keep(self.engine.stats()["slot_bytes"] if self.engine else 0)
         self._announcer.unprotected(
             self.step, [(what, "", why) for what, why in planner.state.missed]
         )

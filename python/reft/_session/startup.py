@@ -502,7 +502,7 @@ def _inventory(
     own_fd = -1
     texts = []
     for rank in sorted(wanted & ranks_here):
-        _, fd = vault_of(client, rank, job.world)
+        payload, fd = vault_of(client, rank, job.world)
         if fd < 0:
             continue
         try:
@@ -517,7 +517,7 @@ def _inventory(
                 " reft uses another source, if any"
             )
         finally:
-            if rank == job.rank:
+            if rank == job.rank and not bounded_json.loads(payload.encode(), limit=_LONGEST_ANSWER).get("copy"):
                 own_fd = fd
             else:
                 os.close(fd)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from reft import _C, _voice
 from reft._link.job_identity import Layout
+from reft._link.mesh import keepers
+from reft._link.protection import is_copied, placement
 from reft._state.discovery import State
 
 
@@ -30,6 +32,15 @@ def survival(state: State, layout: Layout, protection: str) -> Survival:
         state: of this rank, with the ranks that share each region.
         protection: a value of REFT_SNAPSHOT_PROTECTION.
     """
+    found = _survival(state, layout, placement(protection))
+    if not is_copied(protection) or found.nodes > 0:
+        return found
+    if not keepers(layout):
+        return Survival(0, "all ranks are on one node")
+    return Survival(1)  # whichever it is, another one has what its ranks stored
+
+
+def _survival(state: State, layout: Layout, protection: str) -> Survival:
     known = state.regions
     alone = [region.name for region in known if not (region.ranks or region.is_replaceable)]
     if alone := alone + sorted(state.strided.keys() - state.replaceable):
@@ -61,4 +72,5 @@ def on_device(state: State) -> list[str]:
 
 def wanted(layout: Layout, protection: str) -> int:
     """Lost nodes that the protection survives if each replica is on a node of its own."""
-    return _C.survivable_losses(protection, layout.world)
+    losses = _C.survivable_losses(placement(protection), layout.world)
+    return max(losses, 1) if is_copied(protection) else losses

@@ -18,6 +18,7 @@ from reft._cli.doctor import (
     check_run_dir,
     check_secret,
     check_vault_dir,
+    copies_of,
     notes_of,
 )
 
@@ -44,6 +45,17 @@ def test_an_inexact_resume_is_one_and_so_is_each_difference() -> None:
     first, second = notes_of("train", status(2, *notes))
     assert first.result == second.result == WARN
     assert second.text == "ranks 0, 1: not verified: main:total (variable): was 1.5, is 0.0"
+
+
+def test_copies_that_no_node_keeps_are_a_warning() -> None:
+    mesh = {"copies": [2, 3], "connected": 1, "sources": 1, "keepers": 1, "problem": ""}
+    (kept,) = copies_of("train", {"mesh": mesh})
+    assert kept.result == OK and "copies of ranks 2" in kept.text, kept
+    alone = {**mesh, "connected": 0, "keepers": 0, "problem": "Connection refused"}
+    _, reach, missing = copies_of("train", {"mesh": alone})
+    assert reach.result == missing.result == WARN
+    assert "Connection refused" in reach.text and "its loss is not survived" in missing.text
+    assert copies_of("train", {"mesh": None}) == copies_of("train", {}) == []
 
 
 def test_a_place_whose_file_system_cannot_hold_vaults_fails(

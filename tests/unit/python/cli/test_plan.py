@@ -16,7 +16,7 @@ from reft import _C
 from reft._cli import odds
 from reft._cli.main import cli
 from reft._cli.odds import Shape
-from reft._cli.plan import PROTECTIONS
+from reft._cli.plan import PLACEMENTS
 
 
 def enumerated(protection: str, nodes: list[int], alive: float) -> float:
@@ -30,7 +30,7 @@ def enumerated(protection: str, nodes: list[int], alive: float) -> float:
     return whole
 
 
-@pytest.mark.parametrize("protection", PROTECTIONS)
+@pytest.mark.parametrize("protection", PLACEMENTS)
 @pytest.mark.parametrize("nodes", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("members", [1, 2, 3])
 def test_odds_are_those_of_every_loss(protection: str, nodes: int, members: int) -> None:
@@ -41,6 +41,16 @@ def test_odds_are_those_of_every_loss(protection: str, nodes: int, members: int)
         assert odds.survives(protection, shape, alive) == pytest.approx(
             enumerated(protection, group, alive), abs=1e-12
         )
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8])
+def test_copies_on_the_next_node_survive_all_losses_but_of_two_neighbours(nodes: int) -> None:
+    shape, alive = Shape(nodes, 1, nodes), 0.8
+    whole = 0.0
+    for lost in itertools.product((False, True), repeat=nodes):
+        if not any(lost[i] and lost[(i + 1) % nodes] for i in range(nodes)):
+            whole += math.prod(1 - alive if each else alive for each in lost)
+    assert odds.survives("peer", shape, alive) == pytest.approx(whole, abs=1e-12)
 
 
 def test_large_groups_have_several_sets() -> None:
@@ -97,7 +107,7 @@ def test_the_table_fits_a_terminal() -> None:
     said = run("--nodes", "64", "--replicas", "128", "--state-gb", "100")
     assert said.startswith("64 nodes of 8 ranks, 128 replicas of 4 x ")
     assert all(len(line) <= 80 for line in said.splitlines()), said
-    assert [line.split()[0] for line in said.splitlines()[3:8]] == list(PROTECTIONS)
+    assert [line.split()[0] for line in said.splitlines()[3:9]] == [*PLACEMENTS, "peer"]
 
 
 def test_bytes_are_those_of_the_formulas() -> None:
@@ -127,7 +137,7 @@ def test_the_page_has_a_curve_for_each_protection(tmp_path: Path, failures: str)
     assert ("never" in said) == (failures == "0")
     page = file.read_text(encoding="utf-8")
     curves = re.findall(r'<polyline points="([^"]*)"', page)
-    assert len(curves) == len(PROTECTIONS)
+    assert len(curves) == len(PLACEMENTS) + 1
     for curve in curves:
         points = [tuple(map(float, point.split(","))) for point in curve.split()]
         assert all(60 <= x <= 700 and 10 <= y <= 310.1 for x, y in points), curve

@@ -1,0 +1,157 @@
+"""Which node keeps copies of which, what its agent proves itself with, and where it listens."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import random
+import socket
+
+import pytest
+
+from reft._link import mesh
+from reft._link.job_identity import Layout
+from reft._link.mesh import keepers, key_of, own_address
+from reft._link.protection import is_copied, placement
+
+# -- the ring
+
+
+def test_a_single_node_has_no_keeper() -> None:
+    assert keepers(Layout.in_blocks(4, 4)) == []
+
+
+def test_nodes_form_a_ring() -> None:
+    assert keepers(Layout.in_blocks(4, 2)) == [1, 0]
+    assert keepers(Layout.in_blocks(8, 2)) == [1, 2, 3, 0]
+    assert keepers(Layout.in_blocks(5, 2)) == [1, 2, 0]  # the last has one rank
+
+
+def test_nodes_of_one_host_keep_for_each_other_only_if_there_is_no_other_host() -> None:
+    ranks = ((0,), (1,), (2,), (3,))
+    assert keepers(Layout(ranks, (0, 0, 0, 0))) == [1, 2, 3, 0]
+    # Nodes 0 and 1 share a host, 2 and 3 another.
+    assert keepers(Layout(ranks, (0, 0, 2, 2))) == [2, 3, 0, 1]
+    assert keepers(Layout(ranks, (0, 1, 0, 1))) == [1, 0, 3, 2]
+    # Three nodes of a host share the one of the other.
+    assert keepers(Layout(ranks, (0, 0, 0, 3))) == [3, 3, 3, 0]
+
+
+def test_a_keeper_is_never_of_the_same_domain() -> None:
+    rng = random.Random(5)
+    for _ in range(200):
+        count = rng.randrange(2, 12)
+        hosts = tuple(rng.randrange(count) for _ in range(count))
+        layout = Layout(tuple((rank,) for rank in range(count)), hosts)
+        found = keepers(layout)
+        assert len(found) == count
+        for node, keeper in enumerate(found):
+            assert layout.domain_of[node] != layout.domain_of[keeper]
+        if len(set(hosts)) == count:  # the load is equal
+            assert sorted(found) == list(range(count))
+
+
+# -- the setting
+
+
+@pytest.mark.parametrize(
+    ("setting", "copied", "stored"),
+    [
+        ("none", False, "none"),
+        ("arc:2", False, "arc:2"),
+        ("peer", True, "none"),
+        ("arc+peer", True, "arc"),
+        ("arc:3+peer", True, "arc:3"),
+        ("aec+peer", True, "aec"),
+    ],
+)
+def test_what_a_setting_asks_for(setting: str, copied: bool, stored: str) -> None:
+    assert is_copied(setting) is copied
+    assert placement(setting) == stored
+
+
+# -- the key
+
+
+def test_keys_of_jobs_differ_and_do_not_tell_the_secret() -> None:
+    key = key_of(b"k" * 32, "job")
+    assert key == hmac.new(b"k" * 32, b"reft mesh job", hashlib.sha256).hexdigest()
+    assert len(bytes.fromhex(key)) == 32
+    others = [key_of(b"l" * 32, "job"), key_of(b"k" * 32, "job2"), key_of(b"k" * 32, "")]
+    assert len({key, *others}) == 4
+
+
+# -- the address
+
+
+def test_an_address_that_is_set_is_taken() -> None:
+    assert own_address("10.1.2.3") == "10.1.2.3"
+    assert own_address("fd00::0001") == "fd00::1"
+
+
+@pytest.mark.parametrize("wanted", ["node7", "10.1.2", "10.1.2.3:99", "10.0.0.0/8"])
+def test_a_name_is_no_address(wanted: str) -> None:
+    with pytest.raises(ValueError):
+        own_address(wanted)
+
+
+def towards(monkeypatch: pytest.MonkeyPatch, answers: dict[str, str]) -> list[str]:
+    """Has this host send from these addresses, by target; others cannot be reached. Who was asked."""
+    asked: list[str] = []
+
+    def find(target: str) -> str:
+        asked.append(target)
+        if target not in answers:
+            raise socket.gaierror("no such name")
+        return answers[target]
+
+    monkeypatch.setattr(mesh, "_towards", find)
+    return asked
+
+
+def test_the_address_is_that_towards_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "head")
+    asked = towards(monkeypatch, {"head": "10.0.0.7", mesh._ANYWHERE[0]: "10.9.9.9"})
+    assert own_address("") == "10.0.0.7"
+    assert asked == ["head"]
+
+
+def test_the_node_of_the_store_takes_the_address_of_its_default_route(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "head")
+    for loopback in ("127.0.1.1", "::1"):
+        towards(monkeypatch, {"head": loopback, mesh._ANYWHERE[0]: "10.0.0.1"})
+        assert own_address("") == "10.0.0.1"
+
+
+def test_an_unknown_store_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "nowhere")
+    towards(monkeypatch, {mesh._ANYWHERE[1]: "fd00::5"})
+    assert own_address("") == "fd00::5"
+
+
+def test_without_a_network_the_address_is_of_this_host_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    asked = towards(monkeypatch, {"localhost": "127.0.0.1"})
+    assert own_address("") == "127.0.0.1"
+    assert asked == ["localhost", *mesh._ANYWHERE]
+
+
+def test_no_address_at_all_is_an_error_that_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "nowhere")
+    towards(monkeypatch, {})
+    with pytest.raises(OSError, match="REFT_MESH_ADDRESS"):
+        own_address("")
+
+
+def test_nothing_is_sent_to_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as store:
+        store.bind(("127.0.0.1", 0))
+        store.setblocking(False)
+        monkeypatch.setattr(mesh, "_ANY_PORT", store.getsockname()[1])
+        assert mesh._towards("127.0.0.1") == "127.0.0.1"
+        with pytest.raises(BlockingIOError):
+            store.recv(1)
+    assert ipaddress.ip_address(mesh._towards("127.0.0.1")).is_loopback
