@@ -111,7 +111,7 @@ PartitionName=p Nodes=ALL Default=YES State=UP
             "MASTER_ADDR": "127.0.0.1",
             "OMP_NUM_THREADS": "1",
             "REFT_RUN_DIR": str(root / "run"),
-            "REFT_AGENT_LINGER_SEC": "20",
+            "REFT_AGENT_LINGER_SEC": "60",
             "PYTHONPATH": os.pathsep.join(sys.path[1:]),
         }
 

@@ -3,26 +3,40 @@ between them."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.launchers import free_port, node_launchers
+from reft._link import agent_protocol
+from tests.support.launchers import free_port, kill_all, node_launchers
 
 pytestmark = pytest.mark.exact
 ROOT = Path(__file__).resolve().parents[2]
 
 
 TRAIN = ROOT / "python" / "examples" / "gpt" / "train_ddp.py"
+OWN_STATE = ROOT / "tests" / "fault" / "node_worker.py"
 STEPS = 14
+ENDLESS = 100_000
+BEHIND = "snapshots do not reach another node"
+AGAIN = "snapshots reach another node again"
 
 
 class Job:
-    def __init__(self, tmp_path: Path, ranks: int = 1, nodes: int = 2, **env: str) -> None:
+    script = TRAIN
+
+    def __init__(
+        self, tmp_path: Path, ranks: int = 1, nodes: int = 2, steps: int = STEPS, **env: str
+    ) -> None:
+        self.folder = tmp_path
         self.id = f"several-nodes-{free_port()}"
         self.log = tmp_path / "loss.jsonl"
         self.outputs = [tmp_path / f"node{n}.txt" for n in range(nodes)]
@@ -32,25 +46,50 @@ class Job:
             "REFT_AGENT_LINGER_SEC": "30",
         }
         environment |= {"OMP_NUM_THREADS": "1"} | env
-        arguments = ["--steps", str(STEPS), "--layers", "1", "--width", "32", "--dropout", "0", "--step-delay-ms", "50"]
-        arguments += ["--loss-log", str(self.log)]
         self.nodes = node_launchers(
-            TRAIN, *arguments, ranks=ranks, job=self.id, env=environment, outputs=self.outputs, max_restarts=3
-        )
+            self.script, *self.arguments(steps), ranks=ranks, job=self.id, env=environment,
+            outputs=self.outputs, max_restarts=3,
+        )  # fmt: skip
+
+    def arguments(self, steps: int) -> list[str]:
+        return ["--steps", str(steps), "--layers", "1", "--width", "32", "--dropout", "0", "--step-delay-ms", "50",
+                "--loss-log", str(self.log)]  # fmt: skip
+
+    def newest_step(self) -> int:
+        """That rank 0 has logged."""
+        lines = self.log.read_text().splitlines() if self.log.exists() else []
+        found = [int(step) for line in lines for step in re.findall(r'"step": (\d+)', line)]
+        return max(found, default=0)
 
     def wait_for_step(self, step: int) -> None:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if self.log.exists() and f'"step": {step}' in self.log.read_text():
-                return
+        self.until(lambda: self.newest_step() >= step, f"step {step}")
+
+    def until(self, happened: Callable[[], Any], what: str, seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < deadline, f"{what} did not come:\n{self.text}"
             time.sleep(0.02)
-        raise AssertionError(f"step {step} did not come:\n{self.text}")
+
+    def agent(self, node: int) -> int:
+        """Its pid, once there is one."""
+        found: list[int] = []
+        self.until(lambda: found.extend(processes("reft-agent", self.id, f"--node {node}")) or found,
+                   f"the agent of node {node}")  # fmt: skip
+        return found[0]
+
+    def committed(self, node: int) -> int:
+        """The newest step that the agent of a node knows to be committed; -1: none."""
+        socket = self.folder / "run" / self.id / f"node-{node}" / "agent.sock"
+        with agent_protocol.AgentConnection(socket, timeout_sec=10) as connection:
+            _, status, _ = connection.request(agent_protocol.STATUS_REQUEST)
+        newest = status["newest_committed"]
+        return int(newest["step"]) if newest else -1
 
     def lose_node(self, *ranks: str) -> None:
         """Kills the agent of node 1 and its ranks once step 5 is there."""
         self.wait_for_step(5)
         agents = processes("reft-agent", self.id, "--node 1")
-        found = [pid for pid in processes(str(TRAIN), str(self.log)) if rank_of(pid) in ranks]
+        found = [pid for pid in self.processes() if rank_of(pid) in ranks]
         assert agents and len(found) == len(ranks), self.text
         for pid in agents + found:
             os.kill(pid, signal.SIGKILL)
@@ -64,9 +103,37 @@ class Job:
         assert not any(codes), self.text
         return self.text
 
+    def processes(self) -> list[int]:
+        """Those of the ranks, and their launchers."""
+        return processes(str(self.script), str(self.folder))
+
+    def end(self) -> None:
+        """Whatever is left of it."""
+        for node in self.nodes:
+            node.kill()
+        kill_all(self.processes() + processes("reft-agent", self.id))
+        for node in self.nodes:
+            node.wait()
+
     @property
     def text(self) -> str:
         return "\n".join(output.read_text() for output in self.outputs)
+
+
+class OwnStateJob(Job):
+    """Each rank draws random numbers of its own, and has a layer with an optimizer of its own."""
+
+    script = OWN_STATE
+
+    def arguments(self, steps: int) -> list[str]:
+        return ["--state", "own", "--steps", str(steps), "--delay", "0.05", "--out", str(self.folder)]
+
+    def newest_step(self) -> int:
+        logs = [path.read_text() for path in self.folder.glob("r0.s*.log")]
+        return max((int(step) for log in logs for step in re.findall(r"^(\d+) ", log, re.M)), default=0)
+
+    def finals(self) -> list[str]:
+        return [(self.folder / f"r{rank}.final").read_text() for rank in range(len(self.nodes))]
 
 
 def processes(*words: str) -> list[int]:
@@ -89,6 +156,33 @@ def rank_of(pid: int) -> str:
     except OSError:
         return ""
     return next((v.partition(b"=")[2].decode() for v in variables if v.startswith(b"RANK=")), "")
+
+
+@contextlib.contextmanager
+def ended(job: Job) -> Iterator[Job]:
+    """A job that does not end by itself."""
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+@contextlib.contextmanager
+def stopped_thread(pid: int, name: str) -> Iterator[None]:
+    """Stops one thread of a process, as a debugger does."""
+    attach, detach, only_thread = 16, 17, 0x40000000
+    tid = next(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir()
+               if (task / "comm").read_text().strip() == name)  # fmt: skip
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+    libc.ptrace.restype = ctypes.c_long
+    if libc.ptrace(attach, tid, None, None) != 0:
+        pytest.skip(f"ptrace: {os.strerror(ctypes.get_errno())}")
+    os.waitpid(tid, only_thread)
+    try:
+        yield
+    finally:
+        libc.ptrace(detach, tid, None, None)
 
 
 def final(text: str) -> str:
@@ -152,3 +246,56 @@ def test_lost_node_without_protection_starts_over_and_says_so(tmp_path: Path, re
     text = job.finish()
     assert "training starts from its beginning" in text, text
     assert final(text) == reference
+
+
+@pytest.mark.slow
+def test_lost_node_comes_back_exactly_from_its_copy_with_peer(tmp_path: Path) -> None:
+    """State that only the lost rank had, and its random state."""
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "lost").mkdir()
+    undisturbed = OwnStateJob(tmp_path / "reference")
+    undisturbed.finish()
+    job = OwnStateJob(tmp_path / "lost", REFT_SNAPSHOT_PROTECTION="peer")
+    job.lose_node("1")
+    text = job.finish()
+    assert "each shard of rank 0's state survives the loss of any node" in text, text
+    assert re.search(r"resumed at step \d+", text), text
+    assert "NOT survived" not in text and "small state is that of replicas" not in text, text
+    assert job.finals() == undisturbed.finals()
+
+
+@pytest.mark.slow
+def test_training_goes_on_while_the_keepers_agent_is_stopped_with_peer(tmp_path: Path) -> None:
+    """Nothing is committed meanwhile, as that agent counts the votes of its own node, too."""
+    with ended(Job(tmp_path, steps=ENDLESS, REFT_SNAPSHOT_PROTECTION="peer")) as job:
+        job.wait_for_step(5)
+        agent = job.agent(1)
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            job.until(lambda: f"copies of node 0's {BEHIND}" in job.text, "the warning", 60)
+            job.wait_for_step(job.newest_step() + 5)
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        job.until(lambda: f"copies of node 0's {AGAIN}" in job.text, "the end of the warning", 60)
+        step = job.newest_step()
+        job.until(lambda: job.committed(0) > step and job.committed(1) > step, "a commit", 60)
+
+
+@pytest.mark.slow
+def test_steps_are_committed_while_copies_do_not_arrive_with_peer(tmp_path: Path) -> None:
+    with ended(Job(tmp_path, steps=ENDLESS, REFT_SNAPSHOT_PROTECTION="peer")) as job:
+        job.wait_for_step(5)
+        with stopped_thread(job.agent(1), "reft-mesh"):
+            job.until(lambda: f"copies of node 0's {BEHIND}" in job.text, "the warning", 60)
+            step = job.newest_step()
+            job.until(lambda: job.committed(0) > step, "a commit without a copy", 60)
+        job.until(lambda: f"copies of node 0's {AGAIN}" in job.text, "the end of the warning", 60)
+        step = job.newest_step()
+        job.until(lambda: job.committed(0) > step and job.committed(1) > step, "a commit", 60)
+
+
+@pytest.mark.slow
+def test_peer_on_one_node_says_that_there_is_no_other(tmp_path: Path) -> None:
+    text = Job(tmp_path, ranks=2, nodes=1, REFT_SNAPSHOT_PROTECTION="peer").finish()
+    assert "a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=peer): all ranks are on one node" in text, text
+    assert final(text)
