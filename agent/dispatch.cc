@@ -269,10 +269,11 @@ void Dispatch::takeCopies() {
   for (const Mesh::Event& event : mesh_.events()) {
     if (!event.held) {
       count(gate_.failed());
-    } else if (const auto vote = gate_.copied(event.rank, event.key)) {
-      act(ledger_.vote(vote->rank, vote->key, vote->held));
+    } else {
+      gate_.copied(event.rank, event.key);
     }
   }
+  count(gate_.ready());
   if (gate_.isBehind() != behind_) {
     behind_ = gate_.isBehind();
     say(behind_ ? "copies of node " + std::to_string(state_.node) +

@@ -12,25 +12,30 @@ void CopyGate::expect(std::set<int> ranks, uint64_t incarnation) {
 }
 
 bool CopyGate::take(const Vote& vote, int64_t now_ns) {
-  if (behind_ || !vote.held.sealed || vote.key.incarnation != incarnation_ ||
-      !ranks_.contains(vote.rank)) {
+  if (behind_ || vote.key.incarnation != incarnation_ || !ranks_.contains(vote.rank) ||
+      (!vote.held.sealed && waiting_.empty())) {
     return false;
   }
-  waiting_.try_emplace({vote.key, vote.rank}, Waiting{vote, now_ns});
+  waiting_.try_emplace({vote.key, vote.rank}, Waiting{vote, now_ns, !vote.held.sealed});
   return true;
 }
 
-std::optional<CopyGate::Vote> CopyGate::copied(int rank, const CommitKey& key) {
+void CopyGate::copied(int rank, const CommitKey& key) {
   if (key.incarnation == incarnation_) {
     behind_ = false;
   }
-  const auto found = waiting_.find({key, rank});
-  if (found == waiting_.end()) {
-    return std::nullopt;
+  if (const auto found = waiting_.find({key, rank}); found != waiting_.end()) {
+    found->second.is_ready = true;
   }
-  const Vote vote = found->second.vote;
-  waiting_.erase(found);
-  return vote;
+}
+
+std::vector<CopyGate::Vote> CopyGate::ready() {
+  std::vector<Vote> votes;
+  while (!waiting_.empty() && waiting_.begin()->second.is_ready) {
+    votes.push_back(waiting_.begin()->second.vote);
+    waiting_.erase(waiting_.begin());
+  }
+  return votes;
 }
 
 std::vector<CopyGate::Vote> CopyGate::failed() {

@@ -1,6 +1,10 @@
 // Votes that wait until a copy of their snapshot is on another node: a step is committed only when
 // the loss of this node would be survived, as the banner promises.
 //
+// Votes pass in the order of their steps. Those for later steps wait, too, also of ranks that have
+// no slot for these: what counts votes takes one for a step that lies far behind for one that was
+// answered long ago, and its slot would never be free again.
+//
 // A keeper that does not answer may not end protection against all else, nor slow it down: after
 // `patience` votes go on without it, at once from then on, until a copy arrives again. The caller
 // says both to people.
@@ -10,7 +14,6 @@
 
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -37,15 +40,16 @@ class CopyGate {
   // Whether a vote of the rank waits.
   bool waits(int rank, const CommitKey& key) const { return waiting_.contains({key, rank}); }
 
-  // The slot of a key is on another node: its vote, if it waits.
-  std::optional<Vote> copied(int rank, const CommitKey& key);
+  // The slot of a key is on another node.
+  void copied(int rank, const CommitKey& key);
+  // The step has an outcome: nothing waits for it any more.
+  void decided(const CommitKey& key);
+  // The votes that need wait no longer.
+  std::vector<Vote> ready();
   // A keeper cannot take copies: all votes that wait.
   std::vector<Vote> failed();
   // Votes that have waited long enough.
   std::vector<Vote> tick(int64_t now_ns);
-  // The step has an outcome: nothing waits for it any more.
-  void decided(const CommitKey& key);
-
   // Copies do not arrive: votes pass without them.
   bool isBehind() const { return behind_; }
 
@@ -53,6 +57,7 @@ class CopyGate {
   struct Waiting {
     Vote vote;
     int64_t since_ns = 0;
+    bool is_ready = false;  // it is for a step without a snapshot, or its copy is there
   };
   int64_t patience_ns_;
   std::set<int> ranks_;

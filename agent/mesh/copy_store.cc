@@ -110,7 +110,8 @@ void CopyStore::Incoming::endPart() {
 // What the slot held stays until here: its small parts are there.
 void CopyStore::Incoming::beginSlot() {
   const auto view = [](const std::vector<std::byte>& bytes) {
-    return std::string_view(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    const auto* data = reinterpret_cast<const char*>(bytes.data());
+    return data == nullptr ? std::string_view("") : std::string_view(data, bytes.size());
   };
   vault_.beginSlot(slot_, head_.step, head_.incarnation, view(table_), head_.table_hash,
                    head_.chunk_bytes, head_.payload_bytes, head_.chunk_count);

@@ -26,6 +26,7 @@ using namespace reft::agent;
 using reft::CommitKey;
 
 constexpr uint64_t kRoom = 1u << 20;
+constexpr size_t kMostArrivals = 24;
 const MeshKey kKey{1};
 
 template <typename Parse>
@@ -174,6 +175,7 @@ void takeSeries(std::string_view bytes) {
   store.limit([&](uint64_t wanted) { return store.bytes() + wanted <= limit; });
   std::vector<CommitKey> earlier[2];
   std::set<CommitKey> counted[2];  // arrived whole, and were needed since
+  bytes = bytes.substr(0, kMostArrivals * sizeof(Arrival));
   for (; bytes.size() >= sizeof(Arrival); bytes.remove_prefix(sizeof(Arrival))) {
     Arrival arrival;
     std::memcpy(static_cast<void*>(&arrival), bytes.data(), sizeof(arrival));
@@ -181,7 +183,7 @@ void takeSeries(std::string_view bytes) {
     std::string contents = contentsOf(arrival, earlier[arrival.rank & 1], head);
     head = slotHeadIn(payloadOf(head));
     const auto isNeeded = [&](const CommitKey& key) {
-      const auto* end = head.still + head.still_count;
+      auto* const end = head.still + head.still_count;
       return std::find(head.still, end, key) != end ||
              (head.has_committed == 0 && key.incarnation != head.incarnation);
     };

@@ -22,13 +22,32 @@ TEST_F(CopyGateTest, AVoteWaitsForItsCopyAndIsThenWhatItWas) {
   ASSERT_TRUE(gate_.take(vote(0, 7), 0));
   EXPECT_TRUE(gate_.take(vote(0, 7), 1)) << "the same again";
   EXPECT_TRUE(gate_.waits(0, {7, kIncarnation}));
-  EXPECT_FALSE(gate_.copied(1, {7, kIncarnation}));
-  EXPECT_FALSE(gate_.copied(0, {6, kIncarnation}));
-  const auto passed = gate_.copied(0, {7, kIncarnation});
-  ASSERT_TRUE(passed);
-  EXPECT_EQ(passed->held.cut, 4u);
-  EXPECT_EQ(passed->held.replicas, 6u);
+  gate_.copied(1, {7, kIncarnation});
+  gate_.copied(0, {6, kIncarnation});
+  EXPECT_TRUE(gate_.ready().empty());
+  gate_.copied(0, {7, kIncarnation});
+  const auto passed = gate_.ready();
+  ASSERT_EQ(passed.size(), 1u);
+  EXPECT_EQ(passed[0].held.cut, 4u);
+  EXPECT_EQ(passed[0].held.replicas, 6u);
   EXPECT_FALSE(gate_.waits(0, {7, kIncarnation}));
+}
+
+TEST_F(CopyGateTest, VotesPassInTheOrderOfTheirSteps) {
+  gate_.take(vote(0, 7), 0);
+  gate_.take(vote(1, 7), 0);
+  ASSERT_TRUE(gate_.take(vote(0, 8, false), 1)) << "no slot was free: it may not pass the others";
+  gate_.take(vote(1, 9), 2);
+  gate_.copied(1, {9, kIncarnation});
+  gate_.copied(1, {7, kIncarnation});
+  EXPECT_TRUE(gate_.ready().empty());
+  gate_.copied(0, {7, kIncarnation});
+  std::vector<int64_t> steps;
+  for (const CopyGate::Vote& passed : gate_.ready()) {
+    steps.push_back(passed.key.step);
+  }
+  EXPECT_EQ(steps, (std::vector<int64_t>{7, 7, 8, 9}));
+  EXPECT_FALSE(gate_.take(vote(0, 10, false), 3)) << "nothing waits";
 }
 
 TEST_F(CopyGateTest, VotesWithoutASlotOfOthersOrOfAnotherAttemptDoNotWait) {
@@ -45,7 +64,8 @@ TEST_F(CopyGateTest, AfterItsPatienceAllVotesPassUntilACopyArrives) {
   EXPECT_EQ(gate_.tick(kPatience).size(), 2u);
   EXPECT_TRUE(gate_.isBehind());
   EXPECT_FALSE(gate_.take(vote(0, 8), 11)) << "at once";
-  EXPECT_FALSE(gate_.copied(0, {8, kIncarnation}));
+  gate_.copied(0, {8, kIncarnation});
+  EXPECT_TRUE(gate_.ready().empty());
   EXPECT_FALSE(gate_.isBehind());
   EXPECT_TRUE(gate_.take(vote(0, 9), 12));
 }
@@ -64,7 +84,8 @@ TEST_F(CopyGateTest, ANewAttemptStartsWithNothingThatWaits) {
   gate_.expect({0}, kIncarnation + 1);
   EXPECT_FALSE(gate_.isBehind());
   EXPECT_TRUE(gate_.tick(1000).empty());
-  EXPECT_FALSE(gate_.copied(0, {7, kIncarnation})) << "of the attempt before";
+  gate_.copied(0, {7, kIncarnation});
+  EXPECT_TRUE(gate_.ready().empty()) << "of the attempt before";
   EXPECT_TRUE(gate_.take(vote(0, 8, true, kIncarnation + 1), 0));
 }
 
@@ -74,6 +95,8 @@ TEST_F(CopyGateTest, NothingWaitsForAStepThatIsDecided) {
   gate_.decided({7, kIncarnation});
   EXPECT_FALSE(gate_.waits(0, {7, kIncarnation}));
   EXPECT_TRUE(gate_.waits(0, {8, kIncarnation}));
+  gate_.copied(0, {8, kIncarnation});
+  EXPECT_EQ(gate_.ready().size(), 1u);
 }
 
 }  // namespace copy_gate_test
