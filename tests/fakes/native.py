@@ -42,6 +42,9 @@ class FakeAgentClient:
         self.sent.append((type, payload))
         return True
 
+    def keep_saying(self, type: int, payload: str) -> None:
+        self.sent.append((type, payload))
+
     def bye_at_exit(self) -> None:
         self.left = True
 

@@ -281,6 +281,18 @@ TEST_F(MeshKeepersTest, WhatMustWaitIsOfferedAgainAfterACommitAndNotBefore) {
   EXPECT_EQ(offer(peer).step, 4);
 }
 
+TEST_F(MeshKeepersTest, WhatMustWaitForACommitThatCameSinceItsOfferIsOfferedAgainAtOnce) {
+  seal(0, 3, 'a');
+  Peer peer = keeper();
+  const SlotHead head = offer(peer);
+  EXPECT_EQ(head.has_committed, 0);
+  node_.mesh.committed({2, kIncarnation});
+  peer.say(MeshType::kHeld, heldOf(head, Kept::kLater));
+  const SlotHead again = offer(peer);
+  EXPECT_EQ(again.step, 3);
+  EXPECT_EQ(again.has_committed, 1);
+}
+
 TEST_F(MeshKeepersTest, FramesThatAreNotDueEndTheirConnectionOnly) {
   Node good;
   good.keep(node_.port);
