@@ -32,7 +32,7 @@ def test_node_campaign(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     written = json.loads(result.read_text())
-    assert written["cases"] == {"run": len(CASES), "failed": 0, "skipped": 0}, done.stdout
+    assert (written["cases"]["run"], written["cases"]["failed"]) == (len(CASES), 0), done.stdout
     # On a busy machine, a point may never be reached: its step is skipped for want of a slot.
     exact, untouched = (written["metrics"][name]["value"] for name in ("exact", "untouched"))
     assert exact + untouched == len(CASES) and exact >= len(CASES) // 2, done.stdout
