@@ -130,6 +130,7 @@ struct Offer {
   SlotHead head;
   UniqueFd fd;
   std::array<std::pair<uint64_t, uint64_t>, 4> parts;  // offset, bytes
+  uint64_t commits = 0;                                // that this agent knew of
   bool said = false, sending = false;
 };
 
@@ -228,6 +229,7 @@ class Mesh::Worker {
       if (committed_.incarnation != key.incarnation || committed_.step < key.step) {
         committed_ = key;
       }
+      ++commits_;
       if (key.incarnation == plan_.incarnation) {
         dropOldCopies();
       }
@@ -694,6 +696,7 @@ class Mesh::Worker {
         return std::nullopt;
       }
       Offer offer;
+      offer.commits = commits_;
       SlotHead& head = offer.head;
       head.rank = rank;
       head.world = world;
@@ -749,10 +752,13 @@ class Mesh::Worker {
     if (held.rank != head.rank || held.step != head.step || held.incarnation != head.incarnation) {
       throw Corruption("mesh: an answer about another slot");
     }
+    const bool was_told_all = serving.offer->commits == commits_;
     serving.offer.reset();
     if (held.kept == Kept::kLater) {
       serving.pending[head.rank].push_front(head.key());
-      serving.later.insert(head.rank);
+      if (was_told_all) {  // else the commit for which it would wait is there already
+        serving.later.insert(head.rank);
+      }
     } else {
       const MutexLock lock(mutex_);
       events_.push_back({head.rank, head.key(), held.kept == Kept::kYes});
@@ -806,6 +812,7 @@ class Mesh::Worker {
   Plan plan_;
   CopyStore store_;
   CommitKey committed_{-1, 0};
+  uint64_t commits_ = 0;  // since it was made
   uint64_t next_token_ = kFirstSession;
   std::map<uint64_t, Peer> peers_;
   std::vector<Dialing> dialing_;
