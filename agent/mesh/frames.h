@@ -13,7 +13,7 @@
 // An owner offers one slot at a time on a connection.
 //
 // Who can change packets between nodes can change those of gloo and NCCL, too: the hashes of a slot
-// (XXH3) find what breaks by accident, not what somebody with that power forges.
+// (XXH3) find what breaks by accident, not what such a person forges.
 //
 // Threads: a FrameReader belongs to one connection. Errors: Corruption for what no agent of this
 // version sends.

@@ -598,7 +598,7 @@ class Mesh::Worker {
     const Source& source = dialing_.at(peer.session->source()).source;
     if (peer.taking || head.world != plan_.world ||
         std::find(source.ranks.begin(), source.ranks.end(), head.rank) == source.ranks.end()) {
-      throw Corruption("mesh: a slot that nobody asked for");
+      throw Corruption("mesh: a slot that was not asked for");
     }
     Kept answer = Kept::kNo;
     try {
@@ -845,7 +845,7 @@ uint16_t Mesh::open(const MeshKey& key, const std::string& address, uint16_t wan
     if (wanted == 0) {
       throw;
     }
-    listener = listenAt(address, 0);  // somebody else has that port now
+    listener = listenAt(address, 0);  // another process has that port now
   }
   const uint16_t port = portOf(listener.get());
   if (worker_ == nullptr) {

@@ -517,7 +517,8 @@ def _inventory(
                 " reft uses another source, if any"
             )
         finally:
-            if rank == job.rank and not bounded_json.loads(payload.encode(), limit=_LONGEST_ANSWER).get("copy"):
+            said = bounded_json.loads(payload.encode(), limit=_LONGEST_ANSWER)
+            if rank == job.rank and not said.get("copy"):
                 own_fd = fd
             else:
                 os.close(fd)

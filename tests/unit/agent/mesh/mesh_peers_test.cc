@@ -28,24 +28,13 @@
 namespace reft::agent {
 namespace mesh_peers_test {
 
+using mesh_test::eventually;
 using mesh_test::fillOf;
 using mesh_test::kWorld;
 using mesh_test::Owner;
 
 constexpr uint64_t kIncarnation = 7;
 const MeshKey kKey{1, 2, 3};
-
-// Until `done`, or half a minute.
-bool eventually(const std::function<bool()>& done) {
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!done()) {
-    if (std::chrono::steady_clock::now() > end) {
-      return false;
-    }
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
-  }
-  return true;
-}
 
 // One side of a connection, played by hand. A call that waits for half a minute fails its test.
 class Peer {

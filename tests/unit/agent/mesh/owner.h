@@ -1,9 +1,14 @@
-// What tests of the mesh share: the vault of a rank with slots of known contents.
+// What tests of the mesh share: the vault of a rank with slots of known contents, and a wait.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "agent/mesh/frames.h"
 #include "snapshot/state/table.h"
@@ -114,6 +119,18 @@ inline char fillOf(int fd, int64_t step, uint64_t incarnation) {
     }
   }
   return '?';
+}
+
+// Until `done`, or half a minute.
+inline bool eventually(const std::function<bool()>& done) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > end) {
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  }
+  return true;
 }
 
 }  // namespace reft::agent::mesh_test
