@@ -119,44 +119,6 @@ void tune(int socket) {
   ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
 }
 
-// A vault of a rank of this node.
-struct OwnVault {
-  UniqueFd fd;
-  std::unique_ptr<VaultReader> reader;
-};
-
-// Where the parts of an offered slot are in its vault.
-struct Offer {
-  SlotHead head;
-  UniqueFd fd;
-  std::array<std::pair<uint64_t, uint64_t>, 4> parts;  // offset, bytes
-  uint64_t commits = 0;                                // that this agent knew of
-  bool said = false, sending = false;
-};
-
-// What a session wants of this owner, and how far that is.
-struct Serving {
-  std::set<int> ranks;
-  int world = 0;
-  std::map<int, std::deque<CommitKey>> pending;  // by rank
-  std::set<int> later;                           // ranks that wait for a commit
-  std::optional<Offer> offer;
-};
-
-struct Peer {
-  explicit Peer(std::unique_ptr<Session> of) : session(std::move(of)) {}
-  std::unique_ptr<Session> session;
-  std::optional<SlotHead> taking;  // keeper: the slot that comes
-  std::optional<Serving> serving;  // owner
-};
-
-struct Dialing {
-  Mesh::Source source;
-  uint64_t token = 0;  // of its session; 0: none
-  int64_t retry_ns = 0;
-  std::string problem;
-};
-
 }  // namespace
 
 class Mesh::Worker {
@@ -256,6 +218,44 @@ class Mesh::Worker {
   }
 
  private:
+  // A vault of a rank of this node.
+  struct OwnVault {
+    UniqueFd fd;
+    std::unique_ptr<VaultReader> reader;
+  };
+
+  // Where the parts of an offered slot are in its vault.
+  struct Offer {
+    SlotHead head;
+    UniqueFd fd;
+    std::array<std::pair<uint64_t, uint64_t>, 4> parts;  // offset, bytes
+    uint64_t commits = 0;                                // that this agent knew of
+    bool said = false, sending = false;
+  };
+
+  // What a session wants of this owner, and how far that is.
+  struct Serving {
+    std::set<int> ranks;
+    int world = 0;
+    std::map<int, std::deque<CommitKey>> pending;  // by rank
+    std::set<int> later;                           // ranks that wait for a commit
+    std::optional<Offer> offer;
+  };
+
+  struct Peer {
+    explicit Peer(std::unique_ptr<Session> of) : session(std::move(of)) {}
+    std::unique_ptr<Session> session;
+    std::optional<SlotHead> taking;  // keeper: the slot that comes
+    std::optional<Serving> serving;  // owner
+  };
+
+  struct Dialing {
+    Mesh::Source source;
+    uint64_t token = 0;  // of its session; 0: none
+    int64_t retry_ns = 0;
+    std::string problem;
+  };
+
   void run() {
     ::pthread_setname_np(::pthread_self(), "reft-mesh");
     sigset_t broken;  // sendfile() has no MSG_NOSIGNAL
