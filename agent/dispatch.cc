@@ -330,22 +330,20 @@ void Dispatch::fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns)
 
 void Dispatch::giveVault(Connection& peer, const VaultGet& wanted) {
   const int number = wanted.rank;
-  auto* rank = ranks_.find(number);
+  const std::shared_ptr<const UniqueFd> copy =
+      wanted.copy ? mesh_.copyOf(number, wanted.world) : nullptr;
+  auto* rank = wanted.copy ? nullptr : ranks_.find(number);
   auto* held = rank == nullptr ? nullptr : &rank->vaultFor(wanted.world);
   if (held != nullptr) {
     held->readable(number);  // one that was cut off is given up
   }
-  std::shared_ptr<const UniqueFd> copy;
-  if (held == nullptr || !held->fd) {
-    for (const Mesh::Copy& one : mesh_.copies()) {
-      copy = one.rank == number && one.world == wanted.world ? one.vault : copy;
-    }
-    if (copy == nullptr) {
-      // Not the peer's fault: the rank may be new, so the connection stays.
-      peer.send(wire::Type::kError,
-                errorPayload("no vault of rank " + std::to_string(number) + " is here", ""));
-      return;
-    }
+  if (copy == nullptr && (held == nullptr || !held->fd)) {
+    // Not the peer's fault: the rank may be new, so the connection stays.
+    peer.send(wire::Type::kError,
+              errorPayload("no " + std::string(wanted.copy ? "copy of the " : "") +
+                               "vault of rank " + std::to_string(number) + " is here",
+                           ""));
+    return;
   }
   // A rank that is started again goes on writing to its own vault. All others only read.
   const int fd = copy == nullptr ? held->fd.get() : copy->get();
@@ -359,8 +357,7 @@ void Dispatch::giveVault(Connection& peer, const VaultGet& wanted) {
                            ""));
     return;
   }
-  peer.send(wire::Type::kVaultFd,
-            dumpJson({{"rank", number}, {"bytes", fileBytes(fd)}, {"copy", copy != nullptr}}),
+  peer.send(wire::Type::kVaultFd, dumpJson({{"rank", number}, {"bytes", fileBytes(fd)}}),
             own ? fd : to_read.get());
 }
 

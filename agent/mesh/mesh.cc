@@ -888,6 +888,15 @@ std::vector<Mesh::Copy> Mesh::copies() const {
   return worker_ == nullptr ? std::vector<Copy>() : worker_->copies();
 }
 
+std::shared_ptr<const UniqueFd> Mesh::copyOf(int rank, int world) const {
+  for (const Copy& copy : copies()) {
+    if (copy.rank == rank && copy.world == world) {
+      return copy.vault;
+    }
+  }
+  return nullptr;
+}
+
 Mesh::Status Mesh::status() const {
   return worker_ == nullptr ? Status() : worker_->status();
 }

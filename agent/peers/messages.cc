@@ -124,7 +124,8 @@ VaultGet parseVaultGet(std::string_view payload) {
   const auto from = object(payload);
   const int64_t present = 0;
   return {static_cast<int>(integer(from, "rank", 0, kMaxRank)),
-          static_cast<int>(integer(from, "world", 0, kMaxRank, &present))};
+          static_cast<int>(integer(from, "world", 0, kMaxRank, &present)),
+          integer(from, "copy", 0, 1, &present) != 0};
 }
 
 int parseVaultList(std::string_view payload) {

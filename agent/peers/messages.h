@@ -46,10 +46,12 @@ struct VaultPut {
 };
 
 VaultPut parseVaultPut(std::string_view payload);
-// A vault of `rank`; of several, that of a job of `world` ranks. 0: the present one.
+// A vault of `rank`; of several, that of a job of `world` ranks. 0: the present one. `copy`: not
+// what the rank wrote on this node, but the copy that this node keeps for another one.
 struct VaultGet {
   int rank = 0;
   int world = 0;
+  bool copy = false;
 };
 VaultGet parseVaultGet(std::string_view payload);
 int parseVaultList(std::string_view payload);  // `world`, as in VaultGet

@@ -212,12 +212,12 @@ std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copie
                         {"bytes", vault->bytes()},
                         {"path", held.path},
                         {"live", rank.live()},
+                        {"copy", false},
                         {"slots", slotsJson(*vault)}});
     }
   }
   for (const Mesh::Copy& copy : copies) {
-    const auto* rank = ranks.find(copy.rank);
-    if (copy.world != world || (rank != nullptr && rank->vault)) {
+    if (copy.world != world) {
       continue;
     }
     const VaultReader vault(copy.vault->get());
@@ -225,6 +225,7 @@ std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copie
                       {"bytes", vault.bytes()},
                       {"path", ""},
                       {"live", false},
+                      {"copy", true},
                       {"slots", slotsJson(vault)}});
   }
   return dumpJson({{"vaults", vaults}});

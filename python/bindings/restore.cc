@@ -33,9 +33,11 @@ std::vector<NamedTensor> tensorsOf(const Rows& rows) {
   return tensors;
 }
 
-// A duplicate of a vault's descriptor, from the agent of this node.
-UniqueFd vaultOf(AgentClient& client, int rank, int world) {
-  const std::string wanted = nlohmann::json{{"rank", rank}, {"world", world}}.dump();
+// A duplicate of a vault's descriptor, from the agent of this node. `copy`: of that of another
+// node.
+UniqueFd vaultOf(AgentClient& client, int rank, int world, bool copy) {
+  const std::string wanted =
+      nlohmann::json{{"rank", rank}, {"world", world}, {"copy", copy ? 1 : 0}}.dump();
   wire::Frame frame =
       client.request(wire::Type::kVaultGet, wanted, wire::Type::kVaultFd, kVaultWait);
   if (!frame.fd) {
@@ -79,8 +81,8 @@ py::tuple planOf(const std::string& inventory, std::vector<int> node_of, int64_t
 std::shared_ptr<Restorer> makeRestorer(std::shared_ptr<AgentClient> client, const RestorePlan& plan,
                                        int rank) {
   return std::make_shared<Restorer>(
-      plan, rank, [client = std::move(client), world = plan.shape.world](int vault) {
-        return vaultOf(*client, vault, world);
+      plan, rank, [client = std::move(client), world = plan.shape.world](int vault, bool copy) {
+        return vaultOf(*client, vault, world, copy);
       });
 }
 

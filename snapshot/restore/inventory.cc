@@ -179,7 +179,7 @@ bool VaultSummary::wasThere(int64_t step, uint64_t incarnation) const {
   const bool has_slot = std::any_of(slots.begin(), slots.end(), [&](const SlotSummary& slot) {
     return slot.incarnation == incarnation;
   });
-  if (writer == 0) {
+  if (isCopy()) {
     return false;
   }
   const bool is_substitute = writer != kUnknown && (slots.empty() || resumed == step);

@@ -57,6 +57,7 @@ struct VaultSummary {
   uint64_t writer = kUnknown;  // the attempt that had it last; 0: it is a copy on another node
   int64_t resumed = -1;        // the step from which that attempt went on; -1: none
 
+  bool isCopy() const { return writer == 0; }
   // Whether the rank had this vault in the attempt that took a step, so that it was killed before
   // it sealed it if it holds it not. One that was made in place of a lost vault says nothing.
   bool wasThere(int64_t step, uint64_t incarnation) const;

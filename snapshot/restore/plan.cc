@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <set>
 #include <string_view>
+#include <tuple>
 
 #include "intercept/base/error.h"
 #include "intercept/record/cut.h"
@@ -212,6 +213,15 @@ std::optional<std::string> findDonors(const std::vector<int>& missing, const Fou
   return std::nullopt;
 }
 
+// Intact shards and parities of all groups.
+int64_t partsOf(const SlotSummary& slot) {
+  int64_t parts = 0;
+  for (const GroupSummary& group : slot.groups) {
+    parts += static_cast<int64_t>(group.shards.size());
+  }
+  return parts;
+}
+
 // Fills `plan` or returns why not. `found` may hold ranks that the job has no longer.
 std::optional<std::string> tryPlan(const Found& found,
                                    const std::multimap<int, const VaultSummary*>& vaults,
@@ -231,7 +241,8 @@ std::optional<std::string> tryPlan(const Found& found,
       missing.push_back(rank);
       continue;
     }
-    plan.vaults[static_cast<size_t>(rank)] = {at->second.first->node, at->second.second->slot};
+    const auto& [vault, slot] = at->second;
+    plan.vaults[static_cast<size_t>(rank)] = {vault->node, slot->slot, vault->isCopy()};
     cut = CutCounter::combine(cut, at->second.second->cut);
   }
   // A rank whose vault was there but is without this step was killed before it sealed: only an
@@ -376,15 +387,16 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
     by_rank.emplace(vault.rank, &vault);
     for (const SlotSummary& slot : vault.slots) {
       if (vault.rank >= 0 && slot.step < below) {
-        // Two nodes may show a vault of one rank (it moved, or one is a copy): that on its own node
-        // is taken, else the lower node number, on every rank alike.
+        // There may be several vaults of a rank (it moved, or one is a copy): the one with most
+        // intact parts is taken, then that on the rank's node, then one that is no copy, then that
+        // of the lower node number, on every rank alike.
         auto [at, added] =
             candidates[{slot.step, slot.incarnation}].try_emplace(vault.rank, &vault, &slot);
-        const auto order = [&](const VaultSummary& one) {
-          const bool own = vault.rank < shape.world && shape.nodeOf(vault.rank) == one.node;
-          return std::pair(!own, one.node);
+        const auto order = [&](const VaultSummary& one, const SlotSummary& of) {
+          const bool near = vault.rank < shape.world && shape.nodeOf(vault.rank) == one.node;
+          return std::tuple(-partsOf(of), !near, one.isCopy(), one.node);
         };
-        if (!added && order(vault) < order(*at->second.first)) {
+        if (!added && order(vault, slot) < order(*at->second.first, *at->second.second)) {
           at->second = {&vault, &slot};
         }
       }

@@ -47,6 +47,7 @@ struct JobShape {
 struct VaultPlace {
   int node = -1;  // -1: lost
   uint32_t slot = 0;
+  bool is_copy = false;  // that the node keeps for another one
 };
 
 struct GroupPlan {

@@ -60,9 +60,9 @@ Restorer::Restorer(RestorePlan plan, int rank, OpenVault open)
 SlotSource& Restorer::slot(int vault) {
   std::unique_ptr<SlotSource>& slot = slots_[vault];
   if (slot == nullptr) {
-    const UniqueFd fd = open_(vault);
-    slot = std::make_unique<SlotSource>(fd.get(), plan_.vaults.at(static_cast<size_t>(vault)).slot,
-                                        plan_.step, plan_.incarnation);
+    const VaultPlace& place = plan_.vaults.at(static_cast<size_t>(vault));
+    const UniqueFd fd = open_(vault, place.is_copy);
+    slot = std::make_unique<SlotSource>(fd.get(), place.slot, plan_.step, plan_.incarnation);
   }
   return *slot;
 }

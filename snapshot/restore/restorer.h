@@ -28,8 +28,8 @@ namespace reft {
 
 class Restorer {
  public:
-  // Gives a descriptor of the vault of a rank, which lies on this node.
-  using OpenVault = std::function<UniqueFd(int rank)>;
+  // Gives a descriptor of the vault of a rank, or of this node's copy of it.
+  using OpenVault = std::function<UniqueFd(int rank, bool copy)>;
   using Upload = reft::Upload;
 
   Restorer(RestorePlan plan, int rank, OpenVault open);

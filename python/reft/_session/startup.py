@@ -262,11 +262,11 @@ def _agent_argv(env: dict[str, Any], job: job_identity.Job, number: int) -> list
     return [binary, "--run-dir", str(job.run_dir), "--job", job.id, "--node", str(number)]
 
 
-def vault_of(client: _C.AgentClient, rank: int, world: int) -> tuple[str, int]:
-    """What the agent answers about the vault of a rank of `world`, and its descriptor, -1 if there
-    is none; the caller closes it."""
-    wanted = json.dumps({"rank": rank, "world": world})
-    return client.request(agent_protocol.VAULT_GET, wanted, agent_protocol.VAULT_FD)
+def vault_of(client: _C.AgentClient, rank: int, world: int, *, is_copy: bool = False) -> int:
+    """A descriptor of the vault of a rank of `world`, or of the agent's copy of one of another
+    node; -1 if there is none. The caller closes it."""
+    wanted = json.dumps({"rank": rank, "world": world, "copy": int(is_copy)})
+    return client.request(agent_protocol.VAULT_GET, wanted, agent_protocol.VAULT_FD)[1]
 
 
 def vault_elsewhere(env: dict[str, Any], job: job_identity.Job, adopted_fd: int) -> str:
@@ -332,7 +332,7 @@ def _found_at(path: str, job: job_identity.Job) -> str:
 def _agent_has(client: Any, path: str, job: job_identity.Job) -> bool:
     """Whether the vault that the agent keeps for this rank is the file at `path`, and not memory or
     another file."""
-    _, fd = vault_of(client, job.rank, job.world)
+    fd = vault_of(client, job.rank, job.world)
     if fd < 0:
         return False
     try:
@@ -479,7 +479,7 @@ def _inventory(
         agent_protocol.VAULT_LIST, wanted_world, agent_protocol.VAULT_INVENTORY
     )
     listed = bounded_json.loads(payload.encode(), limit=agent_protocol.MAX_PAYLOAD)
-    ranks_here = {int(vault["rank"]) for vault in listed["vaults"]}
+    here = {(int(vault["rank"]), bool(vault["copy"])) for vault in listed["vaults"]}
     if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
         folders.make_private(Path(own_path).parent)  # then it stays the one that is checked
@@ -494,15 +494,16 @@ def _inventory(
                 " set REFT_VAULT_DIR to a directory on tmpfs, ext4 or xfs, or unset it"
             )
         _exchange_files(own_path, job)
-        if job.rank not in ranks_here or not _agent_has(client, own_path, job):
+        if (job.rank, False) not in here or not _agent_has(client, own_path, job):
             _keep_what_is_no_vault(own_path, job)
-    wanted = {job.rank}
+    wanted = {(job.rank, False), (job.rank, True)}
     if job.local_rank == 0:  # vaults of ranks that live on other nodes now
-        wanted |= ranks_here - set(job.layout.nodes[job.node])
+        ranks_of_node = set(job.layout.nodes[job.node])
+        wanted |= {vault for vault in here if vault[0] not in ranks_of_node}
     own_fd = -1
     texts = []
-    for rank in sorted(wanted & ranks_here):
-        payload, fd = vault_of(client, rank, job.world)
+    for rank, is_copy in sorted(wanted & here):
+        fd = vault_of(client, rank, job.world, is_copy=is_copy)
         if fd < 0:
             continue
         try:
@@ -517,8 +518,7 @@ def _inventory(
                 " reft uses another source, if any"
             )
         finally:
-            said = bounded_json.loads(payload.encode(), limit=_LONGEST_ANSWER)
-            if rank == job.rank and not said.get("copy"):
+            if rank == job.rank and not is_copy:
                 own_fd = fd
             else:
                 os.close(fd)

@@ -100,6 +100,9 @@ TEST_F(MeshTest, ASealedSlotIsOnTheOtherNode) {
   ASSERT_TRUE(eventually([&] { return node_.heard(1, 3) && node_.heard(2, 3); }));
   EXPECT_EQ(keeper.fill(1, 3), 'a');
   EXPECT_EQ(keeper.fill(2, 3), 'b');
+  EXPECT_EQ(fillOf(keeper.mesh->copyOf(2, kWorld)->get(), 3, kIncarnation), 'b');
+  EXPECT_EQ(keeper.mesh->copyOf(0, kWorld), nullptr);
+  EXPECT_EQ(keeper.mesh->copyOf(2, kWorld + 1), nullptr);
   EXPECT_GT(keeper.mesh->status().taken_bytes, 2 * mesh_test::kPayload);
   EXPECT_EQ(node_.mesh->status().keepers, 1);
 }

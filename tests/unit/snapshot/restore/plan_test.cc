@@ -192,6 +192,37 @@ TEST(PlanRestore, TheOwnVaultComesBeforeItsCopyAndACopyIsAsGoodAsIt) {
   EXPECT_TRUE(result.plan->donor.empty());
 }
 
+TEST(PlanRestore, AWholeCopyComesBeforeAVaultWithADamagedPart) {
+  auto vaults = replicas(4, 11, 0);
+  VaultSummary copy = vaults[3];
+  copy.node = 0;
+  copy.writer = 0;
+  vaults.push_back(copy);
+  vaults[3].slots[0].groups[0].shards.clear();
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan) << result.rejected[0];
+  EXPECT_EQ(result.plan->vaults[3].node, 0);
+  EXPECT_TRUE(result.plan->vaults[3].is_copy);
+}
+
+// A rank that was lost has been started again on the node that keeps its copy.
+TEST(PlanRestore, ACopyOnTheRanksOwnNodeStandsInForANewVaultThere) {
+  auto vaults = replicas(4, 11, 0);
+  VaultSummary copy = vaults[3];
+  copy.writer = 0;
+  copy.slots[0].slot = 2;
+  vaults[3].slots.clear();
+  vaults[3].writer = kInc + 1;
+  vaults[3].resumed = 11;
+  vaults.push_back(copy);
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  ASSERT_TRUE(result.plan) << result.rejected[0];
+  EXPECT_EQ(nodesOf(*result.plan), std::vector<int>({0, 0, 1, 1}));
+  EXPECT_TRUE(result.plan->vaults[3].is_copy);
+  EXPECT_EQ(result.plan->vaults[3].slot, 2u);
+  EXPECT_TRUE(result.plan->donor.empty());
+}
+
 TEST(PlanRestore, ACopyThatIsBehindDoesNotStopAStepThatReplicasHave) {
   auto vaults = replicas(4, 11, 1);
   vaults[3] = replicas(4, 10, 1)[3];

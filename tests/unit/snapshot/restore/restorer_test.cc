@@ -221,7 +221,7 @@ std::vector<std::vector<Bytes>> restoreAll(const SmallJob& job, const RestorePla
   for (int rank = 0; rank < job.shape.world; ++rank) {
     threads.emplace_back([&, rank] {
       const int node = job.shape.nodeOf(rank);
-      Restorer restorer(plan, rank, [&](int vault) { return job.open(vault, node, lost); });
+      Restorer restorer(plan, rank, [&](int vault, bool) { return job.open(vault, node, lost); });
       std::vector<Bytes>& mine = memory[static_cast<size_t>(rank)];
       std::vector<LiveRegion> live = job.live(rank, mine);
       if (on_device) {
@@ -311,7 +311,7 @@ TEST(Restorer, AParityThatDoesNotFitTheShardsIsFound) {
     std::atomic<int> found{0};
     for (int rank = 0; rank < 3; ++rank) {
       threads.emplace_back([&, rank] {
-        Restorer restorer(plan, rank, [&](int other) { return job.open(other, rank, lost); });
+        Restorer restorer(plan, rank, [&](int other, bool) { return job.open(other, rank, lost); });
         if (!restorer.hasOwnersVault()) {
           restorer.putTable(job.tables[static_cast<size_t>(plan.ownerFor(rank))]);
         }
@@ -367,7 +367,7 @@ TEST(Restorer, ADifferentLiveStateIsNamed) {
   const SmallJob job({2, 2}, "none", random);
   const std::vector<bool> lost(2);
   const RestorePlan plan = *planRestore(job.inventory(lost), job.shape).plan;
-  Restorer restorer(plan, 0, [&](int vault) { return job.open(vault, 0, lost); });
+  Restorer restorer(plan, 0, [&](int vault, bool) { return job.open(vault, 0, lost); });
   std::vector<Bytes> memory;
   auto live = job.live(0, memory);
   live[0].dtype = "float32";
@@ -386,7 +386,7 @@ TEST(Restorer, APlanThatLeavesBytesOutIsRefusedBeforeOneIsWritten) {
   const std::vector<bool> lost(2);
   RestorePlan plan = *planRestore(job.inventory(lost), job.shape).plan;
   plan.groups.begin()->second.recipes[0].clear();  // as if the shard were empty
-  Restorer restorer(plan, 0, [&](int vault) { return job.open(vault, 0, lost); });
+  Restorer restorer(plan, 0, [&](int vault, bool) { return job.open(vault, 0, lost); });
   std::vector<Bytes> memory;
   const auto live = job.live(0, memory);
   const std::vector<Bytes> before = memory;
@@ -399,11 +399,11 @@ TEST(Restorer, SmallStateOfAVaultOnAnotherNodeIsUnavailable) {
   const SmallJob job({2, 1}, "arc", random);
   const std::vector<bool> lost = {false, true};
   const RestorePlan plan = *planRestore(job.inventory(lost), job.shape).plan;
-  Restorer restorer(plan, 1, [&](int vault) { return job.open(vault, 1, lost); });
+  Restorer restorer(plan, 1, [&](int vault, bool) { return job.open(vault, 1, lost); });
   EXPECT_FALSE(restorer.hasOwnersVault());
   EXPECT_THROW(restorer.objects(), Unavailable);
   EXPECT_THROW(restorer.table(), Unavailable);
-  Restorer donor(plan, 0, [&](int vault) { return job.open(vault, 0, lost); });
+  Restorer donor(plan, 0, [&](int vault, bool) { return job.open(vault, 0, lost); });
   EXPECT_EQ(donor.objects(), "objects of 0");
 }
 
