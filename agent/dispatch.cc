@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -22,6 +23,11 @@ namespace {
 
 constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kCopyPatienceNs = 10 * kSecond;
+
+std::string hostName() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+}
 
 }  // namespace
 
@@ -132,6 +138,7 @@ void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
   peer.greet(hello.is_rank ? hello.rank : -1);
   peer.send(wire::Type::kWelcome, dumpJson({{"agent_pid", ::getpid()},
                                             {"version", kAgentVersion},
+                                            {"host", hostName()},
                                             {"run_dir", options_.directory()},
                                             {"linger_sec", options_.linger_sec}}));
   if (hello.is_rank) {

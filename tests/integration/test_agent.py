@@ -239,6 +239,7 @@ def test_race_of_starters_leaves_one_agent(tmp_path: Path, make: Callable[..., N
     assert [starter.returncode for starter in starters] == [0] * 6
     assert sum(text.startswith("listening") for text in outputs) == 1
     with node.tool() as tool:
+        assert tool.welcome["host"] == os.uname().nodename
         os.kill(int(tool.welcome["agent_pid"]), 15)
 
 

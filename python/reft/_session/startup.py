@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -232,28 +233,39 @@ def _agent_of(job: job_identity.Job) -> int:
     of the ranks. So an agent of this host that no node of that number is here for serves another
     node of the host: what it holds is not lost.
     """
-    answering = []
+    answering, elsewhere = [], set()
     for socket in (job.run_dir / job.id).glob("node-*/agent.sock"):
         matched = _NODE_DIRECTORY.fullmatch(socket.parent.name)
-        if matched and _answers(socket):
+        host = _host_of_agent(socket) if matched else None
+        if matched and host == platform.node():
             answering.append(int(matched[1]))
+        elif matched and host is not None:
+            elsewhere.add(int(matched[1]))
     here = job.layout.neighbours(job.node)
     if job.node in answering:
         return job.node
     without = [node for node in here if node not in answering]
     free = sorted(number for number in answering if number not in here)
     place = without.index(job.node)
-    return free[place] if place < len(free) else job.node
+    if place < len(free):
+        return free[place]
+    number = job.node
+    while number in elsewhere:
+        number += job.nodes  # no other node takes it, either
+    return number
 
 
-def _answers(socket: Path) -> bool:
-    """Whether an agent listens there. A file on a file system that several hosts share may be the
-    socket of another host's agent, which nobody can connect to from here."""
+def _host_of_agent(socket: Path) -> str | None:
+    """The host of the agent that listens there; None: none does.
+
+    It may be another one: containers of a machine can share the run directory. What listens on
+    another machine that shares the file system cannot be reached from here.
+    """
     try:
-        agent_protocol.AgentConnection(socket, timeout_sec=_ANSWER_SEC).close()
+        with agent_protocol.AgentConnection(socket, timeout_sec=_ANSWER_SEC) as connection:
+            return str(connection.welcome.get("host", ""))
     except (OSError, ValueError):
-        return False
-    return True
+        return None
 
 
 def _agent_argv(env: dict[str, Any], job: job_identity.Job, number: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -215,13 +216,18 @@ def serving(
     hosts: tuple[int, ...],
     there: set[int],
     node: int,
+    elsewhere: set[int] | None = None,
 ) -> int:
-    """The directory that `node` finds or makes its agent in; `there`: where agents listen."""
+    """The directory that `node` finds or makes its agent in; `there`: where agents of its host
+    listen, `elsewhere`: those of another one that shares the run directory and the machine."""
     for number in range(4):  # that of a dead agent, too
         (run_dir / "job" / f"node-{number}").mkdir(parents=True)
         (run_dir / "job" / f"node-{number}" / "agent.sock").touch()
+    names = dict.fromkeys(there, platform.node()) | dict.fromkeys(elsewhere or set(), "another")
     monkeypatch.setattr(
-        startup, "_answers", lambda socket: int(socket.parent.name.removeprefix("node-")) in there
+        startup,
+        "_host_of_agent",
+        lambda socket: names.get(int(socket.parent.name.removeprefix("node-"))),
     )
     layout = job_identity.Layout(tuple((rank,) for rank in range(len(hosts))), hosts)
     return startup._agent_of(job_identity.Job("job", layout, node, run_dir=run_dir))
@@ -258,6 +264,28 @@ def test_a_node_with_another_number_finds_the_agent_that_it_had(
 ) -> None:
     """On its own machine: the agent of the other host is not there."""
     assert {serving(monkeypatch, tmp_path, (0, 1), there, 0)} == there
+
+
+@pytest.mark.parametrize(
+    ("there", "elsewhere", "node", "found"),
+    [
+        (set(), {1}, 0, 0),  # that of node 1, which was quicker
+        ({1}, {0}, 0, 1),  # both nodes have changed their numbers
+        (set(), {0}, 0, 2),  # its number is in use
+        (set(), {0, 2}, 0, 4),
+        (set(), {0, 1}, 1, 3),
+    ],
+)
+def test_an_agent_of_another_host_is_left_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    there: set[int],
+    elsewhere: set[int],
+    node: int,
+    found: int,
+) -> None:
+    """Containers of a machine that share the run directory: each can connect to all sockets."""
+    assert serving(monkeypatch, tmp_path, (0, 1), there, node, elsewhere) == found
 
 
 def test_ranks_of_a_renumbered_node_go_where_its_first_rank_has_found_the_agent(
