@@ -157,7 +157,7 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
       recount(rank, now_ns);
       return;
     case wire::Type::kMeshOpen:
-      openMesh(parseMeshOpen(frame.payload), true);
+      openMesh(parseMeshOpen(frame.payload));
       peer.send(wire::Type::kMeshAt, dumpJson({{"port", mesh_port_}}));
       return;
     case wire::Type::kMeshKeep: keepCopies(rank, parseMeshKeep(frame.payload)); return;
@@ -237,10 +237,7 @@ void Dispatch::recount(RankState& rank, int64_t now_ns) {
   act(ledger_.vaultHolds(rank.hello.rank, counted));
 }
 
-void Dispatch::openMesh(const MeshOpen& open, bool is_new) {
-  if (!is_new && mesh_.isOpen() && open.key == mesh_key_) {
-    return;
-  }
+void Dispatch::openMesh(const MeshOpen& open) {
   mesh_port_ = mesh_.open(open.key, open.address, static_cast<uint16_t>(open.port));
   mesh_key_ = open.key;
   for (auto& [number, rank] : ranks_.all()) {
@@ -252,7 +249,9 @@ void Dispatch::openMesh(const MeshOpen& open, bool is_new) {
 
 void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
   try {
-    openMesh(keep.open, false);
+    if (!mesh_.isOpen() || keep.open.key != mesh_key_) {
+      openMesh(keep.open);
+    }
   } catch (const Error& error) {  // not the rank's fault: its votes go on
     say("node " + std::to_string(state_.node) +
         " cannot exchange copies with others, and its loss "

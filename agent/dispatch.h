@@ -51,7 +51,7 @@ class Dispatch {
   void fromAnybody(Connection& peer, wire::Frame& frame, int64_t now_ns);
   void vote(RankState& rank, const wire::Frame& frame, int64_t now_ns);
   void recount(RankState& rank, int64_t now_ns);
-  void openMesh(const MeshOpen& open, bool is_new);
+  void openMesh(const MeshOpen& open);
   void keepCopies(RankState& rank, const MeshKeep& keep);
   void count(const std::vector<CopyGate::Vote>& votes);
   // Prints a line on the terminal of the job.

@@ -235,17 +235,6 @@ std::vector<CopyStore::Copy> CopyStore::copies() const {
   return result;
 }
 
-int64_t CopyStore::newest(const Owner& owner) const {
-  const auto found = kept_.find(owner);
-  int64_t step = -1;
-  if (found != kept_.end()) {
-    for (const Slot& slot : found->second.slots) {
-      step = std::max(step, slot.key ? slot.key->step : -1);
-    }
-  }
-  return step;
-}
-
 void CopyStore::keepOnly(const std::set<Owner>& owners) {
   std::erase_if(kept_, [&](const auto& entry) {
     const bool gone = !owners.contains(entry.first);

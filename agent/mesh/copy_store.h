@@ -87,8 +87,6 @@ class CopyStore {
     std::shared_ptr<const UniqueFd> vault;  // to read
   };
   std::vector<Copy> copies() const;
-  // The newest step that is whole; -1: none.
-  int64_t newest(const Owner& owner) const;
   // Gives up all copies but these.
   void keepOnly(const std::set<Owner>& owners);
   uint64_t bytes() const;

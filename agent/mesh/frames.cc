@@ -25,7 +25,6 @@ struct Header {
 static_assert(sizeof(Header) == 12);
 
 struct WantHead {
-  uint64_t incarnation = 0;
   int32_t world = 0;
   uint32_t count = 0;
 };
@@ -56,8 +55,7 @@ Sha256 macOf(const Sha256& key, uint64_t number, std::string_view header,
 }  // namespace
 
 std::string payloadOf(const Want& want) {
-  std::string bytes =
-      bytesOf(WantHead{want.incarnation, want.world, static_cast<uint32_t>(want.ranks.size())});
+  std::string bytes = bytesOf(WantHead{want.world, static_cast<uint32_t>(want.ranks.size())});
   for (const int32_t rank : want.ranks) {
     bytes += bytesOf(rank);
   }
@@ -81,7 +79,7 @@ Want wantIn(std::string_view payload) {
       payload.size() != sizeof(WantHead) + size_t{head.count} * sizeof(int32_t)) {
     refuse("a list of ranks that cannot be");
   }
-  Want want{head.incarnation, head.world, {}};
+  Want want{head.world, {}};
   for (uint32_t i = 0; i < head.count; ++i) {
     const auto rank = valueIn<int32_t>(payload.substr(sizeof(WantHead) + i * sizeof(int32_t)));
     if (rank < 0 || rank >= head.world) {

@@ -38,7 +38,6 @@ constexpr uint32_t kMostMeshPayload = 64u << 10;
 constexpr uint32_t kMostWanted = 4096;  // ranks
 
 struct Want {
-  uint64_t incarnation = 0;
   int world = 0;
   std::vector<int> ranks;
 };

@@ -1,10 +1,6 @@
 #include "agent/mesh/mesh.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
@@ -25,6 +21,7 @@
 
 #include "agent/mesh/copy_store.h"
 #include "agent/mesh/session.h"
+#include "agent/mesh/tcp.h"
 #include "intercept/base/error.h"
 #include "intercept/base/log.h"
 #include "intercept/base/mutex.h"
@@ -48,76 +45,8 @@ constexpr int64_t kRetryNs = kSecond / 2;
 constexpr size_t kMostStrangers = 32;
 constexpr size_t kMostSessions = 1024;
 constexpr size_t kBudget = 8u << 20;  // bytes of a session in one pass
-constexpr unsigned kUserTimeoutMs = 10000;
-constexpr int kMostLines = 20;  // about strangers, each minute
+constexpr int kMostLines = 20;        // about strangers, each minute
 constexpr int64_t kLinesNs = 60 * kSecond;
-
-struct AddressInfo {
-  addrinfo* first = nullptr;
-  ~AddressInfo() {
-    if (first != nullptr) {
-      ::freeaddrinfo(first);
-    }
-  }
-};
-
-// A numeric address: no name is looked up, so nothing blocks.
-void resolve(const std::string& address, uint16_t port, bool listen, AddressInfo& found) {
-  addrinfo hints{};
-  hints.ai_family = AF_UNSPEC;
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV | (listen ? AI_PASSIVE : 0);
-  const int failed =
-      ::getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found.first);
-  if (failed != 0) {
-    throw Unavailable("mesh address '" + address + "': " + ::gai_strerror(failed));
-  }
-}
-
-UniqueFd listenAt(const std::string& address, uint16_t port) {
-  AddressInfo info;
-  resolve(address, port, true, info);
-  UniqueFd socket(::socket(info.first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  const int on = 1;
-  if (!socket) {
-    throw SystemError("a socket of the mesh");
-  }
-  ::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  if (::bind(socket.get(), info.first->ai_addr, info.first->ai_addrlen) != 0) {
-    throw SystemError("binding the mesh to " + address + " port " + std::to_string(port));
-  }
-  if (::listen(socket.get(), 64) != 0) {
-    throw SystemError("listening for the mesh");
-  }
-  return socket;
-}
-
-uint16_t portOf(int socket) {
-  sockaddr_storage at{};
-  socklen_t bytes = sizeof(at);
-  if (::getsockname(socket, reinterpret_cast<sockaddr*>(&at), &bytes) != 0) {
-    throw SystemError("getsockname");
-  }
-  return ntohs(at.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(at).sin6_port
-                                        : reinterpret_cast<const sockaddr_in&>(at).sin_port);
-}
-
-// 0: no limit.
-void limitRate(int socket, uint64_t rate) {
-  const uint64_t most = rate == 0 ? ~uint64_t{0} : rate;
-  ::setsockopt(socket, SOL_SOCKET, SO_MAX_PACING_RATE, &most, sizeof(most));
-}
-
-// A peer that is gone without a word is noticed in seconds.
-void tune(int socket) {
-  const int on = 1;
-  ::setsockopt(socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-  ::setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
-  const int idle = 5;
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof(idle));
-  ::setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof(idle));
-  ::setsockopt(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, &kUserTimeoutMs, sizeof(kUserTimeoutMs));
-}
 
 }  // namespace
 
@@ -347,7 +276,7 @@ class Mesh::Worker {
     listener_ = std::move(listener);
     watch(listener_.get(), kListener, EPOLLIN, true);
     accept_again_ns_ = 0;
-    port_ = portOf(listener_.get());
+    port_ = tcp::portOf(listener_.get());
   }
 
   void beginKeeping(Plan plan) {
@@ -355,7 +284,7 @@ class Mesh::Worker {
       if (peer.session->isKeeper()) {
         peer.session->drop();
       } else {
-        limitRate(peer.session->fd(), plan.rate);
+        tcp::limitRate(peer.session->fd(), plan.rate);
       }
     }
     sweep();
@@ -451,8 +380,8 @@ class Mesh::Worker {
         }
         return;
       }
-      tune(socket.get());
-      limitRate(socket.get(), plan_.rate);
+      tcp::tune(socket.get());
+      tcp::limitRate(socket.get(), plan_.rate);
       const int fd = socket.get();
       add(std::make_unique<Session>(std::move(socket), key_, now_ns_), fd, EPOLLIN);
       makeRoom();
@@ -485,17 +414,7 @@ class Mesh::Worker {
 
   void dial(Dialing& dialing, size_t index) {
     dialing.retry_ns = now_ns_ + kRetryNs;
-    AddressInfo info;
-    resolve(dialing.source.address, dialing.source.port, false, info);
-    UniqueFd socket(::socket(info.first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!socket) {
-      throw SystemError("a socket of the mesh");
-    }
-    tune(socket.get());
-    if (::connect(socket.get(), info.first->ai_addr, info.first->ai_addrlen) != 0 &&
-        errno != EINPROGRESS) {
-      throw SystemError("connecting");
-    }
+    UniqueFd socket = tcp::connectTo(dialing.source.address, dialing.source.port);
     const int fd = socket.get();
     dialing.token = add(std::make_unique<Session>(std::move(socket), key_, index, now_ns_), fd,
                         EPOLLIN | EPOLLOUT);
@@ -570,8 +489,7 @@ class Mesh::Worker {
     }
     Dialing& dialing = dialing_.at(session.source());
     dialing.problem.clear();
-    session.send(MeshType::kWant,
-                 payloadOf(Want{plan_.incarnation, plan_.world, dialing.source.ranks}));
+    session.send(MeshType::kWant, payloadOf(Want{plan_.world, dialing.source.ranks}));
   }
 
   void take(Peer& peer, const MeshFrame& frame) {
@@ -840,14 +758,14 @@ Mesh::~Mesh() = default;
 uint16_t Mesh::open(const MeshKey& key, const std::string& address, uint16_t wanted) {
   UniqueFd listener;
   try {
-    listener = listenAt(address, wanted);
+    listener = tcp::listenAt(address, wanted);
   } catch (const SystemError&) {
     if (wanted == 0) {
       throw;
     }
-    listener = listenAt(address, 0);  // another process has that port now
+    listener = tcp::listenAt(address, 0);  // another process has that port now
   }
-  const uint16_t port = portOf(listener.get());
+  const uint16_t port = tcp::portOf(listener.get());
   if (worker_ == nullptr) {
     worker_ = std::make_unique<Worker>(job_, wake_, clock_);
   }

@@ -167,7 +167,7 @@ class MeshKeepersTest : public testing::Test {
   Peer keeper(std::vector<int> ranks = {1}) const {
     Peer peer = Peer::connectedTo(node_.port);
     peer.shakeAsKeeper();
-    peer.say(MeshType::kWant, payloadOf(Want{kIncarnation, kWorld, std::move(ranks)}));
+    peer.say(MeshType::kWant, payloadOf(Want{kWorld, std::move(ranks)}));
     return peer;
   }
   static SlotHead offer(Peer& keeper) {
