@@ -27,6 +27,7 @@ using std::chrono::microseconds;
 constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
+constexpr int kFanOut = 32;           // votes that one node adds up, beside its own
 constexpr size_t kRemembered = 64;    // outcomes; as many as CommitLedger has open
 constexpr size_t kOutcomeBytes = 3;   // kind of outcome, proposal, whether to plan again
 constexpr std::chrono::milliseconds kLeave{2000};  // longest wait for the thread at the end
@@ -47,25 +48,30 @@ std::string_view viewOf(const std::vector<uint8_t>& value) {
   return {reinterpret_cast<const char*>(value.data()), value.size()};
 }
 
-// The outcome of all nodes' votes. A vote that is missing or not of its node counts as a no.
-std::string outcomeOf(const std::vector<std::optional<wire::Ballot>>& votes) {
-  bool known_cut = true;
-  bool plan_anew = false;
-  uint64_t cut = 0;
-  uint64_t replicas = 0;
-  uint8_t proposal = 0;
-  for (const auto& vote : votes) {
-    if (!vote || vote->yes == 0) {
-      return {'0', 0, 0};
-    }
-    known_cut = known_cut && vote->cut != kUnknownCut;
-    cut += vote->cut;
-    replicas += vote->replicas;  // groups within a node add up to 0
-    plan_anew = plan_anew || vote->plan_anew != 0;
-    proposal = std::max(proposal, vote->proposal);  // of one node alone
+constexpr char kDropped = '0', kCommitted = '1', kInconsistentCut = 'c', kReplicasDiffer = 'r';
+
+// Adds the vote of another node. One that is missing or not of its node counts as a no.
+void add(wire::Ballot& sum, const std::optional<wire::Ballot>& vote) {
+  if (!vote || vote->yes == 0) {
+    sum.yes = 0;
+    return;
   }
-  const char what = known_cut && cut != 0 ? 'c' : replicas != 0 ? 'r' : '1';
-  return {what, static_cast<char>(proposal), static_cast<char>(what == 'r' || plan_anew ? 1 : 0)};
+  sum.cut = CutCounter::combine(sum.cut, vote->cut);
+  sum.replicas += vote->replicas;  // groups within a node add up to 0
+  sum.plan_anew |= vote->plan_anew;
+  sum.proposal = std::max(sum.proposal, vote->proposal);  // of one node alone
+}
+
+// Of the votes of all nodes together.
+std::string outcomeOf(const wire::Ballot& all) {
+  if (all.yes == 0) {
+    return {kDropped, 0, 0};
+  }
+  const char what = !CutCounter::consistent(all.cut) ? kInconsistentCut
+                    : all.replicas != 0              ? kReplicasDiffer
+                                                     : kCommitted;
+  const bool plan_anew = what == kReplicasDiffer || all.plan_anew != 0;
+  return {what, static_cast<char>(all.proposal), static_cast<char>(plan_anew ? 1 : 0)};
 }
 
 }  // namespace
@@ -89,13 +95,13 @@ class StoreCommit::Worker : public std::enable_shared_from_this<Worker> {
  private:
   void run();
   void carry();
-  void cast(const wire::Ballot& ballot);
-  void count(const wire::Ballot& ballot);
+  bool cast(const wire::Ballot& ballot);
+  std::vector<std::vector<uint8_t>> read(const std::vector<std::string>& keys);
   void publish(const wire::Ballot& ballot, const std::string& outcome);
   std::optional<std::string> opened(const wire::Ballot& ballot,
                                     const std::vector<uint8_t>& value) const;
   void await(wire::Ballot ballot);
-  void forget(const wire::Ballot& ballot);
+  void forget(const wire::Ballot& ballot, char outcome);
   bool stopsWithin(microseconds pause) EXCLUDES(mutex_);
 
   // Of the thread alone.
@@ -129,15 +135,49 @@ void StoreCommit::Worker::vote(const wire::Ballot& node_vote) {
   arrived_.notify_all();
 }
 
-void StoreCommit::Worker::cast(const wire::Ballot& ballot) {
-  if (ballot.yes == 0) {
-    publish(ballot, {'0', 0, static_cast<char>(ballot.plan_anew != 0 ? 1 : 0)});
-    return;
+// Gives the vote of this node and of those below it to the node above; the first node publishes
+// the outcome of all. False: votes from below are missing yet.
+bool StoreCommit::Worker::cast(const wire::Ballot& ballot) {
+  wire::Ballot sum = ballot;
+  if (sum.yes != 0) {
+    const int first = place_.node * kFanOut + 1;
+    std::vector<std::string> keys;
+    for (int node = first; node < std::min(first + kFanOut, place_.nodes); ++node) {
+      keys.push_back(voteKey(ballot, node));
+    }
+    if (!keys.empty() && !store_->check(keys)) {
+      return false;
+    }
+    const std::vector<std::vector<uint8_t>> values = read(keys);
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const auto vote =
+          seal_->open(ValueKind::kVote, keys[i], static_cast<uint32_t>(first + static_cast<int>(i)),
+                      viewOf(values.at(i)));
+      add(sum, vote ? wire::decodeBallot(vote->payload) : std::nullopt);
+      store_->deleteKey(keys[i]);
+    }
   }
-  const std::string key = voteKey(ballot, place_.node);
-  const auto node = static_cast<uint32_t>(place_.node);
-  store_->set(key, stored(seal_->seal(ValueKind::kVote, key, node,
-                                      {reinterpret_cast<const char*>(&ballot), sizeof(ballot)})));
+  if (place_.node == 0 && sum.yes != 0) {
+    publish(ballot, outcomeOf(sum));
+  } else if (sum.yes == 0) {
+    publish(ballot, {kDropped, 0, static_cast<char>(ballot.plan_anew != 0 ? 1 : 0)});
+  } else {
+    const std::string key = voteKey(ballot, place_.node);
+    store_->set(key, stored(seal_->seal(ValueKind::kVote, key, static_cast<uint32_t>(place_.node),
+                                        {reinterpret_cast<const char*>(&sum), sizeof(sum)})));
+  }
+  return true;
+}
+
+std::vector<std::vector<uint8_t>> StoreCommit::Worker::read(const std::vector<std::string>& keys) {
+  if (keys.empty() || store_->hasExtendedApi()) {
+    return keys.empty() ? std::vector<std::vector<uint8_t>>() : store_->multiGet(keys);
+  }
+  std::vector<std::vector<uint8_t>> values;
+  for (const std::string& key : keys) {
+    values.push_back(store_->get(key));
+  }
+  return values;
 }
 
 // The first outcome stays, so that all nodes read the same, unless it is not one.
@@ -161,59 +201,31 @@ std::optional<std::string> StoreCommit::Worker::opened(const wire::Ballot& ballo
   return std::move(outcome->payload);
 }
 
-// The first node counts. The votes of all nodes are there before it reads one.
-void StoreCommit::Worker::count(const wire::Ballot& ballot) {
-  std::vector<std::string> keys;
-  for (int node = 0; node < place_.nodes; ++node) {
-    keys.push_back(voteKey(ballot, node));
-  }
-  if (!store_->check(keys)) {
-    return;
-  }
-  std::vector<std::vector<uint8_t>> values;
-  if (store_->hasExtendedApi()) {
-    values = store_->multiGet(keys);
-  } else {
-    for (const std::string& key : keys) {
-      values.push_back(store_->get(key));
-    }
-  }
-  std::vector<std::optional<wire::Ballot>> votes;
-  for (size_t node = 0; node < keys.size() && node < values.size(); ++node) {
-    const auto vote = seal_->open(ValueKind::kVote, keys[node], static_cast<uint32_t>(node),
-                                  viewOf(values[node]));
-    votes.push_back(vote ? wire::decodeBallot(vote->payload) : std::nullopt);
-  }
-  publish(ballot, outcomeOf(votes));
-}
-
 void StoreCommit::Worker::await(wire::Ballot ballot) {
   const microseconds longest =
       std::max(kLeastLongPause, microseconds(1000 * place_.nodes / kNodesPerPauseMs));
   microseconds pause{0};
-  bool foreign = false;
+  bool is_cast = false, foreign = false;
   while (!stopsWithin(pause)) {
-    if (place_.node == 0 && ballot.yes != 0 && !foreign) {
-      count(ballot);
-    }
+    is_cast = is_cast || cast(ballot);
     if (store_->check({commitKey("outcome", ballot)})) {
       if (const auto found = opened(ballot, store_->get(commitKey("outcome", ballot)))) {
         const char what = (*found)[0];
-        ballot.yes = what == '1' ? 1 : 0;
-        ballot.cut = what == 'c' ? 1 : 0;
-        ballot.replicas = what == 'r' ? 1 : 0;
-        ballot.proposal = what == '1' ? static_cast<uint8_t>((*found)[1]) : 0;
+        ballot.yes = what == kCommitted ? 1 : 0;
+        ballot.cut = what == kInconsistentCut ? 1 : 0;
+        ballot.replicas = what == kReplicasDiffer ? 1 : 0;
+        ballot.proposal = what == kCommitted ? static_cast<uint8_t>((*found)[1]) : 0;
         ballot.plan_anew = static_cast<uint8_t>((*found)[2]);
         answered_[ballot.step] = ballot;
         if (answered_.size() > kRemembered) {
           answered_.erase(answered_.begin());
         }
         decided_(ballot);
-        forget(ballot);
+        forget(ballot, what);
         return;
       }
       if (place_.node == 0 && !foreign) {  // no node that waits may wait for ever
-        publish(ballot, {'0', 0, 0});
+        publish(ballot, {kDropped, 0, 0});
       }
       foreign = true;
       pause = longest;  // a long value is not read over and over
@@ -222,14 +234,19 @@ void StoreCommit::Worker::await(wire::Ballot ballot) {
   }
 }
 
-// This node has read the outcome. Every node writes before it reads, so nothing is written behind
-// the last one. Counters carry no seal: this one decides on nothing but when keys go.
-void StoreCommit::Worker::forget(const wire::Ballot& ballot) {
-  store_->deleteKey(voteKey(ballot, place_.node));
-  if (store_->add(commitKey("read", ballot), 1) == place_.nodes) {
-    for (const char* what : {"outcome", "read"}) {
-      store_->deleteKey(commitKey(what, ballot));
-    }
+// This node has read the outcome, and writes nothing more of this step. The last node to do so
+// deletes what is left: of a dropped step, votes that no node has added up. No node deletes its own
+// vote, which the node above may be about to read. Counters carry no seal: this one decides on
+// nothing but when keys go.
+void StoreCommit::Worker::forget(const wire::Ballot& ballot, char outcome) {
+  if (store_->add(commitKey("read", ballot), 1) != place_.nodes) {
+    return;
+  }
+  for (int node = 1; outcome == kDropped && node < place_.nodes; ++node) {
+    store_->deleteKey(voteKey(ballot, node));
+  }
+  for (const char* what : {"outcome", "read"}) {
+    store_->deleteKey(commitKey(what, ballot));
   }
 }
 
@@ -270,7 +287,6 @@ void StoreCommit::Worker::carry() {
       continue;  // decided long ago
     }
     try {
-      cast(ballot);
       await(ballot);
     } catch (const std::exception& error) {
       // The store lives in the launcher or in rank 0: without it the job ends or restarts.

@@ -1,12 +1,15 @@
 // The commit exchange between nodes: one vote per node and step, through the job's store.
 //
-// A node whose ranks all sealed writes `vote/<step>/<node>`. The first node reads the votes of all
-// and writes `outcome/<step>`; a node with a dropped snapshot writes there that it was dropped.
-// Every node votes once, so both cannot happen. All nodes read the outcome, and with it the cadence
-// that one node proposed and whether a vote asked for a new plan. Each node then deletes its vote,
-// and the last one the outcome (`read/<step>` counts), so the store does not grow, and no node
-// waits for an outcome that another one deleted. A vote that comes again, because an agent was
-// started anew, is answered from memory.
+// Votes go up a tree, of which no node has more than 32 below it. A node whose ranks all sealed adds
+// the votes from below to its own, deletes them, and writes `vote/<step>/<node>`; the first node
+// writes `outcome/<step>` instead. A node with a dropped snapshot writes there that it was dropped,
+// and no vote: so both cannot happen. All nodes read the outcome, and with it the cadence that one
+// node proposed and whether a vote asked for a new plan. The last one deletes it (`read/<step>`
+// counts), so the store does not grow, and no node waits for an outcome that another one deleted.
+// A vote that comes again, because an agent was started anew, is answered from memory.
+//
+// So each node makes some operations a step, beside polls, however many nodes there are. Polls slow
+// down with the number of nodes.
 //
 // Votes and outcomes are sealed (intercept/link/value_seal.h): only a rank of this attempt
 // can commit a step. Where a vote or an outcome is not sealed, the step is aborted.

@@ -3,6 +3,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <future>
 #include <map>
@@ -151,6 +153,127 @@ TEST_F(StoreCommitTest, TheStoreDoesNotGrow) {
   EXPECT_LE(store_->getNumKeys(), 6);
 }
 
+// What one node asks of the store of all; polls (`check`) are not counted.
+class CountedStore : public c10d::Store {
+ public:
+  explicit CountedStore(c10::intrusive_ptr<c10d::Store> all) : all_(std::move(all)) {}
+  size_t operations() const { return operations_; }
+
+  c10::intrusive_ptr<Store> clone() override {
+    return c10::intrusive_ptr<Store>::unsafe_reclaim_from_nonowning(this);
+  }
+  using Store::compareSet;
+  using Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    ++operations_;
+    all_->set(key, value);
+  }
+  std::vector<uint8_t> compareSet(const std::string& key, const std::vector<uint8_t>& before,
+                                  const std::vector<uint8_t>& after) override {
+    ++operations_;
+    return all_->compareSet(key, before, after);
+  }
+  std::vector<uint8_t> get(const std::string& key) override {
+    ++operations_;
+    return all_->get(key);
+  }
+  std::vector<std::vector<uint8_t>> multiGet(const std::vector<std::string>& keys) override {
+    operations_ += keys.size();
+    return all_->multiGet(keys);
+  }
+  bool hasExtendedApi() const override { return true; }
+  int64_t add(const std::string& key, int64_t value) override {
+    ++operations_;
+    return all_->add(key, value);
+  }
+  bool deleteKey(const std::string& key) override {
+    ++operations_;
+    return all_->deleteKey(key);
+  }
+  bool check(const std::vector<std::string>& keys) override { return all_->check(keys); }
+  int64_t getNumKeys() override { return all_->getNumKeys(); }
+  void wait(const std::vector<std::string>& keys) override { all_->wait(keys); }
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override {
+    all_->wait(keys, timeout);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Store> all_;
+  std::atomic<size_t> operations_ = 0;
+};
+
+class ManyNodes : public ::testing::TestWithParam<int> {
+ protected:
+  ManyNodes() {
+    for (int node = 0; node < GetParam(); ++node) {
+      stores_.push_back(c10::make_intrusive<CountedStore>(all_));
+      nodes_.push_back(std::make_unique<Node>(stores_.back(), node, GetParam()));
+    }
+  }
+  // Nodes from the last to the first; `dropped`: has not sealed.
+  void vote(int64_t step, int dropped = -1, bool anew = false) {
+    const int count = GetParam();
+    for (int node = count - 1; node >= 0; --node) {
+      const bool first = node == 0;
+      nodes_[static_cast<size_t>(node)]->vote(step, node != dropped,
+                                              first ? 0 - static_cast<uint64_t>(count - 1) : 1, 0,
+                                              anew && node == count - 1, node == count - 1 ? 3 : 0);
+    }
+  }
+  c10::intrusive_ptr<c10d::HashStore> all_ = c10::make_intrusive<c10d::HashStore>();
+  std::vector<c10::intrusive_ptr<CountedStore>> stores_;
+  std::vector<std::unique_ptr<Node>> nodes_;
+};
+
+INSTANTIATE_TEST_SUITE_P(Nodes, ManyNodes, ::testing::Values(16, 33, 34, 128, 1024));
+
+TEST_P(ManyNodes, EachMakesAFewOperationsForACommit) {
+  constexpr int64_t kSteps = 4;
+  for (int64_t step = 1; step <= kSteps; ++step) {
+    vote(step, -1, step == 2);
+    for (const auto& node : nodes_) {
+      const wire::Ballot outcome = node->outcome(step);
+      ASSERT_EQ(outcome.yes, 1) << step;
+      EXPECT_EQ(outcome.proposal, 3);
+      EXPECT_EQ(outcome.plan_anew, step == 2 ? 1 : 0);
+    }
+  }
+  nodes_.clear();  // their threads have ended
+  size_t most = 0, least = SIZE_MAX;
+  for (const auto& store : stores_) {
+    most = std::max(most, store->operations());
+    least = std::min(least, store->operations());
+  }
+  RecordProperty("most_operations_a_step", static_cast<int>(most / kSteps));
+  EXPECT_EQ(least,
+            3 * kSteps);  // of a node with none below: its vote, the outcome, that it read it
+  EXPECT_LE(most, (2 * 32 + 5) * kSteps);
+  EXPECT_LE(all_->getNumKeys(), 0);
+}
+
+TEST_P(ManyNodes, ADroppedSnapshotOfAnyNodeAbortsAndLeavesNothing) {
+  int64_t step = 0;
+  for (const int dropped : {0, 1, GetParam() / 2, GetParam() - 1}) {
+    vote(++step, dropped);
+    for (const auto& node : nodes_) {
+      EXPECT_EQ(node->outcome(step).yes, 0) << dropped;
+    }
+  }
+  nodes_.clear();
+  EXPECT_EQ(all_->getNumKeys(), 0);
+}
+
+TEST_P(ManyNodes, APointThatOneNodeHasNotReachedIsFound) {
+  vote(1);
+  EXPECT_EQ(nodes_.front()->outcome(1).yes, 1);
+  for (auto& node : nodes_) {
+    node->vote(2, true, 1);
+  }
+  EXPECT_EQ(nodes_.back()->outcome(2).yes, 0);
+  EXPECT_EQ(nodes_.front()->outcome(2).cut, 1u);
+}
+
 std::vector<uint8_t> bytesOf(const std::string& text) {
   return {text.begin(), text.end()};
 }
@@ -232,7 +355,7 @@ class SilentStore : public c10d::HashStore {
 TEST(SilentStoreCommit, TheEndDoesNotWaitForAStoreThatNeverAnswers) {
   const auto store = c10::make_intrusive<SilentStore>();
   const auto own = std::make_shared<int>(0);
-  auto commit = std::make_unique<StoreCommit>(store, sealOf("attempt"), StoreCommit::Place{0, 2},
+  auto commit = std::make_unique<StoreCommit>(store, sealOf("attempt"), StoreCommit::Place{1, 2},
                                               [own](const wire::Ballot&) {});
   wire::Ballot ballot{};
   ballot.step = 1;
