@@ -117,6 +117,13 @@ AgentClient::~AgentClient() {
     std::construct_at(&answered_);
     return;
   }
+  close();
+}
+
+void AgentClient::close() {
+  if (!ownProcess()) {
+    return;
+  }
   stopping_ = true;
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));

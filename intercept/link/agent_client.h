@@ -59,6 +59,9 @@ class AgentClient {
   // Sends and waits for a frame of type `answer`. Throws Timeout, PeerFailure.
   wire::Frame request(wire::Type type, std::string_view payload, wire::Type answer,
                       std::chrono::milliseconds timeout);
+  // Leaves the agent for good, although others may still refer to this object: of two clients of a
+  // rank, the agent would drop one for the other for ever. Idempotent; not for a handler.
+  void close();
   // A duplicate of the connection, for a kBye when this object is gone; empty if not connected.
   UniqueFd connection() const;
 

@@ -172,6 +172,8 @@ void bindBase(py::module_& module) {
       .def("bye_at_exit", &byeAtExit,
            "Tells the agent that this rank ended cleanly, if the process then ends with exit "
            "status 0.")
+      .def("close", &AgentClient::close, py::call_guard<py::gil_scoped_release>(),
+           "Leaves the agent for good, whatever still refers to this object.")
       .def_property_readonly("connected", &AgentClient::connected)
       .def_property_readonly("welcome", &AgentClient::welcome)
       .def(

@@ -28,6 +28,7 @@ class FakeAgentClient:
     Attributes:
         sent: (type, payload) of the messages.
         left: whether `bye_at_exit` was called.
+        closed: whether `close` was.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class FakeAgentClient:
         self.socket_path, self.hello = socket_path, json.loads(hello)
         self.timeout_ms, self.agent_argv = timeout_ms, list(agent_argv)
         self.sent: list[tuple[int, str]] = []
-        self.left = False
+        self.left = self.closed = False
 
     def send(self, type: int, payload: str) -> bool:
         self.sent.append((type, payload))
@@ -44,6 +45,9 @@ class FakeAgentClient:
 
     def keep_saying(self, type: int, payload: str) -> None:
         self.sent.append((type, payload))
+
+    def close(self) -> None:
+        self.closed = True
 
     def bye_at_exit(self) -> None:
         self.left = True

@@ -291,17 +291,18 @@ def test_a_copy_stays_in_use_after_its_rank_has_come_to_its_node_with_peer(tmp_p
 
 @pytest.mark.slow
 def test_training_goes_on_while_the_keepers_agent_is_stopped_with_peer(tmp_path: Path) -> None:
-    """Nothing is committed meanwhile, as that agent counts the votes of its own node, too."""
+    """Nothing is committed meanwhile, as that agent counts the votes of its own node, too. Whether a
+    copy is missing then depends on the moment: the newest one may have arrived."""
     with ended(Job(tmp_path, steps=ENDLESS, REFT_SNAPSHOT_PROTECTION="peer")) as job:
         job.wait_for_step(5)
         agent = job.agent(1)
         os.kill(agent, signal.SIGSTOP)
         try:
-            job.until(lambda: f"copies of node 0's {BEHIND}" in job.text, "the warning", 60)
-            job.wait_for_step(job.newest_step() + 5)
+            job.wait_for_step(job.newest_step() + 50)
         finally:
             os.kill(agent, signal.SIGCONT)
-        job.until(lambda: f"copies of node 0's {AGAIN}" in job.text, "the end of the warning", 60)
+        if f"copies of node 0's {BEHIND}" in job.text:
+            job.until(lambda: f"copies of node 0's {AGAIN}" in job.text, "the end of the warning", 60)
         step = job.newest_step()
         job.until(lambda: job.committed(0) > step and job.committed(1) > step, "a commit", 60)
 

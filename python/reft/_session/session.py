@@ -547,10 +547,10 @@ class Session:
         if at_exit and self.client is not None:
             self.client.bye_at_exit()
         self._leave_training()
-        # A reference to the client keeps it connected, and it would compete for the agent with the
-        # next session of this process.
-        self.engine = self.planner = self._memory = self._evidence = None
+        self.engine = self.planner = self._memory = self._evidence = self._copies = None
         self._boundary = self._announcer = self._watch = None
+        if self.client is not None:
+            self.client.close()  # else it would compete for the agent with the next session's
         self.client = None
 
     def _has_no_point(self) -> bool:

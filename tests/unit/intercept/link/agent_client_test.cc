@@ -280,6 +280,17 @@ TEST_F(AgentClientTest, GoodByeCanBeSaidWhenTheClientIsGone) {
   EXPECT_THROW(agent_.receive(), PeerFailure);
 }
 
+TEST_F(AgentClientTest, OneThatIsClosedComesNotBackWhileOthersStillHaveIt) {
+  const auto client = connect();
+  client->close();
+  client->close();
+  EXPECT_FALSE(client->connected());
+  EXPECT_FALSE(client->send(Type::kVote, "late"));
+  EXPECT_THROW(client->request(Type::kVaultGet, "{}", Type::kVaultFd, kPatience), PeerFailure);
+  EXPECT_THROW(agent_.receive(), PeerFailure) << "the connection has ended";
+  EXPECT_FALSE(agent_.hasCaller());
+}
+
 TEST_F(AgentClientTest, AForkedChildLeavesTheConnectionAlone) {
   auto client = connect();
   const pid_t child = ::fork();
