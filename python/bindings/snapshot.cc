@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <pybind11/stl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <optional>
@@ -146,6 +147,14 @@ std::tuple<int64_t, int64_t, int64_t> cadence(const Rank& self) {
   return {read(stats.every), read(stats.overhead_ppm), read(stats.overhead_noise_ppm)};
 }
 
+// Memory, or disk, that the vault takes: its file has holes where slots were laid out anew.
+uint64_t bytesTaken(const Vault& vault) {
+  struct stat info {};
+  constexpr uint64_t kBlockBytes = 512;
+  return ::fstat(vault.fd(), &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * kBlockBytes
+                                         : vault.bytes();
+}
+
 py::dict stats(const Rank& self) {
   py::dict result;
   const RankStats& stats = self.vault().stats();
@@ -153,7 +162,7 @@ py::dict stats(const Rank& self) {
   REFT_RANK_STATS(REFT_STATS_ITEM)
 #undef REFT_STATS_ITEM
   result["note"] = std::string(stats.note, ::strnlen(stats.note, sizeof(stats.note)));
-  result["vault_bytes"] = self.vault().bytes();
+  result["vault_bytes"] = bytesTaken(self.vault());
   result["policy"] = placementPolicyName(self.engine().policy());
   return result;
 }
