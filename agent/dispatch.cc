@@ -7,6 +7,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <utility>
 
 #include "agent/peers/admission.h"
@@ -24,9 +25,15 @@ namespace {
 constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kCopyPatienceNs = 10 * kSecond;
 
-std::string hostName() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "";
+// Equal for processes that can reach each other's agents, as python/reft/_link/launch.py has it.
+std::string hostIdentity() {
+  std::array<char, 256> name{}, pids{};
+  ::gethostname(name.data(), name.size() - 1);
+  const ssize_t length = ::readlink("/proc/self/ns/pid", pids.data(), pids.size() - 1);
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string boot;
+  file >> boot;
+  return std::string(name.data()) + " " + boot + " " + (length > 0 ? pids.data() : "");
 }
 
 }  // namespace
@@ -138,7 +145,7 @@ void Dispatch::hello(Connection& peer, const wire::Frame& frame) {
   peer.greet(hello.is_rank ? hello.rank : -1);
   peer.send(wire::Type::kWelcome, dumpJson({{"agent_pid", ::getpid()},
                                             {"version", kAgentVersion},
-                                            {"host", hostName()},
+                                            {"host", hostIdentity()},
                                             {"run_dir", options_.directory()},
                                             {"linger_sec", options_.linger_sec}}));
   if (hello.is_rank) {

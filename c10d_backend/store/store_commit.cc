@@ -102,6 +102,7 @@ class StoreCommit::Worker : public std::enable_shared_from_this<Worker> {
                                     const std::vector<uint8_t>& value) const;
   void await(wire::Ballot ballot);
   void forget(const wire::Ballot& ballot, char outcome);
+  void forgetVotes(const wire::Ballot& ballot, int above);
   bool stopsWithin(microseconds pause) EXCLUDES(mutex_);
 
   // Of the thread alone.
@@ -207,7 +208,8 @@ void StoreCommit::Worker::await(wire::Ballot ballot) {
   microseconds pause{0};
   bool is_cast = false, foreign = false;
   while (!stopsWithin(pause)) {
-    is_cast = is_cast || cast(ballot);
+    // Once the first node has given the step up, it never commits it.
+    is_cast = is_cast || (foreign && place_.node == 0) || cast(ballot);
     if (store_->check({commitKey("outcome", ballot)})) {
       if (const auto found = opened(ballot, store_->get(commitKey("outcome", ballot)))) {
         const char what = (*found)[0];
@@ -224,7 +226,7 @@ void StoreCommit::Worker::await(wire::Ballot ballot) {
         forget(ballot, what);
         return;
       }
-      if (place_.node == 0 && !foreign) {  // no node that waits may wait for ever
+      if (place_.node == 0) {  // no node that waits may wait for ever
         publish(ballot, {kDropped, 0, 0});
       }
       foreign = true;
@@ -234,19 +236,32 @@ void StoreCommit::Worker::await(wire::Ballot ballot) {
   }
 }
 
-// This node has read the outcome, and writes nothing more of this step. The last node to do so
-// deletes what is left: of a dropped step, votes that no node has added up. No node deletes its own
-// vote, which the node above may be about to read. Counters carry no seal: this one decides on
-// nothing but when keys go.
+// This node has read the outcome, and writes nothing more of this step. Counters carry no seal:
+// they decide on nothing but when keys go.
 void StoreCommit::Worker::forget(const wire::Ballot& ballot, char outcome) {
-  if (store_->add(commitKey("read", ballot), 1) != place_.nodes) {
-    return;
+  if (outcome == kDropped) {
+    forgetVotes(ballot, place_.node);
+    if (place_.node > 0) {
+      forgetVotes(ballot, (place_.node - 1) / kFanOut);
+    }
   }
-  for (int node = 1; outcome == kDropped && node < place_.nodes; ++node) {
-    store_->deleteKey(voteKey(ballot, node));
+  if (store_->add(commitKey("read", ballot), 1) == place_.nodes) {
+    for (const char* what : {"outcome", "read"}) {
+      store_->deleteKey(commitKey(what, ballot));
+    }
   }
-  for (const char* what : {"outcome", "read"}) {
-    store_->deleteKey(commitKey(what, ballot));
+}
+
+// Of a dropped step, votes may be left that no node has added up. The last one of `above` and the
+// nodes below it deletes theirs: no node its own, which the one above may be about to read.
+void StoreCommit::Worker::forgetVotes(const wire::Ballot& ballot, int above) {
+  const int first = above * kFanOut + 1, end = std::min(first + kFanOut, place_.nodes);
+  const std::string counter = commitKey("left", ballot) + "/" + std::to_string(above);
+  if (first < end && store_->add(counter, 1) == end - first + 1) {
+    for (int node = first; node < end; ++node) {
+      store_->deleteKey(voteKey(ballot, node));
+    }
+    store_->deleteKey(counter);
   }
 }
 

@@ -47,15 +47,16 @@ UniqueFd vaultOf(AgentClient& client, int rank, int world, bool copy) {
   return std::move(frame.fd);
 }
 
-py::tuple inventoryOf(int fd, int node) {
+py::tuple inventoryOf(int fd, int node, bool is_copy) {
   std::vector<std::string> faults;
   std::string text;
   {
     const py::gil_scoped_release release;
     const VaultReader reader(fd);
+    const uint64_t writer = reader.stats().incarnation.load();  // 0: it had only begun
     text = inventoryJson({{reader.identity().rank, node, summarizeVerified(reader, faults),
-                           reader.stats().incarnation.load(),
-                           static_cast<int64_t>(reader.stats().restored_step.load())}});
+                           writer == 0 ? VaultSummary::kUnknown : writer,
+                           static_cast<int64_t>(reader.stats().restored_step.load()), is_copy}});
   }
   return py::make_tuple(text, faults);
 }
@@ -132,6 +133,7 @@ py::tuple compareWith(const SlotSource& saved, const Rows& rows) {
 
 void bindRestore(py::module_& module) {
   module.def("inventory_of", &inventoryOf, py::arg("fd"), py::arg("node"),
+             py::arg("is_copy") = false,
              "(inventory of one vault, its damages in words). Reads all of it.");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
   module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("node_of"),
@@ -145,6 +147,8 @@ void bindRestore(py::module_& module) {
       .def("owner", &RestorePlan::ownerFor, py::arg("rank"),
            "The rank whose small state and private regions a rank takes.")
       .def("is_near", &RestorePlan::isNear, py::arg("vault"), py::arg("rank"))
+      .def("takes_own", &RestorePlan::takesOwn, py::arg("rank"),
+           "Whether the rank goes on with the vault that it wrote.")
       .def("reader", &RestorePlan::readerOf, py::arg("vault"),
            "The rank that reads a vault for ranks of other nodes.");
   py::class_<SlotSource>(module, "UnfinishedStep")

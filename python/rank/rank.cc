@@ -109,7 +109,7 @@ Rank::Rank(Start start)
     startVotes(start);
     client_->putVault(vault_->fd(),
                       nlohmann::json{{"rank", identity_.rank}, {"bytes", vault_->bytes()}}.dump());
-    if (adopts && start.plan != nullptr) {
+    if (adopts && start.plan != nullptr && start.plan->takesOwn(identity_.rank)) {
       const VaultPlace& place = start.plan->vaults.at(static_cast<size_t>(identity_.rank));
       engine_->adopt(place.slot, start.plan->step, start.plan->incarnation);
     }

@@ -179,7 +179,7 @@ bool VaultSummary::wasThere(int64_t step, uint64_t incarnation) const {
   const bool has_slot = std::any_of(slots.begin(), slots.end(), [&](const SlotSummary& slot) {
     return slot.incarnation == incarnation;
   });
-  if (isCopy()) {
+  if (is_copy) {
     return false;
   }
   const bool is_substitute = writer != kUnknown && (slots.empty() || resumed == step);
@@ -208,6 +208,7 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
                     {"node", vault.node},
                     {"writer", vault.writer},
                     {"resumed", vault.resumed},
+                    {"copy", vault.is_copy},
                     {"slots", std::move(slots)}});
   }
   Json groups = Json::array();  // [id, ranks, empty shards] of each group once
@@ -249,7 +250,8 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
                            integerOf<int>(v.at("node")),
                            {},
                            integerOf<uint64_t>(v.at("writer")),
-                           integerOf<int64_t>(v.at("resumed"))};
+                           integerOf<int64_t>(v.at("resumed")),
+                           v.at("copy").get<bool>()};
         if (vault.node < 0 || vault.node >= kMaxNodes) {
           throw Corruption("inventory of a node: node " + std::to_string(vault.node));
         }

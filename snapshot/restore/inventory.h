@@ -54,10 +54,10 @@ struct VaultSummary {
   int rank = 0;
   int node = 0;
   std::vector<SlotSummary> slots;
-  uint64_t writer = kUnknown;  // the attempt that had it last; 0: it is a copy on another node
+  uint64_t writer = kUnknown;  // the attempt that had it last
   int64_t resumed = -1;        // the step from which that attempt went on; -1: none
+  bool is_copy = false;        // its node keeps it for another one
 
-  bool isCopy() const { return writer == 0; }
   // Whether the rank had this vault in the attempt that took a step, so that it was killed before
   // it sealed it if it holds it not. One that was made in place of a lost vault says nothing.
   bool wasThere(int64_t step, uint64_t incarnation) const;

@@ -242,7 +242,7 @@ std::optional<std::string> tryPlan(const Found& found,
       continue;
     }
     const auto& [vault, slot] = at->second;
-    plan.vaults[static_cast<size_t>(rank)] = {vault->node, slot->slot, vault->isCopy()};
+    plan.vaults[static_cast<size_t>(rank)] = {vault->node, slot->slot, vault->is_copy};
     cut = CutCounter::combine(cut, at->second.second->cut);
   }
   // A rank whose vault was there but is without this step was killed before it sealed: only an
@@ -343,6 +343,10 @@ int RestorePlan::ownerFor(int rank) const {
   return at == donor.end() ? rank : at->second;
 }
 
+bool RestorePlan::takesOwn(int rank) const {
+  return isNear(rank, rank) && !vaults[static_cast<size_t>(rank)].is_copy;
+}
+
 bool RestorePlan::isNear(int vault, int rank) const {
   return vaults[static_cast<size_t>(vault)].node == shape.nodeOf(rank);
 }
@@ -394,7 +398,7 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
             candidates[{slot.step, slot.incarnation}].try_emplace(vault.rank, &vault, &slot);
         const auto order = [&](const VaultSummary& one, const SlotSummary& of) {
           const bool near = vault.rank < shape.world && shape.nodeOf(vault.rank) == one.node;
-          return std::tuple(-partsOf(of), !near, one.isCopy(), one.node);
+          return std::tuple(-partsOf(of), !near, one.is_copy, one.node);
         };
         if (!added && order(vault, slot) < order(*at->second.first, *at->second.second)) {
           at->second = {&vault, &slot};

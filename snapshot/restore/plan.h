@@ -76,6 +76,7 @@ struct RestorePlan {
   // The rank whose small state, private regions and groups `rank` takes: itself, or its donor.
   int ownerFor(int rank) const;
   bool isNear(int vault, int rank) const;  // the vault lies on the node of `rank`
+  bool takesOwn(int rank) const;           // the rank goes on with the vault that it wrote
   // The rank that reads a vault for ranks of other nodes: its own rank, or the first rank of the
   // node that has it.
   int readerOf(int vault) const;

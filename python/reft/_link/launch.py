@@ -95,11 +95,21 @@ def number(env: Mapping[str, str], *names: str) -> int:
     return 0
 
 
+def boot() -> str:
+    """The host by name and boot: containers of one machine may differ in their names."""
+    return f"{platform.node()} {_text('/proc/sys/kernel/random/boot_id')}"
+
+
+def host_of_agents() -> str:
+    """As agents name their host in their welcome: equal for this process's node's."""
+    return f"{boot()} {_link('/proc/self/ns/pid')}"
+
+
 def host(run_dir: Path, env: Mapping[str, str]) -> Host:
     """Of this process."""
     _make(run_dir)
     return Host(
-        boot=f"{platform.node()} {_text('/proc/sys/kernel/random/boot_id')}",
+        boot=boot(),
         pids=_link("/proc/self/ns/pid"),
         mounts=_link("/proc/self/ns/mnt"),
         user=os.geteuid(),

@@ -158,7 +158,7 @@ def _own(
             own.restore_seconds = largest / _SLOWEST_BYTES_PER_SEC
             own.unfinished = _C.step_after(own_fd, plan.step, plan.incarnation)
         own.plan, _, _ = _C.plan_restore(inventory, job.layout.node_of, plan.step)
-        if own.plan is not None and own.plan.is_near(job.rank, job.rank):
+        if own.plan is not None and own.plan.takes_own(job.rank):
             restorer = _C.Restorer(client, own.plan, job.rank)
             own.base = Source(own.plan, restorer, plain.loads(restorer.objects_of(job.rank)))
     except Exception as error:  # noqa: BLE001  # the resume itself is not in question
@@ -240,4 +240,4 @@ _AWAY = "not every rank has its own vault on its node"
 
 
 def _is_at_home(plan: _C.RestorePlan, job: job_identity.Job) -> bool:
-    return not plan.donor and all(plan.is_near(rank, rank) for rank in range(job.world))
+    return not plan.donor and all(plan.takes_own(rank) for rank in range(job.world))

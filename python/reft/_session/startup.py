@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -237,7 +236,7 @@ def _agent_of(job: job_identity.Job) -> int:
     for socket in (job.run_dir / job.id).glob("node-*/agent.sock"):
         matched = _NODE_DIRECTORY.fullmatch(socket.parent.name)
         host = _host_of_agent(socket) if matched else None
-        if matched and host == platform.node():
+        if matched and host == launch.host_of_agents():
             answering.append(int(matched[1]))
         elif matched and host is not None:
             elsewhere.add(int(matched[1]))
@@ -276,7 +275,11 @@ def _agent_argv(env: dict[str, Any], job: job_identity.Job, number: int) -> list
 
 def vault_of(client: _C.AgentClient, rank: int, world: int, *, is_copy: bool = False) -> int:
     """A descriptor of the vault of a rank of `world`, or of the agent's copy of one of another
-    node; -1 if there is none. The caller closes it."""
+    node, which the caller closes.
+
+    Raises:
+        PeerFailure: there is none.
+    """
     wanted = json.dumps({"rank": rank, "world": world, "copy": int(is_copy)})
     return client.request(agent_protocol.VAULT_GET, wanted, agent_protocol.VAULT_FD)[1]
 
@@ -345,8 +348,6 @@ def _agent_has(client: Any, path: str, job: job_identity.Job) -> bool:
     """Whether the vault that the agent keeps for this rank is the file at `path`, and not memory or
     another file."""
     fd = vault_of(client, job.rank, job.world)
-    if fd < 0:
-        return False
     try:
         return os.path.lexists(path) and os.path.samestat(os.fstat(fd), os.lstat(path))
     finally:
@@ -435,7 +436,7 @@ def agree(
             begun = restore_ways.reported(store)
         if not env["snapshot"]:
             unused = _plan_unused(env, job, gathered.text)
-            if unused is not None and unused.is_near(job.rank, job.rank):
+            if unused is not None and unused.takes_own(job.rank):
                 agreed.own_fd, agreed.begun = own_fd, begun
             return agreed
         plan, agreed.way = _plan_after(begun, env, job, gathered.text)
@@ -516,10 +517,8 @@ def _inventory(
     texts = []
     for rank, is_copy in sorted(wanted & here):
         fd = vault_of(client, rank, job.world, is_copy=is_copy)
-        if fd < 0:
-            continue
         try:
-            text, faults = _C.inventory_of(fd, job.node)
+            text, faults = _C.inventory_of(fd, job.node, is_copy)
             texts.append(text)
             for fault in [*faults, *_damaged_headers(fd, rank)]:
                 _voice.say(f"damaged snapshot: {fault}; reft uses another source, if any")

@@ -262,6 +262,11 @@ TEST_P(ManyNodes, ADroppedSnapshotOfAnyNodeAbortsAndLeavesNothing) {
   }
   nodes_.clear();
   EXPECT_EQ(all_->getNumKeys(), 0);
+  size_t most = 0;
+  for (const auto& store : stores_) {
+    most = std::max(most, store->operations());
+  }
+  EXPECT_LE(most, static_cast<size_t>(step) * 4 * 32);
 }
 
 TEST_P(ManyNodes, APointThatOneNodeHasNotReachedIsFound) {

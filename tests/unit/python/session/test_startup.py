@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from reft import _C
-from reft._link import folders, gather, job_identity
+from reft._link import folders, gather, job_identity, launch
 from reft._link.trusted_store import TrustedStore
 from reft._session import startup
 from tests.fakes.native import FakeNative
@@ -223,7 +222,7 @@ def serving(
     for number in range(4):  # that of a dead agent, too
         (run_dir / "job" / f"node-{number}").mkdir(parents=True)
         (run_dir / "job" / f"node-{number}" / "agent.sock").touch()
-    names = dict.fromkeys(there, platform.node()) | dict.fromkeys(elsewhere or set(), "another")
+    names = dict.fromkeys(there, launch.host_of_agents()) | dict.fromkeys(elsewhere or set(), "another")
     monkeypatch.setattr(
         startup,
         "_host_of_agent",

@@ -180,7 +180,7 @@ TEST(PlanRestore, TheOwnVaultComesBeforeItsCopyAndACopyIsAsGoodAsIt) {
   auto vaults = replicas(4, 11, 0);
   VaultSummary copy = vaults[3];  // of rank 3, on node 0
   copy.node = 0;
-  copy.writer = 0;
+  copy.is_copy = true;
   vaults.insert(vaults.begin(), copy);
   RestoreDecision result = planRestore(vaults, {4, 2});
   ASSERT_TRUE(result.plan);
@@ -196,7 +196,7 @@ TEST(PlanRestore, AWholeCopyComesBeforeAVaultWithADamagedPart) {
   auto vaults = replicas(4, 11, 0);
   VaultSummary copy = vaults[3];
   copy.node = 0;
-  copy.writer = 0;
+  copy.is_copy = true;
   vaults.push_back(copy);
   vaults[3].slots[0].groups[0].shards.clear();
   const RestoreDecision result = planRestore(vaults, {4, 2});
@@ -209,7 +209,7 @@ TEST(PlanRestore, AWholeCopyComesBeforeAVaultWithADamagedPart) {
 TEST(PlanRestore, ACopyOnTheRanksOwnNodeStandsInForANewVaultThere) {
   auto vaults = replicas(4, 11, 0);
   VaultSummary copy = vaults[3];
-  copy.writer = 0;
+  copy.is_copy = true;
   copy.slots[0].slot = 2;
   vaults[3].slots.clear();
   vaults[3].writer = kInc + 1;
@@ -220,6 +220,9 @@ TEST(PlanRestore, ACopyOnTheRanksOwnNodeStandsInForANewVaultThere) {
   EXPECT_EQ(nodesOf(*result.plan), std::vector<int>({0, 0, 1, 1}));
   EXPECT_TRUE(result.plan->vaults[3].is_copy);
   EXPECT_EQ(result.plan->vaults[3].slot, 2u);
+  EXPECT_TRUE(result.plan->isNear(3, 3));
+  EXPECT_FALSE(result.plan->takesOwn(3)) << "its own vault has nothing at that slot";
+  EXPECT_TRUE(result.plan->takesOwn(2));
   EXPECT_TRUE(result.plan->donor.empty());
 }
 
@@ -227,7 +230,7 @@ TEST(PlanRestore, ACopyThatIsBehindDoesNotStopAStepThatReplicasHave) {
   auto vaults = replicas(4, 11, 1);
   vaults[3] = replicas(4, 10, 1)[3];
   vaults[3].node = 0;
-  vaults[3].writer = 0;
+  vaults[3].is_copy = true;
   const RestoreDecision result = planRestore(vaults, {4, 2});
   ASSERT_TRUE(result.plan) << result.rejected[0];
   EXPECT_EQ(result.plan->step, 11);
