@@ -189,7 +189,7 @@ def test_without_snapshots_nothing_is_resumed_and_the_vault_is_kept(
     class Plan:
         step = 9
 
-        def is_near(self, vault: int, rank: int) -> bool:
+        def takes_own(self, rank: int) -> bool:
             return True
 
     vault = os.open("/dev/null", os.O_RDONLY)
