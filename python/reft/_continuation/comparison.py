@@ -25,7 +25,7 @@ from . import plain
 from .bytecode import Unsupported, analyse
 from .kinds.constants import Pickled
 from .kinds.containers import List, Mapping, Set
-from .kinds.files import File
+from .kinds.files import File, TextInMemory
 from .kinds.iterators import Advanced, FinishedGenerator, Generator, Iterator, RunningGenerator
 from .kinds.loaders import Loader, LoaderIterator
 from .kinds.modules import Module
@@ -56,7 +56,8 @@ _OF_LATER = frozenset({"made_of", "whose"})
 _KNOWN_OF = frozenset({"look", "is_mixed"})
 # Of which fields are pickles. Bytes of others may look like one.
 _PICKLES = (Pickled, LoaderIterator)
-_POSITIONS = (Iterator, Advanced, Generator, FinishedGenerator, File, Loader, LoaderIterator)
+_POSITIONS = (Iterator, Advanced, Generator, FinishedGenerator, File, TextInMemory, Loader,
+              LoaderIterator)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -253,6 +253,8 @@ def numbers():
         yield i
 def main():
     text, raw, buffer = open(probe.__file__), open(probe.__file__, "rb"), io.BytesIO()
+    lines = io.TextIOWrapper(io.BytesIO(b"".join(b"line %d\\n" % n for n in range(20))))
+    both = io.TextIOWrapper(io.BytesIO(b"first"))
     Counter.stream = numbers()
     counter = Counter()
     for step in range(8):
@@ -263,6 +265,11 @@ def main():
         buffer.write(bytes([step]))
         probe.trace(step, counter.bump(), Counter.total, Counter.names, Counter.Inner.depth, getattr(Counter, "late", None))
         probe.trace(tag(step), next(Counter.stream), text.readline(), list(raw.read(step + 3)), list(buffer.getvalue()))
+        if step % 2:
+            probe.trace(lines.readline())
+        both.write("\\u00e9")
+        both.flush()
+        probe.trace(list(both.buffer.getvalue()))
 main()
 """,
     "lbfgs_closure": """
@@ -875,6 +882,24 @@ main()
     assert set(said) == {"main:filled", "main:pipe"}
     assert "items of a queue" in said["main:filled"] and "not seekable" in said["main:pipe"]
     assert result.restored["lines"] == result.expected["lines"]
+
+
+def test_a_file_that_is_read_and_written_is_named_unless_it_is_at_its_end(run_script: Run) -> None:
+    script = """
+import tempfile
+def main():
+    log, both = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    both.write("12345678")
+    both.seek(0)
+    for step in range(5):
+        learn()
+        log.write("line")
+        probe.trace(step, both.read(1), log.closed)
+main()
+"""
+    result = run_script(HEADER + script, 3)
+    said = {place: reason for place, _, reason in result.captured["uncaptured"]}
+    assert set(said) == {"main:both"} and "read and written" in said["main:both"]
 
 
 def test_a_loop_over_the_lines_of_a_file_is_refused(run_script: Run) -> None:
