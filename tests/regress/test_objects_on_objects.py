@@ -185,3 +185,31 @@ for step in range(1, 10):
 final(*model.parameters())
 """
     )
+
+
+def test_a_class_of_the_script_on_a_layer_and_on_a_loader(jobs: Runner) -> None:
+    """They were gone, and the restarted script failed where it used one."""
+    jobs.same(
+        """
+class Count:
+    of = 0
+class Sum:
+    of = 0
+model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+opt = torch.optim.SGD(model.parameters(), 0.05)
+loader = torch.utils.data.DataLoader(torch.randn(16, 4), 4)
+step = 0
+for epoch in range(3):
+    for x in loader:
+        step += 1
+        if step == 3:
+            loader.kind, model[0].kind = Count, Sum
+        if step > 3:
+            loader.kind.of += step
+            model[0].kind.of += loader.kind.of
+        opt.zero_grad()
+        (model(x).square().mean() * (1 + Sum.of * 0.01)).backward()
+        opt.step()
+final(*model.parameters(), count=Count.of, sum=Sum.of)
+"""
+    )

@@ -151,6 +151,8 @@ def is_kept(
         return depth < 3 and all(
             is_kept(inner, depth + 1, kinds) for inner in islice(list(items), _LOOKED_AT)
         )
+    if isinstance(item, type):
+        return is_own(item.__module__)
     root = kind.__module__.partition(".")[0]
     if kind in _PLAIN or issubclass(kind, _HOLDERS) or kind.__module__ == _SHARED_NUMBERS:
         return True
@@ -171,9 +173,8 @@ def is_kept(
     torch: Any = sys.modules["torch"]
     if kind is torch.Tensor or _is_of_numpy(kind) or kinds(kind):
         return True
-    return is_own(kind.__module__) and not isinstance(
-        item, (type, torch.nn.Module, torch.optim.Optimizer)
-    )
+    of_torch = (torch.nn.Module, torch.optim.Optimizer)
+    return is_own(kind.__module__) and not isinstance(item, of_torch)
 
 
 def _behind(weak: Any) -> list[Any]:
