@@ -1,12 +1,12 @@
 // The commit exchange between nodes: one vote per node and step, through the job's store.
 //
-// Votes go up a tree, of which no node has more than 32 below it. A node whose ranks all sealed adds
-// the votes from below to its own, deletes them, and writes `vote/<step>/<node>`; the first node
-// writes `outcome/<step>` instead. A node with a dropped snapshot writes there that it was dropped,
-// and no vote: so both cannot happen. All nodes read the outcome, and with it the cadence that one
-// node proposed and whether a vote asked for a new plan. The last one deletes it (`read/<step>`
-// counts), so the store does not grow, and no node waits for an outcome that another one deleted.
-// A vote that comes again, because an agent was started anew, is answered from memory.
+// Votes go up a tree, of which no node has more than 32 below it. A node whose ranks all sealed
+// adds the votes from below to its own, deletes them, and writes `vote/<step>/<node>`; the first
+// node writes `outcome/<step>` instead. A node with a dropped snapshot writes there that it was
+// dropped, and no vote: so both cannot happen. All nodes read the outcome, and with it the cadence
+// that one node proposed and whether a vote asked for a new plan. The last one deletes it
+// (`read/<step>` counts), so the store does not grow, and no node waits for an outcome that another
+// one deleted. A vote that comes again, because an agent was started anew, is answered from memory.
 //
 // So each node makes some operations a step, beside polls, however many nodes there are. Polls slow
 // down with the number of nodes.
