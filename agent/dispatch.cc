@@ -26,7 +26,7 @@ constexpr size_t kMaxStackReply = 4u << 20;
 constexpr int64_t kCopyPatienceNs = 10 * kSecond;
 
 // Equal for processes that can reach each other's agents, as python/reft/_link/launch.py has it.
-std::string hostIdentity() {
+std::string findHostIdentity() {
   std::array<char, 256> name{}, pids{};
   ::gethostname(name.data(), name.size() - 1);
   const ssize_t length = ::readlink("/proc/self/ns/pid", pids.data(), pids.size() - 1);
@@ -34,6 +34,12 @@ std::string hostIdentity() {
   std::string boot;
   file >> boot;
   return std::string(name.data()) + " " + boot + " " + (length > 0 ? pids.data() : "");
+}
+
+// It stays while the agent lives, so no greeting reads files.
+const std::string& hostIdentity() {
+  static const std::string identity = findHostIdentity();
+  return identity;
 }
 
 }  // namespace

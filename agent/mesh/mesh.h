@@ -81,7 +81,7 @@ class Mesh {
   std::vector<Event> events();
   // Every copy that this node has; each is a vault, which the mesh may be writing to.
   std::vector<Copy> copies() const;
-  // That of one rank of a job of so many; nullptr: there is none.
+  // The copy of one rank of a job of `world` ranks; nullptr if this node keeps none.
   std::shared_ptr<const UniqueFd> copyOf(int rank, int world) const;
   Status status() const;
 

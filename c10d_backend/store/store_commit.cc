@@ -27,7 +27,7 @@ using std::chrono::microseconds;
 constexpr microseconds kFirstPause{200};
 constexpr microseconds kLeastLongPause{20'000};
 constexpr int kNodesPerPauseMs = 25;  // bounds the requests of all nodes together
-constexpr int kFanOut = 32;           // votes that one node adds up, beside its own
+constexpr int kFanOut = 32;           // votes that one node adds to its own
 constexpr size_t kRemembered = 64;    // outcomes; as many as CommitLedger has open
 constexpr size_t kOutcomeBytes = 3;   // kind of outcome, proposal, whether to plan again
 constexpr std::chrono::milliseconds kLeave{2000};  // longest wait for the thread at the end
@@ -171,8 +171,8 @@ bool StoreCommit::Worker::cast(const wire::Ballot& ballot) {
 }
 
 std::vector<std::vector<uint8_t>> StoreCommit::Worker::read(const std::vector<std::string>& keys) {
-  if (keys.empty() || store_->hasExtendedApi()) {
-    return keys.empty() ? std::vector<std::vector<uint8_t>>() : store_->multiGet(keys);
+  if (!keys.empty() && store_->hasExtendedApi()) {
+    return store_->multiGet(keys);
   }
   std::vector<std::vector<uint8_t>> values;
   for (const std::string& key : keys) {

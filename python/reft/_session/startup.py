@@ -232,11 +232,11 @@ def _agent_of(job: job_identity.Job) -> int:
     of the ranks. So an agent of this host that no node of that number is here for serves another
     node of the host: what it holds is not lost.
     """
-    answering, elsewhere = [], set()
+    answering, elsewhere, this_host = [], set(), launch.host_of_agents()
     for socket in (job.run_dir / job.id).glob("node-*/agent.sock"):
         matched = _NODE_DIRECTORY.fullmatch(socket.parent.name)
         host = _host_of_agent(socket) if matched else None
-        if matched and host == launch.host_of_agents():
+        if matched and host == this_host:
             answering.append(int(matched[1]))
         elif matched and host is not None:
             elsewhere.add(int(matched[1]))
@@ -278,7 +278,7 @@ def vault_of(client: _C.AgentClient, rank: int, world: int, *, is_copy: bool = F
     node, which the caller closes.
 
     Raises:
-        PeerFailure: there is none.
+        PeerFailure: the agent has none.
     """
     wanted = json.dumps({"rank": rank, "world": world, "copy": int(is_copy)})
     return client.request(agent_protocol.VAULT_GET, wanted, agent_protocol.VAULT_FD)[1]

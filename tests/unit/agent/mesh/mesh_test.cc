@@ -1,7 +1,6 @@
 // Two agents' meshes over this host's loopback.
 #include "agent/mesh/mesh.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -18,6 +17,7 @@
 namespace reft::agent {
 namespace mesh_tests {
 
+using mesh_test::connectTo;
 using mesh_test::eventually;
 using mesh_test::fillOf;
 using mesh_test::kWorld;
@@ -57,16 +57,6 @@ struct Node {
     return '?';
   }
 };
-
-UniqueFd connectTo(uint16_t port) {
-  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_port = htons(port);
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
-  return socket;
-}
 
 void say(const UniqueFd& socket, const std::string& bytes) {
   ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);

@@ -1,5 +1,10 @@
-// What tests of the mesh share: the vault of a rank with slots of known contents, and a wait.
+// What tests of the mesh share: the vault of a rank with slots of known contents, a connection, and
+// a wait.
 #pragma once
+
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +16,7 @@
 #include <vector>
 
 #include "agent/mesh/frames.h"
+#include "intercept/base/unique_fd.h"
 #include "snapshot/state/table.h"
 #include "snapshot/vault/hash.h"
 #include "snapshot/vault/reader.h"
@@ -119,6 +125,16 @@ inline char fillOf(int fd, int64_t step, uint64_t incarnation) {
     }
   }
   return '?';
+}
+
+inline UniqueFd connectTo(uint16_t port) {
+  UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_port = htons(port);
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<sockaddr*>(&at), sizeof(at)), 0);
+  return socket;
 }
 
 // Until `done`, or half a minute.
