@@ -60,15 +60,17 @@ namespace reft {
   X(snapshot_slots, "REFT_SNAPSHOT_SLOTS", kInt, "2", "2..3", \
     "Snapshots that a vault has room for.") \
   X(snapshot_protection, "REFT_SNAPSHOT_PROTECTION", kChoice, "none", \
-    "none|arc|arc:2|arc:3|aec|peer|arc+peer|arc:2+peer|arc:3+peer|aec+peer", \
+    "none|arc|arc:2|arc:3|aec|aor|peer|arc+peer|arc:2+peer|arc:3+peer|aec+peer|aor+peer", \
     "What a rank stores in addition to its own shard of the state that replicas share. none: " \
     "nothing; snapshots survive killed processes. arc: a copy of a replica's shard, on another " \
     "node where there is one; this state survives any lost node. arc:2, arc:3: copies of two or " \
     "three; it survives as many lost nodes. aec: the XOR of parts of the shards of up to 15 " \
     "replicas on other nodes, for state in host memory; survives what arc does, with less memory " \
-    "where the replicas are on three nodes or more. peer: the agent of another node keeps a copy of " \
-    "all that the ranks of a node store, so state without replicas survives any lost node, too " \
-    "(FSDP2, pipelines); with +peer, in addition to what the ranks store themselves. reft prints " \
+    "where the replicas are on three nodes or more. aor: as arc, and another rank computes what a " \
+    "ZeroRedundancyOptimizer keeps on one rank only a second time, in host memory, so this state " \
+    "survives any lost node, too. peer: the agent of another node keeps a copy of all that the " \
+    "ranks of a node store, so state without replicas survives any lost node, too (FSDP2, " \
+    "pipelines); with +peer, in addition to what the ranks store themselves. reft prints " \
     "at the first step how many it does survive.") \
   X(mesh_address, "REFT_MESH_ADDRESS", kText, "", "a numeric address of this node", \
     "Where the agent of this node takes connections of other nodes' agents (with `peer`). Default: " \

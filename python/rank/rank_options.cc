@@ -37,7 +37,8 @@ RankOptions RankOptions::from(const Env& env) {
     protection = copies == 0 ? "none" : protection.substr(0, copies - 1);
     options.slot_wait = {};
   }
-  options.protection = &Protection::named(protection);
+  // What is computed on two ranks (python/reft/_state/recomputed.py) is state of replicas.
+  options.protection = &Protection::named(protection == "aor" ? "arc" : protection);
   return options;
 }
 

@@ -53,8 +53,8 @@ STOP_SEC = 2.0  # for the other nodes of a loss to reach their points
 
 EXACT, REPLICA, ANY = "exact", "replica", "any"
 
-PROTECTIONS = {"peer": 6, "arc+peer": 3, "aec+peer": 2, "arc:2+peer": 3, "arc": 2, "arc:2": 2, "aec": 2, "none": 1}
-STATES = ["replicas", "dropout", "own", "fsdp"]
+PROTECTIONS = {"peer": 6, "arc+peer": 3, "aec+peer": 2, "arc:2+peer": 3, "arc": 2, "arc:2": 2, "aec": 2, "aor": 3, "none": 1}
+STATES = ["replicas", "dropout", "own", "fsdp", "sharded"]
 POINTS = ["capture", "mid_chunk", "before_seal", "after_seal", "after_vote", "gate", "after_commit", "after_seal", "before_seal", "after_vote",
           "collective", "random"]  # fmt: skip
 RESTORE_POINTS = ["restore_agree", "restore_copy", "restore_done"]
@@ -88,6 +88,7 @@ def promised(case: Case, nodes: int) -> str:
     | one node                                 | peer, *+peer    | any              | exact   |
     | one node                                 | arc, arc:2, aec | replicas         | exact   |
     | one node                                 | arc, arc:2, aec | dropout          | replica |
+    | one node                                 | aor             | sharded          | exact   |
     | two nodes, neither keeps the other's     | peer, *+peer    | any              | exact   |
     | two nodes                                | arc:2 (+peer)   | replicas         | exact   |
     | two nodes                                | arc:2 (+peer)   | dropout          | replica |
@@ -102,7 +103,9 @@ def promised(case: Case, nodes: int) -> str:
         return EXACT
     ranks_store, peer = case.protection.replace("+peer", ""), "peer" in case.protection
     by_replicas = {"replicas": EXACT, "dropout": REPLICA}.get(case.state, ANY)
-    survives = {"none": 0, "peer": 0, "arc": 1, "aec": 1, "arc:2": 2}[ranks_store]
+    if ranks_store == "aor" and case.state == "sharded":
+        by_replicas = EXACT
+    survives = {"none": 0, "peer": 0, "arc": 1, "aec": 1, "aor": 1, "arc:2": 2}[ranks_store]
     lost = [set(loss.nodes) for loss in case.losses if loss.how != "agent"]
     at_once = [set.union(*lost)] if case.kind in ("pair", "restore") else lost
     found = EXACT
@@ -162,7 +165,10 @@ def draw(
     protection = rng.choices(names, [PROTECTIONS[name] for name in names])[0]
     if kind == "pair" and protections is None:
         protection = rng.choice(["peer", "arc:2", "arc:2+peer", "arc+peer"])
-    state = rng.choice(states or (["replicas", "replicas", "dropout"] if protection in ("arc", "arc:2", "aec") else STATES))
+    fitting = {"aor": ["sharded", "sharded", "dropout"]} | dict.fromkeys(
+        ("arc", "arc:2", "aec"), ["replicas", "replicas", "dropout"]
+    )
+    state = rng.choice(states or fitting.get(protection, STATES))
     env = {
         "REFT_SNAPSHOT_SLOTS": rng.choice(["2", "2", "3"]),
         "REFT_SNAPSHOT_CHUNK_BYTES": rng.choice(["64K", "4M"]),

@@ -1,10 +1,12 @@
 """A small training that loses nodes: nothing of reft in it but the backend's name.
 
-    node_worker.py --backend reft --state replicas|dropout|own|fsdp --steps 16 --out DIR [--delay S]
+    node_worker.py --backend reft --state replicas|dropout|own|fsdp|sharded --steps 16 --out DIR [--delay S]
 
 `replicas`: DDP, and all ranks draw the same random numbers, so all that a rank has is on the others
 too. `dropout`: DDP, and each rank draws its own. `own`: in addition, each rank has a layer with an
-optimizer of its own, which no other rank has. `fsdp`: FSDP2 over all ranks.
+optimizer of its own, which no other rank has. `fsdp`: FSDP2 over all ranks. `sharded`: as
+`replicas`, with gradients clipped, and optimizer state that each rank keeps a part of
+(ZeroRedundancyOptimizer).
 
 Writes r<rank>.s<start>.pid, where <start> counts how often this rank was started;
 r<rank>.s<start>.log, a line `step loss.hex()` after each step; and at the end r<rank>.final with a
@@ -46,7 +48,7 @@ def begin(out: Path, rank: str) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--backend", default="reft")
-    parser.add_argument("--state", choices=["replicas", "dropout", "own", "fsdp"], required=True)
+    parser.add_argument("--state", choices=["replicas", "dropout", "own", "fsdp", "sharded"], required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--delay", type=float, default=0, help="seconds to sleep after each step")
     parser.add_argument("--out", type=Path, required=True)
@@ -69,11 +71,17 @@ def main() -> None:
         fully_shard(net)
     else:
         model = DistributedDataParallel(net)
-    of_rank = 0 if args.state == "replicas" else rank
+    of_rank = 0 if args.state in ("replicas", "sharded") else rank
     torch.manual_seed(100 + of_rank)
     np.random.seed(200 + of_rank)
     random.seed(300 + of_rank)
-    optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=3e-3)]
+    optimizers: list[torch.optim.Optimizer] = []
+    if args.state == "sharded":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizers.append(ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3))
+    else:
+        optimizers.append(torch.optim.AdamW(model.parameters(), lr=3e-3))
     own: nn.Module = nn.Identity()
     if args.state == "own":
         own = nn.Linear(32, 32)
@@ -89,6 +97,8 @@ def main() -> None:
             x = x + float(np.random.rand()) * 1e-2 + random.random() * 1e-2
             loss = nn.functional.cross_entropy(model(own(x)), y) * (1.0 + 0.01 * i + 0.1 * epoch)
             loss.backward()
+            if args.state == "sharded":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             for optimizer in optimizers:
                 optimizer.step()
                 optimizer.zero_grad()
@@ -98,6 +108,7 @@ def main() -> None:
             running += loss.item()
             log.write(f"{step} {loss.item().hex()}\n".encode())
             time.sleep(args.delay)
+    optimizers += [optimizer.optim for optimizer in optimizers if hasattr(optimizer, "optim")]
     final = everything(nn.ModuleList([net, own]), optimizers, schedulers, [step, running])
     (args.out / f"r{rank}.final").write_text(final)
     print(f"rank {rank} final {final}", flush=True)

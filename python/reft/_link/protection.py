@@ -7,6 +7,7 @@ Threads: any. Errors: none.
 from __future__ import annotations
 
 PEER = "peer"
+AOR = "aor"
 
 
 def is_copied(protection: str) -> bool:
@@ -14,6 +15,12 @@ def is_copied(protection: str) -> bool:
     return PEER in protection.split("+")
 
 
+def is_recomputed(protection: str) -> bool:
+    """Whether it asks for optimizers to be computed a second time."""
+    return AOR in protection.split("+")
+
+
 def placement(protection: str) -> str:
-    """What of it the ranks themselves store."""
-    return "+".join(part for part in protection.split("+") if part != PEER) or "none"
+    """What of it the ranks themselves store. State that is computed on two ranks is replicas'."""
+    parts = ("arc" if part == AOR else part for part in protection.split("+"))
+    return "+".join(part for part in parts if part != PEER) or "none"

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from reft import _C
 from reft._resume.restorer import strides_of
-from reft._state import contents, discovery, gradients, naming, object_pickles
+from reft._state import contents, discovery, gradients, naming, object_pickles, recomputed
 from reft._state.discovery import State
 
 Row = tuple[str, str, list[int], list[int]]  # name, dtype, shape, strides
@@ -44,10 +44,13 @@ class Arrangement:
         regions: of the snapshot.
         saved: its small state, opened (`small_state.Saved`).
         find: gives what a reference in it stands for.
+        foreign: it is another rank's, which stands in for this one's.
     """
 
-    def __init__(self, regions: list[Row], saved: Any, find: object_pickles.Find) -> None:
-        self._saved, self._find = saved, find
+    def __init__(
+        self, regions: list[Row], saved: Any, find: object_pickles.Find, foreign: bool = False
+    ) -> None:
+        self._saved, self._find, self._foreign = saved, find, foreign
         self._regions = {row[0]: row for row in regions}
         self._aliases = {alias[0]: alias for alias in saved["aliases"]}
         self._replaced = set(saved["replaced"])
@@ -88,7 +91,9 @@ class Arrangement:
         for optimizer, encoded, groups in zip(
             state.optimizers, self._saved["plain_state"], self._saved["groups"], strict=True
         ):
-            self._builder.put_items(encoded[1], optimizer.state)
+            # A sharded one keeps the state of other parameters there.
+            if not (self._foreign and recomputed.of_process.ranks_of(optimizer)):
+                self._builder.put_items(encoded[1], optimizer.state)
             for group, items in zip(optimizer.param_groups, groups, strict=True):
                 kept = [key for key in group if key not in items]
                 self._builder.put_items(list(items.items()), group, kept)

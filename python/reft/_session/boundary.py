@@ -32,7 +32,8 @@ from torch.optim.optimizer import (
 
 from reft._session import compiled_steps
 from reft._session.sites import Sites
-from reft._state import gradients, heap
+from reft._state import gradients, heap, recomputed
+from reft._state.constructions import of_process
 from reft._state.optimizers import with_inner
 
 # Rounds without the closing optimizer, after which crossed steps may end iterations, too.
@@ -238,12 +239,15 @@ class Boundary:
         for handle in self._handles:
             handle.remove()
         compiled_steps.unwatch(self._compiled)
+        recomputed.of_process.forget()
         self._handles = []
         self._known, self._steps, self._gradients = [], [], {}
 
     def _pre(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             compiled_steps.traced()
+            return
+        if of_process.is_own(optimizer):
             return
         try:
             begun = self._nesting.count(id(optimizer))
@@ -252,13 +256,15 @@ class Boundary:
                 del self._nesting[self._nesting.index(id(optimizer)) :]
             self._nesting.append(id(optimizer))
             self._listener.gate(optimizer)
+            recomputed.of_process.begin(optimizer)
         except Exception as error:
             self._listener.failed("gate", error)
 
     def _post(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or of_process.is_own(optimizer):
             return
         try:
+            recomputed.of_process.end(optimizer)
             if id(optimizer) in self._nesting:
                 last = len(self._nesting) - 1 - self._nesting[::-1].index(id(optimizer))
                 del self._nesting[last:]

@@ -17,6 +17,7 @@ from typing import Any
 
 from reft import _C, _voice
 from reft._link import host_memory, job_identity, vault_place
+from reft._state import recomputed
 
 _LOOK_SEC = 1.0
 _SETTLE_SEC = 20.0  # the kernel's figure is of the last ten seconds, so it is late
@@ -63,6 +64,8 @@ class MemoryWatch:
             self._to_release = False
             self._stage = 2 if self._everything else 1
             self._engine.give_back(self._everything)
+        if self.given_up:
+            recomputed.of_process.forget()
         now = self._clock()
         if not self._watches or self._stage == 2 or now < self._look_at:
             return

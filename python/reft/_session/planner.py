@@ -13,9 +13,9 @@ import torch
 
 from reft import _C, _voice
 from reft._link import host_memory, job_identity, vault_place
-from reft._link.protection import is_copied, placement
+from reft._link.protection import is_copied, is_recomputed, placement
 from reft._link.trusted_store import TrustedStore
-from reft._state import discovery, node_loss, replica_groups
+from reft._state import discovery, node_loss, recomputed, replica_groups
 from reft._state.optimizers import identities, structure
 
 _MEMORY_SHARE = 0.9  # of the available memory that vaults may take without REFT_SNAPSHOT_HOST_BYTES
@@ -63,6 +63,9 @@ class Planner:
         self._early: set[str] = set()  # regions that were caught being written between steps
         self.state: discovery.State | None = None
         self.waiting = False
+        self._is_recomputed = is_recomputed(env["snapshot_protection"])
+        if self._is_recomputed:
+            recomputed.of_process.watch(job.layout.domain_of)
 
     def refresh(self, optimizers: list[torch.optim.Optimizer]) -> bool:
         """Plans if there is no plan, or if tensors were added, removed or tied since.
@@ -154,6 +157,7 @@ class Planner:
         """
         self._check_memory(state)
         self._warn_of_devices(state)
+        self._warn_of_recomputation()
         used = {region.ranks for region in state.regions}
         groups = [(gid, ranks) for gid, ranks in self._groups if ranks in used]
         index_of = {ranks: i for i, (_, ranks) in enumerate(groups)}
@@ -297,6 +301,25 @@ class Planner:
                 f" {_voice.plural(len(found), 'tensor')} of its state (first: {found[0]}) are not"
                 " in host memory. A lost node is NOT survived; REFT_SNAPSHOT_PROTECTION=arc is for"
                 " such state",
+            )
+
+    def _warn_of_recomputation(self) -> None:
+        """Says if no optimizer is computed a second time although the setting asks for it."""
+        if not self._is_recomputed:
+            return
+        problems = recomputed.of_process.take_problems()
+        for why in problems:
+            _voice.warn_once(
+                f"recomputation {why}",
+                f"rank {self._job.rank} does not compute an optimizer a second time"
+                f" (REFT_SNAPSHOT_PROTECTION={self._env['snapshot_protection']}): {why}. What ranks"
+                " keep of it is NOT survived if their node is lost;"
+                " REFT_SNAPSHOT_PROTECTION=peer is for such state",
+            )
+        if not recomputed.of_process.found and not problems and self._job.rank == 0:
+            _voice.say(
+                "no ZeroRedundancyOptimizer was found, so REFT_SNAPSHOT_PROTECTION=aor does what"
+                " arc does"
             )
 
     def _check_memory(self, state: discovery.State) -> None:

@@ -185,9 +185,10 @@ class Resumer:
         )
         find = small_state.finder_in(state)
         self.saved = small_state.opened(self._packed, find)
-        made = arrangement.Arrangement(self._restorer.regions, self.saved, find)
+        foreign = self._job.rank in self.plan.donor
+        made = arrangement.Arrangement(self._restorer.regions, self.saved, find, foreign)
         try:
-            if self._job.rank in self.plan.donor:
+            if foreign:
                 donor = self.plan.donor[self._job.rank]
                 _check_donor(state, donor, self._restorer.regions, self.saved)
             _check_groups(self.saved["groups"], state)

@@ -11,6 +11,7 @@ Threads: any. Errors: none of its own.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -48,6 +49,8 @@ class Constructions:
         self._watching = False
         # Modules that `gc.freeze` hides from the collector, by id.
         self._frozen: dict[int, weakref.ref[Any]] = {}
+        self._own: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._is_own = False
         self.count = 0
 
     def watch(self) -> None:
@@ -81,9 +84,25 @@ class Constructions:
     def add(self, obj: Any) -> None:
         """Notes a construction. An object whose class calls the constructor of its base counts
         twice and has one number."""
+        if self._is_own:
+            self._own[id(obj)] = obj
+            return
         self.count += 1
         if self._number(obj) is None:
             self._note(obj, self._numbers)
+
+    @contextlib.contextmanager
+    def own(self) -> Iterator[None]:
+        """What is constructed within this is reft's own, and none of the script's."""
+        self._is_own = True
+        try:
+            yield
+        finally:
+            self._is_own = False
+
+    def is_own(self, obj: Any) -> bool:
+        """Whether an object is reft's own."""
+        return self._own.get(id(obj)) is obj
 
     def _number(self, obj: Any) -> int | None:
         number = self._number_of.get(id(obj))

@@ -14,7 +14,7 @@ Threads: the training thread. Errors: none of its own; `State.missed` names what
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from reft import _C
-from reft._state import gradients, heap, naming, registry
+from reft._state import gradients, heap, naming, recomputed, registry
 from reft._state.constructions import SCHEDULERS, of_process
 from reft._state.contents import Place, below, tensors_in
 from reft._state.optimizers import note_first_tensors, parameter_shape, with_inner
@@ -158,18 +158,10 @@ class State:
         if holders == self._holders:
             return True
         names = {id(parameter): name for name, parameter in self.parameters.items()}
-
-        def label(key: Any) -> str:
-            return f"[{names.get(id(key), '?')}]" if isinstance(key, torch.Tensor) else str(key)
-
         places: dict[str, Place] = {}
-        for k, optimizer in enumerate(self.optimizers):
-            held = [(below(f"o{k}", label(key)), optimizer.state, key) for key in optimizer.state]
-            for g, group in enumerate(optimizer.param_groups):
-                held += [(f"o{k}.g{g}.{key}", group, key) for key in group if key != "params"]
-            for name, holder, key in held:
-                for found, _, place in tensors_in(holder[key], name, (holder, key), label):
-                    places[found] = place
+        for held in _held_by(self.optimizers, names):
+            found_in = tensors_in(held.holder[held.key], held.name, held.place, held.label)
+            places.update((found, place) for found, _, place in found_in)
         all_of_them: list[Region | Alias] = [*self.regions, *self.aliases]
         moved = [one for one in all_of_them if _OF_OPTIMIZER.match(one.name)]
         if any(one.place is not None and one.name not in places for one in moved):
@@ -202,7 +194,64 @@ def _holders_in(optimizers: list[Optimizer]) -> list[int]:
     for optimizer in optimizers:
         found += [id(optimizer.state), *map(id, optimizer.state.values())]
         found += map(id, optimizer.param_groups)
+        found += [id(h[k]) for _, h, k in recomputed.of_process.held_beside(optimizer)]
     return found
+
+
+@dataclass
+class _Held:
+    """One entry of what an optimizer keeps.
+
+    Attributes:
+        name: of the entry.
+        holder: the dict that has it.
+        key: its key there.
+        parameter: whose state it is; None if it is of none.
+        ranks: that have it; None if that is for the parameter to say.
+        is_setting: it is of a parameter group.
+        label: how a key stands in names.
+    """
+
+    name: str
+    holder: dict[Any, Any]
+    key: Any
+    parameter: Any
+    ranks: tuple[int, ...] | None
+    is_setting: bool
+    label: Callable[[Any], str]
+
+    @property
+    def place(self) -> Place:
+        return self.holder, self.key
+
+
+def _held_by(optimizers: list[Optimizer], names: dict[int, str]) -> Iterator[_Held]:
+    """What optimizers keep, in an order that is the same on all ranks that have it: state of
+    parameters in the order of `names`, other state by name, then the parameter groups.
+
+    Args:
+        names: of the parameters, by id.
+    """
+
+    def label(key: Any) -> str:
+        return f"[{names.get(id(key), '?')}]" if isinstance(key, torch.Tensor) else str(key)
+
+    at = {identity: i for i, identity in enumerate(names)}
+    for k, optimizer in enumerate(optimizers):
+        ranks = recomputed.of_process.ranks_of(optimizer) or None
+        state = [(key, optimizer.state, key) for key in optimizer.state]
+        state += recomputed.of_process.held_beside(optimizer)
+        of_parameters = [entry for entry in state if id(entry[0]) in at]
+        for key, holder, where in sorted(of_parameters, key=lambda entry: at[id(entry[0])]):
+            yield _Held(below(f"o{k}", label(key)), holder, where, key, ranks, False, label)
+        others = [entry for entry in state if id(entry[0]) not in at]
+        for key, holder, where in sorted(others, key=lambda entry: label(entry[0])):
+            yield _Held(below(f"o{k}", label(key)), holder, where, None, (), False, label)
+    for k, optimizer in enumerate(optimizers):
+        for g, group in enumerate(optimizer.param_groups):
+            for key in sorted(group, key=str):
+                if key != "params":
+                    yield _Held(f"o{k}.g{g}.{key}", group, key, None, (), True, label)
 
 
 def _standing(place: Place) -> Any:
@@ -394,49 +443,21 @@ class _Finder:
                     self.add(name, buffer, early=True, place=(held, key), is_replaceable=True)
 
     def optimizer_state(self) -> None:
-        for k, optimizer in enumerate(self.state.optimizers):
-            place = {self.label(key): key for key in optimizer.state}
-            for label in [f"[{name}]" for name in self.state.parameters if f"[{name}]" in place]:
-                key = place.pop(label)
-                home = self._homes.get(id(key), ())
-                self._contents(
-                    below(f"o{k}", label), optimizer.state, key, home, of_parameter=key
-                )
-            for label in sorted(place):
-                self._contents(below(f"o{k}", label), optimizer.state, place[label])
-        for k, optimizer in enumerate(self.state.optimizers):
-            for g, group in enumerate(optimizer.param_groups):
-                for key in sorted(group, key=str):
-                    if key != "params":
-                        self._contents(f"o{k}.g{g}.{key}", group, key, early=True)
+        for held in _held_by(self.state.optimizers, self._names_of):
+            home = self._homes.get(id(held.parameter), ())
+            self._contents(held, home if held.ranks is None else held.ranks)
 
-    def _contents(
-        self,
-        name: str,
-        held: Any,
-        key: Any,
-        ranks: tuple[int, ...] = (),
-        early: bool = False,
-        of_parameter: Any = None,
-    ) -> None:
-        """Adds the tensors in a part of what an optimizer keeps.
-
-        Args:
-            early: it is of a parameter group. A number there is a hyperparameter, which schedules
-                set on all ranks alike.
-            of_parameter: whose state it is. What has no placement of its own (Adam's step) is as
-                equal as the parameter.
-        """
-        placed = _placement_of(of_parameter)
-        for tensor_name, tensor, place in tensors_in(held[key], name, (held, key), self.label):
+    def _contents(self, held: _Held, ranks: tuple[int, ...]) -> None:
+        """Adds the tensors in a part of what an optimizer keeps. What has no placement of its own
+        (Adam's step) is as equal as the parameter. A number in a parameter group is a
+        hyperparameter, which schedules set on all ranks alike."""
+        placed = _placement_of(held.parameter)
+        for name, tensor, place in tensors_in(
+            held.holder[held.key], held.name, held.place, held.label
+        ):
             claimed = ranks or (() if isinstance(tensor, DTensor) else placed)
-            self.add(tensor_name, tensor, claimed, early, place, early and tensor.numel() == 1)
-
-    def label(self, key: Any) -> str:
-        """How a key stands in names."""
-        if isinstance(key, torch.Tensor):
-            return f"[{self._names_of.get(id(key), '?')}]"
-        return str(key)
+            is_replaceable = held.is_setting and tensor.numel() == 1
+            self.add(name, tensor, claimed, held.is_setting, place, is_replaceable)
 
     def registered(self) -> None:
         for name, obj in registry.objects.items():

@@ -34,8 +34,9 @@ def live(*classes: _Class) -> list[list[Any]]:
                 if issubclass(kind, cls)
             )
             wanted_by[id(kind)] = lists
-        for instances in lists:
-            instances.append(obj)
+        if lists and not of_process.is_own(obj):
+            for instances in lists:
+                instances.append(obj)
     for instances, cls in zip(found, classes, strict=True):
         hidden = of_process.frozen(cls)
         if hidden:

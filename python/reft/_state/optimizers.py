@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from reft._state import gradients, heap, registry
+from reft._state import gradients, heap, recomputed, registry
 from reft._state.constructions import of_process
 from reft._state.contents import shape_of
 
@@ -137,7 +137,7 @@ def structure(optimizers: list[Optimizer]) -> list[Any]:
     Cheap: every step calls it."""
     found: list[Any] = []
     for source in with_inner(optimizers):
-        found.append(len(source.state))
+        found += [len(source.state), len(recomputed.of_process.held_beside(source))]
         found += map(shape_of, source.state.values())
         for group in source.param_groups:
             found += [shape_of(value) for key, value in group.items() if key != "params"]

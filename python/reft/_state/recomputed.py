@@ -1,0 +1,378 @@
+"""Optimizers whose state is sharded over data-parallel ranks, computed a second time on another
+rank: `REFT_SNAPSHOT_PROTECTION=aor` (REFT, "asynchronous optimizer recomputation").
+
+ZeroRedundancyOptimizer keeps the state of each parameter on one rank only, so no replica has it.
+All ranks have the parameters and the reduced gradients, though. A rank steps what another one keeps as
+well, on copies of these parameters, with the gradients and settings that the step uses, after
+clipping and unscaling. It is torch's own optimizer on tensors of the same shapes, so the second
+state is equal bit for bit. From then on it is a replica like any other: discovery gives it the
+names that it has on the rank that keeps it, the ranks compare their bytes before they share it, and
+each snapshot compares them again.
+
+Ranks are paired (one set is of three where their number is odd), on different nodes where that is
+possible: the members of a set have the same state, so one may stand in for another one that is
+lost.
+
+The second step runs in a thread while the training thread does the rank's own one, and has ended
+when that returns.
+
+Threads: the training thread calls every method. Errors: none; what cannot be computed is dropped,
+and `take_problems` says why.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import queue
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.optim import Optimizer
+
+from reft._state.constructions import of_process as constructions
+
+_MODULE = "torch.distributed.optim.zero_redundancy_optimizer"
+_IN_PLACE = 1 << 16  # parameters up to which a thread would cost more than it saves
+
+Held = tuple[torch.Tensor, dict[Any, Any], Any]
+"""The parameter of the script, and the dict and key where its second state is."""
+
+
+def sets_of(ranks: Sequence[int], domain_of: Sequence[int]) -> list[tuple[int, ...]]:
+    """Divides ranks into pairs, and one set of three if their number is odd, none if there is one.
+
+    Args:
+        domain_of: the node of each rank of the job, or what else is lost at once.
+    """
+    ordered = sorted(ranks, key=lambda rank: (domain_of[rank], rank))
+    half = len(ordered) // 2
+    # A node that has no more than half of the ranks never meets itself.
+    sets = [[ordered[i], ordered[i + half]] for i in range(half)]
+    if len(ordered) % 2 and sets:
+        last = ordered[-1]
+        elsewhere = (s for s in sets if all(domain_of[r] != domain_of[last] for r in s))
+        next(elsewhere, sets[-1]).append(last)
+    return [tuple(sorted(one)) for one in sets]
+
+
+class _Replica:
+    """What one other rank keeps of an optimizer, computed here.
+
+    Args:
+        make: the optimizer's class, or what makes it.
+        groups: the other rank's parameter groups, with the parameters of the script.
+    """
+
+    def __init__(
+        self, make: Callable[[list[Any]], Optimizer], groups: list[dict[str, Any]]
+    ) -> None:
+        self.parameters = [p for group in groups for p in group["params"]]
+        self._copies = [
+            torch.nn.Parameter(p.detach().clone(), requires_grad=p.requires_grad)
+            for p in self.parameters
+        ]
+        copies = iter(self._copies)
+        with constructions.own():
+            self.optimizer = make(
+                [{**group, "params": [next(copies) for _ in group["params"]]} for group in groups]
+            )
+        self.size = sum(p.numel() for p in self.parameters)
+
+    def held(self) -> Iterator[Held]:
+        """What it keeps of each parameter."""
+        for parameter, twin in zip(self.parameters, self._copies, strict=True):
+            if twin in self.optimizer.state:
+                yield parameter, self.optimizer.state, twin
+
+    def load(self, state: dict[torch.Tensor, Any]) -> None:
+        """Takes over what a checkpoint has of its parameters."""
+        for parameter, twin in zip(self.parameters, self._copies, strict=True):
+            if parameter in state:
+                self.optimizer.state[twin] = state[parameter]
+
+    def prepare(self, settings: list[dict[str, Any]]) -> None:
+        """Takes parameters, gradients and settings as they are right before the step."""
+        for group, now in zip(self.optimizer.param_groups, settings, strict=True):
+            for key, value in now.items():
+                if key != "params":
+                    group[key] = value.clone() if isinstance(value, torch.Tensor) else value
+        with torch.no_grad():
+            torch._foreach_copy_(self._copies, self.parameters)
+        for parameter, twin in zip(self.parameters, self._copies, strict=True):
+            twin.grad = parameter.grad
+
+    def step(self) -> None:
+        """Steps, without the hooks of the script and of this package."""
+        step = type(self.optimizer).step
+        if getattr(step, "hooked", False):
+            step = step.__wrapped__  # type: ignore[attr-defined]
+        try:
+            step(self.optimizer)
+        finally:
+            for twin in self._copies:
+                twin.grad = None
+
+
+class _Sharded:
+    """One ZeroRedundancyOptimizer, and the replicas that this rank computes.
+
+    Attributes:
+        ranks: the members of this rank's set; empty: its state is not computed a second time.
+    """
+
+    def __init__(self, optimizer: Any, domain_of: Sequence[int]) -> None:
+        self.ranks: tuple[int, ...] = ()
+        self.replicas: dict[int, _Replica] = {}  # by rank in the optimizer's group
+        self.loaded: dict[torch.Tensor, Any] = {}  # from a checkpoint, of ranks of this set
+        self._seen: Any = None  # the partition that the replicas are of
+        group = dist.get_process_group_ranks(optimizer.process_group)
+        own = group[optimizer.rank]
+        for members in sets_of(group, domain_of):
+            if own in members:
+                self.ranks = members
+        self._others = [group.index(rank) for rank in self.ranks if rank != own]
+
+    def follow(self, optimizer: Any) -> None:
+        """Makes the replicas of the partition as it is now.
+
+        Raises:
+            ValueError: the optimizer is of a kind that cannot be computed a second time.
+        """
+        partition = optimizer._partition_parameters()
+        seen = [[id(p) for g in partition[i] for p in g["params"]] for i in self._others]
+        if seen == self._seen:
+            return
+        if optimizer._overlap_with_ddp:
+            raise ValueError("overlap_with_ddp=True steps it inside of the backward pass")
+        if any(p.device.type != "cpu" for g in optimizer.param_groups for p in g["params"]):
+            raise ValueError("its parameters are not in host memory")
+
+        def make(groups: list[Any]) -> Optimizer:
+            made: Optimizer = optimizer._optim_constructor(groups, **optimizer._optim_defaults)
+            return made
+
+        known = {p: held[key] for old in self.replicas.values() for p, held, key in old.held()}
+        self.replicas = {other: _Replica(make, partition[other]) for other in self._others}
+        for replica in self.replicas.values():
+            replica.load(known | self.loaded)
+        self._seen, self.loaded = seen, {}
+
+    def load(self, optimizer: Any, state: dict[int, Any]) -> None:
+        """The script has given the whole optimizer a state: by number of the parameter."""
+        parameters = optimizer._index_to_param
+        partition = optimizer._partition_parameters()
+        wanted = {id(p) for i in self._others for g in partition[i] for p in g["params"]}
+        self.loaded = {
+            parameters[index]: _as_loaded(value, parameters[index])
+            for index, value in state.items()
+            if value is not None and id(parameters[index]) in wanted
+        }
+        for replica in self.replicas.values():
+            replica.load(self.loaded)
+
+
+def _as_loaded(value: dict[str, Any], parameter: torch.Tensor) -> dict[str, Any]:
+    """As the optimizer itself takes a parameter's state from a checkpoint."""
+    loaded = copy.deepcopy(value)
+    for name, one in loaded.items():
+        if isinstance(one, torch.Tensor):
+            loaded[name] = one.to(parameter.device if one.dim() else "cpu")
+    return loaded
+
+
+class _Worker:
+    """A thread that does one thing at a time."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._process = os.getpid()
+        threading.Thread(target=self._run, name="reft-recompute", daemon=True).start()
+
+    def begin(self, task: Callable[[], None]) -> None:
+        self._tasks.put(task)
+
+    def wait(self) -> None:
+        """Waits for the task, and raises what it raised. A forked child has not the thread."""
+        if os.getpid() == self._process and (error := self._done.get()) is not None:
+            raise error
+
+    def end(self) -> None:
+        self._tasks.put(None)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            try:
+                task()
+            except Exception as error:  # noqa: BLE001  # for `wait`
+                self._done.put(error)
+            else:
+                self._done.put(None)
+
+
+class Recomputation:
+    """All that one process computes a second time."""
+
+    def __init__(self) -> None:
+        self._domain_of: Sequence[int] | None = None  # None: nothing is
+        self._sharded: weakref.WeakKeyDictionary[Any, _Sharded] = weakref.WeakKeyDictionary()
+        self._outer: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self._worker: _Worker | None = None
+        self._running: _Sharded | None = None
+        self._in_thread = False
+        self._problems: list[str] = []
+
+    def watch(self, domain_of: Sequence[int]) -> None:
+        """Computes a second time what the optimizers of the script keep from now on.
+
+        Args:
+            domain_of: as of `sets_of`.
+        """
+        self._domain_of = domain_of
+        _watch_loads()
+
+    @property
+    def found(self) -> bool:
+        """Whether there is such an optimizer."""
+        return any(sharded.ranks for sharded in self._sharded.values())
+
+    def take_problems(self) -> list[str]:
+        """Why optimizers are not computed a second time, each once."""
+        problems, self._problems = self._problems, []
+        return problems
+
+    def ranks_of(self, inner: Optimizer) -> tuple[int, ...]:
+        """The ranks that have the state of an optimizer that a sharded one steps; empty: only this
+        one."""
+        sharded = self._of_inner(inner)
+        return () if sharded is None else sharded.ranks
+
+    def held_beside(self, inner: Optimizer) -> list[Held]:
+        """What this rank has of the state that other ranks' `inner` keeps."""
+        sharded = self._of_inner(inner)
+        replicas = {} if sharded is None else sharded.replicas
+        return [held for replica in replicas.values() for held in replica.held()]
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """A step is about to begin, with everything that it uses in its place."""
+        if self._domain_of is None:
+            return
+        if _is_sharded(optimizer):
+            self._sharded_of(optimizer)
+            return
+        outer = self._outer.get(id(optimizer))
+        sharded = None if outer is None else self._sharded.get(outer)
+        if sharded is None or not sharded.ranks:
+            return
+        self.wait()  # an earlier step has raised
+        try:
+            sharded.follow(outer)
+            for replica in sharded.replicas.values():
+                replica.prepare(optimizer.param_groups)
+        except Exception as error:  # noqa: BLE001  # a class of the script's own may do anything
+            self._drop(sharded, error)
+            return
+        size = sum(replica.size for replica in sharded.replicas.values())
+        self._running, self._in_thread = sharded, size > _IN_PLACE and not _flushes_denormals()
+        if self._in_thread:
+            self._worker = self._worker or _Worker()
+            self._worker.begin(lambda: _step_all(sharded))
+
+    def end(self, optimizer: Optimizer) -> None:
+        """A step has returned."""
+        if self._running is not None and _is_sharded(optimizer):
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits for the second step."""
+        sharded, self._running = self._running, None
+        if sharded is None:
+            return
+        try:
+            if not self._in_thread:
+                _step_all(sharded)
+            elif self._worker is not None:
+                self._worker.wait()
+        except Exception as error:  # noqa: BLE001
+            self._drop(sharded, error)
+
+    def loaded(self, outer: Any, state: dict[str, Any]) -> None:
+        """The script is about to load a checkpoint of a whole sharded optimizer."""
+        if self._domain_of is None:
+            return
+        sharded = self._sharded_of(outer)
+        try:
+            if sharded.ranks:
+                sharded.load(outer, state["state"])
+        except Exception as error:  # noqa: BLE001  # the optimizer reports what is wrong with it
+            self._drop(sharded, error)
+
+    def forget(self) -> None:
+        """Computes nothing any more."""
+        self.wait()
+        if self._worker is not None:
+            self._worker.end()
+        self.__init__()  # type: ignore[misc]
+
+    def _of_inner(self, inner: Optimizer) -> _Sharded | None:
+        outer = self._outer.get(id(inner))
+        return None if outer is None else self._sharded.get(outer)
+
+    def _sharded_of(self, outer: Any) -> _Sharded:
+        sharded = self._sharded.get(outer)
+        if sharded is None:
+            assert self._domain_of is not None
+            sharded = self._sharded[outer] = _Sharded(outer, self._domain_of)
+        self._outer[id(outer.optim)] = outer
+        return sharded
+
+    def _drop(self, sharded: _Sharded, error: Exception) -> None:
+        sharded.ranks, sharded.replicas = (), {}
+        self._problems.append(f"{type(error).__name__}: {error}" if str(error) else repr(error))
+
+
+def _step_all(sharded: _Sharded) -> None:
+    for replica in sharded.replicas.values():
+        replica.step()
+        for _, held, key in replica.held():
+            for name, value in held[key].items():
+                if value is not None and not isinstance(value, torch.Tensor):
+                    raise ValueError(
+                        f"it keeps {name}, a {type(value).__name__}, and only tensors are computed"
+                        " a second time"
+                    )
+
+
+def _is_sharded(optimizer: Optimizer) -> bool:
+    module = sys.modules.get(_MODULE)
+    return module is not None and isinstance(optimizer, module.ZeroRedundancyOptimizer)
+
+
+def _flushes_denormals() -> bool:
+    """Whether this thread rounds tiny numbers to zero, which another one would not do."""
+    return bool(torch.tensor(1e-310, dtype=torch.float64) * 1 == 0)
+
+
+def _watch_loads() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    original = ZeroRedundancyOptimizer.load_state_dict
+    if getattr(original, "_reft", False):
+        return
+
+    def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
+        of_process.loaded(self, state_dict)  # before it drops what is of other ranks
+        original(self, state_dict)
+
+    load_state_dict.__doc__ = original.__doc__
+    load_state_dict._reft = True  # type: ignore[attr-defined]
+    ZeroRedundancyOptimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
+
+
+of_process = Recomputation()

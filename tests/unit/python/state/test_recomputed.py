@@ -1,0 +1,150 @@
+"""Which ranks compute each other's optimizers, and what happens to those that cannot be."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
+from reft._state import heap, recomputed
+from reft._state.constructions import of_process as constructions
+
+
+@given(st.lists(st.integers(0, 5), min_size=0, max_size=24))
+def test_each_rank_is_in_one_set_and_on_another_node_than_the_others_if_it_can_be(nodes: list[int]) -> None:
+    ranks = list(range(len(nodes)))
+    sets = recomputed.sets_of(ranks, nodes)
+    assert sorted(rank for one in sets for rank in one) == (ranks if len(ranks) > 1 else [])
+    assert sum(len(one) == 3 for one in sets) == (len(ranks) % 2 if len(ranks) > 1 else 0)
+    assert all(len(one) in (2, 3) and list(one) == sorted(one) for one in sets)
+    most = max((nodes.count(node) for node in nodes), default=0)
+    if most <= len(ranks) // 2:
+        assert all(len({nodes[rank] for rank in one}) > 1 for one in sets)
+
+
+def test_ranks_of_a_part_of_the_job_are_paired() -> None:
+    assert recomputed.sets_of([1, 3, 5, 7], [0, 0, 0, 0, 1, 1, 1, 1]) == [(1, 5), (3, 7)]
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[recomputed.Recomputation]:
+    """One process that stands for rank 0 of two: it computes rank 1's part."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(recomputed.dist, "get_process_group_ranks", lambda group: [0, 1])
+    found = recomputed.of_process
+    found.watch([0, 1])
+    yield found
+    found.forget()
+    dist.destroy_process_group()
+
+
+def sharded(optimizer: Any, parameters: list[torch.Tensor], **more: Any) -> Any:
+    """A ZeroRedundancyOptimizer of two ranks, of which only the first is there."""
+    made = ZeroRedundancyOptimizer(parameters, optimizer, lr=0.1)
+    halves = [[{"params": part, "lr": 0.1}] for part in (parameters[:1], parameters[1:])]
+    made._partition_parameters = lambda: halves
+    made.optim = optimizer(halves[0], lr=0.1)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def parameters() -> list[torch.Tensor]:
+    made = [torch.nn.Parameter(torch.full((4,), float(i))) for i in range(2)]
+    for one in made:
+        one.grad = torch.ones(4)
+    return made
+
+
+def step(found: recomputed.Recomputation, outer: Any) -> None:
+    found.begin(outer)
+    found.begin(outer.optim)
+    found.end(outer)
+
+
+def test_it_computes_what_the_other_rank_keeps(alone: recomputed.Recomputation) -> None:
+    weights = parameters()
+    outer = sharded(torch.optim.Adam, weights)
+    step(alone, outer)
+    assert alone.found and alone.ranks_of(outer.optim) == (0, 1)
+    (parameter, held, key), = alone.held_beside(outer.optim)
+    assert parameter is weights[1] and torch.equal(held[key]["exp_avg"], torch.full((4,), 0.1))
+    assert torch.equal(weights[1], torch.ones(4)), "the script's own parameter stays"
+    assert alone.take_problems() == []
+
+
+def test_what_it_makes_is_not_taken_for_the_scripts(alone: recomputed.Recomputation) -> None:
+    constructions.watch()
+    count = constructions.count
+    outer = sharded(torch.optim.Adam, parameters())
+    made = constructions.count - count
+    step(alone, outer)
+    assert constructions.count - count == made
+    gc.collect()
+    found = {id(one) for one in heap.live(torch.optim.Optimizer)[0]}
+    assert {id(outer), id(outer.optim)} <= found
+    replicas = [one for one in gc.get_objects() if type(one) is torch.optim.Adam and constructions.is_own(one)]
+    assert replicas, "else this test sees nothing"
+    assert not found & {id(one) for one in replicas}
+
+
+class Counting(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["steps"] = self.state[p].get("steps", 0) + 1
+
+
+class Failing(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise ArithmeticError("no")
+
+
+@pytest.mark.parametrize(("make", "more", "why"), [
+    (Counting, {}, "ValueError: it keeps steps, a int, and only tensors are computed a second time"),
+    (Failing, {}, "ArithmeticError: no"),
+    (torch.optim.Adam, {"_overlap_with_ddp": True},
+     "ValueError: overlap_with_ddp=True steps it inside of the backward pass"),
+])  # fmt: skip
+def test_what_cannot_be_computed_is_dropped_and_said(
+    alone: recomputed.Recomputation, make: Any, more: dict[str, Any], why: str
+) -> None:
+    outer = sharded(make, parameters(), **more)
+    for _ in range(3):
+        step(alone, outer)
+    assert alone.take_problems() == [why]
+    assert alone.ranks_of(outer.optim) == () and alone.held_beside(outer.optim) == []
+    assert not alone.found
+
+
+def test_a_step_that_raised_is_ended_by_the_next_one(alone: recomputed.Recomputation) -> None:
+    outer = sharded(torch.optim.Adam, parameters())
+    alone.begin(outer)
+    alone.begin(outer.optim)  # and raises: `end` is never called
+    step(alone, outer)
+    (_, held, key), = alone.held_beside(outer.optim)
+    assert held[key]["step"].item() == 2
+    assert alone.take_problems() == []
+
+
+def test_other_optimizers_are_left_alone(alone: recomputed.Recomputation) -> None:
+    plain = torch.optim.Adam(parameters())
+    alone.begin(plain)
+    alone.end(plain)
+    assert alone.ranks_of(plain) == () and alone.held_beside(plain) == [] and not alone.found
+
+
+def test_without_the_setting_nothing_is_computed() -> None:
+    found = recomputed.Recomputation()
+    found.begin(SimpleNamespace())  # type: ignore[arg-type]
+    assert not found.found
