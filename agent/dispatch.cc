@@ -174,6 +174,7 @@ void Dispatch::fromRank(Connection& peer, RankState& rank, wire::Frame& frame, i
       peer.send(wire::Type::kMeshAt, dumpJson({{"port", mesh_port_}}));
       return;
     case wire::Type::kMeshKeep: keepCopies(rank, parseMeshKeep(frame.payload)); return;
+    case wire::Type::kMeshFetch: fetchCopies(peer, parseMeshFetch(frame.payload)); return;
     case wire::Type::kVote:
     case wire::Type::kJobOutcome: vote(rank, frame, now_ns); return;
     case wire::Type::kStackReply:
@@ -277,6 +278,7 @@ void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
   plan.world = rank.hello.world;
   plan.room = keep.room;
   plan.rate = keep.rate;
+  plan.on_demand = keep.on_demand;
   for (const MeshKeep::Source& source : keep.sources) {
     plan.sources.push_back({source.address, static_cast<uint16_t>(source.port), source.ranks});
   }
@@ -284,7 +286,23 @@ void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
   gate_.expect({keep.copied.begin(), keep.copied.end()}, rank.hello.incarnation);
 }
 
+void Dispatch::fetchCopies(Connection& peer, const MeshFetch& fetch) {
+  if (!mesh_.isOpen()) {
+    peer.send(wire::Type::kMeshFetched, fetchedJson({}));
+    return;
+  }
+  fetching_.push_back(peer.id());
+  mesh_.fetch(fetch.world, fetch.ranks, fetch.room);
+}
+
 void Dispatch::takeCopies() {
+  if (const auto fetched = mesh_.fetched()) {
+    for (const uint64_t connection : std::exchange(fetching_, {})) {
+      if (auto* peer = connections_.find(connection)) {
+        peer->send(wire::Type::kMeshFetched, fetchedJson(*fetched));
+      }
+    }
+  }
   for (const Mesh::Event& event : mesh_.events()) {
     if (!event.held) {
       count(gate_.failed());

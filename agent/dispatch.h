@@ -53,6 +53,7 @@ class Dispatch {
   void recount(RankState& rank, int64_t now_ns);
   void openMesh(const MeshOpen& open);
   void keepCopies(RankState& rank, const MeshKeep& keep);
+  void fetchCopies(Connection& peer, const MeshFetch& fetch);
   void count(const std::vector<CopyGate::Vote>& votes);
   // Prints a line on the terminal of the job.
   void say(const std::string& line);
@@ -70,7 +71,8 @@ class Dispatch {
   NativeReaders native_readers_;
   Mesh mesh_;
   CopyGate gate_;
-  bool behind_ = false;  // gate_ was, when people were told
+  std::vector<uint64_t> fetching_;  // connections that wait for what the mesh fetches
+  bool behind_ = false;             // gate_ was, when people were told
   MeshKey mesh_key_{};
   uint16_t mesh_port_ = 0;
   AgentState state_;

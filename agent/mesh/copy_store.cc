@@ -235,6 +235,14 @@ std::vector<CopyStore::Copy> CopyStore::copies() const {
   return result;
 }
 
+void CopyStore::complete(const Owner& owner, uint64_t writer, int64_t resumed) {
+  if (const auto found = kept_.find(owner); found != kept_.end()) {
+    RankStats& stats = found->second.vault->stats();
+    stats.restored_step.store(static_cast<uint64_t>(resumed));
+    stats.incarnation.store(writer);
+  }
+}
+
 void CopyStore::keepOnly(const std::set<Owner>& owners) {
   std::erase_if(kept_, [&](const auto& entry) {
     const bool gone = !owners.contains(entry.first);

@@ -87,6 +87,9 @@ class CopyStore {
     std::shared_ptr<const UniqueFd> vault;  // to read
   };
   std::vector<Copy> copies() const;
+  // The copy is whole: nothing writes to the vault any more. The attempt that had it last, and the
+  // step from which that went on (-1: none).
+  void complete(const Owner& owner, uint64_t writer, int64_t resumed);
   // Gives up all copies but these.
   void keepOnly(const std::set<Owner>& owners);
   uint64_t bytes() const;

@@ -70,6 +70,14 @@ std::string payloadOf(const HeldSlot& held) {
   return bytesOf(held);
 }
 
+std::string payloadOf(const std::vector<VaultHead>& vaults) {
+  std::string bytes;
+  for (const VaultHead& vault : vaults) {
+    bytes += bytesOf(vault);
+  }
+  return bytes;
+}
+
 Want wantIn(std::string_view payload) {
   if (payload.size() < sizeof(WantHead)) {
     refuse("a list of ranks that is too short");
@@ -106,6 +114,21 @@ SlotHead slotHeadIn(std::string_view payload) {
     refuse("the head of a slot that cannot be");
   }
   return head;
+}
+
+std::vector<VaultHead> vaultHeadsIn(std::string_view payload) {
+  std::vector<VaultHead> vaults;
+  if (payload.size() % sizeof(VaultHead) != 0 ||
+      payload.size() / sizeof(VaultHead) > kMostWanted) {
+    refuse("a list of vaults of another size");
+  }
+  for (size_t at = 0; at < payload.size(); at += sizeof(VaultHead)) {
+    vaults.push_back(valueIn<VaultHead>(payload.substr(at)));
+    if (vaults.back().rank < 0 || vaults.back().rank >= kMostRanks || vaults.back().resumed < -1) {
+      refuse("a vault that cannot be");
+    }
+  }
+  return vaults;
 }
 
 HeldSlot heldSlotIn(std::string_view payload) {
@@ -153,7 +176,7 @@ std::optional<MeshFrame> FrameReader::take(std::string_view bytes) {
     refuse("a frame that is not from an agent of this job");
   }
   const auto type = static_cast<MeshType>(valueIn<Header>(header_).type);
-  if (type < MeshType::kWant || type > MeshType::kHeld) {
+  if (type < MeshType::kWant || type > MeshType::kAll) {
     refuse("a frame of unknown kind");
   }
   header_.clear();

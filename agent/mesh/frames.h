@@ -9,6 +9,8 @@
 //   keeper → owner   kSend    to send the offered slot; or kHeld, if it needs or takes no sending
 //   owner → keeper   kBytes   the slot follows, without frames; the head has its hashes
 //   keeper → owner   kHeld    what became of it
+//   owner → keeper   kAll     all slots that there were when it asked have been offered; who wrote
+//                             these vaults
 //
 // An owner offers one slot at a time on a connection.
 //
@@ -32,9 +34,9 @@
 
 namespace reft::agent {
 
-enum class MeshType : uint16_t { kWant = 1, kOffer = 2, kSend = 3, kBytes = 4, kHeld = 5 };
+enum class MeshType : uint16_t { kWant = 1, kOffer = 2, kSend = 3, kBytes = 4, kHeld = 5, kAll = 6 };
 
-constexpr uint32_t kMostMeshPayload = 64u << 10;
+constexpr uint32_t kMostMeshPayload = 128u << 10;
 constexpr uint32_t kMostWanted = 4096;  // ranks
 
 struct Want {
@@ -84,13 +86,23 @@ struct HeldSlot {
   uint64_t incarnation = 0;
 };
 
+// A vault that an owner has.
+struct VaultHead {
+  int32_t rank = 0;
+  uint32_t reserved = 0;
+  uint64_t writer = 0;   // the attempt that had it last
+  int64_t resumed = -1;  // the step from which that attempt went on; -1: none
+};
+
 std::string payloadOf(const Want& want);
 std::string payloadOf(const SlotHead& head);
 std::string payloadOf(const HeldSlot& held);
+std::string payloadOf(const std::vector<VaultHead>& vaults);
 // Each throws Corruption if the payload has another size, or a number is none that can be.
 Want wantIn(std::string_view payload);
 SlotHead slotHeadIn(std::string_view payload);
 HeldSlot heldSlotIn(std::string_view payload);
+std::vector<VaultHead> vaultHeadsIn(std::string_view payload);
 
 struct MeshFrame {
   MeshType type = MeshType::kWant;

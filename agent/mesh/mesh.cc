@@ -91,6 +91,15 @@ class Mesh::Worker {
     post([this, plan = std::move(plan)]() mutable { beginKeeping(std::move(plan)); });
   }
 
+  void fetch(int world, std::vector<int> ranks, uint64_t room) {
+    post([this, world, ranks = std::move(ranks), room] { beginFetch(world, ranks, room); });
+  }
+
+  std::optional<Fetched> fetched() {
+    const MutexLock lock(mutex_);
+    return std::exchange(fetched_, std::nullopt);
+  }
+
   void vault(int rank, UniqueFd fd) {
     auto shared = std::make_shared<UniqueFd>(std::move(fd));
     post([this, rank, shared] { vaults_[rank] = OwnVault{std::move(*shared), nullptr}; });
@@ -169,6 +178,7 @@ class Mesh::Worker {
     std::map<int, std::deque<CommitKey>> pending;  // by rank
     std::set<int> later;                           // ranks that wait for a commit
     std::optional<Offer> offer;
+    bool said_all = false;
   };
 
   struct Peer {
@@ -183,6 +193,12 @@ class Mesh::Worker {
     uint64_t token = 0;  // of its session; 0: none
     int64_t retry_ns = 0;
     std::string problem;
+    bool once = false;  // for a fetch: it is not connected to again
+    bool done = false;  // once
+  };
+
+  struct Fetch {
+    std::set<int> wanted, taken;  // ranks
   };
 
   void run() {
@@ -204,6 +220,9 @@ class Mesh::Worker {
       }
       tick();
       sweep();
+      if (fetch_ && std::ranges::all_of(dialing_, &Dialing::done)) {
+        endFetch();
+      }
       publish();
     }
   }
@@ -294,14 +313,65 @@ class Mesh::Worker {
       std::erase_if(source.ranks, [&](int rank) { return !asked.insert(rank).second; });
     }
     dialing_.clear();
+    if (plan_.on_demand) {
+      return;
+    }
     for (const Source& source : plan_.sources) {
       dialing_.push_back({source, 0, 0, "not connected yet"});
     }
     if (plan_.room == 0) {
       store_.keepOnly({});
     }
-    store_.limit([this](uint64_t bytes) { return store_.bytes() + bytes <= plan_.room; });
+    limitTo(plan_.room);
     tick();
+  }
+
+  void limitTo(uint64_t room) {
+    store_.limit([this, room](uint64_t bytes) { return store_.bytes() + bytes <= room; });
+  }
+
+  void beginFetch(int world, const std::vector<int>& ranks, uint64_t room) {
+    if (fetch_) {
+      endFetch();
+    }
+    fetch_ = Fetch{{ranks.begin(), ranks.end()}, {}};
+    if (!plan_.on_demand || plan_.world != world) {
+      endFetch();
+      return;
+    }
+    limitTo(room);
+    for (Source source : plan_.sources) {
+      std::erase_if(source.ranks, [&](int rank) { return !fetch_->wanted.contains(rank); });
+      if (!source.ranks.empty()) {
+        dialing_.push_back({std::move(source), 0, 0, "does not answer", true});
+      }
+    }
+    tick();
+  }
+
+  // All sources have said what they have, or will not.
+  void endFetch() {
+    Fetched found{{fetch_->taken.begin(), fetch_->taken.end()}, {}};
+    for (const Dialing& dialing : dialing_) {
+      if (!dialing.problem.empty() && found.problem.empty()) {
+        found.problem = dialing.source.address + ": " + dialing.problem;
+      }
+    }
+    for (auto& [token, peer] : peers_) {
+      if (peer.session->isKeeper()) {
+        peer.session->drop();
+      }
+    }
+    sweep();
+    if (plan_.on_demand) {
+      dialing_.clear();
+    }
+    fetch_.reset();
+    {
+      const MutexLock lock(mutex_);
+      fetched_ = std::move(found);
+    }
+    wakeAgent();
   }
 
   // A step of this attempt is committed: copies of ranks that this node no longer keeps go.
@@ -309,7 +379,9 @@ class Mesh::Worker {
     std::set<CopyStore::Owner> kept;
     for (const Source& source : plan_.sources) {
       for (const int rank : source.ranks) {
-        kept.insert({rank, plan_.world});
+        if (!plan_.on_demand) {
+          kept.insert({rank, plan_.world});
+        }
       }
     }
     for (auto& [token, peer] : peers_) {  // those under way are of these
@@ -446,11 +518,12 @@ class Mesh::Worker {
     }
     for (size_t i = 0; i < dialing_.size(); ++i) {
       Dialing& dialing = dialing_[i];
-      if (dialing.token == 0 && now_ns_ >= dialing.retry_ns) {
+      if (dialing.token == 0 && !dialing.done && now_ns_ >= dialing.retry_ns) {
         try {
           dial(dialing, i);
         } catch (const Error& error) {
           dialing.problem = error.what();
+          dialing.done = dialing.once;
         }
       }
     }
@@ -468,7 +541,10 @@ class Mesh::Worker {
         for (Dialing& dialing : dialing_) {
           if (dialing.token == it->first) {
             dialing.token = 0;
-            dialing.problem = dialing.problem.empty() ? "the connection ended" : dialing.problem;
+            if (dialing.problem.empty() && !dialing.done) {
+              dialing.problem = "the connection ended";
+            }
+            dialing.done = dialing.once;
           }
         }
       } else if (!session.isOpen()) {
@@ -496,6 +572,8 @@ class Mesh::Worker {
     const bool keeper = peer.session->isKeeper();
     if (frame.type == MeshType::kOffer && keeper) {
       offered(peer, slotHeadIn(frame.payload));
+    } else if (frame.type == MeshType::kAll && keeper && !peer.taking) {
+      allOffered(peer, vaultHeadsIn(frame.payload));
     } else if (frame.type == MeshType::kBytes && keeper && peer.taking) {
       peer.session->beginSlot();
     } else if (frame.type == MeshType::kWant && !keeper) {
@@ -532,6 +610,20 @@ class Mesh::Worker {
     reply(peer, head, answer);
   }
 
+  void allOffered(Peer& peer, const std::vector<VaultHead>& vaults) {
+    Dialing& dialing = dialing_.at(peer.session->source());
+    if (!dialing.once) {
+      return;
+    }
+    for (const VaultHead& vault : vaults) {
+      if (std::ranges::count(dialing.source.ranks, vault.rank) > 0) {
+        store_.complete({vault.rank, plan_.world}, vault.writer, vault.resumed);
+      }
+    }
+    dialing.done = true;
+    peer.session->drop();
+  }
+
   void endSlot(Peer& peer) {
     const SlotHead head = *std::exchange(peer.taking, std::nullopt);
     const auto incoming = peer.session->takeSlot();
@@ -546,7 +638,10 @@ class Mesh::Worker {
     }
   }
 
-  static void reply(Peer& peer, const SlotHead& head, Kept kept) {
+  void reply(Peer& peer, const SlotHead& head, Kept kept) {
+    if (fetch_ && kept == Kept::kYes) {
+      fetch_->taken.insert(head.rank);
+    }
     peer.session->send(MeshType::kHeld,
                        payloadOf(HeldSlot{head.rank, kept, head.step, head.incarnation}));
   }
@@ -590,6 +685,19 @@ class Mesh::Worker {
     }
   }
 
+  std::vector<VaultHead> headsOf(const std::set<int>& ranks) const {
+    std::vector<VaultHead> heads;
+    for (const int rank : ranks) {
+      const auto found = vaults_.find(rank);
+      if (found != vaults_.end() && found->second.reader) {
+        const RankStats& stats = found->second.reader->stats();
+        heads.push_back({rank, 0, stats.incarnation.load(),
+                         std::max<int64_t>(-1, static_cast<int64_t>(stats.restored_step.load()))});
+      }
+    }
+    return heads;
+  }
+
   void offerNext(Peer& peer) {
     Serving& serving = *peer.serving;
     for (auto& [rank, pending] : serving.pending) {
@@ -601,6 +709,9 @@ class Mesh::Worker {
     }
     if (serving.offer && !std::exchange(serving.offer->said, true)) {
       peer.session->send(MeshType::kOffer, payloadOf(serving.offer->head));
+    }
+    if (!serving.offer && !std::exchange(serving.said_all, true)) {
+      peer.session->send(MeshType::kAll, payloadOf(headsOf(serving.ranks)));
     }
   }
 
@@ -728,6 +839,7 @@ class Mesh::Worker {
   int port_ = 0;
   MeshKey key_{};
   Plan plan_;
+  std::optional<Fetch> fetch_;
   CopyStore store_;
   CommitKey committed_{-1, 0};
   uint64_t commits_ = 0;  // since it was made
@@ -747,6 +859,7 @@ class Mesh::Worker {
   std::vector<Event> events_ GUARDED_BY(mutex_);
   std::vector<Copy> copies_ GUARDED_BY(mutex_);
   Status status_ GUARDED_BY(mutex_);
+  std::optional<Fetched> fetched_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 
@@ -777,6 +890,16 @@ void Mesh::keep(Plan plan) {
   if (worker_ != nullptr) {
     worker_->keep(std::move(plan));
   }
+}
+
+void Mesh::fetch(int world, std::vector<int> ranks, uint64_t room) {
+  if (worker_ != nullptr) {
+    worker_->fetch(world, std::move(ranks), room);
+  }
+}
+
+std::optional<Mesh::Fetched> Mesh::fetched() {
+  return worker_ == nullptr ? std::nullopt : worker_->fetched();
 }
 
 void Mesh::vault(int rank, int fd) {

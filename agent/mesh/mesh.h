@@ -1,6 +1,7 @@
 // Agents of one job keep copies of each other's vaults: this agent, as a keeper, asks those of
 // other nodes for the sealed slots of their ranks; as an owner, it offers the slots of its own
-// ranks to keepers that ask. What they say is in frames.h.
+// ranks to keepers that ask. What they say is in frames.h. A keeper asks all the time, or only once
+// (fetch()), when a node has no rank any more and its agent still has the vaults.
 //
 // The mesh has a thread of its own, `reft-mesh`, so that neither the network nor the first touch of
 // memory delays a vote. It serves strangers nothing: who does not show within 5 s that it has the
@@ -13,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +39,11 @@ class Mesh {
     std::vector<Source> sources;
     uint64_t room = 0;  // bytes that all copies together may take
     uint64_t rate = 0;  // bytes per second of each connection that sends; 0: no limit
+    bool on_demand = false;  // nothing is copied before fetch()
+  };
+  struct Fetched {
+    std::vector<int> ranks;  // of which there is a copy now, ascending
+    std::string problem;     // why not of all; "": none is missing
   };
   // What became of a slot of a rank of this node.
   struct Event {
@@ -71,6 +78,12 @@ class Mesh {
   bool isOpen() const { return worker_ != nullptr; }
 
   void keep(Plan plan);
+  // Copies what the sources of a plan `on_demand` have of these ranks of a job of `world` ranks,
+  // as far as there are sources and `room`. Each ends within seconds if it does not answer.
+  // fetched() has the outcome; a fetch that is under way ends with what it has.
+  void fetch(int world, std::vector<int> ranks, uint64_t room);
+  // Nothing: none has ended since the last call.
+  std::optional<Fetched> fetched();
   // The vault of a rank of this node; the mesh keeps a duplicate.
   void vault(int rank, int fd);
   // It has sealed a slot.

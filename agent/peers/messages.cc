@@ -181,6 +181,7 @@ MeshKeep parseMeshKeep(std::string_view payload) {
   keep.copied = ranksIn(from, "copied");
   keep.room = static_cast<uint64_t>(integer(from, "room", 0, INT64_MAX));
   keep.rate = static_cast<uint64_t>(integer(from, "rate", 0, INT64_MAX));
+  keep.on_demand = integer(from, "on_demand", 0, 1) == 1;
   const auto sources = from.find("sources");
   if (sources == from.end() || !sources->is_array() || sources->size() > kMostSources) {
     throw InvalidArgument("sources", "no list", "a list of up to 4096 nodes");
@@ -194,6 +195,15 @@ MeshKeep parseMeshKeep(std::string_view payload) {
                             ranksIn(source, "ranks")});
   }
   return keep;
+}
+
+MeshFetch parseMeshFetch(std::string_view payload) {
+  const auto from = object(payload);
+  MeshFetch fetch;
+  fetch.world = static_cast<int>(integer(from, "world", 1, kMaxRank));
+  fetch.ranks = ranksIn(from, "ranks");
+  fetch.room = static_cast<uint64_t>(integer(from, "room", 0, INT64_MAX));
+  return fetch;
 }
 
 StacksRequest parseStacksRequest(std::string_view payload) {

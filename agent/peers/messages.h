@@ -83,8 +83,18 @@ struct MeshKeep {
   std::vector<int> copied;
   uint64_t room = 0;  // bytes
   uint64_t rate = 0;  // bytes per second; 0: no limit
+  bool on_demand = false;
 };
 MeshKeep parseMeshKeep(std::string_view payload);
+
+// {"world", "ranks", "room"} of kMeshFetch: copies of these ranks' vaults are wanted, from nodes
+// that have no rank any more.
+struct MeshFetch {
+  int world = 0;
+  std::vector<int> ranks;
+  uint64_t room = 0;  // bytes
+};
+MeshFetch parseMeshFetch(std::string_view payload);
 
 // What a rank says about its state: (about, where, kind, why), at most kMaxNotes of them, texts of
 // at most 512 bytes.

@@ -184,6 +184,10 @@ std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const Agent
   return dumpJson(result);
 }
 
+std::string fetchedJson(const Mesh::Fetched& fetched) {
+  return dumpJson({{"ranks", fetched.ranks}, {"problem", fetched.problem}});
+}
+
 json meshJson(const Mesh::Status& mesh, const std::vector<Mesh::Copy>& copies) {
   if (mesh.port == 0) {
     return nullptr;

@@ -46,6 +46,7 @@ struct AgentState {
   uint64_t ticks = 0;  // of the agent's timer
 };
 
+std::string fetchedJson(const Mesh::Fetched& fetched);
 // `mesh`: from meshJson().
 std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
                        const nlohmann::json& mesh, int64_t now_ns);

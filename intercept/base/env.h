@@ -72,9 +72,10 @@ namespace reft {
     "ranks of a node store, so state without replicas survives any lost node, too (FSDP2, " \
     "pipelines); with +peer, in addition to what the ranks store themselves. reft prints " \
     "at the first step how many it does survive.") \
-  X(mesh_address, "REFT_MESH_ADDRESS", kText, "", "a numeric address of this node", \
-    "Where the agent of this node takes connections of other nodes' agents (with `peer`). Default: " \
-    "the address from which this node reaches MASTER_ADDR.") \
+  X(mesh_address, "REFT_MESH_ADDRESS", kText, "", "a numeric address of this node, or none", \
+    "Where the agent of this node takes connections of other nodes' agents. Default: the address " \
+    "from which this node reaches MASTER_ADDR. `none`: it takes none, so copies and vaults stay on " \
+    "their node.") \
   X(mesh_bytes_per_sec, "REFT_MESH_BYTES_PER_SEC", kBytes, "0", "0 or a size", \
     "Most bytes per second that an agent sends to another node. 0: no limit.") \
   X(snapshot_every, "REFT_SNAPSHOT_EVERY", kInt, "1", "1..1000000", \

@@ -63,6 +63,8 @@ enum class Type : uint16_t {
   kMeshOpen = 70,
   kMeshAt = 71,
   kMeshKeep = 72,
+  kMeshFetch = 73,
+  kMeshFetched = 74,
 };
 
 struct Header {

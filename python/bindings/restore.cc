@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "c10d_backend/snapshot_transport.h"
 #include "intercept/base/error.h"
@@ -63,6 +64,21 @@ py::tuple inventoryOf(int fd, int node, bool is_copy) {
 
 std::string mergeInventories(const std::vector<std::string>& texts) {
   return inventoryJson(parseInventories(texts));
+}
+
+// Ranks of a job of `world` ranks of which an inventory has no vault; none if it has of none.
+std::vector<int> ranksWithoutVault(const std::string& inventory, int world) {
+  std::set<int> found;
+  for (const VaultSummary& vault : parseInventories({inventory})) {
+    found.insert(vault.rank);
+  }
+  std::vector<int> missing;
+  for (int rank = 0; rank < world && !found.empty(); ++rank) {
+    if (!found.contains(rank)) {
+      missing.push_back(rank);
+    }
+  }
+  return missing;
 }
 
 // (plan or None, why newer steps were passed over, whether any vault was found).
@@ -135,6 +151,8 @@ void bindRestore(py::module_& module) {
   module.def("inventory_of", &inventoryOf, py::arg("fd"), py::arg("node"),
              py::arg("is_copy") = false,
              "(inventory of one vault, its damages in words). Reads all of it.");
+  module.def("ranks_without_vault", &ranksWithoutVault, py::arg("inventory"), py::arg("world"),
+             "Ranks, ascending, of which an inventory has no vault; empty if it has no vault at all");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
   module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("node_of"),
              py::arg("below") = INT64_MAX,

@@ -179,8 +179,8 @@ bool VaultSummary::wasThere(int64_t step, uint64_t incarnation) const {
   const bool has_slot = std::any_of(slots.begin(), slots.end(), [&](const SlotSummary& slot) {
     return slot.incarnation == incarnation;
   });
-  if (is_copy) {
-    return false;
+  if (is_copy && writer == kUnknown) {
+    return false;  // it may not have had the step yet
   }
   const bool is_substitute = writer != kUnknown && (slots.empty() || resumed == step);
   return has_slot || writer == incarnation || !is_substitute;

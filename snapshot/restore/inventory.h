@@ -54,7 +54,9 @@ struct VaultSummary {
   int rank = 0;
   int node = 0;
   std::vector<SlotSummary> slots;
-  uint64_t writer = kUnknown;  // the attempt that had it last
+  // The attempt that had it last. Of a copy: it is known if the copy is of all that the vault had
+  // when nothing wrote to it any more.
+  uint64_t writer = kUnknown;
   int64_t resumed = -1;        // the step from which that attempt went on; -1: none
   bool is_copy = false;        // its node keeps it for another one
 

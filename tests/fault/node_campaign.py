@@ -58,7 +58,7 @@ STATES = ["replicas", "dropout", "own", "fsdp", "sharded"]
 POINTS = ["capture", "mid_chunk", "before_seal", "after_seal", "after_vote", "gate", "after_commit", "after_seal", "before_seal", "after_vote",
           "collective", "random"]  # fmt: skip
 RESTORE_POINTS = ["restore_agree", "restore_copy", "restore_done"]
-# What is lost, and the weights of these kinds. In all of them but `ranks`, a node's agent goes, too.
+# What is lost, and the weights of these kinds. In all but `ranks` and `moved`, a node's agent goes, too.
 KINDS = {
     "node": 8,  # all but the launcher
     "first": 3,  # as `node`, node 0, whose launcher has the store
@@ -67,6 +67,7 @@ KINDS = {
     "store": 1,  # with that of node 0: all launchers end, and all are started again
     "power": 1,  # with launcher and network: no packet says that the node is gone
     "ranks": 3,  # only the ranks
+    "moved": 2,  # ranks and launcher, which are started again on another host; the agent lives
     "agent": 2,  # only the agent, from which training is to notice nothing
     "agent_then_node": 2,  # the agent of one node, and some steps later another node
     "pair": 4,  # two nodes at once
@@ -85,6 +86,7 @@ def promised(case: Case, nodes: int) -> str:
     | lost                                     | protection      | state            | promise |
     |------------------------------------------|-----------------|------------------|---------|
     | ranks, or an agent alone                 | any             | any              | exact   |
+    | ranks that go on on another host         | any             | any              | exact   |
     | one node                                 | peer, *+peer    | any              | exact   |
     | one node                                 | arc, arc:2, aec | replicas         | exact   |
     | one node                                 | arc, arc:2, aec | dropout          | replica |
@@ -99,7 +101,7 @@ def promised(case: Case, nodes: int) -> str:
     `replica`: resumed, but the lost ranks' random state may be that of a replica, and reft says so.
     `any`: exact, or from the beginning with a word. Nothing is ever allowed to be wrong.
     """
-    if case.kind in ("ranks", "agent"):
+    if case.kind in ("ranks", "agent", "moved"):
         return EXACT
     ranks_store, peer = case.protection.replace("+peer", ""), "peer" in case.protection
     by_replicas = {"replicas": EXACT, "dropout": REPLICA}.get(case.state, ANY)
@@ -175,7 +177,7 @@ def draw(
         "REFT_MESH_BYTES_PER_SEC": rng.choice(["0", "0", "1M"]),
         "REFT_RESUME_VERIFY": rng.choice(["off", "off", "auto"]),
     }
-    if kind in ("launcher", "power"):
+    if kind in ("launcher", "power", "moved"):
         # Without it, torch 2.11 tells a new launcher in a later round no MASTER_ADDR.
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     case = Case(number, kind, protection, state, env)
@@ -183,10 +185,10 @@ def draw(
     first, other = rng.sample(range(nodes), 2)
     if kind in ("first", "store"):
         first, other = 0, rng.randrange(1, nodes)
-    if kind in ("launcher", "power") and first == 0:
+    if kind in ("launcher", "power", "moved") and first == 0:
         first, other = other, 0
     how = {"cut": "cut", "launcher": "launcher", "store": "launcher", "power": "power", "ranks": "ranks",
-           "agent": "agent"}.get(kind, "node")  # fmt: skip
+           "moved": "moved", "agent": "agent"}.get(kind, "node")  # fmt: skip
     if kind == "pair":
         case.losses = [Loss([first, other], point, step)]
     elif kind == "agent":
@@ -330,6 +332,8 @@ class Campaign:
                 job.kill_ranks(node)
             elif loss.how == "agent":
                 job.kill_agent(node)
+            elif loss.how == "moved":
+                job.move(node)
             else:
                 job.kill_node(node, launcher=loss.how in ("launcher", "power"))
         (job.folder / f"lost-{loss.start}").touch()
@@ -338,7 +342,7 @@ class Campaign:
                 self.network.cut(node, False)
             elif loss.how == "power":
                 self.network.replace(node)
-            if loss.how in ("launcher", "power") and node != 0:
+            if loss.how in ("launcher", "power", "moved") and node != 0:
                 job.start_node(node)
 
     def run(self, case: Case) -> dict[str, Any]:
@@ -402,7 +406,7 @@ class Campaign:
             found.append("a resume was called inexact: " + said[said.index("the resume is not exact") :][:300])
         if case.kind == "agent" and len(runs) > 1:
             found.append("training was restarted, although only an agent was killed")
-        if case.promise == EXACT and "a lost node is NOT survived" in said and case.kind not in ("ranks", "agent"):
+        if case.promise == EXACT and "a lost node is NOT survived" in said and case.kind not in ("ranks", "agent", "moved"):
             found.append("reft said that a lost node is not survived")
         for line in said.splitlines():
             if line.startswith("reft") and ("training continues without" in line or "Traceback" in line):

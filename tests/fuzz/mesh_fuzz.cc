@@ -71,7 +71,7 @@ void readChanged(std::string_view bytes) {
   std::vector<size_t> ends;
   for (size_t at = 4, length = bytes[3] & 127; at < bytes.size(); at += length, length += 7) {
     const std::string_view payload = bytes.substr(at, length = std::max<size_t>(length, 1));
-    sent += sealer.seal(static_cast<MeshType>(at % 5 + 1), payload);
+    sent += sealer.seal(static_cast<MeshType>(at % 6 + 1), payload);
     ends.push_back(sent.size());
   }
   demand(framesIn(sent).size() == ends.size());
@@ -236,6 +236,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   demand(framesIn(whole).empty());
   tryParse([&] { demand(payloadOf(wantIn(whole)) == whole); });
   tryParse([&] { demand(payloadOf(heldSlotIn(whole)) == whole); });
+  tryParse([&] { demand(payloadOf(vaultHeadsIn(whole)) == whole); });
   tryParse([&] { demand(payloadOf(slotHeadIn(whole)) == whole); });
   readChanged(whole);
   tryParse([&] { takeSlot(whole); });

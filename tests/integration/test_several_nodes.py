@@ -10,7 +10,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,9 @@ class Job:
     script = TRAIN
 
     def __init__(
-        self, tmp_path: Path, ranks: int = 1, nodes: int = 2, steps: int = STEPS, name: str = "", **env: str
-    ) -> None:
+        self, tmp_path: Path, ranks: int = 1, nodes: int = 2, steps: int = STEPS, name: str = "",
+        per_node: Sequence[Mapping[str, str]] = (), **env: str,
+    ) -> None:  # fmt: skip
         self.folder = tmp_path
         self.id = name or f"several-nodes-{free_port()}"
         self.log = tmp_path / "loss.jsonl"
@@ -49,7 +50,7 @@ class Job:
         environment |= {"OMP_NUM_THREADS": "1"} | env
         self.nodes = node_launchers(
             self.script, *self.arguments(steps), ranks=ranks, job=self.id, env=environment,
-            outputs=self.outputs, max_restarts=3,
+            outputs=self.outputs, max_restarts=3, per_node=per_node,
         )  # fmt: skip
 
     def arguments(self, steps: int) -> list[str]:
@@ -325,3 +326,31 @@ def test_peer_on_one_node_says_that_there_is_no_other(tmp_path: Path) -> None:
     text = Job(tmp_path, ranks=2, nodes=1, REFT_SNAPSHOT_PROTECTION="peer").finish()
     assert "a lost node is NOT survived (REFT_SNAPSHOT_PROTECTION=peer): all ranks are on one node" in text, text
     assert final(text)
+
+
+@pytest.mark.slow
+def test_vaults_of_a_host_whose_ranks_run_elsewhere_are_fetched(tmp_path: Path) -> None:
+    """An accelerator fails: the ranks of its host go on on another one, and its agent lives. Without
+    protection, each rank's own state and random numbers are nowhere else."""
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "moved").mkdir()
+    undisturbed = OwnStateJob(tmp_path / "reference")
+    undisturbed.finish()
+    secret = tmp_path / "secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o600)
+    env = {"REFT_JOB_SECRET_FILE": str(secret), "REFT_RESUME_VERIFY": "off"}
+    with ended(OwnStateJob(tmp_path / "moved", **env)) as before:
+        before.wait_for_step(3)
+        before.until(lambda: before.committed(0) >= 5, "a commit")
+        for node in before.nodes:
+            node.kill()
+        kill_all(before.processes())
+        # The new ranks of node 1 are on a host that knows nothing of its agent.
+        elsewhere = [{}, {"REFT_RUN_DIR": str(tmp_path / "elsewhere")}]
+        job = OwnStateJob(before.folder, name=before.id, per_node=elsewhere, **env)
+        text = job.finish()
+    assert "vaults of rank 1 came from the agent of a node that has no rank any more" in text, text
+    assert len(resumed := re.findall(r"resumed at step (\d+)", text)) == 1, text
+    assert int(resumed[0]) >= 5
+    assert job.finals() == undisturbed.finals()

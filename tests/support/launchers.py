@@ -88,6 +88,7 @@ def node_launchers(
     env: dict[str, str],
     outputs: Sequence[Path],
     max_restarts: int = 0,
+    per_node: Sequence[Mapping[str, str]] = (),
 ) -> list[subprocess.Popen[bytes]]:
     """Starts a job of several nodes with `ranks` each, all on this machine: a launcher, and so an
     agent, for each.
@@ -95,6 +96,7 @@ def node_launchers(
     Args:
         job: id of the rendezvous.
         outputs: files that get what a node says, one for each node.
+        per_node: what of the environment is another one on the first nodes.
     """
     port = free_port()
     launchers = []
@@ -104,7 +106,12 @@ def node_launchers(
         command = torchrun(script, *arguments, ranks=ranks, options=options)
         with output.open("wb") as sink:
             launchers.append(
-                subprocess.Popen(command, env=env, stdout=sink, stderr=subprocess.STDOUT)
+                subprocess.Popen(
+                    command,
+                    env=env | dict(per_node[node] if node < len(per_node) else {}),
+                    stdout=sink,
+                    stderr=subprocess.STDOUT,
+                )
             )
     return launchers
 

@@ -183,6 +183,7 @@ class NodesJob:
         self._port, self._max_restarts = port, max_restarts
         self._launchers: list[int] = [0] * nodes
         self.codes: list[int | None] = [None] * nodes
+        self._moves = [0] * nodes
         self._round = 0
 
     def start(self) -> None:
@@ -210,7 +211,7 @@ class NodesJob:
         )["pid"]  # fmt: skip
 
     def run_dir(self, node: int) -> Path:
-        return self.folder / f"run{node}"
+        return self.folder / f"run{node}{'-moved' * self._moves[node]}"
 
     def log(self, node: int) -> Path:
         return self.folder / f"node{node}.log"
@@ -253,6 +254,13 @@ class NodesJob:
         if launcher and self.codes[node] is None:
             self._reap(node)
         return count
+
+    def move(self, node: int) -> None:
+        """Ends what runs on a node but its agent; what is started there next does not know it."""
+        kill_all([*self.rank_pids(node), *self._kept(node)])
+        if self.codes[node] is None:
+            self._reap(node)
+        self._moves[node] += 1
 
     def _kept(self, node: int) -> set[int]:
         """A launcher and the helper with which it starts ranks."""

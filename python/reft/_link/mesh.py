@@ -1,10 +1,13 @@
-"""Copies of snapshots on another node (REFT_SNAPSHOT_PROTECTION=peer): which node keeps those of
-which, and how its agent finds the other one.
+"""Snapshots on other nodes: which node keeps copies of which one's (REFT_SNAPSHOT_PROTECTION=peer),
+how its agent finds the other one, and how a restart gets at what the agent of a node has on which no
+rank runs any more.
 
-The nodes' failure domains form a ring, and the copies of a node's ranks go to a node of the next
-domain. The first rank of each node has its agent listen, publishes where, and tells it of which
-nodes it is to keep copies; what agents say to each other, and what they prove to each other first,
-is in `agent/mesh/`.
+The nodes' failure domains form a ring, and a node of the next domain is a node's keeper. The first
+rank of each node has its agent listen, publishes where, and tells it of which nodes it is the
+keeper. With `peer`, an agent has copies of these all the time. Without, it only remembers where they
+are, and fetches what is there when a restart lacks it: an accelerator fails, the job goes on
+elsewhere, and the host with its agent and the vaults lives. What agents say to each other, and what
+they prove to each other first, is in `agent/mesh/`.
 
 Threads: the training thread. Errors: none: `Copies` warns, and training has snapshots then that a
 lost node does not survive.
@@ -32,6 +35,10 @@ _LONGEST_ANSWER = 128
 _ANY_PORT = 9
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")  # reserved for documentation: no host has them
 _ANSWER_MS = 10000
+_FETCH_MS = 300_000  # of what moves: an agent that is silent is given up within 10 s
+_PUBLISHED_SEC = 5.0
+_NOWHERE = "none"  # as REFT_MESH_ADDRESS
+_MOST_FETCHED = 4096  # ranks, which an agent takes at once
 
 
 def keepers(layout: Layout) -> list[int]:
@@ -64,6 +71,8 @@ def own_address(wanted: str) -> str:
         ValueError: `wanted` is no numeric address.
         OSError: none is known.
     """
+    if wanted == _NOWHERE:
+        raise ValueError("REFT_MESH_ADDRESS is none")
     if wanted:
         return str(ipaddress.ip_address(wanted))
     found = ""
@@ -90,9 +99,45 @@ def _towards(target: str) -> str:
         return str(probe.getsockname()[0])
 
 
+def _room(env: dict[str, Any], own_bytes: int, own_yet: int, local_world: int) -> int:
+    """Bytes that copies of other nodes' vaults may take here.
+
+    Args:
+        own_bytes: that a vault of this node takes.
+        own_yet: how many of them are yet to come.
+    """
+    if limit := env["snapshot_host_bytes"]:
+        return max(0, int(limit) - own_bytes * local_world)
+    room = host_memory.tightest()
+    return max(0, (1 << 62) if room is None else int(_ROOM_SHARE * room.usable) - own_bytes * own_yet)
+
+
+def fetch(env: dict[str, Any], job: Job, client: _C.AgentClient, ranks: list[int]) -> list[int]:
+    """Has this node's agent copy the vaults of ranks from agents of nodes of the attempt before of
+    which it is the keeper.
+
+    Returns:
+        The ranks of which it has a copy now.
+    """
+    if job.local_rank != 0 or not ranks:
+        return []
+    room = _room(env, 0, 0, job.local_world)
+    wanted = {"world": job.world, "ranks": ranks[:_MOST_FETCHED], "room": room}
+    try:
+        answer, _ = client.request(
+            agent_protocol.MESH_FETCH, json.dumps(wanted), agent_protocol.MESH_FETCHED, _FETCH_MS
+        )
+        said = json.loads(answer)
+        found, problem = [int(rank) for rank in said["ranks"]], str(said["problem"])
+    except Exception as error:  # noqa: BLE001  # the restart goes on with what there is
+        found, problem = [], str(error) or type(error).__name__
+    if problem:
+        _voice.debug(f"node {job.node} cannot fetch vaults: {problem}")
+    return found
+
+
 class Copies:
-    """This node's part, for its first rank; of other ranks, and without `peer`, there is nothing to
-    do.
+    """This node's part, for its first rank; of other ranks there is nothing to do.
 
     Args:
         wanted: whether this job takes snapshots.
@@ -109,13 +154,18 @@ class Copies:
         self._env, self._job, self._store, self._client = env, job, store, client
         self._keep: dict[str, Any] | None = None
         self._kept = False
-        keeper_of = keepers(job.layout)
-        wanted = wanted and is_copied(env["snapshot_protection"])
-        if not wanted or job.local_rank != 0 or not keeper_of:
+        self._keeper_of = keepers(job.layout)
+        if not wanted or job.local_rank != 0 or not self._keeper_of:
+            return
+        self._on_demand = not is_copied(env["snapshot_protection"])
+        if self._on_demand and env["mesh_address"] == _NOWHERE:
             return
         try:
-            self._keep = self._open(keeper_of)
+            self._keep = self._open()
         except Exception as error:  # noqa: BLE001  # all else of reft works
+            if self._on_demand:  # nothing was promised
+                _voice.debug(f"node {job.node}: vaults stay on their node: {error}")
+                return
             _voice.warn(
                 f"node {job.node}: a lost node is NOT survived: copies of snapshots cannot go to"
                 f" another node: {error or type(error).__name__}"
@@ -123,7 +173,7 @@ class Copies:
             # What is said about a lost node from here on is about what the ranks store.
             env["snapshot_protection"] = placement(env["snapshot_protection"])
 
-    def _open(self, keeper_of: list[int]) -> dict[str, Any]:
+    def _open(self) -> dict[str, Any]:
         """Has the agent listen; returns what it is to be told once there is room for copies."""
         job, port, address = self._job, 0, ""
         try:
@@ -136,19 +186,25 @@ class Copies:
             port = int(json.loads(answer)["port"])
         finally:  # the node that is to keep copies of this one's ranks waits for it
             self._store.put(AGENT, f"mesh/{job.node}", job.rank, f"{port} {address}")
-        sources = [self._source(node) for node, at in enumerate(keeper_of) if at == job.node]
+        # What is only remembered can wait until the others have said where they listen.
         return {
             **wanted,
             "port": port,
-            "copied": job.layout.nodes[job.node],
-            "sources": [source for source in sources if source is not None],
+            "copied": [] if self._on_demand else job.layout.nodes[job.node],
+            "sources": [] if self._on_demand else self._sources(self._env["connect_sec"]),
             "rate": self._env["mesh_bytes_per_sec"],
+            "on_demand": int(self._on_demand),
         }
 
-    def _source(self, node: int) -> dict[str, Any] | None:
+    def _sources(self, seconds: float) -> list[dict[str, Any]]:
+        nodes = [node for node, at in enumerate(self._keeper_of) if at == self._job.node]
+        sources = [self._source(node, seconds) for node in nodes]
+        return [source for source in sources if source is not None]
+
+    def _source(self, node: int, seconds: float) -> dict[str, Any] | None:
         """Where the agent of a node listens; None if it does not."""
         ranks, key = self._job.layout.nodes[node], f"mesh/{node}"
-        self._store.wait([key], timedelta(seconds=float(self._env["connect_sec"])))
+        self._store.wait([key], timedelta(seconds=float(seconds)))
         said = self._store.read(AGENT, key, ranks[0], _LONGEST_ANSWER, was_there=True).decode()
         port, _, address = said.partition(" ")
         if port == "0":
@@ -164,18 +220,21 @@ class Copies:
         if self._keep is None or self._kept:
             return
         self._kept = True
-        limit = self._env["snapshot_host_bytes"]
-        left = limit - own_bytes * self._job.local_world if limit else None
-        if left is None:
-            room = host_memory.tightest()
-            left = (1 << 62) if room is None else int(_ROOM_SHARE * room.usable)
-            left -= own_bytes * (self._job.local_world - 1)  # of which some may be yet to come
-        self._say(self._keep, max(0, left))
+        if self._on_demand:
+            try:
+                sources = self._sources(_PUBLISHED_SEC)
+            except Exception as error:  # noqa: BLE001  # nothing was promised
+                _voice.debug(f"node {self._job.node}: other nodes' vaults stay there: {error}")
+                return
+            self._say({**self._keep, "sources": sources}, 0)
+            return
+        local = self._job.local_world
+        self._say(self._keep, _room(self._env, own_bytes, local - 1, local))
 
     def drop(self) -> None:
         """Memory is short: what this node keeps for others goes."""
         if self._keep is not None:
-            self._say({**self._keep, "sources": [], "copied": []}, 0)
+            self._say({**self._keep, "sources": [], "copied": [], "on_demand": 0}, 0)
             self._keep = None
 
     def _say(self, what: dict[str, Any], room: int) -> None:

@@ -31,6 +31,7 @@ from reft._link import (
     host_memory,
     job_identity,
     launch,
+    mesh,
     vault_place,
 )
 from reft._link.trusted_store import AGENT, OBJECTS, ROUND, TABLE, TrustedStore
@@ -39,6 +40,7 @@ from reft._session.restore_ways import Begun, Way
 
 SMALL_STATE_FORMAT = 3  # raised when `small_state.Saved` changes
 INVENTORY = "inventory"  # the rounds in which all ranks take part
+FETCHED = "fetched"
 MATCH = "match"
 VERIFY = "verify"
 WAIT = "wait"
@@ -114,7 +116,7 @@ def give_up(job: job_identity.Job, store: TrustedStore, reason: str) -> None:
     answers: list[Callable[[], None]] = [lambda: gather.refuse(job, store, INVENTORY, reason)]
     # For those that have read the inventories: a step that they agreed on is resumed by all or by
     # none.
-    answers += [partial(gather.refuse, job, store, name, reason) for name in (VERIFY, WAIT, MATCH)]
+    answers += [partial(gather.refuse, job, store, name, reason) for name in (FETCHED, VERIFY, WAIT, MATCH)]
     if job.local_rank == 0:
         answer = f"{_NO_AGENT}rank {job.rank}: {reason}"
         key = f"agent/{job.node}"
@@ -439,7 +441,8 @@ def agree(
             if unused is not None and unused.takes_own(job.rank):
                 agreed.own_fd, agreed.begun = own_fd, begun
             return agreed
-        plan, agreed.way = _plan_after(begun, env, job, gathered.text)
+        inventory = _with_fetched(env, job, store, client, gathered.text)
+        plan, agreed.way = _plan_after(begun, env, job, inventory)
         if plan is not None:
             restorer = _C.Restorer(client, plan, job.rank)
             saved = plain.loads(_small_state(job, store, plan, restorer))
@@ -451,7 +454,7 @@ def agree(
             if _is_of(session, saved, plan, job):
                 own = own_fd if plan.is_near(job.rank, job.rank) else -1
                 agreed.own_fd, agreed.newest = own, Source(plan, restorer, saved)
-                agreed.inventory, agreed.begun = gathered.text, begun
+                agreed.inventory, agreed.begun = inventory, begun
         return agreed
     finally:
         if own_fd >= 0 and agreed.own_fd < 0:
@@ -534,6 +537,42 @@ def _inventory(
             else:
                 os.close(fd)
     return _C.merge_inventories(texts), own_fd
+
+
+def _with_fetched(
+    env: dict[str, Any],
+    job: job_identity.Job,
+    store: TrustedStore,
+    client: _C.AgentClient,
+    inventory: str,
+) -> str:
+    """The inventory of all vaults, those included that are on nodes without ranks. Such a node may
+    have run the ranks of which there is no vault here."""
+    missing = _C.ranks_without_vault(inventory, job.world)
+    if not missing or env["resume"] == "off":
+        return inventory
+    texts = []
+    fetched = mesh.fetch(env, job, client, missing)
+    for rank in fetched:
+        try:
+            fd = vault_of(client, rank, job.world, is_copy=True)
+        except _C.Error:
+            continue
+        try:
+            texts.append(_C.inventory_of(fd, job.node, True)[0])
+        except _C.Corruption:
+            pass  # each byte was compared as it came, but memory can fail
+        finally:
+            os.close(fd)
+    if fetched:
+        _voice.say(
+            f"vaults of {_voice.ranks(fetched)} came from the agent of a node that has no rank any"
+            " more"
+        )
+    merged = _C.merge_inventories(texts)
+    gathered = gather.gather(job, store, FETCHED, merged, _C.merge_inventories)
+    all_take_part(job.rank, job.world, gathered.refusals)
+    return _C.merge_inventories([inventory, gathered.text])
 
 
 def _plan(env: dict[str, Any], job: job_identity.Job, inventory: str) -> _C.RestorePlan | None:

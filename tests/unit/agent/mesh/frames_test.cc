@@ -128,6 +128,16 @@ TEST(MeshFrames, NumbersThatCannotBeAreRefused) {
   EXPECT_THROW(heldSlotIn(payloadOf(HeldSlot{-1, Kept::kYes, 1, 1})), Corruption);
   EXPECT_THROW(heldSlotIn(payloadOf(HeldSlot{1, static_cast<Kept>(3), 1, 1})), Corruption);
   EXPECT_THROW(heldSlotIn(""), Corruption);
+  EXPECT_EQ(vaultHeadsIn("").size(), 0u);
+  const auto heads = vaultHeadsIn(payloadOf(std::vector<VaultHead>{{1, 0, 2, -1}, {3, 0, 4, 5}}));
+  ASSERT_EQ(heads.size(), 2u);
+  EXPECT_EQ(heads[1].rank, 3);
+  EXPECT_EQ(heads[1].writer, 4u);
+  EXPECT_EQ(heads[1].resumed, 5);
+  EXPECT_THROW(vaultHeadsIn("x"), Corruption);
+  EXPECT_THROW(vaultHeadsIn(payloadOf(std::vector<VaultHead>{{-1, 0, 2, -1}})), Corruption);
+  EXPECT_THROW(vaultHeadsIn(payloadOf(std::vector<VaultHead>{{1, 0, 2, -2}})), Corruption);
+  EXPECT_THROW(vaultHeadsIn(payloadOf(std::vector<VaultHead>(kMostWanted + 1))), Corruption);
 }
 
 }  // namespace mesh_frames_test

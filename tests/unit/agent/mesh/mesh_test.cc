@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "intercept/base/error.h"
+#include "snapshot/vault/reader.h"
 #include "tests/unit/agent/mesh/owner.h"
 
 namespace reft::agent {
@@ -237,6 +238,87 @@ TEST_F(MeshTest, WithoutMemoryForOthersAllCopiesGoAtOnce) {
   ASSERT_TRUE(eventually([&] { return node_.heard(1, 3); }));
   keeper.mesh->keep({kIncarnation, kWorld, {}, 0, 0});
   EXPECT_TRUE(eventually([&] { return keeper.mesh->copies().empty(); }));
+}
+
+// The outcome of a fetch.
+Mesh::Fetched fetched(Node& keeper, std::vector<int> ranks, int world = kWorld) {
+  keeper.mesh->fetch(world, std::move(ranks), 1 << 30);
+  std::optional<Mesh::Fetched> found;
+  EXPECT_TRUE(eventually([&] { return (found = keeper.mesh->fetched()).has_value(); }));
+  return found.value_or(Mesh::Fetched{});
+}
+
+// Remembers where a node is that has ranks 1 and 2.
+void remember(Node& keeper, uint16_t port) {
+  keeper.mesh->keep({kIncarnation, kWorld, {{"127.0.0.1", port, {1, 2}}}, 0, 0, true});
+}
+
+TEST_F(MeshTest, WhatANodeWithoutRanksHasIsFetchedOnDemand) {
+  Owner one(1), two(2);
+  node_.mesh->vault(1, one.fd());
+  node_.mesh->vault(2, two.fd());
+  Node keeper;
+  remember(keeper, node_.port);
+  seal(one, 1, 0, 3, 'a');
+  seal(one, 1, 1, 4, 'b');
+  seal(two, 2, 0, 4, 'c');
+  one.began(11, 2);
+  const Mesh::Fetched found = fetched(keeper, {0, 1, 7});
+  EXPECT_EQ(found.ranks, std::vector<int>{1});
+  EXPECT_EQ(found.problem, "");
+  EXPECT_EQ(keeper.fill(1, 3), 'a');
+  EXPECT_EQ(keeper.fill(1, 4), 'b');
+  EXPECT_EQ(keeper.fill(2, 4), '?') << "nobody has asked for it";
+  const auto copy = keeper.mesh->copyOf(1, kWorld);
+  ASSERT_NE(copy, nullptr);
+  const VaultReader reader(copy->get());
+  EXPECT_EQ(reader.stats().incarnation.load(), 11u);
+  EXPECT_EQ(reader.stats().restored_step.load(), 2u);
+  EXPECT_EQ(keeper.mesh->fetched(), std::nullopt);
+  EXPECT_EQ(fetched(keeper, {1, 2}).ranks, (std::vector<int>{1, 2})) << "that of rank 1 is there";
+  EXPECT_EQ(keeper.fill(2, 4), 'c');
+}
+
+TEST_F(MeshTest, NothingIsCopiedBeforeItIsFetchedAndNothingStaysAfterACommit) {
+  Owner owner(1);
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  remember(keeper, node_.port);
+  seal(owner, 1, 0, 3, 'a');
+  EXPECT_EQ(fetched(keeper, {2}).ranks, std::vector<int>{}) << "it has no vault of that rank";
+  EXPECT_EQ(keeper.mesh->status().taken_bytes, 0u);
+  EXPECT_EQ(fetched(keeper, {1}).ranks, std::vector<int>{1});
+  remember(keeper, node_.port);
+  EXPECT_EQ(keeper.fill(1, 3), 'a') << "the attempt has committed nothing yet";
+  keeper.mesh->committed({5, kIncarnation});
+  EXPECT_TRUE(eventually([&] { return keeper.mesh->copies().empty(); }));
+}
+
+TEST_F(MeshTest, AFetchEndsIfNobodyAnswers) {
+  Node keeper;
+  auto gone = std::make_unique<Node>();
+  remember(keeper, gone->port);
+  gone.reset();
+  const Mesh::Fetched found = fetched(keeper, {1});
+  EXPECT_EQ(found.ranks, std::vector<int>{});
+  EXPECT_NE(found.problem.find("127.0.0.1: "), std::string::npos) << found.problem;
+  EXPECT_EQ(fetched(keeper, {}).problem, "");
+  EXPECT_EQ(fetched(keeper, {1}, kWorld + 1).problem, "") << "of another job";
+}
+
+TEST_F(MeshTest, AFetchFromAnAgentOfAnotherJobEnds) {
+  Node keeper;
+  const Node other(MeshKey{9});
+  remember(keeper, other.port);
+  const Mesh::Fetched found = fetched(keeper, {1});
+  EXPECT_EQ(found.ranks, std::vector<int>{});
+  EXPECT_NE(found.problem, "");
+}
+
+TEST_F(MeshTest, AKeeperThatCopiesAllTheTimeFetchesNothing) {
+  Node keeper;
+  keeper.keep(node_.port, {1});
+  EXPECT_EQ(fetched(keeper, {1}).ranks, std::vector<int>{});
 }
 
 TEST_F(MeshTest, AnAddressOfNoHostHereIsAnError) {

@@ -56,6 +56,12 @@ class Owner {
     vault_->sealSlot(slot, std::vector<uint64_t>{11, 22}, step);
   }
 
+  // An attempt has taken it over, and resumed.
+  void began(uint64_t incarnation, int64_t resumed) {
+    vault_->stats().incarnation.store(incarnation);
+    vault_->stats().restored_step.store(static_cast<uint64_t>(resumed));
+  }
+
   // The head of a sealed slot, as an owner's agent offers it, and its bytes.
   SlotHead head(uint32_t slot, bool has_committed = false) const {
     const VaultReader reader(vault_->fd());

@@ -5,11 +5,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import json
 import random
 import socket
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from reft import _C
 from reft._link import mesh
 from reft._link.job_identity import Layout
 from reft._link.mesh import keepers, key_of, own_address
@@ -64,6 +68,8 @@ def test_a_keeper_is_never_of_the_same_domain() -> None:
         ("arc+peer", True, "arc"),
         ("arc:3+peer", True, "arc:3"),
         ("aec+peer", True, "aec"),
+        ("aor", False, "arc"),
+        ("aor+peer", True, "arc"),
     ],
 )
 def test_what_a_setting_asks_for(setting: str, copied: bool, stored: str) -> None:
@@ -90,7 +96,7 @@ def test_an_address_that_is_set_is_taken() -> None:
     assert own_address("fd00::0001") == "fd00::1"
 
 
-@pytest.mark.parametrize("wanted", ["node7", "10.1.2", "10.1.2.3:99", "10.0.0.0/8"])
+@pytest.mark.parametrize("wanted", ["node7", "10.1.2", "10.1.2.3:99", "10.0.0.0/8", "none"])
 def test_a_name_is_no_address(wanted: str) -> None:
     with pytest.raises(ValueError):
         own_address(wanted)
@@ -155,3 +161,37 @@ def test_nothing_is_sent_to_find_it(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(BlockingIOError):
             store.recv(1)
     assert ipaddress.ip_address(mesh._towards("127.0.0.1")).is_loopback
+
+
+# -- vaults of nodes without ranks
+
+
+def fetched(answer: str | Exception, local_rank: int = 0, missing: tuple[int, ...] = (2, 3)) -> tuple[Any, list[Any]]:
+    """What `fetch` makes of an agent's answer, and what the agent was asked for."""
+    asked: list[Any] = []
+
+    def request(kind: int, payload: str, wanted: int, ms: int) -> tuple[str, int]:
+        asked.append(json.loads(payload))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer, -1
+
+    job: Any = SimpleNamespace(node=1, local_rank=local_rank, local_world=2, world=4)
+    client: Any = SimpleNamespace(request=request)
+    return mesh.fetch({"snapshot_host_bytes": 1 << 20}, job, client, list(missing)), asked
+
+
+def test_the_first_rank_of_a_node_has_vaults_fetched() -> None:
+    found, asked = fetched('{"ranks": [3], "problem": "10.0.0.1: Connection refused"}')
+    assert found == [3]
+    assert asked == [{"world": 4, "ranks": [2, 3], "room": 1 << 20}]
+
+
+@pytest.mark.parametrize("answer", [_C.PeerFailure("no such request"), "[]", "{}", '{"ranks": ["x"], "problem": ""}'])
+def test_a_restart_goes_on_if_the_agent_fetches_nothing(answer: str | Exception) -> None:
+    assert fetched(answer)[0] == []
+
+
+def test_nothing_is_asked_for_that_is_there_or_that_another_rank_asks_for() -> None:
+    assert fetched("", local_rank=1) == ([], [])
+    assert fetched("", missing=()) == ([], [])

@@ -237,6 +237,19 @@ TEST(PlanRestore, ACopyThatIsBehindDoesNotStopAStepThatReplicasHave) {
   EXPECT_TRUE(result.plan->donor.contains(3));
 }
 
+// From the agent of a host that has no rank any more: what it lacks was never sealed.
+TEST(PlanRestore, AStepThatIsNotInAWholeCopyIsNotTakenFromReplicas) {
+  auto vaults = replicas(4, 11, 1);
+  vaults[3] = replicas(4, 10, 1)[3];
+  vaults[3].node = 0;
+  vaults[3].is_copy = true;
+  vaults[3].writer = kInc;
+  const RestoreDecision result = planRestore(vaults, {4, 2});
+  EXPECT_FALSE(result.plan);
+  ASSERT_FALSE(result.rejected.empty());
+  EXPECT_NE(result.rejected[0].find("rank 3 has not sealed it"), std::string::npos);
+}
+
 TEST(PlanRestore, DoesNotRebuildARankThatIsThereFromACopy) {
   auto vaults = replicas(4, 11, 1);
   vaults[2].slots.clear();
