@@ -41,6 +41,12 @@ CASES: dict[str, Callable[..., Any]] = {
     "bucket_view": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.AdamW, parameters_as_bucket_view=True, **k),
     "rmsprop": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.RMSprop, momentum=0.5, centered=True, **k),
     "without a thread": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.AdamW, **k),
+    "adamax": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.Adamax, **k),
+    "nadam": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.NAdam, **k),
+    "radam": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.RAdam, **k),
+    "rprop": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.Rprop, **k),
+    "asgd": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.ASGD, **k),
+    "adadelta": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.Adadelta, **k),
     "adagrad": lambda p, **k: ZeroRedundancyOptimizer(p, torch.optim.Adagrad, **k),
 }
 
@@ -136,7 +142,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    register_optimizer_step_pre_hook(lambda optimizer, *_: of_process.begin(optimizer))
+    register_optimizer_step_pre_hook(
+        lambda optimizer, args, kwargs: of_process.begin(optimizer, (*args[1:], *kwargs.values()))
+    )
     register_optimizer_step_post_hook(lambda optimizer, *_: of_process.end(optimizer))
     found = {}
     least = recomputed._IN_PLACE

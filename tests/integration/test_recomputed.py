@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "steps"), [(2, 200), (3, 60)])
+@pytest.mark.parametrize(("ranks", "steps"), [(2, 100), (3, 50)])
 def test_state_computed_a_second_time_is_equal(tmp_path: Path, ranks: int, steps: int) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",

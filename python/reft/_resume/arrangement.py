@@ -26,6 +26,7 @@ from reft._state.discovery import State
 Row = tuple[str, str, list[int], list[int]]  # name, dtype, shape, strides
 
 _STATE = re.compile(r"o\d+\[(.*?)\].*")
+_ENTRY = re.compile(r"(o\d+\[.*?\])\.(\w+)")
 _GRADIENT = re.compile(r"g\[(.*)\]")
 _DTYPES = {
     _C.dtype_name(torch.empty(0, dtype=dtype)): dtype
@@ -69,8 +70,10 @@ class Arrangement:
             What it has now.
         """
         self._parameters = state.parameters
+        recomputed.of_process.prepare(state.optimizers)
         try:
             self._optimizers(state)
+            self._second_states(state)
             self._buffers(state)
             self._gradients()
             state = discovery.discover(optimizers, before=state)
@@ -92,11 +95,45 @@ class Arrangement:
             state.optimizers, self._saved["plain_state"], self._saved["groups"], strict=True
         ):
             # A sharded one keeps the state of other parameters there.
-            if not (self._foreign and recomputed.of_process.ranks_of(optimizer)):
+            if not (self._foreign and _is_of_a_sharded(optimizer)):
                 self._builder.put_items(encoded[1], optimizer.state)
             for group, items in zip(optimizer.param_groups, groups, strict=True):
                 kept = [key for key in group if key not in items]
                 self._builder.put_items(list(items.items()), group, kept)
+
+    def _second_states(self, state: State) -> None:
+        """Gives what is computed of other ranks' optimizers the entries that were saved."""
+        names = {id(parameter): name for name, parameter in state.parameters.items()}
+        saved: dict[str, dict[str, Row]] = {}
+        for name, row in self._regions.items():
+            if matched := _ENTRY.fullmatch(name):
+                saved.setdefault(matched[1], {})[matched[2]] = row
+        for k, optimizer in enumerate(state.optimizers):
+            beside = recomputed.of_process.places_beside(optimizer)
+            if self._foreign:  # its own part is one that the donor has beside
+                beside += [(key, optimizer.state, key) for key in self._own_of(optimizer)]
+            rows = [saved.get(f"o{k}[{names.get(id(p))}]", {}) for p, _, _ in beside]
+            if beside and not any(rows) and any(key.startswith(f"o{k}[") for key in saved):
+                recomputed.of_process.drop(optimizer, "the snapshot was taken without it")
+                continue
+            for (parameter, holder, key), wanted in zip(beside, rows, strict=True):
+                entry = holder.get(key)
+                if wanted.keys() == (entry or {}).keys():
+                    continue
+                self._builder.note(holder)
+                if not wanted:
+                    del holder[key]
+                    continue
+                holder[key] = {
+                    name: entry[name] if entry and name in entry else _empty(row, "cpu", parameter)
+                    for name, row in wanted.items()
+                }
+
+    @staticmethod
+    def _own_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        if not recomputed.of_process.ranks_of(optimizer):
+            return []
+        return [p for group in optimizer.param_groups for p in group["params"]]
 
     def _tensor(self, name: str, device: str, live: Any) -> Any:
         """The tensor for a place in what an optimizer keeps: the one that is there, if it fits."""
@@ -251,3 +288,8 @@ def _empty(row: Row, device: str, like: torch.Tensor | None) -> torch.Tensor:
     if not strides:
         return made
     return torch.empty_strided(shape, strides, dtype=_DTYPES[dtype], device=where).copy_(made)
+
+
+def _is_of_a_sharded(optimizer: torch.optim.Optimizer) -> bool:
+    found = recomputed.of_process
+    return found.repeats(optimizer) or bool(found.ranks_of(optimizer))

@@ -256,7 +256,7 @@ class Boundary:
                 del self._nesting[self._nesting.index(id(optimizer)) :]
             self._nesting.append(id(optimizer))
             self._listener.gate(optimizer)
-            recomputed.of_process.begin(optimizer)
+            recomputed.of_process.begin(optimizer, (*args[1:], *kwargs.values()))
         except Exception as error:
             self._listener.failed("gate", error)
 

@@ -316,8 +316,9 @@ class Planner:
                 " keep of it is NOT survived if their node is lost;"
                 " REFT_SNAPSHOT_PROTECTION=peer is for such state",
             )
-        if not recomputed.of_process.found and not problems and self._job.rank == 0:
-            _voice.say(
+        if not recomputed.of_process.found and self._job.rank == 0:
+            _voice.warn_once(
+                "no sharded optimizer",
                 "no ZeroRedundancyOptimizer was found, so REFT_SNAPSHOT_PROTECTION=aor does what"
                 " arc does"
             )

@@ -263,15 +263,15 @@ class Session:
             self._observe(frame)
             if self._watch is not None and self._boundary is not None:
                 self._watch.look_at_groups()
-                now = self.optimizers_now()
-                self._watch.look_at_gradients(self.step, now, self._boundary)
+                self._watch.look_at_gradients(self.step, self.optimizers_now(), self._boundary)
             if self._memory is not None and self._snapshots:
                 self._memory.point()
             if self._memory is not None and self._memory.given_up:
                 if due:  # the other ranks wait for a vote
                     self.engine.pass_over(self.step, self._memory.given_up, False)
-                if self._copies is not None:
+                if self._copies is not None and self.planner is not None:
                     self._copies.drop()
+                    self.planner.forget()
             elif due and self.enabled and self._snapshots:
                 try:
                     self._snapshot(frame, gated)

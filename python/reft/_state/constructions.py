@@ -126,7 +126,7 @@ class Constructions:
     def frozen(self, cls: type[Any] | tuple[type[Any], ...]) -> list[Any]:
         """Instances of `cls` that the collector does not list any more."""
         found = [reference() for reference in self._frozen.values()]
-        return [obj for obj in found if isinstance(obj, cls)]
+        return [obj for obj in found if isinstance(obj, cls) and not self.is_own(obj)]
 
     def _watch_freeze(self) -> None:
         original = gc.freeze

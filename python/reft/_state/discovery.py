@@ -237,7 +237,10 @@ def _held_by(optimizers: list[Optimizer], names: dict[int, str]) -> Iterator[_He
         return f"[{names.get(id(key), '?')}]" if isinstance(key, torch.Tensor) else str(key)
 
     at = {identity: i for i, identity in enumerate(names)}
-    for k, optimizer in enumerate(optimizers):
+    numbered = list(enumerate(optimizers))
+    # Who keeps tensors gives them their names.
+    numbered.sort(key=lambda pair: recomputed.of_process.repeats(pair[1]))
+    for k, optimizer in numbered:
         ranks = recomputed.of_process.ranks_of(optimizer) or None
         state = [(key, optimizer.state, key) for key in optimizer.state]
         state += recomputed.of_process.held_beside(optimizer)

@@ -29,6 +29,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,13 @@ from torch.optim import Optimizer
 from reft._state.constructions import of_process as constructions
 
 _MODULE = "torch.distributed.optim.zero_redundancy_optimizer"
+# Those that keep tensors alone, for each parameter by itself, draw no random numbers and write to
+# nothing but what they keep and their parameters. Any other class may do what it likes.
+_KINDS: tuple[type[Optimizer], ...] = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax, torch.optim.NAdam),
+    *(torch.optim.RAdam, torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
+    *(torch.optim.Adagrad, torch.optim.Adadelta),
+)
 _IN_PLACE = 1 << 16  # parameters up to which a thread would cost more than it saves
 
 Held = tuple[torch.Tensor, dict[Any, Any], Any]
@@ -55,9 +63,11 @@ def sets_of(ranks: Sequence[int], domain_of: Sequence[int]) -> list[tuple[int, .
     # A node that has no more than half of the ranks never meets itself.
     sets = [[ordered[i], ordered[i + half]] for i in range(half)]
     if len(ordered) % 2 and sets:
-        last = ordered[-1]
-        elsewhere = (s for s in sets if all(domain_of[r] != domain_of[last] for r in s))
-        next(elsewhere, sets[-1]).append(last)
+        last = domain_of[ordered[-1]]
+        # Best where it makes a set survive, then where it is the only one of its node.
+        nodes = [{domain_of[rank] for rank in one} for one in sets]
+        best = min(range(half), key=lambda i: (last in nodes[i], len(nodes[i]) > 1))
+        sets[best].append(ordered[-1])
     return [tuple(sorted(one)) for one in sets]
 
 
@@ -84,11 +94,14 @@ class _Replica:
             )
         self.size = sum(p.numel() for p in self.parameters)
 
+    def places(self) -> Iterator[Held]:
+        """Where it keeps what it has of each parameter."""
+        for parameter, twin in zip(self.parameters, self._copies, strict=True):
+            yield parameter, self.optimizer.state, twin
+
     def held(self) -> Iterator[Held]:
         """What it keeps of each parameter."""
-        for parameter, twin in zip(self.parameters, self._copies, strict=True):
-            if twin in self.optimizer.state:
-                yield parameter, self.optimizer.state, twin
+        return (place for place in self.places() if place[2] in self.optimizer.state)
 
     def load(self, state: dict[torch.Tensor, Any]) -> None:
         """Takes over what a checkpoint has of its parameters."""
@@ -126,11 +139,14 @@ class _Sharded:
         ranks: the members of this rank's set; empty: its state is not computed a second time.
     """
 
-    def __init__(self, optimizer: Any, domain_of: Sequence[int]) -> None:
+    def __init__(self, optimizer: Any, domain_of: Sequence[int] | None) -> None:
         self.ranks: tuple[int, ...] = ()
         self.replicas: dict[int, _Replica] = {}  # by rank in the optimizer's group
         self.loaded: dict[torch.Tensor, Any] = {}  # from a checkpoint, of ranks of this set
         self._seen: Any = None  # the partition that the replicas are of
+        self._others: list[int] = []
+        if domain_of is None:
+            return
         group = dist.get_process_group_ranks(optimizer.process_group)
         own = group[optimizer.rank]
         for members in sets_of(group, domain_of):
@@ -150,6 +166,8 @@ class _Sharded:
             return
         if optimizer._overlap_with_ddp:
             raise ValueError("overlap_with_ddp=True steps it inside of the backward pass")
+        if type(optimizer.optim) not in _KINDS:
+            raise ValueError(f"{type(optimizer.optim).__qualname__} may keep more than reft knows of")
         if any(p.device.type != "cpu" for g in optimizer.param_groups for p in g["params"]):
             raise ValueError("its parameters are not in host memory")
 
@@ -158,7 +176,11 @@ class _Sharded:
             return made
 
         known = {p: held[key] for old in self.replicas.values() for p, held, key in old.held()}
-        self.replicas = {other: _Replica(make, partition[other]) for other in self._others}
+        self.replicas = {
+            other: _Replica(make, partition[other])
+            for other in self._others
+            if any(group["params"] for group in partition[other])
+        }
         for replica in self.replicas.values():
             replica.load(known | self.loaded)
         self._seen, self.loaded = seen, {}
@@ -190,18 +212,21 @@ class _Worker:
     """A thread that does one thing at a time."""
 
     def __init__(self) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
         self._process = os.getpid()
         threading.Thread(target=self._run, name="reft-recompute", daemon=True).start()
 
-    def begin(self, task: Callable[[], None]) -> None:
+    def begin(self, do: Callable[[], None]) -> _Task:
+        task = _Task(do)
         self._tasks.put(task)
+        return task
 
-    def wait(self) -> None:
-        """Waits for the task, and raises what it raised. A forked child has not the thread."""
-        if os.getpid() == self._process and (error := self._done.get()) is not None:
-            raise error
+    def wait(self, task: _Task) -> None:
+        """Waits for a task, and raises what it raised. A forked child has not the thread."""
+        if os.getpid() == self._process:
+            task.is_done.wait()
+        if task.error is not None:
+            raise task.error
 
     def end(self) -> None:
         self._tasks.put(None)
@@ -209,11 +234,18 @@ class _Worker:
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             try:
-                task()
-            except Exception as error:  # noqa: BLE001  # for `wait`
-                self._done.put(error)
-            else:
-                self._done.put(None)
+                task.do()
+            except BaseException as error:  # noqa: BLE001  # for `wait`
+                task.error = error
+            task.is_done.set()
+            del task  # what it refers to is the script's to free
+
+
+class _Task:
+    def __init__(self, do: Callable[[], None]) -> None:
+        self.do = do
+        self.is_done = threading.Event()
+        self.error: BaseException | None = None
 
 
 class Recomputation:
@@ -225,7 +257,8 @@ class Recomputation:
         self._outer: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self._worker: _Worker | None = None
         self._running: _Sharded | None = None
-        self._in_thread = False
+        self._task: _Task | None = None  # of what is running; None: it is yet to be done
+        self._stepping: Any = None  # the sharded optimizer whose step has begun
         self._problems: list[str] = []
 
     def watch(self, domain_of: Sequence[int]) -> None:
@@ -239,8 +272,8 @@ class Recomputation:
 
     @property
     def found(self) -> bool:
-        """Whether there is such an optimizer."""
-        return any(sharded.ranks for sharded in self._sharded.values())
+        """Whether the script has a sharded optimizer."""
+        return bool(self._sharded)
 
     def take_problems(self) -> list[str]:
         """Why optimizers are not computed a second time, each once."""
@@ -255,63 +288,98 @@ class Recomputation:
 
     def held_beside(self, inner: Optimizer) -> list[Held]:
         """What this rank has of the state that other ranks' `inner` keeps."""
-        sharded = self._of_inner(inner)
-        replicas = {} if sharded is None else sharded.replicas
-        return [held for replica in replicas.values() for held in replica.held()]
+        return [held for replica in self._replicas_of(inner) for held in replica.held()]
 
-    def begin(self, optimizer: Optimizer) -> None:
-        """A step is about to begin, with everything that it uses in its place."""
+    def places_beside(self, inner: Optimizer) -> list[Held]:
+        """Where this rank has that state, or will have it after a step."""
+        return [place for replica in self._replicas_of(inner) for place in replica.places()]
+
+    def _replicas_of(self, inner: Optimizer) -> list[_Replica]:
+        sharded = self._of_inner(inner)
+        return [] if sharded is None else list(sharded.replicas.values())
+
+    def repeats(self, outer: Optimizer) -> bool:
+        """Whether an optimizer only repeats what the one that it steps keeps, as a sharded one does
+        once it has loaded a checkpoint."""
+        return self._sharded.get(outer) is not None if _is_sharded(outer) else False
+
+    def prepare(self, optimizers: Sequence[Optimizer]) -> None:
+        """Makes second optimizers for those that have not stepped yet."""
+        if self._domain_of is not None:
+            for optimizer in filter(_is_sharded, optimizers):
+                sharded = self._sharded_of(optimizer)
+                if sharded.ranks:
+                    self._guarded(sharded, partial(sharded.follow, optimizer))
+
+    def begin(self, optimizer: Optimizer, arguments: Sequence[Any] = ()) -> None:
+        """A step is about to begin, with everything that it uses in its place.
+
+        Args:
+            arguments: what `step` has been given.
+        """
         if self._domain_of is None:
             return
         if _is_sharded(optimizer):
             self._sharded_of(optimizer)
+            self._stepping = optimizer
             return
-        outer = self._outer.get(id(optimizer))
-        sharded = None if outer is None else self._sharded.get(outer)
+        sharded = self._of_inner(optimizer)
         if sharded is None or not sharded.ranks:
             return
-        self.wait()  # an earlier step has raised
-        try:
-            sharded.follow(outer)
-            for replica in sharded.replicas.values():
-                replica.prepare(optimizer.param_groups)
-        except Exception as error:  # noqa: BLE001  # a class of the script's own may do anything
-            self._drop(sharded, error)
-            return
-        size = sum(replica.size for replica in sharded.replicas.values())
-        self._running, self._in_thread = sharded, size > _IN_PLACE and not _flushes_denormals()
-        if self._in_thread:
+        if self._running is not None:
+            self.wait()
+            self._drop(sharded, ValueError("a step of it has raised"))
+        elif any(argument is not None for argument in arguments):
+            self._drop(sharded, ValueError("step() was given a closure, or other arguments"))
+        elif self._guarded(sharded, lambda: self._prepared(sharded, optimizer)):
+            self._running = sharded
+
+    def _prepared(self, sharded: _Sharded, inner: Optimizer) -> None:
+        sharded.follow(self._outer[id(inner)])
+        replicas = list(sharded.replicas.values())
+        for replica in replicas:
+            replica.prepare(inner.param_groups)
+        self._task = None
+        if sum(replica.size for replica in replicas) > _IN_PLACE and not _flushes_denormals():
             self._worker = self._worker or _Worker()
-            self._worker.begin(lambda: _step_all(sharded))
+            self._task = self._worker.begin(lambda: _step_all(replicas))
 
     def end(self, optimizer: Optimizer) -> None:
         """A step has returned."""
-        if self._running is not None and _is_sharded(optimizer):
+        if optimizer is self._stepping:
+            self._stepping = None
+        if self._running is not None and self._stepping is None:
             self.wait()
 
     def wait(self) -> None:
         """Waits for the second step."""
         sharded, self._running = self._running, None
-        if sharded is None:
-            return
+        if sharded is not None:
+            self._guarded(sharded, lambda: self._finished(sharded))
+
+    def _finished(self, sharded: _Sharded) -> None:
+        task, self._task = self._task, None
+        if task is None:
+            _step_all(list(sharded.replicas.values()))
+        elif self._worker is not None:
+            self._worker.wait(task)
+
+    def _guarded(self, sharded: _Sharded, do: Callable[[], None]) -> bool:
+        """Does it; drops what cannot be computed. Returns whether it was done."""
         try:
-            if not self._in_thread:
-                _step_all(sharded)
-            elif self._worker is not None:
-                self._worker.wait()
-        except Exception as error:  # noqa: BLE001
+            do()
+        except Exception as error:  # noqa: BLE001  # training goes on
             self._drop(sharded, error)
+            return False
+        return True
 
     def loaded(self, outer: Any, state: dict[str, Any]) -> None:
         """The script is about to load a checkpoint of a whole sharded optimizer."""
         if self._domain_of is None:
             return
         sharded = self._sharded_of(outer)
-        try:
-            if sharded.ranks:
-                sharded.load(outer, state["state"])
-        except Exception as error:  # noqa: BLE001  # the optimizer reports what is wrong with it
-            self._drop(sharded, error)
+        if sharded.ranks:  # if there is something wrong with it, the optimizer says so
+            self._guarded(sharded, lambda: sharded.load(outer, state["state"]))
 
     def forget(self) -> None:
         """Computes nothing any more."""
@@ -322,31 +390,34 @@ class Recomputation:
 
     def _of_inner(self, inner: Optimizer) -> _Sharded | None:
         outer = self._outer.get(id(inner))
-        return None if outer is None else self._sharded.get(outer)
+        return None if outer is None or outer.optim is not inner else self._sharded.get(outer)
 
     def _sharded_of(self, outer: Any) -> _Sharded:
         sharded = self._sharded.get(outer)
         if sharded is None:
-            assert self._domain_of is not None
-            sharded = self._sharded[outer] = _Sharded(outer, self._domain_of)
-        self._outer[id(outer.optim)] = outer
+            try:
+                sharded = _Sharded(outer, self._domain_of)
+            except Exception as error:  # noqa: BLE001  # its process group may be gone
+                sharded = _Sharded(outer, None)
+                self._drop(sharded, error)
+            self._sharded[outer] = sharded
+        if isinstance(inner := getattr(outer, "optim", None), Optimizer):
+            self._outer[id(inner)] = outer
         return sharded
 
+    def drop(self, inner: Optimizer, why: str) -> None:
+        """What another rank keeps of `inner` is not known here."""
+        if (sharded := self._of_inner(inner)) is not None and sharded.ranks:
+            self._drop(sharded, ValueError(why))
+
     def _drop(self, sharded: _Sharded, error: Exception) -> None:
-        sharded.ranks, sharded.replicas = (), {}
+        sharded.ranks, sharded.replicas, sharded.loaded = (), {}, {}
         self._problems.append(f"{type(error).__name__}: {error}" if str(error) else repr(error))
 
 
-def _step_all(sharded: _Sharded) -> None:
-    for replica in sharded.replicas.values():
+def _step_all(replicas: list[_Replica]) -> None:
+    for replica in replicas:
         replica.step()
-        for _, held, key in replica.held():
-            for name, value in held[key].items():
-                if value is not None and not isinstance(value, torch.Tensor):
-                    raise ValueError(
-                        f"it keeps {name}, a {type(value).__name__}, and only tensors are computed"
-                        " a second time"
-                    )
 
 
 def _is_sharded(optimizer: Optimizer) -> bool:
