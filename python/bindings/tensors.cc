@@ -1,7 +1,12 @@
 #include "python/bindings/tensors.h"
 
+#include <pybind11/stl.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <optional>
+#include <string>
+
+#include "c10d_backend/pending_writes.h"
 #include "intercept/base/error.h"
 #include "python/rank/live_tensors.h"
 
@@ -47,9 +52,20 @@ py::object hostMemory(py::handle handle, int64_t limit) {
       tensor.storage_offset(), tupleOf(tensor.strides()), tensor.is_conj(), tensor.is_neg());
 }
 
+// The name of an op that has been issued and may still write a tensor; None if there is none.
+std::optional<std::string> writesStill(const py::object& handle) {
+  if (!THPVariable_Check(handle.ptr())) {
+    throw py::type_error("a tensor is expected");
+  }
+  const auto range = PendingWrites::Range::of(THPVariable_Unpack(handle.ptr()));
+  const auto found = processPendingWrites().find({&range, 1});
+  return found ? std::optional(std::string(opKindName(found->kind))) : std::nullopt;
+}
+
 }  // namespace
 
 void bindTensors(py::module_& module) {
+  module.def("writes_still", &writesStill, py::arg("tensor"));
   module.def("host_memory", &hostMemory, py::arg("tensor"), py::arg("limit"));
 }
 

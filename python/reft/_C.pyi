@@ -266,6 +266,7 @@ def set_put_layout(
 
 # tensors.cc
 
+def writes_still(tensor: Any) -> str | None: ...
 def host_memory(
     tensor: torch.Tensor, limit: int
 ) -> tuple[int, tuple[int, ...], bytes | None, bool, int, int, tuple[int, ...], bool, bool] | None: ...

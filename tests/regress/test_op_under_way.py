@@ -69,3 +69,35 @@ def test_a_gather_under_way_at_every_step_is_reported() -> None:
     said = run(GATHER.replace("LATE", "range(1, 100)"), 2)
     assert "TAKEN 0 SKIPPED 12" in said, said
     assert "training is NOT protected: no snapshot of the last 8 steps" in said, said
+
+
+# Statistics that are reduced across the optimizer step. Rank 1 takes part when rank 0 is past it.
+STATISTICS = """
+rank = dist.get_rank()
+store = dist.distributed_c10d._get_default_store()
+torch.manual_seed(0)
+p = torch.nn.Parameter(torch.randn(8))
+opt = torch.optim.SGD([p], 0.1)
+mean = torch.zeros(4)
+for step in range(1, 13):
+    torch.manual_seed(step)
+    (p * torch.rand(8)).square().sum().backward()
+    if rank == 1:
+        store.wait([f"past/{step}"])
+    pending = torch.full((4,), float(step + rank))
+    work = dist.all_reduce(pending, async_op=True)
+    if rank == 1:
+        work.wait()
+    opt.step()
+    opt.zero_grad()
+    if rank == 0:
+        store.set(f"past/{step}", "")
+    work.wait()
+    mean = 0.9 * mean + 0.1 * pending
+final(p, mean)
+"""
+
+
+def test_a_variable_that_is_reduced_across_a_step_is_named() -> None:
+    said = run(STATISTICS, 2)
+    assert "pending (torch.Tensor): all_reduce still writes it when the optimizer step returns" in said, said

@@ -508,6 +508,16 @@ def special_names(code: CodeType) -> frozenset[str]:
     return _special_names[id(code)][1]
 
 
+def names_in(code: CodeType) -> frozenset[str]:
+    """Gives all names of globals and attributes that a code object, and all code nested in it,
+    mentions."""
+    known = _names_in.get(id(code))
+    if known is None:
+        inner = [names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
+        known = _names_in[id(code)] = code, frozenset(code.co_names).union(*inner)
+    return known[1]
+
+
 def analyse(code: CodeType) -> CodeAnalysis:
     """Gives the analysis of a code object, computed at most once."""
     found = _analyses.get(id(code))
@@ -519,6 +529,7 @@ def analyse(code: CodeType) -> CodeAnalysis:
 # By identity: hashing a code object hashes all of its constants. The value keeps the key's object
 # alive.
 _analyses: dict[int, CodeAnalysis] = {}
+_names_in: dict[int, tuple[CodeType, frozenset[str]]] = {}
 _attributes_set: dict[int, tuple[CodeType, frozenset[tuple[str, str]]]] = {}
 _special_names: dict[int, tuple[CodeType, frozenset[str]]] = {}
 _global_names: dict[int, tuple[CodeType, frozenset[str], frozenset[str]]] = {}

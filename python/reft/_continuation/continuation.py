@@ -199,6 +199,7 @@ class Continuation:
     def leave(self) -> None:
         """A training has ended: another one of this process has a first program point of its own."""
         self._births.recorded = False
+        self._statics.forget()
 
     def place_of(self, value: Any) -> str | None:
         """Where an object stood at the first program point; None if it did not, or stood nowhere

@@ -3,9 +3,11 @@ and functions, defaults, hooks for all of torch's modules.
 
 Looked at are the script's own modules (`own`). Of the main module, only numbers, strings, functions,
 classes and modules that it has made: its objects belong to the frames, which know those that the
-code still uses. Numbers,
-strings, functions and classes that are what they were at the first program point are not copied:
-the restarted script has set them, perhaps to something new on purpose.
+code still uses; all of it, if the code may reach its globals by other ways than their names
+(`globals()["history"]`). Classes that a function has made, and that no name leads to, are looked at
+like those of modules: their methods may keep variables of that function. Numbers, strings,
+functions and classes that are what they were at the first program point are not copied: the
+restarted script has set them, perhaps to something new on purpose.
 
 Threads: the training thread. Errors: none of its own; what cannot be captured or put back is
     reported by the coders.
@@ -14,9 +16,11 @@ Threads: the training thread. Errors: none of its own; what cannot be captured o
 from __future__ import annotations
 
 import enum
+import gc
+import os
 import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from operator import is_not
@@ -27,7 +31,7 @@ from reft._state.own import is_made, is_own
 
 from . import attachments, hooks
 from .births import is_light
-from .bytecode import attributes_set, special_names
+from .bytecode import attributes_set, names_in, special_names
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
 from .kinds.objects import encode_hooks
@@ -43,6 +47,10 @@ _MOST_CHARS = 1024  # of a string of the main module
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")  # names of globals that torch.compile makes
 _SWITCHED = "another one than after the first step, and reft does not put such an attribute back"
 _CONTAINERS = frozenset({list, dict, set, tuple, deque})
+# With these, a script reaches globals whose names its code does not mention.
+_BY_TEXT = frozenset({"globals", "locals", "vars", "eval", "exec", "__dict__"})
+_HASHED = "its results for text and bytes are others in each process: set PYTHONHASHSEED=0"
+HASHES_DIFFER = not os.environ.get("PYTHONHASHSEED", "").isdecimal()
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
 
 # Methods with special names that a script writes; others are made by decorators, with closures that
@@ -117,6 +125,8 @@ class _Module:
         "classes",
         "foreign",
         "functions",
+        "hashes",
+        "is_open",
         "members",
         "name",
         "names",
@@ -145,6 +155,9 @@ class _Module:
                 self.functions.append((key, value))
         codes = _codes_of(name, namespace, self.functions)
         self.special = frozenset[str]().union(*map(special_names, codes))
+        mentioned = frozenset[str]().union(*map(names_in, codes))
+        self.is_open = not _BY_TEXT.isdisjoint(mentioned) or mentioned >= {"sys", "modules"}
+        self.hashes = "hash" in mentioned and "hash" not in namespace
         self.foreign = _foreign_attributes(namespace, codes)
 
     def look_at_members(self) -> None:
@@ -188,11 +201,64 @@ class _Class:
         self.is_plain = type(kind).__module__ in ("abc", "builtins") or is_own(type(kind).__module__)
 
 
+class _Made:
+    """A class that a function has made.
+
+    Attributes:
+        called: what it is called in its module, the same in every process of the script.
+    """
+
+    __slots__ = ("called", "kind", "names")
+
+    def __init__(self, called: str, kind: type) -> None:
+        self.called, self.kind = called, kind
+        self.names = _Names()
+
+    def functions(self) -> list[tuple[str, FunctionType]]:
+        found = [(key, function_in(value)) for key, value in list(vars(self.kind).items())]
+        return [(key, one) for key, one in found if isinstance(one, FunctionType)]
+
+
+def _made_classes() -> dict[str, list[_Made]]:
+    """The classes of own modules to which no name leads, by module. Slow: once."""
+    found = _all_made()
+    called = [(kind.__module__, kind.__qualname__) for kind in found]
+    if len(set(called)) < len(called):
+        gc.collect()  # that are gone are numbered in one process and not in another
+        found = _all_made()
+    numbers: Counter[str] = Counter()
+    made: dict[str, list[_Made]] = {}
+    for kind in found:
+        name = f"{kind.__module__}:{kind.__qualname__}"
+        one = _Made(f"{kind.__qualname__}#{numbers[name]}", kind)
+        made.setdefault(kind.__module__, []).append(one)
+        numbers[name] += 1
+    return made
+
+
+def _all_made() -> list[type]:
+    found: list[type] = []
+    seen, work = {id(object)}, deque([object])
+    while work:
+        for kind in type.__subclasses__(work.popleft()):
+            if id(kind) in seen:
+                continue
+            seen.add(id(kind))
+            work.append(kind)
+            try:
+                if not issubclass(kind, enum.Enum) and is_own(kind.__module__) and is_made(kind):
+                    found.append(kind)
+            except Exception:  # noqa: BLE001, S112  # a metaclass may do anything
+                continue
+    return found
+
+
 class Statics:
     """The script's own modules, as they were found last."""
 
     def __init__(self) -> None:
         self._known: list[_Module] = []
+        self._made: dict[str, list[_Made]] = {}
         self._count = -1  # of all modules that were imported then
 
     def capture(self, walk: CaptureWalk) -> list[tuple[str, Named, list[tuple[str, Named]], Named]]:
@@ -205,12 +271,21 @@ class Statics:
             walk: What has encoded the frames.
         """
         found: list[tuple[str, Named, list[tuple[str, Named]], Named]] = []
+        if walk.note_births:
+            self._made = _made_classes()
         modules = self._own_modules(walk)
+        if HASHES_DIFFER and any(module.hashes for module in modules):
+            walk.lost("hash()", "builtin_function_or_method", _HASHED)
         with walk.outside({module.name for module in modules}):
             for module in modules:
                 name = module.name
                 names = _capture_names(
-                    walk, module.names, module.namespace, f"{name}:", module.special
+                    walk,
+                    module.names,
+                    module.namespace,
+                    f"{name}:",
+                    module.special,
+                    is_open=module.is_open,
                 )
                 classes: list[tuple[str, Named]] = []
                 for known in module.classes:
@@ -226,6 +301,18 @@ class Statics:
                     for key, function in module.functions
                     if has_state(function, walk) and module.still_has(key, function)
                 ]
+                for made in self._made.get(name, ()):
+                    place = f"{name}:{made.called}."
+                    attributes = _capture_names(
+                        walk, made.names, vars(made.kind), place, frozenset(), is_class=True
+                    )
+                    if attributes:
+                        classes.append((made.called, attributes))
+                    functions += [
+                        (f"{made.called}.{key}", walk.encode(function, place + key))
+                        for key, function in made.functions()
+                        if has_state(function, walk)
+                    ]
                 module.look_at_members()
                 for key, member in module.members:
                     place = f"{name}:{key}."
@@ -242,9 +329,21 @@ class Statics:
                 found.append((_TORCH_HOOKS, [], [], encode_hooks(there, _TORCH, 0, walk)))
         return found
 
-    @staticmethod
+    def forget(self) -> None:
+        """A training has ended: nothing of it is held."""
+        self._made, self._known, self._count = {}, [], -1
+
+    def _find(self, module: ModuleType, qualname: str) -> Any:
+        for made in self._made.get(module.__name__, ()):
+            if qualname == made.called:
+                return made.kind
+            called, _, key = qualname.rpartition(".")
+            if called == made.called:
+                return dict(made.functions()).get(key, MISSING)
+        return _find(module, qualname)
+
     def plan(
-        walk: RestoreWalk, captured: list[tuple[str, Named, list[tuple[str, Named]], Named]]
+        self, walk: RestoreWalk, captured: list[tuple[str, Named, list[tuple[str, Named]], Named]]
     ) -> None:
         """Plans the writes that give own modules, classes and functions what `capture` took."""
         for name, names, classes, functions in captured:
@@ -264,7 +363,7 @@ class Statics:
                 if value is not KEEP and value is not namespace.get(key, MISSING):
                     walk.write(partial(namespace.__setitem__, key, value))
             for qualname, attributes in classes:
-                kind = _find(module, qualname)
+                kind = self._find(module, qualname)
                 if not isinstance(kind, (type, enum.Enum)):
                     walk.problems.append((f"{name}:{qualname}", "class", "not found"))
                     continue
@@ -278,7 +377,7 @@ class Statics:
                     if value is not KEEP and value is not live:
                         walk.write(partial(setattr, kind, key, value))
             for key, encoded in functions:
-                walk.resolve(encoded, _find(module, key), f"{name}:{key}")
+                walk.resolve(encoded, self._find(module, key), f"{name}:{key}")
 
     def _own_modules(self, walk: CaptureWalk) -> list[_Module]:
         if len(sys.modules) != self._count:
@@ -334,6 +433,7 @@ def _capture_names(
     prefix: str,
     special: frozenset[str],
     is_class: bool = False,
+    is_open: bool = True,
 ) -> Named:
     names.look(namespace, is_class, special)
     if walk.note_births:
@@ -355,14 +455,19 @@ def _capture_names(
             value = namespace.get(name, MISSING)
             if value is MISSING:
                 names.lacks(name)
-            _capture_value(walk, name, value, prefix, found)
+            _capture_value(walk, name, value, prefix, found, is_open)
         done = len(names.values)
         names.look(namespace, is_class, special)
         if len(names.values) == done:  # names that are gone may have others in their place
             return found
 
 
-def _capture_value(walk: CaptureWalk, name: str, value: Any, prefix: str, found: Named) -> None:
+def _capture_value(
+    walk: CaptureWalk, name: str, value: Any, prefix: str, found: Named, is_open: bool = True
+) -> None:
+    """Args:
+    is_open: more than the main module's code uses by name may be read.
+    """
     kind = type(value)
     if kind in ATOMS:
         first, place = walk.births.constants, prefix + name
@@ -376,7 +481,7 @@ def _capture_value(walk: CaptureWalk, name: str, value: Any, prefix: str, found:
     elif value is MISSING:
         found.append((name, UNBOUND))
     # The frames have captured the objects that the main module's code still uses.
-    elif prefix != _MAIN_PREFIX or isinstance(value, (FunctionType, ModuleType, type)):
+    elif is_open or prefix != _MAIN_PREFIX or isinstance(value, (FunctionType, ModuleType, type)):
         found.append((name, walk.encode(value, prefix + name)))
 
 

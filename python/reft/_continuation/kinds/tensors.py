@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _MOST_OBJECTS = 50_000  # of an array
 _FLAGS = frozenset({bool, str, type(None)})
+_WRITTEN = "{op} still writes it when the optimizer step returns: call wait() on that op first"
 _BORROWED = "view of a weight, restored as a separate copy"
 
 
@@ -65,6 +66,9 @@ class Tensor(Node):
         hooked = _encode_hooks(value, place, depth, walk)
         if id(value) in walk.owned or walk.note_births:
             return Owned(encode_tags(value, place, depth, walk), None)
+        op = native().writes_still(value)  # before it is copied: then it may have ended half way
+        if op is not None:
+            return walk.lost(place, type_name(type(value)), _WRITTEN.format(op=op))
         found = native().host_memory(value, walk.bytes_left)
         if found is not None:
             size, shape, contents, is_leaf, pointer, offset, strides, *bits = found
