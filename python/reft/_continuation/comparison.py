@@ -130,7 +130,7 @@ class _Walk:
     def frame(self, old: dict[str, Any], new: dict[str, Any], where: str, slots: list[str]) -> None:
         """Compares the records of one frame."""
         if old["offset"] != new["offset"]:
-            self._add(DATA, where, f"was at offset {old['offset']}, is at {new['offset']}")
+            self._add(DATA, where, "stood in another call")
             return
         other = dict(new["fast"])
         for index, value in old["fast"]:

@@ -18,7 +18,15 @@ from collections.abc import Callable
 from functools import partial
 from multiprocessing.process import BaseProcess
 from operator import is_not
-from types import BuiltinFunctionType, CellType, FrameType, FunctionType, GeneratorType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FrameType,
+    FunctionType,
+    GeneratorType,
+    ModuleType,
+)
 from typing import Any
 
 from reft._state.own import is_made
@@ -523,10 +531,19 @@ def _compare_frame(record: dict[str, Any], frame: Any) -> str:
     except Unsupported as error:
         raise FrameMismatch(f"{where}: {error}") from error
     if offset != record["offset"]:
-        raise FrameMismatch(
-            f"{where}: the call in progress was at offset {record['offset']}, is at {offset}"
-        )
+        then, now = _line_at(code, record["offset"]), _line_at(code, offset)
+        lines = f"was in line {then}, is in line {now}"
+        if then == now:
+            lines = f"was another one of line {then}"
+        raise FrameMismatch(f"{where}: the call in progress {lines}")
     return where
+
+
+def _line_at(code: CodeType, offset: int) -> int:
+    for begin, end, line in code.co_lines():
+        if line and begin <= offset < end:
+            return int(line)
+    return code.co_firstlineno
 
 
 def plan_frame(walk: RestoreWalk, record: dict[str, Any], frame: Any, place: str) -> None:

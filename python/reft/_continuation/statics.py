@@ -46,6 +46,7 @@ _MAIN_PREFIX = "__main__:"
 _MOST_CHARS = 1024  # of a string of the main module
 _DYNAMOS = ("__compiled_fn_", "__resume_at_")  # names of globals that torch.compile makes
 _SWITCHED = "another one than after the first step, and reft does not put such an attribute back"
+_FINAL = frozenset({"_fields_", "_pack_", "_anonymous_"})  # of a structure of ctypes
 _CONTAINERS = frozenset({list, dict, set, tuple, deque})
 # With these, a script reaches globals whose names its code does not mention.
 _BY_TEXT = frozenset({"globals", "locals", "vars", "eval", "exec", "__dict__"})
@@ -98,7 +99,7 @@ class _Names:
                 _is_special(name) and not (name in special and _is_data(name, value))
             ):
                 continue
-            if name.startswith("_abc_" if is_class else _DYNAMOS):
+            if name.startswith("_abc_" if is_class else _DYNAMOS) or (is_class and name in _FINAL):
                 continue
             self._known.add(name)
             # A class or module that the script has made has no other name to be found by.
@@ -375,7 +376,8 @@ class Statics:
                         continue
                     value = walk.resolve(encoded, live, f"{name}:{qualname}.{key}")
                     if value is not KEEP and value is not live:
-                        walk.write(partial(setattr, kind, key, value))
+                        where = f"{name}:{qualname}.{key}"
+                        walk.write(partial(_set, walk, where, kind, key, value))
             for key, encoded in functions:
                 walk.resolve(encoded, self._find(module, key), f"{name}:{key}")
 
@@ -544,6 +546,13 @@ def _foreign_attributes(
         ):
             found.append((other.__name__, attribute))
     return found
+
+
+def _set(walk: RestoreWalk, where: str, kind: Any, key: str, value: Any) -> None:
+    try:
+        setattr(kind, key, value)
+    except Exception as error:  # noqa: BLE001  # a class may do anything
+        walk.problems.append((where, type(error).__name__, str(error)))
 
 
 def _is_public(name: str) -> bool:

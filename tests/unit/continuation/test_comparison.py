@@ -240,5 +240,5 @@ def test_where_a_captured_loop_can_be_restored_is_known_before_any_write() -> No
     thread.join()
     same, again, elsewhere, unknown = why
     assert same == again == ""
-    assert "the call in progress was at offset" in elsewhere
+    assert "the call in progress was in line" in elsewhere
     assert unknown == "the position of a loop is not known"

@@ -280,7 +280,7 @@ main(3)
 """
     )
     result = run_script(source, 6, any_python)
-    assert "the call in progress was at offset" in result.restored["mismatch"]
+    assert "the call in progress was in line" in result.restored["mismatch"]
     assert result.restored["lines"][0] == [0], "frames were touched before the refusal"
 
 
