@@ -1,6 +1,6 @@
 """What a snapshot at every step costs a compute-bound training step.
 
-DDP, 2 ranks, 1 thread each, on this machine's cores: nothing is idle, so every byte that is copied
+DDP, 1 thread for each rank, on this machine's cores: nothing is idle, so every byte that is copied
 and hashed takes time from training. Short blocks with and without snapshots alternate in one run;
 each step with is compared with the steps without in the blocks before and after. The processor time
 of the rank (all threads) beside the wall time says the same with less noise where other processes
@@ -10,7 +10,8 @@ cost others through caches and memory. Control steps, whose copy the training th
 one in eight at first and one in CONTROL_EVERY later: a run as short as this one takes none, and
 `accounted` has its part of the time that a copy takes.
 
-    python tests/bench/step_overhead.py [--state-mb 300 1500] [--blocks 8] [--json FILE]
+    python tests/bench/step_overhead.py [--state-mb 300 1500] [--ranks 2] [--protection none arc aec]
+        [--blocks 8] [--json FILE]
 """
 
 from __future__ import annotations
@@ -152,6 +153,8 @@ def worker(args: argparse.Namespace) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--state-mb", type=int, nargs="+", default=[300, 1500], choices=sorted(SHAPES))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--protection", nargs="+", default=["none"], help="values of REFT_SNAPSHOT_PROTECTION")
     parser.add_argument("--blocks", type=int, default=8)
     parser.add_argument("--steps", type=int, default=2, help="counted steps in a block")
     parser.add_argument("--state", type=int, help=argparse.SUPPRESS)
@@ -159,7 +162,8 @@ def main() -> int:
         return 0
 
     metrics, failed, notes = {}, 0, []
-    for state in args.state_mb:
+    cases = [(state, protection) for state in args.state_mb for protection in args.protection]
+    for state, protection in cases:
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "out.json"
             command = [
@@ -167,7 +171,7 @@ def main() -> int:
                 "-m",
                 "torch.distributed.run",
                 "--standalone",
-                "--nproc-per-node=2",
+                f"--nproc-per-node={args.ranks}",
                 __file__,
                 "--worker",
                 "--state",
@@ -179,13 +183,13 @@ def main() -> int:
                 "--out",
                 str(out),
             ]
-            settings = {"OMP_NUM_THREADS": "1", "REFT_SNAPSHOT_CONTROL_EVERY": "0"}
+            settings = {"OMP_NUM_THREADS": "1", "REFT_SNAPSHOT_CONTROL_EVERY": "0", "REFT_SNAPSHOT_PROTECTION": protection}
             done = subprocess.run(command, env=os.environ | settings)
             if done.returncode or not out.exists():
                 failed += 1
                 continue
             r = json.loads(out.read_text())
-        p = f"{state}mb_"
+        p = f"{state}mb_" if protection == "none" else f"{state}mb_{protection}_"
         for name in ("wall", "cpu"):
             middle, error = report.interval(r[f"{name}_ratio"])
             extra = 100 * (middle - 1)
@@ -212,9 +216,9 @@ def main() -> int:
         metrics[p + "bytes_copied_per_step"] = report.metric(r["payload_bytes"], "B")
         metrics[p + "vault_per_state_byte"] = report.metric(r["vault_bytes"] / r["state_bytes"], "x")
         notes.append(
-            f"{state} MB: {r['captured']} captured, {r['sealed']} sealed, {r['dropped']} dropped, {r['skipped']} skipped"
+            f"{state} MB, {protection}: {r['captured']} captured, {r['sealed']} sealed, {r['dropped']} dropped, {r['skipped']} skipped"
         )
-    report.write(args.json, "bench step_overhead", metrics, len(args.state_mb), failed, 0, notes)
+    report.write(args.json, "bench step_overhead", metrics, len(cases), failed, 0, notes)
     return 1 if failed else 0
 
 
