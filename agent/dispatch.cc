@@ -291,16 +291,14 @@ void Dispatch::fetchCopies(Connection& peer, const MeshFetch& fetch) {
     peer.send(wire::Type::kMeshFetched, fetchedJson({}));
     return;
   }
-  fetching_.push_back(peer.id());
-  mesh_.fetch(fetch.world, fetch.ranks, fetch.room);
+  fetching_[mesh_.fetch(fetch.world, fetch.ranks, fetch.room)] = peer.id();
 }
 
 void Dispatch::takeCopies() {
-  if (const auto fetched = mesh_.fetched()) {
-    for (const uint64_t connection : std::exchange(fetching_, {})) {
-      if (auto* peer = connections_.find(connection)) {
-        peer->send(wire::Type::kMeshFetched, fetchedJson(*fetched));
-      }
+  for (const Mesh::Fetched& fetched : mesh_.fetched()) {
+    const auto waiting = fetching_.extract(fetched.number);
+    if (auto* peer = waiting ? connections_.find(waiting.mapped()) : nullptr) {
+      peer->send(wire::Type::kMeshFetched, fetchedJson(fetched));
     }
   }
   for (const Mesh::Event& event : mesh_.events()) {

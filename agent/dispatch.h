@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -71,7 +72,7 @@ class Dispatch {
   NativeReaders native_readers_;
   Mesh mesh_;
   CopyGate gate_;
-  std::vector<uint64_t> fetching_;  // connections that wait for what the mesh fetches
+  std::map<uint64_t, uint64_t> fetching_;  // by fetch of the mesh: the connection that waits
   bool behind_ = false;             // gate_ was, when people were told
   MeshKey mesh_key_{};
   uint16_t mesh_port_ = 0;

@@ -243,6 +243,13 @@ void CopyStore::complete(const Owner& owner, uint64_t writer, int64_t resumed) {
   }
 }
 
+void CopyStore::dropEmpty() {
+  std::erase_if(kept_, [](const auto& entry) {
+    return std::ranges::none_of(entry.second.slots,
+                                [](const Slot& slot) { return slot.key.has_value(); });
+  });
+}
+
 void CopyStore::keepOnly(const std::set<Owner>& owners) {
   std::erase_if(kept_, [&](const auto& entry) {
     const bool gone = !owners.contains(entry.first);

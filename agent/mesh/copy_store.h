@@ -90,6 +90,8 @@ class CopyStore {
   // The copy is whole: nothing writes to the vault any more. The attempt that had it last, and the
   // step from which that went on (-1: none).
   void complete(const Owner& owner, uint64_t writer, int64_t resumed);
+  // Gives up copies that hold no step.
+  void dropEmpty();
   // Gives up all copies but these.
   void keepOnly(const std::set<Owner>& owners);
   uint64_t bytes() const;

@@ -91,13 +91,15 @@ class Mesh::Worker {
     post([this, plan = std::move(plan)]() mutable { beginKeeping(std::move(plan)); });
   }
 
-  void fetch(int world, std::vector<int> ranks, uint64_t room) {
-    post([this, world, ranks = std::move(ranks), room] { beginFetch(world, ranks, room); });
+  void fetch(uint64_t number, int world, std::vector<int> ranks, uint64_t room) {
+    post([this, number, world, ranks = std::move(ranks), room] {
+      beginFetch(number, world, ranks, room);
+    });
   }
 
-  std::optional<Fetched> fetched() {
+  std::vector<Fetched> fetched() {
     const MutexLock lock(mutex_);
-    return std::exchange(fetched_, std::nullopt);
+    return std::exchange(fetched_, {});
   }
 
   void vault(int rank, UniqueFd fd) {
@@ -132,6 +134,10 @@ class Mesh::Worker {
       ++commits_;
       if (key.incarnation == plan_.incarnation) {
         dropOldCopies();
+      } else if (plan_.on_demand && !fetch_) {
+        // An attempt that has told nothing: what is remembered is of an earlier one.
+        plan_ = {};
+        store_.keepOnly({});
       }
       for (auto& [token, peer] : peers_) {
         if (peer.serving) {
@@ -198,7 +204,8 @@ class Mesh::Worker {
   };
 
   struct Fetch {
-    std::set<int> wanted, taken;  // ranks
+    uint64_t number = 0;
+    std::set<int> wanted, taken, refused;  // ranks
   };
 
   void run() {
@@ -330,11 +337,11 @@ class Mesh::Worker {
     store_.limit([this, room](uint64_t bytes) { return store_.bytes() + bytes <= room; });
   }
 
-  void beginFetch(int world, const std::vector<int>& ranks, uint64_t room) {
+  void beginFetch(uint64_t number, int world, const std::vector<int>& ranks, uint64_t room) {
     if (fetch_) {
       endFetch();
     }
-    fetch_ = Fetch{{ranks.begin(), ranks.end()}, {}};
+    fetch_ = Fetch{number, {ranks.begin(), ranks.end()}, {}, {}};
     if (!plan_.on_demand || plan_.world != world) {
       endFetch();
       return;
@@ -351,7 +358,7 @@ class Mesh::Worker {
 
   // All sources have said what they have, or will not.
   void endFetch() {
-    Fetched found{{fetch_->taken.begin(), fetch_->taken.end()}, {}};
+    Fetched found{fetch_->number, {fetch_->taken.begin(), fetch_->taken.end()}, {}};
     for (const Dialing& dialing : dialing_) {
       if (!dialing.problem.empty() && found.problem.empty()) {
         found.problem = dialing.source.address + ": " + dialing.problem;
@@ -365,12 +372,14 @@ class Mesh::Worker {
     sweep();
     if (plan_.on_demand) {
       dialing_.clear();
+      store_.dropEmpty();  // of a connection that broke: the next fetch begins it again
     }
     fetch_.reset();
     {
       const MutexLock lock(mutex_);
-      fetched_ = std::move(found);
+      fetched_.push_back(std::move(found));
     }
+    publish();  // the copies that it tells of
     wakeAgent();
   }
 
@@ -509,8 +518,8 @@ class Mesh::Worker {
       if (!session.isOpen() && now_ns_ - session.sinceNs() >= kShakeNs) {
         note(session, "did not show who it is within 5 s");
         session.drop();
-      } else if (!session.isBusy()) {
-        session.rest(now_ns_);
+      } else if (!session.isBusy() && !(session.isOpen() && session.isKeeper() && fetch_)) {
+        session.rest(now_ns_);  // in a fetch, the owner has always something to say
       } else if (session.isOpen() && now_ns_ - session.movedNs() >= kStillNs) {
         note(session, "has moved nothing for 10 s");
         session.drop();
@@ -616,7 +625,8 @@ class Mesh::Worker {
       return;
     }
     for (const VaultHead& vault : vaults) {
-      if (std::ranges::count(dialing.source.ranks, vault.rank) > 0) {
+      const bool whole = fetch_ && !fetch_->refused.contains(vault.rank);
+      if (whole && std::ranges::count(dialing.source.ranks, vault.rank) > 0) {
         store_.complete({vault.rank, plan_.world}, vault.writer, vault.resumed);
       }
     }
@@ -639,8 +649,8 @@ class Mesh::Worker {
   }
 
   void reply(Peer& peer, const SlotHead& head, Kept kept) {
-    if (fetch_ && kept == Kept::kYes) {
-      fetch_->taken.insert(head.rank);
+    if (fetch_) {
+      (kept == Kept::kYes ? fetch_->taken : fetch_->refused).insert(head.rank);
     }
     peer.session->send(MeshType::kHeld,
                        payloadOf(HeldSlot{head.rank, kept, head.step, head.incarnation}));
@@ -859,7 +869,7 @@ class Mesh::Worker {
   std::vector<Event> events_ GUARDED_BY(mutex_);
   std::vector<Copy> copies_ GUARDED_BY(mutex_);
   Status status_ GUARDED_BY(mutex_);
-  std::optional<Fetched> fetched_ GUARDED_BY(mutex_);
+  std::vector<Fetched> fetched_ GUARDED_BY(mutex_);
   std::thread thread_;
 };
 
@@ -892,14 +902,16 @@ void Mesh::keep(Plan plan) {
   }
 }
 
-void Mesh::fetch(int world, std::vector<int> ranks, uint64_t room) {
+uint64_t Mesh::fetch(int world, std::vector<int> ranks, uint64_t room) {
+  ++fetches_;
   if (worker_ != nullptr) {
-    worker_->fetch(world, std::move(ranks), room);
+    worker_->fetch(fetches_, world, std::move(ranks), room);
   }
+  return fetches_;
 }
 
-std::optional<Mesh::Fetched> Mesh::fetched() {
-  return worker_ == nullptr ? std::nullopt : worker_->fetched();
+std::vector<Mesh::Fetched> Mesh::fetched() {
+  return worker_ == nullptr ? std::vector<Fetched>() : worker_->fetched();
 }
 
 void Mesh::vault(int rank, int fd) {

@@ -42,6 +42,7 @@ class Mesh {
     bool on_demand = false;  // nothing is copied before fetch()
   };
   struct Fetched {
+    uint64_t number = 0;     // of the fetch
     std::vector<int> ranks;  // of which there is a copy now, ascending
     std::string problem;     // why not of all; "": none is missing
   };
@@ -80,10 +81,10 @@ class Mesh {
   void keep(Plan plan);
   // Copies what the sources of a plan `on_demand` have of these ranks of a job of `world` ranks,
   // as far as there are sources and `room`. Each ends within seconds if it does not answer.
-  // fetched() has the outcome; a fetch that is under way ends with what it has.
-  void fetch(int world, std::vector<int> ranks, uint64_t room);
-  // Nothing: none has ended since the last call.
-  std::optional<Fetched> fetched();
+  // Returns its number. fetched() has the outcome; a fetch that is under way ends with what it has.
+  uint64_t fetch(int world, std::vector<int> ranks, uint64_t room);
+  // Those that have ended since the last call.
+  std::vector<Fetched> fetched();
   // The vault of a rank of this node; the mesh keeps a duplicate.
   void vault(int rank, int fd);
   // It has sealed a slot.
@@ -103,6 +104,7 @@ class Mesh {
   const std::string job_;
   const int wake_;
   const Clock& clock_;
+  uint64_t fetches_ = 0;
   std::unique_ptr<Worker> worker_;
 };
 

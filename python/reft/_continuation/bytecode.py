@@ -508,14 +508,32 @@ def special_names(code: CodeType) -> frozenset[str]:
     return _special_names[id(code)][1]
 
 
-def names_in(code: CodeType) -> frozenset[str]:
-    """Gives all names of globals and attributes that a code object, and all code nested in it,
-    mentions."""
-    known = _names_in.get(id(code))
-    if known is None:
-        inner = [names_in(one) for one in code.co_consts if isinstance(one, CodeType)]
-        known = _names_in[id(code)] = code, frozenset(code.co_names).union(*inner)
-    return known[1]
+def reads_in(code: CodeType) -> frozenset[str]:
+    """Gives the globals and builtins that a code object, and all code nested in it but that of
+    `__hash__`, reads by name; `sys.modules` and `.__globals__`, `import __main__`, as they stand
+    there."""
+    known = _reads_in.get(id(code))
+    if known is not None:
+        return known[1]
+    found: set[str] = set()
+    before: Any = None
+    for instruction in dis.get_instructions(code):
+        name = instruction.argval
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
+            found.add(name)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            if name == "__globals__":
+                found.add(".__globals__")
+            elif name == "modules" and before is not None and before.argval == "sys":
+                found.add("sys.modules")
+        elif instruction.opname == "IMPORT_NAME" and name == "__main__":
+            found.add("import __main__")
+        before = instruction
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType) and constant.co_name != "__hash__":
+            found |= reads_in(constant)
+    _reads_in[id(code)] = code, frozenset(found)
+    return _reads_in[id(code)][1]
 
 
 def analyse(code: CodeType) -> CodeAnalysis:
@@ -529,7 +547,7 @@ def analyse(code: CodeType) -> CodeAnalysis:
 # By identity: hashing a code object hashes all of its constants. The value keeps the key's object
 # alive.
 _analyses: dict[int, CodeAnalysis] = {}
-_names_in: dict[int, tuple[CodeType, frozenset[str]]] = {}
+_reads_in: dict[int, tuple[CodeType, frozenset[str]]] = {}
 _attributes_set: dict[int, tuple[CodeType, frozenset[tuple[str, str]]]] = {}
 _special_names: dict[int, tuple[CodeType, frozenset[str]]] = {}
 _global_names: dict[int, tuple[CodeType, frozenset[str], frozenset[str]]] = {}

@@ -20,6 +20,7 @@ import gc
 import os
 import sys
 import threading
+import weakref
 from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
@@ -31,7 +32,7 @@ from reft._state.own import is_made, is_own
 
 from . import attachments, hooks
 from .births import is_light
-from .bytecode import attributes_set, names_in, special_names
+from .bytecode import attributes_set, reads_in, special_names
 from .capture_walk import CaptureWalk
 from .kinds.functions import has_state
 from .kinds.objects import encode_hooks
@@ -49,7 +50,9 @@ _SWITCHED = "another one than after the first step, and reft does not put such a
 _FINAL = frozenset({"_fields_", "_pack_", "_anonymous_"})  # of a structure of ctypes
 _CONTAINERS = frozenset({list, dict, set, tuple, deque})
 # With these, a script reaches globals whose names its code does not mention.
-_BY_TEXT = frozenset({"globals", "locals", "vars", "eval", "exec", "__dict__"})
+_BY_TEXT = frozenset(
+    {"globals", "locals", "eval", "exec", "sys.modules", "import __main__", ".__globals__"}
+)
 _HASHED = "its results for text and bytes are others in each process: set PYTHONHASHSEED=0"
 HASHES_DIFFER = not os.environ.get("PYTHONHASHSEED", "").isdecimal()
 _STATELESS = (ModuleType, BuiltinFunctionType, FunctionType, type)
@@ -156,9 +159,9 @@ class _Module:
                 self.functions.append((key, value))
         codes = _codes_of(name, namespace, self.functions)
         self.special = frozenset[str]().union(*map(special_names, codes))
-        mentioned = frozenset[str]().union(*map(names_in, codes))
-        self.is_open = not _BY_TEXT.isdisjoint(mentioned) or mentioned >= {"sys", "modules"}
-        self.hashes = "hash" in mentioned and "hash" not in namespace
+        reads = frozenset[str]().union(*(reads_in(c) for c in codes if c.co_name != "__hash__"))
+        self.is_open = not _BY_TEXT.isdisjoint(reads)
+        self.hashes = "hash" in reads and "hash" not in namespace
         self.foreign = _foreign_attributes(namespace, codes)
 
     def look_at_members(self) -> None:
@@ -207,29 +210,33 @@ class _Made:
 
     Attributes:
         called: what it is called in its module, the same in every process of the script.
+        kind: gives it, while it lives.
     """
 
-    __slots__ = ("called", "kind", "names")
+    __slots__ = ("called", "kind")
 
     def __init__(self, called: str, kind: type) -> None:
-        self.called, self.kind = called, kind
-        self.names = _Names()
+        self.called, self.kind = called, weakref.ref(kind)
 
     def functions(self) -> list[tuple[str, FunctionType]]:
-        found = [(key, function_in(value)) for key, value in list(vars(self.kind).items())]
-        return [(key, one) for key, one in found if isinstance(one, FunctionType)]
+        kind = self.kind()
+        if kind is None:
+            return []
+        found = [(key, function_in(value)) for key, value in list(vars(kind).items())]
+        return [
+            (key, one)
+            for key, one in found
+            if isinstance(one, FunctionType) and (not _is_special(key) or key in _SPECIAL)
+        ]
 
 
 def _made_classes() -> dict[str, list[_Made]]:
     """The classes of own modules to which no name leads, by module. Slow: once."""
-    found = _all_made()
-    called = [(kind.__module__, kind.__qualname__) for kind in found]
-    if len(set(called)) < len(called):
-        gc.collect()  # that are gone are numbered in one process and not in another
-        found = _all_made()
+    if _all_made():
+        gc.collect()  # those that are gone are still there in one process and not in another
     numbers: Counter[str] = Counter()
     made: dict[str, list[_Made]] = {}
-    for kind in found:
+    for kind in _all_made():
         name = f"{kind.__module__}:{kind.__qualname__}"
         one = _Made(f"{kind.__qualname__}#{numbers[name]}", kind)
         made.setdefault(kind.__module__, []).append(one)
@@ -303,14 +310,12 @@ class Statics:
                     if has_state(function, walk) and module.still_has(key, function)
                 ]
                 for made in self._made.get(name, ()):
-                    place = f"{name}:{made.called}."
-                    attributes = _capture_names(
-                        walk, made.names, vars(made.kind), place, frozenset(), is_class=True
-                    )
-                    if attributes:
-                        classes.append((made.called, attributes))
+                    kind, place = made.kind(), f"{name}:{made.called}"
+                    if kind is None:
+                        continue
+                    functions.append((made.called, walk.encode(kind, place)))
                     functions += [
-                        (f"{made.called}.{key}", walk.encode(function, place + key))
+                        (f"{made.called}.{key}", walk.encode(function, f"{place}.{key}"))
                         for key, function in made.functions()
                         if has_state(function, walk)
                     ]
@@ -337,7 +342,7 @@ class Statics:
     def _find(self, module: ModuleType, qualname: str) -> Any:
         for made in self._made.get(module.__name__, ()):
             if qualname == made.called:
-                return made.kind
+                return made.kind() or MISSING
             called, _, key = qualname.rpartition(".")
             if called == made.called:
                 return dict(made.functions()).get(key, MISSING)

@@ -121,7 +121,7 @@ def fetch(env: dict[str, Any], job: Job, client: _C.AgentClient, ranks: list[int
     """
     if job.local_rank != 0 or not ranks:
         return []
-    room = _room(env, 0, 0, job.local_world)
+    room = _room(env, 0, 0, job.local_world) // 2  # this node's own vaults are yet to come
     wanted = {"world": job.world, "ranks": ranks[:_MOST_FETCHED], "room": room}
     try:
         answer, _ = client.request(
@@ -159,6 +159,7 @@ class Copies:
             return
         self._on_demand = not is_copied(env["snapshot_protection"])
         if self._on_demand and env["mesh_address"] == _NOWHERE:
+            store.put(AGENT, f"mesh/{job.node}", job.rank, "0 ")
             return
         try:
             self._keep = self._open()

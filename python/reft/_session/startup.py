@@ -549,10 +549,10 @@ def _with_fetched(
     """The inventory of all vaults, those included that are on nodes without ranks. Such a node may
     have run the ranks of which there is no vault here."""
     missing = _C.ranks_without_vault(inventory, job.world)
-    if not missing or env["resume"] == "off":
+    if not missing:
         return inventory
     texts = []
-    fetched = mesh.fetch(env, job, client, missing)
+    fetched = [] if env["resume"] == "off" else mesh.fetch(env, job, client, missing)
     for rank in fetched:
         try:
             fd = vault_of(client, rank, job.world, is_copy=True)

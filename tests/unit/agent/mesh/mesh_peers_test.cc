@@ -469,5 +469,54 @@ TEST_F(MeshOwnersTest, ASlotForWhichThereIsNoMemoryIsRefusedAndTheNextIsTaken) {
   EXPECT_EQ(answer(peer).kept, Kept::kYes);
 }
 
+// The owner is played, and asked once.
+class MeshFetchTest : public MeshOwnersTest {
+ protected:
+  MeshFetchTest() {
+    sockaddr_in at{};
+    socklen_t bytes = sizeof(at);
+    ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at), &bytes);
+    keeper_.mesh.keep(
+        {kIncarnation, kWorld, {{"127.0.0.1", ntohs(at.sin_port), {1}}}, 0, 0, true});
+    // That of the node that keeps all the time; it connects before the fetch does.
+    UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    node_.mesh.keep({kIncarnation, kWorld, {}, 0, 0});
+  }
+  Mesh::Fetched outcome() {
+    std::vector<Mesh::Fetched> found;
+    EXPECT_TRUE(eventually([&] {
+      clock_.advance(std::chrono::milliseconds(200));
+      keeper_.mesh.sealed(9, {});  // a pass
+      found = keeper_.mesh.fetched();
+      return !found.empty();
+    }));
+    return found.empty() ? Mesh::Fetched{} : found[0];
+  }
+  ManualClock clock_;
+  Node keeper_{clock_};
+};
+
+TEST_F(MeshFetchTest, AnOwnerThatSaysNothingIsGivenUp) {
+  keeper_.mesh.fetch(kWorld, {1}, 1 << 30);
+  const Peer peer = owner();
+  const Mesh::Fetched found = outcome();
+  EXPECT_TRUE(found.ranks.empty());
+  EXPECT_NE(found.problem.find("moved nothing for 10 s"), std::string::npos) << found.problem;
+}
+
+TEST_F(MeshFetchTest, WhatArrivedInPartIsNoCopy) {
+  keeper_.mesh.fetch(kWorld, {1}, 1 << 30);
+  {
+    Peer peer = owner();
+    const SlotHead head = owner_.head(0);
+    peer.say(MeshType::kOffer, payloadOf(head));
+    EXPECT_EQ(peer.hear().type, MeshType::kSend);
+    peer.say(MeshType::kBytes);
+    peer.sayBytes(owner_.bytes(0).substr(0, 100));
+  }
+  EXPECT_TRUE(outcome().ranks.empty());
+  EXPECT_TRUE(keeper_.mesh.copies().empty());
+}
+
 }  // namespace mesh_peers_test
 }  // namespace reft::agent

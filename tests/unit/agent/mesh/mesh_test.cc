@@ -242,10 +242,11 @@ TEST_F(MeshTest, WithoutMemoryForOthersAllCopiesGoAtOnce) {
 
 // The outcome of a fetch.
 Mesh::Fetched fetched(Node& keeper, std::vector<int> ranks, int world = kWorld) {
-  keeper.mesh->fetch(world, std::move(ranks), 1 << 30);
-  std::optional<Mesh::Fetched> found;
-  EXPECT_TRUE(eventually([&] { return (found = keeper.mesh->fetched()).has_value(); }));
-  return found.value_or(Mesh::Fetched{});
+  const uint64_t number = keeper.mesh->fetch(world, std::move(ranks), 1 << 30);
+  std::vector<Mesh::Fetched> found;
+  EXPECT_TRUE(eventually([&] { return !(found = keeper.mesh->fetched()).empty(); }));
+  EXPECT_EQ(found.at(0).number, number);
+  return found.at(0);
 }
 
 // Remembers where a node is that has ranks 1 and 2.
@@ -274,7 +275,7 @@ TEST_F(MeshTest, WhatANodeWithoutRanksHasIsFetchedOnDemand) {
   const VaultReader reader(copy->get());
   EXPECT_EQ(reader.stats().incarnation.load(), 11u);
   EXPECT_EQ(reader.stats().restored_step.load(), 2u);
-  EXPECT_EQ(keeper.mesh->fetched(), std::nullopt);
+  EXPECT_TRUE(keeper.mesh->fetched().empty());
   EXPECT_EQ(fetched(keeper, {1, 2}).ranks, (std::vector<int>{1, 2})) << "that of rank 1 is there";
   EXPECT_EQ(keeper.fill(2, 4), 'c');
 }
@@ -304,6 +305,38 @@ TEST_F(MeshTest, AFetchEndsIfNobodyAnswers) {
   EXPECT_NE(found.problem.find("127.0.0.1: "), std::string::npos) << found.problem;
   EXPECT_EQ(fetched(keeper, {}).problem, "");
   EXPECT_EQ(fetched(keeper, {1}, kWorld + 1).problem, "") << "of another job";
+}
+
+TEST_F(MeshTest, ACommitOfAnAttemptThatRemembersNothingEndsWhatAnEarlierOneKept) {
+  Owner owner(1);
+  node_.mesh->vault(1, owner.fd());
+  Node keeper;
+  remember(keeper, node_.port);
+  seal(owner, 1, 0, 3, 'a');
+  EXPECT_EQ(fetched(keeper, {1}).ranks, std::vector<int>{1});
+  keeper.mesh->committed({9, kIncarnation + 1});
+  EXPECT_TRUE(eventually([&] { return keeper.mesh->copies().empty(); }));
+  EXPECT_EQ(fetched(keeper, {1}).ranks, std::vector<int>{});
+}
+
+TEST_F(MeshTest, EachFetchHasItsOwnOutcome) {
+  Owner owner(1);
+  node_.mesh->vault(1, owner.fd());
+  seal(owner, 1, 0, 3, 'a');
+  Node keeper;
+  remember(keeper, node_.port);
+  const uint64_t first = keeper.mesh->fetch(kWorld, {2}, 1 << 30);
+  const uint64_t second = keeper.mesh->fetch(kWorld, {1}, 1 << 30);
+  std::vector<Mesh::Fetched> found;
+  EXPECT_TRUE(eventually([&] {
+    for (const Mesh::Fetched& one : keeper.mesh->fetched()) {
+      found.push_back(one);
+    }
+    return found.size() == 2;
+  }));
+  EXPECT_EQ(found[0].number, first);
+  EXPECT_EQ(found[1].number, second);
+  EXPECT_EQ(found[1].ranks, std::vector<int>{1});
 }
 
 TEST_F(MeshTest, AFetchFromAnAgentOfAnotherJobEnds) {

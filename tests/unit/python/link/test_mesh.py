@@ -184,7 +184,7 @@ def fetched(answer: str | Exception, local_rank: int = 0, missing: tuple[int, ..
 def test_the_first_rank_of_a_node_has_vaults_fetched() -> None:
     found, asked = fetched('{"ranks": [3], "problem": "10.0.0.1: Connection refused"}')
     assert found == [3]
-    assert asked == [{"world": 4, "ranks": [2, 3], "room": 1 << 20}]
+    assert asked == [{"world": 4, "ranks": [2, 3], "room": 1 << 19}]
 
 
 @pytest.mark.parametrize("answer", [_C.PeerFailure("no such request"), "[]", "{}", '{"ranks": ["x"], "problem": ""}'])
