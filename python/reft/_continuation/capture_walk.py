@@ -155,6 +155,8 @@ class CaptureWalk:
         if known is not None:
             if self.note_births:
                 self.births.stands(place, kind, self._places.get(known))
+                if self.is_outside:  # a frame that reads it now need not read it later
+                    self._moves(value, self._places[known])
             return ref(known)
         if (
             kind is tuple
