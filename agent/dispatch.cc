@@ -267,6 +267,10 @@ void Dispatch::keepCopies(RankState& rank, const MeshKeep& keep) {
       openMesh(keep.open);
     }
   } catch (const Error& error) {  // not the rank's fault: its votes go on
+    if (keep.on_demand) {
+      logWarn("agent", "mesh: ", error.what());
+      return;
+    }
     say("node " + std::to_string(state_.node) +
         " cannot exchange copies with others, and its loss "
         "would NOT be survived: " +

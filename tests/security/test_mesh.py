@@ -16,7 +16,7 @@ from tests.security.test_agent_peers import closed, commits, rss_bytes
 
 pytestmark = test_agent.pytestmark
 OPEN = {"key": "ab" * 32, "address": "127.0.0.1", "port": 0}
-KEEP = {**OPEN, "port": 1, "sources": [], "copied": [], "room": 0, "rate": 0}
+KEEP = {**OPEN, "port": 1, "sources": [], "copied": [], "room": 0, "rate": 0, "on_demand": 0}
 
 
 def mesh_port(node: Node) -> int:
@@ -82,13 +82,24 @@ def test_an_opening_that_cannot_be_is_refused(make: Callable[..., Node], change:
 
 @pytest.mark.parametrize(
     "change",
-    [{"sources": [3]}, {"sources": [{"address": "127.0.0.1", "port": 0, "ranks": []}]}, {"copied": [-1]}, {"copied": "x"}, {"room": -1},
+    [{"sources": [3]}, {"sources": [{"address": "127.0.0.1", "port": 0, "ranks": []}]}, {"copied": [-1]}, {"copied": "x"}, {"room": -1}, {"on_demand": 2},
      {"sources": [{"address": "127.0.0.1", "port": 5, "ranks": [1 << 40]}]}],
 )  # fmt: skip
 def test_a_plan_that_cannot_be_is_refused(make: Callable[..., Node], change: dict[str, Any]) -> None:
     node = make()
     with node.rank(0) as rank:
         kind, answer, _ = rank.request(protocol.MESH_KEEP, {**KEEP, **change})
+        assert kind == protocol.ERROR and answer["what"], answer
+    assert commits(node, 5)
+
+
+@pytest.mark.parametrize("change", [{"world": 0}, {"ranks": [-1]}, {"ranks": 1}, {"room": -1}, {"ranks": [0] * 4097}])
+def test_a_fetch_that_cannot_be_is_refused(make: Callable[..., Node], change: dict[str, Any]) -> None:
+    node = make()
+    with node.rank(0) as rank:
+        wanted = {"world": 4, "ranks": [2, 3], "room": 1 << 20}
+        assert rank.request(protocol.MESH_FETCH, wanted)[:2] == (protocol.MESH_FETCHED, {"ranks": [], "problem": ""})
+        kind, answer, _ = rank.request(protocol.MESH_FETCH, {**wanted, **change})
         assert kind == protocol.ERROR and answer["what"], answer
     assert commits(node, 5)
 
