@@ -102,7 +102,7 @@ def test_they_come_back(jobs: Runner, tmp_path: Path) -> None:
     (folder / "package_of_meters.py").write_text(PACKAGE, encoding="utf-8")
     before = f"import sys; sys.path.insert(0, {str(folder)!r})"
     undisturbed = jobs.run(SCRIPT, 2, before=before)
-    killed = jobs.run(SCRIPT, 2, "0:6:before_seal", before=before, REFT_RESUME_VERIFY="always")
+    killed = jobs.run(SCRIPT, 2, "0:9:before_seal", before=before, REFT_RESUME_VERIFY="always")
     assert "DIFFERS" not in killed, killed[-3000:]  # it may be unverified: a snapshot was dropped
     assert finals(killed) == finals(undisturbed), killed[-3000:]
 
