@@ -73,7 +73,7 @@ class Dispatch {
   Mesh mesh_;
   CopyGate gate_;
   std::map<uint64_t, uint64_t> fetching_;  // by fetch of the mesh: the connection that waits
-  bool behind_ = false;             // gate_ was, when people were told
+  bool behind_ = false;                    // what people were told of gate_ last
   MeshKey mesh_key_{};
   uint16_t mesh_port_ = 0;
   AgentState state_;

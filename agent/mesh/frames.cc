@@ -118,8 +118,7 @@ SlotHead slotHeadIn(std::string_view payload) {
 
 std::vector<VaultHead> vaultHeadsIn(std::string_view payload) {
   std::vector<VaultHead> vaults;
-  if (payload.size() % sizeof(VaultHead) != 0 ||
-      payload.size() / sizeof(VaultHead) > kMostWanted) {
+  if (payload.size() % sizeof(VaultHead) != 0 || payload.size() / sizeof(VaultHead) > kMostWanted) {
     refuse("a list of vaults of another size");
   }
   for (size_t at = 0; at < payload.size(); at += sizeof(VaultHead)) {

@@ -34,7 +34,14 @@
 
 namespace reft::agent {
 
-enum class MeshType : uint16_t { kWant = 1, kOffer = 2, kSend = 3, kBytes = 4, kHeld = 5, kAll = 6 };
+enum class MeshType : uint16_t {
+  kWant = 1,
+  kOffer = 2,
+  kSend = 3,
+  kBytes = 4,
+  kHeld = 5,
+  kAll = 6
+};
 
 constexpr uint32_t kMostMeshPayload = 128u << 10;
 constexpr uint32_t kMostWanted = 4096;  // ranks

@@ -135,7 +135,7 @@ class Mesh::Worker {
       if (key.incarnation == plan_.incarnation) {
         dropOldCopies();
       } else if (plan_.on_demand && !fetch_) {
-        // An attempt that has told nothing: what is remembered is of an earlier one.
+        // The attempt has sent no plan: this one is of an earlier attempt.
         plan_ = {};
         store_.keepOnly({});
       }
@@ -199,8 +199,7 @@ class Mesh::Worker {
     uint64_t token = 0;  // of its session; 0: none
     int64_t retry_ns = 0;
     std::string problem;
-    bool once = false;  // for a fetch: it is not connected to again
-    bool done = false;  // once
+    bool done = false;  // of a fetch: it is not connected to again
   };
 
   struct Fetch {
@@ -350,7 +349,7 @@ class Mesh::Worker {
     for (Source source : plan_.sources) {
       std::erase_if(source.ranks, [&](int rank) { return !fetch_->wanted.contains(rank); });
       if (!source.ranks.empty()) {
-        dialing_.push_back({std::move(source), 0, 0, "does not answer", true});
+        dialing_.push_back({std::move(source), 0, 0, "does not answer"});
       }
     }
     tick();
@@ -359,18 +358,18 @@ class Mesh::Worker {
   // All sources have said what they have, or will not.
   void endFetch() {
     Fetched found{fetch_->number, {fetch_->taken.begin(), fetch_->taken.end()}, {}};
-    for (const Dialing& dialing : dialing_) {
-      if (!dialing.problem.empty() && found.problem.empty()) {
-        found.problem = dialing.source.address + ": " + dialing.problem;
+    if (plan_.on_demand) {  // else connections are those of copies that are kept all the time
+      for (const Dialing& dialing : dialing_) {
+        if (!dialing.problem.empty() && found.problem.empty()) {
+          found.problem = dialing.source.address + ": " + dialing.problem;
+        }
       }
-    }
-    for (auto& [token, peer] : peers_) {
-      if (peer.session->isKeeper()) {
-        peer.session->drop();
+      for (auto& [token, peer] : peers_) {
+        if (peer.session->isKeeper()) {
+          peer.session->drop();
+        }
       }
-    }
-    sweep();
-    if (plan_.on_demand) {
+      sweep();
       dialing_.clear();
       store_.dropEmpty();  // of a connection that broke: the next fetch begins it again
     }
@@ -386,9 +385,9 @@ class Mesh::Worker {
   // A step of this attempt is committed: copies of ranks that this node no longer keeps go.
   void dropOldCopies() {
     std::set<CopyStore::Owner> kept;
-    for (const Source& source : plan_.sources) {
-      for (const int rank : source.ranks) {
-        if (!plan_.on_demand) {
+    if (!plan_.on_demand) {
+      for (const Source& source : plan_.sources) {
+        for (const int rank : source.ranks) {
           kept.insert({rank, plan_.world});
         }
       }
@@ -532,7 +531,7 @@ class Mesh::Worker {
           dial(dialing, i);
         } catch (const Error& error) {
           dialing.problem = error.what();
-          dialing.done = dialing.once;
+          dialing.done = plan_.on_demand;
         }
       }
     }
@@ -553,7 +552,7 @@ class Mesh::Worker {
             if (dialing.problem.empty() && !dialing.done) {
               dialing.problem = "the connection ended";
             }
-            dialing.done = dialing.once;
+            dialing.done = plan_.on_demand;
           }
         }
       } else if (!session.isOpen()) {
@@ -620,10 +619,10 @@ class Mesh::Worker {
   }
 
   void allOffered(Peer& peer, const std::vector<VaultHead>& vaults) {
-    Dialing& dialing = dialing_.at(peer.session->source());
-    if (!dialing.once) {
+    if (!plan_.on_demand) {
       return;
     }
+    Dialing& dialing = dialing_.at(peer.session->source());
     for (const VaultHead& vault : vaults) {
       const bool whole = fetch_ && !fetch_->refused.contains(vault.rank);
       if (whole && std::ranges::count(dialing.source.ranks, vault.rank) > 0) {

@@ -37,8 +37,8 @@ class Mesh {
     uint64_t incarnation = 0;
     int world = 0;
     std::vector<Source> sources;
-    uint64_t room = 0;  // bytes that all copies together may take
-    uint64_t rate = 0;  // bytes per second of each connection that sends; 0: no limit
+    uint64_t room = 0;       // bytes that all copies together may take
+    uint64_t rate = 0;       // bytes per second of each connection that sends; 0: no limit
     bool on_demand = false;  // nothing is copied before fetch()
   };
   struct Fetched {

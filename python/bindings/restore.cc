@@ -152,7 +152,7 @@ void bindRestore(py::module_& module) {
              py::arg("is_copy") = false,
              "(inventory of one vault, its damages in words). Reads all of it.");
   module.def("ranks_without_vault", &ranksWithoutVault, py::arg("inventory"), py::arg("world"),
-             "Ranks, ascending, of which an inventory has no vault; empty if it has no vault at all");
+             "Ranks, ascending, of which an inventory has no vault; empty if it has none at all");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
   module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("node_of"),
              py::arg("below") = INT64_MAX,

@@ -57,8 +57,8 @@ struct VaultSummary {
   // The attempt that had it last. Of a copy: it is known if the copy is of all that the vault had
   // when nothing wrote to it any more.
   uint64_t writer = kUnknown;
-  int64_t resumed = -1;        // the step from which that attempt went on; -1: none
-  bool is_copy = false;        // its node keeps it for another one
+  int64_t resumed = -1;  // the step from which that attempt went on; -1: none
+  bool is_copy = false;  // its node keeps it for another one
 
   // Whether the rank had this vault in the attempt that took a step, so that it was killed before
   // it sealed it if it holds it not. One that was made in place of a lost vault says nothing.

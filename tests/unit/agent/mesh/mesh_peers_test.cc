@@ -476,8 +476,7 @@ class MeshFetchTest : public MeshOwnersTest {
     sockaddr_in at{};
     socklen_t bytes = sizeof(at);
     ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&at), &bytes);
-    keeper_.mesh.keep(
-        {kIncarnation, kWorld, {{"127.0.0.1", ntohs(at.sin_port), {1}}}, 0, 0, true});
+    keeper_.mesh.keep({kIncarnation, kWorld, {{"127.0.0.1", ntohs(at.sin_port), {1}}}, 0, 0, true});
     // That of the node that keeps all the time; it connects before the fetch does.
     UniqueFd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     node_.mesh.keep({kIncarnation, kWorld, {}, 0, 0});

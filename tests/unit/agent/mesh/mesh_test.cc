@@ -351,7 +351,9 @@ TEST_F(MeshTest, AFetchFromAnAgentOfAnotherJobEnds) {
 TEST_F(MeshTest, AKeeperThatCopiesAllTheTimeFetchesNothing) {
   Node keeper;
   keeper.keep(node_.port, {1});
+  ASSERT_TRUE(eventually([&] { return keeper.mesh->status().connected == 1; }));
   EXPECT_EQ(fetched(keeper, {1}).ranks, std::vector<int>{});
+  EXPECT_EQ(keeper.mesh->status().connected, 1) << "and stays connected";
 }
 
 TEST_F(MeshTest, AnAddressOfNoHostHereIsAnError) {
