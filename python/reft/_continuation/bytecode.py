@@ -509,15 +509,15 @@ def special_names(code: CodeType) -> frozenset[str]:
 
 
 def reads_in(code: CodeType) -> frozenset[str]:
-    """Gives the globals and builtins that a code object, and all code nested in it but that of
-    `__hash__`, reads by name; `sys.modules` and `.__globals__`, `import __main__`, as they stand
-    there."""
+    """Gives the globals and builtins that a code object, and all code nested in it, reads by name,
+    without what `__hash__` itself reads; `sys.modules`, `.__globals__` and `import __main__` as
+    they stand there."""
     known = _reads_in.get(id(code))
     if known is not None:
         return known[1]
     found: set[str] = set()
     before: Any = None
-    for instruction in dis.get_instructions(code):
+    for instruction in () if code.co_name == "__hash__" else dis.get_instructions(code):
         name = instruction.argval
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             found.add(name)
@@ -530,7 +530,7 @@ def reads_in(code: CodeType) -> frozenset[str]:
             found.add("import __main__")
         before = instruction
     for constant in code.co_consts:
-        if isinstance(constant, CodeType) and constant.co_name != "__hash__":
+        if isinstance(constant, CodeType):
             found |= reads_in(constant)
     _reads_in[id(code)] = code, frozenset(found)
     return _reads_in[id(code)][1]

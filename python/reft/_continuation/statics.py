@@ -159,7 +159,7 @@ class _Module:
                 self.functions.append((key, value))
         codes = _codes_of(name, namespace, self.functions)
         self.special = frozenset[str]().union(*map(special_names, codes))
-        reads = frozenset[str]().union(*(reads_in(c) for c in codes if c.co_name != "__hash__"))
+        reads = frozenset[str]().union(*map(reads_in, codes))
         self.is_open = not _BY_TEXT.isdisjoint(reads)
         self.hashes = "hash" in reads and "hash" not in namespace
         self.foreign = _foreign_attributes(namespace, codes)
@@ -181,11 +181,9 @@ class _Module:
             self._enums += [(f"{kind.__qualname__}.{key}", member) for key, member in named]
             return
         self.classes.append(known.get(id(kind)) or _Class(kind))
+        self.functions += [(f"{kind.__qualname__}.{key}", one) for key, one in _functions_of(kind)]
         for key, value in list(vars(kind).items()):
-            function = function_in(value)
-            if isinstance(function, FunctionType) and (not _is_special(key) or key in _SPECIAL):
-                self.functions.append((f"{kind.__qualname__}.{key}", function))
-            elif (
+            if (
                 isinstance(value, type)
                 and depth < 2
                 and value.__qualname__ == f"{kind.__qualname__}.{key}"
@@ -220,14 +218,17 @@ class _Made:
 
     def functions(self) -> list[tuple[str, FunctionType]]:
         kind = self.kind()
-        if kind is None:
-            return []
-        found = [(key, function_in(value)) for key, value in list(vars(kind).items())]
-        return [
-            (key, one)
-            for key, one in found
-            if isinstance(one, FunctionType) and (not _is_special(key) or key in _SPECIAL)
-        ]
+        return [] if kind is None else _functions_of(kind)
+
+
+def _functions_of(kind: type) -> list[tuple[str, FunctionType]]:
+    """The functions behind a class's own methods and properties, by name."""
+    found = [(key, function_in(value)) for key, value in list(vars(kind).items())]
+    return [
+        (key, one)
+        for key, one in found
+        if isinstance(one, FunctionType) and (not _is_special(key) or key in _SPECIAL)
+    ]
 
 
 def _made_classes() -> dict[str, list[_Made]]:
@@ -340,10 +341,10 @@ class Statics:
         self._made, self._known, self._count = {}, [], -1
 
     def _find(self, module: ModuleType, qualname: str) -> Any:
+        called, _, key = qualname.rpartition(".")
         for made in self._made.get(module.__name__, ()):
             if qualname == made.called:
                 return made.kind() or MISSING
-            called, _, key = qualname.rpartition(".")
             if called == made.called:
                 return dict(made.functions()).get(key, MISSING)
         return _find(module, qualname)

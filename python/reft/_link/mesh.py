@@ -1,11 +1,11 @@
 """Snapshots on other nodes: which node keeps copies of which one's (REFT_SNAPSHOT_PROTECTION=peer),
-how its agent finds the other one, and how a restart gets at what the agent of a node has on which no
-rank runs any more.
+how its agent finds the other one, and how a restart gets at what the agent of a node has on which
+no rank runs any more.
 
 The nodes' failure domains form a ring, and a node of the next domain is a node's keeper. The first
 rank of each node has its agent listen, publishes where, and tells it of which nodes it is the
-keeper. With `peer`, an agent has copies of these all the time. Without, it only remembers where they
-are, and fetches what is there when a restart lacks it: an accelerator fails, the job goes on
+keeper. With `peer`, an agent has copies of these all the time. Without, it only remembers where
+they are, and fetches what is there when a restart lacks it: an accelerator fails, the job goes on
 elsewhere, and the host with its agent and the vaults lives. What agents say to each other, and what
 they prove to each other first, is in `agent/mesh/`.
 
@@ -108,8 +108,9 @@ def _room(env: dict[str, Any], own_bytes: int, own_yet: int, local_world: int) -
     """
     if limit := env["snapshot_host_bytes"]:
         return max(0, int(limit) - own_bytes * local_world)
-    room = host_memory.tightest()
-    return max(0, (1 << 62) if room is None else int(_ROOM_SHARE * room.usable) - own_bytes * own_yet)
+    if (room := host_memory.tightest()) is None:
+        return 1 << 62
+    return max(0, int(_ROOM_SHARE * room.usable) - own_bytes * own_yet)
 
 
 def fetch(env: dict[str, Any], job: Job, client: _C.AgentClient, ranks: list[int]) -> list[int]:

@@ -116,7 +116,8 @@ def give_up(job: job_identity.Job, store: TrustedStore, reason: str) -> None:
     answers: list[Callable[[], None]] = [lambda: gather.refuse(job, store, INVENTORY, reason)]
     # For those that have read the inventories: a step that they agreed on is resumed by all or by
     # none.
-    answers += [partial(gather.refuse, job, store, name, reason) for name in (FETCHED, VERIFY, WAIT, MATCH)]
+    rounds = (FETCHED, VERIFY, WAIT, MATCH)
+    answers += [partial(gather.refuse, job, store, name, reason) for name in rounds]
     if job.local_rank == 0:
         answer = f"{_NO_AGENT}rank {job.rank}: {reason}"
         key = f"agent/{job.node}"
@@ -521,22 +522,30 @@ def _inventory(
     for rank, is_copy in sorted(wanted & here):
         fd = vault_of(client, rank, job.world, is_copy=is_copy)
         try:
-            text, faults = _C.inventory_of(fd, job.node, is_copy)
-            texts.append(text)
-            for fault in [*faults, *_damaged_headers(fd, rank)]:
-                _voice.say(f"damaged snapshot: {fault}; reft uses another source, if any")
-        except _C.Corruption as error:
-            place = f" ({vault_path(env, job, rank)})" if env["vault_dir"] else ""
-            _voice.say(
-                f"vault of rank {rank}{place} is not usable: {error};"
-                " reft uses another source, if any"
-            )
+            texts += _offer_of(fd, env, job, rank, is_copy)
         finally:
             if rank == job.rank and not is_copy:
                 own_fd = fd
             else:
                 os.close(fd)
     return _C.merge_inventories(texts), own_fd
+
+
+def _offer_of(
+    fd: int, env: dict[str, Any], job: job_identity.Job, rank: int, is_copy: bool
+) -> list[str]:
+    """The inventory of one vault of this node; none if it is not usable. Says what is damaged."""
+    try:
+        text, faults = _C.inventory_of(fd, job.node, is_copy)
+        for fault in [*faults, *_damaged_headers(fd, rank)]:
+            _voice.say(f"damaged snapshot: {fault}; reft uses another source, if any")
+    except _C.Corruption as error:
+        place = f" ({vault_path(env, job, rank)})" if env["vault_dir"] else ""
+        _voice.say(
+            f"vault of rank {rank}{place} is not usable: {error}; reft uses another source, if any"
+        )
+        return []
+    return [text]
 
 
 def _with_fetched(
@@ -559,9 +568,7 @@ def _with_fetched(
         except _C.Error:
             continue
         try:
-            texts.append(_C.inventory_of(fd, job.node, True)[0])
-        except _C.Corruption:
-            pass  # each byte was compared as it came, but memory can fail
+            texts += _offer_of(fd, env, job, rank, is_copy=True)
         finally:
             os.close(fd)
     if fetched:

@@ -2,8 +2,8 @@
 rank: `REFT_SNAPSHOT_PROTECTION=aor` (REFT, "asynchronous optimizer recomputation").
 
 ZeroRedundancyOptimizer keeps the state of each parameter on one rank only, so no replica has it.
-All ranks have the parameters and the reduced gradients, though. A rank steps what another one keeps as
-well, on copies of these parameters, with the gradients and settings that the step uses, after
+All ranks have the parameters and the reduced gradients, though. A rank steps what another one keeps
+as well, on copies of these parameters, with the gradients and settings that the step uses, after
 clipping and unscaling. It is torch's own optimizer on tensors of the same shapes, so the second
 state is equal bit for bit. From then on it is a replica like any other: discovery gives it the
 names that it has on the rank that keeps it, the ranks compare their bytes before they share it, and
@@ -29,7 +29,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import torch
@@ -167,7 +167,8 @@ class _Sharded:
         if optimizer._overlap_with_ddp:
             raise ValueError("overlap_with_ddp=True steps it inside of the backward pass")
         if type(optimizer.optim) not in _KINDS:
-            raise ValueError(f"{type(optimizer.optim).__qualname__} may keep more than reft knows of")
+            name = type(optimizer.optim).__qualname__
+            raise ValueError(f"{name} may keep more than reft knows of")
         if any(p.device.type != "cpu" for g in optimizer.param_groups for p in g["params"]):
             raise ValueError("its parameters are not in host memory")
 
@@ -326,10 +327,12 @@ class Recomputation:
         sharded = self._of_inner(optimizer)
         if sharded is None or not sharded.ranks:
             return
-        if self._running is not None:
+        if (raised := self._running) is not None:  # it has never returned
             self.wait()
-            self._drop(sharded, ValueError("a step of it has raised"))
-        elif any(argument is not None for argument in arguments):
+            self._drop(raised, ValueError("a step of it has raised"))
+        if not sharded.ranks:
+            return
+        if any(argument is not None for argument in arguments):
             self._drop(sharded, ValueError("step() was given a closure, or other arguments"))
         elif self._guarded(sharded, lambda: self._prepared(sharded, optimizer)):
             self._running = sharded
@@ -434,15 +437,15 @@ def _watch_loads() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     original = ZeroRedundancyOptimizer.load_state_dict
-    if getattr(original, "_reft", False):
+    if hasattr(original, "_reft_original"):
         return
 
+    @wraps(original)
     def load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
         of_process.loaded(self, state_dict)  # before it drops what is of other ranks
         original(self, state_dict)
 
-    load_state_dict.__doc__ = original.__doc__
-    load_state_dict._reft = True  # type: ignore[attr-defined]
+    load_state_dict._reft_original = original  # type: ignore[attr-defined]
     ZeroRedundancyOptimizer.load_state_dict = load_state_dict  # type: ignore[method-assign]
 
 

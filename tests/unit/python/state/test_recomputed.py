@@ -138,6 +138,16 @@ def test_after_a_step_that_raised_nothing_is_known(
     assert alone.held_beside(outer.optim) == []
 
 
+def test_a_step_that_raised_costs_no_other_optimizer(alone: recomputed.Recomputation) -> None:
+    raised, other = sharded(torch.optim.Adam, parameters()), sharded(torch.optim.Adam, parameters())
+    alone.begin(raised)
+    alone.begin(raised.optim)
+    step(alone, other)
+    assert alone.take_problems() == ["ValueError: a step of it has raised"]
+    assert alone.ranks_of(raised.optim) == () and alone.ranks_of(other.optim) == (0, 1)
+    assert len(alone.held_beside(other.optim)) == 1
+
+
 def test_a_step_with_a_closure_computes_its_own_gradients(alone: recomputed.Recomputation) -> None:
     outer = sharded(torch.optim.Adam, parameters())
     alone.begin(outer, (lambda: 0.0,))
