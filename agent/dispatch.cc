@@ -372,7 +372,7 @@ void Dispatch::giveVault(Connection& peer, const VaultGet& wanted) {
   const std::shared_ptr<const UniqueFd> copy =
       wanted.copy ? mesh_.copyOf(number, wanted.world) : nullptr;
   auto* rank = wanted.copy ? nullptr : ranks_.find(number);
-  auto* held = rank == nullptr ? nullptr : &rank->vaultFor(wanted.world);
+  auto* held = rank == nullptr ? nullptr : rank->vaultOf(wanted.world);
   if (held != nullptr) {
     held->readable(number);  // one that was cut off is given up
   }

@@ -117,7 +117,8 @@ VaultPut parseVaultPut(std::string_view payload) {
   const auto from = object(payload);
   const int64_t zero = 0;
   return {static_cast<int>(integer(from, "rank", 0, kMaxRank)),
-          static_cast<uint64_t>(integer(from, "bytes", 0, INT64_MAX, &zero))};
+          static_cast<uint64_t>(integer(from, "bytes", 0, INT64_MAX, &zero)),
+          static_cast<int>(integer(from, "resumes_world", 0, kMaxRank, &zero))};
 }
 
 VaultGet parseVaultGet(std::string_view payload) {

@@ -40,9 +40,11 @@ struct Hello {
 
 Hello parseHello(std::string_view payload);
 
+// `resumes_world`: its rank resumes what as many ranks have saved; 0: it resumes nothing.
 struct VaultPut {
   int rank = 0;
   uint64_t bytes = 0;
+  int resumes_world = 0;
 };
 
 VaultPut parseVaultPut(std::string_view payload);
@@ -54,7 +56,8 @@ struct VaultGet {
   bool copy = false;
 };
 VaultGet parseVaultGet(std::string_view payload);
-int parseVaultList(std::string_view payload);  // `world`, as in VaultGet
+// 0: present vaults alone; else those, too, that jobs of other numbers of ranks have left.
+int parseVaultList(std::string_view payload);
 struct StacksRequest {
   std::vector<int> ranks;  // empty = all
   bool native = false;     // native frames, of one rank, instead of a report

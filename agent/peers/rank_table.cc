@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "hang_detect/evidence/oom_kills.h"
@@ -77,10 +78,20 @@ const VaultReader* HeldVault::readable(int rank) {
   return nullptr;
 }
 
-HeldVault& RankState::vaultFor(int world) {
+HeldVault* RankState::vaultOf(int world) {
+  if (world == 0 || (vault && vault.identity.world == world)) {
+    return &vault;
+  }
   const auto aside = set_aside.find(world);
-  const bool fits = vault && vault.identity.world == world;
-  return world == 0 || fits || aside == set_aside.end() ? vault : aside->second;
+  return aside == set_aside.end() ? nullptr : &aside->second;
+}
+
+std::vector<HeldVault*> RankState::vaults() {
+  std::vector<HeldVault*> all{&vault};
+  for (auto& [world, aside] : set_aside) {
+    all.push_back(&aside);
+  }
+  return all;
 }
 
 RankTable::RankTable(std::string job, std::string vault_dir)
@@ -154,8 +165,9 @@ void RankTable::putVault(RankState& rank, const VaultPut& put, UniqueFd fd) {
                      " of another job or rank");
   }
   const int world = identity.world;
-  const HeldVault& before = rank.vaultFor(world);
-  rank.resumed = before && sameFile(before.fd.get(), fd.get());
+  const HeldVault* const before = rank.vaultOf(world);
+  rank.resumed = before != nullptr && *before && sameFile(before->fd.get(), fd.get());
+  rank.resumes_world = put.resumes_world;
   if (rank.vault && rank.vault.identity.world != world) {
     const int other = rank.vault.identity.world;
     if (!rank.vault.path.empty()) {
@@ -177,15 +189,31 @@ void RankTable::putVault(RankState& rank, const VaultPut& put, UniqueFd fd) {
 }
 
 void RankTable::dropSetAside() {
-  for (auto& [number, rank] : ranks_) {
-    if (rank.set_aside.empty() || !rank.resumed || rank.hello.incarnation != incarnation_) {
-      continue;
+  std::set<int> continued;  // numbers of ranks whose vaults the job has resumed from
+  for (const auto& [number, rank] : ranks_) {
+    if (rank.hello.incarnation == incarnation_ && rank.resumes_world != rank.hello.world) {
+      continued.insert(rank.resumes_world);
     }
-    for (auto aside = rank.set_aside.begin();
-         aside != rank.set_aside.end() && aside->first < rank.hello.world;
-         aside = rank.set_aside.erase(aside)) {
-      logInfo("agent", "rank ", number, " vault of ", aside->first, " ranks is no longer needed");
-      deleteFile(number, aside->second);
+  }
+  const auto drop = [](int number, HeldVault& held) {
+    logInfo("agent", "rank ", number, " vault of ", held.identity.world,
+            " ranks is no longer needed");
+    deleteFile(number, held);
+  };
+  for (auto& [number, rank] : ranks_) {
+    const bool lives = rank.hello.incarnation == incarnation_;
+    for (auto aside = rank.set_aside.begin(); aside != rank.set_aside.end();) {
+      const bool smaller = lives && rank.resumed && aside->first < rank.hello.world;
+      if (!smaller && !continued.contains(aside->first)) {
+        ++aside;
+        continue;
+      }
+      drop(number, aside->second);
+      aside = rank.set_aside.erase(aside);
+    }
+    if (!lives && rank.vault && continued.contains(rank.vault.identity.world)) {
+      drop(number, rank.vault);
+      rank.vault = HeldVault();
     }
   }
 }

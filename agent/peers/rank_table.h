@@ -54,17 +54,20 @@ struct RankState {
   std::vector<Note> notes;  // of the process that is connected now
 
   HeldVault vault;
-  // Vaults of the rank that jobs with another number of ranks have left, by that number. They stay
-  // for the next start with as many ranks.
+  // Vaults of the rank that jobs with another number of ranks have left, by that number. A later
+  // start resumes from the newest step that it can.
   std::map<int, HeldVault> set_aside;
-  bool resumed = false;  // its process goes on with the vault of an earlier one
+  bool resumed = false;   // its process goes on with the vault of an earlier one
+  int resumes_world = 0;  // of VaultPut
 
   bool live() const { return alive && !said_bye; }
   // Processes of its cgroup that the kernel's OOM killer has ended since it came; < 0: unknown.
   int64_t oomKillsSince() const;
   const VaultReader* readable() { return vault.readable(hello.rank); }
-  // The vault that a job of so many ranks can go on with, else the present one.
-  HeldVault& vaultFor(int world);
+  // The vault that a job of so many ranks has left, 0: the present one; nullptr if there is none.
+  HeldVault* vaultOf(int world);
+  // All of them.
+  std::vector<HeldVault*> vaults();
 };
 
 class RankTable {
@@ -79,7 +82,8 @@ class RankTable {
   RankState& join(const Hello& hello, PeerProcess& process, uint64_t connection);
   // A vault that a job with another number of ranks has left is set aside.
   void putVault(RankState& rank, const VaultPut& put, UniqueFd fd);
-  // A step was committed: ranks that had resumed no longer need what smaller jobs have left.
+  // A step was committed. What another number of ranks has left is no longer needed if the job has
+  // resumed from it, or if it was a smaller job and the rank has resumed from its own vault.
   void dropSetAside();
 
   std::map<int, RankState>& all() { return ranks_; }

@@ -210,22 +210,25 @@ json meshJson(const Mesh::Status& mesh, const std::vector<Mesh::Copy>& copies) {
 std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copies, int world) {
   json vaults = json::array();
   for (auto& [number, rank] : ranks.all()) {
-    HeldVault& held = rank.vaultFor(world);
-    if (const auto* vault = held.readable(number)) {
-      vaults.push_back({{"rank", number},
-                        {"bytes", vault->bytes()},
-                        {"path", held.path},
-                        {"live", rank.live()},
-                        {"copy", false},
-                        {"slots", slotsJson(*vault)}});
+    for (HeldVault* const held : world == 0 ? std::vector{&rank.vault} : rank.vaults()) {
+      if (const auto* vault = held->readable(number)) {
+        vaults.push_back({{"rank", number},
+                          {"world", vault->identity().world},
+                          {"bytes", vault->bytes()},
+                          {"path", held->path},
+                          {"live", rank.live()},
+                          {"copy", false},
+                          {"slots", slotsJson(*vault)}});
+      }
     }
   }
   for (const Mesh::Copy& copy : copies) {
-    if (copy.world != world) {
-      continue;
+    if (world == 0) {
+      break;
     }
     const VaultReader vault(copy.vault->get());
     vaults.push_back({{"rank", copy.rank},
+                      {"world", copy.world},
                       {"bytes", vault.bytes()},
                       {"path", ""},
                       {"live", false},

@@ -51,7 +51,7 @@ std::string fetchedJson(const Mesh::Fetched& fetched);
 std::string statusJson(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent,
                        const nlohmann::json& mesh, int64_t now_ns);
 nlohmann::json meshJson(const Mesh::Status& mesh, const std::vector<Mesh::Copy>& copies);
-// `world`: see VaultGet.
+// `world`: see parseVaultList().
 std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copies, int world);
 std::string metricsText(RankTable& ranks, const CommitLedger& ledger, const AgentState& agent);
 

@@ -2,8 +2,10 @@
 
 #include <pybind11/stl.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "c10d_backend/snapshot_transport.h"
 #include "intercept/base/error.h"
@@ -57,7 +59,8 @@ py::tuple inventoryOf(int fd, int node, bool is_copy) {
     const uint64_t writer = reader.stats().incarnation.load();  // 0: it had only begun
     text = inventoryJson({{reader.identity().rank, node, summarizeVerified(reader, faults),
                            writer == 0 ? VaultSummary::kUnknown : writer,
-                           static_cast<int64_t>(reader.stats().restored_step.load()), is_copy}});
+                           static_cast<int64_t>(reader.stats().restored_step.load()), is_copy,
+                           reader.identity().world}});
   }
   return py::make_tuple(text, faults);
 }
@@ -66,19 +69,25 @@ std::string mergeInventories(const std::vector<std::string>& texts) {
   return inventoryJson(parseInventories(texts));
 }
 
-// Ranks of a job of `world` ranks of which an inventory has no vault; none if it has of none.
-std::vector<int> ranksWithoutVault(const std::string& inventory, int world) {
-  std::set<int> found;
+// The ranks of which an inventory has no vault, and how many ranks the job had: `world` if the
+// inventory has a vault of as many, else as many as the newest step's. None if it has of none.
+std::pair<std::vector<int>, int> ranksWithoutVault(const std::string& inventory, int world) {
+  std::map<int, std::set<int>> found;  // by number of ranks
+  std::pair<int64_t, int> newest{-1, world};
   for (const VaultSummary& vault : parseInventories({inventory})) {
-    found.insert(vault.rank);
+    found[vault.world].insert(vault.rank);
+    for (const SlotSummary& slot : vault.slots) {
+      newest = std::max(newest, {slot.step, vault.world});
+    }
   }
+  const int of = found.contains(world) ? world : newest.second;
   std::vector<int> missing;
-  for (int rank = 0; rank < world && !found.empty(); ++rank) {
-    if (!found.contains(rank)) {
+  for (int rank = 0; rank < of && found.contains(of); ++rank) {
+    if (!found[of].contains(rank)) {
       missing.push_back(rank);
     }
   }
-  return missing;
+  return {missing, of};
 }
 
 // (plan or None, why newer steps were passed over, whether any vault was found).
@@ -98,7 +107,7 @@ py::tuple planOf(const std::string& inventory, std::vector<int> node_of, int64_t
 std::shared_ptr<Restorer> makeRestorer(std::shared_ptr<AgentClient> client, const RestorePlan& plan,
                                        int rank) {
   return std::make_shared<Restorer>(
-      plan, rank, [client = std::move(client), world = plan.shape.world](int vault, bool copy) {
+      plan, rank, [client = std::move(client), world = plan.savedBy()](int vault, bool copy) {
         return vaultOf(*client, vault, world, copy);
       });
 }
@@ -151,8 +160,10 @@ void bindRestore(py::module_& module) {
   module.def("inventory_of", &inventoryOf, py::arg("fd"), py::arg("node"),
              py::arg("is_copy") = false,
              "(inventory of one vault, its damages in words). Reads all of it.");
-  module.def("ranks_without_vault", &ranksWithoutVault, py::arg("inventory"), py::arg("world"),
-             "Ranks, ascending, of which an inventory has no vault; empty if it has none at all");
+  module.def(
+      "ranks_without_vault", &ranksWithoutVault, py::arg("inventory"), py::arg("world"),
+      "(ranks, ascending, of which an inventory has no vault: none if it has none at all; how "
+      "many ranks the job of these vaults had, `world` if there are vaults of as many)");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
   module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("node_of"),
              py::arg("below") = INT64_MAX,
@@ -162,6 +173,7 @@ void bindRestore(py::module_& module) {
       .def_readonly("step", &RestorePlan::step)
       .def_readonly("incarnation", &RestorePlan::incarnation)
       .def_readonly("donor", &RestorePlan::donor)
+      .def_property_readonly("saved_by", &RestorePlan::savedBy, "How many ranks saved the step.")
       .def("owner", &RestorePlan::ownerFor, py::arg("rank"),
            "The rank whose small state and private regions a rank takes.")
       .def("is_near", &RestorePlan::isNear, py::arg("vault"), py::arg("rank"))

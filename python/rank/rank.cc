@@ -107,8 +107,11 @@ Rank::Rank(Start start)
         [client = client_.get()](const wire::Ballot& ballot) { client->vote(ballot); });
     processOpLog().tell(&processOpEvents());
     startVotes(start);
-    client_->putVault(vault_->fd(),
-                      nlohmann::json{{"rank", identity_.rank}, {"bytes", vault_->bytes()}}.dump());
+    nlohmann::json put{{"rank", identity_.rank}, {"bytes", vault_->bytes()}};
+    if (start.plan != nullptr) {
+      put["resumes_world"] = start.plan->savedBy();
+    }
+    client_->putVault(vault_->fd(), put.dump());
     if (adopts && start.plan != nullptr && start.plan->takesOwn(identity_.rank)) {
       const VaultPlace& place = start.plan->vaults.at(static_cast<size_t>(identity_.rank));
       engine_->adopt(place.slot, start.plan->step, start.plan->incarnation);

@@ -209,6 +209,7 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
                     {"writer", vault.writer},
                     {"resumed", vault.resumed},
                     {"copy", vault.is_copy},
+                    {"world", vault.world},
                     {"slots", std::move(slots)}});
   }
   Json groups = Json::array();  // [id, ranks, empty shards] of each group once
@@ -251,7 +252,12 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
                            {},
                            integerOf<uint64_t>(v.at("writer")),
                            integerOf<int64_t>(v.at("resumed")),
-                           v.at("copy").get<bool>()};
+                           v.at("copy").get<bool>(),
+                           integerOf<int>(v.at("world"))};
+        if (vault.world < 0 || (vault.world > 0 && vault.rank >= vault.world)) {
+          throw Corruption("inventory of a node: rank " + std::to_string(vault.rank) + " of " +
+                           std::to_string(vault.world));
+        }
         if (vault.node < 0 || vault.node >= kMaxNodes) {
           throw Corruption("inventory of a node: node " + std::to_string(vault.node));
         }

@@ -12,7 +12,8 @@ namespace reft {
 
 namespace {
 
-using Key = std::pair<int64_t, uint64_t>;  // step, incarnation
+// Step, incarnation, ranks that saved it.
+using Key = std::tuple<int64_t, uint64_t, int>;
 
 constexpr uint64_t kMostTags = uint64_t{1} << 24;  // PeerTransport tells as many apart
 
@@ -222,11 +223,37 @@ int64_t partsOf(const SlotSummary& slot) {
   return parts;
 }
 
+// Gives all ranks a donor, or returns why another number of ranks cannot go on. Which part of a
+// model a rank of now has is not known here, so each rank of then must have had all of it.
+std::optional<std::string> resize(const Found& found, RestorePlan& plan) {
+  const std::string as_many =
+      "start " + std::to_string(plan.savedBy()) + " ranks to resume from it";
+  for (const auto& [id, group] : plan.groups) {
+    if (static_cast<int>(group.ranks.size()) != plan.savedBy()) {
+      return std::to_string(plan.savedBy()) + " ranks saved it, of which " +
+             std::to_string(group.ranks.size()) + " share a part that the others have not (group " +
+             id + "): " + as_many;
+    }
+  }
+  for (const auto& [rank, where] : found) {
+    const std::string& region = where.second->only_here;
+    if (!region.empty() && plan.savedBy() > 1) {  // what a single rank has is all that there is
+      return std::to_string(plan.savedBy()) + " ranks saved it, and " + region + " of rank " +
+             std::to_string(rank) + " is a part that no other rank has: " + as_many;
+    }
+  }
+  std::map<int, int> donor;
+  for (int rank = 0; rank < plan.shape.world; ++rank) {
+    donor[rank] = plan.ownerFor(rank % plan.savedBy());
+  }
+  plan.donor = std::move(donor);
+  return std::nullopt;
+}
+
 // Fills `plan` or returns why not. `found` may hold ranks that the job has no longer.
 std::optional<std::string> tryPlan(const Found& found,
-                                   const std::multimap<int, const VaultSummary*>& vaults,
+                                   const std::multimap<int, const VaultSummary*>& vaults, int world,
                                    RestorePlan& plan) {
-  const int world = plan.shape.world;
   if (const int highest = highestRank(found); highest >= world) {
     return "it was made by at least " + std::to_string(int64_t{highest} + 1) +
            " ranks, and there are " + std::to_string(world) +
@@ -249,8 +276,9 @@ std::optional<std::string> tryPlan(const Found& found,
   // older step is exact for it.
   for (const int rank : missing) {
     const auto [begin, end] = vaults.equal_range(rank);
-    if (std::any_of(begin, end, [&plan](const auto& entry) {
-          return entry.second->wasThere(plan.step, plan.incarnation);
+    if (std::any_of(begin, end, [&plan, world](const auto& entry) {
+          return (entry.second->world == 0 || entry.second->world == world) &&
+                 entry.second->wasThere(plan.step, plan.incarnation);
         })) {
       return "rank " + std::to_string(rank) + " has not sealed it";
     }
@@ -267,7 +295,10 @@ std::optional<std::string> tryPlan(const Found& found,
   if (auto reason = findRecipes(groups, plan)) {
     return reason;
   }
-  return findDonors(missing, found, groups, plan);
+  if (auto reason = findDonors(missing, found, groups, plan)) {
+    return reason;
+  }
+  return plan.isResized() ? resize(found, plan) : std::nullopt;
 }
 
 // The recipe by which `receiver` gets a shard: from its owner's vault, else from vaults of its
@@ -299,7 +330,8 @@ MoveSource sourceOf(const RestorePlan& plan, int receiver, int vault, uint32_t s
   source.slot = plan.vaults[static_cast<size_t>(vault)].slot;
   source.shard = shard;
   if (plan.isNear(vault, receiver)) {
-    source.kind = vault == receiver ? MoveSource::Kind::kOwnVault : MoveSource::Kind::kLocalVault;
+    source.kind = vault == receiver && !plan.isResized() ? MoveSource::Kind::kOwnVault
+                                                         : MoveSource::Kind::kLocalVault;
     source.reader = receiver;
   } else {
     source.kind = MoveSource::Kind::kPeer;
@@ -344,7 +376,7 @@ int RestorePlan::ownerFor(int rank) const {
 }
 
 bool RestorePlan::takesOwn(int rank) const {
-  return isNear(rank, rank) && !vaults[static_cast<size_t>(rank)].is_copy;
+  return !isResized() && isNear(rank, rank) && !vaults[static_cast<size_t>(rank)].is_copy;
 }
 
 bool RestorePlan::isNear(int vault, int rank) const {
@@ -353,7 +385,7 @@ bool RestorePlan::isNear(int vault, int rank) const {
 
 int RestorePlan::readerOf(int vault) const {
   const int node = vaults[static_cast<size_t>(vault)].node;
-  return shape.nodeOf(vault) == node ? vault : shape.firstOf(node);
+  return vault < shape.world && shape.nodeOf(vault) == node ? vault : shape.firstOf(node);
 }
 
 JobShape::JobShape(std::vector<int> nodes)
@@ -389,13 +421,14 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
       continue;  // nobody could read it
     }
     by_rank.emplace(vault.rank, &vault);
+    const int world = vault.world > 0 ? vault.world : shape.world;
     for (const SlotSummary& slot : vault.slots) {
       if (vault.rank >= 0 && slot.step < below) {
         // There may be several vaults of a rank (it moved, or one is a copy): the one with most
         // intact parts is taken, then that on the rank's node, then one that is no copy, then that
         // of the lower node number, on every rank alike.
         auto [at, added] =
-            candidates[{slot.step, slot.incarnation}].try_emplace(vault.rank, &vault, &slot);
+            candidates[{slot.step, slot.incarnation, world}].try_emplace(vault.rank, &vault, &slot);
         const auto order = [&](const VaultSummary& one, const SlotSummary& of) {
           const bool near = vault.rank < shape.world && shape.nodeOf(vault.rank) == one.node;
           return std::tuple(-partsOf(of), !near, one.is_copy, one.node);
@@ -408,10 +441,10 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
   }
   for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
     RestorePlan plan;
-    plan.step = candidate->first.first;
-    plan.incarnation = candidate->first.second;
+    int world = 0;
+    std::tie(plan.step, plan.incarnation, world) = candidate->first;
     plan.shape = shape;
-    if (const auto reason = tryPlan(candidate->second, by_rank, plan)) {
+    if (const auto reason = tryPlan(candidate->second, by_rank, world, plan)) {
       result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);
     } else {
       result.plan = std::move(plan);

@@ -9,6 +9,10 @@
 //     diverged: silent data corruption);
 //   - no message was under way between the ranks' program points (intercept/record/cut.h; with a
 //     vault lost, this is not known).
+// A step that another number of ranks saved can be resumed, too, if all of them had the same: then
+// each rank takes what a rank of then saved (`donor`). What depends on the number of ranks, as the
+// share of the data, is left to the caller.
+//
 // movesOf() and transfersOf() expand the plan for one rank. All of them take time in the number of
 // vaults and of the rank's parts, so a large job's restart is not their square.
 //
@@ -66,15 +70,19 @@ struct GroupPlan {
 struct RestorePlan {
   int64_t step = -1;
   uint64_t incarnation = 0;
-  JobShape shape;
-  std::vector<VaultPlace> vaults;  // by rank
+  JobShape shape;                  // of the job that resumes
+  std::vector<VaultPlace> vaults;  // by rank of the job that saved the step
   // Per lost rank: the lowest member of the same groups; its small state stands in. Groups come
-  // back bit for bit; random state, buffers and loop position are the donor's.
+  // back bit for bit; random state, buffers and loop position are the donor's. If another number of
+  // ranks saved the step, all ranks have one: that of their number, which starts again from 0 where
+  // there were fewer, or its donor.
   std::map<int, int> donor;
   std::map<std::string, GroupPlan> groups;  // by id
 
   // The rank whose small state, private regions and groups `rank` takes: itself, or its donor.
   int ownerFor(int rank) const;
+  int savedBy() const { return static_cast<int>(vaults.size()); }
+  bool isResized() const { return savedBy() != shape.world; }
   bool isNear(int vault, int rank) const;  // the vault lies on the node of `rank`
   bool takesOwn(int rank) const;           // the rank goes on with the vault that it wrote
   // The rank that reads a vault for ranks of other nodes: its own rank, or the first rank of the

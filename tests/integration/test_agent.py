@@ -194,9 +194,10 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Node]]:
             wait_for(lambda node=node: not node.alive())
 
 
-def put(connection: protocol.AgentConnection, rank: int, data: bytes) -> None:
+def put(connection: protocol.AgentConnection, rank: int, data: bytes, resumes_world: int = 0) -> None:
     fd = memfd(data)
-    connection.send(protocol.VAULT_PUT, {"rank": rank, "bytes": len(data)}, fd)
+    message = {"rank": rank, "bytes": len(data), "resumes_world": resumes_world}
+    connection.send(protocol.VAULT_PUT, message, fd)
     os.close(fd)
     assert connection.receive()[0] == protocol.VAULT_ACK
 
@@ -360,17 +361,18 @@ def test_vault_outlives_its_rank(make: Callable[..., Node]) -> None:
         assert tool.request(protocol.VAULT_LIST)[0] == protocol.VAULT_INVENTORY  # a miss is no offence
 
 
-def worlds(node: Node, world: int = 0) -> dict[int, int]:
-    """Of each rank: how many ranks the job had whose vault the agent lists."""
-    found = {}
+def worlds(node: Node, world: int = 0) -> dict[int, list[int]]:
+    """Of each rank: how many ranks the jobs had whose vaults the agent lists."""
+    found: dict[int, list[int]] = {}
     with node.tool() as tool:
         for vault in tool.request(protocol.VAULT_LIST, {"world": world})[1]["vaults"]:
-            rank = vault["rank"]
-            fd = tool.request(protocol.VAULT_GET, {"rank": rank, "world": world})[2]
+            wanted = {"rank": vault["rank"], "world": vault["world"]}
+            fd = tool.request(protocol.VAULT_GET, wanted)[2]
             assert fd is not None
-            found[rank] = struct.unpack_from("<i", os.pread(fd, 24, 0), 20)[0]
+            assert struct.unpack_from("<i", os.pread(fd, 24, 0), 20)[0] == vault["world"]
             os.close(fd)
-    return found
+            found.setdefault(vault["rank"], []).append(vault["world"])
+    return {rank: sorted(worlds) for rank, worlds in found.items()}
 
 
 def test_vaults_of_another_number_of_ranks_are_set_aside(make: Callable[..., Node]) -> None:
@@ -380,11 +382,13 @@ def test_vaults_of_another_number_of_ranks_are_set_aside(make: Callable[..., Nod
             put(rank, number, vault_bytes(number, world=4))
     with node.rank(0, incarnation="2") as rank:
         put(rank, 0, vault_bytes(0, world=2))
-    assert worlds(node) == worlds(node, 2) == {0: 2, 1: 4}
-    assert worlds(node, 4) == {0: 4, 1: 4}
+    assert worlds(node) == {0: [2], 1: [4]}, "those that are not set aside"
+    assert worlds(node, 2) == worlds(node, 4) == {0: [2, 4], 1: [4]}
+    with node.tool() as tool:
+        assert tool.request(protocol.VAULT_GET, {"rank": 1, "world": 2})[0] == protocol.ERROR
     with node.rank(0, world=4, local_world=1, incarnation="3") as rank:
         put(rank, 0, vault_bytes(0, world=4))
-    assert worlds(node, 4) == {0: 4, 1: 4} and worlds(node, 2) == {0: 2, 1: 4}
+    assert worlds(node) == {0: [4], 1: [4]} and worlds(node, 4) == {0: [2, 4], 1: [4]}
 
 
 def test_a_larger_job_that_has_resumed_and_committed_drops_what_a_smaller_one_left(
@@ -397,18 +401,30 @@ def test_a_larger_job_that_has_resumed_and_committed_drops_what_a_smaller_one_le
         with node.rank(0, world=world, local_world=1, nodes=1, incarnation=incarnation) as rank:
             rank.send(protocol.VAULT_PUT, {"rank": 0, "bytes": 0}, fd)
             assert rank.receive()[0] == protocol.VAULT_ACK
-    assert worlds(node, 2) == {0: 2}
+    assert worlds(node, 4) == {0: [2, 4]}
     hello = {"local_rank": 0, "world": 4, "local_world": 4, "incarnation": "4"}
     ranks = [node.rank(number, **{**hello, "local_rank": number}) for number in range(4)]
     ranks[0].send(protocol.VAULT_PUT, {"rank": 0, "bytes": 0}, large)
     assert ranks[0].receive()[0] == protocol.VAULT_ACK
-    assert worlds(node, 2) == {0: 2}, "nothing is committed yet"
+    assert worlds(node, 4) == {0: [2, 4]}, "nothing is committed yet"
     for rank in ranks:
         rank.vote(7, 4, True)
-    wait_for(lambda: worlds(node, 2) == {0: 4})
+    wait_for(lambda: worlds(node, 4) == {0: [4]})
     for rank in ranks:
         rank.close()
     os.close(large)
+
+
+def test_what_a_job_has_resumed_from_goes_when_it_has_committed(make: Callable[..., Node]) -> None:
+    node = make()
+    for number in (0, 1):
+        with node.rank(number, world=2, local_world=2, nodes=1) as rank:
+            put(rank, number, vault_bytes(number, world=2))
+    with node.rank(0, world=1, local_world=1, nodes=1, incarnation="2") as rank:
+        put(rank, 0, vault_bytes(0, world=1), resumes_world=2)
+        assert worlds(node, 1) == {0: [1, 2], 1: [2]}, "nothing is committed yet"
+        rank.vote(7, 2, True)
+        wait_for(lambda: worlds(node, 1) == {0: [1]})
 
 
 @pytest.mark.parametrize("kind", ["none", "unsealed", "garbage", "short", "pipe", "foreign rank", "foreign job"])

@@ -164,6 +164,7 @@ class NodesJob:
     Args:
         script: and its arguments.
         env: of all nodes. Each has a REFT_RUN_DIR of its own besides.
+        fewest: nodes with which it goes on without the others; by default, all.
     """
 
     def __init__(
@@ -177,10 +178,12 @@ class NodesJob:
         local_ranks: int,
         port: int,
         max_restarts: int,
+        fewest: int | None = None,
     ) -> None:
         self._server, self.network, self.folder, self._script = server, network, folder, script
         self._env, self.nodes, self.local_ranks = env, nodes, local_ranks
         self._port, self._max_restarts = port, max_restarts
+        self._fewest = fewest or nodes
         self._launchers: list[int] = [0] * nodes
         self.codes: list[int | None] = [None] * nodes
         self._moves = [0] * nodes
@@ -196,12 +199,12 @@ class NodesJob:
         """Starts the launcher of a node."""
         network = self.network
         self.codes[node] = None
-        options = [f"--nnodes={self.nodes}", f"--nproc-per-node={self.local_ranks}",
+        options = [f"--nnodes={self._fewest}:{self.nodes}", f"--nproc-per-node={self.local_ranks}",
                    f"--max-restarts={self._max_restarts}", "--monitor-interval=0.1",
                    f"--local-addr={network.address(node)}", "--rdzv-backend=c10d",
                    f"--rdzv-endpoint={network.address(0)}:{self._port + self._round}",
                    f"--rdzv-id={self._env['REFT_JOB_ID']}",
-                   f"--rdzv-conf=is_host={int(node == 0)},join_timeout=60,keep_alive_interval=2,keep_alive_max_attempt=4",
+                   f"--rdzv-conf=is_host={int(node == 0)},join_timeout=60,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4",
                    ]  # fmt: skip
         env = self._env | {"REFT_RUN_DIR": str(self.run_dir(node))}
         env["GLOO_SOCKET_IFNAME"] = "eth0" if network.isolated else "lo"

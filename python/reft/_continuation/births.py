@@ -6,6 +6,7 @@ Threads: the training thread. Errors: none.
 
 from __future__ import annotations
 
+import pickle
 import sys
 import weakref
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from .foreign import Bulk, Fingerprint, MappedArray
 
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
+_MOST_FIRST = 4096  # numbers and strings of the first program point
+_LONGEST_FIRST = 256
+_QUOTES = ("'", '"')  # around a name
 _STEPS = frozenset(".[(:")  # what leads from an object to a part of it, in a place
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
@@ -76,6 +80,8 @@ class Births:
         self._at: dict[str, int] = {}
         self._ambiguous: set[str] = set()
         self.recorded = False
+        self._first: dict[str, Any] = {}
+        self._first_packed = b""
         self.looks: dict[str, Fingerprint] = {}
         """What objects of packages looked like, by place."""
         self.bulky: dict[str, Bulk] = {}
@@ -110,6 +116,21 @@ class Births:
         """Shapes of those whose parameters one had at the first capture, by place."""
         self.running: dict[CodeType, weakref.WeakSet[Any]] = {}
         """Generators whose frames were on the path, by their function's code."""
+
+    def note_first(self, value: Any, place: str) -> None:
+        """Remembers a number or a string of the first program point: that of a variable, an
+        attribute, or a dict under a name."""
+        if place[-1:] == "]" and place[-2:-1] not in _QUOTES:
+            return
+        is_long = type(value) in (str, bytes) and len(value) > _LONGEST_FIRST
+        if len(self._first) < _MOST_FIRST and not is_long:
+            self._first.setdefault(place, value)
+
+    def first_packed(self) -> bytes:
+        """What `note_first` was given, by place, pickled once."""
+        if not self._first_packed:
+            self._first_packed = pickle.dumps(self._first, protocol=5)
+        return self._first_packed
 
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; of one that no weak reference can follow, if it

@@ -137,6 +137,8 @@ class CaptureWalk:
         """
         kind = type(value)
         if kind in ATOMS:
+            if self.note_births:
+                self.births.note_first(value, place)
             # Not in containers: an item that is left alone cannot be told from one that has been
             # moved there.
             if (
@@ -286,6 +288,11 @@ class CaptureWalk:
     def encode_named(self, items: Iterable[tuple[str, Any]], place: str, depth: int) -> Named:
         """Encodes attributes of the object at a place, by name."""
         suspects = self._suspects
+        if self.note_births:
+            items = list(items)
+            for name, item in items:
+                if type(item) in _STILL:
+                    self.births.note_first(item, f"{place}.{name}")
         return [
             (
                 name,

@@ -92,8 +92,8 @@ def frames(
         names: gives the names of a frame's slots, by its position among the frames of the script.
     """
     there, here = plain.loads(saved[0]), plain.loads(live[0])
-    _, _, old_path, old_outside, old_settings, old_graph = there
-    _, _, new_path, new_outside, new_settings, new_graph = here
+    _, _, old_path, old_outside, old_settings, old_graph, _ = there
+    _, _, new_path, new_outside, new_settings, new_graph, _ = here
     old, new = Graph.unpacked(old_graph), Graph.unpacked(new_graph)
     put_in(old, saved[1])
     put_in(new, live[1])

@@ -20,6 +20,7 @@ from . import collector, comparison, frames, plain
 from .births import Births
 from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
+from .dealing import Resized
 from .frames import FrameMismatch
 from .graphs import GraphWatch, refusal
 from .kinds.loaders import Loader, reads_container
@@ -29,7 +30,7 @@ from .settings import Settings
 from .statics import Statics, report_threads
 from .waiting import Waiting
 
-_VERSION = 23
+_VERSION = 24
 _OBSERVE_BYTES = 1 << 26
 
 
@@ -164,7 +165,11 @@ class Continuation:
         python, changed = sys.version_info[:2], self._settings.capture(walk.lost, alone)
         return {
             "frames": pickle.dumps(
-                (_VERSION, python, path, outside, changed, walk.graph.packed()), protocol=5
+                (
+                    *(_VERSION, python, path, outside, changed, walk.graph.packed()),
+                    self._births.first_packed(),
+                ),
+                protocol=5,
             ),
             "uncaptured": walk.uncaptured,
             "exact": not lost and refused is None,
@@ -213,6 +218,7 @@ class Continuation:
         foreign: bool = False,
         owned_storages: frozenset[int] = frozenset(),
         room: bytes = b"",
+        was: tuple[int, int] | None = None,
     ) -> Planned:
         """Plans the writes that put a captured loop into the live frames, and does none of them:
         ranks can agree before `Planned.write`.
@@ -225,16 +231,21 @@ class Continuation:
                 variables and attributes called `rank` or `…_rank` keep their live values.
             owned_storages: As for `capture`, of this process.
             room: What has come into the room of `capture`'s parts.
+            was: If another number of ranks goes on: how many ranks captured it, and which one of
+                them this is from. `foreign` is true then.
 
         Raises:
             FrameMismatch: The live frames are not the captured ones.
         """
-        path, outside, changed, packed = _unpacked(captured)
+        path, outside, changed, packed, first = _unpacked(captured)
         graph = Graph.unpacked(packed)
         put_in(graph, room)
         self.observe(start_frame)
         births = self._births
-        walk = RestoreWalk(graph, births.by_place(), frames.plan_generator, foreign, owned_storages)
+        resized = None if was is None else Resized(*was, plain.loads(first))
+        walk = RestoreWalk(
+            graph, births.by_place(), frames.plan_generator, foreign, owned_storages, resized
+        )
         user = self._plan_frames(walk, start_frame, path, outside)
         walk.write(lambda: walk.problems.extend(self._settings.restore(changed, foreign)))
         return Planned(walk, births, user)
@@ -320,7 +331,8 @@ class Continuation:
 
 
 def _unpacked(captured: dict[str, Any]) -> list[Any]:
-    """Reads what `capture` returned: frames, state outside of them, settings, and the graph.
+    """Reads what `capture` returned: frames, state outside of them, settings, the graph, and what
+    was there at first.
 
     Raises:
         FrameMismatch: This process cannot be put there, whatever its frames are.

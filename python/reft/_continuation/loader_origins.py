@@ -19,7 +19,7 @@ from typing import Any
 
 from reft._state import names
 
-from . import batches, plain, workers
+from . import batches, dealing, plain, workers
 from .loader_parts import Parts, fingerprint, parts
 from .rng import capture_rng, restore_rng
 
@@ -47,6 +47,7 @@ class Origin:
         self.copied = workers.globals_read(loader) if loader.num_workers else {}
         self.base_seed = 0
         self.epochs = 0
+        self.hands: list[dealing.Hand] = []  # of this epoch, if others had begun it
         # Draws from the sampler, and before which of them `set_epoch` had set something else: an
         # iterator that never ends, over a sampler that is repeated (timm's MultiEpochsDataLoader),
         # meets that in the middle.
@@ -131,18 +132,12 @@ class Origin:
             now = capture_rng(cuda=False)
             self._drawn_from |= {name for name in now if now[name] != self._random.get(name)}
             self._random = now
-        if type(index) is int:
-            self.indices = hash((self.indices, index))
-        elif type(index) is list and index:
-            step = len(index) // _SAMPLED_INDICES
-            some = [len(index), *index[::step]] if step > 1 else index
-            if set(map(type, some)) == {int}:
-                self.indices = hash((self.indices, *some))
+        self.indices = with_index(self.indices, index)
 
     def begin(self) -> None:
         """An epoch of an iterator with workers begins."""
         self.epochs += 1
-        self.draws, self.indices, self.changes = 0, 0, []
+        self.draws, self.indices, self.changes, self.hands = 0, 0, [], []
         self._drawn_from, self.is_mixed, self._random = set(), False, None
         if self.epochs > 1:  # an epoch may bring other objects
             self.parts = parts(self.loader)
@@ -158,6 +153,17 @@ class Origin:
             nested=True
         )  # another loader may have drawn from the same generator meanwhile
         self._fixed = None
+
+
+def with_index(drawn: int, index: Any) -> int:
+    """The hash of all that was drawn, after one more index or batch of them."""
+    if type(index) is int:
+        return hash((drawn, index))
+    if type(index) is not list or not index:
+        return drawn
+    step = len(index) // _SAMPLED_INDICES
+    some = [len(index), *index[::step]] if step > 1 else index
+    return hash((drawn, *some)) if set(map(type, some)) == {int} else drawn
 
 
 def _note_large(loader: Any, parts: Parts) -> list[str]:

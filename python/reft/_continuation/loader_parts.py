@@ -23,6 +23,7 @@ from reft._state import names
 from reft._state.raw import bytes_of
 
 from . import plain
+from .dealing import follows_from_ranks
 from .nodes import type_name
 from .reach import reach
 from .rng import is_random, is_random_kind, new_object, object_state, set_object_state
@@ -163,8 +164,11 @@ class Parts:
             for inner in containers_in(value)
         ]
 
-    def write(self, captured: Captured) -> list[str]:
+    def write(self, captured: Captured, resized: bool = False) -> list[str]:
         """Writes back what `capture` gave.
+
+        Args:
+            resized: another number of ranks goes on, from which some of it follows.
 
         Returns:
             Paths of parts that drawing may change and that do not exist now.
@@ -172,6 +176,9 @@ class Parts:
         numbers, generators, contents = captured
         holders = {part.path: part.value.__dict__ for part in self._parts}
         for path, values in numbers.items():
+            if path in holders and resized:
+                holder = holders[path]
+                values = {k: v for k, v in values.items() if not follows_from_ranks(holder, k)}
             if path in holders:
                 holders[path].update(values)
         loose = dict(self._loose)

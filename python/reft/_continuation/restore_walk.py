@@ -20,6 +20,7 @@ from reft._state.device_parts import contents
 
 from . import handles, hooks
 from .births import MEMBER
+from .dealing import Resized
 from .foreign import slot_names
 from .kinds.functions import BoundBuiltin, Method
 from .kinds.objects import Lost, Owned
@@ -58,11 +59,13 @@ class RestoreWalk:
             (MISSING), and returns it.
         foreign: The nodes are another rank's: what is called a rank keeps its live value.
         owned_storages: As of `CaptureWalk`, of this process.
+        resized: Set if another number of ranks goes on.
 
     Attributes:
         graph: What was captured.
         problems: What cannot be put back.
         is_foreign: As `foreign`.
+        resized: As `resized`.
         memory: Places the tensors and arrays.
         contents: Writes to objects.
         positions: Writes that need the objects' contents.
@@ -77,6 +80,7 @@ class RestoreWalk:
         plan_generator: PlanGenerator,
         foreign: bool = False,
         owned_storages: frozenset[int] = frozenset(),
+        resized: Resized | None = None,
     ) -> None:
         self.graph = graph
         self.problems: Report = []
@@ -92,7 +96,7 @@ class RestoreWalk:
         self.memory = Memory(in_memory, self._lasting, owned_storages)
         self._born = born
         self._plan_generator = plan_generator
-        self.is_foreign = foreign
+        self.is_foreign, self.resized = foreign, resized
         self._handles: frozenset[int] | None = None
         # Ids of live objects that are written where they stand: parts of modules and loaders.
         self._fixed: set[int] = set()
@@ -112,7 +116,7 @@ class RestoreWalk:
         if self.is_foreign and live is not MISSING and _RANK.search(place):
             return KEEP
         if type(encoded) is not tuple:
-            return encoded
+            return KEEP if self._follows_from_ranks(encoded, live, place) else encoded
         number = handle_in(encoded)
         if number is not MISSING:
             # A counter may only have happened to have a descriptor's number: then what is live is
@@ -128,10 +132,21 @@ class RestoreWalk:
         if index in self._done:
             return self._done[index]
         self._done[index] = KEEP  # a cycle through an immutable value ends here
-        at = At(index, self.graph.births[index], self.graph.types[index], place)
+        birth = self.graph.births[index]
+        if self.resized is not None and birth is not None:
+            place = birth  # as what was there at first is named
+        at = At(index, birth, self.graph.types[index], place)
         result = self.graph.nodes[index].restore(at, live, self)
         self._done[index] = result
         return result
+
+    def _follows_from_ranks(self, value: Any, live: Any, place: str) -> bool:
+        """Whether a number or a string may be what another number of ranks makes it: it has not
+        changed since the first program point."""
+        if self.resized is None or live is MISSING or type(live) is not type(value):
+            return False
+        first = self.resized.first.get(place, MISSING)
+        return type(first) is type(value) and bool(first == value)
 
     def resolve_born(self, kind: type[Node], wanted: Callable[[Any], bool]) -> None:
         """Resolves the nodes of one kind whose objects have lived since the first program point, if

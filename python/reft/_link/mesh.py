@@ -113,9 +113,15 @@ def _room(env: dict[str, Any], own_bytes: int, own_yet: int, local_world: int) -
     return max(0, int(_ROOM_SHARE * room.usable) - own_bytes * own_yet)
 
 
-def fetch(env: dict[str, Any], job: Job, client: _C.AgentClient, ranks: list[int]) -> list[int]:
+def fetch(
+    env: dict[str, Any], job: Job, client: _C.AgentClient, ranks: list[int], world: int
+) -> list[int]:
     """Has this node's agent copy the vaults of ranks from agents of nodes of the attempt before of
     which it is the keeper.
+
+    Args:
+        ranks: of that attempt.
+        world: how many it had.
 
     Returns:
         The ranks of which it has a copy now.
@@ -123,7 +129,7 @@ def fetch(env: dict[str, Any], job: Job, client: _C.AgentClient, ranks: list[int
     if job.local_rank != 0 or not ranks:
         return []
     room = _room(env, 0, 0, job.local_world) // 2  # this node's own vaults are yet to come
-    wanted = {"world": job.world, "ranks": ranks[:_MOST_FETCHED], "room": room}
+    wanted = {"world": world, "ranks": ranks[:_MOST_FETCHED], "room": room}
     try:
         answer, _ = client.request(
             agent_protocol.MESH_FETCH, json.dumps(wanted), agent_protocol.MESH_FETCHED, _FETCH_MS

@@ -205,6 +205,8 @@ def _why_nothing(job: job_identity.Job, newest: Source, answers: dict[str, Any])
     """Why the resume is not verified in any way, "" if it may be."""
     if answers["fault"]:
         return str(answers["fault"])
+    if newest.plan.saved_by != job.world:
+        return f"{newest.plan.saved_by} ranks computed it, and {job.world} would compute another"
     if not _is_at_home(newest.plan, job):
         return _AWAY
     if "frames" not in newest.saved or not newest.saved["frames"]["exact"]:

@@ -189,8 +189,7 @@ class Resumer:
         made = arrangement.Arrangement(self._restorer.regions, self.saved, find, foreign)
         try:
             if foreign:
-                donor = self.plan.donor[self._job.rank]
-                _check_donor(state, donor, self._restorer.regions, self.saved)
+                _check_donor(state, self._taken, self._restorer.regions, self.saved)
             _check_groups(self.saved["groups"], state)
             state = made.make(state, boundary.optimizers)
             restorer.check(self._restorer, state)
@@ -262,7 +261,14 @@ class Resumer:
         if self._job.rank != 0:
             return
         donors = ""
-        if self.plan.donor:
+        if self._was is not None:
+            there, now = self.plan.saved_by, self._job.world
+            donors = f"; {_voice.plural(there, 'rank')} saved it, {now} go on"
+            if now > there:
+                donors += (
+                    f": ranks from {there} up have random state and buffers of those below"
+                )
+        elif self.plan.donor:
             lost = _voice.ranks(self.plan.donor)
             donors = f"; without the vaults of {lost}, whose small state is that of replicas"
         _voice.say(
@@ -284,6 +290,21 @@ class Resumer:
             state: of the script that reads it.
         """
         return small_state.opened(self._packed, small_state.finder_in(state))
+
+    @property
+    def _was(self) -> tuple[int, int] | None:
+        """As of `_continuation.plan`."""
+        if self.plan.saved_by == self._job.world:
+            return None
+        return self.plan.saved_by, self.plan.owner(self._job.rank)
+
+    @property
+    def _taken(self) -> str:
+        """Whose snapshot this rank takes, and why, for messages."""
+        if self._was is not None:
+            return f"{self.plan.saved_by} ranks saved the step, and rank {self._was[1]} of them"
+        donor = self.plan.donor[self._job.rank]
+        return f"the vault of this rank is lost, and rank {donor}, which stands in for it,"
 
     @property
     def _has_frames(self) -> bool:
@@ -337,6 +358,7 @@ class Resumer:
             self._job.rank in self.plan.donor,
             small_state.storages_of(state),
             self.saved["room"],
+            self._was,
         )
 
     def _restore_state_dicts(
@@ -420,13 +442,13 @@ class _NotOfThisRank(Exception):
 
 
 def _check_donor(
-    state: discovery.State, donor: int, regions: list[arrangement.Row], saved: small_state.Saved
+    state: discovery.State, taken: str, regions: list[arrangement.Row], saved: small_state.Saved
 ) -> None:
-    """Whether another rank's snapshot may stand in for that of this rank, which is lost.
+    """Whether another rank's snapshot may stand in for that of this rank.
 
     Args:
         state: of this rank, before anything is made for the restore.
-        donor: the other rank.
+        taken: whose snapshot it is, for messages.
         regions: of the snapshot.
         saved: its small state.
 
@@ -437,13 +459,12 @@ def _check_donor(
     if own := saved["strided"].keys() - state.replaceable:
         name = min(own)
         raise _NotOfThisRank(
-            f"the vault of this rank is lost, and no group shares {name}, which has gaps in memory"
+            f"{taken} saved {name} for itself alone, because it has gaps in memory"
         )
     for region in state.regions:
         if region.name not in there and not region.is_replaceable:
             raise _NotOfThisRank(
-                f"the vault of this rank is lost, and the snapshot of rank {donor} has no"
-                f" {region.name}"
+                f"{taken} has not saved {region.name}"
             )
 
 

@@ -277,8 +277,8 @@ def _agent_argv(env: dict[str, Any], job: job_identity.Job, number: int) -> list
 
 
 def vault_of(client: _C.AgentClient, rank: int, world: int, *, is_copy: bool = False) -> int:
-    """A descriptor of the vault of a rank of `world`, or of the agent's copy of one of another
-    node, which the caller closes.
+    """A descriptor of the vault that a rank of `world` has left, or of the agent's copy of one of
+    another node, which the caller closes.
 
     Raises:
         PeerFailure: the agent has none.
@@ -453,7 +453,8 @@ def agree(
                     " that version, or set REFT_RESUME=off for one start"
                 )
             if _is_of(session, saved, plan, job):
-                own = own_fd if plan.is_near(job.rank, job.rank) else -1
+                goes_on = plan.saved_by != job.world or plan.is_near(job.rank, job.rank)
+                own = own_fd if goes_on else -1
                 agreed.own_fd, agreed.newest = own, Source(plan, restorer, saved)
                 agreed.inventory, agreed.begun = inventory, begun
         return agreed
@@ -496,7 +497,10 @@ def _inventory(
         agent_protocol.VAULT_LIST, wanted_world, agent_protocol.VAULT_INVENTORY
     )
     listed = bounded_json.loads(payload.encode(), limit=agent_protocol.MAX_PAYLOAD)
-    here = {(int(vault["rank"]), bool(vault["copy"])) for vault in listed["vaults"]}
+    here = {
+        (int(vault["rank"]), int(vault["world"]), bool(vault["copy"]))
+        for vault in listed["vaults"]
+    }
     if env["vault_dir"]:  # before anything is published: then the others count on this rank
         own_path = vault_path(env, job, job.rank)
         folders.make_private(Path(own_path).parent)  # then it stays the one that is checked
@@ -511,20 +515,20 @@ def _inventory(
                 " set REFT_VAULT_DIR to a directory on tmpfs, ext4 or xfs, or unset it"
             )
         _exchange_files(own_path, job)
-        if (job.rank, False) not in here or not _agent_has(client, own_path, job):
+        if (job.rank, job.world, False) not in here or not _agent_has(client, own_path, job):
             _keep_what_is_no_vault(own_path, job)
-    wanted = {(job.rank, False), (job.rank, True)}
-    if job.local_rank == 0:  # vaults of ranks that live on other nodes now
-        ranks_of_node = set(job.layout.nodes[job.node])
-        wanted |= {vault for vault in here if vault[0] not in ranks_of_node}
+    # The first one answers for the vaults of ranks that are on other nodes now, or not any more.
+    others = set(job.layout.nodes[job.node]) - {job.rank} if job.local_rank == 0 else set()
     own_fd = -1
     texts = []
-    for rank, is_copy in sorted(wanted & here):
-        fd = vault_of(client, rank, job.world, is_copy=is_copy)
+    for rank, world, is_copy in sorted(here):
+        if rank != job.rank and (job.local_rank != 0 or rank in others):
+            continue
+        fd = vault_of(client, rank, world, is_copy=is_copy)
         try:
             texts += _offer_of(fd, env, job, rank, is_copy)
         finally:
-            if rank == job.rank and not is_copy:
+            if (rank, world, is_copy) == (job.rank, job.world, False):
                 own_fd = fd
             else:
                 os.close(fd)
@@ -557,14 +561,14 @@ def _with_fetched(
 ) -> str:
     """The inventory of all vaults, those included that are on nodes without ranks. Such a node may
     have run the ranks of which there is no vault here."""
-    missing = _C.ranks_without_vault(inventory, job.world)
+    missing, world = _C.ranks_without_vault(inventory, job.world)
     if not missing:
         return inventory
     texts = []
-    fetched = [] if env["resume"] == "off" else mesh.fetch(env, job, client, missing)
+    fetched = [] if env["resume"] == "off" else mesh.fetch(env, job, client, missing, world)
     for rank in fetched:
         try:
-            fd = vault_of(client, rank, job.world, is_copy=True)
+            fd = vault_of(client, rank, world, is_copy=True)
         except _C.Error:
             continue
         try:

@@ -225,7 +225,7 @@ class Mapping(Node):
             current = there.get(key, MISSING)
             name = name_of_key(key, position)
             value = item
-            if type(item) is tuple:
+            if type(item) is tuple or walk.resized is not None:
                 value = walk.resolve(item, current, f"{place}[{name}]")
             if value is KEEP:
                 if current is MISSING:

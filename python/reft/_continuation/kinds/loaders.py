@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 from reft._state import names
 
 from .. import attachments, batches, hooks, plain, workers
-from ..loader_origins import ORIGIN, FirstDraw, Origin, Replay, kind_of
+from ..dealing import Dealt, Hand, deal, dealer_of
+from ..loader_origins import ORIGIN, FirstDraw, Origin, Replay, kind_of, with_index
 from ..loader_parts import (
     WHOSE,
     chain,
@@ -48,7 +49,7 @@ _EQUAL_IS_SAME = (range, str, bytes)
 _MADE_OF_TORCH = tuple(
     f"torch.utils.data.{name}." for name in ("dataloader", "dataset", "distributed", "sampler")
 )
-_TOUCHED = ("worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
+_TOUCHED = ("batch_sampler", "worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
 
 
 @kind
@@ -179,7 +180,7 @@ class Loader(Node):
             if target is KEEP:
                 return KEEP
         # After the iterators' replay, which needs older states.
-        walk.positions.append(lambda: parts(target).write(self.pieces))
+        walk.positions.append(lambda: parts(target).write(self.pieces, walk.resized is not None))
 
         def put(name: str, value: Any) -> None:
             walk.positions.append(functools.partial(target.__dict__.__setitem__, name, value))
@@ -258,6 +259,8 @@ class LoaderIterator(Node):
     """State of a StatefulDataLoader, pickled."""
     is_mixed: bool
     """From `loader_origins.Origin.is_mixed`."""
+    hands: list[tuple[int, int, int]]
+    """From `loader_origins.Origin.hands`."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -285,6 +288,7 @@ class LoaderIterator(Node):
             *((0, 0) if flavor == "stateful" or is_finished else (origin.indices, origin.batch)),
             plain.dumps(value.state_dict(), *_FIXED) if flavor == "stateful" else b"",
             origin.is_mixed,
+            [(hand.ranks, hand.rank, hand.batches) for hand in origin.hands],
         )
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -295,6 +299,7 @@ class LoaderIterator(Node):
             loader = live_loader
         if loader is MISSING:
             return walk.problem(at, "its DataLoader was made after the first step")
+        self._deal(loader, at, walk)
         if self._grows(loader, walk):
             standing = self._at_the_beginning(loader) if target is MISSING else target
             walk.afterwards(lambda: self._make_with_data(standing, loader, at, walk))
@@ -306,7 +311,7 @@ class LoaderIterator(Node):
             return target
         remarks: list[str] = []
         replayed: list[Callable[[], Any]] = []
-        fresh, is_same = self.rebuild(loader, remarks, replayed)
+        fresh, is_same = self.rebuild(loader, remarks, replayed, walk)
         walk.positions[:0] = replayed  # parts of the loader are written after them
         for remark in remarks:
             walk.problem(at, remark)
@@ -328,6 +333,56 @@ class LoaderIterator(Node):
             # First, because parts of the loader are written after it.
             walk.positions.insert(0, lambda: _swap(target, fresh))
         return target
+
+    def _deal(self, loader: Any, at: At, walk: RestoreWalk) -> None:
+        """Says if nothing deals what is left of the epoch to another number of ranks.
+
+        Raises:
+            ValueError: What has been drawn of it is not what those ranks would have drawn.
+        """
+        if walk.resized is None or not self.is_started:
+            return
+        if self.flavor == "stateful" or self.is_iterable or dealer_of(loader) is None:
+            why = (
+                f"{walk.resized.ranks} ranks saved it, and no DistributedSampler deals its items to"
+                " the ranks of now: of this epoch, items may come twice or not at all"
+            )
+            walk.problem(at, why, f"items of {at.place}")
+            return
+        fixed, drawn = plain.loads(self.fixed, *_FIXED), 0
+        pieces = parts(loader)
+        rng, kept = capture_rng(cuda=False), pieces.capture(nested=True)
+        try:
+            _, before = self._dealt(loader, fixed, pieces, walk)
+        finally:
+            pieces.write(kept)
+            restore_rng(rng)
+        for count, batch in enumerate(before, 1):
+            drawn = with_index(drawn, batch)
+            if count >= self.yielded and drawn == self.indices_drawn:
+                return
+        if self.indices_drawn:
+            raise ValueError(
+                f"{at.place}: the items that its sampler gave to {walk.resized.ranks} ranks cannot"
+                " be told from those that are left"
+            )
+
+    def _hands(self, loader: Any, walk: RestoreWalk) -> list[Hand]:
+        hands = [Hand(*hand) for hand in self.hands]
+        if walk.resized is None or not self.is_started or self.is_iterable:
+            return hands
+        if self.flavor == "stateful" or dealer_of(loader) is None:
+            return hands
+        return [*hands, Hand(walk.resized.ranks, walk.resized.rank, self.yielded)]
+
+    def _dealt(
+        self, loader: Any, fixed: dict[str, Any], pieces: Any, walk: RestoreWalk
+    ) -> tuple[Dealt, list[list[int]]]:
+        def begin() -> None:
+            restore_rng(fixed["first_draw"] or fixed["created"])
+            pieces.write(fixed["begun_with"])
+
+        return deal(loader, self._hands(loader, walk), begin)
 
     def _grows(self, loader: Any, walk: RestoreWalk) -> bool:
         """Whether the loader has other data than the captured one, and gets those in this walk."""
@@ -364,7 +419,7 @@ class LoaderIterator(Node):
         remarks: list[str] = []
         replayed: list[Callable[[], Any]] = []
         pieces = parts(loader).capture()
-        fresh, is_same = self.rebuild(loader, remarks, replayed)
+        fresh, is_same = self.rebuild(loader, remarks, replayed, walk)
         for write in replayed:
             write()
         parts(loader).write(pieces)
@@ -381,7 +436,11 @@ class LoaderIterator(Node):
             walk.problem(at, why, f"items of {at.place}")
 
     def rebuild(
-        self, loader: Any, remarks: list[str], replayed: list[Callable[[], Any]]
+        self,
+        loader: Any,
+        remarks: list[str],
+        replayed: list[Callable[[], Any]],
+        walk: RestoreWalk,
     ) -> tuple[Any, bool]:
         """Makes an iterator at this position; leaves the loader and all random states as they were.
 
@@ -390,6 +449,7 @@ class LoaderIterator(Node):
             remarks: Gets what of the position comes back only approximately.
             replayed: Gets writes that give samplers the lists and generators that the replay has
                 made: the new iterator draws from them.
+            walk: Says if another number of ranks goes on.
 
         Returns:
             The iterator, None if it has no more batches and nothing to keep; and whether it gave
@@ -415,18 +475,23 @@ class LoaderIterator(Node):
                 iterator = loader._get_iterator()
                 getattr(iterator, ORIGIN).take(fixed)
                 return iterator, True
+            hands = self._hands(loader, walk)
+            if hands:
+                loader.__dict__["batch_sampler"], _ = self._dealt(loader, fixed, pieces, walk)
+                restore_rng(fixed["created"])
             if self.flavor == "multi":
                 iterator = self._with_workers(loader, fixed)
             else:
                 iterator = self._without_workers(loader, fixed, pieces, remarks)
-            is_same = self._gave_the_same(getattr(iterator, ORIGIN))
+            is_same = walk.resized is not None or self._gave_the_same(getattr(iterator, ORIGIN))
             # A verification compares what is drawn from here on; that a replay draws otherwise, as
             # a sampler does whose weights the loop changes, is reported.
-            if self.indices_drawn:
+            if self.indices_drawn and walk.resized is None:
                 getattr(iterator, ORIGIN).indices = self.indices_drawn
             getattr(iterator, ORIGIN).replayed = []
             getattr(iterator, ORIGIN).batch = self.last_batch
             getattr(iterator, ORIGIN).is_mixed = self.is_mixed
+            getattr(iterator, ORIGIN).hands = hands
             iterator._num_yielded = self.yielded
         finally:
             Replay.end(loader)
@@ -434,6 +499,9 @@ class LoaderIterator(Node):
             self._leave(pieces, objects, replayed)
             pieces.write(before)
             restore_rng(rng)
+        if hands:  # it goes on with the loader's own sampler, in the next epoch
+            iterator._index_sampler = loader._index_sampler
+            getattr(iterator, ORIGIN).parts = parts(loader)
         return iterator, is_same
 
     def _gave_the_same(self, origin: Origin) -> bool:

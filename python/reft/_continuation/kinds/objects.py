@@ -211,7 +211,7 @@ class Instance(Node):
         for name, item in self.attributes:
             current, known = before.get(name, MISSING), len(walk.problems)
             value = item
-            if type(item) is tuple:
+            if type(item) is tuple or walk.resized is not None:
                 value = walk.resolve(item, current, f"{at.place}.{name}")
             if value is KEEP:
                 if current is MISSING:

@@ -178,13 +178,13 @@ def fetched(answer: str | Exception, local_rank: int = 0, missing: tuple[int, ..
 
     job: Any = SimpleNamespace(node=1, local_rank=local_rank, local_world=2, world=4)
     client: Any = SimpleNamespace(request=request)
-    return mesh.fetch({"snapshot_host_bytes": 1 << 20}, job, client, list(missing)), asked
+    return mesh.fetch({"snapshot_host_bytes": 1 << 20}, job, client, list(missing), 6), asked
 
 
 def test_the_first_rank_of_a_node_has_vaults_fetched() -> None:
     found, asked = fetched('{"ranks": [3], "problem": "10.0.0.1: Connection refused"}')
     assert found == [3]
-    assert asked == [{"world": 4, "ranks": [2, 3], "room": 1 << 19}]
+    assert asked == [{"world": 6, "ranks": [2, 3], "room": 1 << 19}]
 
 
 @pytest.mark.parametrize("answer", [_C.PeerFailure("no such request"), "[]", "{}", '{"ranks": ["x"], "problem": ""}'])

@@ -287,6 +287,73 @@ TEST(PlanRestore, StateThatOneRankHadIsNotReplacedByAnothers) {
             "step 11: rank 1 may have had state that no other rank has, as o0.p3 of rank 3");
 }
 
+// The vaults as a job of `world` ranks wrote them.
+std::vector<VaultSummary> writtenBy(int world, std::vector<VaultSummary> vaults) {
+  for (VaultSummary& vault : vaults) {
+    vault.world = world;
+  }
+  return vaults;
+}
+
+TEST(PlanRestore, FewerRanksTakeWhatTheReplicasOfThenSaved) {
+  const auto vaults = writtenBy(4, replicas(4, 11, 1));
+  const RestorePlan plan = *planRestore(vaults, JobShape(std::vector<int>{0, 0, 1})).plan;
+  EXPECT_EQ(plan.savedBy(), 4);
+  EXPECT_TRUE(plan.isResized());
+  EXPECT_EQ(plan.donor, (std::map<int, int>{{0, 0}, {1, 1}, {2, 2}}));
+  EXPECT_FALSE(plan.takesOwn(0)) << "its vault is of another job";
+  EXPECT_EQ(plan.readerOf(3), 2) << "rank 3 is no more, and its vault is on node 1";
+  for (int rank = 0; rank < 3; ++rank) {  // all that is received is sent
+    for (const Transfer& transfer : transfersOf(plan, rank)) {
+      const auto sent = transfersOf(plan, transfer.sender);
+      EXPECT_TRUE(std::any_of(sent.begin(), sent.end(), [&](const Transfer& other) {
+        return other.receiver == transfer.receiver && other.tag == transfer.tag;
+      }));
+    }
+  }
+}
+
+TEST(PlanRestore, MoreRanksTakeThemInTurn) {
+  auto vaults = writtenBy(3, replicas(3, 11, 1));
+  EXPECT_EQ(planRestore(vaults, {5, 2}).plan->donor,
+            (std::map<int, int>{{0, 0}, {1, 1}, {2, 2}, {3, 0}, {4, 1}}));
+  vaults.erase(vaults.begin() + 1);  // rank 0 has its shard, too
+  EXPECT_EQ(planRestore(vaults, {5, 2}).plan->donor,
+            (std::map<int, int>{{0, 0}, {1, 0}, {2, 2}, {3, 0}, {4, 0}}));
+  vaults = writtenBy(1, replicas(1, 11, 0));
+  vaults[0].slots[0].groups.clear();
+  vaults[0].slots[0].only_here = "0.weight";
+  EXPECT_EQ(planRestore(vaults, {2, 2}).plan->donor, (std::map<int, int>{{0, 0}, {1, 0}}));
+}
+
+TEST(PlanRestore, AnotherNumberOfRanksTakesNoPartsOfAModel) {
+  auto vaults = writtenBy(4, replicas(4, 11, 1));
+  vaults[2].slots[0].only_here = "o0.p3";
+  EXPECT_EQ(
+      planRestore(vaults, {3, 2}).rejected.at(0),
+      "step 11: 4 ranks saved it, and o0.p3 of rank 2 is a part that no other rank has: start "
+      "4 ranks to resume from it");
+  vaults = writtenBy(4, replicas(4, 11, 1));
+  addTeams(vaults, 4);
+  EXPECT_EQ(planRestore(vaults, {2, 1}).rejected.at(0),
+            "step 11: 4 ranks saved it, of which 2 share a part that the others have not (group "
+            "team 0): start 4 ranks to resume from it");
+  EXPECT_TRUE(planRestore(vaults, {4, 2}).plan);
+}
+
+TEST(PlanRestore, TheNewestStepCountsWhoeverSavedIt) {
+  auto vaults = writtenBy(4, replicas(4, 11, 0));
+  const auto fewer = writtenBy(2, replicas(2, 30, 0));
+  vaults.insert(vaults.end(), fewer.begin(), fewer.end());
+  EXPECT_EQ(planRestore(vaults, {4, 2}).plan->step, 30);
+  EXPECT_EQ(planRestore(vaults, {4, 2}).plan->savedBy(), 2);
+  EXPECT_EQ(planRestore(vaults, {4, 2}, 30).plan->savedBy(), 4);
+  EXPECT_FALSE(planRestore(vaults, {4, 2}, 30).plan->isResized());
+  vaults.pop_back();  // rank 1 of 2 has a vault of the 4, too, which says nothing about this step
+  EXPECT_EQ(planRestore(vaults, {4, 2}).rejected.at(0),
+            "step 30: shard 1 of group g is not sealed anywhere");
+}
+
 TEST(PlanRestore, WithoutCopiesALostShardIsNamed) {
   auto vaults = replicas(4, 11, 0);
   vaults.erase(vaults.begin() + 2);

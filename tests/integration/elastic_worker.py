@@ -1,0 +1,65 @@
+"""A training whose number of ranks changes between its starts. Each rank appends a line
+`<rank> <epoch> <batch> <step> <loss> <items…>` to `$LOG` after each step.
+
+    python elastic_worker.py [--workers W] [--sampler default|own]
+
+`$KILL` is RANK:STEP: that rank kills itself after it has logged that step, which counts over all
+starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
+
+ITEMS, BATCH = 240, 4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--sampler", default="default")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("reft")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(7)
+    items = torch.randn(ITEMS, 8)
+    data = TensorDataset(items, torch.arange(ITEMS))
+    sampler = RandomSampler(data) if options.sampler == "own" else DistributedSampler(data, seed=5)
+    loader = DataLoader(data, BATCH, sampler=sampler, num_workers=options.workers)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+    share, step, seen = BATCH * world, 0, 0
+    for epoch in range(1000):
+        if options.sampler != "own":
+            sampler.set_epoch(epoch)
+        for batch, (x, index) in enumerate(loader):
+            optimizer.zero_grad()
+            loss = (model(x) - x.roll(1, 1)).square().mean()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            step += 1
+            seen += share
+            with open(f"{os.environ['LOG']}-{rank}", "a") as log:
+                numbers = " ".join(map(str, index.tolist()))
+                print(rank, epoch, batch, step, loss.item().hex(), share, seen, numbers, file=log)
+            time.sleep(float(os.environ.get("DELAY", "0")))
+            if os.environ.get("KILL") == f"{rank}:{step}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == int(os.environ["STEPS"]):
+                dist.destroy_process_group()
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""A job that starts again with another number of ranks goes on from memory: the weights are those
+of the step, and each item that is left of the epoch comes once."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.integration.elastic_worker import BATCH, ITEMS
+from tests.support import ranks
+from tests.support.launchers import free_port
+from tests.support.nodes import NodesJob, Server, network_of, wait_for
+
+WORKER = Path(__file__).with_name("elastic_worker.py")
+
+
+@dataclass
+class Row:
+    """What a rank has logged of one step."""
+
+    rank: int
+    epoch: int
+    step: int
+    loss: str
+    items: list[int]
+
+
+def logged(folder: Path) -> list[Row]:
+    rows = []
+    for path in folder.glob("log-*"):
+        for line in path.read_text().splitlines():
+            rank, epoch, _, step, loss, _, _, *items = line.split()
+            rows.append(Row(int(rank), int(epoch), int(step), loss, list(map(int, items))))
+    return rows
+
+
+class Attempts:
+    """Starts of one job, one after the other."""
+
+    def __init__(self, bench: ranks.Bench, *arguments: str) -> None:
+        self.bench, self.arguments = bench, arguments
+        self.rows: list[Row] = []
+        self.said = ""
+
+    def start(self, world: int, steps: int, kill: str = "") -> int:
+        """Returns the step at which it resumed, 0 for none. Keeps the rows that are not repeated."""
+        folder = self.bench.folder / f"start-{len(list(self.bench.folder.glob('start-*')))}"
+        folder.mkdir()
+        environment = {"LOG": str(folder / "log"), "STEPS": str(steps), "KILL": kill}
+        self.said = self.bench.ranks(*self.arguments, world=world, script=WORKER, **environment)
+        resumed = (ranks.resumed_at(self.said) or [0])[0]
+        self.rows = [row for row in self.rows if row.step <= resumed]
+        self.rows += [row for row in logged(folder) if row.step > resumed]
+        return resumed
+
+    def items_of(self, epoch: int) -> Counter[int]:
+        return Counter(item for row in self.rows if row.epoch == epoch for item in row.items)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("killed_again", [False, True])
+def test_each_item_comes_once_when_ranks_leave_and_come_back(workers: int, killed_again: bool) -> None:
+    with ranks.bench(REFT_JOB_ID="job", REFT_RESUME_VERIFY="always") as bench:
+        job = Attempts(bench, "--workers", str(workers))
+        assert job.start(4, 60, kill="1:9") == 0, job.said
+        first = job.start(3, 60, kill="2:13")
+        assert first in (8, 9), job.said
+        assert "; 4 ranks saved it, 3 go on; not verified: 4 ranks computed it, and 3" in job.said, job.said
+        if killed_again:  # in an epoch that has been dealt twice
+            assert job.start(3, 60, kill="0:16") in (12, 13), job.said
+            assert "bit-identical" in job.said, job.said
+        second = job.start(4, 50)
+        assert second in ((15, 16) if killed_again else (12, 13)), job.said
+        assert "3 ranks saved it, 4 go on: ranks from 3 up have random state" in job.said, job.said
+
+        # Of the first epoch: what three ranks, and then four, had to be given to have equally many.
+        of_three = ITEMS - first * 4 * BATCH
+        of_four = of_three + -of_three % 3 - (second - first) * 3 * BATCH - -of_three % 3
+        counts = job.items_of(0)
+        assert set(counts) == set(range(ITEMS)), set(range(ITEMS)) - set(counts)
+        assert sum(counts.values()) == ITEMS + -of_four % 4, counts.most_common(5)
+        assert job.items_of(1) == Counter(range(ITEMS))
+        assert sorted({row.step for row in job.rows}) == list(range(1, 51))
+
+
+@pytest.mark.timeout(300)
+def test_items_that_no_sampler_deals_to_the_ranks_are_named() -> None:
+    with ranks.bench(REFT_JOB_ID="job") as bench:
+        job = Attempts(bench, "--sampler", "own")
+        assert job.start(2, 60, kill="1:9") == 0, job.said
+        assert job.start(3, 20) in (8, 9), job.said
+        assert "no DistributedSampler deals its items to the ranks of now" in job.said, job.said
+
+
+@pytest.mark.timeout(300)
+def test_one_rank_grows_to_two_and_shrinks_again() -> None:
+    with ranks.bench(REFT_JOB_ID="job") as bench:
+        job = Attempts(bench)
+        assert job.start(1, 90, kill="0:20") == 0, job.said
+        assert job.start(2, 90, kill="0:30") in (19, 20), job.said
+        assert job.start(1, 80) in (29, 30), job.said
+        assert set(job.items_of(0)) == set(range(ITEMS)) and sum(job.items_of(0).values()) <= ITEMS + 1
+        assert set(job.items_of(1).values()) == {1}
+
+
+@pytest.mark.timeout(300)
+def test_torchrun_goes_on_without_a_lost_node_and_takes_a_new_one_in(tmp_path: Path) -> None:
+    """`--nnodes=3:4`, one rank each; the lost node's shards are on the node before it."""
+    env = os.environ | {"REFT_JOB_ID": f"elastic-{free_port()}", "REFT_SNAPSHOT_PROTECTION": "arc",
+                        "LOG": str(tmp_path / "log"), "STEPS": "400", "DELAY": "0.05", "OMP_NUM_THREADS": "1",
+                        "REFT_AGENT_LINGER_SEC": "30",
+                        # Without it, torch 2.11 tells a launcher that comes later no MASTER_ADDR.
+                        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # fmt: skip
+    server = Server()
+    with network_of(4, isolated=False) as network:
+        job = NodesJob(server, network, tmp_path, [str(WORKER)], env, 4, 1, free_port(), 3, fewest=3)
+        try:
+            job.start()
+            assert wait_for(lambda: last_step(tmp_path) >= 20, 90, 0.05), job.said
+            job.kill_node(3, launcher=True)
+            assert wait_for(lambda: "4 ranks saved it, 3 go on" in job.said, 90, 0.05), job.said
+            assert wait_for(lambda: last_step(tmp_path) >= 60, 90, 0.05), job.said
+            job.start_node(3)
+            assert wait_for(lambda: "3 ranks saved it, 4 go on" in job.said, 90, 0.05), job.said
+            assert wait_for(job.poll, 120, 0.1) and not any(job.codes), job.said
+        finally:
+            job.end()
+            server.close()
+    assert "starts from its beginning" not in job.said, job.said
+    newest = {(row.rank, row.step): row for row in logged(tmp_path)}  # what is repeated, comes later
+    counts: dict[int, Counter[int]] = {}
+    for row in newest.values():
+        counts.setdefault(row.epoch, Counter()).update(row.items)
+    for epoch in sorted(counts)[:-1]:
+        assert set(counts[epoch]) == set(range(ITEMS)), f"epoch {epoch}"
+
+
+def last_step(folder: Path) -> int:
+    return max((row.step for row in logged(folder)), default=0)
