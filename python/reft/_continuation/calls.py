@@ -41,6 +41,17 @@ _TRANSPARENT_OWNERS = (GeneratorType, CoroutineType, contextvars.Context)
 _TRANSPARENT_WRAPPERS = frozenset(
     {"__call__", "__next__", "__iter__", "__enter__", "__exit__", "__getitem__", "__setattr__"}
 )
+# Instructions that may run an iterator to its end, or look at each item (`+=` of a list, slices that
+# are assigned), and how many operands they have on the value stack.
+_OPERANDS = {"CONTAINS_OP": 2, "BINARY_OP": 2, "STORE_SUBSCR": 3, "STORE_SLICE": 4}
+_OPERATORS = tuple(
+    f"__{side}{name}__"
+    for name in (
+        *("add", "and", "floordiv", "lshift", "matmul", "mul", "mod", "or", "pow", "rshift"),
+        *("sub", "truediv", "xor"),
+    )
+    for side in ("i", "", "r")
+)  # fmt: skip
 # Instructions that run an iterator to its end, or compare as they go.
 _ITERATING = frozenset(
     {
@@ -70,9 +81,8 @@ def blocker(point: Point, stack: list[Any], unbound: object) -> str | None:
     Returns:
         None if nothing is kept there.
     """
-    if point.name in _ITERATING or (
-        point.name == "CONTAINS_OP" and not _asks_once(stack[point.stack_depth + 1])
-    ):
+    operands = stack[point.stack_depth : point.stack_depth + _OPERANDS.get(point.name, 0)]
+    if point.name in _ITERATING or (operands and not _asks_once(point.name, operands)):
         return f"the training step runs while C code consumes an iterable: {_HINT}"
     if point.name in _STEPPING:
         return _iterator_blocker(stack[point.stack_depth - 1] if point.stack_depth else unbound)
@@ -85,13 +95,27 @@ def blocker(point: Point, stack: list[Any], unbound: object) -> str | None:
 
 def operands_end(point: Point) -> int:
     """How many slots of the value stack `blocker` needs."""
-    operands = 2 if point.name == "CONTAINS_OP" else 0  # the item and its container
-    return max(point.stack_depth + operands, point.callables[1] + 1)
+    return max(point.stack_depth + _OPERANDS.get(point.name, 0), point.callables[1] + 1)
 
 
-def _asks_once(container: Any) -> bool:
-    """Whether `in` is one call of a method in Python, and no loop over items."""
-    return isinstance(getattr(type(container), "__contains__", None), FunctionType)
+def _asks_once(name: str, operands: list[Any]) -> bool:
+    """Whether an instruction is one call of a method in Python, and no loop over items."""
+    if name == "CONTAINS_OP":
+        return _has_in_python(operands[1], "__contains__")
+    if name == "BINARY_OP":
+        # Of other packages' objects, as tensors, code in C is taken to pass calls through.
+        return any(
+            _has_in_python(operand, operator) for operand in operands for operator in _OPERATORS
+        ) or not any(_is_known(type(operand).__module__) for operand in operands)
+    container = operands[1]
+    if name == "STORE_SUBSCR" and type(operands[2]) is not slice:
+        return True
+    is_known = _is_known(type(container).__module__)
+    return not is_known or _has_in_python(container, "__setitem__")
+
+
+def _has_in_python(value: Any, method: str) -> bool:
+    return isinstance(getattr(type(value), method, None), FunctionType)
 
 
 def _iterator_blocker(iterator: Any) -> str | None:

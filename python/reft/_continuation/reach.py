@@ -55,6 +55,8 @@ class Reached:
     """What was reached, in the order of the walk."""
 
     parts: list[Part] = field(default_factory=list)
+    slotted: list[Part] = field(default_factory=list)
+    """Objects that have `__slots__` alone."""
     generators: list[tuple[str, Any]] = field(default_factory=list)
     """Path and generator, each once, also those that are attributes of parts."""
     cut: str = ""
@@ -97,6 +99,8 @@ def reach(*roots: tuple[str, Any, bool], in_worker: bool = False) -> Reached:
             continue
         if type(getattr(value, "__dict__", None)) is dict and not isinstance(value, FunctionType):
             found.parts.append(Part(path, value, drawn))
+        elif not hasattr(value, "__dict__") and foreign.slot_names(type(value)):
+            found.slotted.append(Part(path, value, drawn))
         work.extend((f"{path}{name}", item, drawn) for name, item in inner)
     return found
 

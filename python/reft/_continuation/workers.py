@@ -33,7 +33,9 @@ from typing import Any
 from reft._state.own import is_own
 
 from .births import is_light
-from .reach import reach
+from .foreign import slot_names
+from .nodes import MISSING
+from .reach import Part, reach
 from .rng import capture_rng, object_state, restore_rng, set_object_state
 
 States = dict[str, Any]
@@ -156,16 +158,24 @@ class _Here:
         found: States = {
             f"own {path}": object_state(generator) for path, generator in self._found.generators
         }
-        for part in self._found.parts:
+        for part in self._numbered():
             numbers = _numbers(part.value)
             if numbers:
                 found[f"part {part.path}"] = numbers
         return found
 
+    def _numbered(self) -> list[Part]:
+        return [*self._found.parts, *self._found.slotted]
+
     def put(self, states: States) -> None:
         """Puts back what `states` gave; a generator that does not exist yet is left out."""
-        for part in self._found.parts:
-            part.value.__dict__.update(states.get(f"part {part.path}", {}))
+        for part in self._numbered():
+            slots = slot_names(type(part.value))
+            for name, number in states.get(f"part {part.path}", {}).items():
+                if name in slots:
+                    object.__setattr__(part.value, name, number)
+                else:
+                    part.value.__dict__[name] = number
         for path, generator in self._found.generators:
             if f"own {path}" in states:
                 set_object_state(generator, states[f"own {path}"])
@@ -216,8 +226,9 @@ _is_of_script: Callable[[type], bool] = functools.cache(_is_own_class)
 
 
 def _numbers(part: Any) -> dict[str, Any]:
+    slots = {name: getattr(part, name, MISSING) for name in slot_names(type(part))}
     return {
         name: value
-        for name, value in part.__dict__.items()
+        for name, value in (getattr(part, "__dict__", {}) | slots).items()
         if type(value) in _PLAIN and name not in _OF_THE_PROCESS
     }

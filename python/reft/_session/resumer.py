@@ -339,7 +339,7 @@ class Resumer:
         there = {where for where, _, _ in done.problems}
         lost = [*done.problems, *(note for note in uncaptured if note[0] not in there)]
         self._report_lost(lost)
-        exceptions = f" except {_voice.plural(len(lost), 'value')}" if lost else ""
+        exceptions = f" except {_voice.plural(len(self.lost), 'value')}" if self.lost else ""
         return True, f"state and place in the loop{exceptions}"
 
     def _planned(self, frame: FrameType, state: discovery.State) -> Any:

@@ -120,17 +120,20 @@ def compare(
     return finding
 
 
-def steady(first: Finding, second: Finding, frame: FrameType) -> list[Difference]:
+def steady(
+    first: Finding, second: Finding, frame: FrameType
+) -> tuple[list[Difference], list[str]]:
     """What of the differences of the first computation is no fault of clocks, as a second one has
-    shown."""
+    shown; and the places of what may be."""
     again = {one.where: one for one in second.differences}
     # What differs between the two computations of this process.
     unsteady = set()
     if first.saved is not None and second.saved is not None:
         unsteady = comparison.places(small_states(frame, first.saved, second.saved))
-    result = []
+    result, timely = [], []
     for one in first.differences:
         if one.where in unsteady and one.may_be_time:
+            timely.append(one.where)
             continue
         changes = one.where in unsteady or (
             one.where in first.hashes and first.hashes[one.where] != second.hashes.get(one.where)
@@ -140,7 +143,7 @@ def steady(first: Finding, second: Finding, frame: FrameType) -> list[Difference
                 one.kind, one.where, f"{one.why}; computed twice, it differs each time"
             )
         result.append(one)
-    return result
+    return result, timely
 
 
 def parts(saved: Saved, live: Saved) -> list[Difference]:

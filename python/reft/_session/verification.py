@@ -195,9 +195,10 @@ class VerifiedResume:
         if self._stage is _Stage.COMPUTING_TWICE:
             first = self._finding
             if finding.fault:
-                first.differences = _no_time(first.differences)
+                self._leave_out_time(first)
             else:
-                first.differences = step_comparison.steady(first, finding, frame)
+                found, timely = step_comparison.steady(first, finding, frame)
+                first.differences, self._not_compared = found, timely
             return self._finish(frame, boundary)
         finding.fault = self._fault or finding.fault
         self._finding = finding
@@ -210,8 +211,13 @@ class VerifiedResume:
                 self._put_base_back(frame, ready)
                 self._stage = _Stage.COMPUTING_TWICE
                 return False, None
-            finding.differences = _no_time(finding.differences)
+            self._leave_out_time(finding)
         return self._finish(frame, boundary)
+
+    def _leave_out_time(self, finding: Finding) -> None:
+        """What a clock may be the cause of speaks neither for the resume nor against it."""
+        self._not_compared = [one.where for one in finding.differences if one.may_be_time]
+        finding.differences = _no_time(finding.differences)
 
     def left(self, has_stepped: bool) -> None:
         """The script has left its loop, or ends. Ranks that are still in it do not wait for this
@@ -308,8 +314,8 @@ class VerifiedResume:
         assert self._recomputed is not None
         self.compares_next = False
         finding, fault = self._compare(self._saved_step(), self.newest, frame, boundary), ""
-        found = _no_time(finding.differences)
-        self._not_compared = [one.where for one in finding.differences if one.may_be_time]
+        self._leave_out_time(finding)
+        found = finding.differences
         cause = "" if self._restore_faults else _other_cause(found)
         if cause:
             fault = (
@@ -561,10 +567,14 @@ class VerifiedResume:
         more = f" (and {len(texts) - _SHOWN} more)" if len(texts) > _SHOWN else ""
         kinds = {one.kind for _, one in found}
         unsteady = all("differs each time" in one.why for _, one in found)
+        kernels = (
+            "its kernels are not deterministic (torch.use_deterministic_algorithms), or "
+            if comparison.TENSOR in kinds
+            else ""
+        )
         advice = (
-            "the step gives another result each time it is computed: its kernels are not"
-            " deterministic (torch.use_deterministic_algorithms), or it uses something that no"
-            " snapshot has"
+            "the step gives another result each time it is computed:"
+            f" {kernels}it uses something that no snapshot has"
             if unsteady
             else "what the step read is not what it was"
             if comparison.DATA in kinds or comparison.RANDOM in kinds

@@ -1,13 +1,19 @@
 """Which modules are the script's own: those whose file is neither the interpreter's nor that of an
-installed package.
+installed package. A package that was installed from a folder of this machine (`pip install .`) is
+the script's own, too: pip notes where it comes from (PEP 610).
 
 Threads: the training thread. Errors: none.
 """
 
 from __future__ import annotations
 
+import functools
+import glob
+import json
+import os
 import sys
 import sysconfig
+import urllib.parse
 import weakref
 from types import ModuleType
 from typing import Any
@@ -19,6 +25,8 @@ _NOT_OWN = frozenset(
 _known: dict[str, tuple[weakref.ref[ModuleType], bool]] = {}
 # Modules that are imported, by identity.
 _found: dict[int, ModuleType] = {}
+_INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
+_LONGEST_URL = 1 << 16
 _INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
 
 
@@ -50,7 +58,32 @@ def _is_own(name: str, module: Any) -> bool:
     file = names.get("__file__")
     if not isinstance(file, str) or not file.endswith(".py"):
         return False
-    return not (file.startswith(_INTERPRETER) or "site-packages" in file or "dist-packages" in file)
+    folders = file.split(os.sep)
+    at = max((i for i, folder in enumerate(folders) if folder in _INSTALLED), default=-1)
+    if at < 0:
+        return not file.startswith(_INTERPRETER)
+    return name.partition(".")[0] in _projects_in(os.sep.join(folders[: at + 1]))
+
+
+@functools.cache
+def _projects_in(folder: str) -> frozenset[str]:
+    """The modules in a folder of installed packages that come from folders which are still there.
+    (Those of conda's packages are not.)"""
+    found: set[str] = set()
+    for path in glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "direct_url.json")):
+        try:
+            with open(path, "rb") as file:
+                source = json.loads(file.read(_LONGEST_URL))
+            parts = urllib.parse.urlsplit(source["url"])
+            where = urllib.parse.unquote(parts.path)
+            if parts.scheme != "file" or "dir_info" not in source or not os.path.isdir(where):
+                continue
+            with open(os.path.join(os.path.dirname(path), "RECORD")) as file:
+                names = {line.split(",")[0].split("/")[0] for line in file}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+        found.update(name.removesuffix(".py") for name in names)
+    return frozenset(found) - _NOT_OWN
 
 
 def is_made(value: Any) -> bool:

@@ -146,8 +146,10 @@ def compared(plain: str, said: str, code: int | None, ranks: int) -> Outcome:
     if missing := set(expected) - set(steps(said)):
         outcome.differs.append(f"missing: {sorted(missing)[:4]}")
     wanted, got = finals(plain), finals(said)
+    wrong: set[str] = set()
     for rank in sorted(wanted):
         parts = [name for name, value in wanted[rank].items() if got.get(rank, {}).get(name) != value]
+        wrong.update(parts)
         if parts:
             outcome.differs.append(f"final {rank}: {' '.join(parts)}")
     tail = said.partition("fault point ")[2]
@@ -158,7 +160,10 @@ def compared(plain: str, said: str, code: int | None, ranks: int) -> Outcome:
     elif outcome.named:
         outcome.verdict = "named"
     else:
-        outcome.verdict = "FALSE" if "bit-identical" in said else "SILENT"
+        claims = " ".join(re.findall(r"bit-identical.*", said))
+        _, _, left_out = claims.partition(" but for ")  # named as what was not compared
+        is_left_out = bool(wrong) and all(name in left_out for name in wrong)
+        outcome.verdict = "named" if is_left_out else "FALSE" if claims else "SILENT"
     return outcome
 
 

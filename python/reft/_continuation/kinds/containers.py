@@ -207,6 +207,7 @@ class Mapping(Node):
             target = walk.made(at, dict, live)
             if target is MISSING:
                 return walk.problem(at, "its class is not found")
+            walk.stands(at, target)  # first: its factory may be a method of its own
             if isinstance(target, defaultdict) and self.factory is not None:
                 before: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
                 factory = walk.resolve(self.factory, before, f"{place}<factory>")

@@ -45,6 +45,7 @@ from ..nodes import Node
 from ..rng import is_bit_generator
 from . import (
     containers,
+    elsewhere,
     files,
     functions,
     holders,
@@ -217,6 +218,7 @@ _RULES: tuple[Rule, ...] = (
     Rule(_extends(io.IOBase), files.File.capture),
     Rule(_named("concurrent.futures._base", "Future"), files.capture_future),
     Rule(_is_queue, files.capture_queue),
+    Rule(elsewhere.leads_elsewhere, elsewhere.capture, is_left_alone=True),
     Rule(lambda kind: kind.__module__ in _QUEUES, objects.Owned.capture, is_left_alone=True),
     # torch
     Rule(_torch_is("Tensor", "nn.Parameter"), tensors.Tensor.capture),

@@ -20,7 +20,7 @@ EXACT = {"resume_verify": "auto", "resume": "exact", "resume_verify_sec": 60}
 
 
 def agree(store: Any, world: int, rank: int, env: dict[str, Any]) -> Agreed:
-    plan = SimpleNamespace(step=7, incarnation=1, donor={}, takes_own=lambda rank: True)
+    plan = SimpleNamespace(step=7, incarnation=1, donor={}, saved_by=world, takes_own=lambda rank: True)
     saved = {"frames": {"exact": True}}
     newest = startup.Source(cast(Any, plan), cast(Any, None), saved)
     job = jobs.job(rank, world)

@@ -111,7 +111,7 @@ class Restart:
         self.unmade = 0
         self.client = FakeAgentClient("", "{}", 1)
         source = startup.Source(
-            SimpleNamespace(step=7, donor=donor or {}),  # type: ignore[arg-type]
+            SimpleNamespace(step=7, donor=donor or {}, saved_by=world),  # type: ignore[arg-type]
             SimpleNamespace(regions=[]),  # type: ignore[arg-type]
             saved_of(self.optimizer, **changes),  # type: ignore[arg-type]
         )
@@ -438,13 +438,13 @@ def test_a_lost_rank_takes_no_snapshot_that_lacks_what_it_has() -> None:
     row = (mine.name, "float32", [3], [1])
     saved: Any = {"aliases": [], "strided": {}}
     state = discovery.State(regions=[mine, buffer], replaceable={"m0.mean", "m0.mask"})
-    _check_donor(state, 4, [row], saved)
-    with pytest.raises(_NotOfThisRank, match=r"the snapshot of rank 4 has no o0\[m0\.w\]"):
-        _check_donor(state, 4, [], saved)
-    _check_donor(state, 4, [], saved | {"aliases": [[mine.name]]})
-    _check_donor(state, 4, [row], saved | {"strided": {"m0.mask": torch.ones(2)}})
-    with pytest.raises(_NotOfThisRank, match="no group shares m0.v, which has gaps"):
-        _check_donor(state, 4, [row], saved | {"strided": {"m0.v": torch.ones(2)}})
+    _check_donor(state, "rank 4", [row], saved)
+    with pytest.raises(_NotOfThisRank, match=r"^rank 4 has not saved o0\[m0\.w\]"):
+        _check_donor(state, "rank 4", [], saved)
+    _check_donor(state, "rank 4", [], saved | {"aliases": [[mine.name]]})
+    _check_donor(state, "rank 4", [row], saved | {"strided": {"m0.mask": torch.ones(2)}})
+    with pytest.raises(_NotOfThisRank, match="^rank 4 saved m0.v for itself alone, because it has gaps"):
+        _check_donor(state, "rank 4", [row], saved | {"strided": {"m0.v": torch.ones(2)}})
 
 
 def test_all_ranks_start_over_if_a_lost_one_cannot_come_back(
@@ -453,4 +453,4 @@ def test_all_ranks_start_over_if_a_lost_one_cannot_come_back(
     restart = Restart(monkeypatch, donor={0: 1}, strided={"m0.v": object_pickles.dumps(1, {})})
     assert restart.resume() is None and restart.restored == []
     said = lines(capsys)[0]
-    assert "no group shares m0.v" in said and said.endswith("Training starts from its beginning")
+    assert "saved m0.v for itself alone" in said and said.endswith("Training starts from its beginning")
