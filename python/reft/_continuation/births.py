@@ -9,17 +9,20 @@ from __future__ import annotations
 import pickle
 import sys
 import weakref
+import zlib
 from dataclasses import dataclass
 from functools import cache
 from types import CodeType
 from typing import Any
 
+from . import plain
 from .foreign import Bulk, Fingerprint, MappedArray
 
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
 _MOST_FIRST = 4096  # numbers and strings of the first program point
 _LONGEST_FIRST = 256
+_LONGEST_PACKED = 1 << 24
 _QUOTES = ("'", '"')  # around a name
 _STEPS = frozenset(".[(:")  # what leads from an object to a part of it, in a place
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
@@ -127,10 +130,24 @@ class Births:
             self._first.setdefault(place, value)
 
     def first_packed(self) -> bytes:
-        """What `note_first` was given, by place, pickled once."""
+        """What `note_first` was given, by place: packed once, and small, for each step copies it."""
         if not self._first_packed:
-            self._first_packed = pickle.dumps(self._first, protocol=5)
+            self._first_packed = zlib.compress(pickle.dumps(self._first, protocol=5))
         return self._first_packed
+
+    @staticmethod
+    def first_unpacked(packed: bytes) -> dict[str, Any]:
+        """What `first_packed` packed.
+
+        Raises:
+            pickle.UnpicklingError: it is not that.
+        """
+        reader = zlib.decompressobj()
+        try:
+            first = plain.loads(reader.decompress(packed, _LONGEST_PACKED))
+        except zlib.error as error:
+            raise pickle.UnpicklingError(str(error)) from error
+        return dict(first)
 
     def note(self, value: Any, place: str) -> None:
         """Remembers the first place of an object; of one that no weak reference can follow, if it

@@ -242,7 +242,7 @@ class Continuation:
         put_in(graph, room)
         self.observe(start_frame)
         births = self._births
-        resized = None if was is None else Resized(*was, plain.loads(first))
+        resized = None if was is None else Resized(*was, Births.first_unpacked(first))
         walk = RestoreWalk(
             graph, births.by_place(), frames.plan_generator, foreign, owned_storages, resized
         )
