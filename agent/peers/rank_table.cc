@@ -189,10 +189,17 @@ void RankTable::putVault(RankState& rank, const VaultPut& put, UniqueFd fd) {
 }
 
 void RankTable::dropSetAside() {
-  std::set<int> continued;  // numbers of ranks whose vaults the job has resumed from
-  for (const auto& [number, rank] : ranks_) {
-    if (rank.hello.incarnation == incarnation_ && rank.resumes_world != rank.hello.world) {
-      continued.insert(rank.resumes_world);
+  const auto hasResumed = [](RankState& rank) {
+    const VaultReader* const vault = rank.readable();
+    return vault != nullptr && vault->stats().restore_ns.load() > 0;
+  };
+  // Numbers of ranks whose vaults the job has resumed from; and of those that it was to resume
+  // from, but the script had not built what they hold, and started from its beginning.
+  std::set<int> continued, refused;
+  for (auto& [number, rank] : ranks_) {
+    if (rank.hello.incarnation == incarnation_ && rank.resumes_world > 0 &&
+        rank.resumes_world != rank.hello.world) {
+      (hasResumed(rank) ? continued : refused).insert(rank.resumes_world);
     }
   }
   const auto drop = [](int number, HeldVault& held) {
@@ -202,8 +209,14 @@ void RankTable::dropSetAside() {
   };
   for (auto& [number, rank] : ranks_) {
     const bool lives = rank.hello.incarnation == incarnation_;
+    const bool own = lives && rank.resumed && hasResumed(rank);
+    for (HeldVault* const held : rank.vaults()) {
+      if (*held && refused.contains(held->identity.world)) {
+        held->refused_by.insert(world());
+      }
+    }
     for (auto aside = rank.set_aside.begin(); aside != rank.set_aside.end();) {
-      const bool smaller = lives && rank.resumed && aside->first < rank.hello.world;
+      const bool smaller = own && aside->first < rank.hello.world;
       if (!smaller && !continued.contains(aside->first)) {
         ++aside;
         continue;

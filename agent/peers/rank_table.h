@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,9 @@ struct HeldVault {
   std::unique_ptr<VaultReader> reader;  // nullptr: not mapped, perhaps because that failed
   std::string path;                     // "": a memfd
   bool lost = false;                    // it was cut off, and given up
+  // Numbers of ranks that could not resume from it: it is not offered to as many again, or they
+  // would start from their beginning each time.
+  std::set<int> refused_by;
 
   explicit operator bool() const { return static_cast<bool>(fd); }
   // The vault, mapped as long as it is now; nullptr if there is none, or it cannot be mapped now:

@@ -211,7 +211,8 @@ std::string inventoryJson(RankTable& ranks, const std::vector<Mesh::Copy>& copie
   json vaults = json::array();
   for (auto& [number, rank] : ranks.all()) {
     for (HeldVault* const held : world == 0 ? std::vector{&rank.vault} : rank.vaults()) {
-      if (const auto* vault = held->readable(number)) {
+      const auto* vault = held->refused_by.contains(world) ? nullptr : held->readable(number);
+      if (vault != nullptr) {
         vaults.push_back({{"rank", number},
                           {"world", vault->identity().world},
                           {"bytes", vault->bytes()},

@@ -37,6 +37,7 @@ BINARY = _binary()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs reft-agent: build it, or set REFT_AGENT_PATH")
 INCARNATION = 0xABC
 VAULT_VERSION = 14  # as snapshot/vault/FORMAT.md has it
+RESTORE_NS = 29  # position of the counter in snapshot/vault/rank_stats.h
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 20.0) -> Any:
@@ -57,8 +58,13 @@ def xxh3(data: bytes) -> int:
     return int(function(data, len(data)))
 
 
-def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns: int | None = None) -> bytes:
-    """A vault without slots, as snapshot/vault/FORMAT.md describes it; optionally with one op that never ends."""
+def vault_bytes(
+    rank: int, job: str = "demo", world: int = 2, pending_op_age_ns: int | None = None, restore_ns: int = 0
+) -> bytes:
+    """A vault without slots, as snapshot/vault/FORMAT.md describes it; optionally with one op that never ends.
+
+    `restore_ns`: how long its rank took to resume, 0: it has not.
+    """
     capacity = 256
     records = 64 + 1024 * 96 + 1024 * 128  # behind header, groups and call sites
     log = bytearray(-(-(records + capacity * 96) // 4096) * 4096)
@@ -77,7 +83,9 @@ def vault_bytes(rank: int, job: str = "demo", world: int = 2, pending_op_age_ns:
     places = (4096, 8192, len(log), 8192 + len(log), len(spans))
     block = struct.pack("<QIIii5Q128s", 0x31544C5654464552, VAULT_VERSION, 2, rank, world, *places, job.encode())
     block += struct.pack("<Q", xxh3(block))
-    return block.ljust(4096, b"\0") + bytes(4096) + bytes(log) + spans
+    stats = bytearray(4096)
+    struct.pack_into("<Q", stats, 8 * RESTORE_NS, restore_ns)
+    return block.ljust(4096, b"\0") + bytes(stats) + bytes(log) + spans
 
 
 def memfd(data: bytes, sealed: bool = True) -> int:
@@ -395,7 +403,7 @@ def test_a_larger_job_that_has_resumed_and_committed_drops_what_a_smaller_one_le
     make: Callable[..., Node],
 ) -> None:
     node = make()
-    large = memfd(vault_bytes(0, world=4))
+    large = memfd(vault_bytes(0, world=4, restore_ns=7))
     for incarnation, world, own in (("1", 4, True), ("2", 2, False), ("3", 4, True)):
         fd = large if own else memfd(vault_bytes(0, world=world))
         with node.rank(0, world=world, local_world=1, nodes=1, incarnation=incarnation) as rank:
@@ -421,10 +429,23 @@ def test_what_a_job_has_resumed_from_goes_when_it_has_committed(make: Callable[.
         with node.rank(number, world=2, local_world=2, nodes=1) as rank:
             put(rank, number, vault_bytes(number, world=2))
     with node.rank(0, world=1, local_world=1, nodes=1, incarnation="2") as rank:
-        put(rank, 0, vault_bytes(0, world=1), resumes_world=2)
+        put(rank, 0, vault_bytes(0, world=1, restore_ns=9), resumes_world=2)
         assert worlds(node, 1) == {0: [1, 2], 1: [2]}, "nothing is committed yet"
         rank.vote(7, 2, True)
         wait_for(lambda: worlds(node, 1) == {0: [1]})
+
+
+def test_what_a_job_could_not_resume_from_stays(make: Callable[..., Node]) -> None:
+    node = make()
+    for number in (0, 1):
+        with node.rank(number, world=2, local_world=2, nodes=1) as rank:
+            put(rank, number, vault_bytes(number, world=2))
+    with node.rank(0, world=1, local_world=1, nodes=1, incarnation="2") as rank:
+        put(rank, 0, vault_bytes(0, world=1), resumes_world=2)
+        rank.vote(7, 2, True)
+        assert rank.receive()[0] == protocol.OUTCOME
+        assert worlds(node, 1) == {0: [1]}, "as many ranks could not resume from it again"
+        assert worlds(node, 2) == {0: [1, 2], 1: [2]}
 
 
 @pytest.mark.parametrize("kind", ["none", "unsealed", "garbage", "short", "pipe", "foreign rank", "foreign job"])
