@@ -168,6 +168,7 @@ void RankTable::putVault(RankState& rank, const VaultPut& put, UniqueFd fd) {
   const HeldVault* const before = rank.vaultOf(world);
   rank.resumed = before != nullptr && *before && sameFile(before->fd.get(), fd.get());
   rank.resumes_world = put.resumes_world;
+  std::set<int> refused_by = rank.resumed ? before->refused_by : std::set<int>();
   if (rank.vault && rank.vault.identity.world != world) {
     const int other = rank.vault.identity.world;
     if (!rank.vault.path.empty()) {
@@ -185,6 +186,7 @@ void RankTable::putVault(RankState& rank, const VaultPut& put, UniqueFd fd) {
   rank.vault.fd = std::move(fd);
   rank.vault.identity = std::move(identity);
   rank.vault.path = std::move(path);
+  rank.vault.refused_by = std::move(refused_by);
   rank.readable();
 }
 
@@ -213,6 +215,8 @@ void RankTable::dropSetAside() {
     for (HeldVault* const held : rank.vaults()) {
       if (*held && refused.contains(held->identity.world)) {
         held->refused_by.insert(world());
+      } else if (*held && held->identity.world == world()) {
+        held->refused_by.insert(refused.begin(), refused.end());  // nor will it be the other way
       }
     }
     for (auto aside = rank.set_aside.begin(); aside != rank.set_aside.end();) {

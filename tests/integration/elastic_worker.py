@@ -1,7 +1,7 @@
 """A training whose number of ranks changes between its starts. Each rank appends a line
 `<rank> <epoch> <batch> <step> <loss> <items…>` to `$LOG` after each step.
 
-    python elastic_worker.py [--workers W] [--sampler default|own]
+    python elastic_worker.py [--workers W] [--sampler default|own] [--wide]
 
 `$KILL` is RANK:STEP: that rank kills itself after it has logged that step, which counts over all
 starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits.
@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--sampler", default="default")
+    parser.add_argument("--wide", action="store_true", help="as wide as there are ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("reft")
@@ -35,7 +36,8 @@ def main() -> None:
     data = TensorDataset(items, torch.arange(ITEMS))
     sampler = RandomSampler(data) if options.sampler == "own" else DistributedSampler(data, seed=5)
     loader = DataLoader(data, BATCH, sampler=sampler, num_workers=options.workers)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8)))
+    width = world if options.wide else 16
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 8)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
     share, step, seen = BATCH * world, 0, 0

@@ -109,6 +109,17 @@ def test_one_rank_grows_to_two_and_shrinks_again() -> None:
 
 
 @pytest.mark.timeout(300)
+def test_a_script_that_builds_another_model_keeps_both_lines() -> None:
+    """What the ranks cannot take is seen at their first program point only."""
+    with ranks.bench(REFT_JOB_ID="job") as bench:
+        job = Attempts(bench, "--wide")
+        assert job.start(3, 60, kill="1:9") == 0, job.said
+        assert job.start(2, 60, kill="1:12") == 0 and "is not resumed" in job.said, job.said
+        assert job.start(2, 60, kill="0:15") in (10, 11, 12), job.said
+        assert job.start(3, 12) in (8, 9), job.said
+
+
+@pytest.mark.timeout(300)
 def test_torchrun_goes_on_without_a_lost_node_and_takes_a_new_one_in(tmp_path: Path) -> None:
     """`--nnodes=3:4`, one rank each; the lost node's shards are on the node before it."""
     env = os.environ | {"REFT_JOB_ID": f"elastic-{free_port()}", "REFT_SNAPSHOT_PROTECTION": "arc",
