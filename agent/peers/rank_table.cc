@@ -204,6 +204,19 @@ void RankTable::dropSetAside() {
       (hasResumed(rank) ? continued : refused).insert(rank.resumes_world);
     }
   }
+  // Not one with a step that the rank could not resume from, as of a job with other parts.
+  const auto isBehind = [](HeldVault& held, int number, RankState& rank) {
+    const VaultReader* const there = held.readable(number);
+    const VaultReader* const own = rank.readable();
+    if (there == nullptr || own == nullptr) {
+      return false;
+    }
+    const std::vector<RawSlot> slots = there->rawSlots();
+    const auto from = static_cast<int64_t>(own->stats().restored_step.load());
+    return std::all_of(slots.begin(), slots.end(), [from](const RawSlot& slot) {
+      return slot.state != SlotState::kSealed || slot.step <= from;
+    });
+  };
   const auto drop = [](int number, HeldVault& held) {
     logInfo("agent", "rank ", number, " vault of ", held.identity.world,
             " ranks is no longer needed");
@@ -220,7 +233,8 @@ void RankTable::dropSetAside() {
       }
     }
     for (auto aside = rank.set_aside.begin(); aside != rank.set_aside.end();) {
-      const bool smaller = own && aside->first < rank.hello.world;
+      const bool smaller =
+          own && aside->first < rank.hello.world && isBehind(aside->second, number, rank);
       if (!smaller && !continued.contains(aside->first)) {
         ++aside;
         continue;

@@ -2,9 +2,11 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "c10d_backend/snapshot_transport.h"
@@ -56,11 +58,21 @@ py::tuple inventoryOf(int fd, int node, bool is_copy) {
   {
     const py::gil_scoped_release release;
     const VaultReader reader(fd);
-    const uint64_t writer = reader.stats().incarnation.load();  // 0: it had only begun
-    text = inventoryJson({{reader.identity().rank, node, summarizeVerified(reader, faults),
-                           writer == 0 ? VaultSummary::kUnknown : writer,
-                           static_cast<int64_t>(reader.stats().restored_step.load()), is_copy,
-                           reader.identity().world}});
+    const RankStats& stats = reader.stats();
+    const uint64_t writer = stats.incarnation.load();  // 0: it had only begun
+    VaultSummary vault{reader.identity().rank,
+                       node,
+                       summarizeVerified(reader, faults),
+                       writer == 0 ? VaultSummary::kUnknown : writer,
+                       static_cast<int64_t>(stats.restored_step.load()),
+                       is_copy,
+                       reader.identity().world};
+    const bool goes_on =
+        stats.resumes_world.load() == static_cast<uint64_t>(vault.world) ||
+        std::any_of(vault.slots.begin(), vault.slots.end(),
+                    [writer](const SlotSummary& slot) { return slot.incarnation == writer; });
+    vault.since = goes_on ? stats.started_at.load() : 0;
+    text = inventoryJson({vault});
   }
   return py::make_tuple(text, faults);
 }
@@ -69,18 +81,16 @@ std::string mergeInventories(const std::vector<std::string>& texts) {
   return inventoryJson(parseInventories(texts));
 }
 
-// The ranks of which an inventory has no vault, and how many ranks the job had: `world` if the
-// inventory has a vault of as many, else as many as the newest step's. None if it has of none.
+// The ranks of which an inventory has no vault, and how many ranks the job had: of those that left
+// vaults, the last one, as planRestore() wants it. None if the inventory has no vault.
 std::pair<std::vector<int>, int> ranksWithoutVault(const std::string& inventory, int world) {
   std::map<int, std::set<int>> found;  // by number of ranks
-  std::pair<int64_t, int> newest{-1, world};
+  std::tuple<uint64_t, bool, int> last{0, false, world};
   for (const VaultSummary& vault : parseInventories({inventory})) {
     found[vault.world].insert(vault.rank);
-    for (const SlotSummary& slot : vault.slots) {
-      newest = std::max(newest, {slot.step, vault.world});
-    }
+    last = std::max(last, {vault.since, vault.world == world, vault.world});
   }
-  const int of = found.contains(world) ? world : newest.second;
+  const int of = std::get<int>(last);
   std::vector<int> missing;
   for (int rank = 0; rank < of && found.contains(of); ++rank) {
     if (!found[of].contains(rank)) {
@@ -160,10 +170,9 @@ void bindRestore(py::module_& module) {
   module.def("inventory_of", &inventoryOf, py::arg("fd"), py::arg("node"),
              py::arg("is_copy") = false,
              "(inventory of one vault, its damages in words). Reads all of it.");
-  module.def(
-      "ranks_without_vault", &ranksWithoutVault, py::arg("inventory"), py::arg("world"),
-      "(ranks, ascending, of which an inventory has no vault: none if it has none at all; how "
-      "many ranks the job of these vaults had, `world` if there are vaults of as many)");
+  module.def("ranks_without_vault", &ranksWithoutVault, py::arg("inventory"), py::arg("world"),
+             "(ranks, ascending, of which an inventory has no vault: none if it has none at all; "
+             "how many ranks the job of these vaults had, which is the one that ran last)");
   module.def("merge_inventories", &mergeInventories, py::arg("texts"));
   module.def("plan_restore", &planOf, py::arg("inventory"), py::arg("node_of"),
              py::arg("below") = INT64_MAX,

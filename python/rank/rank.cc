@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -102,16 +103,19 @@ Rank::Rank(Start start)
     stats.attempt.store(identity_.attempt);
     // A vault that is new is in place of a lost one then (snapshot/restore/inventory.h).
     stats.restored_step.store(static_cast<uint64_t>(start.plan == nullptr ? -1 : start.plan->step));
+    stats.started_at.store(static_cast<uint64_t>(
+        std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count()));
+    const int resumes_world = start.plan == nullptr ? 0 : start.plan->savedBy();
+    stats.resumes_world.store(static_cast<uint64_t>(resumes_world));
     engine_ = std::make_unique<SnapshotEngine>(
         engineOptions(start), *vault_,
         [client = client_.get()](const wire::Ballot& ballot) { client->vote(ballot); });
     processOpLog().tell(&processOpEvents());
     startVotes(start);
-    nlohmann::json put{{"rank", identity_.rank}, {"bytes", vault_->bytes()}};
-    if (start.plan != nullptr) {
-      put["resumes_world"] = start.plan->savedBy();
-    }
-    client_->putVault(vault_->fd(), put.dump());
+    client_->putVault(vault_->fd(), nlohmann::json{{"rank", identity_.rank},
+                                                   {"bytes", vault_->bytes()},
+                                                   {"resumes_world", resumes_world}}
+                                        .dump());
     if (adopts && start.plan != nullptr && start.plan->takesOwn(identity_.rank)) {
       const VaultPlace& place = start.plan->vaults.at(static_cast<size_t>(identity_.rank));
       engine_->adopt(place.slot, start.plan->step, start.plan->incarnation);

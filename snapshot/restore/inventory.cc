@@ -20,6 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kMaxNodes = 1 << 20;
+constexpr int kMaxRanks = 1 << 20;
 constexpr size_t kLongestText = size_t{1} << 30;  // of a whole job
 constexpr size_t kMostMembers = size_t{1} << 24;  // ranks and empty shards of all groups
 
@@ -210,6 +211,7 @@ std::string inventoryJson(const std::vector<VaultSummary>& vaults) {
                     {"resumed", vault.resumed},
                     {"copy", vault.is_copy},
                     {"world", vault.world},
+                    {"since", vault.since},
                     {"slots", std::move(slots)}});
   }
   Json groups = Json::array();  // [id, ranks, empty shards] of each group once
@@ -253,8 +255,10 @@ std::vector<VaultSummary> parseInventories(const std::vector<std::string>& texts
                            integerOf<uint64_t>(v.at("writer")),
                            integerOf<int64_t>(v.at("resumed")),
                            v.at("copy").get<bool>(),
-                           integerOf<int>(v.at("world"))};
-        if (vault.world < 0 || (vault.world > 0 && vault.rank >= vault.world)) {
+                           integerOf<int>(v.at("world")),
+                           integerOf<uint64_t>(v.at("since"))};
+        if (vault.world < 0 || vault.world > kMaxRanks ||
+            (vault.world > 0 && vault.rank >= vault.world)) {
           throw Corruption("inventory of a node: rank " + std::to_string(vault.rank) + " of " +
                            std::to_string(vault.world));
         }

@@ -60,6 +60,9 @@ struct VaultSummary {
   int64_t resumed = -1;  // the step from which that attempt went on; -1: none
   bool is_copy = false;  // its node keeps it for another one
   int world = 0;         // ranks of the job that wrote it; 0: not said, taken for as many as now
+  // When the attempt began that its steps come from, in nanoseconds of the system's clock; 0: not
+  // known, or of an earlier attempt than its writer's, which goes on from elsewhere.
+  uint64_t since = 0;
 
   // Whether the rank had this vault in the attempt that took a step, so that it was killed before
   // it sealed it if it holds it not. One that was made in place of a lost vault says nothing.

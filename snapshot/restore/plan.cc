@@ -12,8 +12,8 @@ namespace reft {
 
 namespace {
 
-// Step, incarnation, ranks that saved it.
-using Key = std::tuple<int64_t, uint64_t, int>;
+// When the job began that saved a step, and the number of its ranks; step; incarnation.
+using Key = std::tuple<uint64_t, int, int64_t, uint64_t>;
 
 constexpr uint64_t kMostTags = uint64_t{1} << 24;  // PeerTransport tells as many apart
 
@@ -416,19 +416,28 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
   RestoreDecision result;
   std::map<Key, Found> candidates;
   std::multimap<int, const VaultSummary*> by_rank;
+  const auto worldOf = [&shape](const VaultSummary& vault) {
+    return vault.world > 0 ? vault.world : shape.world;
+  };
+  std::map<int, uint64_t> since;  // by number of ranks
+  for (const VaultSummary& vault : vaults) {
+    uint64_t& newest = since[worldOf(vault)];
+    newest = std::max(newest, vault.since);
+  }
   for (const VaultSummary& vault : vaults) {
     if (shape.firstOf(vault.node) < 0) {
       continue;  // nobody could read it
     }
     by_rank.emplace(vault.rank, &vault);
-    const int world = vault.world > 0 ? vault.world : shape.world;
+    const int world = worldOf(vault);
     for (const SlotSummary& slot : vault.slots) {
       if (vault.rank >= 0 && slot.step < below) {
         // There may be several vaults of a rank (it moved, or one is a copy): the one with most
         // intact parts is taken, then that on the rank's node, then one that is no copy, then that
         // of the lower node number, on every rank alike.
         auto [at, added] =
-            candidates[{slot.step, slot.incarnation, world}].try_emplace(vault.rank, &vault, &slot);
+            candidates[{since[world], world, slot.step, slot.incarnation}].try_emplace(
+                vault.rank, &vault, &slot);
         const auto order = [&](const VaultSummary& one, const SlotSummary& of) {
           const bool near = vault.rank < shape.world && shape.nodeOf(vault.rank) == one.node;
           return std::tuple(-partsOf(of), !near, one.is_copy, one.node);
@@ -442,7 +451,7 @@ RestoreDecision planRestore(const std::vector<VaultSummary>& vaults, const JobSh
   for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
     RestorePlan plan;
     int world = 0;
-    std::tie(plan.step, plan.incarnation, world) = candidate->first;
+    std::tie(std::ignore, world, plan.step, plan.incarnation) = candidate->first;
     plan.shape = shape;
     if (const auto reason = tryPlan(candidate->second, by_rank, world, plan)) {
       result.rejected.push_back("step " + std::to_string(plan.step) + ": " + *reason);

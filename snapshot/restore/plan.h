@@ -9,6 +9,10 @@
 //     diverged: silent data corruption);
 //   - no message was under way between the ranks' program points (intercept/record/cut.h; with a
 //     vault lost, this is not known).
+// Jobs of several numbers of ranks may have left vaults. The steps of the one that ran last come
+// first, whatever their numbers: a job that began anew with more or fewer ranks has left the others
+// behind, and one that went on has later steps.
+//
 // A step that another number of ranks saved can be resumed, too, if all of them had the same: then
 // each rank takes what a rank of then saved (`donor`). What depends on the number of ranks, as the
 // share of the data, is left to the caller.

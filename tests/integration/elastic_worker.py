@@ -1,7 +1,7 @@
 """A training whose number of ranks changes between its starts. Each rank appends a line
 `<rank> <epoch> <batch> <step> <loss> <items…>` to `$LOG` after each step.
 
-    python elastic_worker.py [--workers W] [--sampler default|own] [--wide]
+    python elastic_worker.py [--workers W] [--sampler default|own] [--share N] [--wide]
 
 `$KILL` is RANK:STEP: that rank kills itself after it has logged that step, which counts over all
 starts. `$STEPS` is how many there are, `$DELAY` how many seconds each one waits.
@@ -26,6 +26,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--sampler", default="default")
+    parser.add_argument("--share", type=int, default=0, help="items of a step, of all ranks together")
     parser.add_argument("--wide", action="store_true", help="as wide as there are ranks")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -35,12 +36,13 @@ def main() -> None:
     items = torch.randn(ITEMS, 8)
     data = TensorDataset(items, torch.arange(ITEMS))
     sampler = RandomSampler(data) if options.sampler == "own" else DistributedSampler(data, seed=5)
-    loader = DataLoader(data, BATCH, sampler=sampler, num_workers=options.workers)
+    config = {"batch": options.share // world or BATCH, "me": (rank, world)}
+    loader = DataLoader(data, config["batch"], sampler=sampler, num_workers=options.workers)
     width = world if options.wide else 16
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, width), torch.nn.Linear(width, 8)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    share, step, seen = BATCH * world, 0, 0
+    step, seen = 0, 0
     for epoch in range(1000):
         if options.sampler != "own":
             sampler.set_epoch(epoch)
@@ -51,6 +53,8 @@ def main() -> None:
             optimizer.step()
             scheduler.step()
             step += 1
+            share = config["batch"] * world
+            assert config["me"] == (rank, world) and share in (options.share, BATCH * world)
             seen += share
             with open(f"{os.environ['LOG']}-{rank}", "a") as log:
                 numbers = " ".join(map(str, index.tolist()))

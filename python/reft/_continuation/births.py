@@ -17,13 +17,16 @@ from typing import Any
 
 from . import plain
 from .foreign import Bulk, Fingerprint, MappedArray
+from .nodes import name_of_key
 
 MEMBER = "<member>"  # in places: below it, no place is a name
 _MOST_ITEMS = 4096
-_MOST_FIRST = 4096  # numbers and strings of the first program point
+_MOST_FIRST = 1 << 14  # numbers and strings of the first program point
 _LONGEST_FIRST = 256
 _LONGEST_PACKED = 1 << 24
-_QUOTES = ("'", '"')  # around a name
+_FEW = 64
+FULL = ""
+"""Where `first_packed` says that there were more."""
 _STEPS = frozenset(".[(:")  # what leads from an object to a part of it, in a place
 _PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 
@@ -121,13 +124,29 @@ class Births:
         """Generators whose frames were on the path, by their function's code."""
 
     def note_first(self, value: Any, place: str) -> None:
-        """Remembers a number or a string of the first program point: that of a variable, an
-        attribute, or a dict under a name."""
-        if place[-1:] == "]" and place[-2:-1] not in _QUOTES:
+        """Remembers a number or a string of the first program point: that of a variable or an
+        attribute."""
+        if place[-1:] != "]":
+            self._note_first(value, place)
+
+    def note_first_items(self, items: Any, place: str) -> None:
+        """Remembers those of a dict, or a list or tuple as a whole, if they are few."""
+        if len(items) > _FEW:
             return
-        is_long = type(value) in (str, bytes) and len(value) > _LONGEST_FIRST
-        if len(self._first) < _MOST_FIRST and not is_long:
+        if isinstance(items, dict):
+            for i, (key, item) in enumerate(items.items()):
+                if type(item) in _PLAIN:
+                    self._note_first(item, f"{place}[{name_of_key(key, i)}]")
+        elif items and all(type(item) in _PLAIN for item in items):
+            self._note_first(list(items), f"{place}[]")
+
+    def _note_first(self, value: Any, place: str) -> None:
+        if type(value) in (str, bytes) and len(value) > _LONGEST_FIRST:
+            return
+        if len(self._first) < _MOST_FIRST:
             self._first.setdefault(place, value)
+        else:
+            self._first[FULL] = True
 
     def first_packed(self) -> bytes:
         """What `note_first` was given, by place: packed once, and small, for each step copies it."""

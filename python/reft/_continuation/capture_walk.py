@@ -277,6 +277,8 @@ class CaptureWalk:
 
     def encode_all(self, values: Collection[Any], place: str, depth: int) -> list[Any]:
         """Encodes the items of a sequence."""
+        if self.note_births and isinstance(values, (list, tuple)):
+            self.births.note_first_items(values, place)
         if type(values) in (list, tuple) and set(map(type, values)) <= _NUMBERS:
             items = list(values)
             if self.take(9 * len(items)):

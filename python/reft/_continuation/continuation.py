@@ -17,7 +17,7 @@ from typing import Any
 from reft._state.device_parts import DeviceParts
 
 from . import collector, comparison, frames, plain
-from .births import Births
+from .births import FULL, Births
 from .bytecode import Unsupported, analyse
 from .capture_walk import CaptureWalk
 from .dealing import Resized
@@ -51,6 +51,11 @@ class Planned:
     _walk: RestoreWalk
     _births: Births
     _frames: int
+
+    @property
+    def dealt(self) -> list[int]:
+        """As of `Resized`; empty if as many ranks go on."""
+        return [] if self._walk.resized is None else self._walk.resized.dealt
 
     def drop(self) -> None:
         """Leaves everything as it is."""
@@ -246,6 +251,9 @@ class Continuation:
         walk = RestoreWalk(
             graph, births.by_place(), frames.plan_generator, foreign, owned_storages, resized
         )
+        if resized is not None and FULL in resized.first:
+            why = "too many to tell which of them follow from the number of ranks"
+            walk.problems.append(("numbers and strings", "", why))
         user = self._plan_frames(walk, start_frame, path, outside)
         walk.write(lambda: walk.problems.extend(self._settings.restore(changed, foreign)))
         return Planned(walk, births, user)

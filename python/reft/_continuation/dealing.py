@@ -15,12 +15,10 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _MOST_RANKS = 1 << 20
-_MADE_BY_NUMBER = ("num_samples", "total_size")
-"""Attributes of a sampler that follow from the number of ranks."""
 
 
 class Hand(NamedTuple):
@@ -32,6 +30,8 @@ class Hand(NamedTuple):
     """Which one of them it was."""
     batches: int
     """How many each of them had drawn in this epoch, those of earlier hands included."""
+    size: int
+    """Items of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,8 @@ class Resized:
     first: dict[str, Any]
     """Numbers and strings as they were at its first program point, by place: what has not changed
     since then may follow from the number of ranks, and keeps its live value."""
+    dealt: list[int] = field(default_factory=list)
+    """A hash of what is left of each epoch, and how many batches were drawn: equal on all ranks."""
 
 
 def dealer_of(loader: Any) -> Any:
@@ -56,11 +58,6 @@ def dealer_of(loader: Any) -> Any:
     held = getattr(sampler, "__dict__", {})
     numbers = (held.get("rank"), held.get("num_replicas"))
     return sampler if all(type(number) is int for number in numbers) else None
-
-
-def follows_from_ranks(holder: dict[str, Any], name: str) -> bool:
-    """Whether an attribute of a part of a loader is what the number of ranks makes it."""
-    return name in _MADE_BY_NUMBER and "num_replicas" in holder
 
 
 class Dealt:
@@ -82,18 +79,19 @@ class Dealt:
 
 
 def deal(
-    loader: Any, hands: list[Hand], begin: Callable[[], None]
-) -> tuple[Dealt, list[list[int]]]:
+    loader: Any, hands: list[Hand], size: int, begin: Callable[[], None]
+) -> tuple[Dealt, list[list[int]], list[int]]:
     """Deals what is left after the last of some hands to the ranks that the loader's sampler knows.
 
     Args:
         loader: its sampler is as it was when the epoch began, but for the numbers of its rank.
         hands: oldest first.
+        size: items of a batch from now on.
         begin: puts random state back to where the sampler drew its first index.
 
     Returns:
-        All batches of this rank, those included that it took over; and those that the rank of the
-        last hand would have had.
+        All batches of this rank, those included that it took over; those that the rank of the last
+        hand would have had; and the items that are dealt now, to all ranks.
 
     Raises:
         ValueError: nothing deals the items, or the shares do not fit together.
@@ -101,22 +99,27 @@ def deal(
     sampler = dealer_of(loader)
     if sampler is None:
         raise ValueError("no DistributedSampler deals the items of its DataLoader to the ranks")
-    size, drop_last = int(loader.batch_sampler.batch_size), bool(loader.batch_sampler.drop_last)
+    drop_last = bool(loader.batch_sampler.drop_last)
     shares = _shares_of(sampler, hands[0].ranks, begin)
-    left_out = max(0, sum(map(len, shares)) - len(loader.dataset))
+    order = _in_turns(shares)
+    left_out = max(0, len(order) - len(loader.dataset))
+    if left_out >= hands[0].ranks or order[len(order) - left_out :] != order[:left_out]:
+        left_out = 0  # no items that fill the shares up, but a sampler that gives some several times
+    rest: list[int] = []
     is_cut = bool(getattr(sampler, "drop_last", False))
     taken: list[list[int]] = []
     before: list[list[int]] = []
     for hand, following in itertools.pairwise([*hands, None]):
         assert hand is not None
         count = hand.batches - len(taken)
-        own = _batches(shares[hand.rank], size, drop_last)
+        own = _batches(shares[hand.rank], hand.size, drop_last)
         before, taken = taken + own, taken + own[:count]
-        rest = _in_turns([share[count * size :] for share in shares])
+        rest = _in_turns([share[count * hand.size :] for share in shares])
         rest = rest[: max(0, len(rest) - left_out)]
         ranks = sampler.num_replicas if following is None else following.ranks
         shares, left_out = _dealt(rest, ranks, is_cut)
-    return Dealt([*taken, *_batches(shares[sampler.rank], size, drop_last)]), before
+    own = _batches(shares[sampler.rank], size, drop_last)
+    return Dealt([*taken, *own]), before, rest
 
 
 def _shares_of(sampler: Any, ranks: int, begin: Callable[[], None]) -> list[list[int]]:

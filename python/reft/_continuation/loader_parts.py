@@ -23,7 +23,6 @@ from reft._state import names
 from reft._state.raw import bytes_of
 
 from . import plain
-from .dealing import follows_from_ranks
 from .nodes import type_name
 from .reach import reach
 from .rng import is_random, is_random_kind, new_object, object_state, set_object_state
@@ -168,7 +167,8 @@ class Parts:
         """Writes back what `capture` gave.
 
         Args:
-            resized: another number of ranks goes on, from which some of it follows.
+            resized: another number of ranks goes on: numbers that follow from it keep their live
+                values, and a walk through the objects puts back what has changed.
 
         Returns:
             Paths of parts that drawing may change and that do not exist now.
@@ -176,10 +176,7 @@ class Parts:
         numbers, generators, contents = captured
         holders = {part.path: part.value.__dict__ for part in self._parts}
         for path, values in numbers.items():
-            if path in holders and resized:
-                holder = holders[path]
-                values = {k: v for k, v in values.items() if not follows_from_ranks(holder, k)}
-            if path in holders:
+            if path in holders and not resized:
                 holders[path].update(values)
         loose = dict(self._loose)
         missing = [path for path in numbers if path not in holders]

@@ -299,6 +299,8 @@ class RestoreWalk:
 
     def children(self, items: list[Any], live: list[Any], place: str) -> list[Any] | None:
         """Resolves the items of a sequence; None if one of them cannot be put back."""
+        if live and self.resized is not None and self.resized.first.get(f"{place}[]") == items:
+            return live  # as at first: they may follow from the number of ranks
         result: list[Any] = []
         for i, item in enumerate(items):
             there = live[i] if i < len(live) else MISSING

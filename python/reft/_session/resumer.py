@@ -264,10 +264,12 @@ class Resumer:
         if self._was is not None:
             there, now = self.plan.saved_by, self._job.world
             donors = f"; {_voice.plural(there, 'rank')} saved it, {now} go on"
-            if now > there:
-                donors += (
-                    f": ranks from {there} up have random state and buffers of those below"
-                )
+            donors += (
+                f": what ranks from {now} up kept for themselves (sums, lists) is gone"
+                if now < there
+                else f": ranks from {there} up have copies of what those below kept for themselves"
+                " (sums, lists, random state, buffers)"
+            )
         elif self.plan.donor:
             lost = _voice.ranks(self.plan.donor)
             donors = f"; without the vaults of {lost}, whose small state is that of replicas"
@@ -324,6 +326,8 @@ class Resumer:
             problem = str(error) or type(error).__name__
         self._rounds += 1
         name = f"place/{self.plan.step}/{self._rounds}"
+        if self._was is not None:
+            problem = self._dealt_unlike(planned, name) or problem
         problems = _problems_in(self._gathered(problem, name))
         if planned is None or problems:
             if self._job.rank == 0 and not self._quiet:
@@ -406,6 +410,15 @@ class Resumer:
             _voice.say(f"rank {first}: step {self.plan.step} is not resumed, {why}{end}")
         return False
 
+    def _dealt_unlike(self, planned: Any, name: str) -> str:
+        """Why what is left of an epoch cannot be dealt to another number of ranks, "" if it can: they
+        do not agree on it."""
+        text = json.dumps([] if planned is None else planned.dealt)
+        found = gather.gather(self._job, self._store, f"{name}/dealt", text, _same_or_none)
+        if planned is None or found.refusals or found.text == text:
+            return ""
+        return "the ranks do not agree on what is left of the epoch: they had drawn other items"
+
     def _gathered(self, problem: str, name: str) -> gather.Gathered:
         answer = json.dumps({self._job.rank: problem} if problem else {})
         return gather.gather(self._job, self._store, name, answer, gather.merge_by_rank)
@@ -418,6 +431,10 @@ class Resumer:
         if newer:
             return f"{_NEWER}: {newer}"
         return ""
+
+
+def _same_or_none(texts: list[str]) -> str:
+    return texts[0] if len(set(texts)) == 1 else "{}"
 
 
 def _problems_in(gathered: gather.Gathered) -> dict[int, str]:

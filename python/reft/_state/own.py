@@ -26,7 +26,8 @@ _known: dict[str, tuple[weakref.ref[ModuleType], bool]] = {}
 # Modules that are imported, by identity.
 _found: dict[int, ModuleType] = {}
 _INSTALLED = ("site-packages", "dist-packages")  # folders of installed packages
-_LONGEST_URL = 1 << 16
+_LONGEST_URL = _LONGEST_RECORD = 1 << 16
+_MOST_FILES = 200  # of a project of the user's
 _INTERPRETER = tuple(f"{sysconfig.get_path(kind)}/" for kind in ("stdlib", "platstdlib"))
 
 
@@ -78,8 +79,11 @@ def _projects_in(folder: str) -> frozenset[str]:
             where = urllib.parse.unquote(parts.path)
             if parts.scheme != "file" or "dir_info" not in source or not os.path.isdir(where):
                 continue
-            with open(os.path.join(os.path.dirname(path), "RECORD")) as file:
-                names = {line.split(",")[0].split("/")[0] for line in file}
+            with open(os.path.join(os.path.dirname(path), "RECORD")) as record:
+                files = [one.split(",")[0] for one in record.read(_LONGEST_RECORD).splitlines()]
+            if sum(one.endswith(".py") for one in files) > _MOST_FILES:
+                continue  # a library that was built here
+            names = {one.split("/")[0] for one in files}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
         found.update(name.removesuffix(".py") for name in names)

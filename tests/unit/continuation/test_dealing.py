@@ -25,8 +25,8 @@ def dealt(items: int, batch: int, history: list[tuple[int, int]], ranks: int, *,
         loader = loader_of(items, batch, 0, history[0][0], cut=cut)
         # As `rebuild` does: the sampler is of then, but for what its rank is now.
         loader.sampler.rank, loader.sampler.num_replicas = rank, ranks
-        hands = [Hand(then, rank % then, batches) for then, batches in history]
-        found.append(list(deal(loader, hands, lambda: None)[0]))
+        hands = [Hand(then, rank % then, batches, batch) for then, batches in history]
+        found.append(list(deal(loader, hands, batch, lambda: None)[0]))
     return found
 
 
@@ -69,7 +69,8 @@ def test_what_is_cut_off_stays_cut_off() -> None:
 
 def test_the_last_rank_would_have_gone_on_as_it_began() -> None:
     loader = loader_of(48, 4, 0, 4)
-    _, before = deal(loader, [Hand(4, 2, 1)], lambda: None)
+    _, before, rest = deal(loader, [Hand(4, 2, 1, 4)], 4, lambda: None)
+    assert len(set(rest)) == 32
     assert before == [batch.tolist() for batch in loader_of(48, 4, 2, 4)]
 
 
@@ -81,11 +82,37 @@ def test_only_a_sampler_that_knows_its_rank_deals() -> None:
     batches = BatchSampler(DistributedSampler(data, 2, 0), 2, drop_last=False)
     assert dealer_of(DataLoader(data, batch_sampler=batches)) is None  # the loader has another one
     with pytest.raises(ValueError, match="no DistributedSampler deals"):
-        deal(DataLoader(data, 2), [Hand(2, 0, 1)], lambda: None)
+        deal(DataLoader(data, 2), [Hand(2, 0, 1, 2)], 2, lambda: None)
 
 
 def test_shares_that_are_not_equal_are_not_dealt() -> None:
     loader = loader_of(8, 2, 0, 2)
     loader.sampler.__class__ = type("Uneven", (DistributedSampler,), {"__iter__": lambda self: iter(range(self.rank))})
     with pytest.raises(ValueError, match="its sampler gives ranks"):
-        deal(loader, [Hand(2, 0, 1)], lambda: None)
+        deal(loader, [Hand(2, 0, 1, 2)], 2, lambda: None)
+
+
+def test_batches_may_have_another_size_from_then_on() -> None:
+    loader = loader_of(48, 4, 0, 4)
+    loader.sampler.num_replicas = 3
+    batches, _, _ = deal(loader, [Hand(4, 0, 1, 4)], 6, lambda: None)
+    assert [len(batch) for batch in batches] == [4, 6, 5]  # 32 are left, and one fills the shares up
+
+
+class Twice(DistributedSampler[int]):
+    """Gives each item two times, in blocks."""
+
+    def __iter__(self) -> Any:
+        order = [*range(12), *range(12)]
+        size = len(order) // self.num_replicas
+        return iter(order[self.rank * size : (self.rank + 1) * size])
+
+
+def test_items_that_come_several_times_are_not_taken_for_what_fills_shares_up() -> None:
+    data: Any = range(12)
+    loader: Any = DataLoader(data, 2, sampler=Twice(data, 3, 0))
+    drawn, rest = [], []
+    for rank in range(3):
+        _, before, rest = deal(loader, [Hand(3, rank, 1, 2)], 2, lambda: None)
+        drawn += before[0]
+    assert Counter([*drawn, *rest]) == Counter([*range(12), *range(12)])

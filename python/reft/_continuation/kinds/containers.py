@@ -193,6 +193,8 @@ class Mapping(Node):
             # `exec` has put it into a namespace of the script's.
             if type(key) is not str or key != "__builtins__"
         ]
+        if walk.note_births:
+            walk.births.note_first_items(dict(base.items(value)), place)
         attributes = walk.attributes(value, place, depth)
         factory = value.default_factory if isinstance(value, defaultdict) else None
         if factory is not None:

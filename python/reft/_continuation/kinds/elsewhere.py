@@ -58,6 +58,6 @@ def _runs(process: Any) -> bool:
         return False
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except OSError:  # of another parent, or reaped
-        return False
+    except OSError:  # of another parent, as with a fork server, or reaped
+        return os.path.exists(f"/proc/{pid}")
     return ended is None

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import re
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 _FIXED = (names.VALUES, names.CONTAINERS, names.ARRAYS, plain.TENSORS)
 _SIZE = re.compile(r" of \w+,")  # of a dataset, in a fingerprint
+_BATCH = re.compile(r" batch \w+,")
 _EQUAL_IS_SAME = (range, str, bytes)
 _MADE_OF_TORCH = tuple(
     f"torch.utils.data.{name}." for name in ("dataloader", "dataset", "distributed", "sampler")
@@ -259,8 +261,10 @@ class LoaderIterator(Node):
     """State of a StatefulDataLoader, pickled."""
     is_mixed: bool
     """From `loader_origins.Origin.is_mixed`."""
-    hands: list[tuple[int, int, int]]
+    hands: list[tuple[int, int, int, int]]
     """From `loader_origins.Origin.hands`."""
+    size: int
+    """Items of a batch; 0 if its loader makes none."""
 
     @classmethod
     def capture(cls, value: Any, place: str, depth: int, walk: CaptureWalk) -> Node:
@@ -288,7 +292,8 @@ class LoaderIterator(Node):
             *((0, 0) if flavor == "stateful" or is_finished else (origin.indices, origin.batch)),
             plain.dumps(value.state_dict(), *_FIXED) if flavor == "stateful" else b"",
             origin.is_mixed,
-            [(hand.ranks, hand.rank, hand.batches) for hand in origin.hands],
+            [(hand.ranks, hand.rank, hand.batches, hand.size) for hand in origin.hands],
+            _batch_size(origin.loader),
         )
 
     def restore(self, at: At, live: Any, walk: RestoreWalk) -> Any:
@@ -306,7 +311,8 @@ class LoaderIterator(Node):
             return standing
         if self.flavor == "multi" and target is not MISSING:
             # Workers get copies of the dataset, so they start when it is back.
-            _check(loader, plain.loads(self.fixed, *_FIXED))
+            is_dealt = walk.resized is not None or bool(self.hands)
+            _check(loader, plain.loads(self.fixed, *_FIXED), is_dealt)
             walk.afterwards(lambda: self._make_again(target, loader, at, walk))
             return target
         remarks: list[str] = []
@@ -353,10 +359,11 @@ class LoaderIterator(Node):
         pieces = parts(loader)
         rng, kept = capture_rng(cuda=False), pieces.capture(nested=True)
         try:
-            _, before = self._dealt(loader, fixed, pieces, walk)
+            _, before, rest = self._dealt(loader, fixed, pieces, walk, _batch_size(loader))
         finally:
             pieces.write(kept)
             restore_rng(rng)
+        walk.resized.dealt.append(zlib.crc32(repr((self.yielded, rest)).encode()))
         for count, batch in enumerate(before, 1):
             drawn = with_index(drawn, batch)
             if count >= self.yielded and drawn == self.indices_drawn:
@@ -373,16 +380,16 @@ class LoaderIterator(Node):
             return hands
         if self.flavor == "stateful" or dealer_of(loader) is None:
             return hands
-        return [*hands, Hand(walk.resized.ranks, walk.resized.rank, self.yielded)]
+        return [*hands, Hand(walk.resized.ranks, walk.resized.rank, self.yielded, self.size)]
 
     def _dealt(
-        self, loader: Any, fixed: dict[str, Any], pieces: Any, walk: RestoreWalk
-    ) -> tuple[Dealt, list[list[int]]]:
+        self, loader: Any, fixed: dict[str, Any], pieces: Any, walk: RestoreWalk, size: int
+    ) -> tuple[Dealt, list[list[int]], list[int]]:
         def begin() -> None:
             restore_rng(fixed["first_draw"] or fixed["created"])
             pieces.write(fixed["begun_with"])
 
-        return deal(loader, self._hands(loader, walk), begin)
+        return deal(loader, self._hands(loader, walk), size, begin)
 
     def _grows(self, loader: Any, walk: RestoreWalk) -> bool:
         """Whether the loader has other data than the captured one, and gets those in this walk."""
@@ -459,7 +466,8 @@ class LoaderIterator(Node):
             ValueError: The loader has other parts than the captured one.
         """
         fixed = plain.loads(self.fixed, *_FIXED)
-        _check(loader, fixed)
+        _check(loader, fixed, walk.resized is not None or bool(self.hands))
+        size = _batch_size(loader)
         if self.flavor == "multi" and self.is_finished and not loader.persistent_workers:
             return None, True
         pieces = parts(loader)
@@ -477,7 +485,8 @@ class LoaderIterator(Node):
                 return iterator, True
             hands = self._hands(loader, walk)
             if hands:
-                loader.__dict__["batch_sampler"], _ = self._dealt(loader, fixed, pieces, walk)
+                dealt = self._dealt(loader, fixed, pieces, walk, size)
+                loader.__dict__["batch_sampler"] = dealt[0]
                 restore_rng(fixed["created"])
             if self.flavor == "multi":
                 iterator = self._with_workers(loader, fixed)
@@ -601,9 +610,22 @@ def _built(target: Any, attributes: Named, slots: Named, at: At, walk: RestoreWa
     return target
 
 
-def _check(loader: Any, fixed: dict[str, Any]) -> None:
-    if fingerprint(loader) != fixed["loader"]:
+def _check(loader: Any, fixed: dict[str, Any], is_dealt: bool) -> None:
+    """
+    Args:
+        is_dealt: Another number of ranks goes on, or went on in this epoch, which may have batches
+            of another size.
+    """
+    there, here = fixed["loader"], fingerprint(loader)
+    if is_dealt:
+        there, here = _BATCH.sub("", there), _BATCH.sub("", here)
+    if here != there:
         raise ValueError(f"DataLoader was {fixed['loader']}, is {fingerprint(loader)}")
+
+
+def _batch_size(loader: Any) -> int:
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    return size if type(size) is int else 0
 
 
 def _unrestorable(iterator: Any) -> str | None:
@@ -620,7 +642,7 @@ def _unrestorable(iterator: Any) -> str | None:
 
     if isinstance(iterator._dataset, (IterDataPipe, MapDataPipe)):
         return "DataLoader over a DataPipe: use torchdata's StatefulDataLoader"
-    if origin.parts.is_resized(origin.begun_with):
+    if not origin.hands and origin.parts.is_resized(origin.begun_with):
         return "the batch size was changed in the middle of an epoch, so its position is unknown"
     if (
         flavor == "multi"

@@ -39,8 +39,8 @@ TEST(Inventory, RejectsOtherText) {
        "{\"groups\":[],\"vaults\":[{\"rank\":0,\"node\":0,\"writer\":1,\"resumed\":-1,\"copy\":"
        "false,"
        "\"slots\":[[0,1,2,3,\"none\",[]]]}]}",
-       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"slots":[[0,1,2,3,"none",[[0,[],0,[]]],""]]}]})",
-       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"slots":[[0,1,2,3,"none",[[1,[],0,0,[]]],""]]}]})",
+       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"since":7,"slots":[[0,1,2,3,"none",[[0,[],0,[]]],""]]}]})",
+       R"({"groups":[["g",[],[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"since":7,"slots":[[0,1,2,3,"none",[[1,[],0,0,[]]],""]]}]})",
        "{\"groups\":[],\"vaults\":[{\"rank\":4e26,\"node\":0,\"writer\":1,\"resumed\":-1,\"copy\":"
        "false,\"slots\":"
        "[]}]}",
@@ -82,7 +82,7 @@ TEST(Inventory, RanksUpToTheHighestNumberAreRead) {
   for (const char* runs : {"[[2147483647,2147483647,1]]", "[[147483647,2147483647,1000000000]]"}) {
     const std::string text =
         std::string(R"({"groups":[["g",)") + runs +
-        R"(,[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"slots":[[0,1,2,3,"none",[[0,[],0,0,[]]],""]]}]})";
+        R"(,[]]],"vaults":[{"rank":0,"node":0,"writer":1,"resumed":-1,"copy":false,"world":2,"since":7,"slots":[[0,1,2,3,"none",[[0,[],0,0,[]]],""]]}]})";
     const auto vaults = parseInventories({text});
     EXPECT_EQ(vaults[0].slots[0].groups[0].shared->ranks.back(), 2147483647) << text;
   }

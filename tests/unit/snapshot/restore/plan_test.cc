@@ -341,15 +341,25 @@ TEST(PlanRestore, AnotherNumberOfRanksTakesNoPartsOfAModel) {
   EXPECT_TRUE(planRestore(vaults, {4, 2}).plan);
 }
 
-TEST(PlanRestore, TheNewestStepCountsWhoeverSavedIt) {
+TEST(PlanRestore, TheStepsOfTheJobThatRanLastComeFirst) {
   auto vaults = writtenBy(4, replicas(4, 11, 0));
-  const auto fewer = writtenBy(2, replicas(2, 30, 0));
+  auto fewer = writtenBy(2, replicas(2, 30, 0));
   vaults.insert(vaults.end(), fewer.begin(), fewer.end());
+  const auto setSince = [&vaults](uint64_t of_four, uint64_t of_two) {
+    for (VaultSummary& vault : vaults) {
+      vault.since = vault.world == 4 ? of_four : of_two;
+    }
+  };
+  setSince(100, 200);
   EXPECT_EQ(planRestore(vaults, {4, 2}).plan->step, 30);
   EXPECT_EQ(planRestore(vaults, {4, 2}).plan->savedBy(), 2);
   EXPECT_EQ(planRestore(vaults, {4, 2}, 30).plan->savedBy(), 4);
   EXPECT_FALSE(planRestore(vaults, {4, 2}, 30).plan->isResized());
+  setSince(300, 200);  // it began anew, without what the two had
+  EXPECT_EQ(planRestore(vaults, {2, 2}).plan->step, 11);
+  EXPECT_EQ(planRestore(vaults, {4, 2}).plan->step, 11);
   vaults.pop_back();  // rank 1 of 2 has a vault of the 4, too, which says nothing about this step
+  setSince(100, 200);
   EXPECT_EQ(planRestore(vaults, {4, 2}).rejected.at(0),
             "step 30: shard 1 of group g is not sealed anywhere");
 }
