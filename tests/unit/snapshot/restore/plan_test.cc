@@ -356,7 +356,7 @@ TEST(PlanRestore, TheStepsOfTheJobThatRanLastComeFirst) {
   EXPECT_EQ(planRestore(vaults, {4, 2}, 30).plan->savedBy(), 4);
   EXPECT_FALSE(planRestore(vaults, {4, 2}, 30).plan->isResized());
   setSince(300, 200);  // it began anew, without what the two had
-  EXPECT_EQ(planRestore(vaults, {2, 2}).plan->step, 11);
+  EXPECT_EQ(planRestore(vaults, {2, 1}).plan->step, 11);
   EXPECT_EQ(planRestore(vaults, {4, 2}).plan->step, 11);
   vaults.pop_back();  // rank 1 of 2 has a vault of the 4, too, which says nothing about this step
   setSince(100, 200);
