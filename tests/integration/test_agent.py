@@ -423,11 +423,16 @@ def test_a_larger_job_that_has_resumed_and_committed_drops_what_a_smaller_one_le
     os.close(large)
 
 
-def test_what_a_job_has_resumed_from_goes_when_it_has_committed(make: Callable[..., Node]) -> None:
-    node = make()
+def leave_two(node: Node) -> None:
+    """Two ranks leave their vaults."""
     for number in (0, 1):
         with node.rank(number, world=2, local_world=2, nodes=1) as rank:
             put(rank, number, vault_bytes(number, world=2))
+
+
+def test_what_a_job_has_resumed_from_goes_when_it_has_committed(make: Callable[..., Node]) -> None:
+    node = make()
+    leave_two(node)
     with node.rank(0, world=1, local_world=1, nodes=1, incarnation="2") as rank:
         put(rank, 0, vault_bytes(0, world=1, restore_ns=9), resumes_world=2)
         assert worlds(node, 1) == {0: [1, 2], 1: [2]}, "nothing is committed yet"
@@ -437,9 +442,7 @@ def test_what_a_job_has_resumed_from_goes_when_it_has_committed(make: Callable[.
 
 def test_what_a_job_could_not_resume_from_stays(make: Callable[..., Node]) -> None:
     node = make()
-    for number in (0, 1):
-        with node.rank(number, world=2, local_world=2, nodes=1) as rank:
-            put(rank, number, vault_bytes(number, world=2))
+    leave_two(node)
     with node.rank(0, world=1, local_world=1, nodes=1, incarnation="2") as rank:
         put(rank, 0, vault_bytes(0, world=1), resumes_world=2)
         rank.vote(7, 2, True)

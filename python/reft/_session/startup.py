@@ -517,12 +517,12 @@ def _inventory(
         _exchange_files(own_path, job)
         if (job.rank, job.world, False) not in here or not _agent_has(client, own_path, job):
             _keep_what_is_no_vault(own_path, job)
-    # The first one answers for the vaults of ranks that are on other nodes now, or not any more.
-    others = set(job.layout.nodes[job.node]) - {job.rank} if job.local_rank == 0 else set()
+    neighbours = set(job.layout.nodes[job.node])
     own_fd = -1
     texts = []
     for rank, world, is_copy in sorted(here):
-        if rank != job.rank and (job.local_rank != 0 or rank in others):
+        # The first one answers for vaults of ranks that are on other nodes now, or not any more.
+        if rank != job.rank and (job.local_rank != 0 or rank in neighbours):
             continue
         fd = vault_of(client, rank, world, is_copy=is_copy)
         try:

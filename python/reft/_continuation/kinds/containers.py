@@ -209,14 +209,13 @@ class Mapping(Node):
             target = walk.made(at, dict, live)
             if target is MISSING:
                 return walk.problem(at, "its class is not found")
-            walk.stands(at, target)  # first: its factory may be a method of its own
-            if isinstance(target, defaultdict) and self.factory is not None:
-                before: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
-                factory = walk.resolve(self.factory, before, f"{place}<factory>")
-                if factory is KEEP and before in (MISSING, None):
-                    return walk.problem(at, "its default_factory was made after the first step")
-                target.default_factory = before if factory is KEEP else factory
-        walk.stands(at, target)
+        walk.stands(at, target)  # first: its factory may be a method of its own
+        if is_made and isinstance(target, defaultdict) and self.factory is not None:
+            before: Any = live.default_factory if isinstance(live, defaultdict) else MISSING
+            factory = walk.resolve(self.factory, before, f"{place}<factory>")
+            if factory is KEEP and before in (MISSING, None):
+                return walk.problem(at, "its default_factory was made after the first step")
+            target.default_factory = before if factory is KEEP else factory
         is_alive = dict.__len__(target) or not isinstance(live, dict)
         there: dict[Any, Any] = dict(dict.items(target if is_alive else live))
         keys = list(there)

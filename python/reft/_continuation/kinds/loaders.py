@@ -51,7 +51,10 @@ _EQUAL_IS_SAME = (range, str, bytes)
 _MADE_OF_TORCH = tuple(
     f"torch.utils.data.{name}." for name in ("dataloader", "dataset", "distributed", "sampler")
 )
-_TOUCHED = ("batch_sampler", "worker_init_fn", "_iterator", "next_iter_state", "_initial_iter_for_state_dict")
+_TOUCHED = (
+    *("batch_sampler", "worker_init_fn", "_iterator", "next_iter_state"),
+    "_initial_iter_for_state_dict",
+)
 
 
 @kind
@@ -311,8 +314,7 @@ class LoaderIterator(Node):
             return standing
         if self.flavor == "multi" and target is not MISSING:
             # Workers get copies of the dataset, so they start when it is back.
-            is_dealt = walk.resized is not None or bool(self.hands)
-            _check(loader, plain.loads(self.fixed, *_FIXED), is_dealt)
+            _check(loader, plain.loads(self.fixed, *_FIXED), self._is_dealt(walk))
             walk.afterwards(lambda: self._make_again(target, loader, at, walk))
             return target
         remarks: list[str] = []
@@ -373,6 +375,9 @@ class LoaderIterator(Node):
                 f"{at.place}: the items that its sampler gave to {walk.resized.ranks} ranks cannot"
                 " be told from those that are left"
             )
+
+    def _is_dealt(self, walk: RestoreWalk) -> bool:
+        return walk.resized is not None or bool(self.hands)
 
     def _hands(self, loader: Any, walk: RestoreWalk) -> list[Hand]:
         hands = [Hand(*hand) for hand in self.hands]
@@ -466,7 +471,7 @@ class LoaderIterator(Node):
             ValueError: The loader has other parts than the captured one.
         """
         fixed = plain.loads(self.fixed, *_FIXED)
-        _check(loader, fixed, walk.resized is not None or bool(self.hands))
+        _check(loader, fixed, self._is_dealt(walk))
         size = _batch_size(loader)
         if self.flavor == "multi" and self.is_finished and not loader.persistent_workers:
             return None, True
