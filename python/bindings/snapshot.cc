@@ -224,6 +224,9 @@ void bindRank(py::module_& module) {
            py::arg("parts"), py::arg("writers"), py::arg("gated") = true,
            "parts: (contiguous tensor on a device, where its contents belong in the objects); "
            "writers: (device, stream) that may write the tensors.")
+      .def(
+          "protect", [](Rank& self, const std::string& setting) { self.protect(setting); },
+          py::arg("setting"), "From the next table on; as REFT_SNAPSHOT_PROTECTION.")
       .def("gate", &gate)
       .def(
           "leave_out", [](Rank& self, int64_t step) { self.engine().leaveOut(step); },

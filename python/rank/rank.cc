@@ -84,7 +84,8 @@ Rank::Rank(Start start)
       client_(start.client),
       identity_(start.identity),
       chunk_bytes_(start.options.chunk_bytes),
-      protection_(start.options.protection),
+      slot_wait_(start.options.slot_wait),
+      protection_(start.options.redundancy.stored),
       domain_of_(std::move(start.domain_of)),
       hold_still_(start.hold_still),
       let_go_(start.let_go) {
@@ -164,7 +165,7 @@ EngineOptions Rank::engineOptions(const Start& start) const {
   options.device_marks = &processDeviceMarks();
   options.ask_check = start.ask_check;
   options.verify_full = from.verify_full;
-  options.slot_wait = from.slot_wait;
+  options.slot_wait = slotWait(from.redundancy.copied);
   options.alarm = from.alarm;
   options.cadence.base = from.every;
   options.cadence.limit_ppm = int64_t{from.overhead_percent} * 10'000;
@@ -220,6 +221,18 @@ MemberNodes Rank::nodesOf(const GroupInfo& group) const {
     nodes.push_back(domain_of_.at(static_cast<size_t>(rank)));
   }
   return nodes;
+}
+
+void Rank::protect(std::string_view setting) {
+  const Redundancy redundancy = redundancyNamed(setting);
+  protection_ = redundancy.stored;
+  engine_->setSlotWait(slotWait(redundancy.copied));
+}
+
+// A slot is in use until the agents' copies of it (agent/mesh/) are there, which may take longer
+// than a step: training does not wait for that.
+std::chrono::nanoseconds Rank::slotWait(bool copied) const {
+  return copied ? std::chrono::nanoseconds{0} : slot_wait_;
 }
 
 void Rank::setTable(const std::vector<Region>& regions, std::vector<GroupInfo> groups,

@@ -13,10 +13,12 @@
 //          vault throws.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -94,6 +96,8 @@ class Rank {
   // another one since; setTable() has to come first.
   // kUnderWay: an op that was issued may still write a region; nothing is copied.
   CaptureResult capture(const Point& point);
+  // From the next table on; as REFT_SNAPSHOT_PROTECTION.
+  void protect(std::string_view setting);
   int64_t gate();
   // Free tensors that no copy reads any more: after capture() those of the snapshot before, after
   // gate() all. With the GIL held: the last reference to a storage may free Python objects.
@@ -110,6 +114,7 @@ class Rank {
  private:
   class OnlyOne;  // the claim that this is the only Rank of the process
   EngineOptions engineOptions(const Start& start) const;
+  std::chrono::nanoseconds slotWait(bool copied) const;
   void startVotes(const Start& start);
   void stop();
 
@@ -118,6 +123,7 @@ class Rank {
   std::shared_ptr<AgentClient> client_;
   const RankIdentity identity_;
   const uint64_t chunk_bytes_;
+  const std::chrono::nanoseconds slot_wait_;
   const Protection* protection_;
   const std::vector<int> domain_of_;  // by rank
   const std::function<void(const std::function<void()>&)> hold_still_, let_go_;

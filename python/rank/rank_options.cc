@@ -30,16 +30,24 @@ RankOptions RankOptions::from(const Env& env) {
   options.every = number("snapshot_every");
   options.overhead_percent = number("snapshot_overhead_percent");
   options.control_every = number("snapshot_control_every");
-  // Copies on another node are the agents' (agent/mesh/). A slot is in use until they are there,
-  // which may take longer than a step: training does not wait for that.
-  std::string protection = env.text("snapshot_protection");
-  if (const size_t copies = protection.find("peer"); copies != std::string::npos) {
-    protection = copies == 0 ? "none" : protection.substr(0, copies - 1);
-    options.slot_wait = {};
-  }
-  // What is computed on two ranks (python/reft/_state/recomputed.py) is state of replicas.
-  options.protection = &Protection::named(protection == "aor" ? "arc" : protection);
+  options.redundancy = redundancyNamed(env.text("snapshot_protection"));
   return options;
+}
+
+Redundancy redundancyNamed(std::string_view setting) {
+  Redundancy redundancy;
+  if (const size_t copies = setting.find("peer"); copies != std::string_view::npos) {
+    setting = copies == 0 ? "none" : setting.substr(0, copies - 1);
+    redundancy.copied = true;
+  }
+  if (setting == "auto") {
+    setting = "none";
+  } else if (setting == "aor") {
+    // What is computed on two ranks (python/reft/_state/recomputed.py) is state of replicas.
+    setting = "arc";
+  }
+  redundancy.stored = &Protection::named(setting);
+  return redundancy;
 }
 
 PlacementPolicy policyNamed(const std::string& name) {

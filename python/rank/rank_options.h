@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "intercept/base/env.h"
 #include "snapshot/engine/engine.h"
@@ -22,6 +23,14 @@ struct RankIdentity {
   uint64_t incarnation = 0;  // of this attempt, equal on all ranks
 };
 
+// What a value of REFT_SNAPSHOT_PROTECTION asks of the ranks.
+struct Redundancy {
+  const Protection* stored = nullptr;  // by the ranks themselves; never nullptr
+  bool copied = false;                 // the agents of other nodes keep copies
+};
+// "auto" asks for nothing: ranks have agreed on nothing yet. Throws InvalidArgument.
+Redundancy redundancyNamed(std::string_view setting);
+
 struct RankOptions {
   static RankOptions from(const Env& env);
 
@@ -36,7 +45,7 @@ struct RankOptions {
   uint32_t every = 1;
   uint32_t overhead_percent = 0;  // rank 0's counts for all: it has to be told to the others
   uint32_t control_every = 0;
-  const Protection* protection = nullptr;  // never nullptr after from()
+  Redundancy redundancy;
 };
 
 PlacementPolicy policyNamed(const std::string& name);

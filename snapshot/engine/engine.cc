@@ -54,6 +54,7 @@ SnapshotEngine::SnapshotEngine(EngineOptions options, Vault& vault, VoteSink vot
       book_(static_cast<int>(vault.slots())),
       cost_(options_.cadence, options_.control_every),
       alarm_(options_.alarm, clock.nowNs()),
+      slot_wait_(options_.slot_wait),
       patience_(clock.nowNs()),
       threads_(std::max(options_.copy_threads, 1u), context_,
                {.finish =
@@ -157,12 +158,16 @@ bool SnapshotEngine::decide(int64_t step) {
 
 bool SnapshotEngine::awaitOutcome(const std::function<bool()>& ready) {
   const int64_t start = clock_.nowNs();
-  if (!ready() && patience_.mayWait(start) && !changed_.wait_for(mutex_, options_.slot_wait, [&] {
-        return ready() || context_.stopping.load();
-      })) {
+  if (!ready() && patience_.mayWait(start) &&
+      !changed_.wait_for(mutex_, slot_wait_, [&] { return ready() || context_.stopping.load(); })) {
     patience_.waitedInVain(clock_.nowNs() - start);
   }
   return ready();
+}
+
+void SnapshotEngine::setSlotWait(std::chrono::nanoseconds longest) {
+  const MutexLock lock(mutex_);
+  slot_wait_ = longest;
 }
 
 PlanRound SnapshotEngine::planRound() const {

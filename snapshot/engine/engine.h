@@ -69,6 +69,8 @@ class SnapshotEngine {
   // Takes effect with the next capture.
   void setPolicy(PlacementPolicy policy) { policy_.store(policy); }
   PlacementPolicy policy() const { return policy_.load(); }
+  // As EngineOptions::slot_wait, from now on.
+  void setSlotWait(std::chrono::nanoseconds longest);
 
   // Between two ops: was anything written since the program point? Seals or drops the snapshot.
   void check();
@@ -135,6 +137,7 @@ class SnapshotEngine {
   SlotBook book_ GUARDED_BY(mutex_);
   Cost cost_ GUARDED_BY(mutex_);
   Alarm alarm_ GUARDED_BY(mutex_);
+  std::chrono::nanoseconds slot_wait_ GUARDED_BY(mutex_);
   Patience patience_ GUARDED_BY(mutex_);
   PlanRounds rounds_ GUARDED_BY(mutex_);
   std::shared_ptr<const SnapshotPlan> plan_ GUARDED_BY(mutex_);

@@ -32,9 +32,10 @@ TEST(RankOptions, SettingsReachTheOptions) {
   EXPECT_EQ(options.policy, PlacementPolicy::kGap);
   EXPECT_EQ(options.slot_wait, 500ms);
   EXPECT_EQ(options.overhead_percent, 7u);
-  ASSERT_NE(options.protection, nullptr);
-  EXPECT_EQ(options.protection->name(), "arc:2");
-  EXPECT_EQ(options.protection->losses(8), 2u);
+  ASSERT_NE(options.redundancy.stored, nullptr);
+  EXPECT_EQ(options.redundancy.stored->name(), "arc:2");
+  EXPECT_EQ(options.redundancy.stored->losses(8), 2u);
+  EXPECT_FALSE(options.redundancy.copied);
 }
 
 TEST(RankOptions, DefaultsTakeASnapshotEveryStepAndSurviveKilledProcesses) {
@@ -42,9 +43,23 @@ TEST(RankOptions, DefaultsTakeASnapshotEveryStepAndSurviveKilledProcesses) {
   EXPECT_EQ(options.every, 1u);
   EXPECT_FALSE(options.verify_full);
   EXPECT_EQ(options.policy, PlacementPolicy::kGap);
-  EXPECT_EQ(options.protection->name(), "none");
-  EXPECT_EQ(options.protection->losses(8), 0u);
+  EXPECT_EQ(options.redundancy.stored->name(), "none");
+  EXPECT_EQ(options.redundancy.stored->losses(8), 0u);
   EXPECT_GT(options.alarm, 0s);
+}
+
+TEST(RankOptions, ASettingSaysWhatRanksStoreAndWhetherAgentsCopy) {
+  const auto named = [](std::string_view setting) {
+    const Redundancy redundancy = redundancyNamed(setting);
+    return std::pair{std::string(redundancy.stored->name()), redundancy.copied};
+  };
+  EXPECT_EQ(named("none"), std::pair(std::string("none"), false));
+  EXPECT_EQ(named("peer"), std::pair(std::string("none"), true));
+  EXPECT_EQ(named("arc:2+peer"), std::pair(std::string("arc:2"), true));
+  EXPECT_EQ(named("aor"), std::pair(std::string("arc"), false));
+  EXPECT_EQ(named("aor+peer"), std::pair(std::string("arc"), true));
+  EXPECT_EQ(named("auto"), std::pair(std::string("none"), false));  // until the ranks agree
+  EXPECT_THROW(redundancyNamed("parity"), InvalidArgument);
 }
 
 TEST(RankOptions, SnapshotsOffMeansNoAlarm) {
