@@ -8,9 +8,7 @@ Each member of a group writes one digest, and the group's first rank compares th
 differ, the members write the hash of every tensor. A group of n members makes 2n + 2 operations on
 the store, 4n + 4 if they differ.
 
-One key holds the outcome, and it is written once, by compare_set: by the first rank, or by a member
-that has waited too long, for all. So all members have the same outcome; nobody relies on a member
-that has given up waiting.
+All members have the same outcome (`_link/common_outcome.py`).
 
 Threads: the training thread. Errors: none; where a member is missing, the ranks save all of it
 themselves.
@@ -24,11 +22,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from reft import _C
 from reft._link import bounded_json
-from reft._link.trusted_store import REPLICAS, TrustedStore, Untrusted
+from reft._link.common_outcome import common_outcome
+from reft._link.trusted_store import REPLICAS, TrustedStore
 from reft._state.discovery import Region
 
 _WAIT = timedelta(seconds=6)
@@ -186,22 +186,16 @@ class _Comparison:
         return equal
 
     def _outcome(self, what: str, compare: Callable[[tuple[int, ...], list[str]], str]) -> str:
-        store, key = self._store, f"{self._key}/{what}/outcome"
-        try:
-            if self._rank == self.ranks[0]:
-                keys = {r: f"{self._key}/{what}/{r}" for r in self.ranks}
-                store.wait(list(keys.values()), _WAIT)
-                parts = [store.read(REPLICAS, k, r, was_there=True) for r, k in keys.items()]
-                mine = compare(self.ranks, [part.decode() for part in parts])
-            else:
-                store.wait([key], _WAIT)
-                return store.read(REPLICAS, key, None, was_there=True).decode()
-        except (RuntimeError, Untrusted, ValueError):  # a member shares nothing, or is gone
-            mine = _NONE
-        try:
-            return store.first_of(REPLICAS, key, self._rank, mine).decode()
-        except Untrusted:
-            return _NONE
+        return common_outcome(
+            self._store,
+            REPLICAS,
+            f"{self._key}/{what}",
+            self._rank,
+            self.ranks,
+            partial(compare, self.ranks),
+            _NONE,
+            _WAIT,
+        )
 
 
 def _parsed(text: str) -> Any:
